@@ -280,7 +280,7 @@ async def test_the_name_of_the_service_is_taken(
     await jobs.create(job(replicas=2))
     status = await jobs.until(lambda status: status.reason == "NameTaken")
     assert "services " in status.message
-    assert "/job exists already and belongs to nobody" in status.message
+    assert "/job already exists and has no owner" in status.message
     assert status.phase == "Pending"
     await jobs.until_told("NameTaken")
     assert await jobs.pods() == {}, "pods that cannot find each other would only waste their nodes"
@@ -299,7 +299,7 @@ async def test_the_name_of_a_pod_is_taken(jobs: Jobs, admin: ApiClient, namespac
     await admin.request("POST", path, body=theirs)
     await jobs.create(job(replicas=2))
     status = await jobs.until(lambda status: status.reason == "NameTaken")
-    assert "/job-0-1 exists already and belongs to nobody" in status.message
+    assert "/job-0-1 already exists and has no owner" in status.message
     await admin.request("DELETE", f"{path}/job-0-1")
     await jobs.until(lambda status: status.is_true("PodsCreated"))
     await jobs.until_pods("job-0-0", "job-0-1")

@@ -1,5 +1,5 @@
-"""What the operator answers over HTTP: probes on one port, metrics on another, so that a network
-policy, or a review of who asks, can tell them apart.
+"""The operator's HTTP endpoints: probes on one port, metrics on another, so that a NetworkPolicy or
+an access review can treat them differently.
 """
 
 from ddp_operator.endpoints.health import HealthEndpoint

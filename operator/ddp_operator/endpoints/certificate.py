@@ -1,4 +1,4 @@
-"""A certificate in a folder, renewed in place, as a mounted Secret of type kubernetes.io/tls is."""
+"""A certificate in a folder, renewed in place, like a mounted Secret of type kubernetes.io/tls."""
 
 import asyncio
 import contextlib
@@ -14,16 +14,15 @@ from ddp_operator.endpoints.listening import ListenError
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = 60.0
-"""The kubelet brings a changed Secret within about a minute, too."""
+"""The kubelet, too, updates a changed Secret within about a minute."""
 
 
 @asynccontextmanager
 async def certificate(folder: Path | None) -> AsyncIterator[ssl.SSLContext | None]:
-    """Yield what to serve TLS with: `tls.crt` and `tls.key`, at any time those that are there then;
-    None without a folder.
+    """Yield the TLS context with the current `tls.crt` and `tls.key`, or None without a folder.
 
     Raises:
-        ListenError: there are none that can be used.
+        ListenError: there is no usable certificate.
     """
     if folder is None:
         yield None
@@ -31,9 +30,9 @@ async def certificate(folder: Path | None) -> AsyncIterator[ssl.SSLContext | Non
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         _load(context, folder)
-    except OSError as error:  # as an SSLError is, too
+    except OSError as error:  # an SSLError is one, too
         raise ListenError(
-            f"no certificate in {folder} (--metrics-cert-dir): tls.crt and tls.key: {error}"
+            f"no usable certificate in {folder} (--metrics-cert-dir): tls.crt and tls.key: {error}"
         ) from error
     renewal = asyncio.create_task(_renew(context, folder))
     try:
@@ -48,9 +47,9 @@ async def _renew(context: ssl.SSLContext, folder: Path) -> None:
     while True:
         await asyncio.sleep(_LOOK_SECONDS)
         try:
-            _load(context, folder)  # counts for connections from now on
+            _load(context, folder)  # applies to connections from now on
         except OSError as error:
-            logger.warning("keeping the old certificate of metrics: %s", error)
+            logger.warning("keeping the old certificate of the metrics endpoint: %s", error)
 
 
 def _load(context: ssl.SSLContext, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether the operator is alive and ready, for the kubelet to ask."""
+"""Liveness and readiness of the operator, for the kubelet's probes."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -9,15 +9,15 @@ from ddp_operator.endpoints.listening import listening
 
 
 class HealthEndpoint:
-    """Alive while the event loop turns, ready when told so."""
+    """Alive while the event loop runs, ready when set so."""
 
     def __init__(self) -> None:
         self.ready: Callable[[], bool] = lambda: False
 
     def serving(self, port: int) -> AbstractAsyncContextManager[None]:
-        """Answer on a port for the length of the block; 0: not at all.
+        """Serve on a port during the block; port 0 turns it off.
 
-        Raises `ListenError` when the port cannot be had.
+        Raises `ListenError` if the port is not available.
         """
         routes = [web.get("/healthz", self._healthz), web.get("/readyz", self._readyz)]
         return listening(routes, port, flag="--health-port")

@@ -1,4 +1,4 @@
-"""Listening on a port, for as long as it takes."""
+"""Listens on a port during a block."""
 
 import ssl
 from collections.abc import AsyncIterator, Iterable
@@ -8,7 +8,7 @@ from aiohttp import web
 
 
 class ListenError(Exception):
-    """A port cannot be listened on; the message says in one line which, and why."""
+    """The operator cannot listen on a port. The message says which and why, in one line."""
 
 
 @asynccontextmanager
@@ -19,10 +19,10 @@ async def listening(
     flag: str,
     ssl_context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
-    """Answer on a port for the length of the block; 0: not at all.
+    """Serve on a port during the block; port 0 turns it off.
 
     Raises:
-        ListenError: the port cannot be had; `flag` is what chooses another one.
+        ListenError: the port is not available; `flag` chooses another one.
     """
     app = web.Application()
     app.add_routes(routes)

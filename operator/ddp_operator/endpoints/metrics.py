@@ -1,4 +1,4 @@
-"""The operator's metrics, for everybody or for those who may see them."""
+"""The operator's metrics, for everybody or for authorized clients."""
 
 import logging
 import time
@@ -19,26 +19,26 @@ logger = logging.getLogger(__name__)
 
 PATH: Final = "/metrics"
 _LOG_INTERVAL_SECONDS: Final = 60.0
-"""Trouble with reviews is logged once in this time, however often somebody asks."""
+"""Problems with reviews are logged once in this time, however many requests come."""
 
 
 class MetricsEndpoint:
-    """Answers with `text`; with `reviews`, only to the bearers of tokens whom the API server lets
-    `get` the path.
+    """Serves `text`. With `reviews`, the API server must allow the bearer of the token to `get` the
+    path.
     """
 
     def __init__(self, reviews: AccessReviews | None = None) -> None:
         self._reviews = reviews
         self._logged_at = -_LOG_INTERVAL_SECONDS
         self.text: Callable[[], str] = lambda: ""
-        """In Prometheus' text format."""
+        """Returns the metrics in Prometheus' text format."""
 
     @asynccontextmanager
     async def serving(self, port: int, *, certificates: Path | None = None) -> AsyncIterator[None]:
-        """Answer on a port for the length of the block; 0: not at all. With a folder that holds a
-        certificate, by TLS.
+        """Serve on a port during the block; port 0 turns it off. With a folder that has a
+        certificate, serve TLS.
 
-        Raises `ListenError` when the port or the certificate cannot be had.
+        Raises `ListenError` if the port or the certificate is not available.
         """
         routes = [web.get(PATH, self._metrics)]
         async with (
@@ -57,7 +57,7 @@ class MetricsEndpoint:
     async def _refusal(self, reviews: AccessReviews, authorization: str) -> web.Response | None:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer":
-            return _unauthorized("a bearer token is needed")
+            return _unauthorized("a bearer token is required")
         try:
             verdict = await reviews.verdict(token.strip())
         except BusyError:
@@ -65,8 +65,8 @@ class MetricsEndpoint:
         except ClusterError as error:
             if time.monotonic() - self._logged_at >= _LOG_INTERVAL_SECONDS:
                 self._logged_at = time.monotonic()
-                logger.warning("cannot review who asks for metrics: %s", error.message)
-            return _unavailable("the API server cannot be asked")
+                logger.warning("cannot review a request for metrics: %s", error.message)
+            return _unavailable("the API server does not answer")
         if verdict is Verdict.UNKNOWN:
             return _unauthorized("the token is not valid")
         if verdict is Verdict.FORBIDDEN:

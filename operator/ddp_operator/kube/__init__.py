@@ -1,7 +1,7 @@
-"""The operator's hands on a Kubernetes API server: a thin client and a live view of the pods.
+"""Access to a Kubernetes API server: a thin client and a live view of the pods.
 
-Nothing here knows what the objects are for; that is decided by whoever passes the paths, the
-selectors and the projections in.
+This package does not know the purpose of the objects. Its callers pass paths, selectors and
+projections.
 """
 
 from ddp_operator.kube.client import ApiClient

@@ -1,7 +1,7 @@
-"""Programs run in pods, and ports of pods, through the API server.
+"""Runs programs in pods and connects to their ports, through the API server.
 
-Both are WebSockets whose messages begin with the number of a channel, by Kubernetes' subprotocols
-(k8s.io/apimachinery, package wsstream). v5 of the one for programs can end their input; servers
+Both use WebSockets. Each message begins with a channel number, as in Kubernetes' subprotocols
+(k8s.io/apimachinery, package wsstream). v5 of the exec protocol can end a program's input; servers
 before 1.30 speak v4.
 """
 
@@ -23,14 +23,14 @@ from ddp_operator.ports import InvalidError, Key, UnavailableError
 _V4: Final = "v4.channel.k8s.io"
 _V5: Final = "v5.channel.k8s.io"
 _CLOSE: Final = 255
-"""v5: the byte after it names a channel that has ended."""
+"""v5: the next byte names a channel that has ended."""
 _FAILURES: Final = (aiohttp.ClientError, OSError)
 _PIECE: Final = 32 * 1024
 """Bytes sent at once: less than any proxy refuses."""
 
 
 class Stream(IntEnum):
-    """The channels of a program: its file descriptors, how it ended, the size of its terminal."""
+    """Channels of a program: its file descriptors, its exit status, the size of its terminal."""
 
     STDIN = 0
     STDOUT = 1
@@ -41,7 +41,7 @@ class Stream(IntEnum):
 
 @dataclass(frozen=True)
 class Ran:
-    """What a program printed, and how it ended."""
+    """Output and exit code of a program."""
 
     stdout: bytes
     stderr: bytes
@@ -49,7 +49,7 @@ class Ran:
 
 
 class Program:
-    """A program that runs in a pod. Iterate over what it prints until it ends."""
+    """A program that runs in a pod. Iterate over its output until it ends."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -57,11 +57,11 @@ class Program:
         """Known once the iteration is over."""
 
     async def output(self) -> AsyncGenerator[tuple[Stream, bytes], None]:
-        """Yield what it prints, piece by piece.
+        """Yield the program's output, piece by piece.
 
         Raises:
-            UnavailableError: the connection broke before the program had ended.
-            InvalidError: it could not be started, or its end is not known.
+            UnavailableError: the connection broke before the program ended.
+            InvalidError: the program could not start, or its exit code is unknown.
         """
         async for channel, content in _messages(self._socket):
             if channel == Stream.END:
@@ -69,14 +69,14 @@ class Program:
             elif content and channel in (Stream.STDOUT, Stream.STDERR):
                 yield Stream(channel), content
         if self.exit_code is None:
-            raise UnavailableError("the connection to the pod broke before the program had ended")
+            raise UnavailableError("the connection to the pod broke before the program ended")
 
     async def write(self, content: bytes) -> None:
-        """Send it input; in vain once it has ended."""
+        """Send input. No effect once the program has ended."""
         await _send(self._socket, Stream.STDIN, content)
 
     async def end_input(self) -> bool:
-        """Tell it that no more input comes; False where the server has no way to say so."""
+        """End the program's input. Return False if the server cannot do that."""
         if self._socket.protocol != _V5:
             return False
         with contextlib.suppress(*_FAILURES):
@@ -84,7 +84,7 @@ class Program:
         return True
 
     async def resize(self, columns: int, rows: int) -> None:
-        """Tell it how large its terminal is."""
+        """Set the size of the program's terminal."""
         size = json.dumps({"Width": columns, "Height": rows}).encode()
         await _send(self._socket, Stream.RESIZE, size)
 
@@ -99,10 +99,10 @@ async def open_exec(
     stdin: bool = False,
     tty: bool = False,
 ) -> AsyncIterator[Program]:
-    """Start a program in a container; with a terminal, its errors are among its output.
+    """Start a program in a container. With a terminal, its errors are part of its output.
 
     Raises:
-        ClusterError: the API server refuses it, or there is no such pod.
+        ClusterError: the API server refuses it, or the pod does not exist.
     """
     wanted = {"stdin": stdin, "stdout": True, "stderr": not tty, "tty": tty}
     params = [("container", container), *(("command", word) for word in command)]
@@ -121,11 +121,11 @@ async def run_in_pod(
     limit_bytes: int,
     timeout_seconds: float,
 ) -> Ran:
-    """Run a program to its end, and return what it printed.
+    """Run a program to its end, and return its output and exit code.
 
     Raises:
         AnswerTooLargeError: it printed more than `limit_bytes`.
-        ClusterError: it could not be run, its end is not known, or the time was over.
+        ClusterError: it could not run, its exit code is unknown, or it took too long.
     """
     printed = {Stream.STDOUT: bytearray(), Stream.STDERR: bytearray()}
     try:
@@ -142,9 +142,9 @@ async def run_in_pod(
                     )
     except TimeoutError:
         raise UnavailableError(
-            f"pod {pod.name}: {command[0]} had not ended after {timeout_seconds:g} s"
+            f"pod {pod.name}: {command[0]} did not end within {timeout_seconds:g} s"
         ) from None
-    assert program.exit_code is not None  # or `output` has raised
+    assert program.exit_code is not None  # otherwise `output` has raised
     return Ran(bytes(printed[Stream.STDOUT]), bytes(printed[Stream.STDERR]), program.exit_code)
 
 
@@ -156,18 +156,18 @@ class Port:
         self._number = port.to_bytes(2, "little")
 
     async def received(self) -> AsyncGenerator[bytes, None]:
-        """Yield what the pod sends until it ends the connection.
+        """Yield what the pod sends until it closes the connection.
 
         Raises:
-            UnavailableError: nobody listens on the port, or the connection broke.
+            UnavailableError: no process listens on the port, or the connection broke.
         """
         begun: set[int] = set()
         async for channel, content in _messages(self._socket):
             rest = content
-            if channel not in begun:  # each channel begins with the port's number
+            if channel not in begun:  # each channel begins with the port number
                 begun.add(channel)
                 if not content.startswith(self._number):
-                    raise UnavailableError("the server answers for another port")
+                    raise UnavailableError("the server answered for another port")
                 rest = content[2:]
             if rest and channel == 0:
                 yield rest
@@ -175,16 +175,16 @@ class Port:
                 raise UnavailableError(rest[:512].decode(errors="replace"))
 
     async def write(self, content: bytes) -> None:
-        """Send to the pod; in vain once the connection is over."""
+        """Send to the pod. No effect once the connection is over."""
         await _send(self._socket, 0, content)
 
 
 @contextlib.asynccontextmanager
 async def open_port(client: ApiClient, pod: Key, port: int) -> AsyncIterator[Port]:
-    """Connect to a port of a pod; nothing is known yet of whether anybody listens there.
+    """Connect to a port of a pod. It is not yet known whether a process listens there.
 
     Raises:
-        ClusterError: the API server refuses it, or there is no such pod.
+        ClusterError: the API server refuses it, or the pod does not exist.
     """
     path = PODS.path(namespace=pod.namespace, name=pod.name, subresource="portforward")
     params = [("ports", str(port))]
@@ -211,10 +211,10 @@ async def _send(socket: aiohttp.ClientWebSocketResponse, channel: int, content: 
 
 
 def _exit_code(content: bytes) -> int:
-    """Of the Status object that ends a program.
+    """Return the exit code from the Status object that ends a program.
 
     Raises:
-        InvalidError: it could not be started; the text says why.
+        InvalidError: the program could not start. The text says why.
     """
     try:
         status: Any = json.loads(content)
@@ -226,4 +226,4 @@ def _exit_code(content: bytes) -> int:
         raise InvalidError(str(status.get("message"))[:1024])
     except (ValueError, KeyError, TypeError, StopIteration, AttributeError, RecursionError):
         said = content[:512].decode(errors="replace")
-        raise InvalidError(f"the program's end is not known: {said}") from None
+        raise InvalidError(f"the program's exit code is unknown: {said}") from None

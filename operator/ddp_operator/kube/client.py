@@ -1,8 +1,8 @@
 """A thin asynchronous client of the Kubernetes API.
 
-Creating pods by the hundred is the operator's hot path: a request here is one aiohttp call with a
-body serialised once, an error is one class of `ports`, and that is all. It knows paths and JSON,
-not kinds of objects.
+Creating hundreds of pods is the operator's hot path. So a request is one aiohttp call with a body
+that is serialised once, and an error is one class of `ports`. The client knows paths and JSON, not
+kinds of objects.
 """
 
 import asyncio
@@ -35,13 +35,12 @@ JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 
 RECURSION: Final = 12_000
-"""For a process that reads what users wrote: Python's JSON reader counts each level, and API
-servers read objects that are 10,000 levels deep (sigs.k8s.io/json). That takes 2 MB of the 8 MB of
-stack.
-"""
+"""Recursion limit of a process that reads user input. Python's JSON reader counts each level, and
+API servers read objects 10,000 levels deep (sigs.k8s.io/json). That takes 2 MB of the 8 MB of
+stack."""
 
-# Methods that may be sent again after an answer was lost. A POST belongs to them because the
-# operator's names are deterministic: the second attempt meets AlreadyExists of its own making.
+# Methods that may be sent again after a lost response. POST is one of them because the operator's
+# names are deterministic: the second attempt then gets AlreadyExists.
 _REPEATABLE = frozenset({"GET", "POST", "DELETE"})
 _FAILURES = (
     *(ClusterError, CredentialsError, aiohttp.ClientError, OSError),
@@ -49,24 +48,23 @@ _FAILURES = (
 )
 # First waits after a failure without Retry-After; they double.
 _BACKOFF_SECONDS = 0.1
-# A server that is told to wait longer than this is unavailable, not busy.
+# A server that asks for a longer wait than this is unavailable, not busy.
 _LONGEST_RETRY_AFTER_SECONDS = 10.0
-# Dead peers of a silent watch are found by the kernel after about 15 + 3 * 5 seconds.
+# The kernel notices a dead peer of a silent watch after about 15 + 3 * 5 seconds.
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 _CONNECT_TIMEOUT_SECONDS = 10.0
-# What an ordinary request is told where a connection would have come about.
+# Response to an ordinary request where a WebSocket would have connected.
 _NOT_REFUSED = "Upgrade request required"
-# A connection to a pod may be silent for hours; what answers no ping for half of this is gone.
+# A connection to a pod may be silent for hours. If it answers no ping for half of this, it is dead.
 _HEARTBEAT_SECONDS = 30.0
 
 
 class ApiClient:
     """HTTP requests to one API server, as an asynchronous context manager.
 
-    `max_writes` bounds the requests other than GET in flight; `timeout_seconds` is the deadline of
-    a request with all its attempts, counted from the moment it may be sent. `before_write` is
-    called right before each attempt at a request other than GET, and may refuse it with a
-    `ClusterError`.
+    `max_writes` limits the requests in flight other than GET. `timeout_seconds` is the deadline of
+    a request with all its attempts, from the moment when it may be sent. `before_write` is called
+    right before each attempt at a request other than GET, and may refuse it with a `ClusterError`.
     """
 
     def __init__(
@@ -81,7 +79,7 @@ class ApiClient:
     ) -> None:
         self.credentials = credentials
         self.errors: Counter[str] = Counter()
-        """Attempts that failed, by their answers' status codes; `none`: there was no answer."""
+        """Failed attempts by status code; `none` if there was no response."""
         self._max_connections = max_connections
         self._max_attempts = max_attempts
         self._timeout_seconds = timeout_seconds
@@ -92,9 +90,9 @@ class ApiClient:
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._max_connections),
-            # Not compressed: little that came would be much that is read.
+            # Not compressed: a small response could become a large one when unpacked.
             headers={"User-Agent": f"ddp-operator/{__version__}", "Accept-Encoding": "identity"},
-            # Deadlines are set around whole requests, not around aiohttp's phases.
+            # Deadlines apply to whole requests, not to aiohttp's phases.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_SECONDS),
         )
         return self
@@ -122,17 +120,17 @@ class ApiClient:
         max_attempts: int | None = None,
         max_bytes: int | None = None,
     ) -> Any:
-        """Send a request and return its parsed answer.
+        """Send a request and return its parsed response.
 
-        Raises the `ClusterError` that fits the answer; `UnavailableError` also when none came, and
-        `AnswerTooLargeError` when it has more than `max_bytes`.
+        Raises the `ClusterError` for the response; `UnavailableError` also without a response, and
+        `AnswerTooLargeError` if it has more than `max_bytes`.
         """
         data = body if isinstance(body, bytes) or body is None else orjson.dumps(body)
         headers = {"Accept": accept}
         if data is not None:
             headers["Content-Type"] = content_type
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        # Waiting for a free slot has no deadline of its own: each holder has one.
+        # Waiting for a free slot has no deadline: each holder of a slot has one.
         async with self._writes if method != "GET" else contextlib.nullcontext():
             try:
                 async with asyncio.timeout(seconds) as deadline:
@@ -146,7 +144,7 @@ class ApiClient:
                         max_bytes=max_bytes,
                         ends_at=deadline.when() or 0.0,
                     )
-            except TimeoutError:  # of the deadline: those of single attempts are handled there
+            except TimeoutError:  # of the deadline; those of single attempts are handled there
                 self.errors["none"] += 1
                 raise UnavailableError(f"{method} {path}: no answer in {seconds:g} s") from None
 
@@ -190,7 +188,7 @@ class ApiClient:
         data: bytes | None = None,
         read_timeout_seconds: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One successful answer; refused credentials are loaded again and tried once more."""
+        """Yield one successful response. Reload refused credentials once and try again."""
         session, credentials = self._open_session(), self.credentials
         options: dict[str, Any] = {}
         if read_timeout_seconds is not None:
@@ -203,7 +201,7 @@ class ApiClient:
             authorization = await credentials.authorization()
             if authorization is not None:
                 headers["Authorization"] = authorization
-            # Read anew in each round: a refresh may bring other certificates.
+            # Read in each round: a refresh may bring other certificates.
             options |= _way_there(credentials)
             if self._before_write is not None and method != "GET":
                 self._before_write()
@@ -230,9 +228,10 @@ class ApiClient:
     async def websocket(
         self, path: str, *, params: Sequence[tuple[str, str]], protocols: Sequence[str]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """A connection that speaks one of these subprotocols; a parameter may occur many times.
+        """Open a connection that speaks one of these subprotocols. A parameter may occur many
+        times.
 
-        Raises the `ClusterError` that fits the answer, or `UnavailableError`.
+        Raises the `ClusterError` for the response, or `UnavailableError`.
         """
         session, credentials = self._open_session(), self.credentials
         try:
@@ -264,8 +263,8 @@ class ApiClient:
     async def _refusal(
         self, error: aiohttp.WSServerHandshakeError, path: str, params: Sequence[tuple[str, str]]
     ) -> ClusterError:
-        """Why there is no connection. The answer's text is lost in the handshake: an ordinary
-        request is refused for the same reason, and told why.
+        """Return why the connection was refused. The handshake loses the response's text, so send
+        an ordinary request, which is refused for the same reason with a text.
         """
         if error.status != HTTPStatus.UNAUTHORIZED and error.status < 500:
             try:
@@ -286,8 +285,8 @@ class ApiClient:
     async def stream_lines(
         self, path: str, *, params: Mapping[str, str], idle_timeout_seconds: float
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of an endless answer, a watch; it ends and fails as `stream` does."""
-        # Not `readline`: aiohttp's is limited to lines far shorter than a large object.
+        """Yield the lines of an endless response, a watch. It ends and fails like `stream`."""
+        # Not `readline`: aiohttp limits it to lines much shorter than a large object.
         rest = b""
         chunks = self.stream(path, params=params, idle_timeout_seconds=idle_timeout_seconds)
         async with contextlib.aclosing(chunks):
@@ -300,10 +299,10 @@ class ApiClient:
     async def stream(
         self, path: str, *, params: Mapping[str, str], idle_timeout_seconds: float
     ) -> AsyncGenerator[bytes, None]:
-        """Yield an endless answer, piece by piece as it comes, until the server ends it.
+        """Yield an endless response piece by piece, until the server ends it.
 
-        Raises `UnavailableError` when the stream breaks or stays silent for longer than
-        `idle_timeout_seconds`, and the fitting `ClusterError` when the server refuses it.
+        Raises `UnavailableError` if the stream breaks or is silent for longer than
+        `idle_timeout_seconds`, and the fitting `ClusterError` if the server refuses it.
         """
         try:
             async with self._send(
@@ -321,7 +320,7 @@ class ApiClient:
 
     def _counted(self, error: Exception, method: str, path: str) -> ClusterError:
         failure = _as_cluster_error(error, method, path)
-        if not isinstance(failure, NotLeaderError):  # was not sent
+        if not isinstance(failure, NotLeaderError):  # such a request was not sent
             self.errors[str(failure.status or "none")] += 1
         return failure
 
@@ -335,10 +334,10 @@ def _way_there(credentials: Credentials) -> dict[str, Any]:
 
 
 async def read_at_most(max_bytes: int | None, response: aiohttp.ClientResponse) -> bytes:
-    """Read a whole answer, unless it has more bytes than that.
+    """Read a whole response, up to `max_bytes`.
 
     Raises:
-        AnswerTooLargeError: it has; its connection is closed.
+        AnswerTooLargeError: it has more bytes; its connection is closed.
     """
     if max_bytes is None:
         return await response.read()
@@ -347,7 +346,7 @@ async def read_at_most(max_bytes: int | None, response: aiohttp.ClientResponse) 
         content += chunk
         if len(content) > max_bytes:
             response.close()
-            raise AnswerTooLargeError(f"the answer has more than {max_bytes} bytes")
+            raise AnswerTooLargeError(f"the response has more than {max_bytes} bytes")
     return bytes(content)
 
 
@@ -355,14 +354,14 @@ def _parsed(content: bytes) -> Any:
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
-        # Users nest what they like in a job, deeper than orjson goes.
+        # Users can nest a job deeper than orjson reads.
         return json.loads(content)
 
 
 def _as_cluster_error(error: Exception, method: str, path: str) -> ClusterError:
     if isinstance(error, ConflictError) and method == "POST":
-        # A creation has no resourceVersion to conflict with: the server's own bookkeeping (a quota
-        # that many creations update at once) collided, and nothing was created.
+        # A creation has no resourceVersion to conflict with. The server's own records collided (a
+        # quota that many creations update at once), and nothing was created.
         return UnavailableError(error.message, status=error.status)
     if isinstance(error, ClusterError):
         return error
@@ -372,7 +371,7 @@ def _as_cluster_error(error: Exception, method: str, path: str) -> ClusterError:
 def _retry_wait(
     method: str, error: Exception, failure: ClusterError, *, attempt: int
 ) -> float | None:
-    """How long to wait before the next attempt; None when there must be none."""
+    """Return how long to wait before the next attempt, or None if there must be none."""
     jittered = _BACKOFF_SECONDS * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5)
     if not isinstance(failure, UnavailableError):
         return None

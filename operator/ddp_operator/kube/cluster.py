@@ -1,4 +1,4 @@
-"""The `Cluster` port on a Kubernetes API server: what the engine may do, and nothing else."""
+"""The `Cluster` port on a Kubernetes API server: all that the engine may do."""
 
 import asyncio
 import contextlib
@@ -35,22 +35,22 @@ from ddp_operator.ports import (
 PodT = TypeVar("PodT")
 
 _IMMUTABLE = frozenset({"ResourceClaimTemplate"})
-"""Kinds whose spec the server lets nobody change."""
+"""Kinds with an immutable spec."""
 
 _LOG_LINES = 100
-"""At most that many 16 KiB, where container runtimes cut lines."""
+"""At most this many lines of 16 KiB, the length at which container runtimes split lines."""
 _LOG_BYTES = 2 * 1024 * 1024
 _LOG_SECONDS = 5.0
 
-# A name that exists when we create and not when we look, so often, is someone else's doing.
+# If a name exists at each creation and is gone at each read, somebody else creates and deletes it.
 _CREATE_ATTEMPTS = 3
 
 
 class KubeCluster(Generic[PodT]):
     """Implements `ports.Cluster`; `job_resource` is the kind of object that owns the pods.
 
-    Every answer to a write on pods goes through to the reflector, so that the next look at the
-    cache is never older than the write.
+    Every response to a write on pods goes to the reflector, so that the cache is never older than
+    the write.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class KubeCluster(Generic[PodT]):
         pods: Reflector[PodT],
         nodes: Reflector[Node] | None = None,
     ) -> None:
-        """`nodes`: None where the operator may not see them."""
+        """`nodes`: None if the operator may not read them."""
         self._client = client
         self._job_resource = job_resource
         self._pods = pods
@@ -70,7 +70,7 @@ class KubeCluster(Generic[PodT]):
         self._events = EventRecorder(client)
 
     async def close(self, *, timeout_seconds: float = 2.0) -> None:
-        """Let the Events under way be posted."""
+        """Let Events in progress be posted."""
         await self._events.flush(timeout_seconds=timeout_seconds)
 
     def pods_of(self, job: Key) -> list[PodT]:
@@ -78,7 +78,7 @@ class KubeCluster(Generic[PodT]):
         return self._pods.group_members(job)
 
     def nodes_changed(self) -> None:
-        """Look anew at the nodes when they are asked for."""
+        """Drop the cached nodes; the next call of `nodes` reads them again."""
         self._known_nodes = None
 
     def nodes(self) -> Nodes:
@@ -97,7 +97,9 @@ class KubeCluster(Generic[PodT]):
         await self._create(SERVICES, manifest)
 
     async def create_secret(self, manifest: Manifest) -> None:
-        """See `ports.Cluster`; an existing one is not looked at, which would take another right."""
+        """See `ports.Cluster`. It does not read an existing Secret, which would need another
+        permission.
+        """
         collection = SECRETS.path(namespace=manifest["metadata"]["namespace"])
         with contextlib.suppress(AlreadyExistsError):
             await self._client.request("POST", collection, body=manifest)
@@ -112,9 +114,9 @@ class KubeCluster(Generic[PodT]):
                 raise
             words = f"the API server does not serve {resource} {resource.version}"
             raise NotServedError(words, status=404) from None
-        wanted = {**stored["spec"], **manifest["spec"]}  # what the server has filled in stays
+        wanted = {**stored["spec"], **manifest["spec"]}  # keep what the server has filled in
         if stored["spec"] != wanted and manifest["kind"] not in _IMMUTABLE:
-            # As of another release, or another spec of the job; never without any in between.
+            # Of another release, or another spec of the job. Replaced, so that it is never absent.
             metadata = stored["metadata"]
             path = resource.path(namespace=metadata["namespace"], name=metadata["name"])
             body = {**stored, "spec": wanted}
@@ -142,9 +144,9 @@ class KubeCluster(Generic[PodT]):
         if answer is None:
             self._forget(pod, uid)
             return
-        # A pod that no kubelet has is removed at once; it too is answered with a deletionTimestamp,
-        # and is then shown as terminating until the watch reports its end. Any other answer (a
-        # Status, a state without that field) says that nothing is left.
+        # A pod without a kubelet is removed at once. The response still has a deletionTimestamp,
+        # and the pod counts as terminating until the watch reports its end. Any other response (a
+        # Status, or no such field) means that nothing is left.
         is_pod = answer.get("kind") == "Pod"
         if is_pod and _is_stored(answer) and answer["metadata"].get("deletionTimestamp"):
             self._pods.offer(answer)
@@ -159,7 +161,7 @@ class KubeCluster(Generic[PodT]):
         path = PODS.path(namespace=pod.namespace, name=pod.name)
         metadata: dict[str, Any] = {"labels": dict(labels)}
         if uid is not None:
-            metadata["uid"] = uid  # which cannot be changed: the server refuses it of another one
+            metadata["uid"] = uid  # immutable: the server refuses it for another pod
         try:
             answer = await self._client.request(
                 "PATCH", path, body={"metadata": metadata}, content_type=MERGE_PATCH
@@ -189,7 +191,7 @@ class KubeCluster(Generic[PodT]):
         return stored
 
     async def delete_job(self, job: Key, *, uid: str) -> None:
-        """See `ports.Cluster`; a job that is gone, or another one under its name, is no error."""
+        """See `ports.Cluster`. A job that is gone, or another one of the same name, is no error."""
         await self._delete(self._job_resource, job, uid=uid, propagationPolicy="Background")
 
     async def log_end(self, pod: Key, container: str) -> bytes:
@@ -205,15 +207,15 @@ class KubeCluster(Generic[PodT]):
             async with asyncio.timeout(_LOG_SECONDS):
                 pieces = self._client.stream(path, params=params, idle_timeout_seconds=_LOG_SECONDS)
                 async with contextlib.aclosing(pieces):
-                    # What is newest comes last.
+                    # The newest lines come last.
                     async for piece in pieces:
                         end = (end + piece)[-LOG_END_BYTES:]
         except TimeoutError:
-            raise UnavailableError(f"GET {path}: no whole answer in {_LOG_SECONDS:g} s") from None
+            raise UnavailableError(f"GET {path}: not complete within {_LOG_SECONDS:g} s") from None
         return end
 
     async def emit_event(self, job: Manifest, event: Event) -> None:
-        """See `ports.Cluster`; returns at once, the Event is posted in the background."""
+        """See `ports.Cluster`. It returns at once and posts the Event in the background."""
         self._events.record(job, event)
 
     def _forget(self, pod: Key, uid: str | None) -> None:
@@ -221,7 +223,7 @@ class KubeCluster(Generic[PodT]):
             self._pods.forget(pod, uid=uid)
 
     async def _create(self, resource: Resource, manifest: Manifest) -> Manifest:
-        """Create an object and return it as stored, be it by an earlier attempt of ours."""
+        """Create an object and return it as stored, possibly by an earlier attempt of ours."""
         key = Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
         collection = resource.path(namespace=key.namespace)
         for _ in range(_CREATE_ATTEMPTS):
@@ -240,8 +242,8 @@ class KubeCluster(Generic[PodT]):
     async def _delete(
         self, resource: Resource, key: Key, *, uid: str | None, **options: Any
     ) -> Manifest | None:
-        """Delete an object, with a UID only that very one, and return the answer; None where it is
-        gone already, or another one bears its name.
+        """Delete an object, with a UID only that very one. Return the response, or None if it is
+        gone or another object has its name.
         """
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
         if uid is not None:
@@ -268,8 +270,8 @@ def _controller(manifest: Manifest) -> Mapping[str, Any] | None:
 
 
 def _is_stored(answer: Manifest) -> bool:
-    """Whether an object was there when the API server answered. One that somebody else removed
-    meanwhile is answered as it was about to be stored, without a version.
+    """Return whether the object existed when the API server responded. An object that somebody else
+    removed meanwhile comes back without a version, as it was about to be stored.
     """
     return bool(answer["metadata"].get("resourceVersion"))
 
@@ -280,7 +282,7 @@ def _require_same_controller(
     theirs, ours = _controller(existing), _controller(wanted)
     if theirs is not None and ours is not None and theirs["uid"] == ours["uid"]:
         return
-    owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "belongs to nobody"
+    owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "has no owner"
     if theirs is not None and ours is not None and theirs["name"] == ours["name"]:
-        owner += f" of another UID ({theirs['uid']}), probably an earlier one of that name"
-    raise AlreadyExistsError(f"{resource} {key} exists already and {owner}", status=409)
+        owner += f" of another UID ({theirs['uid']}), probably an earlier one of the same name"
+    raise AlreadyExistsError(f"{resource} {key} already exists and {owner}", status=409)

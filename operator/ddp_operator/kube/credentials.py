@@ -1,9 +1,9 @@
-"""How to reach the API server and who we are there.
+"""Address of the API server and the credentials for it.
 
 The `kubernetes` package knows every form of kubeconfig (contexts, exec and GKE plugins, client
-certificates) and the in-cluster service account; nothing else of that package is used, because its
-client costs ten times the CPU per request. Tokens rotate, so the Authorization header is asked for
-anew rather than remembered, and a refused one has everything loaded again.
+certificates) and the in-cluster service account. Only its configuration is used: its client needs
+ten times the CPU for each request. Tokens rotate, so the Authorization header is read again for
+use, and after a refusal everything is loaded again.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ _ResultT = TypeVar("_ResultT")
 # Kubernetes API from a Pod").
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
-# The kubelet renews a bound token when 80 % of its life (at least ten minutes) is over: asking
-# twice a minute never uses an expired one.
+# The kubelet renews a bound token when 80 % of its life (at least ten minutes) has passed. Reading
+# it twice a minute never uses an expired one.
 _HEADER_TTL_SECONDS = 30.0
-# A server that refuses every token must not make us run an exec plugin for each of its answers.
+# A server that refuses every token must not make us run an exec plugin for each response.
 _RELOAD_INTERVAL_SECONDS = 5.0
 
 
 class CredentialsError(Exception):
-    """No usable cluster configuration; the message is one line with the remedy."""
+    """There is no usable cluster configuration. The message is one line with the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach the API server, in the vocabulary of `kopf.ConnectionInfo`."""
+    """How to reach the API server, in the terms of `kopf.ConnectionInfo`."""
 
     server: str
     ca_path: str | None
@@ -56,8 +56,8 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """One place that configuration comes from; `in_pod`: the pod that this process is in, whose
-    token changes without telling.
+    """One source of configuration. `in_pod`: the pod of this process, whose token changes without
+    notice.
     """
 
     load: Callable[[], tuple[Any, str]]
@@ -78,7 +78,7 @@ class Credentials:
 
     @property
     def pod_namespace(self) -> str | None:
-        """The namespace of the pod that this process is in; None with a kubeconfig."""
+        """Namespace of the pod of this process, or None with a kubeconfig."""
         return self.default_namespace if self._source.in_pod else None
 
     def _load(self) -> None:
@@ -101,14 +101,14 @@ class Credentials:
         return header
 
     async def authorization(self) -> str | None:
-        """The Authorization header to send now; None with client certificates.
+        """Return the Authorization header to send now, or None with client certificates.
 
-        Raises `CredentialsError` when the token can no longer be read.
+        Raises `CredentialsError` if the token can no longer be read.
         """
         if self._clock() >= self._header_expires:
             async with self._lock:
                 if self._clock() >= self._header_expires:
-                    # An exec plugin may take seconds: not on the event loop.
+                    # An exec plugin may take seconds, so it must not run on the event loop.
                     self._keep_header(await asyncio.to_thread(_explained, self._read_header))
         return self._header
 
@@ -122,7 +122,7 @@ class Credentials:
             await asyncio.to_thread(_explained, self._load)
 
     async def connection(self) -> Connection:
-        """The connection as data, for a client that brings its own HTTP session."""
+        """Return the connection as data, for a client with its own HTTP session."""
         header = await self.authorization()
         scheme, _, token = header.partition(" ") if header else ("", "", "")
         return Connection(
@@ -148,8 +148,8 @@ def load_credentials(
 ) -> Credentials:
     """Find the cluster: `kubeconfig`, else $KUBECONFIG, else ~/.kube/config, else in-cluster.
 
-    The order is that of kubectl. `context` picks a context of the kubeconfig, by default its
-    current one. Raises `CredentialsError` when nothing is found or what is found cannot be used.
+    This is kubectl's order. `context` chooses a context of the kubeconfig; the default is its
+    current one. Raises `CredentialsError` if nothing is found, or nothing usable.
     """
     files = kubeconfig or environ.get("KUBECONFIG")
     default_file = Path(environ.get("HOME", "~")).expanduser() / ".kube" / "config"
@@ -189,7 +189,7 @@ def _in_cluster_source(environ: Mapping[str, str], directory: Path) -> _Source:
         InClusterConfigLoader(
             token_filename=str(directory / "token"),
             cert_filename=str(directory / "ca.crt"),
-            try_refresh_token=False,  # it is loaded again as a whole, and more often
+            try_refresh_token=False,  # everything is loaded again, and more often
             environ=environ,
         ).load_and_set(configuration)
         namespace = directory / "namespace"
@@ -199,17 +199,17 @@ def _in_cluster_source(environ: Mapping[str, str], directory: Path) -> _Source:
 
 
 def _explained(action: Callable[[], _ResultT]) -> _ResultT:
-    """Run what touches configuration files; whatever goes wrong becomes one line."""
+    """Run an action on configuration files. Turn any failure into one line."""
     try:
         return action()
     except CredentialsError:
         raise
-    # Malformed YAML, unreadable files, plugins that do not exist, certificates that do not parse:
-    # the package lets each escape as it is.
+    # Malformed YAML, unreadable files, missing plugins, certificates that do not parse: the package
+    # raises each as it is.
     except Exception as error:
         kind = "" if isinstance(error, ConfigException) else f"{type(error).__name__}: "
         line = " ".join(str(error).split())
-        raise CredentialsError(f"the cluster configuration cannot be used: {kind}{line}") from error
+        raise CredentialsError(f"cannot use the cluster configuration: {kind}{line}") from error
 
 
 def _ssl_context(configuration: Any) -> ssl.SSLContext | None:

@@ -1,7 +1,7 @@
-"""From HTTP answers to the errors of `ports`.
+"""Converts HTTP responses to the errors of `ports`.
 
-The engine decides by error class (try again, give up, tell the user), so the translation is made in
-one place and keeps the server's own words: for an invalid pod template they are all a user gets.
+The engine decides by error class (retry, stop, tell the user), so one place makes the classes. It
+keeps the server's own words: for an invalid pod template they are all that a user gets.
 """
 
 import re
@@ -21,7 +21,7 @@ from ddp_operator.ports import (
     UnavailableError,
 )
 
-# An error page of some proxy is not worth more in a status message.
+# A status message needs no more of a proxy's error page.
 _MESSAGE_LIMIT = 1024
 
 _BY_STATUS: dict[int, type[ClusterError]] = {
@@ -36,20 +36,20 @@ _BY_STATUS: dict[int, type[ClusterError]] = {
 
 
 _UNREADABLE = re.compile(r'\w+ in version "[^"]*" cannot be handled as a ')
-"""How the API server begins to say (400) that a field is of a type which it cannot read; webhooks
+"""Start of the API server's message (400) that it cannot read a field's type. Messages of webhooks
 begin with «admission webhook»."""
 
 
 class GoneError(ClusterError):
-    """The resourceVersion or continue token is too old (410): list again from the start."""
+    """The resourceVersion or continue token is too old (410): list again."""
 
 
 class AnswerTooLargeError(ClusterError):
-    """More bytes were about to come than the caller takes; the rest was not read."""
+    """The response has more bytes than the caller accepts; the rest was not read."""
 
 
 def error_from_response(status: int, body: bytes, *, retry_after: str | None) -> ClusterError:
-    """Translate an answer with an HTTP status of 300 or more and, usually, a Status object."""
+    """Convert a response with an HTTP status of 300 or more and, usually, a Status object."""
     parsed = _parse(body)
     if parsed is None:
         text = " ".join(body[:_MESSAGE_LIMIT].decode(errors="replace").split())
@@ -60,7 +60,7 @@ def error_from_response(status: int, body: bytes, *, retry_after: str | None) ->
 def error_from_status(
     code: int, status: Mapping[str, Any], *, retry_after: str | None = None
 ) -> ClusterError:
-    """Translate a Status object, be it an answer's body or the object of a watch's ERROR event."""
+    """Convert a Status object: the body of a response, or the object of a watch's ERROR event."""
     message = str(status.get("message") or f"HTTP {code}")
     if code == HTTPStatus.TOO_MANY_REQUESTS or code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         seconds = _seconds(retry_after)
@@ -88,14 +88,16 @@ def _parse(body: bytes) -> Mapping[str, Any] | None:
 
 
 def _names_fields(status: Mapping[str, Any]) -> bool:
-    """Webhooks and admission policies deny with a 422 too, but of no field."""
+    """Return whether the error names fields. Webhooks and admission policies also deny with 422,
+    but name none.
+    """
     details = status.get("details")
     causes = details.get("causes") if isinstance(details, Mapping) else None
     return any(isinstance(cause, Mapping) and cause.get("field") for cause in causes or ())
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """The header's value in seconds; its other form, an HTTP date, is not used by API servers."""
+    """Return the header's value in seconds. API servers do not use its other form, an HTTP date."""
     try:
         return max(0.0, float(retry_after)) if retry_after else None
     except ValueError:

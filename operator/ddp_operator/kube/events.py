@@ -1,4 +1,4 @@
-"""Kubernetes Events about an object: a courtesy to people, so never in the way of the work."""
+"""Posts Kubernetes Events about an object. They help people, so they must never delay the work."""
 
 import asyncio
 import logging
@@ -20,23 +20,23 @@ COMPONENT: Final = "ddp-operator"
 # The API server's limit for core/v1 Events.
 _MESSAGE_LIMIT: Final = 1024
 _TIMEOUT_SECONDS: Final = 5.0
-# Of the client's writes in flight, so many may be Events.
+# How many of the client's writes in flight may be Events.
 _IN_FLIGHT: Final = 2
-# With more than this waiting, new ones are dropped: the server has better things to do.
+# With more than this waiting, new Events are dropped: the server is overloaded.
 _WAITING_LIMIT: Final = 256
-# The same words about the same object are said once in this time.
+# The same text about the same object is posted once in this time.
 _REPEAT_SECONDS: Final = 300.0
 
 
 class EventRecorder:
-    """Posts Events in the background; a lost one is logged and forgotten."""
+    """Posts Events in the background; a lost Event is only logged."""
 
     def __init__(self, client: ApiClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
         self._slots = asyncio.Semaphore(_IN_FLIGHT)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._said: dict[tuple[str, Event], float] = {}  # the latest ones last
+        self._said: dict[tuple[str, Event], float] = {}  # oldest first
 
     def record(self, about: Manifest, event: Event) -> None:
         """Post an Event about an object, unless it was posted a moment ago."""
@@ -45,7 +45,7 @@ class EventRecorder:
         if now - self._said.get(said, -_REPEAT_SECONDS) < _REPEAT_SECONDS:
             return
         if len(self._tasks) >= _WAITING_LIMIT:
-            logger.warning("too many Events are waiting, dropping %s", event)
+            logger.warning("too many Events are waiting; dropping %s", event)
             return
         self._said.pop(said, None)
         self._said[said] = now
@@ -55,12 +55,12 @@ class EventRecorder:
         task.add_done_callback(self._tasks.discard)
 
     def _forget_old(self, now: float) -> None:
-        for oldest, at in list(islice(self._said.items(), 2)):  # two go for each that comes
+        for oldest, at in list(islice(self._said.items(), 2)):  # forget two for each new one
             if now - at >= _REPEAT_SECONDS:
                 del self._said[oldest]
 
     async def flush(self, *, timeout_seconds: float) -> None:
-        """Wait for the Events under way; what is not posted in time is dropped."""
+        """Wait for Events in progress, and drop those not posted in time."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=timeout_seconds)
             for task in late:
@@ -83,7 +83,7 @@ class EventRecorder:
 
 
 def event_manifest(about: Manifest, event: Event, *, now: datetime) -> Manifest:
-    """The core/v1 Event, under a name that no other bears."""
+    """Return the core/v1 Event, with a unique name."""
     metadata = about["metadata"]
     timestamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {

@@ -1,6 +1,6 @@
-"""What kopf asks the API server with.
+"""The HTTP session that kopf uses for the API server.
 
-Its users decide how large jobs are, and kopf counts the objects of a page, not their bytes.
+Users decide how large jobs are, and kopf limits pages by the number of objects, not by bytes.
 """
 
 import json
@@ -18,7 +18,7 @@ from ddp_operator.kube.view.listing import PageSize
 
 
 def session_for(connection: Connection, watched: Resource) -> aiohttp.ClientSession:
-    """Return what kopf asks the API server with, to watch one kind of object; kopf closes it."""
+    """Return a session for kopf to watch one kind of object; kopf closes it."""
     info = kopf.ConnectionInfo(
         server=connection.server,
         ca_path=connection.ca_path,
@@ -32,7 +32,7 @@ def session_for(connection: Connection, watched: Resource) -> aiohttp.ClientSess
     )
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
-        # Not compressed: little that came would be much that is read.
+        # Not compressed: a small response could become a large one when unpacked.
         headers={**(info.as_http_headers() or {}), "Accept-Encoding": "identity"},
         proxy=info.proxy_url,
         middlewares=(_Served(watched), _WholeAnswers()),
@@ -41,7 +41,7 @@ def session_for(connection: Connection, watched: Resource) -> aiohttp.ClientSess
 
 
 class _Answer(aiohttp.ClientResponse):
-    """aiohttp's, of which the body may have been read by a middleware."""
+    """An aiohttp response with a body that a middleware may have read."""
 
     whole: bytes | None = None
 
@@ -50,11 +50,11 @@ class _Answer(aiohttp.ClientResponse):
 
 
 class _Served:
-    """Sees to it that kopf finds the kind of object that it is to watch.
+    """Makes sure that kopf finds the kind of object that it must watch.
 
-    kopf looks once, when it starts, for what the server has, and of what it does not find then it
-    never hears. An API server that has just started does not know of its CRDs for a moment: that
-    counts as a lost connection, after which kopf asks again.
+    kopf asks once, at its start, what the server has. It never hears of a kind that was missing
+    then. An API server that has just started does not know its CRDs for a moment. That counts as a
+    lost connection, after which kopf asks again.
     """
 
     def __init__(self, watched: Resource) -> None:
@@ -73,18 +73,18 @@ class _Served:
             found = status != HTTPStatus.NOT_FOUND
         if not found:
             response.release()
-            words = f"the API server does not tell of {self._watched}, or not yet"
+            words = f"the API server does not list {self._watched}, or not yet"
             raise aiohttp.ClientConnectionError(words)
         return response
 
 
 class _WholeAnswers:
-    """Reads answers before kopf does, and asks again for what would be too large.
+    """Reads responses before kopf does, and asks again for smaller pages if one is too large.
 
-    One that breaks off counts as a lost connection, after which kopf asks again. By itself it does
-    so only until an answer has begun: one that breaks off later, such as a list of jobs from an API
-    server that dies, would end the operator. So would a list that the server has forgotten between
-    two of its pages: as a payload that broke off, it is begun anew.
+    A response that breaks off counts as a lost connection, after which kopf asks again. kopf itself
+    retries only until a response has begun: a list of jobs that breaks off later, when an API
+    server dies, would end the operator. So would a list that the server forgets between two pages.
+    Both are reported as a broken payload, so that kopf lists again.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class _WholeAnswers:
     async def __call__(
         self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        if "watch" in request.url.query:  # read as it comes, and begun anew
+        if "watch" in request.url.query:  # read as a stream, and restarted by kopf
             return await send(request)
         is_list = "limit" in request.url.query
         while True:
@@ -113,7 +113,7 @@ class _WholeAnswers:
                 self._size.was_too_large()
                 continue
             except aiohttp.ClientPayloadError as error:
-                raise aiohttp.ClientConnectionError(f"the answer broke off: {error}") from error
+                raise aiohttp.ClientConnectionError(f"the response broke off: {error}") from error
             if is_page:
                 self._size.was_read()
             return response

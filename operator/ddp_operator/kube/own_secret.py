@@ -1,4 +1,4 @@
-"""A secret of this program's own, kept in a Secret: all replicas have the same one, and keep it."""
+"""A secret key of this program, kept in a Secret that all replicas share."""
 
 import base64
 import binascii
@@ -14,15 +14,15 @@ logger = logging.getLogger(__name__)
 
 _ENTRY: Final = "key"
 _BYTES: Final = 32
-"""As long as what HMAC-SHA256 puts out (RFC 2104)."""
+"""As long as the output of HMAC-SHA256 (RFC 2104)."""
 _ATTEMPTS: Final = 3
 
 
 async def own_secret(client: ApiClient, where: Key) -> bytes:
-    """Return the secret, which is made up where there is none yet.
+    """Return the secret key. Create it if there is none.
 
     Raises:
-        ValueError: there is a Secret of that name, and no secret of use in it.
+        ValueError: the Secret exists but has no usable key.
         ClusterError: it can be neither read nor created.
     """
     path = SECRETS.path(namespace=where.namespace, name=where.name)
@@ -35,7 +35,7 @@ async def own_secret(client: ApiClient, where: Key) -> bytes:
             collection = SECRETS.path(namespace=where.namespace)
             created = await client.request("POST", collection, body=_new(where))
         except AlreadyExistsError:
-            continue  # another replica was faster: its secret counts
+            continue  # another replica was faster: its key counts
         logger.info("created the Secret %s", where)
         return _read(where, created)
     raise UnavailableError(f"the Secret {where} keeps appearing and vanishing")
@@ -59,7 +59,7 @@ def _read(where: Key, manifest: Manifest) -> bytes:
         found = b""
     if len(found) < _BYTES:
         raise ValueError(
-            f"the Secret {where} has no data.{_ENTRY} of at least {_BYTES} bytes: delete it, and "
-            "the operator makes a new one when it starts"
+            f"the Secret {where} has no data.{_ENTRY} of at least {_BYTES} bytes; delete it, and "
+            "the operator creates a new one at its next start"
         )
     return found

@@ -1,6 +1,6 @@
-"""Checks before work starts: a missing CRD or permission is said once, in words, at start-up.
+"""Checks at start-up, so that a missing CRD or permission is reported once and clearly.
 
-Without them the first sign of a missing permission would be a job that never gets its pods.
+Without them a missing permission would first show as a job without pods.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ _ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessrevie
 
 
 class Permission(NamedTuple):
-    """One thing the operator must be allowed to do; no namespace: in all of them."""
+    """One permission that the operator needs; without a namespace, in all of them."""
 
     verb: str
     resource: Resource
     subresource: str = ""
     namespace: str | None = None
     name: str = ""
-    """Of the only object that it is about; empty: all of them."""
+    """Name of the only object concerned; empty for all."""
 
     def __str__(self) -> str:
         resource = str(self.resource)
@@ -35,7 +35,7 @@ class Permission(NamedTuple):
 
 
 async def check_access(client: ApiClient, permissions: Iterable[Permission]) -> list[Permission]:
-    """The permissions that the server says we lack, in the given order."""
+    """Return the missing permissions, in the given order."""
     wanted = list(permissions)
     allowed = await asyncio.gather(*(_is_allowed(client, permission) for permission in wanted))
     return [permission for permission, yes in zip(wanted, allowed, strict=True) if not yes]
@@ -60,7 +60,9 @@ async def _is_allowed(client: ApiClient, permission: Permission) -> bool:
 
 
 async def check_served(client: ApiClient, resource: Resource) -> bool:
-    """Whether the server knows the resource in this version, that is, whether its CRD is there."""
+    """Return whether the server has this version of the resource, that is, whether its
+    CRD exists.
+    """
     try:
         answer = await client.request("GET", resource.root)
     except NotFoundError:

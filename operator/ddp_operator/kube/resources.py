@@ -1,4 +1,4 @@
-"""Where resources live in the Kubernetes API: the one place that builds request paths."""
+"""Resources of the Kubernetes API; the only place that builds request paths."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from ddp_operator.ports import Manifest
 
 
 class Resource(NamedTuple):
-    """One kind of object, as the API server's URLs name it; `group` is empty for core/v1."""
+    """One kind of object, as in the API server's URLs; `group` is empty for core/v1."""
 
     group: str
     version: str
@@ -15,7 +15,9 @@ class Resource(NamedTuple):
     def path(
         self, *, namespace: str | None = None, name: str | None = None, subresource: str = ""
     ) -> str:
-        """The path of a collection, an object or its subresource; no namespace: across all."""
+        """Return the path of a collection, an object or its subresource; without a namespace, of
+        all.
+        """
         parts = [self.root]
         if namespace is not None:
             parts.append(f"namespaces/{namespace}")
@@ -28,7 +30,7 @@ class Resource(NamedTuple):
 
     @property
     def root(self) -> str:
-        """The path of the group and version, where discovery is served."""
+        """Path of the group and version, which serves discovery."""
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
     def __str__(self) -> str:
@@ -50,7 +52,7 @@ SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessre
 
 
 def resource_of(manifest: Manifest) -> Resource:
-    """The resource of an object, whose plural is guessed from its kind as Kubernetes does it."""
+    """Return the resource of an object. The plural follows from its kind, by Kubernetes' rules."""
     group, _, version = manifest["apiVersion"].rpartition("/")
     kind: str = manifest["kind"].lower()
     plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"

@@ -1,8 +1,8 @@
-"""Whether the bearer of a token may see something that we serve: the API server says so.
+"""Asks the API server whether the bearer of a token may read something that the operator serves.
 
-It is asked who the bearer is (TokenReview), and whether he may (SubjectAccessReview). Whoever can
-reach us can send tokens, so that what it said is kept for a moment, and it is asked at a bounded
-rate, however many there are.
+It asks who the bearer is (TokenReview), and whether they are allowed (SubjectAccessReview). Anybody
+who reaches the operator can send tokens. So verdicts are kept for a moment, and the rate of reviews
+is limited.
 """
 
 import asyncio
@@ -20,42 +20,42 @@ from ddp_operator.kube.resources import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS
 from ddp_operator.ports import Manifest, UnavailableError
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
-"""What a bearer token consists of (RFC 6750, section 2.1)."""
+"""Form of a bearer token (RFC 6750, section 2.1)."""
 
 _ALLOWED_SECONDS: Final = 60.0
-"""How long a token counts that is revoked meanwhile; controller-runtime's metrics server, too, asks
-about a token once a minute."""
+"""How long a revoked token still counts. controller-runtime's metrics server, too, reviews a token
+once a minute."""
 _REFUSED_SECONDS: Final = 10.0
 _KEPT: Final = 256
-"""Verdicts of either kind. Those who may and those who may not are kept apart, so that no number of
-strangers makes us forget a friend."""
+"""Kept verdicts of each kind. Positive and negative ones are separate, so that strangers cannot
+push out an allowed client."""
 
 _SLOTS: Final = 2
 _SLOT_SECONDS: Final = 0.1
-"""A slot stays taken for so long after its use: at most twenty tokens a second are reviewed."""
+"""A slot stays taken for this long after its use: at most twenty tokens a second are reviewed."""
 _WAITING_LIMIT: Final = 20
 _SECONDS: Final = 5.0
-"""Deadline of a verdict; Prometheus by default waits ten."""
+"""Deadline of a verdict; Prometheus waits ten seconds by default."""
 
 
 class Verdict(Enum):
-    """What the API server says of a token."""
+    """The API server's verdict on a token."""
 
     ALLOWED = "allowed"
     FORBIDDEN = "forbidden"
-    """Its bearer is known, and may not."""
+    """The bearer is known but not allowed."""
     UNKNOWN = "unknown"
-    """It is nobody's token, or no more."""
+    """The token is not valid, or no longer."""
 
 
 class BusyError(Exception):
-    """More tokens wait for a review than may; to be tried again later."""
+    """Too many tokens wait for a review; try again later."""
 
 
 class AccessReviews:
     """Asks whether tokens' bearers may `get` the path `path`.
 
-    `client` is best no one else's: neither shall reviews wait behind other writes, nor the reverse.
+    `client` should not be shared: neither reviews nor other writes should wait for each other.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class AccessReviews:
         self._refused = _Kept(_REFUSED_SECONDS, clock)
 
     async def verdict(self, token: str) -> Verdict:
-        """Return whether a token's bearer may, as the API server said now or a moment ago.
+        """Return the API server's verdict on a token, from now or a moment ago.
 
         Raises:
             BusyError: too many other tokens wait.
-            ClusterError: the API server could not be asked, or not in time.
+            ClusterError: the API server did not answer, or not in time.
         """
         if not _TOKEN.fullmatch(token):
             return Verdict.UNKNOWN
@@ -85,10 +85,10 @@ class AccessReviews:
         self._waiting += 1
         try:
             async with asyncio.timeout(_SECONDS), self._slot():
-                # The same token may have been ahead in the queue.
+                # The same token may have been reviewed while this one waited.
                 return self._known(key) or await self._reviewed(key, token)
         except TimeoutError:
-            raise UnavailableError(f"no review of a token in {_SECONDS:g} s") from None
+            raise UnavailableError(f"no review of a token within {_SECONDS:g} s") from None
         finally:
             self._waiting -= 1
 
@@ -135,7 +135,7 @@ class AccessReviews:
 
 
 class _Kept:
-    """The latest verdicts, each for a while; tokens are known by their digests alone."""
+    """The latest verdicts, each for a while. Tokens are stored only as digests."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds

@@ -58,10 +58,10 @@ async def test_a_foreign_object_of_that_name_is_named(
     await view.cluster.create_service(service)
     await view.cluster.create_service(service)
     service["metadata"]["ownerReferences"][0]["uid"] = "another"  # type: ignore[index]
-    with pytest.raises(AlreadyExistsError, match=r"services .*/a exists already and belongs to"):
+    with pytest.raises(AlreadyExistsError, match=r"services .*/a already exists and belongs to"):
         await view.cluster.create_service(service)
     await admin.request("POST", PODS.path(namespace=namespace), body=pod(namespace, "b"))
-    with pytest.raises(AlreadyExistsError, match="belongs to nobody"):
+    with pytest.raises(AlreadyExistsError, match="has no owner"):
         await view.cluster.create_pod(pod(namespace, "b", job=job))
 
 

@@ -126,8 +126,8 @@ async def test_trouble_with_the_api_server_is_no_verdict_and_logged_once(
         async with metrics(reviews).serving(port), asking(port) as scrape:
             for _ in range(3):
                 status, body, _ = await scrape("/metrics", Authorization="Bearer friend")
-                assert (status, body) == (503, "the API server cannot be asked\n")
-    assert caplog.messages == ["cannot review who asks for metrics: no answer in 5 s"]
+                assert (status, body) == (503, "the API server does not answer\n")
+    assert caplog.messages == ["cannot review a request for metrics: no answer in 5 s"]
 
 
 def make_certificate(folder: Path) -> str:

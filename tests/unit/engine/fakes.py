@@ -169,7 +169,7 @@ class FakeCluster:
         if key in store:
             theirs = store[key]["metadata"].get("ownerReferences", [{}])[0].get("uid")
             if theirs != manifest["metadata"]["ownerReferences"][0]["uid"]:
-                raise AlreadyExistsError(f"{key} belongs to nobody", status=409)
+                raise AlreadyExistsError(f"{key} has no owner", status=409)
             return
         store[key] = deepcopy(dict(manifest))
 

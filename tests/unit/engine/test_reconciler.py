@@ -420,7 +420,7 @@ async def test_what_was_seen_is_on_record_though_a_pod_is_refused(
 async def test_a_service_of_somebody_else_is_named(world: World) -> None:
     world.cluster.services[KEY] = {"metadata": {"namespace": "default", "name": "train"}}
     world.apply(job())
-    with pytest.raises(Exception, match="belongs to nobody"):
+    with pytest.raises(Exception, match="has no owner"):
         await world.reconcile()
     assert world.status["reason"] == "NameTaken"
 

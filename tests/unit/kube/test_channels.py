@@ -94,7 +94,7 @@ async def test_a_connection_that_breaks_is_no_end(client: ApiClient, server: Fak
         return 0
 
     server.programs[POD.name] = broken
-    with pytest.raises(UnavailableError, match="before the program had ended"):
+    with pytest.raises(UnavailableError, match="before the program ended"):
         await ran(client, "train")
 
 
@@ -112,7 +112,7 @@ async def test_too_much_output_is_not_read(client: ApiClient, server: FakeApiSer
 
 async def test_a_program_that_does_not_end(client: ApiClient, server: FakeApiServer) -> None:
     server.programs[POD.name] = never_ends
-    with pytest.raises(UnavailableError, match=r"job-0-0: sleep had not ended after 0\.2 s"):
+    with pytest.raises(UnavailableError, match=r"job-0-0: sleep did not end within 0\.2 s"):
         await ran(client, "sleep", seconds=0.2)
 
 

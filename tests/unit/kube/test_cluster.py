@@ -103,7 +103,7 @@ async def test_a_creation_whose_answer_was_lost_succeeds(
 @pytest.mark.parametrize(
     ("existing", "message"),
     [
-        (pod("a"), "pods ns/a exists already and belongs to nobody"),
+        (pod("a"), "pods ns/a already exists and has no owner"),
         (owned("a", uid="earlier"), r"belongs to Training job of another UID \(earlier\)"),
     ],
 )

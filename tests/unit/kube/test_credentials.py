@@ -225,8 +225,8 @@ def test_no_configuration_names_what_to_do(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, "no kubeconfig at "),
-        ("", "cannot be used: "),
-        (":\n  - [", "cannot be used: "),
+        ("", "cannot use the cluster configuration: "),
+        (":\n  - [", "cannot use the cluster configuration: "),
         ("clusters: []\ncontexts: []\nusers: []", "current-context"),
         (
             yaml.safe_dump(

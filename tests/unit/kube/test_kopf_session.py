@@ -68,7 +68,7 @@ def connection(url: str) -> Connection:
 
 async def test_an_answer_that_breaks_off_is_a_lost_connection() -> None:
     async with server(PART, WHOLE) as url, session_for(connection(url), JOBS) as session:
-        with pytest.raises(aiohttp.ClientConnectionError, match="the answer broke off"):
+        with pytest.raises(aiohttp.ClientConnectionError, match="the response broke off"):
             await session.get(f"{url}/list")
         async with session.get(f"{url}/list") as response:
             assert await response.json() == LIST

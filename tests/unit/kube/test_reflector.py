@@ -244,7 +244,7 @@ async def test_a_bad_object_is_skipped_and_its_last_state_kept(
         await view.shows({"a": "", "b": "", "c": ""})
         server.delete("pods", "ns", "a")
         await view.shows({"b": "", "c": ""})
-    assert "ignoring ns/bad-from-the-start, which cannot be read" in caplog.text
+    assert "ns/bad-from-the-start cannot be parsed and is ignored" in caplog.text
 
 
 async def test_a_failing_listener_ends_nothing(
@@ -311,7 +311,7 @@ async def test_an_unreadable_offer_is_ignored(
         view.reflector.offer(server.create("pods", pod("a", status="malformed")))
         view.reflector.offer({"kind": "Status"})
         assert view.pods() == {}
-    assert "ignoring ns/a, which cannot be read" in caplog.text
+    assert "ns/a cannot be parsed and is ignored" in caplog.text
 
 
 async def test_what_anyone_can_make_is_ignored_in_one_line(

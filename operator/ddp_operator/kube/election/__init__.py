@@ -1,1 +1,1 @@
-"""Which replica acts: the rules of leader election, the Lease, and the thread that keeps it."""
+"""Leader election: its rules, the Lease, and the thread that renews it."""

@@ -1,4 +1,4 @@
-"""Leader election beside everything else: in a thread of its own."""
+"""Leader election in its own thread."""
 
 import asyncio
 import threading
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class Leadership:
-    """A `LeaderLease` with a thread, an event loop and a client of its own, within `async with`.
+    """A `LeaderLease` with its own thread, event loop and client, for use in `async with`.
 
-    However long the operator thinks about one job, the lease is renewed meanwhile, and no renewal
-    waits behind a job's hundred pods. An operator that thinks for ever does not answer its
-    liveness probe. `credentials` must be no one else's: they belong to one event loop.
+    The lease is renewed however long the operator works on one job, and no renewal waits behind a
+    job's hundred pods. An operator that never stops working fails its liveness probe. `credentials`
+    must not be shared: they belong to one event loop.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class Leadership:
         self._loop.close()
 
     def check(self) -> None:
-        """Raise `NotLeaderError` unless this replica leads at this very moment."""
+        """Raise `NotLeaderError` unless this replica leads now."""
         self._lease.check()
 
     async def run(self) -> NoReturn:
-        """Stand by for as long as it takes, then hold the lease until cancelled.
+        """Stand by until the lease is free, then hold it until cancelled.
 
-        Raises `LeaseLostError` when the lease was held and is lost.
+        Raises `LeaseLostError` if the lease was held and is lost.
         """
         holding = asyncio.create_task(self._tell_when_held())
         try:
@@ -66,10 +66,10 @@ class Leadership:
         finally:
             holding.cancel()
             self.held.clear()
-        raise AssertionError("an election never ends well")
+        raise AssertionError("an election ended without an error")
 
     async def release(self) -> None:
-        """Give the lease up, so that a standby takes over at once; see `LeaderLease.release`."""
+        """Release the lease, so that a standby takes over at once; see `LeaderLease.release`."""
         await self._there(self._lease.release())
 
     async def _tell_when_held(self) -> None:
@@ -77,5 +77,5 @@ class Leadership:
         self.held.set()
 
     async def _there(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have the thread do it; whoever is cancelled meanwhile cancels it."""
+        """Run the work in the thread. Cancelling the caller cancels the work."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

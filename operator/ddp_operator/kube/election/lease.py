@@ -1,4 +1,4 @@
-"""Leader election among replicas: the Lease object, read and written as `election` says."""
+"""Leader election among replicas: reads and writes the Lease by the rules in `rules`."""
 
 import asyncio
 import logging
@@ -24,24 +24,25 @@ from ddp_operator.ports import (
 logger = logging.getLogger(__name__)
 
 _LOG_INTERVAL_SECONDS: Final = 60.0
-"""The same trouble is logged once in this time."""
+"""The same problem is logged once in this time."""
 
 _RELEASED_DURATION_SECONDS: Final = 1
-"""Left in a released lease: whoever ignores that it has no holder need not wait for long."""
+"""Duration in a released lease: a program that ignores the missing holder then waits only this
+long."""
 
 
 class LeaseLostError(Exception):
-    """The lease was held and is no more; the message says why."""
+    """The lease was held and is lost. The message says why."""
 
 
 def new_identity() -> str:
-    """Return a name for this process, which starts with that of its pod and is never used again."""
+    """Return a unique name for this process that starts with the name of its pod."""
     return f"{platform.node()}_{uuid.uuid4().hex[:8]}"
 
 
 def monotonic_clock() -> float:
-    """Seconds that never jump back, and go on while a machine is suspended where that is known: a
-    holder that wakes up must not think that it has just renewed.
+    """Return seconds that never jump back. Where the system allows, they continue while a machine
+    is suspended: a holder that wakes up must not think that it has just renewed.
     """
     boot_time: int | None = getattr(time, "CLOCK_BOOTTIME", None)  # Linux
     return time.monotonic() if boot_time is None else time.clock_gettime(boot_time)
@@ -50,9 +51,9 @@ def monotonic_clock() -> float:
 class LeaderLease:
     """One replica's part in the election over one Lease.
 
-    Run `run()` as a task; `held` is set once this replica leads. `check` is for everything that
-    only the leader may do, right before it is done. `client` must be no one else's: a renewal that
-    waits behind a hundred other writes comes too late.
+    Run `run()` as a task; `held` is set once this replica leads. Call `check` right before
+    everything that only the leader may do. `client` must not be shared: a renewal that waits behind
+    a hundred other writes comes too late.
     """
 
     def __init__(
@@ -75,14 +76,14 @@ class LeaderLease:
         self.held = asyncio.Event()
 
     def check(self) -> None:
-        """Raise `NotLeaderError` unless this replica leads at this very moment."""
+        """Raise `NotLeaderError` unless this replica leads now."""
         if not self._candidate.may_act(monotonic_clock()):
             raise NotLeaderError(f"this replica does not hold the lease {self.key}")
 
     async def run(self) -> NoReturn:
-        """Stand by for as long as it takes, then hold the lease until cancelled.
+        """Stand by until the lease is free, then hold it until cancelled.
 
-        Raises `LeaseLostError` when the lease was held and is lost.
+        Raises `LeaseLostError` if the lease was held and is lost.
         """
         while True:
             now = monotonic_clock()
@@ -101,10 +102,10 @@ class LeaderLease:
                     assert_never(step)
 
     async def release(self, *, timeout_seconds: float = 2.0) -> None:
-        """Give the lease up, so that a standby takes over at once.
+        """Release the lease, so that a standby takes over at once.
 
-        Only when `run` has ended and nothing that the leader began is under way any more. Without
-        success a standby takes over when the lease has expired.
+        Call it only when `run` has ended and nothing that the leader began still runs. If it fails,
+        a standby takes over when the lease expires.
         """
         identity = self._candidate.identity
         self._candidate = Candidate(identity, self._timing)
@@ -113,7 +114,7 @@ class LeaderLease:
             return
         try:
             async with asyncio.timeout(timeout_seconds):
-                # The version is read anew: the answer to the last renewal may have been lost.
+                # Read the version again: the response to the last renewal may be lost.
                 manifest = await self._request("GET", self._path, timeout_seconds)
                 if _record(manifest, self._timing).holder != identity:
                     return
@@ -121,7 +122,7 @@ class LeaderLease:
                     "PUT", self._path, timeout_seconds, {**manifest, "spec": _released(manifest)}
                 )
         except (ClusterError, TimeoutError) as error:
-            logger.warning("cannot release the lease %s, it will expire: %s", self.key, error)
+            logger.warning("cannot release the lease %s; it will expire: %s", self.key, error)
         else:
             logger.info("released the lease %s", self.key)
 
@@ -163,7 +164,9 @@ class LeaderLease:
             self.held.set()
 
     def _patience(self, now: float) -> float:
-        """How long to wait for an answer: a holder must notice in time that it is none any more."""
+        """Return how long to wait for a response: a holder must notice in time that it has lost the
+        lease.
+        """
         left = self._candidate.held_until - now
         return min(self._timing.request_timeout, left) if left > 0 else self._timing.request_timeout
 
@@ -223,5 +226,5 @@ def _released(manifest: Manifest) -> dict[str, Any]:
 
 
 def _timestamp() -> str:
-    """Now, for people to read: no decision depends on it."""
+    """Return the time, for people to read. No decision depends on it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

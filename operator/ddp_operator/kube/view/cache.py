@@ -1,10 +1,10 @@
 """What is known about the objects of one resource, from two sources that race with each other.
 
-A watch reports every change, but late; the answers to our own writes are at hand at once, but only
-for our own writes. A reconciler that saw its world without its last write would repeat that write.
-So both feed this cache, and resourceVersions decide which of two states is the newer: they grow
-with every change of a resource and compare as integers (a promise of the API since KEP-5504, and
-true of every API server on etcd before).
+A watch reports every change, but late. Responses to our own writes are available at once, but only
+for those writes. A reconciler that did not see its last write would repeat it. So both sources feed
+this cache, and resourceVersions decide which state is newer. They grow with every change of a
+resource and compare as integers. The API promises this since KEP-5504, and it was true of every API
+server on etcd before.
 
 There is no I/O here, so that every order of arrival can be tested.
 """
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """One object: its identity, its version, the group it belongs to, and what is kept of it."""
+    """One object: its identity, its version, its group, and its projection."""
 
     key: Key
     uid: str
@@ -30,12 +30,12 @@ class Entry(Generic[T]):
 
 
 class ObjectCache(Generic[T]):
-    """The newest known state of each object, and its members by group.
+    """The newest known state of each object, and the objects of each group.
 
-    `project` makes of a manifest what is kept of it; `group` names the object's owner, so that
-    `members` costs as much as there are members. Both may raise on a malformed object: the methods
-    that take a manifest let that pass and change nothing. Every method that changes objects returns
-    the groups in which what is kept has changed.
+    `project` turns a manifest into what is kept of it. `group` returns the object's owner, so that
+    `members` costs only as much as the group has members. Both may raise on a malformed object:
+    methods that take a manifest pass that on and change nothing. Every method that changes objects
+    returns the groups with changed projections.
     """
 
     def __init__(
@@ -45,21 +45,21 @@ class ObjectCache(Generic[T]):
         self._group = group
         self._entries: dict[Key, Entry[T]] = {}
         self._members: dict[Key, dict[Key, Entry[T]]] = {}
-        # UIDs of objects known to be gone while older news of them may still arrive, each with the
-        # last version known. A UID never comes back to life, so nothing about it is believed again.
+        # UIDs of objects known to be gone while older news of them may still arrive, each with its
+        # last known version. A UID never returns, so no later news about it counts.
         self._gone: dict[str, int] = {}
         self.version = 0
-        """The resourceVersion up to which everything has been delivered."""
+        """resourceVersion up to which everything has been delivered."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def members(self, group: Key) -> list[T]:
-        """What is kept of the objects of one group."""
+        """Return the projections of the objects of one group."""
         return [entry.value for entry in self._members.get(group, {}).values()]
 
     def get(self, key: Key) -> Entry[T] | None:
-        """The entry of one object."""
+        """Return the entry of one object."""
         return self._entries.get(key)
 
     def entry_of(self, manifest: Manifest) -> Entry[T]:
@@ -74,16 +74,17 @@ class ObjectCache(Generic[T]):
         )
 
     def offer(self, manifest: Manifest) -> set[Key]:
-        """Take the server's answer to a write, unless the watch knows as much or more.
+        """Store the server's response to a write, unless the watch has the same or newer news.
 
-        What the watch has passed is either in the cache, in this or a newer state, or gone.
+        Anything that the watch has passed is either in the cache, in this or a newer state, or
+        gone.
         """
         if int(manifest["metadata"]["resourceVersion"]) <= self.version:
             return set()
         return self._store_if_newer(self.entry_of(manifest))
 
     def forget(self, key: Key, *, uid: str) -> set[Key]:
-        """Take note that a write proved the object gone: no older news may bring it back."""
+        """Record that a write proved the object gone: older news must not restore it."""
         entry = self._entries.get(key)
         if entry is None or entry.uid != uid:
             return set()
@@ -97,7 +98,7 @@ class ObjectCache(Generic[T]):
         known = self._entries.get(Key(metadata.get("namespace", ""), metadata["name"]))
         is_echo = known is not None and known.uid == metadata["uid"]
         if known is not None and is_echo and int(metadata["resourceVersion"]) <= known.version:
-            return set()  # of our own write: not worth a projection
+            return set()  # our own write: not worth a projection
         return self._store_if_newer(self.entry_of(manifest))
 
     def deleted(self, manifest: Manifest) -> set[Key]:
@@ -107,7 +108,7 @@ class ObjectCache(Generic[T]):
         self._gone.pop(metadata["uid"], None)
         entry = self._entries.get(Key(metadata.get("namespace", ""), metadata["name"]))
         if entry is None or entry.version > int(metadata["resourceVersion"]):
-            return set()  # gone already, or another object of that name by now
+            return set()  # already gone, or replaced by another object of that name
         return self._remove(entry)
 
     def bookmark(self, manifest: Manifest) -> None:
@@ -117,13 +118,14 @@ class ObjectCache(Generic[T]):
     def replace(
         self, listed: Iterable[Entry[T]], *, version: int, malformed: Iterable[Key] = ()
     ) -> set[Key]:
-        """Take a complete list as of `version`; what it lacks is gone unless it is newer.
+        """Store a complete list as of `version`. Objects that it lacks are gone unless they are
+        newer.
 
         `malformed` are objects that exist but could not be projected: their old entries stay.
         """
         if version < self.version:
-            # Versions went backwards: the server's storage was restored from a backup, and no
-            # comparison with what is cached means anything.
+            # Versions went backwards: the server's storage was restored from a backup, and
+            # comparing with the cache means nothing.
             touched = {entry.group for entry in self._entries.values() if entry.group is not None}
             self._entries.clear()
             self._members.clear()
@@ -153,7 +155,7 @@ class ObjectCache(Generic[T]):
             return set()
         old = self._entries.get(entry.key)
         if old is not None and old.uid != entry.uid:
-            # Of two objects that bear one name the earlier is gone, whatever else arrives of it.
+            # Of two objects with one name the earlier is gone, whatever else arrives about it.
             earlier = min(old, entry, key=lambda each: each.version)
             self._gone[earlier.uid] = earlier.version
         if old is not None and entry.version <= old.version:

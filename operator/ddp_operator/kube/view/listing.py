@@ -1,7 +1,7 @@
-"""Reading whole collections page by page, so that neither side ever holds all of a large one.
+"""Reads whole collections page by page, so that neither side ever holds all of a large one.
 
-How large an object is, its user decides. A page that would have more than `MAX_PAGE_BYTES` is not
-read to its end, but asked for again with fewer objects.
+Users decide how large an object is. A page that would exceed `MAX_PAGE_BYTES` is not read to its
+end, but requested again with fewer objects.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -11,20 +11,23 @@ from ddp_operator.kube.client import JSON, ApiClient
 from ddp_operator.kube.errors import AnswerTooLargeError, GoneError
 from ddp_operator.ports import Key, Manifest
 
-# Half of client-go's page size: a page of 500 pods takes 30 MB for a moment, once it is parsed, and
-# a process does not give that back.
+# Half of client-go's page size. A page of 500 parsed pods takes 30 MB for a moment, and a process
+# does not give that memory back.
 PAGE_SIZE: Final = 250
-# Of ordinary pods a full page has about half of it. Parsed, text can take 25 times its length
+# A full page of ordinary pods has about half of this. Parsed, text can take 25 times its length
 # (`[[],[],[]]`), and two lists are read at once.
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
-# Has the server strip objects to their metadata (Kubernetes API concepts, "Metadata-only fetches").
+# Makes the server reduce objects to their metadata (Kubernetes API concepts, "Metadata-only
+# fetches").
 METADATA_ONLY: Final = (
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 )
 
 
 class PageSize:
-    """How many objects to ask for at once: fewer after a page that was too large, then more."""
+    """How many objects to request at once: fewer after a page that was too large, then
+    more again.
+    """
 
     def __init__(self, most: int = PAGE_SIZE) -> None:
         self._most = most
@@ -32,15 +35,17 @@ class PageSize:
 
     @property
     def max_bytes(self) -> int | None:
-        """What such a page may have; None for a single object, which the server itself bounds."""
+        """Largest size of such a page in bytes; None for a single object, which the server limits
+        itself.
+        """
         return MAX_PAGE_BYTES if self.objects > 1 else None
 
     def was_too_large(self) -> None:
-        """Ask for fewer."""
+        """Request fewer objects."""
         self.objects = max(1, self.objects // 4)
 
     def was_read(self) -> None:
-        """Ask for more the next time, if less than the most."""
+        """Request more objects next time, up to the most."""
         self.objects = min(self._most, self.objects * 2)
 
 
@@ -54,9 +59,9 @@ async def list_pages(
 ) -> AsyncIterator[tuple[list[Manifest], str]]:
     """Yield each page's items and the list's resourceVersion, which is the same for all pages.
 
-    Whoever empties a page before asking for the next one never holds two of them.
+    A caller that empties a page before it takes the next one never holds two.
 
-    Raises `GoneError` when the pages took so long that the server forgot that version.
+    Raises `GoneError` if the pages took so long that the server forgot that version.
     """
     query = {**(params or {})}
     size = PageSize(page_size)
@@ -82,9 +87,9 @@ async def list_pages(
 async def list_uids(
     client: ApiClient, path: str, *, page_size: int = PAGE_SIZE, attempts: int = 3
 ) -> dict[Key, str]:
-    """The UIDs of all objects of a collection by name, for finding out which of ours are gone.
+    """Return the UIDs of all objects of a collection by name, to find out which of ours are gone.
 
-    Raises `GoneError` when the list expired between its pages in every attempt.
+    Raises `GoneError` if the list expired between its pages in every attempt.
     """
     for attempt in range(1, attempts + 1):
         found: dict[Key, str] = {}

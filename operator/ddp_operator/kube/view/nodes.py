@@ -4,16 +4,16 @@ from ddp_operator.api.node_signals import Rules, signals
 from ddp_operator.ports import Key, Manifest, Node
 
 ALL_NODES = Key("", "")
-"""The group that a reflector keeps all nodes in."""
+"""The group in which a reflector keeps all nodes."""
 
 _UNREACHABLE = "node.kubernetes.io/unreachable"
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 
 
 def node_of(manifest: Manifest, rules: Rules) -> Node:
-    """Take from a node what tells whether a pod may run on it, and what its signals come to.
+    """Project a node: whether a pod may run on it, and the result of its signals.
 
-    A cordon's own taint is left out: `schedulable` says it.
+    A cordon's own taint is left out, because `schedulable` covers it.
     """
     metadata, spec = manifest["metadata"], manifest.get("spec") or {}
     taints = spec.get("taints") or ()
@@ -37,7 +37,9 @@ def node_of(manifest: Manifest, rules: Rules) -> Node:
 
 
 def _is_unready(manifest: Manifest) -> bool:
-    """A kubelet that never reported has no condition yet: its node is new."""
+    """Return whether the node is not ready. A node whose kubelet never reported is new, not
+    unready.
+    """
     conditions = (manifest.get("status") or {}).get("conditions") or ()
     taints = manifest["spec"].get("taints") or () if manifest.get("spec") else ()
     return any(taint.get("key") == _UNREACHABLE for taint in taints) or any(

@@ -1,8 +1,8 @@
-"""Keeps a cache of one resource in step with the API server, through everything that can break.
+"""Keeps a cache of one resource in step with the API server, whatever breaks.
 
-kopf's own indexes start up in quadratic time and keep ghosts after a relist; the operator lives by
-knowing exactly which pods exist. So this lists, watches, and lists again when the watch cannot go
-on, and whatever vanished in between is reported as any other change is.
+kopf's own indexes start in quadratic time and keep deleted objects after a relist, but the operator
+must know exactly which pods exist. So this lists, watches, and lists again when the watch cannot
+continue. Objects that vanished in between are reported like any other change.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How long the server shall keep a watch; short enough that a stream which only looks alive is
-# replaced soon, long enough that reconnecting costs nothing.
+# How long the server should keep a watch. Short enough that a dead stream is replaced soon, long
+# enough that reconnecting costs nothing.
 _WATCH_SECONDS: Final = 240
-# What the server may take beyond that before the client cuts the stream itself.
+# How much longer the server may take before the client ends the stream itself.
 _WATCH_SLACK_SECONDS: Final = 15.0
-# A watch that lived this long, or delivered anything, is no part of a series of failures.
+# A watch that lived this long, or delivered anything, ends a series of failures.
 _HEALTHY_SECONDS: Final = 5.0
 # The same reason for reconnecting is logged once in this time.
 _LOG_INTERVAL_SECONDS: Final = 60.0
@@ -39,9 +39,9 @@ _LOG_INTERVAL_SECONDS: Final = 60.0
 class Reflector(Generic[T]):
     """A live cache of the objects at `path` that match `label_selector`.
 
-    `project` and `group` are those of `ObjectCache`. `on_change` is called, in the event loop and
-    without waiting for anything, with each group that a change touched: from the watch, from a list
-    and from our own writes alike; the same change never twice.
+    `project` and `group` are those of `ObjectCache`. `on_change` is called for each group that a
+    change touched, in the event loop and without waiting. The change may come from the watch, from
+    a list or from our own writes; the same change is never reported twice.
 
     Run `run()` as a task, then `wait_synced()`; before that, `group_members` is incomplete.
     """
@@ -71,11 +71,11 @@ class Reflector(Generic[T]):
         self._watch_slack_seconds = watch_slack_seconds
         self._first_backoff_seconds = first_backoff_seconds
         self._last_backoff_seconds = last_backoff_seconds
-        # How many lists were asked for, the first by running, and how many of them are answered.
+        # Number of requested lists (the first by running), and of those completed.
         self._asked = 1
         self._listed = 0
         self._list_made = asyncio.Condition()
-        # Around what `refresh` may cut short.
+        # The wait that `refresh` may interrupt.
         self._pause: asyncio.Timeout | None = None
         self._trouble = "no answer yet"
         self._logged: tuple[str, float] = ("", 0.0)
@@ -85,17 +85,17 @@ class Reflector(Generic[T]):
 
     @property
     def synced(self) -> bool:
-        """Whether the first complete list has been taken in."""
+        """True once the first complete list is stored."""
         return self._listed > 0
 
     async def wait_synced(self, *, timeout_seconds: float) -> None:
-        """Wait for the first complete list; `UnavailableError` says why it did not come in time."""
+        """Wait for the first complete list. `UnavailableError` says why it did not come in time."""
         await self._until_listed(1, timeout_seconds)
 
     async def refresh(self, *, timeout_seconds: float) -> None:
-        """List again: afterwards the cache is no older than this call, however late the watch is.
+        """List again. Afterwards the cache is no older than this call, however late the watch is.
 
-        Raises `UnavailableError` when that did not succeed in time.
+        Raises `UnavailableError` if that did not succeed in time.
         """
         self._asked += 1
         if self._pause is not None and not self._pause.expired():
@@ -108,31 +108,31 @@ class Reflector(Generic[T]):
                 await self._list_made.wait_for(lambda: self._listed >= wanted)
         except TimeoutError:
             raise UnavailableError(
-                f"{self._path} could not be listed within {timeout_seconds:g} s: {self._trouble}"
+                f"cannot list {self._path} within {timeout_seconds:g} s: {self._trouble}"
             ) from None
 
     def group_members(self, group: Key) -> list[T]:
-        """What is kept of the objects of one group."""
+        """Return the projections of the objects of one group."""
         return self._cache.members(group)
 
     def uid_of(self, key: Key) -> str | None:
-        """The UID of an object, if it is known."""
+        """Return the UID of an object, if known."""
         entry = self._cache.get(key)
         return entry.uid if entry else None
 
     def offer(self, manifest: Manifest) -> None:
-        """Show the server's answer to a write at once, unless the watch knows better already."""
+        """Show the server's response to a write at once, unless the watch has newer news."""
         try:
             self._notify(self._cache.offer(manifest))
         except Exception as error:
             _ignore(manifest, error)
 
     def forget(self, key: Key, *, uid: str) -> None:
-        """Show at once that an object is gone, as the answer to a write proved."""
+        """Show at once that an object is gone, as the response to a write proved."""
         self._notify(self._cache.forget(key, uid=uid))
 
     async def run(self) -> NoReturn:
-        """List and watch until cancelled; nothing that a server does ends this."""
+        """List and watch until cancelled. Nothing that a server does ends this."""
         must_list = True
         backoff = self._first_backoff_seconds
         while True:
@@ -150,10 +150,11 @@ class Reflector(Generic[T]):
                 must_list = True
             except ClusterError as error:
                 reason = error.message
-                # A stream that only broke goes on where it was; a server that refuses it does not.
+                # A broken stream can continue where it was; a stream that the server refused
+                # cannot.
                 must_list = must_list or error.status is not None
-            except Exception as error:  # a bug or an answer like no other must not end this
-                logger.exception("unexpected failure of the watch on %s", self._path)
+            except Exception as error:  # a bug or a strange response must not end this
+                logger.exception("the watch on %s failed unexpectedly", self._path)
                 reason = f"{type(error).__name__}: {error}"
                 must_list = True
             self._trouble = reason
@@ -166,7 +167,7 @@ class Reflector(Generic[T]):
             backoff = min(2 * backoff, self._last_backoff_seconds)
 
     async def _interrupted(self, work: Awaitable[None]) -> bool:
-        """Wait for `work`, unless `refresh` ends it; return whether it did."""
+        """Wait for `work`, unless `refresh` ends it. Return whether it did."""
         try:
             async with asyncio.timeout(None) as self._pause:
                 await work
@@ -180,11 +181,11 @@ class Reflector(Generic[T]):
         last_reason, logged_at = self._logged
         now = time.monotonic()
         if reason != last_reason or now - logged_at >= _LOG_INTERVAL_SECONDS:
-            logger.info("watch on %s reconnects in %.1f s: %s", self._path, wait, reason)
+            logger.info("the watch on %s reconnects in %.1f s: %s", self._path, wait, reason)
             self._logged = (reason, now)
 
     async def _list_as_asked(self) -> None:
-        asked = self._asked  # before the list begins: it answers no later request
+        asked = self._asked  # before the list begins: it completes no later request
         await self._list()
         async with self._list_made:
             self._listed = asked
@@ -248,10 +249,10 @@ class Reflector(Generic[T]):
 
 
 def _ignore(manifest: Mapping[str, Any], error: Exception) -> None:
-    if isinstance(error, MalformedError):  # anyone may have made it
+    if isinstance(error, MalformedError):  # anybody may have created it
         logger.warning("ignoring %s: %s", _name_of(manifest), error)
     else:
-        logger.error("ignoring %s, which cannot be read", _name_of(manifest), exc_info=error)
+        logger.error("%s cannot be parsed and is ignored", _name_of(manifest), exc_info=error)
 
 
 def _name_of(manifest: Mapping[str, Any]) -> Key:
