@@ -175,7 +175,7 @@ def test_the_answer_waits_for_ranks_to_end_as_long_as_it_is_asked_to(tmp_path: P
         pod = job.start(0)
         before = pod.wait_for(1)["pid"]
         status, why = pod.put(2, 0, query="?wait=26")
-        assert (status, why) == (400, "wait: a whole number from 0 to 25\n")
+        assert (status, why) == (400, "wait: set it to a whole number from 0 to 25\n")
         # They are killed after twice the time that it waits unasked.
         ended = pod.put(2, 0, query="?wait=25", start=False, graceSeconds=2)
         assert ended == (200, {"generation": 2, "ended": True, "led": False})
@@ -314,9 +314,7 @@ def test_node_rank_0_ends_no_process_as_long_as_a_pod_does_not_answer(tmp_path: 
         second.wait_for(1)
         first.news()
         second.end(1, 3)
-        first.wait_for_log(
-            "generation 2: no decision from the operator: restarting the group"
-        )
+        first.wait_for_log("generation 2: no decision from the operator: restarting the group")
         assert [line["generation"] for line in first.began()] == [1]
         third = job.start(2, nodes=3)
         for pod in (first, second, third):

@@ -70,14 +70,14 @@ def test_any_command_shows_where_it_stands(tmp_path: Path, server: Server) -> No
                 assert found[rank]["stacks"].count("in wait_in_a_thread") == 1
                 assert found[rank]["problem"] == ""
             assert found[2]["stacks"] == ""
-            assert found[2]["problem"] == "it is no Python process that has started by now"
+            assert found[2]["problem"] == "it is not a Python process, or is still starting"
         assert found[0]["process"] not in pod.child_pids()  # a shell is between
         assert "wait_for_the_end" not in pod.log
 
         os.kill(found[1]["process"], signal.SIGSTOP)
         found = asked(server)
         assert "in wait_for_the_end" in found[0]["stacks"]
-        assert found[1]["problem"].startswith("it did not answer in 2 s")
+        assert found[1]["problem"].startswith("no answer within 2 s")
         os.kill(found[1]["process"], signal.SIGCONT)
         assert server.ask("/stacks")[0] == 405
         left = Path(stacks_file((tmp_path / "file-0").read_text(), found[0]["process"]))
@@ -103,7 +103,7 @@ def test_processes_that_would_be_killed_are_not_asked(tmp_path: Path) -> None:
     status = tmp_path / "status.json"
     Path(stacks_file(str(status), os.getpid())).touch()  # left by another of the same number
     [told] = stacks.read_stacks({0: os.getpid()}, status)
-    assert told.problem == "it is no Python process that has started by now"
+    assert told.problem == "it is not a Python process, or is still starting"
 
 
 def test_what_is_too_long_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_the_status_in_json() -> None:
         ("[1]", "the document must be a JSON object"),
         ("{}", "step is missing"),
         ('{"step": 7, "lastStepTime": 1795230010}', "lastStepTime must be a string"),
-        ('{"step": "7"}', "step must be a whole number from 0 on, not '7'"),
+        ('{"step": "7"}', "step must be a whole number, 0 or more, not '7'"),
         ('{"step": -1}', "step must be a whole number"),
         ('{"step": true}', "step must be a whole number"),
         ('{"step": 7.5}', "step must be a whole number"),
@@ -199,7 +199,7 @@ def test_a_straggler_is_named_as_long_as_it_is_one() -> None:
     for _ in range(IN_A_ROW):
         straggler = watch.compare(pace([0.1, 0.1, 0.25]))
     assert str(straggler) == (
-        "rank 2 holds the others up: it needs 0.25 s a step by itself, "
+        "rank 2 holds the others up: its own time per step is 0.25 s, "
         "2.5 times the mean of the others"
     )
     assert watch.compare(pace([0.1, 0.1, 0.3])) is not None

@@ -1,1 +1,1 @@
-"""This process and its machine: memory, threads, signals, signs of life. Nothing of training."""
+"""Helpers for processes, threads, signals, memory and signs of life; none knows of training."""

@@ -1,4 +1,4 @@
-"""What a process does, as the kernel sees it: also of one that cannot say it itself."""
+"""Reads a process's activity from the kernel, even if the process itself cannot respond."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 _STATE, _USER_TICKS, _KERNEL_TICKS = 0, 11, 12
-"""Places in /proc/<pid>/stat behind the name: fields 3, 14 and 15 in proc(5)."""
+"""Indexes in /proc/<pid>/stat after the name: fields 3, 14 and 15 in proc(5)."""
 _UNINTERRUPTIBLE = "D"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activity:
-    """What a process has done, and does."""
+    """The CPU time of a process, and whether it waits in the kernel."""
 
     cpu_seconds: float
-    """Of all its threads, in its own code and in the kernel, since it began."""
+    """CPU time of all threads in user and kernel mode, since the process began."""
     waits_for_disk: bool
-    """Whether the kernel holds one of its threads: for a page, a file, a device."""
+    """True: one of its threads waits in the kernel for a page, a file or a device."""
 
 
 def read_activity(pid: int, proc: Path = _PROC) -> Activity | None:
-    """What a process does; None: there is no such process.
+    """Return the activity of a process; None: there is no such process.
 
-    `proc`: where the kernel tells it.
+    `proc`: the proc file system.
     """
     process = proc / str(pid)
     fields = _fields(process)
@@ -46,7 +46,7 @@ def read_activity(pid: int, proc: Path = _PROC) -> Activity | None:
 
 
 def _fields(folder: Path) -> list[str] | None:
-    """What is behind the name, which may hold spaces and parentheses; None: it has ended."""
+    """Return the fields after the name, which may contain spaces and ")"; None: it ended."""
     try:
         return folder.joinpath("stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,9 +1,8 @@
-"""Memory for states of any size, which no thread has to wait for.
+"""Memory buffers for states of any size that do not block other threads.
 
-What Python copies into an object of its own, such as bytes, it copies while it holds its lock: for
-seconds a gigabyte, in which no other thread of the process runs, and a rank that is busy looks like
-one that is frozen. So a state lives in memory of torch's, is copied by numpy, which lets go of the
-lock, and is handed on as a view.
+Copying into a Python object such as bytes holds Python's lock, for seconds per gigabyte. Meanwhile
+no other thread of the process runs, and a busy rank looks frozen. So a state is kept in torch's
+memory, copied by numpy, which releases the lock, and passed on as a view.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ if TYPE_CHECKING:
 
 
 Place = tuple[object, ...]
-"""Keys and indices that lead to a tensor."""
+"""Keys and indices on the path to a tensor."""
 
 
 def allocate(size: int) -> memoryview:
-    """Memory for so many bytes, whatever is in it; the kernel gives it when it is first used."""
+    """Return uninitialized memory of `size` bytes; the kernel provides it on first use."""
     return torch.empty(size, dtype=torch.uint8).numpy().data
 
 
 def load(data: bytes | memoryview) -> Any:
-    """What torch.save was given, on the CPU; raises what torch.load does."""
+    """Load data of torch.save onto the CPU; raises the errors of torch.load."""
     # weights_only: a checkpoint is data and must not be able to run code.
     return torch.load(Reader(data), map_location="cpu", weights_only=True)  # type: ignore[arg-type]
 
 
 def tensors(state: Any) -> Iterator[Tensor]:
-    """All tensors in nested dictionaries, lists and tuples."""
+    """Yield all tensors in nested dictionaries, lists and tuples."""
     for _, tensor in tensors_by_place(state):
         yield tensor
 
 
 def tensors_by_place(state: Any, place: Place = ()) -> Iterator[tuple[Place, Tensor]]:
-    """The same, each with where it is."""
+    """Yield all tensors, each with its path."""
     if isinstance(state, Tensor):
         yield place, state
     elif isinstance(state, Mapping):
@@ -54,36 +53,36 @@ def tensors_by_place(state: Any, place: Place = ()) -> Iterator[tuple[Place, Ten
 
 
 def size_of(state: Any) -> int:
-    """Bytes of all tensors, about what a file of the state takes."""
+    """Return the bytes of all tensors, about the size of a file of the state."""
     return sum(tensor.nbytes for tensor in tensors(state))
 
 
 class Reader(io.RawIOBase):
-    """A file to read that is memory."""
+    """A read-only file in memory."""
 
     def __init__(self, memory: bytes | memoryview) -> None:
         self._memory = memoryview(memory)
         self._at = 0
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Bytes before the next one that is read."""
+        """Return the current position in bytes."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place, as in any file."""
+        """Set the position, as in any file."""
         self._at = offset + {0: 0, 1: self._at, 2: len(self._memory)}[whence]
         return self._at
 
     def readinto(self, target: WriteableBuffer) -> int:
-        """Fill `target` as far as there is something."""
+        """Read into `target`, and return the number of bytes."""
         view = memoryview(target).cast("B")
         part = self._memory[self._at : self._at + len(view)]
         _copy(part, view)

@@ -1,4 +1,4 @@
-"""How many cores this container may use: its CPU limit, not what the node has."""
+"""Reads the number of cores that this container may use: its CPU limit, not the node's cores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_cores() -> int:
-    """Cores that this process may use, by affinity and by cgroup quota (v2 or v1); at least 1."""
+    """Return the cores that this process may use, by affinity and cgroup quota (v2 or v1); 1 or
+    more.
+    """
     cores = len(os.sched_getaffinity(0))
     quota = _quota_v2() or _quota_v1()
     return max(1, min(cores, int(quota)) if quota is not None else cores)

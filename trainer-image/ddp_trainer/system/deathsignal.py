@@ -1,4 +1,4 @@
-"""Ties the life of a process to its parent's, and orphans to the launcher: prctl(2)."""
+"""Ends a process with its parent, and lets the launcher adopt orphans: prctl(2)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int) -> None:
-    """From here on the kernel kills this process when `parent` dies, even by SIGKILL."""
+    """Make the kernel kill this process when `parent` dies, even by SIGKILL."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # too late: it is dead already
+    if os.getppid() != parent:  # the parent is already dead
         os._exit(of_signal(signal.SIGKILL))
 
 
 def adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parent dies, as process 1 is anyway."""
+    """Become the parent of descendants that lose theirs; process 1 does so anyway."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,8 +1,8 @@
-"""Tells which of several counters stand still. Pure: pulses of processes and beats of ranks.
+"""Detects counters that no longer change: pulses of processes and heartbeats of ranks. Pure.
 
-A pulse is a thread of the process, and Python lets no thread run while another one is in a long
-call that keeps Python's lock, or while the machine swaps. Such a process is busy and not frozen:
-what the kernel tells of it is another sign of life, which counts for a while.
+A thread of the process sends the pulse. It cannot run while another thread holds Python's lock in a
+long call, or while the machine swaps. Such a process is busy, not frozen. Its CPU time, read from
+the kernel, is another sign of life, which counts for a limited time.
 """
 
 from __future__ import annotations
@@ -14,30 +14,29 @@ from dataclasses import dataclass
 from ddp_trainer.system.activity import Activity
 
 _BUSY_CORES = 0.05
-"""Of a core's time. A busy process gets more even of a crowded node; of one that has locked itself
-in, each thread that waits for Python's lock looks for it 200 times a second, for 0.2 % of a core.
-"""
+"""Least CPU use of a busy process, in cores. It gets more than that even on a crowded node. In a
+deadlocked process, each thread that waits for Python's lock polls it 200 times a second, which
+takes 0.2 % of a core."""
 _WINDOWS_PER_TIMEOUT = 8
-"""Twice as many as a launcher looks, which also looks whenever something else happens."""
+"""Twice as many as the launcher's regular checks; it also checks on other events."""
 _LEAST_WINDOW_SECONDS = 0.25
-"""The kernel counts a process's time in ticks of 10 ms: a single one must not pass for work."""
+"""The kernel counts CPU time in ticks of 10 ms; a single tick must not count as work."""
 
 
 class Silence:
-    """How long each of several counters has stood still, by one clock.
+    """Measures how long each of several counters has not changed.
 
-    Counters stand still for the watcher too when it was frozen itself, which is nobody's fault: a
-    look that comes late forgives everyone.
+    If the watcher itself was frozen, it saw no changes either. So a late check resets all times.
     """
 
     def __init__(self, *, timeout_seconds: float, now: float) -> None:
-        """`timeout_seconds`: how long a counter may stand still."""
+        """`timeout_seconds`: how long a counter may stay unchanged."""
         self._timeout_seconds = timeout_seconds
         self._looked_at = now
         self._seen: dict[int, tuple[int, float]] = {}
 
     def look(self, counters: Mapping[int, int], *, now: float) -> list[int]:
-        """The keys whose counters have not moved for longer than the timeout, in order."""
+        """Return the keys of counters that have not changed for the timeout, in order."""
         late = now - self._looked_at > self._timeout_seconds / 2
         self._looked_at = now
         for key, count in counters.items():
@@ -49,19 +48,19 @@ class Silence:
 
 @dataclass(frozen=True, kw_only=True)
 class Liveness:
-    """What a look at processes has shown: their keys, in order."""
+    """The result of a check: sorted keys of processes."""
 
     frozen: list[int]
-    """Without a sign of life for longer than the timeout, or without a pulse for much longer."""
+    """Processes without a sign of life for the timeout, or without a pulse for much longer."""
     busy: list[int]
-    """Without a pulse for longer than the timeout, and seen at work even after that."""
+    """Processes without a pulse for the timeout that still work."""
 
 
 class FrozenWatch:
-    """Tells processes that stand still from those that are too busy for a pulse."""
+    """Tells frozen processes from those that are too busy for a pulse."""
 
     def __init__(self, *, timeout_seconds: float, longest_seconds: float, now: float) -> None:
-        """`timeout_seconds`: how long a process may give no sign of life.
+        """`timeout_seconds`: how long a process may show no sign of life.
 
         `longest_seconds`: how long it may be too busy for a pulse.
         """
@@ -71,7 +70,7 @@ class FrozenWatch:
         self._window_seconds = max(timeout_seconds / _WINDOWS_PER_TIMEOUT, _LEAST_WINDOW_SECONDS)
         self._known_pulses: dict[int, int] = {}
         self._activities: dict[int, tuple[Activity | None, float]] = {}
-        """What each process without a pulse had done, and when."""
+        """Last known activity of each process without a pulse, and its time."""
         self._signs: dict[int, int] = {}
         self._busy: set[int] = set()
 
@@ -82,7 +81,7 @@ class FrozenWatch:
         *,
         now: float,
     ) -> Liveness:
-        """Look at the pulses, and at the `activity` of those whose pulse has not moved since."""
+        """Check the pulses, and the `activity` of processes whose pulse has not changed."""
         alive = set()
         for key, pulse in pulses.items():
             if pulse != self._known_pulses.get(key):
@@ -96,12 +95,12 @@ class FrozenWatch:
         lifeless = self._signs_of_life.look(signs, now=now)
         quiet = self._pulses.look(pulses, now=now)
         too_quiet = self._pulses_at_all.look(pulses, now=now)
-        # Who worked on for a moment after a last pulse, and then stood still, was never busy.
+        # A process that worked briefly after its last pulse and then stopped was never busy.
         self._busy = ({*quiet} - {*lifeless}) & (self._busy | alive)
         return Liveness(frozen=sorted({*lifeless, *too_quiet}), busy=sorted(self._busy))
 
     def _works(self, key: int, activity: Callable[[int], Activity | None], *, now: float) -> bool:
-        """Whether a process was at work since it was last asked, if that was long enough ago."""
+        """Return True if a process worked since the last check, if that was long enough ago."""
         before, then = self._activities.get(key, (None, -math.inf))
         if now - then < self._window_seconds:
             return False
@@ -111,7 +110,7 @@ class FrozenWatch:
 
 
 def _is_busy(before: Activity | None, after: Activity | None, *, seconds: float) -> bool:
-    """Whether a process was at work between two looks."""
+    """Return True if a process worked between two checks."""
     if after is None:
         return False
     if after.waits_for_disk:

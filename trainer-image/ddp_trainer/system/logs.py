@@ -1,4 +1,4 @@
-"""Log lines for people, the same from launcher and ranks, to the last one."""
+"""Log lines of the launcher and the ranks, in one format, written out to the last one."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def log_to_stdout(speaker: str) -> None:
 
 
 class DistinctErrors:
-    """Trouble that comes again and again: a line in the log whenever it is another one."""
+    """Logs errors of a repeated action, but not the same error twice in a row."""
 
     def __init__(self, logger: logging.Logger, what: str) -> None:
-        """`what` is the trouble, before a colon and the error."""
+        """`what`: the first part of the log line, before a colon and the error."""
         self._logger = logger
         self._what = what
         self._last = ""
 
     def attempt(self, action: Callable[[], None]) -> bool:
-        """Do something whose failure ends nothing; returns whether it could be done."""
+        """Run the action and log its OSError; return True if it succeeded."""
         try:
             action()
         except OSError as error:
@@ -40,24 +40,24 @@ class DistinctErrors:
         return True
 
     def log(self, error: Exception) -> None:
-        """Log it, unless it is the last one again."""
+        """Log an error, unless it is the same as the last one."""
         if str(error) != self._last:
             self._last = str(error)
             self._logger.warning("%s: %s", self._what, error)
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process with a code that nothing can change any more.
+    """End this process with exactly this exit code.
 
-    A log that cannot be written (disk full, reader gone) would make it another one. So would
-    threads of a broken group, which can hang or abort the interpreter's shutdown.
+    On a normal exit, a log that cannot be written (disk full, reader gone) would change the code.
+    So would threads of a broken group, which can hang or abort the interpreter's shutdown.
     """
     flush_streams()
     os._exit(code)
 
 
 def flush_streams() -> None:
-    """Write what was printed so far, as far as it can be written."""
+    """Flush stdout and stderr, and ignore errors."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError):
             stream.flush()

@@ -1,4 +1,4 @@
-"""Processes below one of ours, and who listens on a port, as proc(5) shows them."""
+"""Finds child processes, and the process that listens on a port, with proc(5)."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ from pathlib import Path
 from typing import Final
 
 MOST: Final = 4096
-"""Processes that are looked at: more than a pod of eight GPUs with its data loaders has."""
+"""Limit of processes to read: more than a pod with eight GPUs and its data loaders has."""
 _PROC: Final = Path("/proc")
 _LOCAL, _STATE, _INODE = 1, 3, 9
 """Columns of /proc/net/tcp: local address and port, state, inode."""
 _LISTENS: Final = "0A"
-"""TCP_LISTEN of linux/net/tcp_states.h, as /proc/net/tcp has it."""
+"""TCP_LISTEN of linux/net/tcp_states.h, as written in /proc/net/tcp."""
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
 _MOST_WORDS: Final = 80
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process, by what does not change while it runs one program."""
+    """A process, with properties that do not change while it runs one program."""
 
     pid: int
     parent: int
     name: str
-    """Of its program, cut to 15 letters by the kernel."""
+    """Name of its program; the kernel cuts it to 15 characters."""
     began: int
-    """Ticks since the boot: another process of the same number has another time."""
+    """Start time in ticks since boot: tells it from another process with the same ID."""
 
     @property
     def is_shell(self) -> bool:
-        """Whether it runs what others wrote in its language."""
+        """True if it is a shell."""
         return self.name in _SHELLS
 
     def handles(self, number: signal.Signals) -> bool:
-        """Whether it does something of its own about a signal."""
+        """Return True if it has a handler for a signal."""
         return handles(self.pid, number)
 
     def is_there(self) -> bool:
-        """Whether it still runs; a zombie does not."""
+        """Return True if it still runs; a zombie does not."""
         found = read_process(self.pid)
         return found is not None and found.began == self.began
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is still there."""
+        """Send it a signal, if it still runs."""
         with contextlib.suppress(ProcessLookupError):
             if self.is_there():
                 os.kill(self.pid, number)
 
     @property
     def words(self) -> str:
-        """Its command line; its name where it has none."""
+        """Its command line; its name if the command line is empty."""
         with contextlib.suppress(OSError):
             words = (_PROC / str(self.pid) / "cmdline").read_bytes().replace(b"\0", b" ")
             return words.decode(errors="replace").strip() or self.name
@@ -66,14 +66,14 @@ class Process:
         return f"process {self.pid} ({shown})"
 
     def has_any(self, sockets: Collection[str]) -> bool:
-        """Whether it has one of these sockets open, as `tcp_sockets` names them."""
+        """Return True if it has one of these sockets open, with names as in `tcp_sockets`."""
         with contextlib.suppress(OSError):
             files = (_PROC / str(self.pid) / "fd").iterdir()
             return any(os.readlink(file) in sockets for file in files)
         return False
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that it was started with."""
+        """Return the environment that it was started with."""
         with contextlib.suppress(OSError):
             text = (_PROC / str(self.pid) / "environ").read_bytes().decode(errors="replace")
             return dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
@@ -81,7 +81,7 @@ class Process:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether a process does something of its own about a signal."""
+    """Return True if a process has a handler for a signal."""
     for line in _lines(_PROC / str(pid) / "status"):
         field, _, mask = line.partition(":")
         if field == "SigCgt":
@@ -90,7 +90,7 @@ def handles(pid: int, number: int) -> bool:
 
 
 def all_children() -> dict[int, list[Process]]:
-    """Return the processes of this container by their parent's process ID."""
+    """Return the processes of this container, by the process ID of their parent."""
     children: dict[int, list[Process]] = {}
     for pid in _pids():
         if (found := read_process(pid)) is not None:
@@ -99,7 +99,7 @@ def all_children() -> dict[int, list[Process]]:
 
 
 def below(root: int) -> dict[int, list[Process]]:
-    """Return the children of a process, and theirs, by their parent's process ID."""
+    """Return all descendants of a process, by the process ID of their parent."""
     children = all_children()
     tree: dict[int, list[Process]] = {}
     waiting = [root]
@@ -112,7 +112,7 @@ def below(root: int) -> dict[int, list[Process]]:
 
 
 def tcp_sockets(*, listening_on: int | None = None) -> set[str]:
-    """Return the TCP sockets of this pod's network; `listening_on`: of those on this port."""
+    """Return the TCP sockets of this pod's network; `listening_on`: only listeners on this port."""
     return {
         f"socket:[{fields[_INODE]}]"
         for table in ("tcp", "tcp6")
@@ -129,7 +129,7 @@ def tcp_sockets(*, listening_on: int | None = None) -> set[str]:
 
 
 def listener(port: int) -> Process | None:
-    """Return who listens on a TCP port; None: nobody that this process may see."""
+    """Return the process that listens on a TCP port; None: none that this process can see."""
     sockets = tcp_sockets(listening_on=port)
     found = (read_process(pid) for pid in (_pids() if sockets else ()))
     return next((one for one in found if one is not None and one.has_any(sockets)), None)
@@ -141,10 +141,10 @@ def _pids() -> Sequence[int]:
 
 
 def read_process(pid: int) -> Process | None:
-    """Return a process that runs; None: there is none of this number."""
+    """Return a running process; None: there is none with this ID."""
     with contextlib.suppress(OSError):
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
-        # The name may hold spaces and parentheses.
+        # The name may contain spaces and parentheses.
         name, _, rest = text.partition("(")[2].rpartition(")")
         fields = rest.split()
         if fields[0] not in "ZX":

@@ -1,7 +1,7 @@
-"""Ends the process when a call that nothing can interrupt does not return.
+"""Ends the process when a call that cannot be interrupted does not return.
 
-A thread that waits for a GPU, or in NCCL's initialisation, hears nobody: no exception reaches it. A
-new process in its place is the only way on, and the launcher starts one.
+No exception reaches a thread that waits for a GPU or in NCCL's initialization. Only a new process
+helps; the launcher starts one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from contextlib import contextmanager
 
 
 class Watchdog:
-    """The deadline of one group's life, of which there is at most one at a time."""
+    """Deadlines for the calls of one group."""
 
     def __init__(self, end: Callable[[str], object]) -> None:
-        """`end` is called in a thread with what was waited for; it does not return."""
+        """`end`: called in a thread with a description of the call; it does not return."""
         self._end = end
         self._lock = threading.Lock()
         self._at = math.inf
@@ -26,7 +26,7 @@ class Watchdog:
         self._over = False
 
     def within(self, seconds: float, what: str) -> None:
-        """From here on there is so much time, unless there is less already."""
+        """Set the deadline to `seconds` from now, unless it is already earlier."""
         with self._lock:
             at = time.monotonic() + seconds
             if at < self._at and not self._over:
@@ -35,7 +35,7 @@ class Watchdog:
                 self._timer = self._start(seconds, what)
 
     def over(self) -> None:
-        """The group is left: whoever sets a deadline from here on comes too late."""
+        """Cancel all deadlines, and ignore new ones: the group is left."""
         with self._lock:
             self._over = True
             self._cancel()
@@ -44,7 +44,7 @@ class Watchdog:
 
     @contextmanager
     def during(self, seconds: float, what: str) -> Iterator[None]:
-        """The block has so much time, beside other deadlines; from any thread."""
+        """Give the block its own deadline, in addition to others; callable from any thread."""
         with self._lock:
             timer = None if self._over else self._start(seconds, what)
             self._blocks.append(timer)

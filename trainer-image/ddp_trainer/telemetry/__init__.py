@@ -1,1 +1,1 @@
-"""What a training tells the world while it runs: people, Prometheus, and whoever restarts it."""
+"""Reports the progress of a training to users, Prometheus and the operator."""

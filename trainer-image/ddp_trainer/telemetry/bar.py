@@ -9,13 +9,13 @@ import time
 from typing import TextIO
 
 _ERASE = "\r\x1b[2K"
-"""To the beginning of the line, and clear it (ECMA-48)."""
+"""Moves to the beginning of the line and clears it (ECMA-48)."""
 _INTERVAL_SECONDS = 0.2
 _LONGEST = 30
 
 
 class ProgressBar:
-    """Stands in for the terminal as the stream of a log handler."""
+    """A progress bar that replaces the terminal as the stream of a log handler."""
 
     def __init__(self, terminal: TextIO) -> None:
         self._terminal = terminal
@@ -24,7 +24,7 @@ class ProgressBar:
 
     @classmethod
     def on_stdout(cls) -> ProgressBar | None:
-        """A bar where people look on; log lines of this process go above it from here on."""
+        """Return a bar if stdout is a terminal, and print this process's log lines above it."""
         if not sys.stdout.isatty():
             return None
         bar = cls(sys.stdout)
@@ -34,7 +34,7 @@ class ProgressBar:
         return bar
 
     def show(self, done: int, total: int | None, text: str) -> None:
-        """Draw it, unless it was drawn a moment ago; None: nobody knows how much there is."""
+        """Draw the bar, unless it was drawn a moment ago. `total` None: unknown."""
         now = time.monotonic()
         if now - self._drawn_at >= _INTERVAL_SECONDS or done == total:
             self._drawn_at = now
@@ -44,21 +44,21 @@ class ProgressBar:
 
     def write(self, text: str) -> None:
         """Print lines above the bar."""
-        # The cursor goes back to where the bar begins: other processes' lines overwrite it.
+        # The cursor returns to the start of the bar, so other processes' lines overwrite it.
         self._terminal.write(f"{_ERASE}{text}{self._line}\r")
         self._terminal.flush()
 
     def flush(self) -> None:
-        """All is written at once."""
+        """Do nothing: every write is flushed."""
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._line = ""
         self.write("")
 
 
 def draw(done: int, total: int | None, text: str, *, columns: int) -> str:
-    """`[#####-----] text`, less wide than the terminal; the text alone where there is no total."""
+    """Return `[#####-----] text` within the terminal's width; without a total only the text."""
     if total is None:
         return text[: columns - 1]
     length = max(0, min(_LONGEST, columns - len(text) - 4))

@@ -1,7 +1,7 @@
-"""`metrics.jsonl`: what rank 0 measured, a JSON line at a time, beside the checkpoints.
+"""Writes `metrics.jsonl`: rank 0's measurements as JSON lines, beside the checkpoints.
 
-The file tells of the run that the newest checkpoint goes on: lines of steps that are taken back
-because training resumes before them are removed, and nothing is told twice.
+The file matches the newest checkpoint. When training resumes at an earlier step, lines of later
+steps are removed. So no step appears twice.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ _logger = logging.getLogger(__name__)
 
 
 class Record(Protocol):
-    """Where it is written down how the training went; nothing of it may end a training."""
+    """A record of the training. Its errors never end the training."""
 
     def rewind(self, step: int) -> None:
-        """Training goes on at `step`: take back what was told of later ones."""
+        """Remove entries of steps after `step`; training continues there."""
 
     def append(self, kind: str, *, step: int, **values: Any) -> None:
-        """Tell of a step."""
+        """Add an entry for a step."""
 
     def close(self) -> None:
-        """Have what was told last."""
+        """Write all entries out."""
 
 
 class History:
-    """Appends lines whose steps grow; what cannot be written is logged, and training goes on."""
+    """Appends lines in the order of steps. If a write fails, it logs that; training continues."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd: int | None = None
         self._is_sound = False
-        """Whether the file's last line is known to be whole and told so far."""
+        """True: the file is known to end with the last line that was appended."""
         self._told: dict[str, int] = {}
         """The newest step of each kind of line."""
         self._errors = DistinctErrors(_logger, f"cannot write {path}")
 
     def rewind(self, step: int) -> None:
-        """Training goes on at `step`: take back what was told of later ones."""
+        """Remove lines of steps after `step`; training continues there."""
         if not self._is_sound or any(told > step for told in self._told.values()):
             self.close()
             self._survive(lambda: self._cut(step))
 
     def append(self, kind: str, *, step: int, **values: Any) -> None:
-        """Tell of a step, unless a line of this kind told of it, or of a later one, before."""
+        """Append a line for a step, unless there is one of this kind for this or a later step."""
         if step <= self._told.get(kind, -1):
             return
         line = {"time": utc(time.time()), "kind": kind, "step": step, **_finite(values)}
@@ -63,13 +63,13 @@ class History:
         self._told[kind] = step
 
     def close(self) -> None:
-        """Let go of the file until the next line: on some file systems only that makes it last."""
+        """Close the file until the next line; some file systems store its content only then."""
         if self._fd is not None:
             fd, self._fd = self._fd, None
-            self._survive(lambda: os.close(fd))  # where some file systems say that a disk is full
+            self._survive(lambda: os.close(fd))  # some file systems report a full disk only here
 
     def _write(self, line: str) -> None:
-        if not self._is_sound:  # the last line may be a part of one
+        if not self._is_sound:  # the last line may be incomplete
             self._cut(max(self._told.values(), default=0))
         if self._fd is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class History:
             self._is_sound = True
 
     def _cut(self, step: int) -> None:
-        """End the file before the first line that is not whole or is of a later step."""
+        """Cut the file before the first line that is incomplete or of a later step."""
         self._told, end = {}, 0
         if self._path.exists():
             with self._path.open("rb+") as file:
@@ -108,7 +108,7 @@ def _parse(line: bytes) -> tuple[str, int | None]:
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no NaN: such a value becomes null."""
+    """Replace NaN and infinity by None: JSON does not have them."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()

@@ -1,4 +1,4 @@
-"""The status in Prometheus' text format. Pure."""
+"""Formats the status as Prometheus metrics. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def render(status: Status | None, *, rank_restarts: int) -> str:
-    """All metrics that are known; `rank_restarts`: by this pod's launcher."""
+    """Return all known metrics. `rank_restarts`: ranks that this pod's launcher restarted."""
     lines = _metric(
         "ddp_rank_restarts_total",
         "counter",
-        "Ranks that the launcher of this pod started again.",
+        "Ranks that the launcher of this pod restarted.",
         rank_restarts,
     )
     if status is not None:
@@ -30,7 +30,7 @@ def render(status: Status | None, *, rank_restarts: int) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a script's own number can go by this name."""
+    """Return True if the text is a valid name for a script's own metric."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -38,40 +38,40 @@ def _training(status: Status) -> Iterator[str]:
     gauges: Iterable[tuple[str, str, float | None]] = [
         ("ddp_step", "Optimizer steps completed since the beginning of training.", status.step),
         ("ddp_total_steps", "Optimizer steps of the whole training.", status.total_steps),
-        ("ddp_epoch", "The epoch under way, counted from 1.", status.epoch),
-        ("ddp_loss", "Mean over all ranks at the last logged step.", status.loss),
-        ("ddp_samples_per_second", "Samples of all ranks.", status.samples_per_second),
+        ("ddp_epoch", "Current epoch, counted from 1.", status.epoch),
+        ("ddp_loss", "Mean loss over all ranks at the last logged step.", status.loss),
+        ("ddp_samples_per_second", "Samples per second of all ranks.", status.samples_per_second),
         ("ddp_slowest_rank", "The rank that holds the others up.", status.slowest_rank),
     ]
     for name, text, value in gauges:
         yield from _metric(name, "gauge", text, value)
     own = {name: value for name, value in (status.metrics or {}).items() if is_name(name)}
     if own:
-        yield from _labelled("ddp_metric", "gauge", "The script's own numbers.", "name", own)
-    text = "When a step was last completed, in Unix time."
+        yield from _labelled("ddp_metric", "gauge", "The script's own metrics.", "name", own)
+    text = "Time of the last completed step, in Unix time."
     seconds = _unix_time(status.last_step_time)
     yield from _metric("ddp_last_step_timestamp_seconds", "gauge", text, seconds)
     if status.checkpoint is not None:
         text = "Step of the newest complete checkpoint."
         yield from _metric("ddp_checkpoint_step", "gauge", text, status.checkpoint.step)
-        text = "When the newest checkpoint was complete, in Unix time."
+        text = "Time of the newest complete checkpoint, in Unix time."
         seconds = _unix_time(status.checkpoint.time)
         yield from _metric("ddp_checkpoint_timestamp_seconds", "gauge", text, seconds)
 
 
 def _measured(measured: Measurements, *, slowest_rank: int | None) -> Iterator[str]:
-    if len(measured.step_counts) == len(BOUNDS) + 1:  # else whoever wrote it has other buckets
+    if len(measured.step_counts) == len(BOUNDS) + 1:  # another version may have other buckets
         yield from _histogram(measured)
-    text = "Time of rank 0 by what it was spent on; communication includes waiting for others."
+    text = "Time of rank 0 by phase; communication includes waiting for other ranks."
     yield from _labelled(
         "ddp_phase_seconds_total", "counter", text, "phase", measured.phase_seconds
     )
-    text = "How often the group of ranks was formed anew."
+    text = "Number of times that the group of ranks was formed again."
     yield from _metric("ddp_reforms_total", "counter", text, measured.reforms)
-    text = "Time without training while the group was formed anew."
+    text = "Time without training while the group was formed again."
     yield from _metric("ddp_reform_seconds_total", "counter", text, measured.reform_seconds)
     if slowest_rank is not None and measured.straggler_ratio is not None:
-        text = "A step's own time of the rank that holds the others up, by the others' mean."
+        text = "Own time per step of the slowest rank, divided by the mean of the other ranks."
         ratio = {str(slowest_rank): measured.straggler_ratio}
         yield from _labelled("ddp_straggler_ratio", "gauge", text, "rank", ratio)
 

@@ -1,7 +1,7 @@
-"""What rank 0 tells of a training to machines: its status, measurements and history.
+"""Publishes a training's status, measurements and history from rank 0.
 
-Nothing of it may end a training or hold it up: the status is written into memory, a few times a
-second at most.
+Nothing here may end or delay the training. The status is written to memory, at most a few times a
+second.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ddp_trainer.telemetry.wire import utc_to_the_millisecond
 _INTERVAL_SECONDS = 0.25
 
 _LARGEST_COUNT = 64
-"""Names of a script's own numbers."""
+"""Limit of names of a script's own metrics."""
 
 _NOTHING = Measurements(
     step_seconds=0.0,
@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Rank 0's voice; its counters go on where those of its predecessor in this pod ended."""
+    """Publishes for rank 0. Counters continue those of rank 0's previous process in this pod."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Publisher:
         records: Sequence[Record],
         timer: StepTimer,
     ) -> None:
-        """`file`: None where nobody serves it; `records`: none where nothing is saved."""
+        """`file`: None if it is not served. `records`: empty if nothing is saved."""
         self._file = file
         self._records = records
         self._timer = timer
@@ -70,18 +70,18 @@ class Publisher:
         self._step_began = 0.0
         self._longest_step = 0.0
         self._formed_at: float | None = None
-        """In Unix time; None once the group's first step was told."""
+        """Unix time; None after the group's first step is published."""
         self._last_step_at: float | None = None
-        """In Unix time; None: no step was completed by this process."""
+        """Unix time; None: this process has completed no step."""
         self._due = 0.0
         self._logged: dict[str, float] = {}
-        """Numbers of the script's own that are not on record yet."""
+        """The script's own metrics that are not recorded yet."""
         self._logged_at = 0
         self._status = Status(step=0, last_step_time=before.last_step_time)
         self._errors = DistinctErrors(_logger, "cannot write the status")
 
     def begin(self, step: int, *, total_steps: int | None) -> None:
-        """A group has formed, and trains on from `step`; None: nobody knows how far."""
+        """Record that a group has formed and trains from `step`. `total_steps` None: unknown."""
         now = time.monotonic()
         if self._paused_at is not None:
             self._reforms += 1
@@ -95,19 +95,19 @@ class Publisher:
             record.rewind(step)
         self._step = step
         self._publish(now)
-        self._due = now  # the first step ends an outage: it is told at once
+        self._due = now  # the first step ends an outage: publish it at once
 
     def pause(self, at: float) -> None:
-        """The group broke, or was left, at this time: until the next begins there is no training.
+        """Record that the group broke or was left at this time; training pauses.
 
-        Another process may be rank 0 then, and write where this one does.
+        The next rank 0 may be another process that writes to the same files.
         """
         self._paused_at = at
         self._write_logged()
         self._close_records()
 
     def step(self, step: int) -> None:
-        """A step is complete."""
+        """Record a completed step."""
         now = time.monotonic()
         self._histogram.observe(now - self._step_began)
         self._longest_step = max(self._longest_step, now - self._step_began)
@@ -128,7 +128,7 @@ class Publisher:
         samples_per_second: float,
         pace: Pace,
     ) -> None:
-        """Some steps are complete."""
+        """Record the measurements of some completed steps."""
         self._compare(pace)
         slowest_rank = self._straggler.rank if self._straggler is not None else None
         self._status = replace(
@@ -160,7 +160,7 @@ class Publisher:
         )
 
     def evaluated(self, *, step: int, epoch: int, accuracy: float) -> None:
-        """The model of `step` has this accuracy on the whole test set."""
+        """Record the model's accuracy at `step` on the whole test set."""
         self._write(
             "evaluation",
             step=step,
@@ -171,14 +171,14 @@ class Publisher:
         self._step_began = time.monotonic()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Numbers of the script's own, which are of a step."""
+        """Record the script's own metrics of a step."""
         known = {**(self._status.metrics or {}), **metrics}
         self._status = replace(self._status, metrics=dict(islice(known.items(), _LARGEST_COUNT)))
         self._logged.update(islice(metrics.items(), _LARGEST_COUNT))
         self._logged_at = step
 
     def saved(self, checkpoint: CheckpointStatus, *, seconds: float | None = None) -> None:
-        """A checkpoint is complete; writing it took so long, None: another process wrote it."""
+        """Record a complete checkpoint and the time to write it; None: another process wrote it."""
         self._write_logged()
         self._status = replace(self._status, checkpoint=checkpoint)
         if seconds is not None:
@@ -192,13 +192,13 @@ class Publisher:
         self._close_records()
 
     def close(self) -> None:
-        """Training is over, for whatever reason."""
+        """Publish everything; the training is over for any reason."""
         self._write_logged()
         self._publish(time.monotonic())
         self._close_records()
 
     def resign(self) -> None:
-        """Another process is rank 0: what this one has told last would pass for what is so."""
+        """Remove the status: another process is rank 0, and this one's status is outdated."""
         self._close_records()
         if self._file is not None:
             self._errors.attempt(self._file.remove)
@@ -218,7 +218,7 @@ class Publisher:
         self._logged.clear()
 
     def _tell_start(self) -> None:
-        """The first step of a group that formed: how long it took belongs to its start."""
+        """Record the first step of a group; its duration counts as start-up."""
         if self._formed_at is None:
             return
         formed, self._formed_at = self._formed_at, None
@@ -233,7 +233,7 @@ class Publisher:
     def _compare(self, pace: Pace) -> None:
         before, self._straggler = self._straggler, self._watch.compare(pace)
         if self._straggler is None and before is not None:
-            _logger.info("rank %d holds nobody up any longer", before.rank)
+            _logger.info("rank %d no longer holds the others up", before.rank)
         elif self._straggler is not None and (
             before is None or before.rank != self._straggler.rank
         ):
@@ -272,10 +272,10 @@ class Publisher:
 
 
 def _predecessor(file: StatusFile | None) -> Status:
-    """What the process that was rank 0 before has told; of no step, if there was none."""
+    """Return the status of the previous rank 0; an empty one with step 0 if there was none."""
     try:
         status = file.read() if file is not None else None
     except (OSError, ValueError) as error:
-        _logger.warning("the status of the process before cannot be read: %s", error)
+        _logger.warning("cannot read the status of the previous rank 0: %s", error)
         status = None
     return status or Status(step=0)

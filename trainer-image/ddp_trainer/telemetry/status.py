@@ -1,7 +1,7 @@
-"""How a training goes, as one small JSON document, and the file that carries it to the launcher.
+"""The status of a training as a small JSON document, and the file that passes it to the launcher.
 
-The launcher serves what the file says, so that a training that hangs can still be asked. A script
-joins in by writing the same JSON to the file that DDP_STATUS_FILE names.
+The launcher serves the file's content, so it can answer even while the training hangs. A script
+can report its status by writing the same JSON to the file that DDP_STATUS_FILE names.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from ddp_trainer.telemetry.wire import from_json, to_json
 
 STATUS_FILE_VARIABLE = "DDP_STATUS_FILE"
-"""Names the file."""
+"""Path of the file."""
 MAX_BYTES = 64 * 1024
-"""Whoever polls many jobs reads no more."""
+"""Limit for readers, which may poll many jobs."""
 
 _logger = logging.getLogger(__name__)
 
@@ -32,103 +32,104 @@ class CheckpointStatus:
     step: int
     path: str | None = None
     time: str | None = None
-    """When it was complete: UTC, as in 2026-11-21T03:00:00Z."""
+    """Time of completion: UTC, as in 2026-11-21T03:00:00Z."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """Where a group began to train."""
+    """The step at which a group began to train."""
 
     step: int
     time: str
-    """When it formed: UTC, as in 2026-11-21T03:00:00.250Z."""
+    """Time when the group formed: UTC, as in 2026-11-21T03:00:00.250Z."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """What only the bundled trainer measures; counted since its first process in this pod began."""
+    """Measurements of the bundled trainer, counted since its first process in this pod."""
 
     step_seconds: float
-    """Of all steps together; a step that was repeated counts again."""
+    """Sum over all steps; a repeated step counts again."""
     step_counts: tuple[int, ...]
     """Steps by duration, one number for each of `histogram.BOUNDS` and one for longer ones."""
     phase_seconds: Mapping[str, float]
     reforms: int
-    """How often the group was formed anew."""
+    """Number of times that the group was formed again."""
     reform_seconds: float
-    """From noticing the loss of a rank to the first step that could follow."""
+    """Total time from noticing the loss of a rank until training could continue."""
     straggler_ratio: float | None = None
-    """The slowest rank's own time by the mean of the others', where that is worth a word."""
+    """Own time per step of a straggler, divided by the mean of the others; None: no straggler."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """How a training goes. None: not known."""
+    """The status of a training. None: unknown."""
 
     step: int
     """Optimizer steps completed since the beginning of training."""
     last_step_time: str | None = None
-    """When a step was last completed, whichever it was: UTC, as in 2026-11-21T03:00:00.250Z.
+    """Time of the last completed step: UTC, as in 2026-11-21T03:00:00.250Z.
 
-    From a failure until then no training went on, whatever else did.
+    After a failure, training is down until this time changes.
     """
     total_steps: int | None = None
     epoch: int | None = None
-    """The one under way, counted from 1."""
+    """Current epoch, counted from 1."""
     loss: float | None = None
     samples_per_second: float | None = None
     slowest_rank: int | None = None
     """A rank that holds the others up."""
     metrics: Mapping[str, float] | None = None
-    """A script's own numbers, the newest of each name."""
+    """A script's own metrics, the newest value of each name."""
     checkpoint: CheckpointStatus | None = None
     resumed: Resumption | None = None
-    """Of the present group: what was trained beyond that step before is trained again."""
+    """Start of the current group; later steps of earlier groups are trained again."""
     finished: bool | None = None
-    """A script's last word: whether all ranks of this pod have trained and saved everything."""
+    """Set by a script at its end: true if all ranks of this pod have trained and saved everything.
+    """
     measurements: Measurements | None = None
 
 
 class StatusFile:
-    """The file, as whoever writes it and whoever reads it see it."""
+    """Reads and writes the status file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> StatusFile | None:
-        """The file that a launcher asked for; None where nobody did."""
+        """Return the file that DDP_STATUS_FILE names; None if it is not set."""
         path = env.get(STATUS_FILE_VARIABLE)
         return cls(Path(path)) if path else None
 
     def write(self, status: Status) -> None:
-        """Replace the document; a reader sees the old one or the new one, never a part.
+        """Replace the document; readers see the old or the new one, never a part.
 
         Raises:
-            OSError: it cannot be written; there is none then, as far as that can be had.
+            OSError: it cannot be written; then the old one is removed if possible.
         """
         try:
             replace_file(self._path, to_json(status))
         except OSError:
-            # A step that stands still would pass for a training that hangs.
+            # A step that no longer changes would look like a hang.
             with contextlib.suppress(OSError):
                 self.remove()
             raise
 
     def remove(self) -> None:
-        """Take it back: there is none then.
+        """Remove the file.
 
         Raises:
-            OSError: it is still there.
+            OSError: it cannot be removed.
         """
         self._path.unlink(missing_ok=True)
 
     def read(self) -> Status | None:
-        """The newest document; None as long as there is none.
+        """Return the newest status; None: there is none yet.
 
         Raises:
-            ValueError: what was written is no status; the message says why.
-            OSError: it cannot be read.
+            ValueError: the file is not a valid status; the message says why.
+            OSError: the file cannot be read.
         """
         try:
             with self._path.open("rb") as file:
@@ -141,7 +142,7 @@ class StatusFile:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file that readers see as it was or as it is now, never a part of it.
+    """Replace a file atomically: readers see the old or the new text, never a part.
 
     Raises:
         OSError: it cannot be written.
@@ -158,16 +159,16 @@ def replace_file(path: Path, text: str) -> None:
 
 @contextmanager
 def status_file(env: Mapping[str, str]) -> Iterator[Path | None]:
-    """Where ranks are to write their status: the user's choice, or a file in memory.
+    """Yield the path for the ranks' status: the user's choice, or a file in memory.
 
-    None where nothing can be written, which is logged.
+    Yields None if it cannot be written, and logs that.
     """
     if env.get(STATUS_FILE_VARIABLE):
         path = Path(env[STATUS_FILE_VARIABLE])
         try:
-            path.unlink(missing_ok=True)  # an earlier launcher's: it says nothing of these ranks
+            path.unlink(missing_ok=True)  # a file of an earlier launcher is outdated
         except OSError as error:
-            _logger.warning("cannot remove an old status, and serve none: %s", error)
+            _logger.warning("cannot remove an old status file; no status is served: %s", error)
             yield None
         else:
             yield path
@@ -179,7 +180,7 @@ def status_file(env: Mapping[str, str]) -> Iterator[Path | None]:
             ignore_cleanup_errors=True,  # an orphan of a script may still write to it
         )
     except OSError as error:
-        _logger.warning("cannot keep a status, and serve none: %s", error)
+        _logger.warning("cannot create a status file; no status is served: %s", error)
         yield None
         return
     with temporary as directory:
@@ -187,7 +188,7 @@ def status_file(env: Mapping[str, str]) -> Iterator[Path | None]:
 
 
 def _directory() -> str:
-    """In memory where that can be had, so that no disk can hold a rank up."""
+    """Return a directory in memory if possible, so that no slow disk delays a rank."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir="/dev/shm"):
         return "/dev/shm"
     return tempfile.gettempdir()

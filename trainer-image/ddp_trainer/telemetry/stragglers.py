@@ -1,57 +1,57 @@
-"""Who holds the others up. Pure."""
+"""Finds a rank that is slower than the others. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 THRESHOLD = 1.5
-"""A straggler needs this many times the mean of the other ranks' own time."""
+"""A straggler's own time is at least this many times the mean of the other ranks."""
 MINIMUM_SECONDS = 0.001
-"""Per step, beyond that mean: what is less is noise, and not worth a word."""
+"""Least excess over that mean per step; less is noise."""
 IN_A_ROW = 5
-"""So many comparisons have to name the same rank: a hiccup makes no straggler."""
+"""Number of consecutive comparisons that must find the same rank; a short delay does not count."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How long a step takes ranks by themselves, before they wait for others."""
+    """The ranks' own times per step, without waiting for others."""
 
     slowest_rank: int
     slowest_seconds: float
     others_seconds: float
-    """The mean of the others; 0 where there are none."""
+    """Mean of the other ranks; 0 if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """The slowest rank, by its own time a step: before it waits for others."""
+    """The slowest rank, by its own time per step, without waiting for others."""
 
     rank: int
     seconds: float
     others_seconds: float
-    """The mean of the others."""
+    """Mean of the other ranks."""
 
     @property
     def ratio(self) -> float:
-        """How many times slower than the others."""
+        """Its own time divided by the mean of the other ranks."""
         return self.seconds / self.others_seconds
 
     def __str__(self) -> str:
         return (
-            f"rank {self.rank} holds the others up: it needs {self.seconds:.3g} s a step by itself,"
-            f" {self.ratio:.1f} times the mean of the others"
+            f"rank {self.rank} holds the others up: its own time per step is {self.seconds:.3g} s, "
+            f"{self.ratio:.1f} times the mean of the others"
         )
 
 
 class StragglerWatch:
-    """Compares ranks now and then."""
+    """Finds a straggler in repeated comparisons."""
 
     def __init__(self) -> None:
         self._suspect: int | None = None
         self._times = 0
 
     def compare(self, pace: Pace) -> Straggler | None:
-        """The straggler, if there is one."""
+        """Return the straggler, if there is one."""
         slowest = _straggler(pace)
         suspect = slowest.rank if slowest is not None else None
         self._times = self._times + 1 if suspect == self._suspect else 1

@@ -1,4 +1,4 @@
-"""What `metrics.jsonl` has, as event files for TensorBoard, beside the checkpoints."""
+"""Writes the metrics of `metrics.jsonl` as TensorBoard event files, beside the checkpoints."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.system.logs import DistinctErrors
 
 FOLDER = "tensorboard"
-"""In the directory of the checkpoints."""
+"""Folder within the checkpoint directory."""
 
 _logger = logging.getLogger(__name__)
 
 
 def check(directory: Path | None) -> None:
-    """Refuse what cannot work.
+    """Check that event files can be written.
 
     Raises:
-        ConfigurationError: there is nowhere to write, or nothing to write with.
+        ConfigurationError: there is no checkpoint directory, or tensorboard is not installed.
     """
     if directory is None:
         raise ConfigurationError(
@@ -36,27 +36,27 @@ def check(directory: Path | None) -> None:
 
 
 class EventFiles:
-    """A `Record` of numbers. What cannot be written is logged, and training goes on.
+    """A `Record` of numbers. If a write fails, it logs that; training continues.
 
-    Events are written by a thread of the writer's, so that a process which is killed may take the
-    last ones with it, unlike lines of `metrics.jsonl`.
+    The writer's own thread writes the events. So a killed process may lose the last events, unlike
+    lines of `metrics.jsonl`.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: Any = None
         self._told = -1
-        """The newest step of which anything was told; of a predecessor's, nothing is known."""
+        """The newest recorded step; -1: unknown, for events of an earlier process."""
         self._errors = DistinctErrors(_logger, f"cannot write {folder}")
 
     def rewind(self, step: int) -> None:
-        """Training goes on at `step`: what was told of later ones is not drawn any more."""
+        """Hide events of steps after `step`; training continues there."""
         if self._writer is None or self._told > step:
             self._survive(lambda: self._begin(step + 1))
             self._told = step
 
     def append(self, kind: str, *, step: int, **values: Any) -> None:
-        """Tell of a step: what is no number is not for drawing."""
+        """Record the numbers of a step; other values are ignored."""
 
         def write() -> None:
             if self._writer is None:
@@ -68,15 +68,15 @@ class EventFiles:
         self._told = max(self._told, step)
 
     def close(self) -> None:
-        """What was told is written; the file stays open, for each new one is shown for itself."""
+        """Write all events out. The file stays open: TensorBoard shows each new file separately."""
         if self._writer is not None:
             self._survive(self._writer.flush)
 
     def _begin(self, purge_step: int) -> None:
-        """A file that takes the place of what others have of this step and of later ones."""
+        """Begin a file that replaces the events of other files from `purge_step` on."""
         if self._writer is not None:
             self._writer.close()
-        # It takes a second to import, which only those wait for who want it.
+        # The import takes a second: do it only if TensorBoard is enabled.
         module = importlib.import_module("torch.utils.tensorboard")
         self._writer = module.SummaryWriter(str(self._folder), purge_step=purge_step)
 
@@ -87,7 +87,7 @@ class EventFiles:
 
 def _numbers(kind: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in values.items():
-        if isinstance(value, Mapping):  # a script's own, which have names of their own
+        if isinstance(value, Mapping):  # the script's own metrics
             yield from _numbers("", value)
         elif isinstance(value, int | float) and math.isfinite(value):
             yield (f"{kind}/{name}" if kind else name), value

@@ -1,9 +1,9 @@
-"""The last word of a pod: a JSON line that Kubernetes keeps as its termination message.
+"""The final report of a pod: a JSON line that Kubernetes keeps as the termination message.
 
-Each rank keeps its own report up to date in a file that it inherits from the launcher; the launcher
-alone writes the pod's. A rank that dies without warning thus still tells how far it had come.
-Behind the report in the same file stand its newest step, its pulse, and how long that may stand
-still, by which the launcher knows a frozen process.
+Each rank keeps its own report up to date in a file that it inherits from the launcher; only the
+launcher writes the pod's report. So the step of a rank that dies without warning is still known.
+After the report, the same file holds the rank's newest step, its pulse, and the pulse's timeout.
+The launcher uses them to detect a frozen process.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ddp_trainer.telemetry.status import CheckpointStatus
 from ddp_trainer.telemetry.wire import from_json, to_json
 
 REPORT_FD_VARIABLE = "DDP_REPORT_FD"
-"""Names the inherited file descriptor that a rank reports to."""
+"""The inherited file descriptor for a rank's report."""
 
 _LIMIT_BYTES = 4096
 """Kubernetes cuts a container's termination message at 4096 bytes."""
 _MAX_ERROR_CHARACTERS = 600
-"""Leaves room for the rest, even if JSON needs six bytes for each. What a rank printed is bounded
-in bytes, of which JSON needs two for each."""
+"""Leaves room for the rest even if JSON needs six bytes per character. A rank's output is limited
+in bytes; JSON needs at most two for each."""
 _DEFAULT_PATH = Path("/dev/termination-log")
 """Where the kubelet mounts the file of the termination message unless the pod says otherwise."""
 
@@ -44,7 +44,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class TerminationReport:
-    """What is known of a rank's run. None: not known, or it did not come to that."""
+    """The report of a rank. None: unknown, or not reached."""
 
     step: int | None = None
     """Optimizer steps completed since the beginning of training."""
@@ -56,41 +56,41 @@ class TerminationReport:
     checkpoint: CheckpointStatus | None = None
     error: str | None = None
     printed: bool | None = None
-    """True: the rank gave no error; that one goes on, after its first line, with what it printed
-    last."""
+    """True: the rank reported no error itself; `error` contains its last output after the first
+    line."""
     exit_code: int | None = None
     rank: int | None = None
     finished: bool | None = None
-    """Whether all is trained and saved: what happens to the rank afterwards changes nothing.
+    """True: everything is trained and saved, so later failures of the rank do not matter.
 
-    False: not yet, and another process may take the rank's place. None: nobody said.
+    False: not yet, and another process may replace the rank. None: not reported.
     """
     left: bool | None = None
-    """True: the pod had no place in the group any more; the others train on without the rank."""
+    """True: the pod is no longer in the group; the others continue without the rank."""
 
     def to_json(self) -> str:
-        """One line that fits a termination message; keys in camel case, unknown values left out."""
+        """Return a line that fits a termination message: camelCase keys, no unknown values."""
         if self.error is None or self.printed:
             return to_json(self)
         return to_json(replace(self, error=self.error[:_MAX_ERROR_CHARACTERS]))
 
     @property
     def headline(self) -> str:
-        """The error in one line, for a log that has the rest; empty: there is none."""
+        """The first line of the error, for a log that has the rest; empty: no error."""
         return next(iter((self.error or "").splitlines()), "")
 
     @classmethod
     def from_json(cls, text: str) -> TerminationReport:
-        """Read what `to_json` wrote.
+        """Parse the output of `to_json`.
 
         Raises:
-            ValueError: the text is no report, or only a part of one.
+            ValueError: the text is not a complete report.
         """
         return from_json(cls, text)
 
 
 class RankReport:
-    """A rank's end of the hand-over; does nothing where no launcher listens."""
+    """Writes a rank's report for the launcher; does nothing without a launcher."""
 
     def __init__(self, env: Mapping[str, str], *, rank: int | None = None) -> None:
         fd = env.get(REPORT_FD_VARIABLE)
@@ -99,24 +99,24 @@ class RankReport:
         """The newest report."""
 
     def update(self, **changes: Any) -> None:
-        """Set fields of the report, which replaces the one before."""
+        """Set fields of the report and write it."""
         self.known = replace(self.known, **changes)
         if self._fd is not None:
-            # One write of constant length: a reader never sees the end of an older report.
+            # A single write of constant length: readers never see the rest of an older report.
             line = self.known.to_json().encode(errors="replace").ljust(_LIMIT_BYTES)
             with contextlib.suppress(OSError):
                 os.pwrite(self._fd, line, 0)
 
     def step(self, step: int) -> None:
-        """Set the step, which is so frequent that it has a place of its own in the file."""
+        """Write the step, which has its own position in the file since it changes often."""
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 os.pwrite(self._fd, _NUMBER.pack(step), _STEP_OFFSET)
 
     def start_pulse(self, interval_seconds: float, *, timeout_seconds: float) -> None:
-        """Tell the launcher from a thread, now and then, that this process runs.
+        """Start a thread that regularly tells the launcher that this process runs.
 
-        After so long without a sign of life it counts as frozen.
+        `timeout_seconds`: without a sign of life for this long, the process counts as frozen.
         """
         if self._fd is not None:
             os.pwrite(self._fd, _NUMBER.pack(round(timeout_seconds * 1000)), _TIMEOUT_OFFSET)
@@ -132,12 +132,12 @@ class RankReport:
 
 
 def open_report_file() -> int:
-    """A file for one rank's report, in memory: the pod's file system may be read-only."""
+    """Create a file for a rank's report, in memory: the pod's file system may be read-only."""
     return os.memfd_create("rank-report")
 
 
 def read_report_file(fd: int) -> TerminationReport:
-    """What the rank wrote last; an empty report if it wrote nothing."""
+    """Return the rank's last report; an empty one if it wrote none."""
     try:
         report = TerminationReport.from_json(os.pread(fd, _LIMIT_BYTES, 0).decode())
     except ValueError:
@@ -146,23 +146,23 @@ def read_report_file(fd: int) -> TerminationReport:
 
 
 def read_pulse(fd: int) -> int:
-    """A number that grows as long as the rank's process runs; 0 before its first beat."""
+    """Return a number that grows while the rank's process runs; 0 before its first pulse."""
     return _read_number(fd, _PULSE_OFFSET)
 
 
 def read_timeout(fd: int) -> float:
-    """Seconds without a sign of life after which a rank is frozen; 0 where it has not said."""
+    """Return the seconds without a sign of life after which a rank is frozen; 0: not set."""
     return _read_number(fd, _TIMEOUT_OFFSET) / 1000
 
 
 def _read_number(fd: int, offset: int) -> int:
-    """0 where nothing was written."""
+    """Return a number from the file; 0 if it was never written."""
     data = os.pread(fd, _NUMBER.size, offset)
     return int(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else 0
 
 
 def write_termination_message(report: TerminationReport, env: Mapping[str, str]) -> None:
-    """Write the pod's report to DDP_TERMINATION_LOG, or where the kubelet reads it.
+    """Write the pod's report to DDP_TERMINATION_LOG, or to the kubelet's default file.
 
     Outside Kubernetes the default file does not exist, and nothing is written.
     """

@@ -1,7 +1,7 @@
-"""What the time of a step is spent on, and where the waiting for other ranks begins.
+"""Measures the phases of a step, and when waiting for other ranks begins.
 
-All ranks end a step at the same moment, because they wait for each other's gradients; only the time
-before that wait tells a slow rank from those that it holds up.
+All ranks end a step at the same moment, because they wait for each other's gradients. Only the time
+before that wait shows which rank is slow.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.autograd import Variable
 
 
 class Phase(StrEnum):
-    """What time can be spent on."""
+    """The phases of a step."""
 
     DATA = "data"
     COMPUTE = "compute"
     COMMUNICATION = "communication"
-    """Waiting for other ranks included; what hides behind the computation is not."""
+    """Includes waiting for other ranks, but not communication that overlaps with computation."""
     CHECKPOINT = "checkpoint"
 
 
@@ -32,17 +32,17 @@ class Moment(Protocol):
     """A point on a device's timeline; torch.cuda.Event is one."""
 
     def query(self) -> bool:
-        """Whether the device has come so far."""
+        """Return True if the device has reached this point."""
 
     def elapsed_time(self, end: Self, /) -> float:
-        """Milliseconds up to `end`."""
+        """Return the milliseconds from this point to `end`."""
 
 
 class StepTimer:
     """One rank's stopwatch: each lap ends where the next one begins."""
 
     def __init__(self, mark: Callable[[], Moment]) -> None:
-        """`mark` tells the present moment, of the device that computes; see `moments_of`."""
+        """`mark`: marks the current point on the device's timeline; see `moments_of`."""
         self._mark = mark
         self._last = mark()
         self._pending: deque[tuple[Phase, Moment]] = deque()
@@ -51,48 +51,48 @@ class StepTimer:
         """By phase, since the beginning."""
 
     def restart(self) -> None:
-        """What was done since the last lap belongs to no phase."""
+        """Ignore the time since the last lap: it belongs to no phase."""
         self._pending.clear()
         self._last = self._mark()
 
     def note(self, phase: Phase) -> None:
-        """All since the last lap was `phase`; for places where collectives may be under way.
+        """Assign the time since the last lap to `phase`; safe while collectives run.
 
-        The device is asked nothing: CUDA's events keep Python's lock while they ask the driver, and
-        a thread that has to abort a collective could not run until they have their answer.
+        It does not query the device. CUDA's events hold Python's lock while they query the driver;
+        meanwhile a thread that must abort a collective could not run.
         """
         self._pending.append((phase, self._mark()))
 
     def lap(self, phase: Phase) -> None:
-        """All since the last lap was `phase`; adds up the laps that the device has ended."""
+        """Assign the time since the last lap to `phase`, and add up laps that are over."""
         self.note(phase)
-        # A GPU is behind: its times are read when it has come so far, never waited for.
+        # A GPU lags behind: read its times once it has reached them, and never wait for it.
         while self._pending and self._pending[0][1].query():
             phase, moment = self._pending.popleft()
             self.seconds[phase] += self._last.elapsed_time(moment) / 1e3
             self._last = moment
 
     def lap_before_waiting(self, loss: Tensor) -> None:
-        """End a lap of computing when this rank's gradients are there.
+        """End a compute lap when this rank's own gradients are ready.
 
-        To be called before `loss.backward()`, which ends when those of all ranks are there.
+        Call it before `loss.backward()`, which returns when the gradients of all ranks are ready.
         """
 
         def when_backward_begins(_gradient: Tensor) -> None:
-            # Callbacks run at the end, in the order of queueing: DDP queues its wait after this.
+            # Callbacks run at the end of backward in queue order; DDP queues its wait after this.
             Variable._execution_engine.queue_callback(partial(self.note, Phase.COMPUTE))
 
         loss.register_hook(when_backward_begins)  # type: ignore[no-untyped-call]
 
     def own_seconds(self) -> float:
-        """This rank's own time since the last call: what no other rank can be blamed for."""
+        """Return this rank's own time since the last call in seconds, without waiting times."""
         own = self.seconds[Phase.DATA] + self.seconds[Phase.COMPUTE]
         since, self._own_before = own - self._own_before, own
         return since
 
 
 def moments_of(device: torch.device) -> Callable[[], Moment]:
-    """How to mark moments of a device that is told its work in advance, as GPUs are, or is not."""
+    """Return a function that marks moments of a device: GPUs run asynchronously, CPUs do not."""
     return _gpu_moment if device.type == "cuda" else _HostMoment
 
 

@@ -1,6 +1,6 @@
-"""Frozen dataclasses to JSON and back: camel case outside, checked types inside.
+"""Converts frozen dataclasses to JSON with camelCase keys, and back with checked types.
 
-A script of any kind may write the JSON, so a wrong type is an error that names the field.
+Any script may write the JSON, so a wrong type is an error that names the field.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ _T = TypeVar("_T")
 
 
 def to_json(value: object) -> str:
-    """One line; fields that are None or no finite number are left out."""
+    """Return one line of JSON, without fields that are None, NaN or infinite."""
     return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
 
 
 def from_json(kind: type[_T], text: str | bytes) -> _T:
-    """Read a dataclass; keys that it does not know are passed over.
+    """Parse a dataclass; unknown keys are ignored.
 
     Raises:
-        ValueError: the text is no JSON object, or a field is missing or of the wrong type.
+        ValueError: the text is not a JSON object, or a field is missing or has the wrong type.
     """
     return _dataclass(kind, json.loads(text), "the document")
 
 
 def utc(unix_time: float) -> str:
-    """A time as text, as in 2026-11-21T03:00:00Z."""
+    """Format a time to the second, as in 2026-11-21T03:00:00Z."""
     return datetime.fromtimestamp(unix_time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def utc_to_the_millisecond(unix_time: float) -> str:
-    """The same for what is set against other times, as in 2026-11-21T03:00:00.250Z."""
+    """Format a time to the millisecond, as in 2026-11-21T03:00:00.250Z."""
     moment = datetime.fromtimestamp(unix_time, UTC).replace(tzinfo=None)
     return moment.isoformat(timespec="milliseconds") + "Z"
 
 
 def camel_case(name: str) -> str:
-    """`total_steps` as `totalSteps`."""
+    """Convert `total_steps` to `totalSteps`."""
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
@@ -93,7 +93,7 @@ def _checked(hint: Any, value: Any, name: str) -> Any:
         return value
     wanted = {
         bool: "true or false",
-        int: "a whole number from 0 on",
+        int: "a whole number, 0 or more",
         float: "a number",
         str: "a string",
     }

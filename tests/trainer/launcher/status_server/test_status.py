@@ -117,7 +117,7 @@ def test_a_script_joins_in_by_a_file(tmp_path: Path, server: Server) -> None:
         pod.stop()
         assert pod.wait() == 143
         assert not path.parent.exists()
-        assert pod.log.count("step must be a whole number from 0 on, not 'seven'") == 1
+        assert pod.log.count("step must be a whole number, 0 or more, not 'seven'") == 1
 
 
 def test_a_port_that_is_taken_ends_nothing(tmp_path: Path, server: Server) -> None:

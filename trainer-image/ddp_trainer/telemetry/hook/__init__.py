@@ -1,1 +1,1 @@
-"""A folder for the PYTHONPATH of scripts: Python runs the `sitecustomize` that it finds there."""
+"""A folder for the PYTHONPATH of scripts: Python imports its `sitecustomize` at start."""

@@ -1,8 +1,8 @@
-"""Makes any Python process under the launcher able to say where it stands, and end in order.
+"""Lets any Python process below the launcher show its stacks, and end without a crash.
 
 Python imports the first module of this name when it starts. It may be another Python than the
-launcher's: nothing but the standard library is needed here, and whatever goes wrong goes unnoticed.
-A `sitecustomize` of the image comes after this one.
+launcher's. So this module needs only the standard library, and hides its errors. A `sitecustomize`
+of the image runs after this one.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import sys
 import time
 
 SIGNAL = getattr(signal, "SIGRTMIN", signal.NSIG) + 11
-"""One that programs leave alone, where there are such; SIGUSR1 is many a script's own."""
+"""A realtime signal that programs rarely use; many scripts use SIGUSR1 themselves."""
 STATUS_FILE_VARIABLE = "DDP_STATUS_FILE"
 _GLOO_THREAD = "pt_gloo"
-"""How torch's gloo names the threads that run its collectives."""
+"""Name of the threads in which torch's gloo runs collectives."""
 _GLOO_SECONDS = 5.0
 _LOOK_SECONDS = 0.002
 
 
 def stacks_file(status_file: str, pid: int) -> str:
-    """Where a process writes its stacks: beside the pod's status."""
+    """Return the file for the stacks of a process, beside the pod's status file."""
     folder, name = os.path.split(status_file)
     return os.path.join(folder, f".{name}.stacks-{pid}")
 
 
 def answer_with_stacks() -> None:
-    """From here on the signal makes this process write the stacks of all its threads to its file.
+    """Make this process write the stacks of all threads to its file when it gets the signal.
 
-    The interpreter's own handler does so, which needs nothing of the thread that hangs. Processes
-    that are forked from this one have no file of their own, and are not asked.
+    The interpreter's own handler writes them, so it works even if a thread hangs. Processes that
+    are forked from this one have no file, and do not get the signal.
     """
     status_file = os.environ.get(STATUS_FILE_VARIABLE)
     if not status_file:
@@ -46,31 +46,34 @@ def answer_with_stacks() -> None:
         faulthandler.register(SIGNAL, file=fd, all_threads=True)
         atexit.register(_remove, path, os.getpid())
     except (OSError, RuntimeError, ValueError):
-        return  # what cannot be told is no reason to end a training
+        return  # without stacks, training can continue
 
 
 def _remove(path: str, pid: int) -> None:
-    """A script may start a million processes; one that is forked from this one leaves its file."""
+    """Remove the file of this process; a process forked from it must leave the file alone.
+
+    A script may start a million processes.
+    """
     if os.getpid() == pid:
         with contextlib.suppress(OSError):
             os.unlink(path)
 
 
 def wait_for_gloo_at_exit() -> None:
-    """Before Python ends, let gloo's threads release the collectives that they have run.
+    """Before Python ends, wait until gloo's threads have released their collectives.
 
     A collective that DDP starts holds a Python object. The thread that ran it releases the object,
-    which takes Python's lock. If Python ends first, its lock ends that thread, and C++ aborts the
-    process (from Python 3.14 on the thread hangs). To destroy the process group is not enough: a
-    DDP module keeps it and its threads alive.
+    and needs Python's lock for that. If Python ends first, the lock ends that thread, and C++
+    aborts the process (from Python 3.14 on, the thread hangs). Destroying the process group is not
+    enough: a DDP module keeps it and its threads alive.
 
-    The first that is registered is the last that Python calls.
+    Register it first: Python calls the first registered function last.
     """
     atexit.register(_wait_for_gloo)
 
 
 def _wait_for_gloo() -> None:
-    with contextlib.suppress(OSError):  # no /proc: nothing can be seen, and nothing is lost
+    with contextlib.suppress(OSError):  # without /proc, skip the wait
         before, until = None, time.monotonic() + _GLOO_SECONDS
         while (now := _gloo_threads()) and not (now == before and _all_sleep(now)):
             if time.monotonic() > until:
@@ -78,12 +81,14 @@ def _wait_for_gloo() -> None:
                 print(said, file=sys.stderr)
                 return
             before = now
-            time.sleep(_LOOK_SECONDS)  # lets go of Python's lock
+            time.sleep(_LOOK_SECONDS)  # releases Python's lock
 
 
 def _gloo_threads() -> dict[str, tuple[str, str]]:
-    """Thread ID → state and number of waits. One that waited for Python's lock at the last look has
-    run since: it waits no more, or once more.
+    """Return state and number of waits by thread ID.
+
+    A thread that waited for Python's lock at the last check has run since. So it no longer waits,
+    or it has one more wait.
     """
     found = {}
     for thread in os.listdir("/proc/self/task"):

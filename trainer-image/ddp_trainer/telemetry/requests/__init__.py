@@ -1,1 +1,1 @@
-"""What somebody outside asks of ranks while they train."""
+"""Requests from outside to ranks while they train: checkpoints, profiles and stacks."""

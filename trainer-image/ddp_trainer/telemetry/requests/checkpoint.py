@@ -1,7 +1,7 @@
-"""A checkpoint that somebody outside asks for, from the launcher to the rank that saves.
+"""Passes a request for a checkpoint from the launcher to the rank that saves.
 
-Whoever knows that a node will be gone soon asks the pod's launcher, which trains nothing and so
-always hears; the rank looks now and then whether it was asked.
+A client that knows that a node will soon go away asks the pod's launcher. The launcher does not
+train, so it always answers. The rank regularly checks for a request.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ _BYTES = 8
 
 
 class CheckpointRequest:
-    """The last one; kept in a file beside the pod's status, which is there while a rank looks."""
+    """The last request, in a file beside the pod's status file.
+
+    The file exists while a rank checks for requests.
+    """
 
     def __init__(self, status_file: Path) -> None:
-        """Nothing is looked at yet."""
+        """Set the path; no file is read yet."""
         self._path = status_file.with_name(f".{status_file.name}.checkpoint")
         self._answered = ""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> CheckpointRequest | None:
-        """As a rank finds it, which looks from here on; None where no launcher listens."""
+        """Create the file for a rank, which checks it from now on; None without a launcher."""
         path = env.get(STATUS_FILE_VARIABLE)
         if not path:
             return None
@@ -34,14 +37,14 @@ class CheckpointRequest:
         try:
             replace_file(request._path, "")
         except OSError:
-            return None  # as with the status: what cannot be told is no reason to end a training
+            return None  # without requests, training can continue
         return request
 
     def make(self) -> bool:
-        """Ask for one; false where no rank looks.
+        """Request a checkpoint; return False if no rank checks for requests.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the request cannot be written.
         """
         if not self._path.exists():
             return False
@@ -49,20 +52,20 @@ class CheckpointRequest:
         return True
 
     def look_away(self) -> None:
-        """This rank saves no more: whoever asks is to know."""
+        """Remove the file: this rank no longer saves, and requests must fail."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
     def is_open(self) -> bool:
-        """Whether one was asked for since the last `answer`."""
+        """Return True if there is a new request since the last `answer`."""
         return self._last() != self._answered
 
     def answer(self) -> None:
-        """What was asked for until now is being done."""
+        """Mark all requests so far as handled."""
         self._answered = self._last()
 
     def _last(self) -> str:
-        """What no two requests have in common; the one before where nothing can be read."""
+        """Return the ID of the last request; the last answered one if the file cannot be read."""
         try:
             with self._path.open(errors="replace") as file:
                 return file.read(2 * _BYTES)

@@ -1,7 +1,7 @@
-"""Shows where the ranks of a pod stand: their Python stacks, on request.
+"""Shows the Python stacks of a pod's ranks on request.
 
-The interpreter's own handler writes them, and needs nothing of the thread that hangs: at SIGUSR1 to
-the pod's log, and at another signal to a file of each process, for who asks to be answered.
+The interpreter's own handler writes them, so it works even if a thread hangs. SIGUSR1 writes them
+to the pod's log. Another signal writes them to a file of each process, for the answer to a request.
 """
 
 from __future__ import annotations
@@ -22,30 +22,28 @@ from ddp_trainer.telemetry.hook import sitecustomize
 from ddp_trainer.telemetry.hook.sitecustomize import answer_with_stacks, stacks_file
 
 HOOK = Path(sitecustomize.__file__).parent
-"""On the PYTHONPATH of a script it makes its processes answer."""
+"""On the PYTHONPATH of a script, it lets the script's processes answer."""
 SIGNAL = signal.SIGUSR1
 _BETWEEN_RANKS_SECONDS = 0.1
-"""Enough to write a stack, so that those of one rank stand together in the log."""
+"""Time to write a stack, so that the stacks of one rank stay together in the log."""
 _QUIET_SECONDS = 0.1
-"""A process that has written nothing more for so long has written all its stacks."""
+"""A process that writes nothing for this long has written all its stacks."""
 _ANSWER_SECONDS = 2.0
 _LOOK_SECONDS = 0.01
 _MOST_BYTES = 128 * 1024
-"""Of a rank's stacks: about a thousand frames."""
+"""Limit of a rank's stacks: about a thousand frames."""
 
 _logger = logging.getLogger(__name__)
 
 
 def dump_on_signal() -> None:
-    """From here on the signal makes this process write the stacks of all threads to stderr,
-    and another one to its file.
-    """
+    """Make SIGUSR1 write the stacks of all threads to stderr, and another signal to a file."""
     faulthandler.register(SIGNAL, file=sys.stderr, all_threads=True)
     answer_with_stacks()
 
 
 def listening(ranks: Mapping[int, int]) -> dict[int, int]:
-    """Those of the processes, by rank, that the signal would not kill."""
+    """Return the processes, by rank, that handle SIGUSR1, which kills others."""
     return {rank: pid for rank, pid in sorted(ranks.items()) if handles(pid, SIGNAL)}
 
 
@@ -60,7 +58,7 @@ def ask_for_stacks(ranks: Mapping[int, int]) -> None:
 
 @dataclass(frozen=True)
 class RankStacks:
-    """Where one rank stands, or why that cannot be told."""
+    """The stacks of a rank, or why there are none."""
 
     rank: int
     process: int
@@ -68,14 +66,14 @@ class RankStacks:
     problem: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """As it is served."""
+        """Return the JSON object to serve."""
         return asdict(self)
 
 
 def read_stacks(ranks: Mapping[int, int], status_file: Path) -> list[RankStacks]:
-    """Ask the processes, by rank, all at once; it takes two seconds at most.
+    """Ask all processes at once, and return their stacks by rank, within two seconds.
 
-    A rank that is no Python process, such as a shell, is asked by the nearest one below it.
+    For a rank that is not a Python process, such as a shell, the nearest one below it is asked.
     """
     children = all_children()
     asked: dict[int, tuple[int, Path]] = {}
@@ -95,7 +93,7 @@ def read_stacks(ranks: Mapping[int, int], status_file: Path) -> list[RankStacks]
     return [
         _answer(rank, *asked[rank])
         if rank in asked
-        else RankStacks(rank, pid, problem="it is no Python process that has started by now")
+        else RankStacks(rank, pid, problem="it is not a Python process, or is still starting")
         for rank, pid in sorted(ranks.items())
     ]
 
@@ -124,13 +122,13 @@ def _answer(rank: int, pid: int, path: Path) -> RankStacks:
     except OSError as error:
         return RankStacks(rank, pid, problem=f"its stacks cannot be read: {error.strerror}")
     if not text:
-        said = f"it did not answer in {_ANSWER_SECONDS:g} s: it is stopped, or stuck in the kernel"
+        said = f"no answer within {_ANSWER_SECONDS:g} s: it is stopped, or stuck in the kernel"
         return RankStacks(rank, pid, problem=said)
     return RankStacks(rank, pid, text)
 
 
 def _tree(pid: int, children: Mapping[int, Sequence[Process]]) -> Iterator[int]:
-    """A process and those below it, the nearest first."""
+    """Yield a process and those below it, the nearest first."""
     level = [pid]
     while level:
         yield from level
