@@ -1,7 +1,7 @@
-"""Runs the launcher of the folder that this file lies in: `python3 FOLDER [flags] -- command`.
+"""Runs the launcher in this file's folder: `python3 FOLDER [flags] -- command`.
 
-The operator copies that folder, with `ddp_trainer` in it, into pods of any image. Every Python
-since 2.7 understands this file, to say what is wrong with it.
+The operator copies the folder, with `ddp_trainer` in it, into pods of any image. This file runs on
+every Python since 2.7, so that it can report a Python that is too old.
 """
 
 import os
@@ -9,7 +9,7 @@ import runpy
 import sys
 
 _EX_USAGE = 64
-"""Tells the operator that starting again cannot help."""
+"""Tells the operator that a restart cannot help."""
 
 if sys.version_info < (3, 11):  # noqa: UP036 - the image's own
     sys.stderr.write("spec.launcher: inject needs Python 3.11 or newer in the image, and its ")
@@ -17,7 +17,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - the image's own
     sys.stderr.write("take an image that has it, or leave launcher out\n")
     sys.exit(_EX_USAGE)
 
-# Processes that the launcher starts by the names of its modules find them here, and the same ones.
+# The launcher starts processes by module name; they must find the same modules here.
 _FOLDERS = [os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _FOLDERS))
 runpy.run_module("ddp_trainer.launch", run_name="__main__", alter_sys=True)

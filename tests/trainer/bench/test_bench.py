@@ -101,7 +101,7 @@ def test_a_slow_node_is_named_and_has_its_own_exit_code(tmp_path: Path) -> None:
             assert pod.message["exitCode"] == 69
             assert pod.message["error"].startswith("TOO SLOW: slow: rank 2 on node node-2 (host ")
             # A busy machine may be so slow that it takes an exponent to say how slow.
-            measured = r"--min-busbw asks for 1e\+06: all_reduce (\d\.\S+)$"
+            measured = r"with --min-busbw 1e\+06: all_reduce (\d\.\S+)$"
             found = re.search(measured, pod.message["error"])
             assert found is not None, pod.message["error"]
             assert 0 < float(found[1]) < 1
@@ -179,8 +179,12 @@ def bench(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("flags", "environment", "message"),
     [
-        ((), {"WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1"}, "a single rank has no network"),
-        ((), {"WORLD_SIZE": "3", "DDP_POD_SIZES": "1,2"}, "pods that have as many ranks each"),
+        (
+            (),
+            {"WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1"},
+            "WORLD_SIZE is 1: start two or more ranks",
+        ),
+        ((), {"WORLD_SIZE": "3", "DDP_POD_SIZES": "1,2"}, "needs pods of equal size"),
         ((), {"RANK": ""}, "RANK is not set"),
         (("--json=/nowhere/at/all.json",), {}, "--json /nowhere/at/all.json: No such file"),
     ],
@@ -267,12 +271,12 @@ def member(rank: int, gbps: float, *partners: int) -> Member:
 
 def test_blame() -> None:
     assert accuse([member(0, 10, 1, 2), member(1, 2, 0, 2), member(2, 10, 0, 1)]) == (
-        "slow: rank 1 on node n1 (host job-0-1), which exchanges with its best partner "
+        "slow: rank 1 on node n1 (host job-0-1); with its best partner "
         "2 GB/s each way, the median rank 10 GB/s"
     )
     assert accuse([member(0, 10, 1, 2), member(1, 9, 0, 2), member(2, 10, 0, 1)]).startswith(
         "no rank stands out: rank 1 on node n1"
     )
     assert accuse([member(0, 2, 1), member(1, 2, 0)]).endswith(
-        "which end is slow cannot be told with only two of them, add a third"
+        "to find out which end is slow, add a third node or rank"
     )

@@ -140,5 +140,5 @@ def test_a_subclass_of_the_distributed_sampler_is_not_taken_for_one() -> None:
     loader = DataLoader(Noise(), batch_size=4, sampler=sampler)
     assert [int(one) for one in chain(*seen(loader))] == [*range(SAMPLES - 1, -1, -1)]
     shares = Reversed(Noise(), num_replicas=2, rank=0)
-    with pytest.raises(ConfigurationError, match="shares out samples among ranks"):
+    with pytest.raises(ConfigurationError, match="splits samples among ranks"):
         Loading(DataLoader(Noise(), batch_size=4, sampler=shares), seed=0)

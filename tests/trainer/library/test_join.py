@@ -388,7 +388,7 @@ class Restless(Sampler[int]):
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
-        (DataLoader(Endless(), batch_size=2), "IterableDataset, whose samples nobody can share"),
+        (DataLoader(Endless(), batch_size=2), "IterableDataset, which cannot be split among ranks"),
         (loader_of(batch_size=None, shuffle=False), "has no batch_size"),
         (
             loader_of(shuffle=False, sampler=Restless()),
@@ -396,7 +396,7 @@ class Restless(Sampler[int]):
         ),
         (
             loader_of(shuffle=False, sampler=Restless(num_replicas=2)),
-            "shares out samples among ranks, .* make it with num_replicas=1 and rank=0",
+            "splits samples among ranks, .* make it with num_replicas=1 and rank=0",
         ),
     ],
     ids=["iterable", "no batches", "sampler", "sharing sampler"],

@@ -139,14 +139,14 @@ def test_a_workload_of_ones_own_with_typed_options(own_module: str) -> None:
         (
             "gpt",
             {"depth": "3"},
-            "option depth is not for workload gpt, whose .* layers, heads",
+            "option depth is not an option of workload gpt: .* layers, heads",
         ),
         (
             "digits",
             {"depth": "3"},
-            "depth is not for workload digits, whose options are dropout",
+            "depth is not an option of workload digits: choose from dropout",
         ),
-        ("digits", {"data": "/data"}, "option data is not for workload digits"),
+        ("digits", {"data": "/data"}, "option data is not an option of workload digits"),
         ("gpt", {"layers": "two"}, "--workload-option layers=two: set it to a whole number"),
         ("gpt", {"layers": "0"}, "--workload-option layers=0: set it to 1 or more"),
         ("gpt", {"width": "30"}, "--workload-option width=30: set it to a multiple of heads"),

@@ -1,1 +1,1 @@
-"""Measures the network between ranks before a training burns GPU hours on a slow one."""
+"""Measures the network between ranks, to find a slow one before a training wastes GPU hours."""

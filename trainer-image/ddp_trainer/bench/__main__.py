@@ -18,15 +18,15 @@ _logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
-    """Take part in the benchmark as this rank; returns its exit code."""
+    """Run the benchmark on this rank and return its exit code."""
     log_to_stdout(f"rank {env.get('RANK', '?')}")
     error: str | None = None
     try:
         options = BenchOptions.parse(arguments)
         environment = Environment.from_env(env)
         if environment.placement.world_size < 2:
-            raise ConfigurationError("a single rank has no network to measure: start two or more")
-        # torch takes seconds to import: only now, when the configuration is known to be good.
+            raise ConfigurationError("WORLD_SIZE is 1: start two or more ranks, to have a network")
+        # Importing torch takes seconds: do it only after the configuration is checked.
         from ddp_trainer.bench.run import run  # noqa: PLC0415
 
         code, error = run(environment, options, env)

@@ -1,7 +1,7 @@
-"""Finds the slow rank: a collective is as slow as its slowest member, and cannot say who that is.
+"""Finds the slow rank. A collective is as slow as its slowest rank, but does not show which it is.
 
-So ranks also talk in pairs, several times with different partners. A healthy rank is fast with at
-least one of them; a slow one is slow with all.
+So ranks also exchange messages in pairs, several times with different partners. A healthy rank is
+fast with at least one partner; a slow rank is slow with all.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from dataclasses import asdict, dataclass
 
 _MAX_ROUNDS = 3
 _STANDS_OUT = 0.8
-"""A rank with less than this share of the median's bandwidth is called slow."""
+"""A rank with less than this share of the median bandwidth counts as slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One rank of the benchmark, and what it measured."""
+    """A rank of the benchmark, and its measurements."""
 
     rank: int
     node: str
-    """The Kubernetes node, where the environment names it as NODE_NAME, else the host."""
+    """The Kubernetes node from NODE_NAME, if set; otherwise the host."""
     host: str
     """In a DDPJob, the pod's host name."""
     partners: tuple[int, ...]
-    """Ranks that it talked to in pairs."""
+    """Its partners in the pairs."""
     link_gbps: float
-    """GB/s in each direction, with the best of its partners."""
+    """GB/s in each direction with its best partner."""
 
     @classmethod
     def from_json(cls, text: bytes) -> Member:
-        """Read what `to_json` wrote, on another rank."""
+        """Parse the output of `to_json` from another rank."""
         values = json.loads(text)
         return cls(**{**values, "partners": tuple(values["partners"])})
 
     def to_json(self) -> bytes:
-        """For the other ranks."""
+        """Serialize it for the other ranks."""
         return json.dumps(asdict(self)).encode()
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The way from one rank to the next one in the ring of all of them."""
+    """The link from a rank to the next one in a ring of all ranks."""
 
     rank: int
     node_rank: int
@@ -55,15 +55,15 @@ class Step:
     gbps: float
     """GB/s in each direction."""
     latency_us: float
-    """Of the smallest message, there and back at the same time."""
+    """Time of the smallest message in microseconds, sent in both directions at the same time."""
 
     @classmethod
     def from_json(cls, text: bytes) -> Step:
-        """Read what `to_json` wrote, on another rank."""
+        """Parse the output of `to_json` from another rank."""
         return cls(**json.loads(text))
 
     def to_json(self) -> bytes:
-        """For the other ranks."""
+        """Serialize it for the other ranks."""
         return json.dumps(asdict(self)).encode()
 
     def __str__(self) -> str:
@@ -74,9 +74,9 @@ class Step:
 
 
 def neighbours(rank: int, ranks: int) -> list[int | None]:
-    """The neighbour in the ring to talk to in each round; None: this rank pauses.
+    """Return the partner in the ring for each round; None: this rank pauses.
 
-    In each round every rank has at most one partner; after all, each has talked to both.
+    Each rank has at most one partner per round. After all rounds, it has had both neighbours.
     """
     if ranks == 2:
         return [1 - rank]
@@ -84,7 +84,7 @@ def neighbours(rank: int, ranks: int) -> list[int | None]:
     rounds: list[int | None] = []
     for odd in (0, 1):
         other = rank + 1 if rank % 2 == odd else rank - 1
-        if ranks % 2:  # the last pair waits for a round of its own
+        if ranks % 2:  # the last pair gets its own round
             rounds.append(other if 0 <= other <= last else None)
         else:
             rounds.append(other % ranks)
@@ -94,11 +94,11 @@ def neighbours(rank: int, ranks: int) -> list[int | None]:
 
 
 def partners(rank: int, *, nodes: int, local_world_size: int) -> list[int | None]:
-    """The rank to talk to in each round; None: this rank pauses.
+    """Return the partner for each round; None: this rank pauses.
 
-    With several nodes, ranks of the same index on different nodes: their links are what differs.
-    On a single node, its ranks. In each round every rank has at most one partner, and never twice
-    the same one.
+    With several nodes, partners are ranks of the same index on different nodes, since the links
+    between nodes differ. On a single node, they are its ranks. Each rank has at most one partner
+    per round, and never the same one twice.
     """
     if nodes > 1:
         node, index = divmod(rank, local_world_size)
@@ -110,13 +110,16 @@ def partners(rank: int, *, nodes: int, local_world_size: int) -> list[int | None
 
 
 def _opponents(player: int, players: int) -> list[int | None]:
-    """A tournament by the circle method: the last one stays, the others move round it."""
-    places = players + players % 2  # with an odd number, whoever meets the empty place pauses
+    """Pair players as in a round-robin tournament by the circle method.
+
+    The last player stays; the others rotate around it.
+    """
+    places = players + players % 2  # with an odd number, the partner of the empty place pauses
     moving = places - 1
     opponents: list[int | None] = []
     for turn in range(min(moving, _MAX_ROUNDS)):
         if player == moving:
-            # Whoever would meet itself: twice its number is the turn's, modulo an odd number.
+            # The player that would meet itself: twice its number equals `turn`, modulo `moving`.
             other = turn * ((moving + 1) // 2) % moving
         else:
             other = (turn - player) % moving
@@ -126,16 +129,16 @@ def _opponents(player: int, players: int) -> list[int | None]:
 
 
 def accuse(members: Sequence[Member]) -> str:
-    """Name the slowest rank, and say how sure that is."""
+    """Name the slowest rank, and say how certain that is."""
     slowest = min(members, key=lambda member: member.link_gbps)
     median = statistics.median(member.link_gbps for member in members)
     speed = f"{slowest.link_gbps:.3g} GB/s each way, the median rank {median:.3g} GB/s"
     if all(len(member.partners) == 1 for member in members):
         other = next(member for member in members if member.rank in slowest.partners)
         return (
-            f"slowest link: {slowest} with {other}, {speed}; which end is slow cannot be told "
-            "with only two of them, add a third"
+            f"slowest link: {slowest} with {other}, {speed}; to find out which end is slow, add a "
+            "third node or rank"
         )
     if slowest.link_gbps >= _STANDS_OUT * median:
-        return f"no rank stands out: {slowest}, the slowest, exchanges {speed}"
-    return f"slow: {slowest}, which exchanges with its best partner {speed}"
+        return f"no rank stands out: {slowest} is the slowest, with {speed}"
+    return f"slow: {slowest}; with its best partner {speed}"

@@ -1,4 +1,4 @@
-"""Takes the times. Every figure is that of the slowest rank: that is what a training waits for."""
+"""Measures times. All values are those of the slowest rank, since a training waits for it."""
 
 from __future__ import annotations
 
@@ -18,41 +18,42 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.settings.environment import Placement
 
 _LINK_BYTES = 4 * 2**20
-"""Large enough to show bandwidth rather than latency; less where only less is asked for."""
+"""Large enough to measure bandwidth and not latency; smaller if all requested sizes are smaller."""
 _LINK_ITERATIONS = 10
-"""At most: what is looked for is a difference, not a figure."""
+"""Limit: the goal is to see differences, not exact values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One operation with messages of one size."""
+    """The measurement of an operation with one message size."""
 
     operation: str
     size_bytes: int
-    """Of the whole message."""
+    """Size of the whole message."""
     count: int
     """Numbers that each rank contributes or keeps."""
     dtype: str
     time_us: float
-    """Of one operation: mean over the timed iterations, on the slowest rank."""
+    """Time of one operation in microseconds: mean over the timed iterations, on the slowest rank.
+    """
     algbw: float
     """Algorithm bandwidth, size / time, in GB/s (10^9 bytes)."""
     busbw: float
     """Bus bandwidth in GB/s: comparable between operations and world sizes."""
     wrong: int
-    """Numbers, over all ranks, that were not what they should be."""
+    """Count of wrong numbers over all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unsupported:
-    """An operation that the backend cannot do."""
+    """An operation that the backend does not support."""
 
     operation: str
     reason: str
 
 
 def measure(group: Group, options: BenchOptions) -> Iterator[Measurement | Unsupported]:
-    """Measure everything asked for; the same results on all ranks.
+    """Measure all requested operations; yields the same results on all ranks.
 
     Raises:
         RuntimeError: an operation failed, or another rank is gone.
@@ -82,7 +83,7 @@ def measure(group: Group, options: BenchOptions) -> Iterator[Measurement | Unsup
 def measure_links(
     group: Group, options: BenchOptions, placement: Placement, env: Mapping[str, str]
 ) -> list[Member]:
-    """Let ranks talk in pairs; every rank with what it measured, the same list on all ranks."""
+    """Measure ranks in pairs; returns the same list of all ranks on each rank."""
     count = min(_LINK_BYTES, options.sizes[-1]) // DTYPE.itemsize
     gbps: dict[int, float] = {}
     for partner in partners(
@@ -106,7 +107,7 @@ def measure_links(
 
 
 def measure_ring(group: Group, options: BenchOptions, placement: Placement) -> list[Step]:
-    """Let each rank talk to the next one; the ring, the same on all ranks."""
+    """Measure each rank with the next one; returns the same ring on each rank."""
     count = min(_LINK_BYTES, options.sizes[-1]) // DTYPE.itemsize
     to = (group.rank + 1) % placement.world_size
     found: dict[int, tuple[float, float]] = {}
@@ -134,7 +135,7 @@ def _exchange_seconds(group: Group, partner: int, count: int, options: BenchOpti
 
 
 def _time_and_check(operation: Operation, group: Group, options: BenchOptions) -> tuple[float, int]:
-    """Seconds on the slowest rank, and wrong numbers on all."""
+    """Return the seconds on the slowest rank, and the count of wrong numbers on all ranks."""
     operation.fill()
     for _ in range(options.warmup):
         operation.run()
@@ -146,7 +147,7 @@ def _time_and_check(operation: Operation, group: Group, options: BenchOptions) -
 
 
 def _seconds(run: Callable[[], object], group: Group, *, iterations: int) -> float:
-    """Mean time of one run."""
+    """Return the mean time of one run in seconds."""
     _wait_for_device(group)
     begin = time.perf_counter()
     for _ in range(iterations):

@@ -1,8 +1,8 @@
-"""What is measured: each operation with one message, and the result that it has to give.
+"""The operations of the benchmark, each with its message and its expected result.
 
-Sizes and factors are those of nccl-tests (doc/PERFORMANCE.md there), so that figures compare: the
-size is that of the whole message, and a bus bandwidth says what the slowest link has to carry,
-whatever the number of ranks.
+Sizes and factors are those of nccl-tests (doc/PERFORMANCE.md there), so that values are comparable.
+The size is that of the whole message. The bus bandwidth is the load of the slowest link, for any
+number of ranks.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.process_group.failures import is_lost_peer
 
 DTYPE = torch.float32
-"""What DDP sends unless told otherwise."""
+"""DDP's default type of gradients."""
 
 _PERIOD = 8
-"""Messages repeat small whole numbers, whose sums over ranks floats hold to the bit."""
+"""Messages repeat small whole numbers: floats hold their sums over ranks exactly."""
 _UNSUPPORTED = re.compile(
     r"not (currently )?support|unsupported|not implemented|Backend .*not", re.I
 )
 
-# torch 2.13 names them anew and warns at the old names.
+# torch 2.13 renames them and warns about the old names.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operation with a message of one size, as one rank takes part in it."""
+    """An operation with one message size, as one rank runs it."""
 
     count: int
     """Numbers that this rank contributes or keeps."""
     size_bytes: int
-    """Of the whole message."""
+    """Size of the whole message."""
     bus_factor: float
     """Bus bandwidth / algorithm bandwidth."""
     source: Tensor
@@ -48,11 +48,11 @@ class Operation:
     run: Callable[[], object]
     """Runs the operation once; on a GPU, starts it."""
     result: Tensor
-    """Holds what came of it; may be the source."""
+    """Holds the result; may be the source."""
     expected: Callable[[], Tensor]
 
     def fill(self) -> None:
-        """Put this rank's contribution where `run` finds it, and no old result where it writes."""
+        """Write this rank's contribution to `source`, after erasing the old result."""
         self.result.fill_(-1)
         self.source.copy_(self.contribution())
 
@@ -80,7 +80,7 @@ def _all_reduce(group: Group, size_bytes: int) -> Operation:
 
 
 def _all_gather(group: Group, size_bytes: int) -> Operation:
-    """Every rank gets the parts of all."""
+    """Every rank gets the parts of all ranks."""
     count = _count(size_bytes, parts=group.size)
     part, whole = _empty(group, count), _empty(group, count * group.size)
     return Operation(
@@ -96,7 +96,7 @@ def _all_gather(group: Group, size_bytes: int) -> Operation:
 
 
 def _broadcast(group: Group, size_bytes: int) -> Operation:
-    """Every rank gets what rank 0 has."""
+    """Every rank gets the message of rank 0."""
     count = _count(size_bytes, parts=1)
     buffer = _empty(group, count)
     return Operation(
@@ -129,7 +129,7 @@ def _reduce_scatter(group: Group, size_bytes: int) -> Operation:
 
 
 def _send_recv(group: Group, size_bytes: int) -> Operation:
-    """Every rank sends to the next one while it receives from the one before."""
+    """Every rank sends to the next rank while it receives from the previous one."""
     count = _count(size_bytes, parts=1)
     outgoing, incoming = _empty(group, count), _empty(group, count)
     following, previous = (group.rank + 1) % group.size, (group.rank - 1) % group.size
@@ -146,7 +146,7 @@ def _send_recv(group: Group, size_bytes: int) -> Operation:
 
 
 Builder = Callable[[Group, int], Operation]
-"""Makes an operation for a size in bytes, rounded down to what divides, but never to nothing."""
+"""Makes an operation for a size in bytes, rounded down to a multiple that divides, but not to 0."""
 
 OPERATIONS: Mapping[str, Builder] = {
     "all_reduce": _all_reduce,
@@ -188,9 +188,9 @@ def exchange(outgoing: Tensor, to: int, incoming: Tensor, source: int) -> None:
 
 
 def why_unsupported(build: Builder, group: Group) -> str | None:
-    """Try an operation with the smallest message; None: this backend can do it.
+    """Try an operation with the smallest message; None: this backend supports it.
 
-    A backend refuses before it sends anything, on all ranks alike.
+    A backend refuses before it sends anything, on all ranks equally.
     """
     try:
         build(group, DTYPE.itemsize).run()

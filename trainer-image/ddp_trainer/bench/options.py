@@ -1,4 +1,4 @@
-"""What to measure: the flags of the benchmark. Nothing here imports torch."""
+"""The flags of the benchmark. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.settings.flags import Parser, flag_of
 
 OPERATIONS = ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "send_recv")
-"""In the order in which they are measured."""
+"""The operations, in the order of measurement."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What to measure and what to expect of it."""
+    """The measurements to make, and the least acceptable bandwidth."""
 
     operations: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -27,9 +27,9 @@ class BenchOptions:
     iterations: int
     warmup: int
     min_busbw: float | None
-    """GB/s that every operation has to reach with one of the sizes; None: anything will do."""
+    """GB/s that every operation must reach with one of the sizes; None: no minimum."""
     ring: bool
-    """Whether to measure the way of each rank to the next one."""
+    """True: also measure the link from each rank to the next one."""
     json_path: Path | None
     rendezvous_timeout_seconds: float
     group_timeout_seconds: float
@@ -106,41 +106,41 @@ def _bytes(flag: str, text: str) -> int:
 def _parser() -> Parser:
     flags = Parser(
         prog="python -m ddp_trainer.bench",
-        description="One rank of a benchmark of the network: start it as every rank of a job, "
-        "for instance with python -m ddp_trainer.launch -- python -m ddp_trainer.bench.",
+        description="Runs one rank of a network benchmark. Start it as every rank of a job, for "
+        "example with python -m ddp_trainer.launch -- python -m ddp_trainer.bench.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    flags.add_argument("--operations", default=",".join(OPERATIONS), help="what to measure")
+    flags.add_argument("--operations", default=",".join(OPERATIONS), help="operations to measure")
     flags.add_argument("--min-bytes", default="1K", help="smallest message; K, M and G are 2^10 …")
     flags.add_argument("--max-bytes", default="64M", help="largest message")
-    flags.add_argument("--factor", type=int, default=4, help="from one size to the next")
-    flags.add_argument("--iterations", type=int, default=20, help="timed, of each size")
+    flags.add_argument("--factor", type=int, default=4, help="factor from one size to the next")
+    flags.add_argument("--iterations", type=int, default=20, help="timed iterations per size")
     flags.add_argument("--warmup", type=int, default=5, help="iterations before the timed ones")
     flags.add_argument(
         "--min-busbw",
         type=float,
         metavar="GB/s",
-        help="bus bandwidth that every operation has to reach with one of the sizes; exit code 69 "
-        "otherwise, and the slowest rank and its node are named",
+        help="bus bandwidth that every operation must reach with one of the sizes; otherwise the "
+        "exit code is 69, and the output names the slowest rank and its node",
     )
     flags.add_argument(
         "--ring",
         action="store_true",
-        help="also show the ranks in their order, each with its node and the bandwidth and latency "
-        "to the next one, as a ring of all ranks has it",
+        help="also list the ranks in order, each with its node and the bandwidth and latency to "
+        "the next rank, as in a ring of all ranks",
     )
-    flags.add_argument("--json", type=Path, metavar="FILE", help="rank 0 writes the results there")
+    flags.add_argument("--json", type=Path, metavar="FILE", help="file for the results of rank 0")
     flags.add_argument(
         "--rendezvous-timeout-seconds",
         type=float,
         default=600.0,
-        help="how long to wait for the other ranks before giving up with exit code 75",
+        help="how long to wait for the other ranks before exiting with code 75",
     )
     flags.add_argument(
         "--group-timeout-seconds",
         type=float,
         default=120.0,
-        help="how long one operation may take before its peers count as lost",
+        help="how long an operation may take before the other ranks count as lost",
     )
     return flags

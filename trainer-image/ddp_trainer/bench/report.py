@@ -1,4 +1,4 @@
-"""What the benchmark says: a table for people, JSON for programs, and a verdict for both."""
+"""The output of the benchmark: a table, JSON for programs, and a verdict in both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER = (
 
 
 def row(result: Measurement | Unsupported) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     if isinstance(result, Unsupported):
         return f"  {result.operation:<14} not supported by this backend: {result.reason}"
     return (
@@ -29,26 +29,26 @@ def row(result: Measurement | Unsupported) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All that was measured, and what to make of it."""
+    """All measurements and the verdict."""
 
     backend: str
     min_busbw: float | None
     members: Sequence[Member]
     ring: Sequence[Step]
-    """Empty where it was not asked for."""
+    """Empty if not requested."""
     measurements: Sequence[Measurement]
     unsupported: Sequence[Unsupported]
 
     @property
     def exit_code(self) -> ExitCode:
-        """The same on all ranks."""
+        """The exit code; the same on all ranks."""
         if any(one.wrong for one in self.measurements):
             return ExitCode.FAILURE
         return ExitCode.SLOW_NETWORK if self._too_slow() else ExitCode.DONE
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The result in one sentence."""
         wrong = [one for one in self.measurements if one.wrong]
         if wrong:
             return (
@@ -59,13 +59,13 @@ class Report:
         if slow:
             reached = ", ".join(f"{name} {busbw:.3g}" for name, busbw in slow.items())
             return (
-                f"TOO SLOW: {accuse(self.members)}; bus bandwidth in GB/s, where --min-busbw "
-                f"asks for {self.min_busbw:g}: {reached}"
+                f"TOO SLOW: {accuse(self.members)}; bus bandwidth in GB/s, with --min-busbw "
+                f"{self.min_busbw:g}: {reached}"
             )
-        return f"all results right; {accuse(self.members)}"
+        return f"all results are correct; {accuse(self.members)}"
 
     def closing(self) -> str:
-        """The lines below the table: every rank's best link, the ring, and the verdict."""
+        """Return the lines below the table: each rank's best link, the ring, and the verdict."""
         links = [f"{member}: {member.link_gbps:.3f} GB/s each way" for member in self.members]
         lines = ["ranks in pairs:", *links]
         if self.ring:
@@ -74,12 +74,12 @@ class Report:
         return "\n".join(f"# {line}" for line in [*lines, self.verdict])
 
     def to_json(self) -> str:
-        """Everything, with GB/s as 10^9 bytes a second."""
+        """Return everything as JSON; GB/s are 10^9 bytes per second."""
         values = {**asdict(self), "exit_code": int(self.exit_code), "verdict": self.verdict}
         return json.dumps(values, indent=2) + "\n"
 
     def _too_slow(self) -> dict[str, float]:
-        """Operations that reach the bandwidth asked for with no size, with the best of each."""
+        """Return the best value of each operation that never reaches the minimum bandwidth."""
         best: dict[str, float] = {}
         for one in self.measurements:
             best[one.operation] = max(best.get(one.operation, 0.0), one.busbw)

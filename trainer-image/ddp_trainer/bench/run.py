@@ -1,4 +1,4 @@
-"""The life of one rank of the benchmark: form the group, measure, print, judge."""
+"""Runs one rank of the benchmark: forms the group, measures, and prints the report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ddp_trainer.process_group.world import World
 from ddp_trainer.settings.environment import Environment
 
 _HEARTBEAT_TIMEOUT_SECONDS = 10.0
-"""As the trainer's: a rank that stands still for as long ends the benchmark."""
+"""As for the trainer: a rank that is frozen for this long ends the benchmark."""
 
 _logger = logging.getLogger(__name__)
 
@@ -31,19 +31,19 @@ _logger = logging.getLogger(__name__)
 def run(
     environment: Environment, options: BenchOptions, env: Mapping[str, str]
 ) -> tuple[ExitCode, str | None]:
-    """Measure as this rank; returns the exit code, and what is wrong if anything is.
+    """Measure on this rank; return the exit code, and the error if there is one.
 
     Raises:
-        ConfigurationError: the pod has not the GPUs it needs, the results cannot be written, or
-        pods have unequal numbers of ranks.
+        ConfigurationError: the pod has too few GPUs, the results cannot be written, or pods have
+        different numbers of ranks.
     """
     if not environment.placement.pod_sizes.are_equal:
         raise ConfigurationError(
-            "DDP_POD_SIZES: the benchmark compares pods that have as many ranks each; set "
-            "nprocPerNode to the same number in all pods"
+            "DDP_POD_SIZES: the benchmark needs pods of equal size; set nprocPerNode to the same "
+            "number in all pods"
         )
     if environment.rank == 0 and options.json_path is not None:
-        _write(options.json_path, "")  # now, rather than after minutes of measuring
+        _write(options.json_path, "")  # to fail now, and not after minutes of measuring
     try:
         report = _measure(environment, options, env)
     except Exception as error:
@@ -82,20 +82,20 @@ def _measure(environment: Environment, options: BenchOptions, env: Mapping[str, 
         show(report.closing())
         if group.rank == 0 and options.json_path is not None:
             _write(options.json_path, report.to_json())
-        # Together: the first rank that ends with an error takes its whole pod along.
-        with suppress(RuntimeError):  # whoever has left has measured all
+        # End together: the first rank that ends with an error ends its whole pod.
+        with suppress(RuntimeError):  # a rank that has already left is done
             group.barrier()
     return report
 
 
 def _say_nothing(*_: object, **__: object) -> None:
-    """What ranks other than 0 do."""
+    """Print nothing, on ranks other than 0."""
 
 
 def _preamble(backend: str, options: BenchOptions) -> str:
     return (
-        f"# {backend}; mean of {options.iterations} iterations after {options.warmup} to warm up, "
-        "on the slowest rank; GB are 10^9 bytes"
+        f"# {backend}; mean of {options.iterations} iterations after {options.warmup} warm-up "
+        "iterations, on the slowest rank; GB are 10^9 bytes"
     )
 
 

@@ -1,1 +1,1 @@
-"""Which rank trains on which sample, and how the samples come to its node."""
+"""Assigns samples to ranks, and loads them."""

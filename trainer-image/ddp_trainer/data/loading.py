@@ -1,8 +1,7 @@
-"""A script's own DataLoader, from any position on: the same samples in the same order after a loss.
+"""Reads a script's DataLoader from any position: the same samples in the same order after a loss.
 
-Each sample is drawn with random numbers of its own, so that augmentation depends neither on the
-worker that does it nor on what was drawn before; a dataset that draws whole batches
-(`__getitems__`) has some for each batch.
+Each sample has its own random numbers. So augmentation depends neither on the worker nor on earlier
+samples. A dataset that reads whole batches (`__getitems__`) has random numbers for each batch.
 """
 
 from __future__ import annotations
@@ -25,31 +24,31 @@ from ddp_trainer.system.deathsignal import die_with_parent
 
 
 class Loading:
-    """What a DataLoader reads, and how."""
+    """Reads the samples of a DataLoader in the trainer's order."""
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
-        """Understand a loader.
+        """Check the loader and prepare to read it.
 
         Raises:
-            ConfigurationError: it cannot be begun in the middle.
+            ConfigurationError: it cannot start in the middle of an epoch.
         """
         if is_stream(loader):
             raise ConfigurationError(
-                "the loader reads an IterableDataset, whose samples nobody can share out: give "
+                "the loader reads an IterableDataset, which cannot be split among ranks: give "
                 "job.share() a loader of a dataset with __len__ and __getitem__"
             )
         if loader.batch_sampler is None:
             raise ConfigurationError(
-                "the loader has no batch_size, so that nobody knows how many samples a batch has: "
-                "give DataLoader a batch_size or a batch_sampler"
+                "the loader has no batch_size, so the samples of a batch are not known: give "
+                "DataLoader a batch_size or a batch_sampler"
             )
         self._loader = loader
         self._epochs = order_of(loader, seed=seed)
         self.samples = self._epochs.length
-        """Of an epoch; batches, where the loader has a batch sampler."""
+        """Samples of an epoch; if the loader has a batch sampler, its batches."""
         self.batch_size = loader.batch_size or 1
         self.samples_a_place = self._epochs.samples_a_place
-        """Samples that count as one."""
+        """Number of samples that count as one."""
         self._places = _Places()
         seeded = _SeededBatches if _draws_batches(loader.dataset) else _Seeded
         self._seeded = seeded(loader.dataset, seed=seed)
@@ -62,23 +61,23 @@ class Loading:
             )
 
     def batches_left(self, samples: int, *, shards: int) -> int:
-        """Batches of each shard after so many samples of the epoch."""
+        """Return the remaining batches of each shard after `samples` of the epoch."""
         return math.ceil(self._samples_left(samples, shards=shards) / self.batch_size)
 
     def _samples_left(self, samples: int, *, shards: int) -> int:
-        """The same in samples, padding included."""
+        """Return the remaining samples of each shard, including padding."""
         left = math.ceil((self.samples - samples) / shards)
         return left - left % self.batch_size if self._loader.drop_last else left
 
     def rest(
         self, epoch: int, samples: int, assignment: ShardAssignment, *, accumulate: int = 1
     ) -> Rest:
-        """What is left for one rank, after so many samples of the epoch.
+        """Return the rest of the epoch for one rank, after `samples` of the epoch.
 
-        Of each step, the `accumulate` batches of one part come before those of the next one.
+        In each step, the `accumulate` batches of one part come before those of the next part.
         """
         if not 0 <= samples <= self.samples:
-            raise ValueError(f"{samples} lies outside an epoch of {self.samples} samples")
+            raise ValueError(f"{samples} is outside an epoch of {self.samples} samples")
         left = self._samples_left(samples, shards=assignment.shards)
         order, keys = self._epochs.begin(epoch)
         taken, to_read = tee(
@@ -100,14 +99,14 @@ class Loading:
         return Rest(taken, count, iter(self._reader))
 
     def share(self, *, rank: int, world_size: int) -> Iterator[Any]:
-        """The batches of one rank, where all ranks together read each sample once."""
+        """Yield the batches of one rank; all ranks together read each sample once."""
         part = self._epochs.part(rank, world_size)
         if self._loader.batch_size is None:
             return iter(self._read(self._loader.dataset, batch_sampler=part))
         return iter(self._read(Subset(self._loader.dataset, part), batch_size=self.batch_size))
 
     def _load(self, places: list[Key]) -> Any:
-        """A batch, as DataLoader does it in this process; its own way costs as much as a seed."""
+        """Load a batch in this process, without DataLoader's overhead, which equals a seeding."""
         if isinstance(self._seeded, _SeededBatches):
             samples = self._seeded.__getitems__(places)
         else:
@@ -130,23 +129,24 @@ class Loading:
 
 
 def _begin_worker(rank: int, also: Callable[[int], None] | None, number: int) -> None:
-    """In a process that loads: it holds copies of the rank's connections to the other ranks.
+    """Make a worker process end with its rank.
 
-    As long as it lives, nobody would learn from those that the rank has died.
+    It holds copies of the rank's connections to the other ranks. While the worker lives, they would
+    stay open, and the other ranks would not notice that the rank has died.
     """
-    if os.getppid() == rank:  # else it was not forked from the rank, and holds nothing of it
+    if os.getppid() == rank:  # otherwise it was not forked from the rank, and has no connections
         die_with_parent(rank)
     if also is not None:
         also(number)
 
 
 def end_workers_with_rank(loader: DataLoader[Any]) -> None:
-    """Let the processes that a script's own loader starts end when this one does."""
+    """Make the workers of a script's loader end when this process does."""
     loader.worker_init_fn = partial(_begin_worker, os.getpid(), loader.worker_init_fn)
 
 
 def is_stream(loader: DataLoader[Any]) -> bool:
-    """Whether its samples have no numbers."""
+    """Return True if the loader's samples have no index."""
     return isinstance(loader.dataset, IterableDataset)
 
 
@@ -154,29 +154,29 @@ class Rest:
     """One rank's share of each step up to the end of an epoch."""
 
     has_end = None
-    """Whether there is nothing after what `next_step` returned last: all ranks know it alike."""
+    """None: all ranks know the end from the number of samples."""
 
     def __init__(self, steps: Iterator[Share], count: int, batches: Iterator[Any]) -> None:
-        """`count`: of the steps."""
+        """`count`: number of steps."""
         self._steps = steps
         self._left = count
         self.batches = batches
-        """Of all steps, one after the other."""
+        """The batches of all steps, one after another."""
 
     def next_step(self) -> Share | None:
-        """What this rank has of it; None: there is no other."""
+        """Return this rank's share of the next step; None: there is none."""
         share = next(self._steps, None)
         self._left -= share is not None
         return share
 
     @property
     def is_at_end(self) -> bool:
-        """Whether there are no more."""
+        """True if no steps remain."""
         return self._left == 0
 
 
 class _Places:
-    """What DataLoader takes for a batch sampler: the batches of whatever is to be read next."""
+    """A batch sampler for DataLoader that gives the batches to read next."""
 
     def __init__(self) -> None:
         self.batches: Iterator[list[Key]] = iter(())
@@ -186,7 +186,7 @@ class _Places:
 
 
 class _Seeded(Dataset[Any]):
-    """A dataset whose samples do not depend on which were drawn before, and where."""
+    """A dataset with samples that do not depend on earlier samples or on the worker."""
 
     def __init__(self, dataset: Dataset[Any], *, seed: int) -> None:
         self._dataset = dataset
@@ -198,7 +198,7 @@ class _Seeded(Dataset[Any]):
 
 
 class _SeededBatches(_Seeded):
-    """The same of a dataset that draws the samples of a batch together."""
+    """The same for a dataset that reads the samples of a batch together."""
 
     def __getitems__(self, places: list[Key]) -> Any:
         seed_by_name(self._seed, *places[0], len(places), "batch")
@@ -206,6 +206,6 @@ class _SeededBatches(_Seeded):
 
 
 def _draws_batches(dataset: Dataset[Any]) -> bool:
-    while isinstance(dataset, Subset):  # hands through what the dataset in it can do
+    while isinstance(dataset, Subset):  # it passes calls on to its dataset
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))

@@ -1,9 +1,9 @@
-"""The order of an epoch's samples, which no rank has to hold where there are very many.
+"""The order of an epoch's samples, computed without a list if there are very many.
 
-Up to a few million samples it is torch's `randperm`, as DistributedSampler has it. Beyond, each
-place is computed by itself: a Feistel network (Luby and Rackoff, 1988) maps the numbers of as many
-bits as are needed one to one to each other, and what falls beyond the last sample goes through it
-again until it does not ("cycle walking", Black and Rogaway, 2002).
+Up to a few million samples it is torch's `randperm`, as in DistributedSampler. Beyond that, each
+position is computed separately: a Feistel network (Luby and Rackoff, 1988) permutes the numbers of
+the required bits. A result beyond the last sample passes through it again until it is a sample
+("cycle walking", Black and Rogaway, 2002).
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ import torch
 
 Places = npt.NDArray[np.int64]
 Order = Callable[[Places], Places]
-"""Places in an epoch → samples there."""
+"""Positions in an epoch → samples there."""
 
 _LARGEST_LIST = 1 << 22
-"""Samples of which each rank can well hold a list: 32 MB."""
+"""Largest number of samples for which each rank holds a list: 32 MB."""
 _ROUNDS = 6
-"""Four make it a permutation like any other, if what is mixed in looks random; some to spare."""
+"""Four give a pseudorandom permutation if the round function is pseudorandom; two more are a
+reserve."""
 
 
 def unshuffled(places: Places) -> Places:
-    """Each sample in its own place."""
+    """Return the samples in the order of the dataset."""
     return places
 
 
 def shuffled(length: int, *, seed: int) -> Order:
-    """A random order of so many samples."""
+    """Return a random order of `length` samples."""
     if length > _LARGEST_LIST:
         return partial(_computed, length=length, seed=seed)
     generator = torch.Generator().manual_seed(seed)
@@ -51,7 +52,7 @@ def _computed(places: Places, *, length: int, seed: int) -> Places:
 def _mixed(
     values: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64], half: int
 ) -> npt.NDArray[np.uint64]:
-    """One to one, for numbers of twice `half` bits."""
+    """Permute the numbers of twice `half` bits."""
     mask = np.uint64((1 << half) - 1)
     left, right = values >> np.uint64(half), values & mask
     for key in keys:
@@ -60,7 +61,7 @@ def _mixed(
 
 
 def _hash(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Every bit depends on every other (the finaliser of MurmurHash3, by Austin Appleby)."""
+    """Mix the bits, so that each one depends on all (finalizer of MurmurHash3, Austin Appleby)."""
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         values = (values ^ (values >> np.uint64(33))) * np.uint64(factor)
     return values ^ (values >> np.uint64(33))

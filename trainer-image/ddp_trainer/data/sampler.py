@@ -1,6 +1,6 @@
-"""Who trains on which samples, and in what order.
+"""Assigns samples to the steps of each rank, in order.
 
-torch's DistributedSampler cannot start in the middle of an epoch; this can.
+It can start in the middle of an epoch, unlike torch's DistributedSampler.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.order import Order, Places
 
 _AT_A_TIME = 1 << 14
-"""Places whose samples are looked up together: fast, and no list worth counting."""
+"""Number of positions that are looked up together: fast, and the list stays small."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one rank computes of one step."""
+    """The samples that one rank computes in one step."""
 
     samples: int
-    """Of the whole step, over all ranks, padding included."""
+    """Samples of the whole step over all ranks, including padding."""
     read: list[list[int]]
     """The samples of each of this rank's batches."""
     counts: list[int]
-    """How many of them count, the first ones; what a batch has beyond is computed for nothing."""
+    """For each batch, how many of its first samples count; results of the others are ignored."""
 
     @property
     def own(self) -> list[int]:
-        """Those that count, of all batches."""
+        """The samples of all batches that count."""
         pairs = zip(self.read, self.counts, strict=True)
         return [index for batch, count in pairs for index in batch[:count]]
 
@@ -50,13 +50,13 @@ def shares(
     batch_size: int,
     accumulate: int = 1,
 ) -> Iterator[Share]:
-    """One rank's shares of the steps that are left of an epoch of so many samples.
+    """Yield one rank's shares of the remaining steps of an epoch of `length` samples.
 
-    `start`: samples that all ranks together have consumed of it. It is a property of the data and
-    not of the group: an epoch begun with one world size can be ended with another. `left`: samples
-    that each shard has yet to get, `accumulate` batches in a step. Shard s takes every so many-th
-    sample from s on, and beyond the end goes on at the epoch's beginning: with a shard to each rank
-    that is the sharding of `DistributedSampler(drop_last=False)`.
+    `start`: samples of the epoch that all ranks together have consumed. It depends on the data and
+    not on the group, so an epoch can begin with one world size and end with another. `left`:
+    samples that each shard still gets, `accumulate` batches per step. With n shards, shard s takes
+    every n-th sample starting at s, and continues at the beginning after the end of the epoch. With
+    one shard per rank, this is the sharding of `DistributedSampler(drop_last=False)`.
     """
     a_step = batch_size * accumulate
     a_block = a_step * max(1, _AT_A_TIME // (a_step * assignment.slots))
@@ -67,7 +67,7 @@ def shares(
             batches = [*_cut(assignment, a_shard=a_shard, batch_size=batch_size)]
             steps.append((start + done * assignment.shards, a_shard * assignment.shards, batches))
         places = [begin + places for begin, _, batches in steps for places, _ in batches]
-        # Round more than once where there are fewer samples than shards.
+        # The modulo wraps around more than once if there are fewer samples than shards.
         found = iter(order(np.concatenate(places) % length).tolist())
         for _, samples, batches in steps:
             yield Share(
@@ -80,12 +80,12 @@ def shares(
 def _cut(
     assignment: ShardAssignment, *, a_shard: int, batch_size: int
 ) -> Iterator[tuple[Places, int]]:
-    """The places in a step of this rank's batches of it, and how many of each count.
+    """Yield the positions in a step of each of this rank's batches, and how many of them count.
 
-    `a_shard`: samples that a shard has, in batches of `batch_size`. Each part has as many batches,
-    and spreads its samples over them alike. One that gets none has the step's first once more. A
-    sample alone is read twice, where others have company: their mean is the same, and batch norm
-    needs two.
+    `a_shard`: samples of a shard, in batches of `batch_size`. Each part has the same number of
+    batches, and spreads its samples evenly over them. A batch without samples reads the step's
+    first one again. A single sample is read twice if other batches have more: their mean is the
+    same, and batch norm needs two.
     """
     ends = [*range(batch_size, a_shard, batch_size), a_shard]
     usual = -(-batch_size * assignment.shards // assignment.parts)
@@ -99,24 +99,21 @@ def _cut(
 
 
 class SampleTrace:
-    """Writes down which samples a rank trained on at which step, when and in which pod, for whoever
-    wants to check.
+    """Records the samples, time and pod of each step of a rank, for checks.
 
-    A step that did not come to its end appears again, with the same samples; so do, after a resume,
-    the steps since the checkpoint.
+    A step that was not completed appears again with the same samples. After a resume, so do the
+    steps since the checkpoint.
     """
 
     def __init__(self, path: Path | None, *, rank: int) -> None:
-        """`path` gets the suffix `.rank<rank>`; None: nothing is written."""
+        """`path`: gets the suffix `.rank<rank>`; None: nothing is written."""
         self._path = path
         self.rank = rank
-        """The present one."""
+        """The current rank."""
         self._pod = os.environ.get("DDP_POD", "")
 
     def write(self, *, step: int, epoch: int, samples: list[int]) -> None:
-        """Append one JSON line before the step is taken; `step` counts steps from 1, and the line's
-        `time` is in seconds since 1970.
-        """
+        """Append a JSON line before the step. `step` counts from 1; `time` is Unix time."""
         if self._path is not None:
             position = {"step": step, "epoch": epoch, "samples": samples}
             line = json.dumps({"time": round(time.time(), 3), "pod": self._pod, **position})

@@ -1,7 +1,7 @@
-"""The order of an epoch: the trainer's own, or the one that a loader's sampler gives.
+"""The order of an epoch: the trainer's own, or that of a loader's sampler.
 
-An order that the trainer makes can be begun anywhere. A sampler of the script's cannot: all of its
-order is read when an epoch begins, with the same random numbers on each rank.
+The trainer's own order can start anywhere. A script's sampler cannot: its whole order is read when
+an epoch begins, with the same random numbers on each rank.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.seeds import seed_by_name
 
 Key = tuple[Any, ...]
-"""Where a sample is in the training, and last its index: two with different keys have different
-random numbers."""
+"""Position of a sample in the training, and its index last. Samples with different keys have
+different random numbers."""
 
 
 class Epoch(NamedTuple):
-    """Which samples an epoch has, in which order."""
+    """The samples of an epoch in their order."""
 
     order: Order
-    """Places that ranks share out to the numbers that `keys` takes."""
+    """Positions that ranks share → numbers for `keys`."""
     keys: Callable[[list[int]], list[Key]]
-    """The numbers of a batch to the keys of its samples."""
+    """Numbers of a batch → keys of its samples."""
 
 
 class Epochs(Protocol):
-    """All of them have as many places."""
+    """Epochs with the same number of positions."""
 
     length: int
     samples_a_place: int
-    """On average, where a place is a batch."""
+    """Average number of samples per position; a position may be a whole batch."""
 
     def begin(self, number: int) -> Epoch:
-        """The epoch of this number, from 0."""
+        """Return an epoch, numbered from 0."""
 
     def part(self, rank: int, size: int) -> Sequence[Any]:
-        """What one of so many ranks evaluates: indices, or batches of them."""
+        """Return the indices, or batches of them, that one of `size` ranks evaluates."""
 
 
 class OwnOrder:
-    """The trainer's: shuffled otherwise in each epoch, or as the dataset has it."""
+    """The trainer's order: shuffled differently in each epoch, or the order of the dataset."""
 
     def __init__(self, length: int, *, shuffles: bool, seed: int) -> None:
         self.length, self.samples_a_place = length, 1
@@ -53,36 +53,36 @@ class OwnOrder:
         self._seed = seed
 
     def begin(self, number: int) -> Epoch:
-        """One whose places are indices."""
+        """Return an epoch; its positions are indices."""
         order = shuffled(self.length, seed=self._seed + number) if self._shuffles else unshuffled
         return Epoch(order, lambda indices: [(number, index) for index in indices])
 
     def part(self, rank: int, size: int) -> Sequence[Any]:
-        """Indices as the dataset has them."""
+        """Return every `size`-th index, in the order of the dataset."""
         return range(rank, self.length, size)
 
 
 class SamplerOrder:
-    """What a loader's sampler gives, or its batch sampler: a place is a whole batch then."""
+    """The order of a loader's sampler, or of its batch sampler: then a position is a batch."""
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
         """Read the first epoch's order, twice.
 
         Raises:
-            ConfigurationError: the sampler shares out samples among ranks, or has another order
+            ConfigurationError: the sampler itself splits samples among ranks, or its order differs
                 each time that it is read.
         """
         self._gives_batches = loader.batch_size is None
         self._sampler: Any = loader.batch_sampler if self._gives_batches else loader.sampler
         self._seed = seed
         self._name = type(self._sampler).__name__
-        inner = getattr(self._sampler, "sampler", None)  # as a BatchSampler has
+        inner = getattr(self._sampler, "sampler", None)  # of a BatchSampler
         self._samplers: list[Any] = [self._sampler, *([] if inner is None else [inner])]
         for sampler in self._samplers:
             if getattr(sampler, "num_replicas", 1) > 1:
                 raise ConfigurationError(
-                    f"the loader's {type(sampler).__name__} shares out samples among ranks, which "
-                    "job.batches() does: make it with num_replicas=1 and rank=0"
+                    f"the loader's {type(sampler).__name__} splits samples among ranks, but "
+                    "job.batches() does that: make it with num_replicas=1 and rank=0"
                 )
         self._first = self._draw(0)
         self.length = len(self._first)
@@ -90,22 +90,24 @@ class SamplerOrder:
         self.samples_a_place = max(1, round(samples / max(self.length, 1)))
         if self._draw(0) != self._first:
             raise ConfigurationError(
-                f"the loader's {self._name} gives another order each time that it is read, so that "
-                "ranks would differ: let it draw with torch's, NumPy's or Python's own functions, "
-                "or depend on set_epoch()"
+                f"the loader's {self._name} gives another order each time that it is read, so "
+                "ranks would differ: use random functions of torch, NumPy or Python in it, or "
+                "set_epoch()"
             )
 
     def begin(self, number: int) -> Epoch:
-        """One of another order, perhaps. A sample may come more than once: its place is its key.
+        """Return an epoch with the sampler's order for it.
+
+        A sample may appear more than once, so its key contains its position.
 
         Raises:
-            ConfigurationError: the epoch has another length than the first one.
+            ConfigurationError: the length differs from that of the first epoch.
         """
         drawn = self._draw(number)
         if len(drawn) != self.length:
             raise ConfigurationError(
-                f"the loader's {self._name} gives {len(drawn)} in epoch {number}, and gave "
-                f"{self.length} in the first: let all epochs have the same number"
+                f"the loader's {self._name} gives {len(drawn)} in epoch {number}, but gave "
+                f"{self.length} in the first: give the same number in all epochs"
             )
 
         def keys(places: list[int]) -> list[Key]:
@@ -117,7 +119,7 @@ class SamplerOrder:
         return Epoch(unshuffled, keys)
 
     def part(self, rank: int, size: int) -> Sequence[Any]:
-        """Of the first epoch."""
+        """Return the rank's part of the first epoch's order."""
         return self._first[rank::size]
 
     def _draw(self, epoch: int) -> list[Any]:
@@ -132,10 +134,10 @@ class SamplerOrder:
 
 
 def order_of(loader: DataLoader[Any], *, seed: int) -> Epochs:
-    """The order of a loader's epochs.
+    """Return the order of a loader's epochs.
 
     Raises:
-        ConfigurationError: its sampler cannot be read again.
+        ConfigurationError: its sampler does not repeat its order.
     """
     samples = len(loader.dataset)  # type: ignore[arg-type]  # map-style datasets have one
     sampler = loader.sampler

@@ -1,9 +1,9 @@
-"""A script's own DataLoader of an IterableDataset: each rank reads a stream of its own.
+"""A script's DataLoader of an IterableDataset: each rank reads its own stream.
 
-A stream cannot begin anywhere. Whoever has to go on within an epoch reads it again up to there,
-from the newest bookmark where the stream can tell and take one, else from the beginning. Nobody
-knows how long it is, either: a rank reads a step ahead, and says in time when there is no more; the
-epoch ends for all with the shortest stream.
+A stream cannot start anywhere. To continue within an epoch, a rank reads the stream again up to
+that point: from the newest bookmark if the stream supports bookmarks, otherwise from the beginning.
+The length is unknown, too. So each rank reads one step ahead and announces the end in time. The
+epoch ends for all ranks with the shortest stream.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system.buffers import load
 
 _LOG_SECONDS = 10.0
-"""Between lines about a stream that is read again."""
+"""Interval of log lines while a stream is read again."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Stream:
-    """What one rank reads, batch by batch, in each epoch from its beginning.
+    """The stream of one rank, read batch by batch from the beginning of each epoch.
 
-    It has to give the same batches each time that it is read in the same epoch.
+    It must give the same batches each time that it is read in the same epoch.
     """
 
     samples = 0
-    """Of an epoch: nobody knows how many."""
+    """Samples of an epoch: unknown."""
 
     def __init__(self, loader: DataLoader[Any], run: TrainState, *, seed: int) -> None:
-        """`run`: keeps the bookmarks."""
+        """`run`: stores the bookmarks."""
         self._loader = loader
         self._run = run
         self._rank = 0
@@ -55,21 +55,24 @@ class Stream:
         self._epoch = -1
         self._batches: Iterator[Any] = iter(())
         self._kept: deque[Any] = deque()
-        """Read, and not yet trained on."""
+        """Batches that were read but not yet trained on."""
         self._read = 0
-        """Batches that were read of this epoch, those kept among them."""
+        """Number of batches read in this epoch, including those kept."""
         self._has_ended = False
         self._mark: Any = None
-        """What the stream has told of itself, a step before it was read to where it is."""
+        """State of the stream at the end of the current step, before reading ahead."""
         self._marked = 0
-        """Batches that were read by then."""
+        """Number of batches read at that state."""
         end_workers_with_rank(loader)
 
     def rest(
         self, epoch: int, samples: int, assignment: ShardAssignment, *, accumulate: int = 1
     ) -> StreamRest:
-        """What is left, after so many batches of all ranks, `accumulate` of each in a step."""
-        if assignment.rank != self._rank:  # it is another stream, whatever was read of this one
+        """Return the rest of the epoch after `samples` batches of all ranks.
+
+        `accumulate`: batches of each rank per step.
+        """
+        if assignment.rank != self._rank:  # another rank has another stream
             self._rank, self._epoch = assignment.rank, -1
         self._go_to(epoch, samples // assignment.size)
         return StreamRest(
@@ -77,10 +80,10 @@ class Stream:
         )
 
     def bookmark(self, group: Group) -> None:
-        """Remember where the streams of all ranks stand after this step; a collective.
+        """Store the positions of all ranks' streams after this step; a collective.
 
         Raises:
-            ConfigurationError: what a stream tells of itself cannot be saved.
+            ConfigurationError: the state of a stream cannot be saved.
         """
         marks = group.gather(self._packed_mark())
         if all(marks):
@@ -93,26 +96,27 @@ class Stream:
         return pack(self._mark, of=f"the {type(self._teller).__name__} that is read")
 
     def begin_step(self, first: int, count: int) -> bool:
-        """Have so many batches from the `first` of the epoch on; returns whether more follow.
+        """Read `count` batches from number `first` on; return True if another step follows.
 
         Raises:
-            ConfigurationError: it has ended before.
+            ConfigurationError: the stream has ended before.
         """
         while self._kept and self._read - len(self._kept) < first:
             self._kept.popleft()
         if not self._read_to(first + count):
             raise ConfigurationError(
                 f"the stream of rank {self._rank} ended after {self._read} batches of epoch "
-                f"{self._epoch}: each rank needs {count} at least, in each epoch, and the same "
-                "again whenever it is read"
+                f"{self._epoch}: give each rank at least {count} in each epoch, and the same "
+                "ones each time"
             )
-        # Where it was read further before, what it tells now is of no use; what it told then is.
+        # If the stream was already read further, its state is that of a later position. Then keep
+        # the earlier mark.
         if self._teller is not None and self._read == first + count:
             self._mark, self._marked = copy.deepcopy(self._teller.state_dict()), self._read
         return self._read_to(first + 2 * count)
 
     def batch(self, number: int) -> Any:
-        """That of the step under way."""
+        """Return a batch of the current step."""
         return self._kept[number - self._read + len(self._kept)]
 
     def _go_to(self, epoch: int, batches: int) -> None:
@@ -134,13 +138,13 @@ class Stream:
     def _begin(self, epoch: int, batches: int) -> None:
         self._epoch, self._read, self._has_ended = epoch, 0, False
         self._kept.clear()
-        self._batches = iter(())  # lets workers end before others begin
+        self._batches = iter(())  # ends the old workers before new ones start
         dataset: Any = self._loader.dataset
         if callable(getattr(dataset, "set_epoch", None)):
             dataset.set_epoch(epoch)
         goes_on = self._teller is self._loader
         if goes_on:
-            self._teller.load_state_dict({})  # which takes it to its beginning
+            self._teller.load_state_dict({})  # resets the loader to its beginning
         bookmarks = self._run.bookmarks
         if (
             self._teller is not None
@@ -154,7 +158,7 @@ class Stream:
         self._batches = iter(self._loader)
 
     def _read_to(self, batches: int) -> bool:
-        """Read on until it is so many; returns whether there are."""
+        """Read until there are `batches` of them; return False if the stream ends before."""
         while self._read < batches and not self._has_ended:
             self._seed_for(self._read)
             try:
@@ -169,7 +173,7 @@ class Stream:
 
 
 class StreamRest:
-    """The batches of one rank up to the end of an epoch, whenever that is."""
+    """The batches of one rank up to the end of an epoch, which is not known in advance."""
 
     def __init__(self, stream: Stream, begin: int, *, ranks: int, accumulate: int) -> None:
         self._stream = stream
@@ -177,14 +181,14 @@ class StreamRest:
         self._ranks = ranks
         self._accumulate = accumulate
         self.is_at_end = False
-        """No rank knows by itself."""
+        """Always false: no rank knows the end by itself."""
         self.has_end = False
-        """Whether there is nothing after what `next_step` returned last."""
+        """True: nothing follows the last result of `next_step`."""
         self.batches = self._take(begin)
-        """Of all steps, one after the other."""
+        """The batches of all steps, one after another."""
 
     def next_step(self) -> Share:
-        """The numbers of so many more batches; each counts as a sample."""
+        """Return the batch numbers of the next step; each batch counts as a sample."""
         count = self._accumulate
         self.has_end = not self._stream.begin_step(self._next, count)
         self._next += count
@@ -201,8 +205,8 @@ class StreamRest:
 
 
 def _teller(loader: DataLoader[Any]) -> Any:
-    """What can tell where the stream stands, and take it there; None: nothing can."""
-    # Of the dataset that workers read, this process has but a copy at its beginning.
+    """Return the object that can save and load the stream's position; None: there is none."""
+    # With workers, this process only has a copy of the dataset, at its beginning.
     candidates: list[Any] = [loader, *([] if loader.num_workers > 0 else [loader.dataset])]
     for candidate in candidates:
         if all(

@@ -1,7 +1,7 @@
-"""What can be trained. A workload is data, a model, a loss and a score, and nothing of DDP.
+"""Workloads that can be trained: data, a model, a loss and a score, without anything of DDP.
 
-Bundled ones go by a name; anybody else's go by `package.module:factory`. Names and options are read
-without importing torch; the workload's module is imported when it is loaded.
+Bundled workloads have a name; others are given as `package.module:factory`. Names and options are
+checked without importing torch. The workload's module is imported when it is loaded.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def check_name(name: str) -> None:
     """Check that `name` could be a workload, without importing anything.
 
     Raises:
-        ConfigurationError: it is neither a bundled one nor of the form `package.module:factory`.
+        ConfigurationError: it is neither a bundled one nor has the form `package.module:factory`.
     """
     if name not in NAMES and not _FACTORY.fullmatch(name):
         raise ConfigurationError(
-            f"--workload {name} is unknown: choose from {', '.join(sorted(NAMES))}, or write "
-            "package.module:factory for one of your own"
+            f"--workload {name} is unknown: choose from {', '.join(sorted(NAMES))}, or name your "
+            "own as package.module:factory"
         )
 
 
@@ -47,8 +47,8 @@ def load(name: str, options: Mapping[str, str] | None = None) -> Workload:
     annotations (int, float, bool, str or Path, any of them optional).
 
     Raises:
-        ConfigurationError: there is no such factory, or it does not take these options, or nothing
-            can be trained or evaluated with what it returns.
+        ConfigurationError: there is no such factory, it does not take these options, or the
+            workload has no training or test samples.
     """
     factory = _factory(name)
     workload: Workload = factory(**_arguments(name, factory, options or {}))
@@ -64,7 +64,7 @@ def _factory(name: str) -> Callable[..., Workload]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and itself fails to import another one
+            raise  # the module exists, but fails to import another one
         raise ConfigurationError(
             f"--workload {name}: there is no module {error.name}; install it in the image, or put "
             "its folder on PYTHONPATH"
@@ -88,7 +88,7 @@ def _arguments(
     for option, text in options.items():
         if option not in known:
             raise ConfigurationError(
-                f"--workload-option {option} is not for workload {name}, whose options are "
+                f"--workload-option {option} is not an option of workload {name}: choose from "
                 f"{', '.join(known) or 'none'}"
             )
         try:

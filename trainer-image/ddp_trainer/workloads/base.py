@@ -1,4 +1,4 @@
-"""What a workload must bring."""
+"""The parts of a workload."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ddp_trainer.exit_codes import ConfigurationError
 
 
 class SampleSet(Protocol):
-    """Samples by index."""
+    """Samples that are read by index."""
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of some samples; the first dimension of both counts samples."""
+        """Return inputs and targets of some samples; the first dimension of both is the sample."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Samples held in memory; the first dimension of both tensors counts them."""
+    """Samples in memory; the first dimension of both tensors is the sample."""
 
     inputs: Tensor
     targets: Tensor
@@ -36,13 +36,13 @@ class Samples:
         return len(self.inputs)
 
     def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of some samples."""
+        """Return inputs and targets of some samples."""
         chosen = torch.as_tensor(indices)
         return self.inputs[chosen], self.targets[chosen]
 
 
 class MapSamples:
-    """A map-style dataset of pairs (input, target), as `torch.utils.data.DataLoader` takes it."""
+    """Samples of a map-style dataset of pairs (input, target), as for a torch DataLoader."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class MapSamples:
         *,
         collate: Callable[[list[Any]], tuple[Tensor, Tensor]] = default_collate,
     ) -> None:
-        """`dataset` needs a length. `collate`: list of pairs → inputs and targets, as tensors."""
+        """`dataset`: needs a length. `collate`: list of pairs → tensors of inputs and targets."""
         self.dataset = dataset
         self.collate = collate
 
@@ -58,14 +58,14 @@ class MapSamples:
         return len(self.dataset)  # type: ignore[arg-type]  # Dataset does not promise a length
 
     def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of some samples."""
+        """Return inputs and targets of some samples."""
         inputs, targets = self.collate([self.dataset[index] for index in indices])
         return inputs, targets
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """All that the training loop needs to know."""
+    """Everything that the training loop needs."""
 
     train: SampleSet
     test: SampleSet
@@ -76,25 +76,25 @@ class Workload:
     score: Callable[[Tensor, Tensor], Tensor]
     """(outputs, targets) → one number per sample; their mean is the reported accuracy."""
     optimizer: Callable[[nn.Module, float], Optimizer] | None = None
-    """(model, --lr) → an optimizer of its parameters, the same on all ranks; None: AdamW.
+    """(model, --lr) → an optimizer for its parameters, the same on all ranks; None: AdamW.
 
-    It takes a step without a closure. Its parameter groups may have rates of their own, of which
-    each is the peak of the bundled schedule.
+    Its step must work without a closure. Parameter groups may have their own learning rates, which
+    are then their peaks in the bundled schedule.
     """
     scheduler: Callable[[Optimizer, int], LRScheduler] | None = None
-    """(optimizer, steps of the whole training) → a scheduler; None: that of --schedule.
+    """(optimizer, steps of the whole training) → a scheduler; None: the one of --schedule.
 
-    It is stepped after each step of the optimizer, and its state is saved: it must be plain data.
-    It counts steps, of which there are more or fewer than it was told when a job goes on with
-    another number of ranks; the bundled one counts samples.
+    It is stepped after each optimizer step. Its state is saved, so it must be plain data. It counts
+    steps; their total changes when a job continues with another number of ranks. The bundled
+    schedule counts samples instead.
     """
 
 
 def at_least(minimum: int, **options: int) -> None:
-    """Check options of a workload's factory, by their names.
+    """Check options of a workload's factory; the keywords are their names.
 
     Raises:
-        ConfigurationError: one of them is less than the minimum.
+        ConfigurationError: an option is less than the minimum.
     """
     for name, value in options.items():
         if value < minimum:

@@ -1,7 +1,7 @@
-"""Handwritten digits: 1,797 real 8x8 images that ship inside scikit-learn, so nothing to download.
+"""Handwritten digits: 1,797 real 8x8 images that are part of scikit-learn, so no download.
 
-A small convolutional network learns them in seconds on a CPU, which makes this the workload of
-demos and of tests that need real learning.
+A small convolutional network learns them in seconds on a CPU. So this is the workload of demos, and
+of tests that need real learning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddp_trainer.workloads.base import Samples, Workload
 
 _TEST_FRACTION = 0.2
 _SPLIT_SEED = 20_240_501
-"""Fixed and apart from the run's seed, so that accuracies of all runs can be compared."""
+"""Fixed and independent of the run's seed, so that accuracies of all runs are comparable."""
 
 
 def load(*, dropout: float = 0.25) -> Workload:
@@ -39,8 +39,8 @@ def load(*, dropout: float = 0.25) -> Workload:
 
 
 def _read() -> tuple[Tensor, Tensor]:
-    # Read from scikit-learn's file rather than through its API: importing scikit-learn takes as
-    # long as importing torch, and every rank pays for it again after every failure.
+    # Read scikit-learn's file without its API: importing scikit-learn takes as long as importing
+    # torch, for each rank and again after each failure.
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigurationError("workload digits needs scikit-learn: pip install scikit-learn")

@@ -1,7 +1,6 @@
-"""A small GPT that learns to write Python, byte by byte.
+"""A small GPT that learns to write Python code, byte by byte.
 
-Its text is the source of Python's own standard library: real text that every machine has, so
-nothing needs to be downloaded.
+Its text is the source of Python's standard library: real text on every machine, so no download.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _BYTES = 256
 """Every byte is a token."""
 _TEST_FRACTION = 0.1
 _INITIAL_DEVIATION = 0.02
-"""Of weights, as in GPT-2."""
+"""Standard deviation of initial weights, as in GPT-2."""
 
 
 def load(
@@ -34,9 +33,9 @@ def load(
     text_bytes: int = 1_000_000,
     data: Path | None = None,
 ) -> Workload:
-    """Cut the text into windows of `context` bytes; the last tenth of them are for tests.
+    """Cut the text into windows of `context` bytes; the last tenth are test samples.
 
-    `width`: of a token's vector, a multiple of `heads`. `text_bytes`: how much of the text is used.
+    `width`: size of a token's vector, a multiple of `heads`. `text_bytes`: how much text to use.
     `data`: a file or a folder of text; None: the standard library's modules, one after another.
     """
     at_least(1, layers=layers, heads=heads, width=width, context=context, text_bytes=text_bytes)
@@ -48,7 +47,7 @@ def load(
     if not tests:
         raise ConfigurationError(
             f"{len(text)} bytes of text are too few for --workload-option context={context}: "
-            "lower it, or give more text with --workload-option data"
+            "lower it, or set --workload-option data to more text"
         )
     return Workload(
         train=Samples(inputs=inputs[:-tests], targets=targets[:-tests]),
@@ -62,7 +61,7 @@ def load(
 
 
 def read_text(data: Path | None, *, most: int) -> Tensor:
-    """The first `most` bytes of the text, as uint8.
+    """Return the first `most` bytes of the text, as uint8.
 
     Raises:
         ConfigurationError: it cannot be read.
@@ -79,7 +78,7 @@ def read_text(data: Path | None, *, most: int) -> Tensor:
         ) from error
     if not text:
         raise ConfigurationError(
-            f"there is no text in {data or _library()}: name a file with --workload-option data"
+            f"there is no text in {data or _library()}: set --workload-option data to a text file"
         )
     return torch.frombuffer(text, dtype=torch.uint8)[:most]
 
@@ -110,7 +109,7 @@ class GPT(nn.Module):
         self.apply(_initialise)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Predict."""
+        """Return the logits."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         vectors = self.dropout(self.token(tokens.long()) + self.position(positions))
         logits: Tensor = self.head(self.norm(self.blocks(vectors)))
@@ -118,7 +117,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: every token looks back, then thinks for itself; both add to what it was."""
+    """One layer: attention and a perceptron, each with a residual connection."""
 
     def __init__(self, *, heads: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -139,7 +138,7 @@ class Block(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Every token takes from those before it, and from itself, what it looks for."""
+    """Attention of each token to itself and to those before it."""
 
     def __init__(self, *, heads: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -176,5 +175,5 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _score(logits: Tensor, targets: Tensor) -> Tensor:
-    """The share of bytes in each window that are guessed right."""
+    """Return the share of correct bytes in each window."""
     return (logits.argmax(dim=-1) == targets).float().mean(dim=-1)

@@ -1,6 +1,6 @@
-"""A perceptron of any size on made-up data: for measuring throughput, not for learning from.
+"""A perceptron of any size on synthetic data, for measuring throughput.
 
-The labels come from a fixed linear map of the inputs, so the loss still falls when all is well.
+The labels come from a fixed linear map of the inputs, so the loss falls when training works.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional
 from ddp_trainer.workloads.base import Samples, Workload, at_least
 
 _SEED = 20_240_502
-"""Of the data, apart from the run's seed, so that all runs have the same."""
+"""Seed of the data; independent of the run's seed, so that all runs have the same data."""
 _TEST_FRACTION = 0.1
 
 
@@ -27,7 +27,7 @@ def load(
     layers: int = 3,
     classes: int = 10,
 ) -> Workload:
-    """Make `samples` vectors of `features` numbers, a tenth of them for tests.
+    """Make `samples` vectors of `features` numbers; a tenth are test samples.
 
     The model has `layers` linear layers, the hidden ones of `width` units: about
     (layers - 2) x width² weights, of 4 bytes each.
