@@ -554,7 +554,7 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
     ),
     _cel(
         "accelerator selected twice",
-        "spec.accelerator.nodeSelector: leave out cloud.google.com/gke-accelerator",
+        "spec.accelerator.nodeSelector: remove cloud.google.com/gke-accelerator",
         accelerator={**_L4, "nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-t4"}},
     ),
     _cel(

@@ -1,5 +1,5 @@
-"""The command line: `python -m ddp_operator COMMAND`. Each command imports what it needs itself, so
-that none pays for the others.
+"""The command line: `python -m ddp_operator COMMAND`. Each command imports its own modules, so that
+no command pays for the others.
 """
 
 # ruff: noqa: PLC0415
@@ -17,11 +17,11 @@ _EXIT_USAGE = 64
 
 _LAST_PORT = 65535
 _MOST_JOBS = 10_000
-"""Of as many a scrape keeps the operator for a third of a second, and is 16 MB."""
+"""With so many, a scrape keeps the operator busy for a third of a second and is 16 MB."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m ddp_operator",
         description="Runs PyTorch DistributedDataParallel jobs (DDPJob) on Kubernetes.",
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
             for flag in ("metrics_auth", "metrics_cert_dir"):
                 if getattr(asked, flag):
                     name = flag.replace("_", "-")
-                    run.error(f"--{name} protects nothing without a --metrics-port")
+                    run.error(f"--{name} has no effect with --metrics-port 0; set a port")
         if asked.command == "run":
             _read_node_rules(run, asked)
     except SystemExit as refused:
@@ -57,40 +57,40 @@ def main(arguments: Sequence[str]) -> int:
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kubeconfig", metavar="FILE", help="default: in-cluster, then ~/.kube")
     parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig")
-    parser.add_argument("--namespace", metavar="NAME", help="serve this one only; default: all")
+    parser.add_argument("--namespace", metavar="NAME", help="serve only this one; default: all")
     parser.add_argument(
         "--health-port",
         type=_port,
         default=8080,
         metavar="PORT",
-        help="port of /healthz and /readyz, 0 for none (default: 8080)",
+        help="port of /healthz and /readyz; 0 turns it off (default: 8080)",
     )
     parser.add_argument(
         "--metrics-port",
         type=_port,
         default=8081,
         metavar="PORT",
-        help="port of /metrics, 0 for none (default: 8081)",
+        help="port of /metrics; 0 turns it off (default: 8081)",
     )
     parser.add_argument(
         "--metrics-auth",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="show metrics only to the bearers of tokens whom the API server lets get /metrics "
-        "(default: to everybody)",
+        help="require a bearer token that the API server allows to get /metrics "
+        "(default: serve metrics to everybody)",
     )
     parser.add_argument(
         "--metrics-cert-dir",
         metavar="FOLDER",
-        help="serve /metrics by TLS, with the tls.crt and tls.key in this folder (default: without "
-        "TLS, so that tokens, too, travel unencrypted)",
+        help="serve /metrics over TLS with tls.crt and tls.key from this folder (default: without "
+        "TLS, so that tokens are not encrypted either)",
     )
     parser.add_argument(
         "--metrics-jobs",
         type=_number_of_jobs,
         default=1000,
         metavar="N",
-        help="jobs with metrics of their own, by name, those that train first; 0 for none "
+        help="number of jobs with their own metrics, training jobs first; 0 turns them off "
         "(default: 1000)",
     )
     add_progress_argument(parser, default_seconds=10.0)
@@ -99,43 +99,42 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=False,
         help="act only while holding a Lease, and stand by otherwise (default: act at once); "
-        "needed as soon as two replicas run",
+        "required with two or more replicas",
     )
     parser.add_argument(
         "--lease-name",
         default="ddp-operator",
         metavar="NAME",
-        help="operators that serve different namespaces need different ones "
+        help="name of the Lease; operators for different namespaces need different names "
         "(default: ddp-operator)",
     )
     parser.add_argument(
         "--lease-namespace",
         metavar="NAME",
-        help="of the Lease, and of the Secret that all replicas share "
+        help="namespace of the Lease, and of the Secret that all replicas share "
         "(default: that of the operator's pod, or of the kubeconfig's context)",
     )
     parser.add_argument(
         "--launcher-image",
         metavar="IMAGE",
-        help="where the launcher of jobs with `launcher: inject` is copied from "
+        help="image from which jobs with `launcher: inject` get the launcher "
         "(default: the operator's own image)",
     )
-    for flag, what in (("--bad-node", "is broken"), ("--leaving-node", "is about to go")):
+    for flag, what in (("--bad-node", "is broken"), ("--leaving-node", "is about to leave")):
         parser.add_argument(
             flag,
             action="append",
             default=[],
             metavar="SIGNAL",
-            help=f"what else says that a node {what}: condition:TYPE[=STATUS], taint:KEY[=VALUE], "
-            "label:KEY[=VALUE] or annotation:KEY[=VALUE]; none: without the defaults; can be given "
-            "several times",
+            help=f"further signal that a node {what}: condition:TYPE[=STATUS], taint:KEY[=VALUE], "
+            "label:KEY[=VALUE] or annotation:KEY[=VALUE]; none drops the defaults; may be repeated",
         )
-    parser.add_argument("--verbose", action="store_true", help="log debugging details")
+    parser.add_argument("--verbose", action="store_true", help="log details for debugging")
     parser.add_argument(
         "--log-format",
         choices=["text", "json"],
         default="text",
-        help="one line for each record: as text (default), or as a JSON object",
+        help="one line for each record: text (default), or a JSON object",
     )
 
 
@@ -154,19 +153,19 @@ def _read_node_rules(parser: argparse.ArgumentParser, asked: argparse.Namespace)
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > _LAST_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: say a number up to {_LAST_PORT}")
+        raise argparse.ArgumentTypeError(f"invalid port {text!r}: use 0 to {_LAST_PORT}")
     return int(text)
 
 
 def _number_of_jobs(text: str) -> int:
     if not text.isdecimal() or int(text) > _MOST_JOBS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of jobs: say 0 to {_MOST_JOBS}")
+        raise argparse.ArgumentTypeError(f"invalid number of jobs {text!r}: use 0 to {_MOST_JOBS}")
     return int(text)
 
 
 def _run(asked: argparse.Namespace) -> int:
-    # The kernel ignores what the first process of a container does not handle; later on there are
-    # better handlers.
+    # Without a handler the kernel ignores signals to a container's first process. Better handlers
+    # follow later.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from ddp_operator import process
     from ddp_operator.api.node_signals import Rules

@@ -1,7 +1,7 @@
-"""kopf glue: kopf watches the DDPJobs, and its one handler hands what it sees to the engine.
+"""Connects kopf to the engine: kopf watches the DDPJobs, and one handler passes each event on.
 
-Only `on.event` is used: it writes nothing to the jobs, neither finalizers nor annotations.
-Deciding, retrying and remembering are the engine's.
+Only `on.event` is used, because it writes neither finalizers nor annotations to the jobs. The
+engine decides, retries and remembers.
 """
 
 import itertools
@@ -19,9 +19,8 @@ from ddp_operator.ports import Key
 JOBS: Final = Resource(GROUP, VERSION, PLURAL)
 
 _LOGIN_SECONDS: Final = 60
-"""kopf asks for credentials again after this time: bound tokens rotate, and it reads one only
-once.
-"""
+"""kopf asks for credentials again after this time: bound tokens rotate, and kopf reads each only
+once."""
 
 
 def registry_for(
@@ -56,36 +55,38 @@ def registry_for(
 
 
 def settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: no peering, no posting, no scanning; the operator does without."""
+    """Return kopf's settings: no peering, no posting, no scanning, because the operator
+    needs none.
+    """
     chosen = kopf.OperatorSettings()
     chosen.posting.enabled = False
     chosen.peering.standalone = True
-    # The one resource is known; that it is served is checked before kopf starts.
+    # The only resource is known, and start-up checks that it is served.
     chosen.scanning.disabled = True
     # Jobs in a page of a list, unless they are large (kube/kopf_session).
     chosen.watching.chunk_size = PAGE_SIZE
-    # An idle worker holds on to its job as last read; after a list there is one for each job.
+    # An idle worker keeps its job in memory, and after a list there is one worker for each job.
     chosen.queueing.idle_timeout = 0.1
-    # Tells a silent watch from a dead one.
+    # Distinguishes a silent watch from a dead one.
     chosen.watching.server_timeout = 240
-    # By default it ends the operator after a minute without an API server; but a replica that
-    # stands by has to be there when the server is back.
+    # By default kopf ends the operator after a minute without an API server. But a standby replica
+    # must be available when the server returns.
     chosen.networking.error_backoffs = _UnlimitedBackoffs()
-    # Nothing is ever stored on a job, so nothing needs to be compared for it.
+    # Nothing is ever stored on a job, so nothing must be compared.
     chosen.persistence.diffbase_storage = _NoDiffBase()
     chosen.persistence.progress_storage = kopf.StatusProgressStorage(field="status.kopf")
     return chosen
 
 
 class _UnlimitedBackoffs(Iterable[float]):
-    """Seconds to wait between attempts, without a last one; each request begins anew."""
+    """Seconds to wait between attempts, without end; each request starts again at the beginning."""
 
     def __iter__(self) -> Iterator[float]:
         return itertools.chain((1, 1, 2, 3), itertools.repeat(5))
 
 
 class _NoDiffBase(kopf.DiffBaseStorage):
-    """Saves kopf the work of reducing every job to its essence, which only change handlers use."""
+    """Saves kopf the reduction of every job to its essence, which only change handlers need."""
 
     def build(self, **_: Any) -> Any:
         return {}

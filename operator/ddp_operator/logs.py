@@ -1,4 +1,4 @@
-"""The operator's log: one record, one line, whatever a job or a pod says of itself."""
+"""The operator's log: one line for each record, whatever text a job or a pod contributes."""
 
 import bisect
 import json
@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 _MAX_CHARACTERS: Final = 16 * 1024
-"""Of one record; what a collector of logs takes as one (containerd itself cuts lines at 16 KiB)."""
+"""Largest record; log collectors accept this as one (containerd itself splits lines at 16 KiB)."""
 
 _FORGING: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode's categories of what would break a line, steer a terminal, turn the direction of writing,
-or could not be written at all."""
+"""Unicode categories of characters that would break a line, control a terminal, reverse the writing
+direction, or could not be written."""
 
 
 class OneLineFormatter(logging.Formatter):
-    """Time, level, name and message; what could look like another record is escaped."""
+    """Time, level, name and message. Text that could look like another record is escaped."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -27,8 +27,8 @@ class OneLineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON object with time, severity, logger and message, by the names that Cloud Logging takes
-    for a record's own; written in ASCII, so that nothing in it is more than text.
+    """A JSON object with time, severity, logger and message, under the names that Cloud Logging
+    uses for the record's own fields. It is ASCII, so that nothing in it has a special meaning.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def one_line(text: str) -> str:
-    """Return a text with everything escaped that is not to be printed, cut where it is too long."""
+    """Return a text with unprintable characters escaped, cut if it is too long."""
     if len(text) > _MAX_CHARACTERS:
         text = f"{text[:_MAX_CHARACTERS]}… ({len(text) - _MAX_CHARACTERS} more characters)"
     if text.isprintable():  # nearly always
@@ -64,11 +64,11 @@ _FORMATTERS: Final[dict[LogFormat, type[logging.Formatter]]] = {
 
 
 def log_to_stderr(*, verbose: bool, log_format: LogFormat = "text") -> None:
-    """Log from now on; with `verbose`, details as well."""
+    """Set up logging; with `verbose`, also details."""
     handler = logging.StreamHandler()
     handler.setFormatter(_FORMATTERS[log_format]())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
-    # kopf tells of every event that it has handed over; the engine tells what it does about them.
+    # kopf logs every event that it passes on; the engine logs what it does.
     for chatty in ("kopf.objects", "kopf.activities", "kopf._core.engines.activities"):
         logging.getLogger(chatty).setLevel(logging.DEBUG if verbose else logging.WARNING)
 
@@ -80,7 +80,7 @@ def _harmless(character: str) -> str:
 
 
 def _within_bounds(text: str) -> str:
-    """Cut a text where it would be too long as JSON, in which a character may take twelve."""
+    """Cut a text that would be too long as JSON, where a character may take twelve."""
     beginning = text[:_MAX_CHARACTERS]
     if len(beginning) == len(text) and len(json.dumps(text)) <= _MAX_CHARACTERS:  # nearly always
         return text

@@ -1,4 +1,4 @@
-"""The operator as a process: start-up checks, the parts in their order, health, and the end."""
+"""The operator as a process: start-up checks, its parts in order, health, and the end."""
 
 import asyncio
 import gc
@@ -36,13 +36,13 @@ from ddp_operator.startup import StartupError
 logger = logging.getLogger(__name__)
 
 _COLLECT_AFTER: Final = 10_000
-"""Objects that are made between two garbage collections. Python's default is 700, less than one
-pod has as JSON; nearly all of them go without a collection, once nothing refers to them."""
+"""New objects between two garbage collections. Python's default is 700, less than one pod has as
+JSON. Nearly all objects are freed without a collection, when nothing refers to them."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `python -m ddp_operator run` was told."""
+    """Options of `python -m ddp_operator run`."""
 
     kubeconfig: str | None = None
     context: str | None = None
@@ -53,34 +53,33 @@ class Options:
     metrics_port: int = 8081
     """Port of /metrics; 0: none."""
     metrics_auth: bool = False
-    """Show metrics only to whom the API server lets see them."""
+    """Serve metrics only to clients that the API server allows."""
     metrics_cert_dir: str | None = None
-    """Folder of the certificate that /metrics is served with; None: without TLS."""
+    """Folder with the certificate for /metrics; None: without TLS."""
     metrics_jobs: int = JOBS
-    """How many jobs have metrics of their own; 0: none."""
+    """Number of jobs with their own metrics; 0: none."""
     progress_poll_seconds: float = PROGRESS_SECONDS
-    """How often the trainers of running jobs are asked for their progress."""
+    """How often the trainers of running jobs are polled for progress."""
     leader_elect: bool = False
     """Act only while holding a Lease, so that other replicas can stand by."""
     lease_name: str = "ddp-operator"
     lease_namespace: str | None = None
-    """Of the Lease, and of the Secret that all replicas share. None: the namespace of the
-    operator's pod, or of the kubeconfig's context.
-    """
+    """Namespace of the Lease, and of the Secret that all replicas share. None: the namespace of the
+    operator's pod, or of the kubeconfig's context."""
     launcher_image: str | None = None
-    """Where jobs' launchers are copied from; None: the image of the operator's own pod."""
+    """Image with the launcher for jobs; None: the image of the operator's own pod."""
     node_rules: Rules = DEFAULT_RULES
-    """Which signals of a node mean that it is broken, or about to go."""
+    """Signals that mean that a node is broken, or about to leave."""
 
 
 def run(options: Options) -> int:
     """Run until SIGTERM or SIGINT; return the exit code.
 
-    A replica that loses its lease ends, with an error: Kubernetes starts it anew, and nothing that
-    it had begun can linger.
+    A replica that loses its lease ends with an error. Kubernetes restarts it, and nothing that it
+    had begun can remain.
     """
     sys.setrecursionlimit(RECURSION)
-    gc.freeze()  # modules and their models stay: no collection needs to look at them
+    gc.freeze()  # modules and their models stay, so no collection needs to inspect them
     gc.set_threshold(_COLLECT_AFTER, 10, 10)
     try:
         asyncio.run(_serve(options))
@@ -123,7 +122,7 @@ async def _serve(options: Options) -> None:
                 return access, side_cars, image, await startup.may_see_nodes(client), crd
 
         access, side_cars, launcher_image, may_see_nodes, crd = await startup.when_reachable(look)
-        open_files.raise_limit()  # logs: a process that may not start logs one line, its error
+        open_files.raise_limit()  # logs, so after the checks: a failed start logs only its error
         ready = asyncio.Event()
         client = ApiClient(credentials, before_write=lease.check if lease else None)
         replica = Replica(
@@ -152,8 +151,8 @@ def _credentials(options: Options) -> Credentials:
 async def _serving_metrics(
     options: Options, credentials: Credentials
 ) -> AsyncIterator[MetricsEndpoint]:
-    # Not those of the others: replicas that stand by are asked for metrics, too, and strangers who
-    # ask keep nobody waiting.
+    # Not the client of the others: standby replicas also serve metrics, and foreign requests must
+    # not delay anything else.
     async with ApiClient(credentials, max_attempts=1) as client:
         reviews = AccessReviews(client, METRICS_PATH) if options.metrics_auth else None
         metrics = MetricsEndpoint(reviews)

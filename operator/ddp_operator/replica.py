@@ -1,4 +1,4 @@
-"""One process of the operator: it watches all the time, and acts while it may."""
+"""One process of the operator: it watches all the time, and acts while it is allowed to."""
 
 import asyncio
 import logging
@@ -41,28 +41,27 @@ _SYNC_SECONDS: Final = 120.0
 """Deadline of a complete list of pods."""
 
 _IDENTITY: Final[Any] = "ddp-operator"
-"""What kopf calls this process; nothing depends on it without peering."""
+"""kopf's name for this process; without peering nothing depends on it."""
 
 _PRUNE_SECONDS: Final = 300.0
-"""kopf tells of no deletion that happened while its watch was broken: names are compared this
-often.
-"""
+"""How often job names are compared: kopf does not report deletions that happened while its watch
+was broken."""
 
 _END_SECONDS: Final = 5.0
 """How long watches may take to end."""
 
 
 class ReplicaError(Exception):
-    """A part of the operator has ended that never should."""
+    """A part of the operator has ended unexpectedly."""
 
 
 class Replica:
     """Watches jobs and pods, and acts on them: always, or while it holds `lease`.
 
-    The writes of `client` are refused without the lease. `ready` is set while the watches run,
-    whether it leads or stands by. The trainers of running jobs are asked for their progress, and it
-    is written, every `progress_seconds`. `crd`: what tells the installed CRD from this release's.
-    `metrics_jobs`: how many jobs `metrics` tells of by name.
+    Without the lease, `client` refuses writes. `ready` is set while the watches run, also on a
+    standby replica. Trainers of running jobs are polled for progress every `progress_seconds`, and
+    it is written as often. `crd` is the difference of the installed CRD from this release's.
+    `metrics` names at most `metrics_jobs` jobs.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Replica:
             label_selector=LABEL_JOB_NAME,
             project=project,
             group=job_of,
-            on_change=lambda key: self._engine.pods_changed(key),  # noqa: PLW0108 - it comes later
+            on_change=lambda key: self._engine.pods_changed(key),  # noqa: PLW0108 - created later
         )
         self._node_rules = node_rules
         self._nodes = self._node_reflector() if may_see_nodes else None
@@ -111,14 +110,14 @@ class Replica:
         self._engine.metrics.api_errors = client.errors
 
     def metrics(self) -> str:
-        """What there is to count, as Prometheus' text."""
+        """Return all metrics as Prometheus' text."""
         return self._engine.metrics_text(leading=self._lease is None or self._lease.held.is_set())
 
     async def run(self) -> None:
-        """Run until SIGTERM or SIGINT; whatever else ends it is raised.
+        """Run until SIGTERM or SIGINT. Any other end raises.
 
-        Raises `LeaseLostError` when it led and may lead no more, `ClusterError` when the cluster
-        cannot be watched.
+        Raises `LeaseLostError` if the replica led and lost the lease, `ClusterError` if it cannot
+        watch the cluster.
         """
         self._listen_to_signals()
         stop = asyncio.create_task(self._told_to_stop.wait())
@@ -133,7 +132,7 @@ class Replica:
             if stop.done():
                 sync.cancel()
                 return
-            # When kopf fails it cancels whatever began after it, so all of this begins before.
+            # When kopf fails it cancels tasks that began after it, so all of these begin before.
             if self._lease is not None:
                 parts.append(_lasting(self._lease.run(), "the election"))
             parts.append(_lasting(self._act(), "the engine"))
@@ -144,8 +143,8 @@ class Replica:
             raise
         finally:
             self._ready.clear()
-            # The lease is renewed until nothing is left that writes, and then given up at once:
-            # kopf takes longer to end.
+            # The lease is renewed until nothing writes any more, and then released at once: kopf
+            # takes longer to end.
             await self._engine.stop(at_once=lost)
             await _end(parts)
             await self._cluster.close()
@@ -177,28 +176,28 @@ class Replica:
             asyncio.get_running_loop().add_signal_handler(number, stop, number)
 
     async def _watch_jobs(self) -> "asyncio.Task[None]":
-        """Let kopf watch the jobs; the task ends when it fails."""
+        """Let kopf watch the jobs. The task ends if kopf fails."""
         before = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=handlers.registry_for(self._engine, self._client.credentials.connection),
             settings=handlers.settings(),
             standalone=True,
-            # kopf would ask for the user's name, which an arbitrary user ID does not have.
+            # Without it kopf asks for the user's name, which an arbitrary user ID does not have.
             identity=_IDENTITY,
             clusterwide=self._namespace is None,
             namespaces=[self._namespace] if self._namespace else (),
             ready_flag=self._ready,
         )
-        # Signals are kopf's now; but it would end first, and the engine with it.
+        # kopf has taken over the signals. But it would end before the engine, so take them back.
         self._listen_to_signals()
         return asyncio.create_task(kopf.run_tasks(tasks, ignored=before))
 
     async def _act(self) -> None:
-        """Work, as soon as this replica leads."""
+        """Start the engine once this replica leads."""
         if self._lease is not None:
             await self._lease.held.wait()
-            # The watches may not have told yet what the last leader did: a pod that it created and
-            # that is not seen here would be taken for lost.
+            # The watches may not have reported the previous leader's last writes. A pod that it
+            # created and that is missing here would count as lost.
             await self._pods.refresh(timeout_seconds=_SYNC_SECONDS)
             await self._refresh_jobs()
         self._engine.start()
@@ -208,7 +207,7 @@ class Replica:
             await self._prune()
 
     async def _refresh_jobs(self) -> None:
-        """Take in all jobs as they are now, and forget those that are gone."""
+        """Read all jobs as they are now, and forget those that are gone."""
         known = self._engine.jobs.uids()
         listed: dict[Key, str] = {}
         path = JOBS.path(namespace=self._namespace)
@@ -225,36 +224,36 @@ class Replica:
         try:
             existing = await list_uids(self._client, JOBS.path(namespace=self._namespace))
         except ClusterError as error:
-            logger.warning("cannot list the jobs to compare: %s", error)
+            logger.warning("cannot list the jobs to find deleted ones: %s", error)
             return
         for key in self._engine.jobs.prune(known, existing=existing):
-            logger.info("%s is gone, and its deletion was not reported", key)
+            logger.info("%s is gone, but its deletion was not reported", key)
 
 
 def _lasting(work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
-    """Begin work that must not end by itself."""
+    """Start work that must not end by itself."""
 
     async def run() -> None:
         await work
-        raise ReplicaError(f"{name} has ended, which it never should")
+        raise ReplicaError(f"{name} has ended unexpectedly")
 
     return asyncio.create_task(run(), name=name)
 
 
 async def _first_of(tasks: Iterable["asyncio.Task[Any]"]) -> None:
-    """Wait until a task has ended, and raise what ended it."""
+    """Wait until a task has ended, and raise its error."""
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
 
 
 async def _end(tasks: Collection["asyncio.Task[Any]"]) -> None:
-    """Cancel tasks and let them end; what ended them by themselves has been raised already."""
+    """Cancel tasks and let them end. Errors that ended them earlier have already been raised."""
     for task in tasks:
         task.cancel()
     _, late = await asyncio.wait(tasks, timeout=_END_SECONDS)
     if late:
-        logger.warning("giving up %d tasks that do not end", len(late))
+        logger.warning("stopping: %d tasks did not end in time", len(late))
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()  # marks it as seen

@@ -1,6 +1,4 @@
-"""Shares what there is a fixed number of among many owners, so that none of them keeps it from the
-others.
-"""
+"""Shares a fixed number of slots among many owners, so that no owner blocks the others."""
 
 import asyncio
 import contextlib
@@ -9,7 +7,7 @@ from collections.abc import AsyncIterator, Hashable
 from typing import Final, Generic, TypeVar
 
 _KEPT: Final = 5
-"""One in so many slots is for owners that hold none."""
+"""One in so many slots is reserved for owners that hold none."""
 
 OwnerT = TypeVar("OwnerT", bound=Hashable)
 
@@ -17,9 +15,9 @@ OwnerT = TypeVar("OwnerT", bound=Hashable)
 class FairSlots(Generic[OwnerT]):
     """Slots, each held by one owner at a time.
 
-    - An owner may hold as many as are free besides: alone, two in five. A fifth is kept for owners
-      that hold none, one for each, so that they need not wait for others to end.
-    - Owners that wait have their turns one after the other, and each its own requests in order.
+    - An owner may hold as many slots as are free besides: alone, two in five. A fifth is reserved
+      for owners that hold none, one slot for each, so that they need not wait for others to finish.
+    - Waiting owners take turns, and the requests of each owner keep their order.
 
     Belongs to the event loop that it is used in.
     """
@@ -31,11 +29,11 @@ class FairSlots(Generic[OwnerT]):
         """Slots that are held or waited for."""
         self._held: Counter[OwnerT] = Counter()
         self._waiting: dict[OwnerT, dict[asyncio.Future[None], None]] = {}
-        """Owners in the order of their turns, each with its requests in theirs."""
+        """Owners in the order of their turns, each with its requests in order."""
 
     @contextlib.asynccontextmanager
     async def of(self, owner: OwnerT) -> AsyncIterator[None]:
-        """Hold a slot for the length of the block, once there is one."""
+        """Hold a slot during the block, once one is free."""
         self.wanted += 1
         try:
             await self._take(owner)
@@ -47,7 +45,7 @@ class FairSlots(Generic[OwnerT]):
             self.wanted -= 1
 
     def resize(self, total: int) -> None:
-        """Have more of them, or fewer as soon as they are given back."""
+        """Change the number of slots; fewer take effect as slots are released."""
         self.total = total
         self._wake()
 
@@ -62,7 +60,7 @@ class FairSlots(Generic[OwnerT]):
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._leave(owner, turn)
-            else:  # it was called, and does not come
+            else:  # it was woken, but does not take the slot
                 self._give_back(owner)
             raise
 
@@ -77,7 +75,7 @@ class FairSlots(Generic[OwnerT]):
         self._wake()
 
     def _wake(self) -> None:
-        """Call those that may have a slot now."""
+        """Wake the requests that may have a slot now."""
         while owner := next((each for each in self._waiting if self._may_have(each)), None):
             turns = self._waiting.pop(owner)
             turn = next(iter(turns))

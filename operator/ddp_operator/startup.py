@@ -1,7 +1,7 @@
-"""What the operator makes sure of before it works: that it is served and allowed all it needs.
+"""Start-up checks: the API server serves and allows everything that the operator needs.
 
-Nothing of this may end a process that is only too early: the API server may be away for a while,
-and a container that ends again and again is started ever more rarely.
+A check must not end a process that is only too early: the API server may be away for a while, and
+Kubernetes restarts a failing container after increasing pauses.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SERVER_SECONDS: Final = 300.0
-"""How long the API server may be away when the operator starts; as long as Kubernetes itself
+"""How long the API server may be away when the operator starts. As long as Kubernetes itself
 tolerates an unreachable node by default."""
 _RETRY_SECONDS: Final = 2.0
 _SETTLE_SECONDS: Final = 30.0
-"""A server that has just started answers before it has read all CRDs and roles."""
+"""A server that has just started answers before it has loaded all CRDs and roles."""
 
 _NEEDED: Final = (
     (JOBS, ("list", "watch", "delete"), ""),
@@ -57,52 +57,52 @@ _NEEDED: Final = (
     (NETWORK_POLICIES, ("get", "create", "update", "delete"), ""),
     (EVENTS, ("create",), ""),
 )
-"""All that the operator asks of the API server about jobs; the manifests grant exactly this."""
+"""All permissions for jobs; the manifests grant exactly these."""
 
 _CONTAINER: Final = "operator"
-"""The name of its own container, in all manifests."""
+"""Name of the operator's own container, in all manifests."""
 
 SECRET_NAME: Final = "ddp-operator-tokens"
-"""Of the Secret in the operator's own namespace from which the tokens of all jobs come;
+"""Name of the Secret in the operator's own namespace from which the tokens of all jobs derive;
 `manifests/install` grants `get` on no other."""
 
 SIDE_CARS_NAME: Final = "ddp-operator-side-cars"
-"""Of the ConfigMap in the operator's own namespace that an administrator may write;
+"""Name of the ConfigMap in the operator's own namespace that an administrator may write;
 `manifests/install` grants `get` on no other."""
 
 _NEEDED_TO_LEAD: Final = ("get", "update")
-"""What leader election needs on top, besides creating it: verbs on its own Lease."""
+"""Verbs on its own Lease that leader election needs, besides creating it."""
 
 _NODE_VERBS: Final = ("list", "watch")
-"""What avoiding bad nodes needs, in the whole cluster; the operator works without."""
+"""Verbs needed to avoid bad nodes, in the whole cluster. Optional."""
 
 READ_CRD: Final = Permission("get", CUSTOM_RESOURCE_DEFINITIONS, name=crd.NAME)
-"""What comparing the CRD with this release's needs; the operator works without."""
+"""Permission to compare the CRD with this release's. Optional."""
 _NAMED: Final = 5
-"""Fields of a CRD that a line in the log names."""
+"""Fields of a CRD that a log line names."""
 
 NEEDED_TO_REVIEW: Final = (
     Permission("create", TOKEN_REVIEWS),
     Permission("create", SUBJECT_ACCESS_REVIEWS),
 )
-"""What it takes to find out who asks for metrics, and whether he may see them."""
+"""Permissions needed to identify clients of the metrics, and to check their access."""
 
 _RIGHTS: Final = "manifests/install/rbac.yaml"
 _RIGHTS_IN_ONE_NAMESPACE: Final = "manifests/components/one-namespace/rbac.yaml"
 _RIGHTS_TO_REVIEW: Final = "manifests/components/metrics-auth/rbac.yaml"
-"""Where people find what to grant."""
+"""Files that grant the permissions."""
 
 
 class StartupError(Exception):
-    """The operator cannot work here; the message says in one line what is missing."""
+    """The operator cannot work here. The message says what is missing, in one line."""
 
 
 async def when_reachable(look: Callable[[], Awaitable[T]], *, seconds: float = SERVER_SECONDS) -> T:
-    """Return what `look` returns as soon as the API server answers it.
+    """Return the result of `look` once the API server answers.
 
     Raises:
-        UnavailableError: it has not answered within `seconds`.
-        StartupError: of `look`; from a server that has just come back only if it is its last word.
+        UnavailableError: the server has not answered within `seconds`.
+        StartupError: raised by `look`. It is retried for a while after the server has come back.
     """
     now = asyncio.get_running_loop().time
     end, settled_at = now() + seconds, now()
@@ -124,7 +124,7 @@ async def when_reachable(look: Callable[[], Awaitable[T]], *, seconds: float = S
 async def check(
     client: ApiClient, namespace: str | None, *, secret: Key, lease: Key | None = None
 ) -> None:
-    """Find out at once what would otherwise show as a job that never starts.
+    """Check what would otherwise show as a job that never starts.
 
     Raises:
         StartupError: the API server is too old, or the CRD or a permission is missing.
@@ -140,11 +140,11 @@ async def check(
 
 
 async def _require_release(client: ApiClient) -> None:
-    """Refuse an API server that drops fields or rules; one that hides its version is accepted."""
+    """Refuse an API server that drops fields or rules. Accept one that hides its version."""
     try:
         told = str((await client.request("GET", "/version")).get("gitVersion"))
     except ForbiddenError as error:
-        logger.info("the version of the API server is not known: %s", error.message)
+        logger.info("the version of the API server is unknown: %s", error.message)
         return
     release = kubernetes.release(told)
     if release and release < kubernetes.OLDEST:
@@ -155,7 +155,7 @@ async def _require_release(client: ApiClient) -> None:
 
 
 def needed(namespace: str | None, *, secret: Key, lease: Key | None) -> list[Permission]:
-    """Return what the operator cannot do without, in one namespace or in all."""
+    """Return the permissions that the operator requires, in one namespace or in all."""
     permissions = [
         Permission(verb, resource, subresource, namespace)
         for resource, verbs, subresource in _NEEDED
@@ -173,14 +173,12 @@ def needed(namespace: str | None, *, secret: Key, lease: Key | None) -> list[Per
 
 
 def create_token_secrets(namespace: str | None) -> Permission:
-    """Return what it takes to keep tokens out of pods, in one namespace or in all; the operator
-    works without.
-    """
+    """Return the optional permission to keep tokens out of pods, in one namespace or in all."""
     return Permission("create", SECRETS, "", namespace)
 
 
 async def check_reviews(client: ApiClient) -> None:
-    """Find out at once whether metrics can be had at all where they are not for everybody.
+    """Check that metrics with access control can be served.
 
     Raises:
         StartupError: a permission is missing.
@@ -198,11 +196,11 @@ async def _require(client: ApiClient, permissions: Iterable[Permission], rights:
 
 
 async def access(client: ApiClient, secret: Key, *, namespace: str | None) -> Access:
-    """Read what the tokens of jobs come from, which the first replica ever makes up, and find out
-    whether Secrets may be created in the `namespace` that is served, or in all.
+    """Read the key from which the tokens of jobs derive. The very first replica creates it. Also
+    check whether Secrets may be created in the served `namespace`, or in all.
 
     Raises:
-        StartupError: the Secret holds something else.
+        StartupError: the Secret has no usable key.
     """
     try:
         found = await own_secret(client, secret)
@@ -211,7 +209,7 @@ async def access(client: ApiClient, secret: Key, *, namespace: str | None) -> Ac
     right = create_token_secrets(namespace)
     if missing := await check_access(client, [right]):
         logger.warning(
-            "the tokens of jobs are in plain text in their pods, for want of a permission: %s",
+            "jobs' tokens are in plain text in their pods, because a permission is missing: %s",
             "; ".join(str(permission) for permission in missing),
         )
     return Access(
@@ -222,10 +220,10 @@ async def access(client: ApiClient, secret: Key, *, namespace: str | None) -> Ac
 
 
 async def side_cars(client: ApiClient, namespace: str) -> SideCars:
-    """Read which images an administrator wants for the side cars of fabrics.
+    """Read the images that an administrator chose for the sidecars of GPU networks.
 
     Raises:
-        StartupError: the ConfigMap holds something else.
+        StartupError: the ConfigMap is invalid.
     """
     path = CONFIG_MAPS.path(namespace=namespace, name=SIDE_CARS_NAME)
     try:
@@ -239,8 +237,8 @@ async def side_cars(client: ApiClient, namespace: str) -> SideCars:
 
 
 async def own_image(client: ApiClient) -> str:
-    """The image that this operator runs from; empty where it cannot know: outside of a cluster, or
-    where it may not read its own pod.
+    """Return this operator's own image. Empty if unknown: outside of a cluster, or if the operator
+    may not read its own pod.
     """
     namespace = client.credentials.pod_namespace
     if namespace is None:
@@ -254,31 +252,33 @@ async def own_image(client: ApiClient) -> str:
 
 
 async def may_see_nodes(client: ApiClient) -> bool:
-    """Whether it may; the operator works without, and says what it will not do then."""
+    """Return whether the operator may read nodes. Without that it still works, and logs what it
+    cannot do.
+    """
     missing = await check_access(client, [Permission(verb, NODES) for verb in _NODE_VERBS])
     if missing:
         logger.info(
-            "jobs will not avoid bad nodes, for want of a permission: %s",
+            "jobs will not avoid bad nodes, because a permission is missing: %s",
             "; ".join(str(permission) for permission in missing),
         )
     return not missing
 
 
 async def crd_difference(client: ApiClient) -> Difference:
-    """Find out whether the CRD is of another release, and say so; the operator works with either,
-    and jobs that it does not understand are left as they are.
+    """Compare the installed CRD with this release's, and log a difference. The operator works with
+    either, and leaves jobs that it does not understand unchanged.
     """
     if await check_access(client, [READ_CRD]):
         logger.info(
-            "a CRD of another release will be told by what it does to jobs alone, for want of a "
-            "permission: %s",
+            "cannot compare the installed CRD with this release, because a permission is missing: "
+            "%s; a difference will only show in its effects on jobs",
             READ_CRD,
         )
         return Difference()
     path = CUSTOM_RESOURCE_DEFINITIONS.path(name=crd.NAME)
     try:
         found = compare(await client.request("GET", path))
-    except NotFoundError:  # whoever serves the jobs, it is no CRD
+    except NotFoundError:  # the jobs are not served from a CRD
         return Difference()
     if found.lacking:
         logger.error(
@@ -289,7 +289,7 @@ async def crd_difference(client: ApiClient) -> Difference:
         )
     if found.unknown:
         logger.warning(
-            "the CRD is newer than this operator, %s, which leaves jobs with %s as they are: "
+            "the CRD is newer than this operator, %s, which leaves jobs with %s unchanged: "
             "upgrade the operator",
             __version__,
             _some(found.unknown),

@@ -1,8 +1,7 @@
-"""Asks the trainers in pods how far they are.
+"""Polls the trainers in pods for their progress.
 
-They are other people's programs at addresses in the cluster, so an answer may be anything, or may
-never come: its size and its time are bounded here, it is not followed to another place, and no
-proxy stands between.
+They are foreign programs at addresses in the cluster, so a response may be anything, or may never
+come. Its size and time are limited here, redirects are not followed, and no proxy is used.
 """
 
 import errno
@@ -26,14 +25,14 @@ from ddp_operator.slots import FairSlots
 logger = logging.getLogger(__name__)
 
 _SECONDS: Final = 2.0
-"""An answer of a few hundred bytes from within the cluster takes milliseconds."""
+"""A response of a few hundred bytes from within the cluster takes milliseconds."""
 _LIMIT_BYTES: Final = 64 * 1024
 _RECEIVE_BYTES: Final = 8 * 1024
-"""That the kernel holds of an answer, and so what is read of it at once: of the smallest chunks, or
-of `100 Continue` over and over, parsing a quarter of a megabyte takes a good part of a second."""
+"""Size of the kernel's receive buffer, and so of each read. Parsing a quarter of a megabyte of the
+smallest chunks, or of repeated `100 Continue`, takes a good part of a second."""
 _CONNECTIONS: Final = 64
 _FEWEST: Final = 8
-"""Launchers that are listened to at a time, however few files are left."""
+"""Fewest launchers to poll at a time, however few files are left."""
 _OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
 _FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
 
@@ -42,9 +41,9 @@ _For = Literal["questions", "polls", "tellings"]
 
 
 class HttpTrainers:
-    """Implements `ports.Trainers`; the first question opens it, and `close` ends it.
+    """Implements `ports.Trainers`. The first request opens it, and `close` closes it.
 
-    `connections`: to launchers, as many as this process may open files for, unless said otherwise.
+    `connections` to launchers: by default as many as this process may open files for.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class HttpTrainers:
         self._polls: FairSlots[str] = FairSlots(self._share.polls)
         self._in_turns = False
         self._sessions: dict[_For, aiohttp.ClientSession] = {}
-        """None takes the connections of another."""
+        """Each purpose has its own connections."""
 
     async def status(self, address: str) -> bytes | str:
         """See `ports.Trainers`."""
@@ -103,7 +102,7 @@ class HttpTrainers:
                     address, path, seconds=seconds, headers=headers, for_="polls"
                 )
             except OutOfFilesError:
-                # What others have opened since leaves less: a probe has to be accepted, too.
+                # Others have opened files since. Leave some free: a probe must be accepted, too.
                 self._polls.resize(max(self._polls.in_use * 3 // 4, _FEWEST))
                 raise
             if self._polls.total < self._share.polls:
@@ -111,15 +110,15 @@ class HttpTrainers:
             return answer
 
     def _time_of_turn(self, wait_seconds: int) -> int:
-        """How long a launcher may wait for something to tell: less where more of them want to be
-        listened to than can be, so that each has its turn as often as it would answer by itself.
+        """Return how long a launcher may hold a long poll. With more launchers than connections the
+        time is shorter, so that each has its turn as often as it would respond by itself.
         """
         wanted, most = self._polls.wanted, self._polls.total
         if (wanted > most) is not self._in_turns:
             self._in_turns = wanted > most
             if self._in_turns:
                 logger.warning(
-                    "the launchers of %d jobs are listened to in turns, %d at a time: raise the "
+                    "polling the launchers of %d jobs in turns, %d at a time: raise the "
                     "limit of open files (LimitNOFILE of the container runtime)",
                     wanted,
                     most,
@@ -149,8 +148,8 @@ class HttpTrainers:
         headers: Mapping[str, str] | None = None,
         for_: _For = "questions",
     ) -> bytes | str:
-        """The content of an answer, or in words why there is none; `OutOfFilesError` where it is
-        for more than a question.
+        """Return the content of a response, or a text that says why there is none. Raise
+        `OutOfFilesError` only for polls and announcements.
         """
         try:
             async with self._request(
@@ -170,7 +169,7 @@ class HttpTrainers:
             return f"{address}: {error}"
 
     async def _tell(self, address: str, path: str, *, token: str) -> bool:
-        """POST; whether that was accepted."""
+        """POST, and return whether it was accepted."""
         url, headers = f"http://{address}{path}", _signed(token, "POST", path)
         try:
             async with self._request("POST", url, headers=headers) as response:
@@ -188,7 +187,8 @@ class HttpTrainers:
         seconds: float | None = None,
         for_: _For = "questions",
     ) -> "aiohttp.client._RequestContextManager":
-        # Where nobody may connect, no place is held for as long as an answer may take.
+        # A connection that cannot be made must not hold its place for as long as a response may
+        # take.
         timeout = aiohttp.ClientTimeout(
             total=seconds or self._timeout_seconds, sock_connect=self._timeout_seconds
         )
@@ -208,7 +208,7 @@ def _raise_if_out_of_files(error: BaseException) -> None:
 
 def _session(connections: int) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        # A connection kept open for ten seconds and more serves nobody.
+        # Keeping a connection open for ten seconds or more has no benefit.
         connector=aiohttp.TCPConnector(limit=connections, force_close=True, socket_factory=_socket),
         headers={"User-Agent": f"ddp-operator/{__version__}"},
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -218,24 +218,24 @@ def _session(connections: int) -> aiohttp.ClientSession:
 
 
 async def _content(response: aiohttp.ClientResponse) -> bytes:
-    """The whole answer.
+    """Return the whole response.
 
     Raises:
-        ValueError: it is longer than any should be.
+        ValueError: it is too long.
     """
     content = bytearray()
     async for part in response.content.iter_any():
         content += part
         if len(content) > _LIMIT_BYTES:
-            raise ValueError(f"an answer of more than {_LIMIT_BYTES} bytes")
+            raise ValueError(f"a response of more than {_LIMIT_BYTES} bytes")
     return bytes(content)
 
 
 def _signed(token: str, method: str, target: str, body: bytes = b"") -> dict[str, str]:
-    """The header by which a launcher knows the operator.
+    """Return the header by which a launcher recognizes the operator.
 
-    The token signs method, path with query, body and time, and is not sent: an address may be
-    another pod's by now.
+    The token signs method, path with query, body and time, but is not sent: the address may belong
+    to another pod by now.
     """
     if isinstance(token, SentToken):
         return {"Authorization": f"Bearer {token}"}

@@ -35,7 +35,7 @@ async def test_rights_in_its_own_namespace_are_all_it_needs_and_uses(
             tmp_path / "proxied", tmp_path / "log", namespace=own, options=options
         ) as process:
             await use_every_permission(proxy, jobs, kubelet)
-            assert "jobs will not avoid bad nodes, for want of a permission" in process.log
+            assert "jobs will not avoid bad nodes, because a permission is missing" in process.log
     assert [seen for seen in proxy.seen if seen.status == 403] == []
     about_objects = [seen for seen in proxy.seen if seen.path.startswith(ABOUT_OBJECTS)]
     assert {namespace_of(seen) for seen in about_objects} == {own}

@@ -119,7 +119,7 @@ async def test_without_a_look_at_nodes_it_works_and_says_what_it_will_not_do(
     roles: Roles, as_operator: Path, jobs: Jobs, tmp_path: Path
 ) -> None:
     await roles.grant(without=("watch", NODES.plural))
-    said = "jobs will not avoid bad nodes, for want of a permission: watch nodes"
+    said = "jobs will not avoid bad nodes, because a permission is missing: watch nodes"
     assert said in await log_of_work(as_operator, jobs, tmp_path)
 
 
@@ -129,7 +129,7 @@ async def test_without_the_right_to_create_secrets_tokens_are_in_plain_text(
     roles = [role for role in INSTALLED if role["metadata"]["name"] != "ddp-operator-tokens"]
     async with granted(admin, jobs.namespace, roles):
         said = (
-            "the tokens of jobs are in plain text in their pods, for want of a permission: "
+            "jobs' tokens are in plain text in their pods, because a permission is missing: "
             "create secrets in all namespaces"
         )
         assert said in await log_of_work(as_operator, jobs, tmp_path)

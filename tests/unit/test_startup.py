@@ -238,7 +238,7 @@ async def test_what_to_do_about_a_crd_of_another_release_is_said(
     found, [_, line] = await told(Server(crd), caplog)
     assert found.unknown == {"spec.novelty"}
     assert line.startswith("WARNING the CRD is newer than this operator")
-    assert line.endswith("with spec.novelty as they are: upgrade the operator")
+    assert line.endswith("with spec.novelty unchanged: upgrade the operator")
 
 
 async def test_without_the_right_to_read_the_crd_that_is_said(

@@ -180,10 +180,10 @@ async def test_a_certificate_that_is_missing_is_said_at_once(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--metrics-auth", "--metrics-port=0"], "protects nothing without a --metrics-port"),
-        (["--metrics-cert-dir=/a", "--metrics-port=0"], "protects nothing without a"),
-        (["--metrics-port=65536"], "'65536' is no port"),
-        (["--health-port=-1"], "'-1' is no port"),
+        (["--metrics-auth", "--metrics-port=0"], "has no effect with --metrics-port 0"),
+        (["--metrics-cert-dir=/a", "--metrics-port=0"], "has no effect with"),
+        (["--metrics-port=65536"], "invalid port '65536'"),
+        (["--health-port=-1"], "invalid port '-1'"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(

@@ -232,4 +232,4 @@ def test_a_number_of_jobs_that_makes_no_sense_is_refused(
     number: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", f"--metrics-jobs={number}"]) == 64
-    assert f"{number!r} is no number of jobs" in capsys.readouterr().err
+    assert f"invalid number of jobs {number!r}" in capsys.readouterr().err

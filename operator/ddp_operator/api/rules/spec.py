@@ -279,7 +279,7 @@ possible change it replaces all pods of another spec, with the reason SpecChange
 NAME_CEL = (
     f"size(self.metadata.name) <= {MAX_NAME_LENGTH}"
     " && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-    f"metadata.name: use at most {MAX_NAME_LENGTH} lower-case letters, digits and dashes, starting "
+    f"metadata.name: at most {MAX_NAME_LENGTH} lower-case letters, digits and dashes, starting "
     "with a letter; it becomes part of host names (63 characters with attempt and index)",
 )
 """(CEL, message) of a rule on the whole object."""
