@@ -1,4 +1,4 @@
-"""What DDP does, three times: averaging by hand, by hooks during backward, and by DDP itself.
+"""Gradients averaged in three ways: by hand, by hooks during backward, and by DDP itself.
 
     torchrun --nproc-per-node 2 averaging.py
 
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 
 def new_model() -> nn.Module:
-    """The same weights on all ranks, since all use the same seed."""
+    """Return a model; all ranks get the same weights, since they use the same seed."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
 
 
 def train(model: nn.Module, after_backward: Callable[[], object] = lambda: None) -> Tensor:
-    """Train on this rank's share of the data; returns all parameters in a row."""
+    """Train on this rank's share of the data, and return all parameters as one vector."""
     torch.manual_seed(1 + dist.get_rank())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(20):
@@ -33,19 +33,19 @@ def train(model: nn.Module, after_backward: Callable[[], object] = lambda: None)
 
 
 def start_average(parameter: Tensor) -> dist.Work:
-    """Begin to average the gradient over all ranks; the work's `wait` ends it."""
+    """Start to average the gradient over all ranks; the work's `wait` completes it."""
     assert parameter.grad is not None
     work: dist.Work = dist.all_reduce(parameter.grad.div_(dist.get_world_size()), async_op=True)
     return work
 
 
 def by_hand(model: nn.Module) -> Tensor:
-    """After backward, one all-reduce for each parameter: simple, and all of it waiting."""
+    """Run one all-reduce per parameter after backward: simple, but all of it is waiting."""
     return train(model, lambda: [start_average(one).wait() for one in model.parameters()])
 
 
 def by_hooks(model: nn.Module) -> Tensor:
-    """Each gradient travels as soon as it is there, while backward computes the next one."""
+    """Send each gradient as soon as it is ready, while backward computes the next one."""
     under_way: list[dist.Work] = []
     for one in model.parameters():
         one.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -55,14 +55,14 @@ def by_hooks(model: nn.Module) -> Tensor:
 
 
 def by_ddp(model: nn.Module) -> Tensor:
-    """The same hooks, but gradients travel in buckets: fewer and larger messages."""
+    """Let DDP use such hooks, but with buckets of gradients: fewer and larger messages."""
     return train(nn.parallel.DistributedDataParallel(model))
 
 
 def main() -> None:
-    """Train in all three ways on this rank and compare; also with rank 0, which must agree."""
+    """Train in all three ways on this rank, and compare the results with each other and rank 0."""
     dist.init_process_group("gloo")
-    # a + b is b + a to the bit; with more ranks the order matters, and buckets change the order.
+    # a + b equals b + a exactly. With more ranks the order matters, and buckets change it.
     tolerance = 0.0 if dist.get_world_size() == 2 else 1e-6
     reference = by_hand(new_model())
     dist.broadcast(rank_0 := reference.clone(), src=0)

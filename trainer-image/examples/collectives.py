@@ -1,8 +1,8 @@
-"""Every collective once, each checked; and a ring all-reduce by hand, in its two phases.
+"""Runs every collective once and checks it; and a ring all-reduce by hand, in its two phases.
 
     torchrun --nproc-per-node 3 collectives.py
 
-Rank r contributes numbers made of r, so that every result is known beforehand.
+Rank r contributes numbers derived from r, so every expected result is known.
 """
 
 import os
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def check(name: str, actual: Tensor, expected: list[float]) -> None:
-    """Exit with an error unless the collective gave what was expected."""
+    """Exit with an error unless the collective gave the expected result."""
     if actual.tolist() != expected:
         raise SystemExit(f"rank {dist.get_rank()}: {name} gave {actual.tolist()}, not {expected}")
     if dist.get_rank() == 0:
@@ -21,24 +21,24 @@ def check(name: str, actual: Tensor, expected: list[float]) -> None:
 
 
 def ring_all_reduce(values: Tensor) -> None:
-    """Sum `values` over all ranks, in place; each rank only talks to its two neighbours.
+    """Sum `values` over all ranks, in place; each rank exchanges data only with its neighbours.
 
-    It sends 2(n-1)/n of the data, however many ranks there are: that is what makes a ring fast.
+    It sends 2(n-1)/n of the data for n ranks, so less than twice the data: that makes a ring fast.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % n, (rank - 1) % n
-    chunks = list(values.tensor_split(n))  # views: what happens to them happens to `values`
+    chunks = list(values.tensor_split(n))  # views: changing them changes `values`
 
     def pass_on(*, send: int, receive: int) -> Tensor:
         sending = dist.P2POp(dist.isend, chunks[send % n], right)
         receiving = dist.P2POp(dist.irecv, incoming := torch.empty_like(chunks[receive % n]), left)
-        for work in dist.batch_isend_irecv([sending, receiving]):  # at once, or all wait for all
+        for work in dist.batch_isend_irecv([sending, receiving]):  # both at once, or all ranks hang
             work.wait()
         return incoming
 
     for turn in range(n - 1):  # reduce-scatter: partial sums travel around and grow
         chunks[(rank - turn - 1) % n] += pass_on(send=rank - turn, receive=rank - turn - 1)
-    for turn in range(n - 1):  # all-gather: chunks, by now one complete on each rank, replace
+    for turn in range(n - 1):  # all-gather: the complete chunk of each rank replaces the others
         chunks[(rank - turn) % n].copy_(pass_on(send=rank + 1 - turn, receive=rank - turn))
 
 
@@ -48,14 +48,14 @@ def main() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     everyone, mine = [float(r) for r in range(n)], torch.tensor([float(rank)])
 
-    token = torch.zeros(1)  # send and recv: from rank to rank, each adding one
+    token = torch.zeros(1)  # send and recv: from rank to rank; each adds one
     if rank > 0:
         dist.recv(token, rank - 1)
     if rank < n - 1:
         dist.send(token + 1, rank + 1)
     check("send/recv", token, [rank])
     dist.reduce(total := mine.clone(), dst=0)
-    if rank == 0:  # elsewhere than on dst, the result is undefined
+    if rank == 0:  # on ranks other than dst, the result is undefined
         check("reduce", total, [sum(everyone)])
     dist.all_reduce(largest := mine.clone(), op=dist.ReduceOp.MAX)
     check("all_reduce", largest, [n - 1])

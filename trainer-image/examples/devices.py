@@ -1,9 +1,9 @@
-"""Which rank uses which GPU: explicit device ids, and nodes with different numbers of GPUs.
+"""Assigns GPUs to ranks: explicit device ids, and nodes with different numbers of GPUs.
 
     python devices.py                                     acts as two CPU nodes, with 2 and 1 ranks
     torchrun --nproc-per-node 2 devices.py --devices 1,3  GPUs 1 and 3 of this machine
 
-Without GPUs the ranks train on CPUs, under the same numbers.
+Without GPUs the ranks train on CPUs, with the same numbering.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def device_of(local_rank: int, ids: list[int], gpus: int) -> torch.device:
-    """The device of a process: entry `local_rank` of the ids, which count on its own machine."""
+    """Return the device of a process: entry `local_rank` of the ids of its own machine."""
     if gpus == 0:
         return torch.device("cpu")
     if local_rank >= len(ids) or ids[local_rank] >= gpus:
@@ -28,13 +28,13 @@ def device_of(local_rank: int, ids: list[int], gpus: int) -> torch.device:
 
 
 def run_rank(ids: list[int]) -> None:
-    """Train a step on this rank's own device; check how all ranks are numbered."""
-    # RANK counts over all nodes, LOCAL_RANK within one. Where nodes differ, RANK is not
-    # node x processes + LOCAL_RANK, and so nobody should compute it: the launcher says it.
+    """Train a step on this rank's own device, and check the numbering of all ranks."""
+    # RANK counts over all nodes, LOCAL_RANK within a node. If nodes differ in size, RANK is not
+    # node x processes + LOCAL_RANK. So do not compute it: the launcher sets it.
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     device = device_of(local_rank, ids, torch.cuda.device_count())
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # before anything else, or all ranks take memory on GPU 0
+        torch.cuda.set_device(device)  # first of all; otherwise all ranks use memory of GPU 0
     dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
     nodes: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(nodes, os.environ["GROUP_RANK"])
@@ -58,8 +58,8 @@ def run_rank(ids: list[int]) -> None:
 
 
 def start_nodes(processes: list[int]) -> None:
-    """Start torchrun once for each node, as if they were machines of their own."""
-    port = str(random.randrange(20000, 30000))  # none that outgoing connections get
+    """Start torchrun once for each node, as if each were a separate machine."""
+    port = str(random.randrange(20000, 30000))  # outgoing connections do not use these
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # real nodes would not share the GPUs
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(processes))]
     torchrun += ["--master-addr", "localhost", "--master-port", port]

@@ -1,9 +1,9 @@
-"""One training loop in four steps: one process, spawn, torchrun, and the launcher of DDPJobs.
+"""Runs one training loop in four ways: one process, spawn, torchrun, and the DDPJobs' launcher.
 
     python single_to_multi.py                                    all four, one after another
-    python -m ddp_trainer.launch -- python single_to_multi.py    the last step alone, in a pod
+    python -m ddp_trainer.launch -- python single_to_multi.py    only the last one, in a pod
 
-The loop changes in two lines. Every way ends with the parameters of the single process, because
+The loop changes in two lines. All ways end with the same parameters as the single process, because
 the ranks share each batch, and DDP averages the gradients of equal shares.
 """
 
@@ -17,20 +17,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
-BATCH = 24  # of all ranks together: divides by 1, 2, 3 and 4
+BATCH = 24  # over all ranks; divisible by 1, 2, 3 and 4
 
 
 def train(*, rank: int = 0, world_size: int = 1) -> Tensor:
-    """Train a linear model; returns its parameters."""
+    """Train a linear model, and return its parameters."""
     torch.manual_seed(0)
     inputs = torch.randn(50 * BATCH, 8)
     targets = inputs @ torch.randn(8, 1)
     model: nn.Module = nn.Linear(8, 1)
     if world_size > 1:
-        model = nn.parallel.DistributedDataParallel(model)  # the first line: averages the gradients
+        model = nn.parallel.DistributedDataParallel(model)  # first line: average the gradients
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     for first in range(0, len(inputs), BATCH):
-        share = slice(first + rank, first + BATCH, world_size)  # the second: 1/n of the batch
+        share = slice(first + rank, first + BATCH, world_size)  # second line: 1/n of the batch
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(inputs[share]), targets[share])
         loss.backward()  # type: ignore[no-untyped-call]
@@ -39,12 +39,12 @@ def train(*, rank: int = 0, world_size: int = 1) -> Tensor:
 
 
 def run_rank(how: str) -> None:
-    """Form the group that the environment describes, train, compare with a single process."""
+    """Form the group of the environment, train, and compare with a single process."""
     dist.init_process_group("gloo")
     parameters = train(rank=dist.get_rank(), world_size=dist.get_world_size())
     difference = (parameters - train()).abs().max().item()
     if difference > 1e-5:
-        raise SystemExit(f"{how}: parameters differ from a single process's by {difference:.1e}")
+        raise SystemExit(f"{how}: parameters differ by {difference:.1e} from a single process")
     if dist.get_rank() == 0:
         print(f"{how}: {dist.get_world_size()} ranks, differs by {difference:.1e}", flush=True)
     dist.destroy_process_group()
@@ -52,17 +52,17 @@ def run_rank(how: str) -> None:
 
 
 def spawned(rank: int) -> None:
-    """`spawn` calls this in each new process: what launchers set, set by hand."""
+    """Run in each process that `spawn` starts: set by hand the variables of launchers."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     run_rank("spawn")
 
 
 def main() -> None:
-    """Be a rank, or start some in all ways."""
+    """Run as a rank, or start ranks in all ways."""
     if "RANK" in os.environ:
         run_rank("torchrun" if dist.is_torchelastic_launched() else "ddp_trainer.launch")
         return
-    port = str(random.randrange(20000, 30000))  # none that outgoing connections get
+    port = str(random.randrange(20000, 30000))  # outgoing connections do not use these
     print(f"one process: the parameters begin with {train()[:3].tolist()}", flush=True)
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=port, WORLD_SIZE="2")
     spawn(spawned, nprocs=2)  # type: ignore[no-untyped-call]

@@ -101,17 +101,17 @@ def test_one_loop_from_one_process_to_the_launcher(tmp_path: Path) -> None:
 
 def test_all_init_methods(tmp_path: Path) -> None:
     assert by_itself("init_methods.py", tmp_path).splitlines() == [
-        "env://, told by RANK and WORLD_SIZE: a group of 2 ranks",
-        "tcp://, told by RANK and WORLD_SIZE: a group of 2 ranks",
-        "file://, told by RANK and WORLD_SIZE: a group of 2 ranks",
-        "env://, told by torchrun: a group of 2 ranks",
+        "env://, set by RANK and WORLD_SIZE: a group of 2 ranks",
+        "tcp://, set by RANK and WORLD_SIZE: a group of 2 ranks",
+        "file://, set by RANK and WORLD_SIZE: a group of 2 ranks",
+        "env://, set by torchrun: a group of 2 ranks",
     ]
 
 
 def test_the_file_method_in_pods(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     logs = launched("init_methods.py", tmp_path, "file", nodes=2)
-    assert "file://, told by RANK and WORLD_SIZE: a group of 2 ranks" in logs[0]
+    assert "file://, set by RANK and WORLD_SIZE: a group of 2 ranks" in logs[0]
 
 
 def test_nodes_with_unequal_numbers_of_devices(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ finally:  # threads of a group that is alive may abort a process that ends in an
         ("devices.py", "Tensor-likes are not close"),
         ("groups.py", "sum over the node is 2, not 1"),
         ("init_methods.py", "env: 2 ranks with sum 2"),
-        ("single_to_multi.py", "parameters differ from a single process's"),
+        ("single_to_multi.py", "parameters differ by"),
     ],
 )
 def test_examples_notice_wrong_results(example: str, complaint: str, tmp_path: Path) -> None:

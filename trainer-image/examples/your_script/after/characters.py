@@ -15,7 +15,7 @@ TEXT = Path(argparse.__file__).read_text()[:8000]
 
 @dataclass
 class Shape:
-    """Of the model."""
+    """Sizes of the model."""
 
     vocabulary: int
     block: int = 32
@@ -25,7 +25,7 @@ class Shape:
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a small network for each place."""
+    """Attention to earlier letters, then a small network for each position."""
 
     def __init__(self, shape):
         super().__init__()
@@ -41,7 +41,7 @@ class Block(nn.Module):
         self.register_buffer("future", future)
 
     def forward(self, states):
-        """The states, a layer later."""
+        """Return the states after this layer."""
         size = states.shape[1]
         seen = self.before_attention(states)
         mask = self.future[:size, :size]
@@ -51,7 +51,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Letters to scores of the next letter."""
+    """Predicts the next letter from letters."""
 
     def __init__(self, shape):
         super().__init__()
@@ -62,13 +62,13 @@ class GPT(nn.Module):
         self.head = nn.Linear(shape.width, shape.vocabulary)
 
     def forward(self, letters):
-        """Scores of what follows each letter."""
+        """Return scores of the letter after each one."""
         places = torch.arange(letters.shape[1], device=letters.device)
         return self.head(self.norm(self.blocks(self.letters(letters) + self.places(places))))
 
 
 class Characters(Dataset):
-    """Every stretch of the text, and the same one letter later."""
+    """Each window of the text, and the same window one letter later."""
 
     def __init__(self, block):
         self.block = block

@@ -1,4 +1,4 @@
-"""Digits by a convolutional network, augmented by workers of a DataLoader."""
+"""Digits with a convolutional network; workers of a DataLoader augment the images."""
 
 import argparse
 
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Digits(Dataset):
-    """Images of 8x8; those to train on are shifted and noisy, otherwise each time."""
+    """8x8 images; training images get a new shift and noise each time."""
 
     def __init__(self, *, train):
         digits = load_digits()

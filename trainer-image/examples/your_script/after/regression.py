@@ -1,4 +1,4 @@
-"""A linear regression by DDP."""
+"""A linear regression with DDP."""
 
 import argparse
 
@@ -20,14 +20,14 @@ class Trainer:
         self.model = job.wrap(model)
 
     def run_batch(self, inputs, targets):
-        """One step."""
+        """Train one step."""
         self.optimizer.zero_grad()
         self.loss = nn.functional.mse_loss(self.model(inputs), targets)
         self.loss.backward()
         self.job.step(self.loss)
 
     def run_epoch(self):
-        """One pass over the samples."""
+        """Train for one epoch."""
         for inputs, targets in self.job.batches(self.loader):
             self.run_batch(inputs.to(self.device), targets.to(self.device))
 

@@ -1,4 +1,4 @@
-"""A linear regression by DDP."""
+"""A linear regression with DDP."""
 
 import argparse
 import os
@@ -30,19 +30,19 @@ class Trainer:
         self.model = DistributedDataParallel(model)
 
     def run_batch(self, inputs, targets):
-        """One step."""
+        """Train one step."""
         self.optimizer.zero_grad()
         self.loss = nn.functional.mse_loss(self.model(inputs), targets)
         self.loss.backward()
         self.optimizer.step()
 
     def run_epoch(self):
-        """One pass over the samples."""
+        """Train for one epoch."""
         for inputs, targets in self.loader:
             self.run_batch(inputs.to(self.device), targets.to(self.device))
 
     def save(self, epoch):
-        """Write down all that the next run needs."""
+        """Save the state that the next run needs."""
         model, optimizer = self.model.module.state_dict(), self.optimizer.state_dict()
         torch.save({"model": model, "optimizer": optimizer, "epoch": epoch}, self.snapshot)
 

@@ -12,7 +12,7 @@ NOISE, FEATURES = 16, 8
 
 
 def generator():
-    """Noise to images of 8x8."""
+    """Turns noise into 8x8 images."""
     return nn.Sequential(
         *(nn.ConvTranspose2d(NOISE, 2 * FEATURES, 2, bias=False), nn.BatchNorm2d(2 * FEATURES)),
         *(nn.ReLU(), nn.ConvTranspose2d(2 * FEATURES, FEATURES, 4, 2, 1, bias=False)),
@@ -21,7 +21,7 @@ def generator():
 
 
 def discriminator():
-    """Images to how likely they are real."""
+    """Estimates how likely an image is real."""
     return nn.Sequential(
         *(nn.Conv2d(1, FEATURES, 4, 2, 1), nn.LeakyReLU(0.2)),
         *(nn.Conv2d(FEATURES, 2 * FEATURES, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * FEATURES)),
@@ -30,7 +30,7 @@ def discriminator():
 
 
 def weights_init(module):
-    """Draw the first weights, as the DCGAN paper has them."""
+    """Draw the initial weights as in the DCGAN paper."""
     if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
         nn.init.normal_(module.weight, 0.0, 0.02)
     elif isinstance(module, nn.BatchNorm2d):

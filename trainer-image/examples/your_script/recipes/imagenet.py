@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Digits(Dataset):
-    """Stands for a folder of images; those to train on are shifted at random."""
+    """Replaces a folder of images; training images are shifted at random."""
 
     def __init__(self, *, train):
         digits = load_digits()
@@ -48,7 +48,7 @@ class AverageMeter:
 
 
 def network():
-    """Stands for a ResNet."""
+    """A small replacement for a ResNet."""
     return nn.Sequential(
         *(nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
         *(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128, 10)),
@@ -56,7 +56,7 @@ def network():
 
 
 def train(loader, net, criterion, job):
-    """One epoch, or what is left of it."""
+    """Train for one epoch, or the rest of it."""
     for batch in job.batches(loader):
         images, targets = (part.to(job.device) for part in batch)
         loss = criterion(net(images), targets)
@@ -109,7 +109,7 @@ def main():
         scheduler=scheduler,
         scheduler_interval="epoch",
         checkpoint_every_steps=5,
-    ) as job:  # --resume is not needed: training goes on from the job's newest checkpoint
+    ) as job:  # --resume is not needed: training resumes from the job's newest checkpoint
         if options.evaluate:
             validate(test_loader, model, criterion, job)
             return

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, random_split
 
 @dataclass
 class DataConfig:
-    """Of the text."""
+    """Settings of the text."""
 
     path: Path
     block_size: int = 16
@@ -23,7 +23,7 @@ class DataConfig:
 
 @dataclass
 class TrainerConfig:
-    """Of the training."""
+    """Settings of the training."""
 
     max_epochs: int
     batch_size: int = 8
@@ -52,7 +52,7 @@ class CharDataset(Dataset):
 
 
 class GPT(nn.Module):
-    """One layer of a transformer, whose forward pass returns the loss too."""
+    """One layer of a transformer; its forward pass also returns the loss."""
 
     def __init__(self, vocabulary, block_size, width=32):
         super().__init__()
@@ -65,7 +65,7 @@ class GPT(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(block_size))
 
     def forward(self, letters, targets):
-        """Scores of the next letters, and their loss."""
+        """Return scores of the next letters, and their loss."""
         states = self.letters(letters) + self.places
         scores = self.head(self.block(states, src_mask=self.mask, is_causal=True))
         return scores, functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
@@ -124,7 +124,7 @@ def main():
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args()
-    torch.manual_seed(0)  # first: all ranks must split the data alike
+    torch.manual_seed(0)  # first: all ranks must split the data in the same way
     config = DataConfig(options.data)
     data = CharDataset(config)
     train_set, test_set = random_split(data, [config.train_split, 1 - config.train_split])

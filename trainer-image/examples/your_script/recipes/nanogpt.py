@@ -37,7 +37,7 @@ class Windows(Dataset):
 
 
 class GPT(nn.Module):
-    """Stands for a larger one."""
+    """A small replacement for a GPT."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +49,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, tokens, targets):
-        """The loss, with the mean of all tokens before each as its only memory."""
+        """Return the loss; the only context of a token is the mean of those before it."""
         states = self.tokens(tokens) + self.places
         counts = torch.arange(1, BLOCK + 1, device=tokens.device).unsqueeze(1)
         states = states + self.network(states.cumsum(1) / counts)

@@ -15,7 +15,7 @@ CLASSES = 10
 
 
 class Digits(Dataset):
-    """Stands for a folder of images; those to train on are noisy."""
+    """Replaces a folder of images; training images are noisy."""
 
     def __init__(self, *, train):
         digits = load_digits()
@@ -33,9 +33,9 @@ class Digits(Dataset):
 
 
 class RepeatAugSampler(Sampler):
-    """Each image of an epoch comes several times, and is augmented otherwise each time.
+    """Repeats each image of an epoch several times, each time with another augmentation.
 
-    It gives the samples of all ranks: `job.batches` shares them out.
+    It gives the samples of all ranks; `job.batches` splits them among ranks.
     """
 
     def __init__(self, dataset, repeats=3):
@@ -51,14 +51,14 @@ class RepeatAugSampler(Sampler):
 
 
 def mixup(images, targets, alpha=0.2):
-    """Mix each image with another one of the batch; returns both targets mixed as well."""
+    """Mix each image with another one of the batch, and return the targets mixed, too."""
     part = np.random.beta(alpha, alpha)
     soft = nn.functional.one_hot(targets, CLASSES).float()
     return torch.lerp(images.flip(0), images, part), torch.lerp(soft.flip(0), soft, part)
 
 
 def network():
-    """Stands for a vision transformer."""
+    """A small replacement for a vision transformer."""
     return nn.Sequential(
         *(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1)),
         nn.Linear(32, CLASSES),
@@ -67,7 +67,7 @@ def network():
 
 @torch.no_grad()
 def accuracy(model, loader, job):
-    """Return the part of all images that a model knows."""
+    """Return the share of images that a model classifies correctly."""
     model.eval()
     right = total = 0
     for images, targets in job.share(loader):
