@@ -26,9 +26,9 @@ _BEGIN, _END = "<!-- written by `make generate` -->\n\n", "\n<!-- end -->"
 class Outcome(Enum):
     """What comes of a fault where ranks join their job: all that the others have is kept."""
 
-    AGAIN = "the launcher starts the rank again; training continues from the others' memory"
+    AGAIN = "the launcher restarts the rank; training continues from the others' memory"
     KILLED = (
-        "after `--heartbeat-timeout-seconds` the launcher kills the rank and starts it again; "
+        "after `--heartbeat-timeout-seconds` the launcher kills and restarts the rank; "
         "training continues from the others' memory"
     )
     NOTHING = "training continues"
