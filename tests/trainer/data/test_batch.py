@@ -1,4 +1,4 @@
-"""The samples of a step, whoever computes them: what is dealt out, in which order, and to whom."""
+"""The samples of a step: how they are split among ranks, and in which order."""
 
 from __future__ import annotations
 

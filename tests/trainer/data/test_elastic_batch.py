@@ -1,6 +1,6 @@
-"""Groups that change their size while they train, and whose steps stay the same.
+"""Groups that change their size during training, while their steps stay the same.
 
-Either to what rounding leaves of it, or with logical shards to the bit.
+They stay the same up to rounding, or bit by bit with logical shards.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def end(world: World) -> None:
 
 
 def samples_of(of: Job, *, ranks: int) -> dict[int, list[int]]:
-    """Of each step, from whichever ranks have trained on them."""
+    """Return the samples of each step from all ranks."""
     found: dict[int, set[tuple[int, ...]]] = {}
     for rank in range(ranks):
         for step, samples in of.begun_by(rank):
@@ -148,7 +148,7 @@ EVEN_SHARES = {"DDP_BATCH": "global", "DDP_BATCH_RANKS": str(SHARDS_OF_A_POD)}
 
 @pytest.fixture(scope="module")
 def shards_of_a_pod(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """What any device has to compute, at once or in a stream."""
+    """Return the results that any device must compute, at once or in a stream."""
     folder = tmp_path_factory.mktemp("shards")
     with job(folder, nodes=1, local_world_size=3) as peaceful:
         run_to_its_end(peaceful, "--logical-shards", str(SHARDS_OF_A_POD))

@@ -53,9 +53,9 @@ class Halves(Sampler[int]):
 def seen(
     loader: DataLoader[Any], *, rank: int = 0, ranks: int = 1, epoch: int = 0, done: int = 0
 ) -> list[list[float]]:
-    """What a rank reads, batch by batch."""
+    """Return the batches that a rank reads."""
     loading = Loading(loader, seed=7)
-    torch.seed()  # what is drawn does not depend on what was drawn
+    torch.seed()  # the order must not depend on earlier random numbers
     rest = loading.rest(epoch, done, ShardAssignment(shards=ranks, rank=rank, size=ranks))
     return [batch.tolist() for batch in rest.batches]
 

@@ -82,7 +82,7 @@ SCRIPTS = {
 
 
 def ended(folder: Path, script: str, *, wound: bool) -> str:
-    """What both ranks of a pod have in the end, in a digest."""
+    """Return a digest of the final state of both ranks of a pod."""
     folder.mkdir()
     (folder / "train.py").write_text(BEGIN + script)
     variables = {

@@ -1,4 +1,4 @@
-"""What the page on frameworks says is run as it stands there."""
+"""Runs the code of the page on frameworks."""
 
 from __future__ import annotations
 

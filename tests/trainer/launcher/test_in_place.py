@@ -1,4 +1,4 @@
-"""Launchers that are told of another place: their ranks end and start, and the pods stay."""
+"""Launchers that receive another assignment: their ranks restart, and the pods stay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def end(code):
 
 sys.exit = end
 """
-"""A rank whose place another process can take, and which has trained to the end when all have."""
+"""A rank that another process can replace, and that finishes when all ranks have finished."""
 LEAVES = """
     place = places.read()
     if place is not None and place.node_rank is None and not (folder / "stays").exists():
@@ -235,7 +235,7 @@ def test_a_command_of_a_shell_is_started_anew(tmp_path: Path) -> None:
         said = tmp_path / "shell"
         until(said.exists, "the shell to start")
         assert pod.tell(2, 2, nodes=3)[0] == 200
-        until(lambda: said.read_text().splitlines()[1:] == ["2 3"], "the shell to start anew")
+        until(lambda: said.read_text().splitlines()[1:] == ["2 3"], "the shell to restart")
 
 
 def test_where_nobody_listens_a_pod_ends_at_once(tmp_path: Path) -> None:
@@ -433,7 +433,7 @@ def test_ranks_that_form_their_group_by_themselves_go_on(tmp_path: Path) -> None
         pod.wait_for_log("[rank1]: I speak")
         until(lambda: pod.news()["scope"] == "Pod", "the launcher to know")
         assert pod.tell(2, 0, start=False, masterAddr="pod-1.job")[0] == 200
-        # A rank that dies is started as what it is by now, by the name that it looks up anew.
+        # A rank that dies is restarted with its current rank, and looks up the name again.
         pod.wait_for_log("generation 2: node rank 0 of 2")
         assert is_alive(before)
         (tmp_path / "speak").touch()
@@ -492,13 +492,13 @@ def test_ranks_that_have_joined_ask_only_where_the_job_says_so(tmp_path: Path) -
         number = named.news()["number"]
         named.end(1, 3)
         while not (news := named.news(after=number, wait=25))["failures"]:
-            number = news["number"]  # that it has joined is news as well
+            number = news["number"]  # that it has joined is news, too
         assert named.tell(2, 0)[0] == 200
         named.wait_for(2)
 
 
 def _sleeps(pid: int) -> bool:
-    """Whether a process has done nothing for a moment."""
+    """Return True if a process used no CPU time for a moment."""
     before = _ticks(pid)
     time.sleep(0.2)
     return before > 0 and _ticks(pid) == before

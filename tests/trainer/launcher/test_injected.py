@@ -22,7 +22,7 @@ ENTRY = REPOSITORY / "trainer-image/inject/__main__.py"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the operator's image has of it, and nobody may write to."""
+    """The launcher's folder as in the operator's image, read-only."""
     made = tmp_path_factory.mktemp("pod") / "ddp-launcher"
     shutil.copytree(ENTRY.parent, made)
     package = REPOSITORY / "trainer-image/ddp_trainer"
@@ -86,7 +86,7 @@ def test_ranks_find_the_launchers_own_modules(folder: Path) -> None:
 
 
 def test_ranks_use_the_torch_of_their_image(folder: Path) -> None:
-    """Whichever it is: `make test-torch` runs this with others."""
+    """Works with any torch: `make test-torch` runs this with other versions."""
     script = folder.parent / "sum.py"
     script.write_text(
         "import torch, torch.distributed as dist\n"
@@ -119,7 +119,7 @@ def test_an_older_python_is_told_which_it_takes() -> None:
 def test_an_older_python_understands_where_it_begins() -> None:
     text = ENTRY.read_text()
     tree = ast.parse(text, feature_version=(3, 4))
-    text.encode("ascii")  # Python 2 reads no other without being told
+    text.encode("ascii")  # Python 2 needs a declaration for other encodings
     for node in ast.walk(tree):
         assert not isinstance(node, ast.JoinedStr | ast.AnnAssign), ast.unparse(node)
         assert not getattr(node, "returns", None)

@@ -357,7 +357,7 @@ def test_the_process_that_forks_ranks_is_replaced_when_it_dies(tmp_path: Path) -
 
 @contextmanager
 def deaf_to(number: signal.Signals) -> Iterator[None]:
-    """Whom a server takes for its launcher, which waits for that signal, does not die of it."""
+    """Ignore the signal that a server sends to its launcher, here this process."""
     before = signal.signal(number, signal.SIG_IGN)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Ports that two want: who has them is said."""
+"""Messages about a port that another process already has."""
 
 from __future__ import annotations
 

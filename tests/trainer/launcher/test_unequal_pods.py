@@ -1,4 +1,4 @@
-"""Pods of 1 and of 2 ranks in one group, told by the operator what they are told in a cluster."""
+"""Pods of 1 and of 2 ranks in one group, with the variables that the operator sets in a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learning rate of every step, whatever the number of ranks that take it."""
+"""The learning rate of every step, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Training:
 
 
 def rates_by_steps(*, world_size: int, warmup: int, least: float = 0.0) -> list[float]:
-    """What an undisturbed run's schedule is defined to be: a function of its steps alone."""
+    """Return the expected schedule of an undisturbed run: a function of its steps alone."""
     total = EPOCHS * math.ceil(SAMPLES / world_size / 8)
     factors = [(step + 1) / (warmup + 1) for step in range(warmup)]
     for step in range(warmup, total):

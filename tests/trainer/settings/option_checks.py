@@ -1,4 +1,4 @@
-"""What two ranks see of DDP's options.
+"""Checks of DDP's options on two ranks.
 
 In each: `python -m tests.trainer.settings.option_checks FOLDER`
 
@@ -109,7 +109,7 @@ class Trial:
         self.counts: dict[int, int] = {}
         """Of buckets that had travelled, by step."""
         self.gradients: dict[str, Tensor] = {}
-        """That the last step was taken with."""
+        """Gradients of the last step."""
         self.learner.optimizer.register_step_pre_hook(self._look)
 
     def train(
@@ -217,7 +217,7 @@ def buckets(group: Group) -> Json:
     counts = {}
     for megabytes in ("25", "0.001"):
         trial = Trial(group, f"--bucket-cap-mb={megabytes}")
-        trial.train(2)  # DDP makes its buckets anew after the first pass
+        trial.train(2)  # DDP rebuilds its buckets after the first pass
         counts[megabytes] = trial.counts[2] - trial.counts[1]
     return counts
 

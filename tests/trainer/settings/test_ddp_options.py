@@ -1,4 +1,4 @@
-"""What DDP's options do, seen by two ranks of one group."""
+"""Effects of DDP's options, on two ranks of one group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Results = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What each rank saw; one group serves all checks."""
+    """Return the results of each rank; one group runs all checks."""
     folder = tmp_path_factory.mktemp("options")
     command = ("--", sys.executable, "-m", "tests.trainer.settings.option_checks", str(folder))
     with job(folder, nodes=1, local_world_size=2) as two:

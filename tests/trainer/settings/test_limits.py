@@ -1,4 +1,4 @@
-"""Training that ends after some steps, and goes on later as if it had never ended."""
+"""Training that ends after some steps, and later continues as if it had never ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the flags of optimization, hardware and DDP do, as far as one process shows it."""
+"""Effects of the flags of optimization, hardware and DDP in a single process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Steps:
         self._scaler = scaler
         self._clip_grad_norm = clip_grad_norm
         self.gradients: list[torch.Tensor] = []
-        """That the last step was taken with."""
+        """Gradients of the last step."""
         optimizer.register_step_pre_hook(self._look)
 
     def backward(self, loss: torch.Tensor) -> None:

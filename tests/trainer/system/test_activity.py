@@ -1,4 +1,4 @@
-"""What the kernel tells of a process that says nothing itself."""
+"""Activity of a process as the kernel reports it."""
 
 from __future__ import annotations
 

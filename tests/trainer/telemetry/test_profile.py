@@ -60,7 +60,7 @@ def test_ranks_of_the_bundled_trainer_are_profiled(tmp_path: Path, server: Serve
         assert told(server, "/trace?ranks=0")[0] == 400  # it is kept for nobody else
         assert told(server, "/profile?ranks=2&steps=3")[1] == b"rank 2 does not run in this pod\n"
         before = server.status()["step"]
-        until(lambda: server.status()["step"] > before, "the training to go on")
+        until(lambda: server.status()["step"] > before, "the training to continue")
         pod.stop()
         pod.wait()
 

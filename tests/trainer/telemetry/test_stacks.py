@@ -1,4 +1,4 @@
-"""All ranks of a pod say where they stand when somebody asks, whatever their command is."""
+"""All ranks of a pod show their stacks on request, for any command."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_any_command_shows_where_it_stands(tmp_path: Path, server: Server) -> No
         for rank in range(3):
             until((tmp_path / f"ready-{rank}").exists, "the script to start")
         assert (tmp_path / "next-0").read_text() == "the image has one"
-        for _ in range(2):  # what was said before is not said again
+        for _ in range(2):  # earlier stacks are not repeated
             found = asked(server)
             for rank in (0, 1):
                 assert found[rank]["stacks"].count("in wait_for_the_end") == 1

@@ -1,4 +1,4 @@
-"""What is told of a training, and how: without processes."""
+"""Reports of a training, without processes."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_history_of_a_run_that_goes_back_to_a_checkpoint(tmp_path: Path) -> None
     before = path.read_bytes()
     assert json.loads(before.splitlines()[0])["loss"] is None
 
-    # A group formed anew takes nothing back; a step done again is not told again.
+    # A new group removes nothing; a repeated step is not recorded again.
     first.rewind(40)
     first.append("training", step=40)
     first.close()
@@ -336,7 +336,7 @@ def test_the_bar_stays_below_the_log() -> None:
 
 
 class LaggingMoment:
-    """As of a GPU, which comes to what it was told only later."""
+    """A moment on a GPU, which lags behind."""
 
     def __init__(self, time: float) -> None:
         self.time = time

@@ -1,4 +1,4 @@
-"""What is picked of a rank's output for its report."""
+"""The part of a rank's output that goes into its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole lines, whoever prints at the same time."""
+"""Lines stay whole when several processes print."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONG = 10.0
 
 
 class Log:
-    """What a log has got of writers `a`, `b`, and so on."""
+    """A log with writers `a`, `b`, and so on."""
 
     def __init__(self, *, prefixed: bool = False) -> None:
         self.now = 100.0

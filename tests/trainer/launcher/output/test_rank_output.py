@@ -1,4 +1,4 @@
-"""What ranks print reaches the pod's log: whole lines, all of it, however a rank ends."""
+"""The output of ranks reaches the pod's log completely and in whole lines, however a rank ends."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_a_terminal_is_handed_to_the_ranks(prefix: str, terminal: bool) -> None:
 
 
 def test_python_buffers_as_it_does_in_any_pipe() -> None:
-    """What a rank has not flushed when it is killed is lost, with or without a launcher."""
+    """Unflushed output of a killed rank is lost, with or without a launcher."""
     program = "import os, signal\nprint('lost')\nos.kill(os.getpid(), signal.SIGKILL)"
     assert "lost" not in launch(program, PYTHONUNBUFFERED="").stdout
     assert "lost\n" in launch(program).stdout

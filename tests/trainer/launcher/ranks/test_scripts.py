@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
 def run(
     folder: Path, *command: str, ranks: int = 1, launcher: tuple[str, ...] | None = ()
 ) -> subprocess.CompletedProcess[str]:
-    """What a command does in the code's folder; under the launcher, unless there is none."""
+    """Run a command in the code's folder, under the launcher if there is one."""
     prefix = [] if launcher is None else [sys.executable, "-m", "ddp_trainer.launch", *launcher]
     parents = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return subprocess.run(

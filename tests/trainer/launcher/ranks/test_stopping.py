@@ -1,4 +1,4 @@
-"""What SIGTERM does to a command that is not the training process itself."""
+"""SIGTERM to a command that is not the training process itself."""
 
 from __future__ import annotations
 

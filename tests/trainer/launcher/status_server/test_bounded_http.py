@@ -36,7 +36,7 @@ def connect(port: int) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the other side has closed it; it is given another letter to read."""
+    """Send one more byte; return True if the other side has closed the connection."""
     connection.settimeout(0.02)
     try:
         connection.sendall(b"x")

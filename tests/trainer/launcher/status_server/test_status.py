@@ -1,4 +1,4 @@
-"""What a pod's launcher serves on DDP_STATUS_PORT, whatever its ranks are and however they fare."""
+"""Answers of a pod's launcher on DDP_STATUS_PORT, for all kinds and states of ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Server:
         return code, body.decode()
 
     def status(self) -> dict[str, Any]:
-        """What it says; nothing as long as there is nothing to say."""
+        """Return the status; empty while there is none."""
         code, body = self.ask("/status")
         assert code in (0, 200, 503), body
         return json.loads(body) if code == 200 else {}
@@ -50,7 +50,7 @@ def server() -> Server:
 
 
 def served_by(server: Server, **settings: Any) -> dict[str, Any]:
-    """Settings of a job whose launchers serve there."""
+    """Return settings of a job with launchers that serve on this port."""
     return {"extra_environment": {"DDP_STATUS_PORT": str(server.port)}, **settings}
 
 
@@ -164,13 +164,13 @@ def test_a_training_that_is_watched_loses_a_rank(tmp_path: Path, server: Server)
         os.kill(rank, signal.SIGKILL)
         assert server.status()["step"] >= status["step"]  # by the launcher, which lives
         reforms = metrics["ddp_reforms_total"]
-        until(lambda: server.metrics()["ddp_reforms_total"] > reforms, "the group to form anew")
+        until(lambda: server.metrics()["ddp_reforms_total"] > reforms, "the group to form again")
         after = server.metrics()
         assert after["ddp_rank_restarts_total"] >= 1
         assert after["ddp_reform_seconds_total"] > 0
         count = "ddp_step_duration_seconds_count"
         assert after[count] >= metrics[count]
-        until(lambda: server.metrics()[count] > after[count] + 4, "training to go on")
+        until(lambda: server.metrics()[count] > after[count] + 4, "training to continue")
         for one in (pod, other):
             one.stop()
             assert one.wait() == 143, one.log
@@ -199,7 +199,7 @@ def test_a_checkpoint_is_saved_when_somebody_asks_for_it(tmp_path: Path, server:
 
 
 def assert_steps_grow(path: Path) -> None:
-    """None is told twice; one at which a rank was lost may be missing."""
+    """No step appears twice; a step at which a rank was lost may be missing."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     steps = [line["step"] for line in lines if line["kind"] == "training"]
     assert len(steps) > 5

@@ -1,4 +1,4 @@
-"""Scripts that report their progress as in a TrainJob of Kubeflow's are heard, and nobody else."""
+"""Progress of scripts that report as in a Kubeflow TrainJob; other reports are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launcher knows of the group, and what it makes of what it is told: without any process."""
+"""A launcher's state of the group, and how it handles requests, without processes."""
 
 from __future__ import annotations
 
