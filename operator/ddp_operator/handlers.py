@@ -26,7 +26,7 @@ once."""
 def registry_for(
     engine: Engine, connect: Callable[[], Awaitable[Connection]]
 ) -> kopf.OperatorRegistry:
-    """Return kopf handlers that feed an engine; `connect` gives the API server and its
+    """Return kopf handlers that feed an engine; `connect` returns the API server's address and
     credentials.
     """
     registry = kopf.OperatorRegistry()

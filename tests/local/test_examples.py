@@ -26,7 +26,7 @@ async def test_digits_loses_a_rank_and_finishes_all_the_same(tmp_path: Path) -> 
         code = await command.wait()
     assert code == 0, command.output
     assert "rank 1 (pod digits-gloo-0-1) with SIGKILL" in command.output
-    resumed = re.search(r"came back +at step (\d+) from another rank's memory", command.output)
+    resumed = re.search(r"resumed +at step (\d+) from another rank's memory", command.output)
     assert resumed, command.output
     assert int(resumed[1]) >= 59, "the step under way may be taken again, and none before it"
     assert "resuming from checkpoint" not in command.output

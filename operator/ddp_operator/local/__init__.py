@@ -1,1 +1,1 @@
-"""One job on this machine, without any cluster: `machine` runs its pods, `run` is the command."""
+"""Runs one job on this machine without a cluster: `machine` runs its pods, `run` is the command."""

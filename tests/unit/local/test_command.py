@@ -97,7 +97,7 @@ def test_a_script_that_hangs_shows_its_stacks_and_starts_again(run: Run) -> None
 def test_a_polling_interval_of_nothing_is_refused(run: Run) -> None:
     code, output = run(job("exit 0"), arguments=("--progress-poll-seconds", "0"))
     assert code == 64
-    assert "give a number of seconds, 0.1 to 3600" in output
+    assert "use a number of seconds, 0.1 to 3600" in output
 
 
 def test_what_nobody_will_mend_here_ends_the_run(run: Run) -> None:
@@ -144,7 +144,7 @@ def test_a_rank_lost_at_a_step_is_replaced(run: Run) -> None:
 def test_a_moment_that_never_comes_is_admitted(run: Run) -> None:
     code, output = run(job("exit 0"), arguments=("--kill-rank", "1@3600s"))
     assert code == 0
-    assert "--kill-rank 1@3600s: the run was over before that moment came" in output
+    assert "--kill-rank 1@3600s: the run ended before that moment" in output
 
 
 def test_a_script_in_a_config_map_of_the_same_file(run: Run) -> None:
@@ -165,7 +165,7 @@ def test_a_script_in_a_config_map_of_the_same_file(run: Run) -> None:
     code, output = run(config_map, manifest, claim)
     assert code == 0
     assert "rank 1 | hello from 1" in output
-    assert "not needed here: PersistentVolumeClaim unused" in output
+    assert "ignored here: PersistentVolumeClaim unused" in output
 
 
 _ON_A_FABRIC = {"type": "nvidia-b200", "count": 8, "network": "auto"}
@@ -177,7 +177,7 @@ _ON_A_FABRIC = {"type": "nvidia-b200", "count": 8, "network": "auto"}
         ({"apiVersion": "ddp-operator.io/v9"}, "set it to ddp-operator.io/v1alpha1"),
         ({"metadata": {}}, "metadata.name is missing"),
         ({"metadata": {"name": "Upper"}}, "metadata.name: at most 50 lower-case letters"),
-        ({"kind": "PyTorchJob"}, "exactly one DDPJob, this one has 0"),
+        ({"kind": "PyTorchJob"}, "exactly one DDPJob, this file has 0"),
         ({"spec": {}}, "spec.template: field required"),
         ({"spec": ["no"]}, "spec must hold fields"),
         ({"spec": job("", replicas=0)["spec"]}, "spec.replicas: input should be greater"),
@@ -185,11 +185,11 @@ _ON_A_FABRIC = {"type": "nvidia-b200", "count": 8, "network": "auto"}
         ({"spec": job("", suspend=True)["spec"]}, "spec.suspend is true"),
         (
             {"spec": job("", accelerator=_ON_A_FABRIC)["spec"]},
-            "spec.accelerator.network: this machine has none of GKE's fabrics: set it to none",
+            "spec.accelerator.network: this machine has no GKE network for GPUs; set it to none",
         ),
         (
             {"spec": job("", accelerator={"type": "nvidia-l4"})["spec"]},
-            "the job asks for 2 GPUs in all, this machine has none",
+            "the job requests 2 GPUs in all, this machine has none",
         ),
     ],
 )
@@ -204,14 +204,14 @@ def test_bad_input_is_refused_with_the_remedy(
 
 
 def test_what_cannot_be_done_here_is_said(run: Run) -> None:
-    said = "not done here: spec.isolation"
+    said = "spec.isolation has no effect here"
     assert said in run(job("exit 0", isolation="Job"))[1]
 
 
 def test_two_jobs_in_one_file_are_refused(run: Run) -> None:
     code, output = run(job(""), job(""))
     assert code == 64
-    assert "this one has 2 (tiny, tiny)" in output
+    assert "this file has 2 (tiny, tiny)" in output
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_file_that_is_no_manifest_is_refused(
 
 def test_a_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["local", "nowhere.yaml"]) == 64
-    assert "nowhere.yaml cannot be read" in capsys.readouterr().err
+    assert "cannot read nowhere.yaml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str])
     [
         ("1@5", "'1@5' is not RANK@SECONDSs or RANK@stepSTEP"),
         ("@5s", "is not RANK@SECONDSs"),
-        ("2@5s", "--kill-rank 2@5s: the job has ranks 0 to 1 only"),
+        ("2@5s", "--kill-rank 2@5s: use a rank from 0 to 1"),
     ],
 )
 def test_a_kill_that_cannot_be_is_refused(run: Run, kill: str, message: str) -> None:

@@ -112,7 +112,7 @@ def test_a_success_is_told_with_what_rank_0_reported(story: Story, tmp_path: Pat
     assert lines["trained"] == "276 of 276 steps on 2 pods, 98.0% test accuracy, loss 0.0227"
     assert "rank 1 (pod digits-gloo-0-1), killed on purpose" in lines["lost"]
     assert "about step 100" in lines["lost"]
-    assert "from the checkpoint of step 80" in lines["came back"]
+    assert "from the checkpoint of step 80" in lines["resumed"]
     assert "--kill-rank 0@9s" in lines["not killed"]
     assert lines["restarts"] == "1 of 3 allowed, 0 disruptions"
     assert lines["checkpoints"] == str(tmp_path / "volumes" / "claim")
@@ -139,7 +139,7 @@ def test_a_rank_that_takes_over_from_memory_is_not_said_to_read_a_checkpoint(
     story.logged("[rank 1] continuing from memory at step 100: rank 0's state, 0.5 MB in 0.01 s")
     story.job_changed(finished(story.job, "Succeeded"))
     _, lines = told(story, tmp_path)
-    assert lines["came back"].startswith("at step 100 from another rank's memory")
+    assert lines["resumed"].startswith("at step 100 from another rank's memory")
     assert story.progress is None
 
 
@@ -150,14 +150,14 @@ def test_nothing_is_claimed_that_was_not_seen(story: Story, tmp_path: Path) -> N
     story.job_changed(finished(story.job, "Failed"))
     title, lines = told(story, tmp_path)
     assert "Failed after" in title
-    assert not {"trained", "came back", "try next", "go on with"} & set(lines)
+    assert not {"trained", "resumed", "try next", "continue with"} & set(lines)
     assert lines["why"].startswith("Why")
 
 
 def test_a_run_that_was_stopped_says_how_to_go_on(story: Story, tmp_path: Path) -> None:
     title, lines = told(story, tmp_path)
     assert "Stopped after" in title
-    assert lines["go on with"].endswith(f"local job.yaml --workdir {tmp_path}")
+    assert lines["continue with"].endswith(f"local job.yaml --workdir {tmp_path}")
 
 
 def test_plain_lines_name_rank_and_change(story: Story, capsys: pytest.CaptureFixture[str]) -> None:

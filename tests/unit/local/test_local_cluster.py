@@ -303,7 +303,7 @@ async def test_more_gpus_than_there_are_cannot_be_scheduled(
         await heard.until(lambda: cluster.pods_of(JOB)[0].waiting)
         stuck = await only_pod(cluster)
     assert stuck.waiting == "Unschedulable"
-    assert stuck.waiting_message == "this machine has no NVIDIA GPUs, the pod asks for 1"
+    assert stuck.waiting_message == "this machine has no NVIDIA GPUs, the pod requests 1"
     assert not stuck.scheduled
 
 

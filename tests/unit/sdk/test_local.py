@@ -145,7 +145,7 @@ async def test_what_cannot_run_here(client: AsyncLocalClient) -> None:
     container = manifest["spec"]["template"]["spec"]["containers"][0]
     container["resources"] = {"limits": {"nvidia.com/gpu": 64}}
     manifest["metadata"] = {"name": "other"}
-    with pytest.raises(ManifestError, match="asks for 64 GPUs in all"):
+    with pytest.raises(ManifestError, match="requests 64 GPUs in all"):
         await client.apply(manifest)
 
 

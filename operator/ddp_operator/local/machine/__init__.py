@@ -1,7 +1,7 @@
 """Runs pods as processes of this machine, behind the same port as a real cluster.
 
-Whoever has no cluster at hand still sees a job train, fail and recover, decided by the same code.
-Linux only: a pod must die as a whole, and only Linux lets a process see to that without privileges.
+So a job can train, fail and recover without a cluster, with the same decisions by the same code.
+Linux only: a pod must die as a whole, and only Linux lets a process ensure that without privileges.
 """
 
 from ddp_operator.local.machine.cluster import Listener, LocalCluster

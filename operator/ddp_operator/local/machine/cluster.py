@@ -31,29 +31,29 @@ _logger = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
-    """Hears of what happens, as a watch on a real cluster would tell it."""
+    """Receives changes, like a watch on a real cluster."""
 
     def job_changed(self, job: Manifest) -> None:
-        """A job was stored or its status patched."""
+        """A job was stored, or its status was patched."""
 
     def job_deleted(self, job: Key) -> None:
         """A job is gone."""
 
     def pods_changed(self, job: Key) -> None:
-        """A pod of the job appeared, changed or went."""
+        """A pod of the job appeared, changed or disappeared."""
 
     def pod_logged(self, pod: Key, line: str) -> None:
         """A pod printed a line."""
 
     def event_emitted(self, job: Key, event: Event) -> None:
-        """An Event about a job."""
+        """An Event about a job was emitted."""
 
 
 class LocalCluster(Generic[PodT]):
-    """Implements `ports.Cluster`; `project` makes of a pod's manifest what the engine needs.
+    """Implements `ports.Cluster`; `project` turns a pod's manifest into what the engine needs.
 
     Use it as an asynchronous context manager: no pod outlives the context. The listener is called
-    from the event loop, never from within a call of one of these methods.
+    from the event loop, never during a call of one of these methods.
     """
 
     def __init__(
@@ -86,40 +86,40 @@ class LocalCluster(Generic[PodT]):
 
     @property
     def gpus(self) -> int:
-        """NVIDIA GPUs of this machine."""
+        """Number of NVIDIA GPUs of this machine."""
         return self._machine.gpus.total
 
-    # What a user does with kubectl.
+    # A user does these with kubectl.
 
     def create_job(self, manifest: Manifest) -> Manifest:
-        """Store a job and return it with what the API server would add.
+        """Store a job and return it with the fields that the API server would add.
 
         Raises:
-            AlreadyExistsError: there is one of that name.
+            AlreadyExistsError: a job of that name exists.
         """
         job = deepcopy(dict(manifest))
         metadata = job["metadata"]
         key = Key(metadata["namespace"], metadata["name"])
         if key in self._jobs:
-            raise AlreadyExistsError(f"ddpjob {key} exists already", status=409)
+            raise AlreadyExistsError(f"ddpjob {key} already exists", status=409)
         metadata.update(
             uid=str(uuid4()), generation=1, creationTimestamp=format_time(datetime.now(UTC))
         )
         return self._store(key, job)
 
     def job(self, key: Key) -> Manifest | None:
-        """The job as stored; None for one that does not exist."""
+        """Return the job as stored, or None if it does not exist."""
         return deepcopy(self._jobs.get(key))
 
     def jobs(self) -> list[Manifest]:
-        """All jobs as stored, oldest first."""
+        """Return all jobs as stored, oldest first."""
         return deepcopy([*self._jobs.values()])
 
     def patch_job(self, key: Key, patch: Mapping[str, Any], *, uid: str) -> Manifest:
-        """Merge a user's change into a job; of its status nothing.
+        """Merge a user's change into a job, except into its status.
 
         Raises:
-            NotFoundError: there is no such job any more.
+            NotFoundError: the job no longer exists.
         """
         stored = self._jobs.get(key)
         if stored is None or stored["metadata"]["uid"] != uid:
@@ -130,16 +130,16 @@ class LocalCluster(Generic[PodT]):
         return self._store(key, changed)
 
     def pod_manifests(self, job: Key) -> list[Manifest]:
-        """The job's pods, oldest first."""
+        """Return the job's pods, oldest first."""
         return [pod.manifest for pod in self._pods.values() if pod.job == job]
 
     def may_print(self, pod: Key) -> bool:
-        """Whether a pod has not ended yet."""
+        """Return whether a pod has not ended yet."""
         found = self._pods.get(pod)
         return found is not None and found.manifest["status"]["phase"] in ("Pending", "Running")
 
     def kill_pod(self, pod: Key) -> bool:
-        """Kill a pod's processes with SIGKILL, as a crash would; False where none run."""
+        """Kill a pod's processes with SIGKILL, like a crash. Return False if none run."""
         found = self._pods.get(pod)
         if found is None or not found.running:
             return False
@@ -151,17 +151,17 @@ class LocalCluster(Generic[PodT]):
         for key in list(self._pods):
             await self.delete_pod(key, grace_seconds=grace_seconds)
         if self._lives:
-            # Each of them ends by its grace period at the latest, when the pod is killed.
+            # Each pod ends after its grace period at the latest, when it is killed.
             await asyncio.wait(list(self._lives.values()))
 
-    # What the engine does.
+    # The engine does these.
 
     def pods_of(self, job: Key) -> list[PodT]:
         """See `ports.Cluster`."""
         return [self._project(manifest) for manifest in self.pod_manifests(job)]
 
     def nodes(self) -> Nodes:
-        """See `ports.Cluster`: there is this machine alone, and no choice."""
+        """See `ports.Cluster`. This machine is the only node, so there is no choice."""
         return Nodes()
 
     async def create_pod(self, manifest: Manifest) -> None:
@@ -181,7 +181,7 @@ class LocalCluster(Generic[PodT]):
         life.add_done_callback(lambda life: self._ended(pod, life))
 
     def uid_of(self, pod: Key) -> str | None:
-        """See `ports.Cluster`; nobody else makes pods here, and none has a UID."""
+        """See `ports.Cluster`. Nobody else creates pods here, and no pod has a UID."""
 
     async def delete_pod(
         self, pod: Key, *, grace_seconds: int | None, uid: str | None = None
@@ -207,7 +207,7 @@ class LocalCluster(Generic[PodT]):
             self._pods[pod].patch_labels(labels)
 
     async def create_service(self, manifest: Manifest) -> None:
-        """See `ports.Cluster`; a Service does nothing here, since all pods are on loopback."""
+        """See `ports.Cluster`. A Service does nothing here, because all pods are on loopback."""
         key = _key(manifest)
         if key in self._services:
             existing = self._services[key]
@@ -215,15 +215,13 @@ class LocalCluster(Generic[PodT]):
         self._services[key] = manifest
 
     async def create_secret(self, manifest: Manifest) -> None:
-        """See `ports.Cluster`; pods of one machine have their tokens in plain text."""
+        """See `ports.Cluster`. Pods on one machine have their tokens in plain text."""
 
     async def apply(self, manifest: Manifest) -> None:
-        """See `ports.Cluster`; nothing keeps processes of one machine apart, and nobody has to
-        schedule them.
-        """
+        """See `ports.Cluster`. Nothing isolates or schedules processes on one machine."""
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
-        """See `ports.Cluster`; there is none."""
+        """See `ports.Cluster`. There is none."""
 
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None
@@ -255,7 +253,7 @@ class LocalCluster(Generic[PodT]):
         _soon(self._listener.job_deleted, job)
 
     async def log_end(self, pod: Key, container: str) -> bytes:  # noqa: ARG002
-        """See `ports.Cluster`; all containers of a pod print into one log."""
+        """See `ports.Cluster`. All containers of a pod print into one log."""
         try:
             with self._machine.workdir.log_of(pod).open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -281,7 +279,7 @@ class LocalCluster(Generic[PodT]):
     def _ended(self, pod: LocalPod, life: asyncio.Task[None]) -> None:
         del self._lives[pod.key]
         if not life.cancelled() and (error := life.exception()) is not None:
-            _logger.error("pod %s is lost to an error of ours", pod.key, exc_info=error)
+            _logger.error("pod %s is lost because of a bug", pod.key, exc_info=error)
         if pod.deleting:
             self._remove(pod)
 
@@ -295,7 +293,7 @@ class LocalCluster(Generic[PodT]):
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """RFC 7386: what a merge patch makes of a value."""
+    """Return a value with a merge patch applied (RFC 7386)."""
     if not isinstance(patch, Mapping):
         return deepcopy(patch)
     result = dict(target) if isinstance(target, Mapping) else {}
@@ -323,4 +321,4 @@ def _controller_uid(manifest: Manifest) -> str | None:
 def _require_same_controller(kind: str, key: Key, *, existing: Manifest, wanted: Manifest) -> None:
     theirs = _controller_uid(existing)
     if theirs is None or theirs != _controller_uid(wanted):
-        raise AlreadyExistsError(f"{kind} {key} exists already and has another owner", status=409)
+        raise AlreadyExistsError(f"{kind} {key} already exists and has another owner", status=409)

@@ -1,6 +1,6 @@
-"""Turns a container into what this machine can run: command, environment, working directory.
+"""Turns a container into a process of this machine: command, environment, working directory.
 
-Pure: the same rules as kubelet's where a process can follow them, and a clear error where not.
+Pure. It follows the kubelet's rules where a process can, and raises a clear error where not.
 """
 
 import re
@@ -19,32 +19,33 @@ from ddp_operator.ports import Manifest
 
 TRAINER_IMAGE = "ddp-trainer"
 TRAINER_ENTRYPOINT = ("python", "-m", "ddp_trainer.launch")
-"""What the bundled trainer's image runs when the container names no command."""
+"""Default command of the bundled trainer's image."""
 
-# What tells a process of a group; from around us it would make ranks of ours join another's.
+# Variables that describe a process group. Inherited from our environment they would make ranks join
+# another group.
 _FOREIGN = re.compile(r"(MASTER|PET|DDP|TORCHELASTIC)_")
 
 
 _NEAR = 100
-"""Ports from MASTER_PORT that scripts take for stores and servers of their own."""
+"""Ports from MASTER_PORT on that scripts use for their own stores and servers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerProcess:
-    """What to run for a container."""
+    """The process to run for a container."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     working_directory: Path | None
-    """None: wherever the run was started."""
+    """None: where the run was started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What this machine gives to one pod."""
+    """What this machine provides for one pod."""
 
     environment: Mapping[str, str]
-    """This process's own, of which pods get what does not concern training."""
+    """This process' environment. Pods inherit what does not concern training."""
     python: str
     """Path of the interpreter that has the trainer."""
     master_port: int
@@ -53,16 +54,16 @@ class Surroundings:
     gpus: tuple[str, ...]
     """CUDA's names of the GPUs lent to the pod."""
     cores: int
-    """Of the whole machine."""
+    """Cores of the whole machine."""
     directories: Mapping[str, Path]
-    """Where the container's volumes lie, by mount path."""
+    """Directories of the container's volumes, by mount path."""
 
 
 def container_process(container: Manifest, around: Surroundings) -> ContainerProcess:
-    """Work out a container's process.
+    """Return the process for a container.
 
     Raises:
-        ContainerConfigError: something that only a real cluster can give.
+        ContainerConfigError: the container needs something that only a real cluster has.
     """
     variables = _variables(container, around)
     command = tuple(
@@ -79,8 +80,8 @@ def container_process(container: Manifest, around: Surroundings) -> ContainerPro
 
 
 def status_port_like(container: Manifest, master_port: int) -> int | None:
-    """Return the status port of rank 0's pod that is as near to the master port as in a cluster:
-    a script that counts on from MASTER_PORT meets it here, too. None: it is nowhere near.
+    """Return the status port of rank 0's pod, as far from the master port as in a cluster. A script
+    that counts on from MASTER_PORT then meets it here, too. None if it is not near.
     """
     told = {entry.get("name"): str(entry.get("value")) for entry in container.get("env") or ()}
     ports = [told.get(name, "") for name in (ENV_STATUS_PORT, "MASTER_PORT")]
@@ -91,21 +92,23 @@ def status_port_like(container: Manifest, master_port: int) -> int | None:
 
 
 def image_name(image: str) -> str:
-    """`registry.example/team/trainer:1` without registry, tag and digest: `trainer`."""
+    """Return the image without registry, tag and digest: `registry.example/team/trainer:1` is
+    `trainer`.
+    """
     return image.partition("@")[0].rpartition("/")[2].partition(":")[0]
 
 
 def _command(container: Manifest) -> list[Any]:
     arguments = container.get("args") or []
     if command := container.get("command"):
-        if command[1:2] == [LAUNCHER_PATH]:  # into which nothing is copied here
+        if command[1:2] == [LAUNCHER_PATH]:  # the launcher is not copied here
             command = [*TRAINER_ENTRYPOINT, *command[2:]]
         return [*command, *arguments]
     image = str(container.get("image", ""))
     if image_name(image) != TRAINER_IMAGE:
         raise ContainerConfigError(
-            f"container {container.get('name')} has no command, and what image {image} runs by "
-            "itself is not known here; add spec.template.spec.containers[].command"
+            f"container {container.get('name')} has no command, and the default command of image "
+            f"{image} is unknown here; add spec.template.spec.containers[].command"
         )
     return [*TRAINER_ENTRYPOINT, *arguments]
 
@@ -116,13 +119,15 @@ def _inherited(around: Surroundings) -> dict[str, str]:
         for name, value in around.environment.items()
         if name not in RESERVED_ENVIRONMENT and not _FOREIGN.match(name)
     }
-    # First of all the programs beside the interpreter: torchrun, for one.
+    # Programs next to the interpreter come first, such as torchrun.
     programs = str(Path(around.python).parent)
     return {**kept, "PATH": f"{programs}:{kept.get('PATH', '/usr/local/bin:/usr/bin:/bin')}"}
 
 
 def _variables(container: Manifest, around: Surroundings) -> dict[str, str]:
-    """The container's variables in their order, those of this machine in place of the cluster's."""
+    """Return the container's variables in order, with this machine's values instead of the
+    cluster's.
+    """
     if container.get("envFrom"):
         raise ContainerConfigError(
             f"container {container.get('name')}: envFrom needs a cluster; list the variables in env"
@@ -138,12 +143,12 @@ def _variables(container: Manifest, around: Surroundings) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         "DDP_TERMINATION_LOG": str(around.termination_log),
-        # All ranks share this machine; torch would give each of them every core.
+        # All ranks share this machine; torch would give each of them all cores.
         "OMP_NUM_THREADS": str(max(around.cores // int(world_size), 1)),
         "OMP_WAIT_POLICY": "PASSIVE",
         "CUDA_VISIBLE_DEVICES": ",".join(around.gpus),
     }
-    choices = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")  # where a user's own value is as good
+    choices = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")  # a user's own value is just as good
     known = {name: value for name, value in ours.items() if name not in entries}
     for name, entry in entries.items():
         if name in ours and name not in choices:

@@ -1,7 +1,7 @@
-"""Why a container cannot start, in kubelet's own terms."""
+"""Why a container cannot start, in the kubelet's terms."""
 
 
 class ContainerConfigError(Exception):
-    """A container cannot be started as its manifest has it; the text names the field and the
-    remedy.
+    """A container cannot start with its present manifest. The text names the field and
+    the remedy.
     """

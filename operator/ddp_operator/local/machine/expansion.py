@@ -8,7 +8,7 @@ _REFERENCE = re.compile(r"\$\$|\$\(([^()]*)\)")
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` by its value and `$$` by `$`; an unknown name stays as it is written."""
+    """Replace `$(NAME)` by its value and `$$` by `$`. An unknown name stays as written."""
 
     def replacement(found: re.Match[str]) -> str:
         name = found.group(1)

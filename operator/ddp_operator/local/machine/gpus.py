@@ -1,4 +1,4 @@
-"""This machine's GPUs, lent to pods one each: NCCL refuses two ranks on one GPU."""
+"""This machine's GPUs, each lent to one pod: NCCL refuses two ranks on one GPU."""
 
 import asyncio
 import re
@@ -11,7 +11,7 @@ from ddp_operator.api.devices import accelerators
 
 
 def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """CUDA's names of the GPUs that this process may use: CUDA_VISIBLE_DEVICES, else all."""
+    """Return CUDA's names of the GPUs that this process may use: CUDA_VISIBLE_DEVICES, or all."""
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return tuple(name for name in chosen.split(",") if name not in ("", "-1"))
@@ -20,12 +20,12 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def gpus_of(container: Mapping[str, Any]) -> int:
-    """GPUs that a container asks for; a share of one counts as one."""
+    """Return the GPUs that a container requests. A share of a GPU counts as one."""
     return sum(int(str(amount)) for amount in accelerators(container).values())
 
 
 class GpuPool:
-    """Lends GPUs; who comes too late waits until enough are given back."""
+    """Lends GPUs. A request waits until enough are free."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.total = len(names)
@@ -34,7 +34,7 @@ class GpuPool:
 
     @asynccontextmanager
     async def lend(self, count: int) -> AsyncIterator[tuple[str, ...]]:
-        """Lend `count` GPUs (at most `total`) for as long as the context lasts."""
+        """Lend `count` GPUs (at most `total`) during the context."""
         while len(self._free) < count:
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)

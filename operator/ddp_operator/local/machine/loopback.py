@@ -12,18 +12,17 @@ _TRIES = 1000
 
 
 class LoopbackPorts:
-    """One port for each attempt of each job, where rank 0 is met, and one for each pod, where its
-    trainer may serve its status.
+    """One port for the rendezvous of each attempt of a job, and one for the status of each pod.
 
-    All pods of an attempt meet at the same one, replacements included; another attempt never gets
-    it again, so that a straggler meets nobody.
+    All pods of an attempt use the same rendezvous port, including replacements. No other attempt
+    gets it, so that a leftover process meets nobody.
     """
 
     def __init__(self) -> None:
         self._ports: dict[tuple[Key, str], int] = {}
 
     def rendezvous(self, job: Key, *, attempt: str) -> int:
-        """Return the attempt's port, choosing a free one the first time.
+        """Return the attempt's port. The first call chooses a free one.
 
         Raises:
             OSError: no port is free.
@@ -31,7 +30,7 @@ class LoopbackPorts:
         return self._of((job, attempt))
 
     def status(self, pod: Key, *, like: int | None = None) -> int:
-        """Return the pod's port, choosing a free one the first time; `like`: rather this one.
+        """Return the pod's port. The first call chooses a free one, preferably `like`.
 
         Raises:
             OSError: no port is free.
@@ -49,8 +48,8 @@ class LoopbackPorts:
         return port < _ephemeral_start() and port not in self._ports.values() and _is_free(port)
 
     def _choose(self) -> int:
-        # Below the kernel's own range: what it hands to outgoing connections (those between ranks
-        # among them) could otherwise take the port while rank 0 is being replaced.
+        # Below the kernel's own range. Otherwise an outgoing connection, for example between ranks,
+        # could take the port while rank 0 is being replaced.
         highest = max(_ephemeral_start() - 1, _LOWEST_PORT + _TRIES)
         for _ in range(_TRIES):
             port = random.randint(_LOWEST_PORT, highest)

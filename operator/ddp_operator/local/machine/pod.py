@@ -1,4 +1,4 @@
-"""One local pod: its manifest, with the status that a kubelet would report, and its process."""
+"""One local pod: its manifest with the status that a kubelet would report, and its process."""
 
 import asyncio
 import os
@@ -30,14 +30,14 @@ from ddp_operator.local.machine.workdir import Workdir
 from ddp_operator.ports import Key, Manifest
 
 _START_ERROR_EXIT_CODE = 128
-"""What container runtimes report for a command that cannot be started, with reason StartError."""
+"""Exit code of container runtimes for a command that cannot start, with reason StartError."""
 _DEFAULT_GRACE_SECONDS = 30
-"""Kubernetes' own default of terminationGracePeriodSeconds."""
+"""Kubernetes' default of terminationGracePeriodSeconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What all pods of a run share."""
+    """Objects that all pods of a run share."""
 
     workdir: Workdir
     gpus: GpuPool
@@ -46,8 +46,8 @@ class Machine:
 
 
 class LocalPod:
-    """A pod from its creation to its removal; `changed` is called after each change of
-    `manifest`.
+    """A pod from its creation to its removal; `changed` is called after each change
+    of `manifest`.
     """
 
     def __init__(
@@ -73,26 +73,26 @@ class LocalPod:
 
     @property
     def deleting(self) -> bool:
-        """Whether it is on its way out."""
+        """True if the pod is being deleted."""
         return "deletionTimestamp" in self.manifest["metadata"]
 
     @property
     def running(self) -> bool:
-        """Whether its process runs."""
+        """True if its process runs."""
         return bool(self.manifest["status"]["phase"] == "Running")
 
     @property
     def scheduled(self) -> bool:
-        """Whether it has all that it needs of this machine."""
+        """True if it has all the resources of this machine that it needs."""
         return "nodeName" in self.manifest["spec"]
 
     async def run(self) -> None:
-        """Live through the pod's life, from waiting for GPUs to the end of its process."""
+        """Run the pod: wait for GPUs, start its process, and report its end."""
         wanted, pool = gpus_of(self._container), self._machine.gpus
         if wanted > pool.total:
             message = (
                 f"this machine has {pool.total or 'no'} NVIDIA GPU{'s' * (pool.total != 1)}, "
-                f"the pod asks for {wanted}"
+                f"the pod requests {wanted}"
             )
             self._report(status.unschedulable(message, _now()))
             return
@@ -114,7 +114,7 @@ class LocalPod:
         self._patch_metadata(labels={name: v for name, v in merged.items() if v is not None})
 
     def delete(self, *, grace_seconds: int | None) -> None:
-        """Ask a running pod to end, and end it when its grace period is over.
+        """Ask a running pod to end, and end it after its grace period.
 
         Args:
             grace_seconds: None for the pod's own.
@@ -131,7 +131,7 @@ class LocalPod:
             asyncio.get_running_loop().call_later(grace, self._process.kill)
 
     def kill(self) -> None:
-        """Kill all its processes, as a crash would: the pod itself stays."""
+        """Kill all its processes, like a crash. The pod itself stays."""
         if self._process:
             self._process.kill()
 
@@ -164,12 +164,14 @@ class LocalPod:
         if cwd is not None and not cwd.is_dir():
             raise ContainerConfigError(
                 f"container {self._container['name']}: workingDir {cwd} is not a directory here; "
-                "leave it out, or mount a volume there"
+                "remove it, or mount a volume there"
             )
         return process
 
     def _tell_status_port(self, port: int) -> None:
-        """Let the manifest say where this trainer is asked: all pods share one address here."""
+        """Write the address of this trainer's status into the manifest: all pods share one address
+        here.
+        """
         containers: list[dict[str, Any]] = self.manifest["spec"]["containers"]
         trainer = next(c for c in containers if c is self._container)
         others = [e for e in trainer.get("env") or () if e.get("name") != ENV_STATUS_PORT]
@@ -201,7 +203,7 @@ class LocalPod:
             )
             return
         if self.deleting:
-            self._process.kill()  # deleted while it was being started
+            self._process.kill()  # deleted while it started
         self._report(status.running(name, started))
         code = await self._process.wait()
         policy = self._container.get("terminationMessagePolicy")

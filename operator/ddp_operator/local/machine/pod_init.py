@@ -1,14 +1,14 @@
 """Process 1 of a local pod: runs the container's command and makes the pod end as a whole.
 
-A container's processes cannot outlive its process 1, whatever groups or sessions they are in, and a
-pod does not outlive its node. This script gives both to ordinary processes: it adopts orphans,
-forwards SIGTERM, takes SIGUSR1 as the order to kill all at once, and gets that same order from
-the kernel when the process that started it dies, even by SIGKILL.
+A container's processes cannot outlive its process 1, in any group or session, and a pod does not
+outlive its node. This script gives both properties to ordinary processes. It adopts orphans,
+forwards SIGTERM, and kills everything at once on SIGUSR1. The kernel sends it that signal when the
+process that started it dies, even by SIGKILL.
 
     python pod_init.py PARENT_PID COMMAND [ARGUMENT ...]
 
-Its exit code is the command's, 128 + n for a death by signal n, as container runtimes report it.
-It is started as a file and imports the standard library alone, to be up within milliseconds.
+Its exit code is the command's, or 128 + n for a death by signal n, as container runtimes report it.
+It is started as a file and imports only the standard library, so that it runs within milliseconds.
 """
 
 import ctypes
@@ -32,12 +32,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(parent: int, command: Sequence[str]) -> int:
-    """Run the command and all it starts to their end; returns the exit code to end with."""
+    """Run the command and everything that it starts; return the exit code to end with."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _libc.prctl(_PR_SET_PDEATHSIG, int(KILL_POD), 0, 0, 0)
     if os.getppid() != parent:
-        return _KILLED  # it died before the kernel knew that we care
+        return _KILLED  # it died before the kernel knew about prctl
     process = subprocess.Popen(
         command,
         start_new_session=True,
@@ -61,20 +61,20 @@ def main(parent: int, command: Sequence[str]) -> int:
 
 
 def _prepare() -> None:
-    # Should this process itself be killed, at least the command goes with it.
+    # If this process itself is killed, at least the command dies with it.
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
 
 
 def _reap() -> Iterator[tuple[int, int]]:
-    """Collect all dead children, adopted ones included: (pid, wait status)."""
+    """Collect all dead children, including adopted ones: (pid, wait status)."""
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             yield ended
 
 
 def _kill_all() -> None:
-    """Kill children until none is left; each death hands us the dead one's own children."""
+    """Kill children until none is left. Each death makes the dead one's children ours."""
     while True:
         for pid in _children():
             with suppress(ProcessLookupError):
@@ -90,7 +90,7 @@ def _children() -> Iterator[int]:
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
             with suppress(OSError), open(f"/proc/{entry.name}/stat", encoding="latin-1") as stat:
-                # The command's name, in parentheses, may itself hold spaces and parentheses.
+                # The command's name, in parentheses, may itself contain spaces and parentheses.
                 _, parent = stat.read().rpartition(")")[2].split()[:2]
                 if parent == own:
                     yield int(entry.name)

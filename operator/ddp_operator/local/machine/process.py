@@ -1,4 +1,4 @@
-"""One container's process: started, its output kept, told to stop, killed."""
+"""One container's process: starts it, keeps its output, stops and kills it."""
 
 import asyncio
 import os
@@ -17,7 +17,8 @@ from ddp_operator.local.machine.container import ContainerProcess
 _CHUNK_BYTES = 1 << 16
 _LONGEST_LINE_BYTES = 1 << 16
 _DRAIN_SECONDS = 5.0
-"""How long output may still arrive after the end: nothing of the pod lives any more to write it."""
+"""How long output may still arrive after the end, when no process of the pod is left to
+write it."""
 
 
 class PodProcess:
@@ -31,10 +32,10 @@ class PodProcess:
     async def start(
         cls, what: ContainerProcess, *, log: Path, on_line: Callable[[str], None]
     ) -> Self:
-        """Start it; its output goes to the log file and, line by line, to `on_line`.
+        """Start the process. Its output goes to the log file and, line by line, to `on_line`.
 
         Raises:
-            OSError: no process can be started, or its log not be written.
+            OSError: no process can start, or the log cannot be written.
         """
         file = FileIO(log, "a")
         try:
@@ -50,7 +51,7 @@ class PodProcess:
                 stdin=DEVNULL,
                 stdout=PIPE,
                 stderr=STDOUT,
-                # Ctrl-C in the terminal is for us alone; pods hear of it as SIGTERM.
+                # Ctrl-C in the terminal is for the run itself; pods then receive SIGTERM.
                 start_new_session=True,
             )
         except OSError:
@@ -61,15 +62,15 @@ class PodProcess:
         return cls(process, output)
 
     def stop(self) -> None:
-        """Ask it to end, with SIGTERM."""
+        """Ask the process to end, with SIGTERM."""
         self._signal(SIGTERM)
 
     def kill(self) -> None:
-        """End it at once, with all that it started."""
+        """Kill the process and everything that it started."""
         self._signal(pod_init.KILL_POD)
 
     async def wait(self) -> int:
-        """Wait for its end and for the last of its output; returns the exit code."""
+        """Wait for the end and the last output; return the exit code."""
         code = await self._process.wait()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._output, _DRAIN_SECONDS)
@@ -95,5 +96,5 @@ async def _copy(stream: asyncio.StreamReader, file: FileIO, on_line: Callable[[s
 
 
 def _text(line: bytes) -> str:
-    # Of a progress bar that rewrites its line, the last state is the one to see.
+    # If a progress bar rewrites its line, keep its last state.
     return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]

@@ -8,26 +8,29 @@ from ddp_operator.local.machine.loopback import ADDRESS
 
 NODE = "localhost"
 MAX_MESSAGE_BYTES = 4096
-"""Kubelet's limit for a termination message."""
+"""The kubelet's limit for a termination message."""
 LOG_TAIL_BYTES = 2048
 LOG_TAIL_LINES = 80
-"""What kubelet takes of the log for `terminationMessagePolicy: FallbackToLogsOnError`."""
+"""Lines that the kubelet takes from the log for
+`terminationMessagePolicy: FallbackToLogsOnError`."""
 
 Status = dict[str, Any]
 
 
 def timestamp(moment: datetime) -> str:
-    """RFC 3339 with microseconds: finer than kubelet's, so that first and second are told apart."""
+    """Return RFC 3339 with microseconds. That is finer than the kubelet's, to tell first from
+    second.
+    """
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def pending() -> Status:
-    """No machine has been found for it yet."""
+    """Return the status of a pod that waits for a machine."""
     return {"phase": "Pending", "conditions": []}
 
 
 def unschedulable(message: str, now: datetime) -> Status:
-    """No machine can ever take it."""
+    """Return the status of a pod that no machine can ever run."""
     return {
         "phase": "Pending",
         "conditions": [_condition("PodScheduled", False, now, "Unschedulable", message)],
@@ -35,7 +38,7 @@ def unschedulable(message: str, now: datetime) -> Status:
 
 
 def waiting(container: str, *, reason: str, message: str, now: datetime) -> Status:
-    """It has its machine, but the container cannot be made."""
+    """Return the status of a pod that has a machine but no container yet."""
     return {
         "phase": "Pending",
         "conditions": [_condition("PodScheduled", True, now), _condition("Ready", False, now)],
@@ -46,7 +49,7 @@ def waiting(container: str, *, reason: str, message: str, now: datetime) -> Stat
 
 
 def running(container: str, started: datetime) -> Status:
-    """Its process runs; without a readiness probe, running is ready."""
+    """Return the status of a running process. Without a readiness probe, running is ready."""
     return {
         "phase": "Running",
         "podIP": ADDRESS,
@@ -70,7 +73,9 @@ def terminated(
     finished: datetime,
     reason: str | None = None,
 ) -> Status:
-    """Its process has ended. `reason`: where it is neither `Completed` nor `Error`."""
+    """Return the status of an ended process; `reason` is for ends other than `Completed` and
+    `Error`.
+    """
     done = exit_code == 0
     state = {
         "exitCode": exit_code,
@@ -91,7 +96,9 @@ def terminated(
 
 
 def termination_message(file: Path, *, log: Path, log_start: int, fall_back_to_log: bool) -> str:
-    """What the container left as its last word; `log_start`: where its part of the log begins."""
+    """Return the container's termination message; `log_start` is where its part of the
+    log begins.
+    """
     message = _tail(file, start=0, limit=MAX_MESSAGE_BYTES)
     if message or not fall_back_to_log:
         return message

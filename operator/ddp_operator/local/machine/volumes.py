@@ -1,7 +1,7 @@
 """Volumes as directories of this machine, and the paths that lead into them.
 
-Nothing is mounted: a path in a container's command, arguments or environment that lies in one of
-its volumes is replaced by the place of that volume here. Paths within scripts stay as they are.
+Nothing is mounted. A path in a container's command, arguments or environment that lies in one of
+its volumes is replaced by that volume's directory. Paths within scripts stay unchanged.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 from ddp_operator.local.machine.errors import ContainerConfigError
 from ddp_operator.ports import Manifest
 
-_SHARED_MEMORY = "/dev/shm"  # the machine's own serves as it is
+_SHARED_MEMORY = "/dev/shm"  # the machine's own is used
 _BOUNDARY = r"""\s=:,'\"`"""
 
 
@@ -24,17 +24,17 @@ def mounted_directories(
     passing: Path,
     config_maps: Mapping[str, Manifest],
 ) -> dict[str, Path]:
-    """Make the directories of a container's volumes; by mount path.
+    """Create the directories of a container's volumes; return them by mount path.
 
     Args:
         pod_spec: the pod's spec, with its volumes.
-        container: the one whose mounts count.
-        lasting: where claims and buckets live: they outlive the pod.
-        passing: where the others live; dies with the pod.
-        config_maps: those at hand, by name.
+        container: the container with the mounts.
+        lasting: where claims and buckets live; they outlive the pod.
+        passing: where other volumes live; deleted with the pod.
+        config_maps: the available ones, by name.
 
     Raises:
-        ContainerConfigError: a volume of a kind that this machine cannot offer.
+        ContainerConfigError: this machine cannot provide a volume of this kind.
     """
     sources = {volume.get("name"): volume for volume in pod_spec.get("volumes") or ()}
     directories: dict[str, Path] = {}
@@ -57,7 +57,7 @@ def mounted_directories(
 
 
 def translate(text: str, directories: Mapping[str, Path]) -> str:
-    """Replace paths in volumes by their places here, the innermost mount first."""
+    """Replace paths in volumes by their directories here, the innermost mount first."""
     for path in sorted(directories, key=len, reverse=True):
         inside = rf"(?:^|(?<=[{_BOUNDARY}])){re.escape(path)}(?=$|[/{_BOUNDARY}])"
         here = str(directories[path])
@@ -66,7 +66,7 @@ def translate(text: str, directories: Mapping[str, Path]) -> str:
 
 
 class _Place:
-    """Where one volume lies, made when asked for."""
+    """Location of one volume, created on demand."""
 
     def __init__(
         self, *, lasting: Path, passing: Path, config_maps: Mapping[str, Manifest]
@@ -88,7 +88,7 @@ class _Place:
                 return make(volume[kind] or {})
         kinds = ", ".join(sorted(set(volume) - {"name"})) or "nothing"
         raise ContainerConfigError(
-            f"volume {volume.get('name')}: a local run has no {kinds}; it knows {', '.join(makers)}"
+            f"volume {volume.get('name')}: a local run has no {kinds}; use {', '.join(makers)}"
         )
 
     @staticmethod
@@ -104,7 +104,7 @@ class _Place:
         name = source.get("name", "")
         if name not in self._config_maps:
             raise ContainerConfigError(
-                f"ConfigMap {name} is not at hand; put it into the same file as the job"
+                f"ConfigMap {name} is missing; put it into the same file as the job"
             )
         directory = self._made(self._passing)
         data = self._config_maps[name].get("data") or {}

@@ -9,14 +9,14 @@ from ddp_operator.ports import Key
 
 
 class WorkdirInUseError(Exception):
-    """Another run works in this directory now."""
+    """Another run uses this directory now."""
 
 
 class Workdir:
     """Where a local run keeps its files.
 
-    `logs/<pod>.log` is what a pod printed, `volumes/<name>` what its claims and buckets hold,
-    `pods/<pod>/` what dies with the pod.
+    `logs/<pod>.log` has the pod's output, `volumes/<name>` the content of its claims and buckets,
+    `pods/<pod>/` what is deleted with the pod.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,10 +28,10 @@ class Workdir:
         self._lock = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
 
     def claim(self) -> None:
-        """Keep other runs out for as long as this process lives, or until `release`.
+        """Lock the directory against other runs, until this process ends or calls `release`.
 
         Raises:
-            WorkdirInUseError: one is here already.
+            WorkdirInUseError: another run uses it.
         """
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,15 +39,15 @@ class Workdir:
             raise WorkdirInUseError(f"{self.path} is in use by another run") from None
 
     def release(self) -> None:
-        """Let others in; nothing of it may be used any more."""
+        """Unlock the directory; it must not be used after this."""
         os.close(self._lock)
 
     def log_of(self, pod: Key) -> Path:
-        """The file of a pod's output."""
+        """Return the file with a pod's output."""
         return self.logs / f"{pod.name}.log"
 
     def fresh_pod(self, pod: Key) -> Path:
-        """A new, empty directory that dies with the pod."""
+        """Create an empty directory that is deleted with the pod."""
         directory = self.path / "pods" / pod.name
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()

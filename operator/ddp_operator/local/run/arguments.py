@@ -1,4 +1,4 @@
-"""What the command takes; imports nothing heavy, since `--help` needs it."""
+"""Arguments of the command. Imports nothing heavy, because `--help` needs this module."""
 
 import argparse
 from pathlib import Path
@@ -13,8 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workdir",
         type=Path,
         metavar="DIR",
-        help="where logs and volumes (checkpoints) are kept; a run in the same directory goes on "
-        "from there (default: a new temporary directory)",
+        help="folder for logs and volumes (checkpoints); a run in the same folder continues from "
+        "its checkpoint (default: a new temporary folder)",
     )
     parser.add_argument(
         "--kill-rank",
@@ -23,22 +23,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="R@WHEN",
         help="kill rank R's pod on purpose, to see it recover: 1@5s is 5 seconds after the job is "
-        "Running, 1@step100 when step 100 is logged; may be given several times",
+        "Running, 1@step100 when step 100 is logged; may be repeated",
     )
     add_progress_argument(parser, default_seconds=1.0)
     parser.add_argument(
-        "--plain", action="store_true", help="plain lines even on a terminal: no live view"
+        "--plain", action="store_true", help="print plain lines even on a terminal, no live view"
     )
 
 
 def add_progress_argument(parser: argparse.ArgumentParser, *, default_seconds: float) -> None:
-    """Add what says how often trainers are asked for their progress."""
+    """Add the argument for how often trainers are polled for progress."""
     parser.add_argument(
         "--progress-poll-seconds",
         type=_interval,
         default=default_seconds,
         metavar="S",
-        help="ask the trainers of running jobs for their progress every S seconds "
+        help="poll the trainers of running jobs for progress every S seconds "
         f"(default: {default_seconds:g})",
     )
 
@@ -49,7 +49,7 @@ def _interval(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text}: give a number of seconds, 0.1 to 3600")
+        raise argparse.ArgumentTypeError(f"{text}: use a number of seconds, 0.1 to 3600")
     return seconds
 
 

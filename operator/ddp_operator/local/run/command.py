@@ -1,4 +1,4 @@
-"""The command itself: early refusals, which display, and the exit code."""
+"""The command itself: early checks, the choice of display, and the exit code."""
 
 import argparse
 import asyncio
@@ -25,8 +25,8 @@ from ddp_operator.local.run.summary import summarise
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a job on this machine; returns the exit code: 0 when it succeeded, 1 when not, 64 for
-    bad input, 128 + n when stopped by signal n.
+    """Run a job on this machine. Return the exit code: 0 if it succeeded, 1 if not, 64 for bad
+    input, 128 + n if stopped by signal n.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     kills: list[KillRequest] = arguments.kill_rank
@@ -59,26 +59,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def refuse_what_cannot_run(job: DDPJob) -> None:
-    """Say at once what would otherwise only be seen as a job that waits for ever.
+    """Refuse jobs that would otherwise wait forever.
 
     Raises:
         ManifestError: this job cannot run on this machine.
     """
     if sys.platform != "linux":
-        raise ManifestError("local runs need Linux, whose process control stands in for containers")
+        raise ManifestError("local runs need Linux: its process control replaces containers")
     if job.spec.suspend:
-        raise ManifestError("spec.suspend is true, so there is nothing to run: set it to false")
+        raise ManifestError("spec.suspend is true, so nothing would run; set it to false")
     if any(kind.accelerator and kind.accelerator.fabric for kind, _ in kinds(job.spec)):
         raise ManifestError(
-            "spec.accelerator.network: this machine has none of GKE's fabrics: set it to none"
+            "spec.accelerator.network: this machine has no GKE network for GPUs; set it to none"
         )
     wanted = sum(gpu_limit(kind) * sum(map(len, pods)) for kind, pods in kinds(job.spec))
     here = len(visible_gpus(os.environ))
     if wanted > here:
         raise ManifestError(
-            f"the job asks for {wanted} GPUs in all, this machine has {here or 'none'}: take out "
+            f"the job requests {wanted} GPUs in all, this machine has {here or 'none'}: remove "
             "spec.accelerator and the container's GPU limit and set spec.backend to gloo to train "
-            "on the CPU, or apply it to a cluster with GPUs"
+            "on the CPU, or apply the job to a cluster with GPUs"
         )
 
 
@@ -86,23 +86,23 @@ def _refuse_kills(job: DDPJob, kills: Sequence[KillRequest]) -> None:
     world_size = ranks.world_size(job.spec)
     for kill in kills:
         if kill.rank >= world_size:
-            raise ManifestError(f"--kill-rank {kill}: the job has ranks 0 to {world_size - 1} only")
+            raise ManifestError(f"--kill-rank {kill}: use a rank from 0 to {world_size - 1}")
 
 
 def _notes(file: JobFile) -> Iterator[str]:
-    """What is different here from a cluster, said once."""
+    """Yield the differences from a run in a cluster."""
     pod_spec = file.job.spec.template["spec"]
     trainer = trainer_container(file.job.spec.template)
     yield f"{file.job.name}: every pod is a process of this machine, run by {sys.executable}"
-    yield f"image {trainer.get('image')} and resource limits mean nothing here"
+    yield f"image {trainer.get('image')} and resource limits have no effect here"
     others = [c for c in pod_spec["containers"] if c.get("name") != trainer.get("name")]
     names = [str(c.get("name")) for c in [*(pod_spec.get("initContainers") or ()), *others]]
     if names:
-        yield f"not run here: other containers of the pod ({', '.join(names)})"
+        yield f"other containers of the pod do not run here: {', '.join(names)}"
     if file.job.spec.isolation != "None":
-        yield "not done here: spec.isolation; any process of this machine can reach the pods"
+        yield "spec.isolation has no effect here: any process of this machine can reach the pods"
     if file.passed_over:
-        yield f"not needed here: {', '.join(file.passed_over)}"
+        yield f"ignored here: {', '.join(file.passed_over)}"
 
 
 def _display(story: Story, *, plain: bool) -> Display:

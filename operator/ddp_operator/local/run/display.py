@@ -1,4 +1,4 @@
-"""What people see of a run: as plain lines here, as a live view in `live`."""
+"""Shows a run to people: as plain lines here, as a live view in `live`."""
 
 import sys
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from ddp_operator.local.run.story import Story
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the summary: what it is about, and what there is to say."""
+    """One row of the summary: label and text."""
 
     label: str
     text: str
 
 
 class Display(Protocol):
-    """A context in which a run is shown."""
+    """A context that shows a run."""
 
     def __enter__(self) -> Self: ...
 
@@ -31,23 +31,23 @@ class Display(Protocol):
     ) -> None: ...
 
     def log(self, pod: PodState | None, line: str) -> None:
-        """Show what a pod printed."""
+        """Show a line that a pod printed."""
 
     def event(self, reason: str, message: str, *, warning: bool) -> None:
-        """Show what the operator or this command did."""
+        """Show an action of the operator or of this command."""
 
     def note(self, text: str) -> None:
-        """Show what is good to know."""
+        """Show useful information."""
 
     def refresh(self) -> None:
-        """Show the story as it is now."""
+        """Show the present state of the run."""
 
     def summary(self, title: str, lines: Sequence[Line], *, good: bool) -> None:
-        """Show how it all went."""
+        """Show the result of the run."""
 
 
 class PlainDisplay:
-    """Lines for files, pipes and CI: one for each thing that happens, in order."""
+    """Lines for files, pipes and CI, one for each event, in order."""
 
     def __init__(self, story: Story) -> None:
         self._story = story
@@ -77,7 +77,7 @@ class PlainDisplay:
         self._print(f"  {text}")
 
     def refresh(self) -> None:
-        """Say what has changed of the job's own state."""
+        """Print changes of the job's own state."""
         status = self._story.job.status
         state = (
             f"= {status.phase}: ready {status.ready or '-'}, attempt {status.attempt}, "

@@ -1,4 +1,4 @@
-"""Losing a rank on purpose: what `--kill-rank` asks for."""
+"""Kills a rank on purpose, as `--kill-rank` requests."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ _SYNTAX = re.compile(r"(?P<rank>\d+)@(?:(?P<seconds>\d+(?:\.\d+)?)s|step(?P<step
 
 @dataclass(frozen=True, kw_only=True)
 class KillRequest:
-    """Kill one rank's pod once, so long after the job became Running or at a step of training."""
+    """Kill one rank's pod once, a time after the job became Running or at a step of training."""
 
     rank: int
     after_seconds: float | None = None
@@ -19,7 +19,7 @@ class KillRequest:
         """Read `1@5s` or `1@step100`.
 
         Raises:
-            ValueError: the text is neither.
+            ValueError: the text has neither form.
         """
         found = _SYNTAX.fullmatch(text)
         if found is None:

@@ -1,4 +1,4 @@
-"""A run on a terminal: logs scroll by, and below them stands what is going on."""
+"""Shows a run on a terminal: logs scroll, and a panel below them shows the present state."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -55,7 +55,7 @@ class LiveDisplay:
     def log(self, pod: PodState | None, line: str) -> None:
         """See `Display`."""
         name = self._story.speaker(pod) if pod else "pod"
-        # Cut at the edge of the terminal; the log file has all of it.
+        # Cut at the edge of the terminal; the log file has the whole line.
         text = Text.assemble(
             (f"{name} │ ", _colour(pod)), Text.from_ansi(line.replace(f"[{name}] ", "", 1))
         )
@@ -71,7 +71,7 @@ class LiveDisplay:
         self._print(Text(text, style="dim"))
 
     def refresh(self) -> None:
-        """The panel shows the story at every refresh by itself."""
+        """See `Display`; the panel refreshes itself."""
 
     def summary(self, title: str, lines: Sequence[Line], *, good: bool) -> None:
         """See `Display`."""

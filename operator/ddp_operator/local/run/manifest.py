@@ -1,4 +1,4 @@
-"""Reads the file that `kubectl apply -f` would take, and finds the job in it."""
+"""Reads a file for `kubectl apply -f`, and finds the job in it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,41 +15,41 @@ _DEFAULT_NAMESPACE = "default"
 
 
 class ManifestError(Exception):
-    """A file that no job can be run from; the text names the place and the remedy."""
+    """No job can be run from this file. The text names the place and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """What a file holds, as far as a local run needs it."""
+    """The parts of a file that a local run needs."""
 
     manifest: Manifest
     """The job, with all defaults of the schema."""
     job: DDPJob
     config_maps: Mapping[str, Manifest]
     passed_over: tuple[str, ...]
-    """The other objects, as `Kind name`."""
+    """Ignored objects, as `Kind name`."""
 
 
 def read_job_file(path: Path) -> JobFile:
     """Read a YAML file with one DDPJob.
 
     Raises:
-        ManifestError: the file cannot be read, or its job is not valid.
+        ManifestError: the file cannot be read, or its job is invalid.
     """
     return job_file(_documents(path), where=str(path))
 
 
 def job_file(documents: Sequence[Manifest], *, where: str) -> JobFile:
-    """Sort out the documents of a file with one DDPJob; `where` is what errors call it.
+    """Sort the documents of a file with one DDPJob; `where` is its name in errors.
 
     Raises:
-        ManifestError: the job is not valid.
+        ManifestError: the job is invalid.
     """
     jobs = [document for document in documents if document.get("kind") == KIND]
     if len(jobs) != 1:
         names = ", ".join(str(_metadata(job).get("name")) for job in jobs) or "none"
         raise ManifestError(
-            f"{where}: a run takes exactly one {KIND}, this one has {len(jobs)} ({names})"
+            f"{where}: a run needs exactly one {KIND}, this file has {len(jobs)} ({names})"
         )
     manifest, job = _checked(where, jobs[0])
     others = [document for document in documents if document.get("kind") != KIND]
@@ -70,7 +70,7 @@ def _documents(path: Path) -> list[dict[str, Any]]:
     try:
         documents = [found for found in yaml.safe_load_all(path.read_text()) if found is not None]
     except OSError as error:
-        raise ManifestError(f"{path} cannot be read: {error.strerror}; name a manifest") from None
+        raise ManifestError(f"cannot read {path}: {error.strerror}; name a manifest") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         said = " ".join(str(error).split())
         raise ManifestError(f"{path} is not YAML: {said}; correct it") from None
@@ -81,7 +81,7 @@ def _documents(path: Path) -> list[dict[str, Any]]:
 
 
 def _checked(where: str, document: Manifest) -> tuple[Manifest, DDPJob]:
-    """The job with its defaults, as the API server would store it."""
+    """Return the job with its defaults, as the API server would store it."""
     if document.get("apiVersion") != API_VERSION:
         raise ManifestError(
             f"{where}: apiVersion is {document.get('apiVersion')!r}; set it to {API_VERSION}"
@@ -95,7 +95,7 @@ def _checked(where: str, document: Manifest) -> tuple[Manifest, DDPJob]:
     manifest = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        # A user cannot set UID and time, but a job is not complete without them.
+        # A user cannot set UID and time, but a job needs them.
         "metadata": {
             "namespace": _DEFAULT_NAMESPACE,
             **metadata,
@@ -107,7 +107,7 @@ def _checked(where: str, document: Manifest) -> tuple[Manifest, DDPJob]:
     try:
         job = DDPJob.parse(manifest)
     except InvalidJobError as error:
-        raise ManifestError(f"{where}: {KIND} {metadata['name']} is not valid: {error}") from None
+        raise ManifestError(f"{where}: {KIND} {metadata['name']} is invalid: {error}") from None
     defaulted = job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {**manifest, "spec": defaulted}, job
 

@@ -1,4 +1,4 @@
-"""What is left of a run for reports: its job, its pods and what happened."""
+"""Records a run for reports: its job, its pods and its events."""
 
 import json
 from datetime import UTC, datetime
@@ -10,11 +10,11 @@ from ddp_operator.ports import Event, Key, Manifest
 
 FILE_NAME: Final = "run.json"
 _MOST: Final = 1000
-"""Pods, and events, that are kept: the newest."""
+"""Number of pods, and of events, to keep: the newest."""
 
 
 class Record:
-    """Grows as the run goes; also of pods that are gone by its end."""
+    """Grows during the run. It also has pods that are gone at the end."""
 
     def __init__(self) -> None:
         self._job: Manifest = {}
@@ -22,18 +22,18 @@ class Record:
         self._events: list[Manifest] = []
 
     def job(self, manifest: Manifest) -> None:
-        """Take in the job's new state."""
+        """Record the job's new state."""
         self._job = manifest
 
     def pods(self, manifests: list[Manifest]) -> None:
-        """Take in the pods that there are."""
+        """Record the present pods."""
         for manifest in manifests:
             self._pods[manifest["metadata"]["name"]] = _slim(manifest)
         while len(self._pods) > _MOST:
             del self._pods[next(iter(self._pods))]
 
     def event(self, job: Key, event: Event) -> None:
-        """Take in what the operator says."""
+        """Record an Event of the operator."""
         about = {"kind": "DDPJob", "namespace": job.namespace, "name": job.name}
         entry = {
             "involvedObject": about,
@@ -45,14 +45,14 @@ class Record:
         self._events = [*self._events[1 - _MOST :], entry]
 
     def write(self, directory: Path) -> None:
-        """Put it where reports find it."""
+        """Write the record where reports find it."""
         record = {"job": self._job, "pods": [*self._pods.values()], "events": self._events}
         (directory / FILE_NAME).write_text(json.dumps(record))
 
 
 def _slim(pod: Manifest) -> dict[str, Any]:
-    """What a report needs of a pod: its environment, in which there are tokens, is not part."""
+    """Keep what a report needs of a pod. The environment is left out, because it has tokens."""
     containers = [{"name": c.get("name")} for c in pod["spec"].get("containers") or ()]
     spec = {"containers": containers, "nodeName": pod["spec"].get("nodeName", "")}
-    # Its own states replace each other: nothing of it changes later.
+    # Its own states replace each other: nothing in them changes later.
     return {"metadata": pod["metadata"], "spec": spec, "status": pod.get("status")}

@@ -1,4 +1,4 @@
-"""One run: the engine on top of a local cluster, and all that goes on around it."""
+"""One run: the engine on a local cluster, its display, signals and kills."""
 
 import asyncio
 import secrets
@@ -64,7 +64,7 @@ class Session:
         )
 
     async def run(self) -> int:
-        """Return the command's exit code; no process is left behind."""
+        """Run, and return the command's exit code. No process is left behind."""
         loop = asyncio.get_running_loop()
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
@@ -92,9 +92,9 @@ class Session:
         try:
             self._record.write(self._workdir.path)
         except OSError as error:
-            self._display.note(f"what a report needs could not be written: {error.strerror}")
+            self._display.note(f"cannot write the record for reports: {error.strerror}")
 
-    # What the cluster tells.
+    # The cluster reports these.
 
     def job_changed(self, job: Manifest) -> None:
         """See `local.Listener`."""
@@ -109,7 +109,7 @@ class Session:
 
     def pods_changed(self, job: Key) -> None:
         """See `local.Listener`."""
-        if not self._over:  # what is cleared away after the end is no news
+        if not self._over:  # pods that are deleted after the end are no news
             self._story.pods_changed(self._cluster.pods_of(job))
             self._record.pods(self._cluster.pod_manifests(job))
         self._engine.pods_changed(job)
@@ -125,14 +125,14 @@ class Session:
         self._record.event(job, event)
         self._display.event(event.reason, event.message, warning=event.warning)
 
-    # What happens around it.
+    # Around the run.
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stopped_by is None:
             self._stopped_by = number
             self._display.event(
                 "Stopping",
-                f"got {number.name}: pods are told to save and stop; once more kills them",
+                f"got {number.name}: pods save and stop; repeat the signal to kill them",
                 warning=True,
             )
             self._stop_order.set()
@@ -148,7 +148,7 @@ class Session:
             await _first_of(
                 self._cluster.delete_all_pods(grace_seconds=None), self._kill_order.wait()
             )
-        # The cluster's context kills what is left.
+        # The cluster's context kills the remaining pods.
 
     async def _kill_later(self, request: KillRequest) -> None:
         story = self._story
@@ -166,7 +166,7 @@ class Session:
                 self._display.event(
                     "Killed",
                     f"rank {request.rank} (pod {pod.key.name}) with SIGKILL, "
-                    f"as --kill-rank {request} asks",
+                    f"as --kill-rank {request} requests",
                     warning=True,
                 )
                 return
@@ -174,7 +174,7 @@ class Session:
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Wait until one is done, and give up the others."""
+    """Wait until one is done, and cancel the others."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""What is known of a run so far: what the display shows and the summary tells.
+"""State of a run so far, for the display and the summary.
 
-Steps and resumptions are read from what the pods print; of a script that prints no `step 10/100`,
-nothing is claimed.
+Steps and resumptions are read from the pods' output. If a script prints no `step 10/100`, no
+progress is shown.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _LOG_PREFIX = re.compile(r"^(\d\d:\d\d:\d\d )?(\[rank \d+\] )?")
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far training was when a pod last said so."""
+    """Progress of the training when a pod last reported it."""
 
     step: int
     total_steps: int | None
@@ -42,27 +42,27 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """A rank that was lost on purpose."""
+    """A rank that was killed on purpose."""
 
     request: KillRequest
     pod: str
     at_seconds: float
     step: int | None
-    """The last step that had been reported then."""
+    """Last step reported at that time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """Training went on after a loss."""
+    """Training resumed after a loss."""
 
     at_seconds: float
     step: int
     from_memory: bool
-    """From the memory of a rank that lived on, rather than from a checkpoint."""
+    """True if it resumed from the memory of a surviving rank, not from a checkpoint."""
 
 
 class Story:
-    """Grows as the run goes; `until` waits for it to get somewhere."""
+    """Grows during the run; `until` waits for a condition."""
 
     def __init__(self, job: DDPJob) -> None:
         self.job = job
@@ -79,23 +79,23 @@ class Story:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Since the start of the run."""
+        """Seconds since the start of the run."""
         return time.monotonic() - self._begin
 
     @property
     def stuck(self) -> bool:
-        """Whether the job waits for what nobody will mend while it runs here."""
+        """True if the job waits for something that nobody will fix during the run."""
         reason = self.job.status.reason
         return not self.finished and (reason in UNSTARTABLE_REASONS or reason == "Unschedulable")
 
     @property
     def finished(self) -> bool:
-        """Whether the job has succeeded or failed."""
+        """True if the job has succeeded or failed."""
         return self.job.status.finished
 
     @property
     def last_words(self) -> dict[str, Any]:
-        """Node rank 0's termination message, where it is a JSON object; else nothing."""
+        """Node rank 0's termination message if it is a JSON object, otherwise an empty one."""
         try:
             said = json.loads(self._last_words.get(members(self.job)[0], ""))
         except ValueError:
@@ -103,17 +103,17 @@ class Story:
         return said if isinstance(said, dict) else {}
 
     def speaker(self, pod: PodState) -> str:
-        """How a pod is called in front of its log lines: by its place, if it has one."""
+        """Return a pod's name for its log lines: its rank, if it has one."""
         slot = pod.identity.slot
         index = node_ranks(self.job).get(slot)
         return f"pod {slot}" if index is None or not self._one_process_each else f"rank {index}"
 
     def pod(self, key: Key) -> PodState | None:
-        """One of the pods, by name."""
+        """Return one of the pods, by name."""
         return next((pod for pod in self.pods if pod.key == key), None)
 
     def newest_pod(self, index: int) -> PodState | None:
-        """The pod that has a place in the group, of the latest attempt and replacement."""
+        """Return the pod with this node rank, of the latest attempt and replacement."""
         slots = members(self.job)[index : index + 1]
         mine = [pod for pod in self.pods if pod.identity.slot in slots]
         return max(
@@ -121,7 +121,7 @@ class Story:
         )
 
     def job_changed(self, job: DDPJob) -> None:
-        """Take in the job's new state."""
+        """Record the job's new state."""
         self.job = job
         self._one_process_each = ranks.world_size(job.spec) == job.spec.replicas
         if self.running_since is None and job.status.phase == "Running":
@@ -129,7 +129,7 @@ class Story:
         self._tell()
 
     def pods_changed(self, pods: Sequence[PodState]) -> None:
-        """Take in the pods' new states."""
+        """Record the pods' new states."""
         self.pods = pods
         for pod in pods:
             if pod.exit and pod.exit.message:
@@ -137,7 +137,7 @@ class Story:
         self._tell()
 
     def logged(self, line: str) -> None:
-        """Take in a line that a pod printed."""
+        """Record a line that a pod printed."""
         if found := _RESUMED.search(line):
             resumption = Resumption(
                 at_seconds=self.elapsed_seconds,
@@ -157,7 +157,7 @@ class Story:
             self._tell()
 
     def lost(self, request: KillRequest, pod: PodState) -> None:
-        """A rank has been killed as asked."""
+        """Record that a rank was killed as requested."""
         self.losses.append(
             Loss(
                 request=request,
@@ -168,12 +168,12 @@ class Story:
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition, looked at whenever something changes."""
+        """Wait for a condition, checked after each change."""
         while not condition():
             await self.next_change()
 
     async def next_change(self) -> None:
-        """Wait for the next news of the job, its pods or its progress."""
+        """Wait for the next change of the job, its pods or its progress."""
         change = asyncio.get_running_loop().create_future()
         self._waiting.append(change)
         await change

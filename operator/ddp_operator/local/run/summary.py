@@ -1,4 +1,4 @@
-"""The end of a run, in words that a newcomer understands; it claims only what was seen."""
+"""Summary of a run, for newcomers. It claims only what was seen."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ def summarise(
     for loss in story.losses:
         lines += [_lost(loss), *_recovered(story, loss)]
     lines += [
-        Line("not killed", f"--kill-rank {kill}: the run was over before that moment came")
+        Line("not killed", f"--kill-rank {kill}: the run ended before that moment")
         for kill in kills
         if kill not in [loss.request for loss in story.losses]
     ]
@@ -76,7 +76,7 @@ def _recovered(story: Story, loss: Loss) -> list[Line]:
         if first.from_memory
         else f"from the checkpoint of step {first.step}"
     )
-    return [Line("came back", f"{source}, {seconds:.1f} s later")]
+    return [Line("resumed", f"{source}, {seconds:.1f} s later")]
 
 
 def _kept(volumes: Path) -> list[Line]:
@@ -91,10 +91,12 @@ def _next(story: Story, *, workdir: Path, file: Path) -> list[Line]:
         return [Line("try next", hint) for hint in hints]
     if story.finished or story.stuck:
         return []
-    return [Line("go on with", f"{command} --workdir {workdir}")]
+    return [Line("continue with", f"{command} --workdir {workdir}")]
 
 
 def _python() -> str:
-    """This interpreter as a user would call it: relative where it lies below them."""
+    """Return this interpreter as a user would call it: a relative path if it is below the current
+    folder.
+    """
     relative = os.path.relpath(sys.executable)
     return sys.executable if relative.startswith("..") else relative
