@@ -172,7 +172,7 @@ def _metrics() -> str:
     jobs = text_of((), now=datetime.now(UTC))
     return (
         "# Metrics of the operator\n\nAt `/metrics` of port 8081. Those of a training are at its "
-        "pods' [status port](../concepts/progress.md#progress-from-any-script).\n\n"
+        "pods' [status port](../concepts/architecture.md#http-requests-to-a-pod).\n\n"
         f"{_table_of(operator)}\n"
         "## Of each job\n\nWith the labels `job_namespace` and `job_name`: "
         "[how to draw a job](../how-to/metrics.md).\n\n"

@@ -26,15 +26,12 @@ _BEGIN, _END = "<!-- written by `make generate` -->\n\n", "\n<!-- end -->"
 class Outcome(Enum):
     """What comes of a fault where ranks join their job: all that the others have is kept."""
 
-    AGAIN = "the launcher restarts the rank; training continues from the others' memory"
-    KILLED = (
-        "after `--heartbeat-timeout-seconds` the launcher kills and restarts the rank; "
-        "training continues from the others' memory"
-    )
+    AGAIN = "the launcher restarts the rank; no step is lost"
+    KILLED = "after `--heartbeat-timeout-seconds` the launcher restarts the rank; no step is lost"
     NOTHING = "training continues"
     GIVEN_UP = (
-        "after `--group-timeout-seconds` the others leave the group and name the rank; they wait "
-        "for it for `--rendezvous-timeout-seconds`, then the pod ends with exit code 75"
+        "after `--group-timeout-seconds` the others leave the group and name the rank; after "
+        "another `--rendezvous-timeout-seconds` the pod ends with exit code 75"
     )
 
 
@@ -135,14 +132,14 @@ FAULTS: dict[str, Fault] = {
         is_seen_by_others=True,
     ),
     "GIL": Fault(
-        what="a call in C keeps Python's lock, and waits",
+        what="a call in C waits and holds the GIL",
         deed=lambda: ctypes.PyDLL(None).sleep(10_000),
         joined=_FROZEN,
         code=1,
         is_seen_by_others=True,
     ),
     "exception in a thread": Fault(
-        what="another thread ends with an exception",
+        what="another thread raises an exception",
         deed=lambda: _in_a_thread(_raise),
         joined=Outcome.NOTHING,
         code=0,
@@ -168,13 +165,12 @@ DEEDS: dict[str, Callable[[], object]] = {name: fault.deed for name, fault in FA
 def table() -> str:
     """Return the page's table."""
     rows = [
-        "| fault of one rank | bundled training | script with `ddp_trainer.join` | "
+        "| fault of one rank | bundled trainer, or script with `ddp_trainer.join` | "
         "script that uses torch alone |",
-        "|---|---|---|---|",
+        "|---|---|---|",
     ]
     rows += [
-        f"| {fault.what} | {fault.joined.value} | the same | {fault.plain} |"
-        for fault in FAULTS.values()
+        f"| {fault.what} | {fault.joined.value} | {fault.plain} |" for fault in FAULTS.values()
     ]
     return "\n".join(rows)
 
