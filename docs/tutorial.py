@@ -1,20 +1,19 @@
 # %% [markdown]
 # # From a function to a job
 #
-# Each part between two `# %%` is a cell: open this file as a notebook (VS Code, Jupytext), or run
-# it with `python docs/tutorial.py`. It needs `ddp-operator` and PyTorch on a Linux machine, no
-# cluster and no GPU.
+# You need a Linux machine with `ddp-operator` and PyTorch, no cluster and no GPU. Open
+# `docs/tutorial.py` as a notebook (VS Code, Jupytext), or run `python docs/tutorial.py`.
 
 # %% [markdown]
-# ## What every rank does
+# ## The function of a rank
 #
-# A function that imports what it needs by itself: only its text travels. The operator sets
-# `RANK`, `WORLD_SIZE` and `MASTER_ADDR`, which is all that `init_process_group` asks for.
+# Only the text of the function is sent, so it imports its own modules. The operator sets `RANK`,
+# `WORLD_SIZE` and `MASTER_ADDR`, as `init_process_group` needs them.
 
 
 # %%
 def train(steps: int, rate: float) -> None:
-    """Fit a line, with the gradients of all ranks averaged."""
+    """Fit a line; DDP averages the gradients of all ranks."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -37,8 +36,8 @@ def train(steps: int, rate: float) -> None:
 # %% [markdown]
 # ## Two ranks on this machine
 #
-# `LocalClient` runs a job as processes, decided by the same code as on a cluster. Its folder has
-# their logs, and checkpoints if there are any.
+# `LocalClient` runs a job as processes, with the same planner as on a cluster. Its working
+# directory has logs and checkpoints.
 
 # %%
 from ddp_operator import LocalClient
@@ -48,35 +47,34 @@ job = client.run(train, arguments={"steps": 20, "rate": 0.1}, replicas=2)
 print(job, "in", client.workdir)
 
 # %% [markdown]
-# What all ranks print is one stream, each line with its rank. It follows restarts, too, and ends
-# with the job.
+# Follow the output of all ranks, through restarts, until the job ends. Each line has its rank.
 
 # %%
 for line in job.logs(follow=True):
     print(line)
 
 # %% [markdown]
-# `wait` returns the last state. With `on_progress` it tells of each new one, here in a word.
+# `wait` returns the last state; `on_progress` receives each new one.
 
 # %%
 ended = job.wait(timeout=120, on_progress=lambda status: print("now", status.phase))
 print("ended:", ended.phase)
 
 # %% [markdown]
-# ## Where it goes wrong
+# ## When a job fails
 #
-# A job that fails raises an error that says why, and what to do about it.
+# `wait` raises an error that says why, and what to do.
 
 # %%
 from ddp_operator.sdk import FunctionError, JobFailedError
 
 
 def read(path: str) -> None:
-    """Fail, as anything may."""
+    """Fail with exit code 64."""
     import sys
 
     print(f"ValueError: no such file: {path}", file=sys.stderr)
-    sys.exit(64)  # what this operator takes for: starting anew cannot help
+    sys.exit(64)  # means wrong configuration: the operator does not restart the job
 
 
 broken = client.run(read, arguments={"path": "missing.csv"})
@@ -87,14 +85,14 @@ except JobFailedError as error:
     print(error.diagnosis)
 
 # %% [markdown]
-# What a function needs besides its own text is found before anything is sent.
+# A function that needs something outside itself is refused before anything is sent.
 
 # %%
 rate = 0.1
 
 
 def train_with_helper() -> None:
-    """Use what is not in it."""
+    """Use a name from outside."""
     print(rate)
 
 
@@ -104,14 +102,14 @@ except FunctionError as error:
     print("refused:", error)
 
 # %%
-client.close()  # no process outlives it
+client.close()  # ends all processes
 
 # %% [markdown]
 # ## On a cluster
 #
-# The same calls, with an image that has Python, PyTorch and what the function imports:
+# The same calls work with an image that has Python, PyTorch and the function's imports:
 #
 #     client = Client(namespace="research")
 #     job = client.run(train, arguments={"steps": 20000, "rate": 0.1}, replicas=4, image="…")
 #
-# `job` may be forgotten: `client.job(name)` finds it again, tomorrow or from another machine.
+# `client.job(name)` finds the job again later, also from another machine.

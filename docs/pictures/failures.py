@@ -1,8 +1,7 @@
-"""What failures of nodes cost a training of 1,024 of them, by the way in which it goes on.
+"""A simulation of what node failures cost a training on 1,024 nodes, for each way to recover.
 
-A simulation: nodes fail at random at rates that others have published, and what each failure costs
-is put together of times that were measured, on small machines, and of assumptions. Both are below,
-each with where it is from.
+Nodes fail at random, at published rates. The cost of a failure is a sum of times that were measured
+on small machines, and of assumptions. Each has its source below.
 """
 
 import heapq
@@ -22,7 +21,7 @@ RATES: Final[Mapping[str, float]] = {
     "Llama 3": 419 / 54 / 2048,
     "RSC-1": 6.50e-3,
 }
-"""Failures of a node in a day. RSC-1 and RSC-2, Meta's research clusters of A100 GPUs: Kokolis et
+"""Failures per node and day. RSC-1 and RSC-2, Meta's research clusters of A100 GPUs: Kokolis et
 al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025
 (arXiv 2410.21680). Llama 3: 419 unexpected interruptions in 54 days on 16,384 H100 GPUs, eight in a
 node: "The Llama 3 Herd of Models" (arXiv 2407.21783), section 3.3.4.
@@ -31,12 +30,12 @@ node: "The Llama 3 Herd of Models" (arXiv 2407.21783), section 3.3.4.
 
 @dataclass(frozen=True)
 class Costs:
-    """What parts of a recovery take, in seconds, and how often is saved."""
+    """Duration of each part of a recovery and of saves, in seconds."""
 
     notice: float = 10.0
-    """Until a failure is known: the trainer's `--heartbeat-timeout-seconds`, taken for all."""
+    """Until a failure is noticed: the trainer's `--heartbeat-timeout-seconds`, for all ways."""
     node: float = 600.0
-    """Until another node is there where none stands by, with the images on it. An assumption."""
+    """Until a new node has its images, if there is no spare node. An assumption."""
     pod: float = 5.0
     """Until a container runs on a node that has the image. An assumption; measured: about 1 s."""
     process: float = 20.0
@@ -46,7 +45,7 @@ class Costs:
     nccl: float = 30.0
     """Until NCCL's communicators work. An assumption."""
     state: float = 10.0
-    """Until a survivor's state is in a new process. An assumption: 10 GB at 1 GB/s."""
+    """Until a new process has a survivor's state. An assumption: 10 GB at 1 GB/s."""
     load: float = 60.0
     """Until all processes have read a checkpoint. An assumption."""
     gang: float = 9.7
@@ -56,29 +55,29 @@ class Costs:
     save_every: float = 600.0
     """An assumption."""
     save: float = 5.0
-    """For which a save holds up the training. An assumption."""
+    """How long a save delays training. An assumption."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a training goes on after it has lost a node."""
+    """A way to continue training after a lost node."""
 
     name: str
     from_memory: bool
-    """Else from the last checkpoint."""
+    """False: from the last checkpoint."""
     resume: float
-    """Seconds from when all its pods have processes to the next step."""
+    """Seconds to the next step after all pods have processes."""
     spares: bool = False
-    """On nodes that stand by are pods whose processes have begun."""
+    """Spare nodes run pods with started processes."""
     shrinks: bool = False
-    """It goes on without the lost pod, and takes another one in when that is there. Meanwhile it is
-    as fast as there are pods."""
+    """Training continues without the lost pod until another one joins. Its speed is proportional to
+    the number of pods."""
     before_pods: float = 0.0
-    """Seconds after the failure is known before any new pod can start."""
+    """Seconds after the failure is noticed before a new pod can start."""
 
 
 def ways(costs: Costs) -> tuple[Way, ...]:
-    """All ways, of what they are made of."""
+    """Return all ways, with their times."""
     meet = costs.meet + costs.nccl
     from_memory = meet + costs.state
     from_checkpoint = meet + costs.load
@@ -95,7 +94,7 @@ def ways(costs: Costs) -> tuple[Way, ...]:
 def failures(
     rate: float, *, nodes: int = NODES, days: float = DAYS, seed: int = SEED
 ) -> list[float]:
-    """When a node fails, in seconds; `rate` is that of one node in a day."""
+    """Return the times of failures, in seconds; `rate`: per node and day."""
     draw, times, now = random.Random(seed), [], 0.0
     while rate and (now := now + draw.expovariate(rate * nodes / DAY_SECONDS)) < days * DAY_SECONDS:
         times.append(now)
@@ -111,17 +110,17 @@ class _Training:
     nodes: int
     standing_by: int
     resumes: float = 0.0
-    """When it trains on, or has begun to."""
+    """When training resumes, or resumed."""
     waiting: int = 0
-    """Pods without which it stands still."""
+    """Missing pods that stop the training."""
     missing: int = 0
-    """Pods without which it trains."""
+    """Missing pods while training continues."""
     done: float = 0.0
-    """Seconds of training by all nodes."""
+    """Seconds of training with all nodes."""
     events: list[tuple[float, str]] = field(default_factory=list)
 
     def train(self, now: float, *, breaks: bool) -> None:
-        """Count what was done since it went on; of what breaks, only what is kept."""
+        """Add the work since `resumes`; if training breaks, only what survives."""
         here = self.nodes - self.missing
         if self.waiting or not here or now <= self.resumes:
             return
@@ -130,7 +129,7 @@ class _Training:
         self.done += here / self.nodes * (saves * self.costs.save_every + unsaved)
 
     def fail(self, now: float) -> None:
-        """A node of the group is lost."""
+        """Lose a node of the group."""
         self.train(now, breaks=True)
         known = now + self.costs.notice
         stands_by = self.standing_by > 0
@@ -147,7 +146,7 @@ class _Training:
             self.waiting += 1
 
     def join(self, now: float) -> None:
-        """A pod is there that takes the place of a lost one."""
+        """Let a new pod replace a lost one."""
         if self.way.shrinks:
             self.train(now, breaks=False)
             self.missing -= 1
@@ -165,9 +164,9 @@ def goodput(
     stand_by: int = 0,
     days: float = DAYS,
 ) -> float:
-    """What a training gets done, of what its nodes could do without failures and saves.
+    """Return the work done, as a share of the work without failures and saves.
 
-    A node that stands by counts as one only once it has taken a lost one's place.
+    Spare nodes are not counted until they replace a lost node.
     """
     training = _Training(way, costs, nodes, stand_by)
     training.events = [(time, "fails") for time in failed]

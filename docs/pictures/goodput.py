@@ -1,4 +1,4 @@
-"""Draws `goodput.svg`, what `failures` simulates:
+"""Draw `goodput.svg`, the result of the simulation in `failures`:
 
 python -m docs.pictures.goodput > docs/pictures/goodput.svg
 """
@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from docs.pictures.failures import NODES, RATES, Costs, failures, goodput, ways
 
 STAND_BY = 2
-"""Nodes, in one of the two panels."""
+"""Spare nodes in the second panel."""
 _INK = "#6e7781"
-"""Readable on white and on black: an image in a page knows of no dark mode."""
-_STYLE: Final[Any] = {  # matplotlib's types name each key there is
+"""Readable on white and black, because an image in a page has no dark mode."""
+_STYLE: Final[Any] = {  # matplotlib's types list every key
     "svg.fonttype": "none",
     "svg.hashsalt": "goodput",
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
@@ -24,11 +24,11 @@ _STYLE: Final[Any] = {  # matplotlib's types name each key there is
 _COLORS = ("#2da44e", "#0969da", "#cf222e")
 _LEAST_PERCENT = 90
 _CEILING_PERCENT = 100 * goodput(ways(Costs())[0], Costs(), [])
-"""Without any failure: checkpoints take time, too."""
+"""Without failures; checkpoints take time, too."""
 
 
 def percent(stand_by: int) -> dict[str, list[float]]:
-    """Goodput by way, for each of the rates; spares are a way only where a node stands by."""
+    """Return the goodput of each way at each rate; spares need a spare node."""
     costs = Costs()
     failed = [failures(rate) for rate in RATES.values()]
     return {
@@ -39,7 +39,7 @@ def percent(stand_by: int) -> dict[str, list[float]]:
 
 
 def draw() -> str:
-    """Goodput of each way without nodes that stand by, and with some."""
+    """Return the picture: goodput of each way without and with spare nodes."""
     with mpl.rc_context(_STYLE):
         return _drawn()
 
@@ -47,7 +47,7 @@ def draw() -> str:
 def _drawn() -> str:
     figure = Figure(figsize=(9, 3.7), layout="constrained")
     names = [way.name for way in ways(Costs())]
-    titles = {0: "no node stands by", STAND_BY: f"{STAND_BY} nodes stand by"}
+    titles = {0: "without spare nodes", STAND_BY: f"with {STAND_BY} spare nodes"}
     panels = figure.subplots(1, len(titles), sharey=True)
     for axes, (stand_by, title) in zip(panels, titles.items(), strict=True):
         found = percent(stand_by)
@@ -77,7 +77,7 @@ def _drawn() -> str:
     figure.legend(loc="outside upper center", ncols=len(RATES), frameon=False)
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    title = f"<title>Simulated goodput of a training on {NODES} nodes that fail</title>"
+    title = f"<title>Simulated goodput of a training on {NODES} nodes with failures</title>"
     head, _, rest = text.getvalue().partition("<defs>")
     return f"{head}{title}\n<defs>{rest}"
 

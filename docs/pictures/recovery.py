@@ -1,4 +1,4 @@
-"""Draws `recovery.svg` of a real run on this machine:
+"""Draw `recovery.svg` from a real run on this machine:
 
     python -m ddp_operator local manifests/examples/digits-gloo.yaml \
         --workdir run --kill-rank 1@step100
@@ -16,12 +16,12 @@ from ddp_operator.report.files import read_run
 from matplotlib.figure import Figure
 
 _INK = "#6e7781"
-"""Readable on white and on black: an image in a page knows of no dark mode."""
+"""Readable on white and black, because an image in a page has no dark mode."""
 _GREEN, _RED, _BLUE = "#2da44e", "#cf222e", "#0969da"
 
 
 def draw(run: Path) -> str:
-    """The run's one recovery: the pods' lives, and the steps that were done."""
+    """Return the picture of the run's recovery: the pods' lifetimes and the steps."""
     report = build(read_run(run))
     [recovery] = report.recoveries
     began = report.created.timestamp()
@@ -46,7 +46,7 @@ def draw(run: Path) -> str:
     lives.annotate(
         "killed", (failed, killed), (6, 0), textcoords="offset points", color=_RED, va="center"
     )
-    # Of a job without any it has no record; what was trained twice would be in the curve.
+    # A repeated step would be in the curve, even if the report has no record of it.
     assert all(a.step < b.step for a, b in pairwise(report.points))
     lost = "no step" if not report.steps_lost else f"{report.steps_lost} steps"
     times = [point.time - began for point in report.points]
@@ -64,7 +64,7 @@ def draw(run: Path) -> str:
         axes.spines[["left", "bottom"]].set_color(_INK)
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    title = "<title>A rank is killed in the middle of a training, and the training goes on</title>"
+    title = "<title>A rank is killed during training; training continues</title>"
     head, _, rest = text.getvalue().partition("<defs>")
     return f"{head}{title}\n<defs>{rest}"
 

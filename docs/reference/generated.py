@@ -1,6 +1,6 @@
-"""Pages that are written from the code whenever the documentation is built (a hook of MkDocs).
+"""Generates reference pages from the code at each build of the documentation (a MkDocs hook).
 
-They are nowhere stored, so none can be out of date.
+They are not stored, so they are never out of date.
 """
 
 import ast
@@ -28,7 +28,7 @@ _WIDTH = 96
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add them to the pages."""
+    """Add the generated pages (called by MkDocs)."""
     for name, text in pages().items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     cells = (Path(config.docs_dir) / "tutorial.py").read_text()
@@ -37,7 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _notebook(text: str) -> str:
-    """A page of a file whose cells begin with `# %%`."""
+    """Return the page for a file of cells that begin with `# %%`."""
     parts: list[str] = []
     for cell in text.split("# %%")[1:]:
         kind, _, body = cell.partition("\n")
@@ -50,7 +50,7 @@ def _notebook(text: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Their texts by name."""
+    """Return the texts of the generated pages by name."""
     return {
         "fields": _fields(),
         "commands": _commands(),
@@ -63,7 +63,10 @@ def pages() -> dict[str, str]:
 def _fields() -> str:
     [version] = custom_resource_definition()["spec"]["versions"]
     schema = version["schema"]["openAPIV3Schema"]["properties"]
-    parts = ["# All fields", "From the CustomResourceDefinition, `crds/ddpjobs.yaml`."]
+    parts = [
+        "# All fields",
+        "From the CRD, `crds/ddpjobs.yaml`. [The spec, by subject](spec.md) adds details.",
+    ]
     for name in ("spec", "status"):
         parts += [f"## {name}", "| field | type | default | meaning |\n|---|---|---|---|"]
         parts[-1] += "".join(f"\n{row}" for row in _rows(schema[name], ""))
@@ -124,13 +127,13 @@ def _block(text: str) -> str:
 
 
 def _reasons() -> str:
-    """Each with a heading of its own, so that a link can lead to it."""
+    """Return the page of reasons; each has a heading for links."""
     parts = [
         "# Reasons",
-        "The words by which Events, conditions and failures on record say why, as "
-        "`kubectl describe`, `kubectl get` and `kubectl ddp why` show them.",
+        "Reasons of Events, conditions and recorded failures, as `kubectl describe`, "
+        "`kubectl get` and `kubectl ddp why` show them.",
     ]
-    for heading, reasons in (("Of the operator", OWN), ("Of the cluster", OF_CLUSTER)):
+    for heading, reasons in (("From the operator", OWN), ("From the cluster", OF_CLUSTER)):
         parts.append(f"## {heading}")
         for name, reason in reasons.items():
             meaning = reason.meaning[0].upper() + reason.meaning[1:]
@@ -143,7 +146,7 @@ def _reasons() -> str:
 
 
 def _exit_codes() -> str:
-    """Of the enumeration's members, each with the text below it."""
+    """Return the page of exit codes, with the docstring of each member."""
     [kind] = [
         node
         for node in ast.parse(inspect.getsource(exit_codes)).body
@@ -161,9 +164,10 @@ def _exit_codes() -> str:
         f"\n| {exit_codes.ExitCode[name].value} | {name} | {said} |" for name, said in rows.items()
     )
     return (
-        "# Exit codes of the trainer\n\nWhat the operator makes of them is told in "
-        "[What a failure is](../concepts/recovery.md#what-a-failure-is); 128 + n stands for a "
-        f"death by signal n.\n\n| code | name | meaning |\n|---|---|---|{table}\n"
+        "# Exit codes of the trainer\n\n"
+        "[What a failure is](../concepts/recovery.md#what-a-failure-is) explains how the operator "
+        "treats them. 128 + n means that signal n ended the process."
+        f"\n\n| code | name | meaning |\n|---|---|---|{table}\n"
     )
 
 
@@ -171,11 +175,11 @@ def _metrics() -> str:
     operator = Metrics().text(Totals(), queued=0, leading=True)
     jobs = text_of((), now=datetime.now(UTC))
     return (
-        "# Metrics of the operator\n\nAt `/metrics` of port 8081. Those of a training are at its "
-        "pods' [status port](../concepts/architecture.md#http-requests-to-a-pod).\n\n"
+        "# Metrics of the operator\n\nAt `/metrics` on port 8081. The metrics of a training are "
+        "on the [status port](../concepts/architecture.md#http-requests-to-a-pod) of its pods.\n\n"
         f"{_table_of(operator)}\n"
-        "## Of each job\n\nWith the labels `job_namespace` and `job_name`: "
-        "[how to draw a job](../how-to/metrics.md).\n\n"
+        "## Metrics of each job\n\nWith the labels `job_namespace` and `job_name`. "
+        "[How to use them](../how-to/metrics.md).\n\n"
         f"{_table_of(jobs)}"
     )
 

@@ -1,7 +1,7 @@
-"""Faults that a rank suffers in the middle of a step, and what has to come of each.
+"""Faults of a rank in the middle of a step, and what must happen after each.
 
 Most are on the list that NVIDIA's Resiliency Extension injects into trainings (`inject_fault.py`).
-`test_faults` lets ranks suffer them; the table in docs/concepts/faults.md is written from here:
+`test_faults` injects them. This writes the table in docs/concepts/faults.md:
 
     python -m tests.trainer.support.faults
 """
@@ -24,15 +24,12 @@ _BEGIN, _END = "<!-- written by `make generate` -->\n\n", "\n<!-- end -->"
 
 
 class Outcome(Enum):
-    """What comes of a fault where ranks join their job: all that the others have is kept."""
+    """What happens to a rank that has joined its job; the other ranks keep their state."""
 
-    AGAIN = "the launcher restarts the rank; no step is lost"
-    KILLED = "after `--heartbeat-timeout-seconds` the launcher restarts the rank; no step is lost"
+    AGAIN = "restarted at once"
+    KILLED = "restarted after `--heartbeat-timeout-seconds`"
     NOTHING = "training continues"
-    GIVEN_UP = (
-        "after `--group-timeout-seconds` the others leave the group and name the rank; after "
-        "another `--rendezvous-timeout-seconds` the pod ends with exit code 75"
-    )
+    GIVEN_UP = "not restarted; the pod ends with exit code 75"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +39,18 @@ class Fault:
     what: str
     deed: Callable[[], object]
     joined: Outcome
-    """Of the bundled training, and of a script with `ddp_trainer.join`."""
+    """With the bundled trainer, or a script with `ddp_trainer.join`."""
     code: int
     is_seen_by_others: bool = False
-    """Whether it is the other rank of a plain script that fails, in a collective."""
+    """Another rank of a plain script fails in a collective, not this one."""
 
     @property
     def plain(self) -> str:
-        """What comes of it where the script uses torch alone, in words."""
+        """Return what happens to a script that uses torch alone, in words."""
         if self.code == 0:
             return Outcome.NOTHING.value
-        why = "another rank's collective fails; " if self.is_seen_by_others else ""
-        return f"{why}the pod ends with exit code {self.code}"
+        why = ", from another rank" if self.is_seen_by_others else ""
+        return f"exit code {self.code}{why}"
 
 
 def _raise() -> None:
