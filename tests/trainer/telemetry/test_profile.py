@@ -154,6 +154,6 @@ def test_a_trace_that_is_too_large_is_not_kept(
     rank, asking = rank_that_was_asked(tmp_path)
     for _ in range(3):
         rank.step()
-    with pytest.raises(ProfileError, match="ask for fewer steps"):
+    with pytest.raises(ProfileError, match="request fewer steps"):
         asking.answer()
     assert not [*tmp_path.glob("*.gz"), *tmp_path.glob(".*.gz")]
