@@ -1,4 +1,4 @@
-"""The operator's log: one line for each record, whatever text a job or a pod contributes."""
+"""The operator's log: one line for each record, even if a job or a pod contributes text."""
 
 import bisect
 import json

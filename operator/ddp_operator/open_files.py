@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 logger = logging.getLogger(__name__)
 
 _OWN: Final = 256
-"""Files for everything else: 64 connections to the API server, 64 to trainers for progress, 64 for
+"""Files for other uses: 64 connections to the API server, 64 to trainers for progress, 64 for
 reviews of metrics clients, and probes, metrics, watches, the Lease, TLS and the log."""
 _ENDLESS: Final = 2**20
 _MOST_POLLS: Final = 4096
@@ -30,7 +30,7 @@ class Share(NamedTuple):
 
 
 def share(limit: int) -> Share:
-    """Divide the files left by everything else, at least a quarter of the limit."""
+    """Divide the files that other uses leave, at least a quarter of the limit."""
     left = max(limit - _OWN, limit // 4)
     tellings = max(min(left // 3, _MOST_TELLINGS), 1)
     return Share(polls=max(min(left - tellings, _MOST_POLLS), 1), tellings=tellings)

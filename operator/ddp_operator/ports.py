@@ -58,7 +58,7 @@ class Node:
 
 
 class Nodes(tuple[Node, ...]):
-    """All nodes. There may be thousands, of which jobs read a few again and again."""
+    """All nodes. There may be thousands, but jobs read the same few again and again."""
 
     @cached_property
     def signalled(self) -> Mapping[str, Node]:

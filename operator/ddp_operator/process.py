@@ -152,7 +152,7 @@ async def _serving_metrics(
     options: Options, credentials: Credentials
 ) -> AsyncIterator[MetricsEndpoint]:
     # Not the client of the others: standby replicas also serve metrics, and foreign requests must
-    # not delay anything else.
+    # not delay the operator's own.
     async with ApiClient(credentials, max_attempts=1) as client:
         reviews = AccessReviews(client, METRICS_PATH) if options.metrics_auth else None
         metrics = MetricsEndpoint(reviews)

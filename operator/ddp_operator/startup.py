@@ -102,7 +102,7 @@ async def when_reachable(look: Callable[[], Awaitable[T]], *, seconds: float = S
 
     Raises:
         UnavailableError: the server has not answered within `seconds`.
-        StartupError: raised by `look`. It is retried for a while after the server has come back.
+        StartupError: raised by `look`. It is retried for a while after the server has returned.
     """
     now = asyncio.get_running_loop().time
     end, settled_at = now() + seconds, now()

@@ -1,7 +1,7 @@
-"""Finds what a container's command line starts: a launcher of ranks, Python, or something else.
+"""Finds what a container's command line starts: a launcher of ranks, Python, or another program.
 
-`ddp run`, `ddp convert` and the rules all use this module. Anything that the words do not show,
-such as a script of the image, is something else.
+`ddp run`, `ddp convert` and the rules all use this module. A launcher that the words do not show,
+such as one in a script of the image, is not found.
 """
 
 import re

@@ -22,7 +22,7 @@ ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 ANNOTATION_GENERATION = f"{GROUP}/generation"
 """Generation of the job's group when the pod was created."""
 ANNOTATION_SIGNS = f"{GROUP}/signed-requests"
-"""Marks a pod whose operator signs its requests. A launcher in it knows signatures."""
+"""Marks a pod of an operator that signs its requests. A launcher in the pod knows signatures."""
 ANNOTATION_TOKEN_SECRET = f"{GROUP}/token-secret"
 """Name of the Secret that has the pod's token; absent on a pod with the token in plain text."""
 ANNOTATION_TRAINER = f"{GROUP}/trainer-container"
@@ -110,11 +110,11 @@ ENV_BATCH = "DDP_BATCH"
 """For trainers of an elastic job: what stays the same when the group changes its size. `global`:
 the samples of a step; `perRank`: those of a rank."""
 ENV_BATCH_RANKS = "DDP_BATCH_RANKS"
-"""For the same trainers: number of ranks whose batches make one step, that is, of
+"""For the same trainers: the number of ranks that share a step's batch, that is, of
 `spec.replicas`."""
 ENV_LEAVE_SECONDS = "DDP_LEAVE_SECONDS"
-"""For trainers: how long a trainer that is told to end continues, so that the operator can take it
-out of the group before all save and stop. Absent if the operator cannot."""
+"""For trainers: how long a rank trains on after SIGTERM, so that the operator can take it out of
+the group before all save and stop. Absent if the operator cannot."""
 ENV_LOCAL_PATHS = "DDP_LOCAL_PATHS"
 """For the launcher: paths, joined by colons, that each pod has to itself and may save to."""
 ENV_TOKEN = "DDP_TOKEN"

@@ -25,7 +25,7 @@ EXCEPT: Final = (
     *("cpu", "-mem", "-memory", "-cores", "_monitoring"),
     *("koordinator.sh/gpu", "koordinator.sh/gpu.shared"),  # in hundredths of a GPU
 )
-"""Ends of names that mean something else, or an amount of a device."""
+"""Endings of names that are not devices, or that count parts of a device."""
 
 
 def is_accelerator(resource: str) -> bool:

@@ -13,9 +13,9 @@ class Reason(NamedTuple):
 
     meaning: str
     then: str
-    """What happens next without anybody's help."""
+    """The operator's or the cluster's next step, without anybody's help."""
     remedy: str
-    """What a person can do about it."""
+    """Advice for people."""
 
 
 NOTHING: Final = "nothing"

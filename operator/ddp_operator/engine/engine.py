@@ -133,7 +133,7 @@ class Engine:
         self.jobs.remove(key, uid=uid)
 
     def pods_changed(self, key: Key) -> None:
-        """Enqueue a job whose pods have changed: at once, or later if it was just reconciled."""
+        """Enqueue a job after a change of its pods: at once, or later if it was just reconciled."""
         if self._tasks:
             self._queue.add_rested(key, self._rest_seconds(key))
 

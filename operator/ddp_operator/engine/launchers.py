@@ -53,7 +53,7 @@ _JITTER: Final = 0.2
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a job's launchers and their pods."""
+    """State of a job's launchers and their pods."""
 
     uid: str
     told: dict[str, tuple[int, bool]] = field(default_factory=dict)
@@ -278,8 +278,8 @@ def _listened_to(job: object) -> DDPJob | None:
 
 
 def _leader(job: DDPJob, pods: Sequence[PodState]) -> PodState | None:
-    """Return the pod of node rank 0 if its launcher may listen. For an elastic job, which may
-    continue without that pod, return the first pod of the group whose launcher may listen.
+    """Return the pod of node rank 0 if its launcher may listen. An elastic job may continue without
+    that pod: then return the first pod of the group with a launcher that may listen.
     """
     by_name = {pod.key.name: pod for pod in pods if pod.owner_uid == job.uid}
     asked = (by_name[name] for name in _asked(job) if name in by_name)
@@ -291,7 +291,7 @@ def _may_listen(job: DDPJob, pod: PodState) -> bool:
 
 
 def _asked(job: DDPJob) -> Sequence[str]:
-    """Return the names of pods whose launchers may speak for the job."""
+    """Return the names of pods with launchers that may speak for the job."""
     return member_names(job, None if job.spec.elastic else 1)
 
 

@@ -39,7 +39,7 @@ _JITTER: Final = 0.1
 
 
 class _Look(NamedTuple):
-    """What was found in a job. Of ten thousand jobs, few change from one round to the next."""
+    """A cached look at a job. Of ten thousand jobs, few change from one round to the next."""
 
     entry: Entry
     may_train: bool
@@ -49,8 +49,7 @@ class _Look(NamedTuple):
 class ProgressReports:
     """Last reports of the trainers of running jobs; `run` keeps polling them.
 
-    `on_report` is called for a job whose trainer has reported. Silence is not a failure: the last
-    report stays.
+    `on_report` is called for a job after a report. Silence is not a failure: the last report stays.
     """
 
     def __init__(

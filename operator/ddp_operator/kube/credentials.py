@@ -56,7 +56,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """One source of configuration. `in_pod`: the pod of this process, whose token changes without
+    """One source of configuration. `in_pod`: the pod of this process. Its token changes without
     notice.
     """
 

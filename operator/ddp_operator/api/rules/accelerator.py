@@ -109,8 +109,9 @@ ACCELERATOR_RULES = (
         on="accelerator",
     ),
     Rule(
-        "spec.accelerator.provisioning: queued needs a Kueue queue, whose admission check asks GKE "
-        "for the nodes; set spec.scheduling.queueName without gang: volcano, or choose flex-start",
+        "spec.accelerator.provisioning: queued needs a Kueue queue with an admission check that "
+        "asks GKE for nodes; set spec.scheduling.queueName without gang: volcano, or choose "
+        "flex-start",
         "!has(self.accelerator) || self.accelerator.provisioning != 'queued'"
         " || has(self.scheduling) && has(self.scheduling.queueName)"
         " && self.scheduling.gang != 'volcano'",

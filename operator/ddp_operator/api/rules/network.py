@@ -13,7 +13,7 @@ from ddp_operator.api.rules.trainer import (
 from ddp_operator.api.spec import DDPJobSpec
 
 _JOINED = {name: gpu for name, gpu in GPUS.items() if networks(gpu)}
-"""GPU types whose machines have a GPU network."""
+"""GPU types of machines with a GPU network."""
 _WITHOUT = "!has(self.accelerator) || self.accelerator.network == 'none'"
 # Not a map of lists: the API server cannot bound the length of a list that comes out of a map.
 _SERVES = " || ".join(

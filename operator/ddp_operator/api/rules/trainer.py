@@ -68,7 +68,7 @@ def _is_clear(spec: DDPJobSpec) -> bool:
 
 
 # CEL of the trainer container, `c`, and of its accelerators, the same as `trainer_container` and
-# `gpu_limits`. The API server refuses a rule whose cost it cannot bound in advance. It loses the
+# `gpu_limits`. The API server refuses a rule if it cannot bound its cost in advance. It loses the
 # bounds of the results of filter() and of a conditional: hence all() over the containers. It
 # assumes that every int-or-string is as long as a whole request, so that matches() on one costs too
 # much: hence lists of allowed values.

@@ -58,7 +58,7 @@ def custom_resource_definition() -> dict[str, Any]:
         rules = node.setdefault("x-kubernetes-validations", [])
         rules.append({"rule": rule.cel, "message": rule.message})
     status = _unbounded(_schema(DDPJobStatus))
-    # As everywhere in Kubernetes: one condition of each type, whoever writes it.
+    # As everywhere in Kubernetes: one condition of each type, for all writers.
     status["properties"]["conditions"] |= {
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],

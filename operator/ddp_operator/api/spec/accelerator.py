@@ -86,7 +86,7 @@ class Accelerator(ApiModel):
 
     @property
     def gpu(self) -> Gpu | None:
-        """What is known of the GPU type, or None for an unknown type."""
+        """The table's entry for the GPU type, or None for an unknown type."""
         return GPUS.get(self.type or "")
 
     @property

@@ -1,4 +1,4 @@
-"""What the models of the spec have in common: strict parsing, and shared types."""
+"""Common parts of the spec's models: strict parsing, and shared types."""
 
 import re
 from typing import Annotated, Final, Literal

@@ -25,7 +25,7 @@ class Backoff(ApiModel):
 
 
 class RestartRule(ApiModel):
-    """What to do about failures of one kind.
+    """A rule for failures of one kind.
 
     A failure must match all matchers of the rule. A list matches if one of its elements does.
     """
@@ -59,7 +59,7 @@ class RestartRule(ApiModel):
     ) = Field(
         default=None,
         description=(
-            "Global ranks. A pod whose failed rank is unknown matches by any of its ranks."
+            "Global ranks. If a pod's failed rank is unknown, any rank of the pod matches."
         ),
     )
     classes: Annotated[list[FailureClass], Field(min_length=1, max_length=4)] | None = Field(
@@ -78,7 +78,7 @@ class RestartRule(ApiModel):
 
 
 class Restart(ApiModel):
-    """What happens after a failure."""
+    """Handling of failures."""
 
     scope: Literal["Gang", "Pod", "InPlace", "Auto"] = Field(
         default="Auto",
@@ -95,10 +95,10 @@ class Restart(ApiModel):
     replace_when: Literal["Terminating", "Gone"] | None = Field(
         default=None,
         description=(
-            "When to create new pods. Terminating: as soon as the old ones are told to stop. Gone: "
-            "once the old ones have ended or no longer answer. Default: Gone for a whole gang, "
-            "because the old rank 0 may still save and its GPUs are needed; Terminating for a "
-            "single pod, because the others wait for its replacement."
+            "When to create new pods. Terminating: as soon as the old ones receive the order to "
+            "stop. Gone: once the old ones have ended or no longer answer. Default: Gone for a "
+            "whole gang, because the old rank 0 may still save and its GPUs are needed; "
+            "Terminating for a single pod, because the others wait for its replacement."
         ),
     )
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = Field(

@@ -26,7 +26,7 @@ Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
 
 
 LOG_GROUPS = ("step", "totalSteps", "loss", "samplesPerSecond")
-"""What can be read from a log."""
+"""Values that can be read from a log."""
 
 
 def _reads_progress(expression: str) -> str:
@@ -140,8 +140,8 @@ class DDPJobSpec(ApiModel):
         default="auto",
         description=(
             "auto: run image and command as they are. inject: copy the bundled launcher into the "
-            "pods, whatever their image. The launcher runs the trainer container's command and "
-            "args once for each rank. The image needs Python 3.11 or newer."
+            "pods, with any image. The launcher runs the trainer container's command and args once "
+            "for each rank. The image needs Python 3.11 or newer."
         ),
     )
     accelerator: Accelerator | None = Field(

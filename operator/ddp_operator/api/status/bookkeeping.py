@@ -19,7 +19,9 @@ from ddp_operator.api.values.bounded import (
 
 
 class Bookkeeping(StatusModel):
-    """What only the operator remembers. It writes `replacements` and `replacing` before it acts."""
+    """Notes that only the operator reads. It writes `replacements` and `replacing` before
+    it acts.
+    """
 
     replacements: Annotated[dict[str, Count], first_items(MAX_REPLICAS)] = Field(
         default_factory=dict,
@@ -27,7 +29,9 @@ class Bookkeeping(StatusModel):
     )
     replacing: Annotated[tuple[Count, ...], last_items(MAX_REPLICAS)] = Field(
         default=(),
-        description="Replica indices whose replacements may not exist yet. All other pods exist.",
+        description=(
+            "Replica indices with replacements that may not exist yet. All other pods exist."
+        ),
     )
     accepted_spec_hash: Name = Field(
         default="",
@@ -98,7 +102,7 @@ class Bookkeeping(StatusModel):
     left_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(
         default=(),
         description=(
-            "Boot IDs of nodes whose pods were replaced because the nodes were about to leave."
+            "Boot IDs of nodes that were about to leave, so that their pods were replaced."
         ),
     )
     asked_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(

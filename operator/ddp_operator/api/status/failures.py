@@ -21,7 +21,7 @@ FailureAction = Literal["RestartInPlace", "RestartPod", "RestartGang", "FailJob"
 
 
 class Failure(StatusModel):
-    """What ended an attempt, or one of its pods."""
+    """The end of an attempt, or of one of its pods."""
 
     time: Time
     attempt: Count
@@ -78,8 +78,8 @@ class GapRecord(StatusModel):
             "Paused: the operator waits before it creates the pod. Refused: the API server refuses "
             "the pod. Unscheduled: it has no node. NotStarted: it has a node but no process. "
             "CannotStart: the kubelet says why. Initializing: its init containers run. Starting: "
-            "it is not ready. Silent: its node or its launcher does not answer. Leaving: it was "
-            "told to end. Failed: it has ended. Lost: it was taken away."
+            "it is not ready. Silent: its node or its launcher does not answer. Leaving: it is "
+            "about to end. Failed: it has ended. Lost: it was taken away."
         )
     )
     since: Time = Field(description="When the operator first saw this reason.")

@@ -45,7 +45,7 @@ class Outage(StatusModel):
     """Training has not resumed since a restart; this time counts as lost."""
 
     since: Time = Field(description="When the cause of the latest restart happened.")
-    until_step: Step = Field(description="Step whose completion ends the outage.")
+    until_step: Step = Field(description="The outage ends when this step is completed.")
     lost_from: Time = Field(description="Time before the restart is lost from here on.")
 
 

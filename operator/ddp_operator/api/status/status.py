@@ -83,7 +83,7 @@ class DDPJobStatus(StatusModel):
     )
     completed_indexes: Annotated[str, first(_INDEXES)] = Field(
         default="",
-        description="Replica indices of this attempt whose pods have completed, such as 0-2,5.",
+        description="Replica indices of this attempt's completed pods, such as 0-2,5.",
     )
     restarts: Count = Field(default=0, description="Restarts charged against restart.maxRestarts.")
     disruptions: Count = Field(default=0, description="Restarts that were not charged.")

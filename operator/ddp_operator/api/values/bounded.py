@@ -74,8 +74,8 @@ _NO_FIELDS: Final[set[str]] = set()
 
 
 class LeanModel(BaseModel):
-    """Base of all models of a job. It drops pydantic's record of which fields were given: nobody
-    reads it, and it takes 5 kB for each job.
+    """Base of all models of a job. It drops pydantic's record of the given fields: nobody reads it,
+    and it takes 5 kB for each job.
     """
 
     def model_post_init(self, context: Any) -> None:  # noqa: ARG002 - pydantic calls it

@@ -1,4 +1,4 @@
-"""What is known about the objects of one resource, from two sources that race with each other.
+"""A cache of the objects of one resource, fed by two sources that race with each other.
 
 A watch reports every change, but late. Responses to our own writes are available at once, but only
 for those writes. A reconciler that did not see its last write would repeat it. So both sources feed
@@ -155,7 +155,7 @@ class ObjectCache(Generic[T]):
             return set()
         old = self._entries.get(entry.key)
         if old is not None and old.uid != entry.uid:
-            # Of two objects with one name the earlier is gone, whatever else arrives about it.
+            # Of two objects with one name the earlier is gone, even if news about it still arrives.
             earlier = min(old, entry, key=lambda each: each.version)
             self._gone[earlier.uid] = earlier.version
         if old is not None and entry.version <= old.version:

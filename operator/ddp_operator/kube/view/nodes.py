@@ -37,7 +37,7 @@ def node_of(manifest: Manifest, rules: Rules) -> Node:
 
 
 def _is_unready(manifest: Manifest) -> bool:
-    """Return whether the node is not ready. A node whose kubelet never reported is new, not
+    """Return whether the node is not ready. Before its kubelet's first report it is new, not
     unready.
     """
     conditions = (manifest.get("status") or {}).get("conditions") or ()

@@ -1,4 +1,4 @@
-"""Keeps a cache of one resource in step with the API server, whatever breaks.
+"""Keeps a cache of one resource in step with the API server, through all failures.
 
 kopf's own indexes start in quadratic time and keep deleted objects after a relist, but the operator
 must know exactly which pods exist. So this lists, watches, and lists again when the watch cannot

@@ -42,7 +42,7 @@ class ContainerProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What this machine provides for one pod."""
+    """Resources that this machine provides for one pod."""
 
     environment: Mapping[str, str]
     """This process' environment. Pods inherit what does not concern training."""
