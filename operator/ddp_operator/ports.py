@@ -108,13 +108,13 @@ class ConflictError(ClusterError):
 class InvalidError(ClusterError):
     """The server does not accept this object as it is (400, 413, 422).
 
-    `for_good` is true if the server itself refuses fields or an unreadable type: permanent.
-    Otherwise a policy may have refused it, and policies can change.
+    `permanent` is true if the server itself refuses fields or an unreadable type. Otherwise a
+    policy may have refused it, and policies can change.
     """
 
-    def __init__(self, message: str, *, status: int | None = None, for_good: bool = False) -> None:
+    def __init__(self, message: str, *, status: int | None = None, permanent: bool = False) -> None:
         super().__init__(message, status=status)
-        self.for_good = for_good
+        self.permanent = permanent
 
 
 class NotServedError(InvalidError):
@@ -236,7 +236,7 @@ class Cluster(Protocol[PodT]):
 NOTHING_YET: Final = "HTTP status 503"
 
 
-class Told(NamedTuple):
+class WorldAnswer(NamedTuple):
     """A launcher's response to an announcement of its job's group."""
 
     generation: int
@@ -289,7 +289,7 @@ class Trainers(Protocol):
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> Told | None:
+    ) -> WorldAnswer | None:
         """PUT /world, with the job's token. The launcher responds when processes of an earlier
         generation have ended, but at the latest after `wait_seconds`. Return None without a
         response.
@@ -297,7 +297,7 @@ class Trainers(Protocol):
         Raises `OutOfFilesError`.
         """
 
-    async def hear_world(
+    async def poll_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
     ) -> bytes | str:
         """GET /world: return the response's content, or a text that says why there is none. The

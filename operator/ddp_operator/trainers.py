@@ -19,7 +19,7 @@ import orjson
 
 from ddp_operator import __version__
 from ddp_operator.open_files import Share, own_share
-from ddp_operator.ports import OutOfFilesError, SentToken, Told
+from ddp_operator.ports import OutOfFilesError, SentToken, WorldAnswer
 from ddp_operator.slots import FairSlots
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
 _FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
 
 
-_For = Literal["questions", "polls", "tellings"]
+_For = Literal["requests", "polls", "tellings"]
 
 
 class HttpTrainers:
@@ -52,7 +52,7 @@ class HttpTrainers:
         self._timeout_seconds = timeout_seconds
         self._share = connections or own_share()
         self._polls: FairSlots[str] = FairSlots(self._share.polls)
-        self._in_turns = False
+        self._takes_turns = False
         self._sessions: dict[_For, aiohttp.ClientSession] = {}
         """Each purpose has its own connections."""
 
@@ -62,7 +62,7 @@ class HttpTrainers:
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> Told | None:
+    ) -> WorldAnswer | None:
         """See `ports.Trainers`."""
         target, body = f"/world?wait={wait_seconds}", orjson.dumps(document)
         headers = _signed(token, "PUT", target, body)
@@ -83,17 +83,17 @@ class HttpTrainers:
                 if type(known) is not int or known < 0:
                     return None
                 led = response.status == 409 and answer.get("led") is True
-                return Told(known, answer.get("ended") is True, led)
+                return WorldAnswer(known, answer.get("ended") is True, led)
         except (TimeoutError, *_FAILURES) as error:
             _raise_if_out_of_files(error)
             return None
 
-    async def hear_world(
+    async def poll_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
     ) -> bytes | str:
         """See `ports.Trainers`."""
         async with self._polls.of(address):
-            wait_seconds = self._time_of_turn(wait_seconds)
+            wait_seconds = self._poll_seconds(wait_seconds)
             path = f"/world?after={after}&wait={wait_seconds}"
             seconds = wait_seconds + self._timeout_seconds
             try:
@@ -109,14 +109,14 @@ class HttpTrainers:
                 self._polls.resize(self._polls.total + 1)
             return answer
 
-    def _time_of_turn(self, wait_seconds: int) -> int:
+    def _poll_seconds(self, wait_seconds: int) -> int:
         """Return how long a launcher may hold a long poll. With more launchers than connections the
         time is shorter, so that each has its turn as often as it would respond by itself.
         """
         wanted, most = self._polls.wanted, self._polls.total
-        if (wanted > most) is not self._in_turns:
-            self._in_turns = wanted > most
-            if self._in_turns:
+        if (wanted > most) is not self._takes_turns:
+            self._takes_turns = wanted > most
+            if self._takes_turns:
                 logger.warning(
                     "polling the launchers of %d jobs in turns, %d at a time: raise the "
                     "limit of open files (LimitNOFILE of the container runtime)",
@@ -146,7 +146,7 @@ class HttpTrainers:
         *,
         seconds: float,
         headers: Mapping[str, str] | None = None,
-        for_: _For = "questions",
+        for_: _For = "requests",
     ) -> bytes | str:
         """Return the content of a response, or a text that says why there is none. Raise
         `OutOfFilesError` only for polls and announcements.
@@ -159,7 +159,7 @@ class HttpTrainers:
                     return f"HTTP status {response.status}"
                 return await _content(response)
         except aiohttp.ClientConnectorError as error:
-            if for_ != "questions":
+            if for_ != "requests":
                 _raise_if_out_of_files(error)
             code = error.os_error.errno
             return f"{address}: {os.strerror(code) if code else error.os_error}"
@@ -185,7 +185,7 @@ class HttpTrainers:
         headers: Mapping[str, str] | None = None,
         data: bytes | None = None,
         seconds: float | None = None,
-        for_: _For = "questions",
+        for_: _For = "requests",
     ) -> "aiohttp.client._RequestContextManager":
         # A connection that cannot be made must not hold its place for as long as a response may
         # take.
@@ -194,7 +194,7 @@ class HttpTrainers:
         )
         session = self._sessions.get(for_)
         if session is None:
-            most = {"questions": _CONNECTIONS, **self._share._asdict()}
+            most = {"requests": _CONNECTIONS, **self._share._asdict()}
             session = self._sessions[for_] = _session(most[for_])
         return session.request(
             method, url, headers=headers, data=data, timeout=timeout, allow_redirects=False

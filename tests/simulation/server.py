@@ -104,7 +104,7 @@ class ApiServer:
             raise AlreadyExistsError(f"pods {key.name} already exists", status=409)
         if trainer_of(manifest)["image"] == REFUSED_IMAGE:
             text = "spec.containers[0].image: Required value"
-            raise InvalidError(text, status=422, for_good=True)
+            raise InvalidError(text, status=422, permanent=True)
         created = self.store_pod(self.mutate({**manifest, "status": {"phase": "Pending"}}))
         self.judge.pod_created(created)
         return created

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddp_operator.ports import Manifest, Told
+from ddp_operator.ports import Manifest, WorldAnswer
 
 from tests.simulation.kubelet import is_running
 from tests.simulation.launchers import ANSWER_SECONDS, Launchers
@@ -70,7 +70,7 @@ class SimulatedTrainers:
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> Told | None:
+    ) -> WorldAnswer | None:
         await asyncio.sleep(ANSWER_SECONDS)
         self._launchers.judge_telling(address)
         self._launchers.late.append({"address": address, "document": document})
@@ -84,9 +84,9 @@ class SimulatedTrainers:
         if said == (document["generation"], True):
             heard_at = self._launchers.heard_at
             heard_at[pod["metadata"]["uid"]] = asyncio.get_running_loop().time()
-        return Told(*said)
+        return WorldAnswer(*said)
 
-    async def hear_world(
+    async def poll_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
     ) -> bytes | str:
         in_time = await self._answers(wait_seconds)

@@ -98,7 +98,7 @@ POLLING = """
         global out_of_files
         while True:
             try:
-                answer = await trainers.hear_world(host, after=0, wait_seconds=2, token="t")
+                answer = await trainers.poll_world(host, after=0, wait_seconds=2, token="t")
                 assert isinstance(answer, bytes), answer
                 rounds[host] += 1
             except OutOfFilesError:

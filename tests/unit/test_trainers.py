@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from ddp_operator.ports import Told
+from ddp_operator.ports import WorldAnswer
 from ddp_operator.trainers import HttpTrainers
 
 from tests.trainer_server import ENDLESS, TrainerServer
@@ -229,7 +229,7 @@ async def test_a_launcher_says_what_it_knows_of_the_group(
         server.world = status, content
         document = {"generation": 5, "start": True}
         told = trainers.tell_world(server.address, document, wait_seconds=5, token=TOKEN)
-        assert await told == (knows and Told(*knows))
+        assert await told == (knows and WorldAnswer(*knows))
         assert server.asked == ["PUT /world?wait=5"]
         [header] = server.tokens
         assert header.startswith("DDP-HMAC-SHA256 ")
@@ -241,15 +241,15 @@ async def test_a_launcher_says_what_it_knows_of_the_group(
 
 async def test_a_launcher_is_listened_to(trainers: HttpTrainers) -> None:
     async with TrainerServer() as server:
-        asked = trainers.hear_world(server.address, after=3, wait_seconds=20, token=TOKEN)
+        asked = trainers.poll_world(server.address, after=3, wait_seconds=20, token=TOKEN)
         assert await asked == b'{"generation": 1}'
         assert server.asked == ["GET /world?after=3&wait=20"]
         [header] = server.tokens
         assert header.startswith("DDP-HMAC-SHA256 ")
         assert TOKEN not in header
         server.world = 503, b""
-        asked = trainers.hear_world(server.address, after=3, wait_seconds=20, token=TOKEN)
+        asked = trainers.poll_world(server.address, after=3, wait_seconds=20, token=TOKEN)
         assert await asked == "HTTP status 503"
         server.world = 200, b" " * 70_000
-        asked = trainers.hear_world(server.address, after=3, wait_seconds=20, token=TOKEN)
+        asked = trainers.poll_world(server.address, after=3, wait_seconds=20, token=TOKEN)
         assert "more than 65536 bytes" in str(await asked)

@@ -197,7 +197,7 @@ class Execution:
             try:
                 await self._cluster.create_pod(pod)
             except InvalidError as error:
-                if error.for_good and not self._had_pods(job):
+                if error.permanent and not self._had_pods(job):
                     raise UnfitTemplateError(job, error.message) from None
                 raise
 

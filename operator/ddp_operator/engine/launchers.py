@@ -29,7 +29,7 @@ from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.observed import member_names, with_own_address
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.open_files import own_share
-from ddp_operator.ports import Cluster, Key, OutOfFilesError, TokenSource, Told, Trainers
+from ddp_operator.ports import Cluster, Key, OutOfFilesError, TokenSource, Trainers, WorldAnswer
 from ddp_operator.slots import FairSlots
 
 logger = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ class Launchers:
             return
         finally:
             known.under_way.discard((telling.pod, telling.generation, telling.start))
-        knows, ended, led = said or Told(0, ended=False)
+        knows, ended, led = said or WorldAnswer(0, ended=False)
         refused = (telling.generation, knows)
         if led and known.refused.get(telling.pod) != refused:
             known.refused[telling.pod] = refused
@@ -245,7 +245,7 @@ class Launchers:
     async def _hear(self, key: Key, known: _Known) -> bool:
         """Poll once, and return whether the launcher has answered."""
         leader = known.leader
-        answer = await self._trainers.hear_world(
+        answer = await self._trainers.poll_world(
             known.address,
             after=known.status.number if known.status else 0,
             wait_seconds=_WAIT_SECONDS,

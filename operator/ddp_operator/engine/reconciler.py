@@ -47,10 +47,10 @@ from ddp_operator.ports import (
 
 logger = logging.getLogger(__name__)
 
-_GLANCE_SECONDS: Final = 0.2
+_RECHECK_SECONDS: Final = 0.2
 """How often a long plan is compared with the present state of its job."""
 
-_LASTING: Final = timedelta(seconds=10)
+_REPORT_ERRORS_AFTER: Final = timedelta(seconds=10)
 """How long the API server may answer with errors before a job reports it: longer than its
 restart."""
 
@@ -104,7 +104,7 @@ class Reconciler:
         )
         self._failing_since: dict[Key, datetime] = {}
         """By job: since when the API server has answered with nothing but errors."""
-        self._failures_told: set[Key] = set()
+        self._failures_reported: set[Key] = set()
 
     async def reconcile(self, key: Key) -> datetime | None:
         """Do what a job needs now. Return when to requeue it, or None to wait for a change.
@@ -120,7 +120,7 @@ class Reconciler:
         except ClusterError as error:
             # After a conflict the watch reports the changed status. Conflicts of quota may last.
             if not (isinstance(error, ConflictError) and self._jobs.is_doubtful(key)):
-                await self._show_lasting(key, error, began)
+                await self._report_lasting_errors(key, error, began)
             raise
         else:
             self._forget_failures(key)
@@ -166,7 +166,7 @@ class Reconciler:
             )
         return reject(entry.manifest, entry.job, pods, now)
 
-    async def _show_lasting(self, key: Key, error: ClusterError, began: datetime) -> None:
+    async def _report_lasting_errors(self, key: Key, error: ClusterError, began: datetime) -> None:
         """Report that the API server has answered with errors for a while: in the job's status, or
         by an Event if the status cannot be stored either.
         """
@@ -177,7 +177,10 @@ class Reconciler:
         # Keep the earlier time, but never a future one: clocks are set back.
         since = self._failing_since[key] = min(self._failing_since.get(key, began), now)
         named = error.retry_after_seconds if isinstance(error, UnavailableError) else None
-        if now - since < _LASTING and timedelta(seconds=named or 0) < _LASTING:
+        if (
+            now - since < _REPORT_ERRORS_AFTER
+            and timedelta(seconds=named or 0) < _REPORT_ERRORS_AFTER
+        ):
             return
         message = f"writes to the API server fail: {error.message}"
         events: Iterable[Event] = (Event(API_SERVER_ERROR, message, warning=True),)
@@ -192,13 +195,13 @@ class Reconciler:
             with contextlib.suppress(ClusterError):
                 await self._status.record(key, entry, held.status, held.events)
                 events = ()
-        if events and key not in self._failures_told:
-            self._failures_told.add(key)
+        if events and key not in self._failures_reported:
+            self._failures_reported.add(key)
             await self._status.emit(entry, events)
 
     def _forget_failures(self, key: Key) -> None:
         self._failing_since.pop(key, None)
-        self._failures_told.discard(key)
+        self._failures_reported.discard(key)
 
     async def _carry_out(self, key: Key, entry: Entry, planned: Plan) -> datetime | None:
         if planned.delete_job:
@@ -207,7 +210,7 @@ class Reconciler:
         if planned.tell and self._launchers and isinstance(entry.job, DDPJob):
             self._launchers.tell(entry.job, planned.tell)
         status, events, requeue_at = planned.status, planned.events, planned.requeue_at
-        overtaken = self._glances(key, entry, planned)
+        overtaken = self._overtaken_check(key, entry, planned)
         try:
             no_spares = await self._execution.act(entry, planned, overtaken=overtaken)
         except (AlreadyExistsError, ForbiddenError, InvalidError) as refused:
@@ -228,36 +231,36 @@ class Reconciler:
             held = spares.refused(replace(entry.job, status=status), no_spares, self._clock())
             await self._status.record(key, entry, held.status, (*events, *held.events))
             return self._clock()
-        later = self._status.may_wait_until(entry, status)
+        later = self._status.deferred_until(entry, status)
         if later is not None:
             return min(later, requeue_at) if requeue_at else later
         await self._status.record(key, entry, status, events)
         return requeue_at
 
-    def _glances(self, key: Key, entry: Entry, planned: Plan) -> Callable[[], bool]:
+    def _overtaken_check(self, key: Key, entry: Entry, planned: Plan) -> Callable[[], bool]:
         """Return a check, for use between the many writes of a plan: has something happened that
         needs a decision first? That is a change of the job, its deletion, or a failure.
         """
         now = asyncio.get_running_loop().time
-        glanced_at, overtaken = now(), False
+        checked_at, overtaken = now(), False
         # As the plan saw them. Most plans write no pods and take no time.
         writes = planned.create or planned.create_spares or planned.delete
         seen = self._alive_and_ended(key, planned) if writes else None
-        said = self._said(entry) if writes else None
+        outside = self._outside_reports(entry) if writes else None
 
         def is_overtaken() -> bool:
-            nonlocal glanced_at, overtaken, seen, said
+            nonlocal checked_at, overtaken, seen, outside
             if self._jobs.get(key) is not entry:
                 overtaken = True
-            elif not overtaken and now() - glanced_at >= _GLANCE_SECONDS:
-                before, said_before = seen, said
-                seen, said = self._alive_and_ended(key, planned), self._said(entry)
+            elif not overtaken and now() - checked_at >= _RECHECK_SECONDS:
+                before, outside_before = seen, outside
+                seen, outside = self._alive_and_ended(key, planned), self._outside_reports(entry)
                 due = planned.requeue_at is not None and planned.requeue_at <= self._clock()
                 # Most changes only report that pods are created and start; they change no decision.
                 lost = before is None or before[0] - seen[0] or seen[1] - before[1]
-                if due or lost or said != said_before:
+                if due or lost or outside != outside_before:
                     overtaken = self._plan(key, entry).decided
-                glanced_at = now()
+                checked_at = now()
             return overtaken
 
         return is_overtaken
@@ -275,7 +278,7 @@ class Reconciler:
                 (ended if has_ended else alive).add(pod.key)
         return alive, ended
 
-    def _said(self, entry: Entry) -> object:
+    def _outside_reports(self, entry: Entry) -> object:
         """Return what launchers and nodes report that pods do not show."""
         heard = NOTHING
         if self._launchers and isinstance(entry.job, DDPJob):

@@ -36,7 +36,7 @@ PROGRESS_WRITES_PER_SECOND: Final = 50.0
 """Status writes of all jobs together that contain only progress. With more than 500 training jobs,
 each job's progress is written less often than every ten seconds."""
 
-_STORED_WHOLE_AGAIN: Final = timedelta(seconds=60)
+_DECISION_RETRY: Final = timedelta(seconds=60)
 """How long to wait before retrying a decision that the CRD did not store completely."""
 
 _MOST_FIELDS: Final = 60
@@ -63,7 +63,7 @@ class StatusWriter:
         self._jobs = jobs
         self._clock = clock
         self._metrics = metrics
-        self._undecided_until: dict[Key, datetime] = {}
+        self._retry_decision_at: dict[Key, datetime] = {}
         """By job: no decision is tried before this time, because the last one was not stored
         completely."""
         self._progress_limiter = RateLimiter(per_second=progress_writes_per_second)
@@ -74,14 +74,14 @@ class StatusWriter:
 
     def forget(self, key: Key) -> None:
         """Forget a job that is gone."""
-        self._undecided_until.pop(key, None)
+        self._retry_decision_at.pop(key, None)
 
     async def decide(self, key: Key, entry: Entry, planned: Plan) -> datetime | None:
         """Store a decision and report what has happened. If it was not stored completely, return
         when to retry.
         """
-        until = self._undecided_until.get(key)
-        if until is not None and self._clock() < until <= self._clock() + _STORED_WHOLE_AGAIN:
+        until = self._retry_decision_at.get(key)
+        if until is not None and self._clock() < until <= self._clock() + _DECISION_RETRY:
             return until
         answer = await self._store(key, entry, planned.status)
         if answer is None:
@@ -91,12 +91,12 @@ class StatusWriter:
             lost = forgotten(planned.status, stored)
             if lost and not stored.finished:  # a finished job needs no further decision
                 partly = Entry.of(answer, replace(entry.job, status=stored))
-                return await self._take_back(entry.job, partly, lost)
-        self._undecided_until.pop(key, None)
-        await self._tell(entry, planned.status, planned.events)
+                return await self._undo(entry.job, partly, lost)
+        self._retry_decision_at.pop(key, None)
+        await self._report(entry, planned.status, planned.events)
         return None
 
-    async def _take_back(self, job: DDPJob, partly: Entry, lost: frozenset[str]) -> datetime:
+    async def _undo(self, job: DDPJob, partly: Entry, lost: frozenset[str]) -> datetime:
         """Undo a decision that was stored only in part. Otherwise it would be made, and charged,
         forever.
         """
@@ -107,12 +107,12 @@ class StatusWriter:
             f"{__version__} (crds/ddpjobs.yaml); until then nothing is decided for this job"
         )
         held = accounted(job, hold(job, STATUS_NOT_STORED, message, now), now)
-        until = self._undecided_until[job.key] = now + _STORED_WHOLE_AGAIN
+        until = self._retry_decision_at[job.key] = now + _DECISION_RETRY
         if await self._store(job.key, partly, held.status) is not None:
             await self.emit(partly, held.events)
         return until
 
-    def may_wait_until(self, entry: Entry, status: DDPJobStatus) -> datetime | None:
+    def deferred_until(self, entry: Entry, status: DDPJobStatus) -> datetime | None:
         """Return until when a status change may wait, or None if it may not wait or nothing has
         changed.
         """
@@ -136,7 +136,7 @@ class StatusWriter:
             ConflictError: the job has changed since this reconcile began; plan it again.
         """
         if await self._store(key, entry, status) is not None:
-            await self._tell(entry, status, events)
+            await self._report(entry, status, events)
 
     async def _store(self, key: Key, entry: Entry, status: DDPJobStatus) -> Manifest | None:
         """Write a status if it differs from the stored one. Return the stored job, or None if it is
@@ -162,11 +162,11 @@ class StatusWriter:
             self._jobs.remove(key, uid=entry.uid)
             return None  # a job that is gone has no news, nor do its vanishing pods
         self._jobs.put(stored, written_at=self._clock())
-        self._complain(pruned(wanted, stored.get("status") or {}))
+        self._log_lost_fields(pruned(wanted, stored.get("status") or {}))
         self._progress_limiter.reset(key)
         return stored
 
-    def _complain(self, lost: frozenset[str]) -> None:
+    def _log_lost_fields(self, lost: frozenset[str]) -> None:
         """Log once that the CRD is older than this operator, unless the operator's start has logged
         it.
         """
@@ -189,7 +189,7 @@ class StatusWriter:
         else:
             self._jobs.read(stored, knowing=entry)
 
-    async def _tell(self, entry: Entry, status: DDPJobStatus, events: Iterable[Event]) -> None:
+    async def _report(self, entry: Entry, status: DDPJobStatus, events: Iterable[Event]) -> None:
         """Count and report the changes of a stored status."""
         if isinstance(entry.job, DDPJob) and status != entry.job.status:
             self._metrics.recorded(before=entry.job.status, after=status)

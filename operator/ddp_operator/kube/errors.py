@@ -75,7 +75,7 @@ def error_from_status(
         return GoneError(message, status=code)
     if _BY_STATUS.get(code) is InvalidError:
         is_unreadable = code == HTTPStatus.BAD_REQUEST and _UNREADABLE.match(message) is not None
-        return InvalidError(message, status=code, for_good=is_unreadable or _names_fields(status))
+        return InvalidError(message, status=code, permanent=is_unreadable or _names_fields(status))
     return _BY_STATUS.get(code, ClusterError)(message, status=code)
 
 

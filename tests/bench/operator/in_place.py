@@ -25,7 +25,7 @@ from typing import Any
 
 import orjson
 from ddp_operator.engine.engine import Engine
-from ddp_operator.ports import Key, Manifest, Told
+from ddp_operator.ports import Key, Manifest, WorldAnswer
 from ddp_operator.trainers import HttpTrainers
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings
@@ -108,18 +108,18 @@ class _Watched(HttpTrainers):
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> Told | None:
+    ) -> WorldAnswer | None:
         """Tell it, and note the answer."""
         said = await super().tell_world(address, document, wait_seconds=wait_seconds, token=token)
         ended = said is not None and said.ended
         self.answers.append((document["generation"], document["start"], ended, time.time()))
         return said
 
-    async def hear_world(
+    async def poll_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
     ) -> bytes | str:
         """Hear it, and note when it tells of a failure."""
-        said = await super().hear_world(
+        said = await super().poll_world(
             address, after=after, wait_seconds=wait_seconds, token=token
         )
         if isinstance(said, bytes):

@@ -96,7 +96,7 @@ class FakeCluster:
         if manifest["apiVersion"] == "scheduling.k8s.io/v1beta1" and any(
             before["spec"].get(name) != manifest["spec"].get(name) for name in _IMMUTABLE
         ):
-            raise InvalidError("spec: field is immutable", status=422, for_good=True)
+            raise InvalidError("spec: field is immutable", status=422, permanent=True)
         applied[_key(manifest)] = deepcopy(dict(manifest))
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:

@@ -12,7 +12,7 @@ from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
-from ddp_operator.ports import Key, Manifest, Node, Told, UnavailableError
+from ddp_operator.ports import Key, Manifest, Node, UnavailableError, WorldAnswer
 
 from tests.simulation.clock import BEGINNING, Clock, VirtualLoop
 from tests.unit.cpu_budget import LOOP_SECONDS, loops
@@ -298,10 +298,10 @@ class AskedTrainers:
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> Told | None:
+    ) -> WorldAnswer | None:
         raise AssertionError((address, document, wait_seconds, token))
 
-    async def hear_world(
+    async def poll_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
     ) -> bytes | str:
         raise AssertionError((address, after, wait_seconds, token))

@@ -21,7 +21,7 @@ from ddp_operator.job.membership.launcher_protocol import (
     Telling,
     pause_seconds,
 )
-from ddp_operator.ports import Key, OutOfFilesError, SentToken, Told
+from ddp_operator.ports import Key, OutOfFilesError, SentToken, WorldAnswer
 
 from tests.unit.engine.fakes import ACCESS, TOKEN, FakeCluster
 from tests.unit.engine.test_reconciler import READY, job
@@ -71,7 +71,7 @@ class FakeLaunchers:
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> Told | None:
+    ) -> WorldAnswer | None:
         assert wait_seconds == 5
         generation: int = document["generation"]
         if address in self.deaf:
@@ -79,10 +79,10 @@ class FakeLaunchers:
             return None
         self.told.append((address, generation, document["start"], token))
         if address in self.led:
-            return Told(self.led[address], ended=True, led=True)
-        return Told(generation, address not in self.lingering)
+            return WorldAnswer(self.led[address], ended=True, led=True)
+        return WorldAnswer(generation, address not in self.lingering)
 
-    async def hear_world(
+    async def poll_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
     ) -> bytes | str:
         assert (wait_seconds, token) == (20, TOKEN)
@@ -222,7 +222,7 @@ async def test_launchers_whose_processes_take_time_keep_the_news_from_nobody() -
     class Slow(FakeLaunchers):
         async def tell_world(
             self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-        ) -> Told | None:
+        ) -> WorldAnswer | None:
             waiting.add(address)
             await may_answer.wait()
             return await super().tell_world(
@@ -248,7 +248,7 @@ class Silent(FakeLaunchers):
 
     async def tell_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> Told | None:
+    ) -> WorldAnswer | None:
         if address.startswith("10.1."):
             self.waiting += 1
             await asyncio.Event().wait()
@@ -282,7 +282,7 @@ async def test_pods_that_never_answer_delay_no_other_job(jobs: int, pods: int) -
 
 async def test_who_could_not_be_told_for_want_of_files_is_not_called_silent() -> None:
     class WithoutFiles(FakeLaunchers):
-        async def tell_world(self, *_: object, **__: object) -> Told | None:
+        async def tell_world(self, *_: object, **__: object) -> WorldAnswer | None:
             self.in_vain += 1
             raise OutOfFilesError("Too many open files")
 
@@ -366,7 +366,7 @@ async def test_pods_of_an_earlier_operator_are_sent_the_token_that_others_are_no
     tokens: list[str] = []
     tell = world.launchers.tell_world
 
-    async def note(address: str, document: Mapping[str, Any], **options: Any) -> Told | None:
+    async def note(address: str, document: Mapping[str, Any], **options: Any) -> WorldAnswer | None:
         tokens.append(options["token"])
         return await tell(address, document, **options)
 

@@ -18,7 +18,7 @@ AT_ONCE = 32
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(reconciler, "_GLANCE_SECONDS", 0.0)
+    monkeypatch.setattr(reconciler, "_RECHECK_SECONDS", 0.0)
     return World()
 
 

@@ -245,7 +245,7 @@ async def test_a_job_that_changed_meanwhile_is_not_acted_upon(world: World) -> N
 
 async def test_a_template_that_the_server_refuses_fails_the_job_in_its_words(world: World) -> None:
     world.cluster.refuse["create_pod"] = InvalidError(
-        "spec.containers[0].image: Required value", for_good=True
+        "spec.containers[0].image: Required value", permanent=True
     )
     world.apply(job())
     calls = await world.reconcile()
@@ -287,7 +287,7 @@ async def test_what_was_accepted_once_is_no_fault_of_the_template(world: World) 
     world.apply(job())
     await world.reconcile()
     world.cluster.set_pod_status("train-0-1", CRASHED)
-    world.cluster.refuse["create_pod"] = InvalidError("spec.hostNetwork", for_good=True)
+    world.cluster.refuse["create_pod"] = InvalidError("spec.hostNetwork", permanent=True)
     with pytest.raises(InvalidError):
         await world.reconcile_until_quiet()
     assert (world.status["phase"], world.status["reason"]) == ("Restarting", "PodsForbidden")

@@ -127,7 +127,7 @@ async def test_a_refusal_that_names_fields_is_for_good(
     server.faults = [Fault("POST", 422, refusal, times=9)]
     with pytest.raises(InvalidError) as raised:
         await client.request("POST", PODS_PATH, body=pod("a"))
-    assert raised.value.for_good is expected
+    assert raised.value.permanent is expected
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ async def test_what_the_server_cannot_read_is_refused_for_good(
     server.faults = [Fault("POST", 400, status(400, "BadRequest", message), times=9)]
     with pytest.raises(InvalidError) as raised:
         await client.request("POST", PODS_PATH, body=pod("a"))
-    assert raised.value.for_good is expected
+    assert raised.value.permanent is expected
 
 
 async def test_a_conflict_of_a_patch_is_a_conflict(

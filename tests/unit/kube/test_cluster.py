@@ -168,7 +168,7 @@ async def test_a_server_without_objects_of_a_kind_is_told_of(
     server.faults = [Fault("POST", 404, gone, times=1)]
     with pytest.raises(NotServedError, match="not serve resourceclaimtemplates") as refusal:
         await blind.apply(claims())
-    assert not refusal.value.for_good
+    assert not refusal.value.permanent
     server.faults = [Fault("POST", 404, {**gone, "message": 'namespaces "ns" not found'}, times=1)]
     with pytest.raises(NotFoundError, match="namespaces"):
         await blind.apply(claims())

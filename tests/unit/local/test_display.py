@@ -194,5 +194,5 @@ def test_the_live_view_fits_an_ordinary_terminal(story: Story) -> None:
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_a_valid_job(example: Path) -> None:
-    kinds = {passed_over.split()[0] for passed_over in read_job_file(example).passed_over}
+    kinds = {ignored.split()[0] for ignored in read_job_file(example).ignored}
     assert kinds <= {"PersistentVolumeClaim"}, "a claim is a folder here; nothing else may be lost"

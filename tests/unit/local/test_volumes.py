@@ -14,8 +14,8 @@ def mounted(tmp_path: Path, volume: dict[str, Any] | None, **mount: str) -> dict
     return mounted_directories(
         {"volumes": [{"name": "data", **volume}] if volume is not None else []},
         {"volumeMounts": [{"name": "data", "mountPath": "/data", **mount}]},
-        lasting=tmp_path / "lasting",
-        passing=tmp_path / "passing",
+        persistent=tmp_path / "persistent",
+        ephemeral=tmp_path / "ephemeral",
         config_maps={"scripts": CONFIG_MAP},
     )
 
@@ -23,10 +23,10 @@ def mounted(tmp_path: Path, volume: dict[str, Any] | None, **mount: str) -> dict
 @pytest.mark.parametrize(
     ("volume", "place"),
     [
-        ({"persistentVolumeClaim": {"claimName": "claim"}}, "lasting/claim"),
-        ({"csi": {"driver": "gcs", "volumeAttributes": {"bucketName": "b"}}}, "lasting/b"),
-        ({"emptyDir": {}}, "passing/data"),
-        ({"emptyDir": None}, "passing/data"),
+        ({"persistentVolumeClaim": {"claimName": "claim"}}, "persistent/claim"),
+        ({"csi": {"driver": "gcs", "volumeAttributes": {"bucketName": "b"}}}, "persistent/b"),
+        ({"emptyDir": {}}, "ephemeral/data"),
+        ({"emptyDir": None}, "ephemeral/data"),
     ],
 )
 def test_each_kind_has_its_place(tmp_path: Path, volume: dict[str, Any], place: str) -> None:

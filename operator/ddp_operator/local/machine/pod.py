@@ -154,8 +154,8 @@ class LocalPod:
             directories=mounted_directories(
                 self.manifest["spec"],
                 self._container,
-                lasting=workdir.volumes,
-                passing=directory / "volumes",
+                persistent=workdir.volumes,
+                ephemeral=directory / "volumes",
                 config_maps=self._machine.config_maps,
             ),
         )

@@ -20,8 +20,8 @@ def mounted_directories(
     pod_spec: Manifest,
     container: Manifest,
     *,
-    lasting: Path,
-    passing: Path,
+    persistent: Path,
+    ephemeral: Path,
     config_maps: Mapping[str, Manifest],
 ) -> dict[str, Path]:
     """Create the directories of a container's volumes; return them by mount path.
@@ -29,8 +29,8 @@ def mounted_directories(
     Args:
         pod_spec: the pod's spec, with its volumes.
         container: the container with the mounts.
-        lasting: where claims and buckets live; they outlive the pod.
-        passing: where other volumes live; deleted with the pod.
+        persistent: where claims and buckets live; they outlive the pod.
+        ephemeral: where other volumes live; deleted with the pod.
         config_maps: the available ones, by name.
 
     Raises:
@@ -47,7 +47,7 @@ def mounted_directories(
                 f"spec.template.spec.containers volumeMounts: no volume is named {name!r}; "
                 "add it to spec.template.spec.volumes"
             )
-        place = _Place(lasting=lasting, passing=passing / name, config_maps=config_maps)
+        place = _Place(persistent=persistent, ephemeral=ephemeral / name, config_maps=config_maps)
         try:
             directory = place.of(sources[name])
         except OSError as error:
@@ -69,16 +69,18 @@ class _Place:
     """Location of one volume, created on demand."""
 
     def __init__(
-        self, *, lasting: Path, passing: Path, config_maps: Mapping[str, Manifest]
+        self, *, persistent: Path, ephemeral: Path, config_maps: Mapping[str, Manifest]
     ) -> None:
-        self._lasting = lasting
-        self._passing = passing
+        self._persistent = persistent
+        self._ephemeral = ephemeral
         self._config_maps = config_maps
 
     def of(self, volume: Manifest) -> Path:
         makers: dict[str, Callable[[Any], Path]] = {
-            "emptyDir": lambda _: self._made(self._passing),
-            "persistentVolumeClaim": lambda source: self._made(self._lasting / source["claimName"]),
+            "emptyDir": lambda _: self._made(self._ephemeral),
+            "persistentVolumeClaim": lambda source: self._made(
+                self._persistent / source["claimName"]
+            ),
             "csi": self._bucket,
             "hostPath": lambda source: self._made(Path(source["path"])),
             "configMap": self._config_map,
@@ -98,7 +100,9 @@ class _Place:
 
     def _bucket(self, source: Manifest) -> Path:
         attributes = source.get("volumeAttributes") or {}
-        return self._made(self._lasting / str(attributes.get("bucketName") or source.get("driver")))
+        return self._made(
+            self._persistent / str(attributes.get("bucketName") or source.get("driver"))
+        )
 
     def _config_map(self, source: Manifest) -> Path:
         name = source.get("name", "")
@@ -106,7 +110,7 @@ class _Place:
             raise ContainerConfigError(
                 f"ConfigMap {name} is missing; put it into the same file as the job"
             )
-        directory = self._made(self._passing)
+        directory = self._made(self._ephemeral)
         data = self._config_maps[name].get("data") or {}
         for item in source.get("items") or ({"key": key, "path": key} for key in data):
             if item["key"] not in data:

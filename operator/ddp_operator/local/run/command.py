@@ -101,8 +101,8 @@ def _notes(file: JobFile) -> Iterator[str]:
         yield f"other containers of the pod do not run here: {', '.join(names)}"
     if file.job.spec.isolation != "None":
         yield "spec.isolation has no effect here: any process of this machine can reach the pods"
-    if file.passed_over:
-        yield f"ignored here: {', '.join(file.passed_over)}"
+    if file.ignored:
+        yield f"ignored here: {', '.join(file.ignored)}"
 
 
 def _display(story: Story, *, plain: bool) -> Display:

@@ -26,7 +26,7 @@ class JobFile:
     """The job, with all defaults of the schema."""
     job: DDPJob
     config_maps: Mapping[str, Manifest]
-    passed_over: tuple[str, ...]
+    ignored: tuple[str, ...]
     """Ignored objects, as `Kind name`."""
 
 
@@ -58,7 +58,7 @@ def job_file(documents: Sequence[Manifest], *, where: str) -> JobFile:
         manifest=manifest,
         job=job,
         config_maps={str(_metadata(found).get("name")): found for found in maps},
-        passed_over=tuple(
+        ignored=tuple(
             f"{other.get('kind')} {_metadata(other).get('name')}"
             for other in others
             if other not in maps

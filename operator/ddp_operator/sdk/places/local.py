@@ -162,9 +162,9 @@ class LocalPlace:
         where = job.spec.checkpoint
         if where.host_path:
             return Path(where.host_path)
-        lasting = where.persistent_volume_claim or where.gcs_bucket
-        if lasting:
-            return self.workdir.volumes / lasting
+        persistent = where.persistent_volume_claim or where.gcs_bucket
+        if persistent:
+            return self.workdir.volumes / persistent
         newest = Identity(0, job.status.attempt).pod_name(job.name)
         return self.workdir.path / "pods" / newest / "volumes" / CHECKPOINT_VOLUME
 
