@@ -106,12 +106,13 @@ MESSAGES_COPY := trainer-image/ddp_trainer/process_group/messages.py
 .PHONY: generate check-generated
 generate: $(STAMP) ## Write the CRD, and the chart's values and schema, from the models; copy what the trainer shares
 	$(PY) -m ddp_operator crd > crds/ddpjobs.yaml
+	$(PY) -m tools.json_schema
 	cp $(MESSAGES) $(MESSAGES_COPY)
 	$(PY) -m tools.chart generate
 	$(PY) -m tests.trainer.support.faults
 
 check-generated: generate ## Fail when what is stored of them is not what the models say
-	git diff --exit-code -- crds/ddpjobs.yaml manifests/chart $(MESSAGES_COPY) docs/concepts/faults.md
+	git diff --exit-code -- crds manifests/chart $(MESSAGES_COPY) docs/concepts/faults.md
 
 .PHONY: docs
 docs: $(STAMP) ## Build the documentation to build/docs; a dead link is an error
