@@ -11,7 +11,6 @@ from typing import Any, Final, TypeVar
 import click
 
 from ddp_operator.client.cluster import JOBS, Cluster, NoSuchJobError, NotInstalledError
-from ddp_operator.client.text import clean
 from ddp_operator.kube import (
     METADATA_ONLY,
     NAMESPACES,
@@ -21,6 +20,7 @@ from ddp_operator.kube import (
 )
 from ddp_operator.ports import ClusterError, Key
 from ddp_operator.views.changes import RefusedError
+from ddp_operator.views.text import clean
 
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])

@@ -8,8 +8,8 @@ import click
 import yaml
 
 from ddp_operator.api.constants import API_VERSION, GROUP, SINGULAR
-from ddp_operator.client.text import clean
 from ddp_operator.ports import Manifest
+from ddp_operator.views.text import clean
 
 
 def listed(items: Sequence[Manifest], form: str) -> str:

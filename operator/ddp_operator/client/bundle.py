@@ -13,10 +13,10 @@ from ddp_operator.api.constants import LABEL_JOB_NAME, OPERATOR_LABELS
 from ddp_operator.api.schema import crd
 from ddp_operator.api.schema.comparison import compare
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.client.text import clean, clean_output, counted
 from ddp_operator.kube import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, NODES, PODS, Resource, list_pages
 from ddp_operator.ports import ClusterError, Key, Manifest
 from ddp_operator.views import redaction
+from ddp_operator.views.text import clean, clean_output, counted
 
 _DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
 _MOST_PODS: Final = 1000

@@ -8,14 +8,14 @@ from typing import Final
 
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean
 from ddp_operator.kube import PODS, list_pages
 from ddp_operator.kube.channels import run_in_pod
 from ddp_operator.kube.resources import EVENTS
 from ddp_operator.ports import ClusterError, Key, Manifest
 from ddp_operator.report.facts import EventFacts, Facts, PodFacts
 from ddp_operator.report.history import History, read_bytes
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean
 
 _MAX_METRICS: Final = 16 * 1024 * 1024
 """Of metrics.jsonl: it comes through the API server."""

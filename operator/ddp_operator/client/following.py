@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from ddp_operator.client.cluster import PATIENCE_SECONDS
 from ddp_operator.client.logs import Follower, Line, LogSource, Wanted
-from ddp_operator.client.seen import SeenJob
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import UnavailableError
 from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.snapshot import SeenJob
 
 LOOK_SECONDS: Final = 2.0
 """Between two looks at which pods there are."""

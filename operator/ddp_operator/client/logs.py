@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
-from ddp_operator.client.text import clean
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import ClusterError, Key, UnavailableError
+from ddp_operator.views.text import clean
 
 MOST_BYTES: Final = 16 * 1024
 """Of one line: container runtimes cut there, too."""

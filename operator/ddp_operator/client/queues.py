@@ -3,12 +3,12 @@
 from typing import Any, Final
 
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean
 from ddp_operator.job.pods.schedulers import kueue_group
 from ddp_operator.job.status.conditions import QUEUED
 from ddp_operator.kube import Resource
 from ddp_operator.ports import ClusterError, Manifest, NotFoundError
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean
 
 _VERSIONS: Final = ("v1beta2", "v1beta1")
 """Of Kueue's own API server (its feature VisibilityOnDemand): since 0.15 and since 0.9."""

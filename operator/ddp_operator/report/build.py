@@ -8,14 +8,14 @@ from typing import Final
 from ddp_operator import __version__
 from ddp_operator.api.rules import gpu_limit, trainer_container
 from ddp_operator.api.spec.overrides import kinds
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean
 from ddp_operator.job.pods import ranks
 from ddp_operator.report import curves
 from ddp_operator.report.facts import Facts, PodFacts
 from ddp_operator.report.model import GpuUse, NodeRow, PodSpan, Recovery, Report
 from ddp_operator.report.recoveries import recoveries
 from ddp_operator.views.job import pace
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean
 
 _MOST_PODS: Final = 200
 _MOST_EVENTS: Final = 100

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self
 
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import MalformedError, Manifest
 from ddp_operator.report.history import History
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean
 
 _BROKEN = (MalformedError, KeyError, TypeError, ValueError, AttributeError)
 

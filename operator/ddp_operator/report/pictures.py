@@ -6,7 +6,6 @@ from typing import Final
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ddp_operator.client.text import number
 from ddp_operator.report.canvas import (
     WIDTH,
     Scale,
@@ -19,6 +18,7 @@ from ddp_operator.report.canvas import (
 from ddp_operator.report.history import PHASES
 from ddp_operator.report.model import PARTS, Report
 from ddp_operator.report.svg import COLORS, styled, write
+from ddp_operator.views.text import number
 
 _SHORTEST: Final = 0.01
 """Units of an axis of time: a job that has just begun has one, too."""

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from ddp_operator.api.status import Failure
-from ddp_operator.client.text import clean
 from ddp_operator.job.failure import records
 from ddp_operator.report.facts import Facts, PodFacts
 from ddp_operator.report.model import PARTS, Recovery
+from ddp_operator.views.text import clean
 
 _CLOCKS = timedelta(seconds=1)
 """Times of Kubernetes are whole seconds."""

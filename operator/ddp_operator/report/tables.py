@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ddp_operator.client.text import counted, duration, number
 from ddp_operator.report.curves import MOST_ROWS
 from ddp_operator.report.model import PARTS, Report
+from ddp_operator.views.text import counted, duration, number
 
 UNKNOWN = "not known"
 

@@ -17,9 +17,9 @@ from ddp_operator.sdk.errors import (
 )
 from ddp_operator.sdk.job import AsyncJob
 from ddp_operator.sdk.logs import LogLine
+from ddp_operator.sdk.manifests import Options
 from ddp_operator.sdk.report import JobReport
 from ddp_operator.sdk.sync import Client, Job, LocalClient
-from ddp_operator.sdk.wishes import Options
 from ddp_operator.submit import WishError
 from ddp_operator.views.changes import RefusedError
 

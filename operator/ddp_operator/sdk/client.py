@@ -7,18 +7,18 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, Unpack
 
 from ddp_operator.api.constants import KIND
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean
 from ddp_operator.kube import load_credentials
 from ddp_operator.ports import Key, Manifest
-from ddp_operator.sdk import wishes
+from ddp_operator.sdk import manifests
+from ddp_operator.sdk.backends.backend import Place
+from ddp_operator.sdk.backends.kubernetes import KubernetesPlace
 from ddp_operator.sdk.errors import ClientError, ManifestError
 from ddp_operator.sdk.job import AsyncJob
-from ddp_operator.sdk.places.kubernetes import KubernetesPlace
-from ddp_operator.sdk.places.place import Place
-from ddp_operator.sdk.wishes import Options
+from ddp_operator.sdk.manifests import Options
 from ddp_operator.submit import admitted
 from ddp_operator.submit.words import object_name
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean
 
 
 class AsyncClient:
@@ -65,14 +65,14 @@ class AsyncClient:
         """Submit a job that runs a function of a notebook, or a command, on each of its ranks.
 
         Of a function its text is sent, and its `arguments` as JSON. It imports what it needs
-        itself. `options` are those of `wishes.Options`: image, replicas, gpus and so on. In a
+        itself. `options` are those of `manifests.Options`: image, replicas, gpus and so on. In a
         namespace that enforces Pod Security `restricted` the pods run as that demands.
 
         Raises:
             FunctionError: the function cannot run by itself; says what to change.
             WishError: an option that cannot be had.
         """
-        job, scripts = wishes.manifests(
+        job, scripts = manifests.manifests(
             function, command, arguments, options, default_image=self._default_image
         )
         security = await self._place.pod_security(self._place.namespace)
@@ -138,7 +138,7 @@ class AsyncLocalClient(AsyncClient):
             raise ClientError(
                 "local runs need Linux, whose process control stands in for containers"
             )
-        from ddp_operator.sdk.places.local import LocalPlace  # noqa: PLC0415 - Linux alone has it
+        from ddp_operator.sdk.backends.local import LocalPlace  # noqa: PLC0415 - Linux alone has it
 
         self._local = LocalPlace(None if workdir is None else Path(workdir))
         self._place = self._local

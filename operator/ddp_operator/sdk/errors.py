@@ -1,8 +1,8 @@
 """What can go wrong, beside what the cluster itself refuses (`ddp_operator.ports.ClusterError`)."""
 
-from ddp_operator.client.text import clean, duration
 from ddp_operator.local.run.manifest import ManifestError
 from ddp_operator.views.job.diagnosis import Diagnosis
+from ddp_operator.views.text import clean, duration
 
 __all__ = [
     "ClientError",

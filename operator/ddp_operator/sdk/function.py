@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, Final
 
-from ddp_operator.client.text import clean
 from ddp_operator.sdk.errors import FunctionError
+from ddp_operator.views.text import clean
 
 MAX_BYTES: Final = 256 * 1024
 """Of a script: a fourth of what a ConfigMap holds, and a hundred times what people write."""

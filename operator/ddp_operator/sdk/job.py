@@ -10,19 +10,19 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.client.cluster import NoSuchJobError
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean
 from ddp_operator.ports import Key, Manifest, NotFoundError
 from ddp_operator.report.files import read_metrics
 from ddp_operator.sdk import logs
+from ddp_operator.sdk.backends.backend import Place
 from ddp_operator.sdk.errors import JobFailedError, JobGoneError, ManifestError, WaitTimeoutError
 from ddp_operator.sdk.logs import LogLine
-from ddp_operator.sdk.places.place import Place
 from ddp_operator.sdk.report import JobReport
 from ddp_operator.views import changes
 from ddp_operator.views.changes import Change
 from ddp_operator.views.job.diagnosis import Diagnosis, diagnose
 from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean
 
 _NOT_SEEN: Final = "not seen yet"
 

@@ -10,14 +10,14 @@ from typing import Final, Self
 from ddp_operator.client import following
 from ddp_operator.client.following import Look
 from ddp_operator.client.logs import MOST_BYTES, Line, Wanted, printed
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean_output, counted
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
+from ddp_operator.sdk.backends.backend import Place
 from ddp_operator.sdk.errors import JobGoneError
-from ddp_operator.sdk.places.place import Place
 from ddp_operator.views.changes import RefusedError
 from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean_output, counted
 
 MOST_PODS: Final = 32
 """Logs that are read at a time, each by a connection of its own."""

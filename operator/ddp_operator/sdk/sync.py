@@ -14,8 +14,8 @@ from ddp_operator.sdk.client import AsyncClient, AsyncLocalClient
 from ddp_operator.sdk.job import AsyncJob
 from ddp_operator.sdk.logs import LogLine
 from ddp_operator.sdk.loop import Loop
+from ddp_operator.sdk.manifests import Options
 from ddp_operator.sdk.report import JobReport
-from ddp_operator.sdk.wishes import Options
 from ddp_operator.views.job.diagnosis import Diagnosis
 
 

@@ -8,8 +8,8 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from ddp_operator.client.pacing import LIST_SECONDS
 from ddp_operator.ports import Key
 from ddp_operator.report.page import LOADER
-from ddp_operator.ui.kept import Kept
-from ddp_operator.ui.look import REPORT_SECONDS, Look
+from ddp_operator.ui.cache import Kept
+from ddp_operator.ui.polling import REPORT_SECONDS, Look
 
 SCRIPT: Final = "/live.js"
 """The path of the one script."""

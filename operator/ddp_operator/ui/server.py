@@ -9,7 +9,7 @@ from aiohttp import web
 from ddp_operator.ports import Key
 from ddp_operator.ui import pages
 from ddp_operator.ui.access import ADDRESS, Door
-from ddp_operator.ui.look import Look
+from ddp_operator.ui.polling import Look
 
 _NAME: Final = "[a-z0-9][-a-z0-9.]{0,252}"
 """Nothing else may become part of a request's path."""

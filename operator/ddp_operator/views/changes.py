@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean, counted, duration
 from ddp_operator.job.pods.local_checkpoints import dies_with_pods
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean, counted, duration
 
 
 class RefusedError(Exception):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from ddp_operator.client.text import number
+from ddp_operator.views.text import number
 
 _MARKS: Final = "▁▂▃▄▅▆▇█"
 POINTS: Final = 40

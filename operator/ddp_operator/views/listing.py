@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean, duration, number
 from ddp_operator.views.job import pace
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean, duration, number
 
 Row = Sequence[str]
 _HEADINGS = ("NAME", "PHASE", "READY", "RESTARTS", "STEP", "LEFT", "AGE")

@@ -3,10 +3,10 @@
 import shlex
 from typing import Final
 
-from ddp_operator.client.text import clean, counted, facts, folded
 from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.submit import Wish, ranks_per_pod
 from ddp_operator.submit.job import commanded, least_and_most
+from ddp_operator.views.text import clean, counted, facts, folded
 
 _LONGEST: Final = 400
 

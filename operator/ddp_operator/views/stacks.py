@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ddp_operator.client.text import clean, counted, folded
+from ddp_operator.views.text import clean, counted, folded
 
 _THREAD: Final = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*:")
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')

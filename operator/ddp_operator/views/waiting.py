@@ -2,7 +2,7 @@
 
 from typing import Final, Literal
 
-from ddp_operator.client.seen import SeenJob
+from ddp_operator.views.job.snapshot import SeenJob
 
 Goal = Literal["succeeded", "failed", "finished", "running", "suspended", "deleted"]
 GOALS: Final[tuple[Goal, ...]] = (

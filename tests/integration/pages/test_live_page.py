@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ddp_operator.client import pacing
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.ui import look, pages
+from ddp_operator.ui import pages, polling
 from ddp_operator.ui.access import Door
 from ddp_operator.ui.server import serving
 from selenium import webdriver
@@ -64,7 +64,7 @@ async def live(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Live]:
     """The table of two jobs, one of which says what could be taken for HTML."""
-    for module in (look, pages):
+    for module in (polling, pages):
         monkeypatch.setattr(module, "LIST_SECONDS", 0.1)
         monkeypatch.setattr(module, "REPORT_SECONDS", 0.1)
     monkeypatch.setattr(pacing, "_SHARE", 0)
@@ -77,7 +77,7 @@ async def live(
     hostile["metadata"]["name"] = "hostile"
     hostile["status"] |= {"phase": "Failed", "reason": HOSTILE, "message": HOSTILE}
     server.create("ddpjobs", hostile)
-    seen = look.Look(cluster, home=NAMESPACE, everywhere=True, prices={})
+    seen = polling.Look(cluster, home=NAMESPACE, everywhere=True, prices={})
     async with serving(seen, port=0) as door:
         browser.get_log("browser")  # of the page before
         await asyncio.to_thread(browser.get, door.url("/"))

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.queues import place_in_queue
-from ddp_operator.client.seen import SeenJob
 from ddp_operator.kube import ApiClient
+from ddp_operator.views.job.snapshot import SeenJob
 
 from tests.cluster.kueue import Kueue
 from tests.integration.jobs import Jobs

@@ -6,9 +6,9 @@ from ddp_operator.cli.commands import look
 from ddp_operator.cli.commands.pods import logs
 from ddp_operator.client import following
 from ddp_operator.client.logs import MOST_BYTES, Lines, read_line
-from ddp_operator.client.text import clean_output
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity
+from ddp_operator.views.text import clean_output
 
 from tests.good_manifests import Json
 from tests.unit.cli.conftest import Ddp

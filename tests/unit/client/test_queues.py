@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.queues import place_in_queue
-from ddp_operator.client.seen import SeenJob
 from ddp_operator.ports import ForbiddenError, NotFoundError
 from ddp_operator.views.job.pods import Pods
 from ddp_operator.views.job.screen import screen
+from ddp_operator.views.job.snapshot import SeenJob
 
 from tests.unit.cli.jobs import seen
 from tests.unit.job.builders import later

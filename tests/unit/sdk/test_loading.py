@@ -37,7 +37,7 @@ def test_who_asks_for_it_gets_it() -> None:
 
 
 def test_a_cluster_takes_nothing_that_linux_alone_has() -> None:
-    assert "ddp_operator.sdk.places.local" not in loaded_by("from ddp_operator import Client")
+    assert "ddp_operator.sdk.backends.local" not in loaded_by("from ddp_operator import Client")
 
 
 @pytest.mark.parametrize("name", ["Clinet", "_Client", "__wrapped__"])

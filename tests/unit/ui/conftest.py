@@ -5,7 +5,7 @@ import aiohttp
 import pytest
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.ui.access import Door
-from ddp_operator.ui.look import Look
+from ddp_operator.ui.polling import Look
 from ddp_operator.ui.server import serving
 
 from tests.unit.cli.conftest import cluster, kubeconfig, server

@@ -6,8 +6,8 @@ import re
 import pytest
 from ddp_operator.client.cluster import JOBS, Cluster
 from ddp_operator.client.pacing import LIST_SECONDS
-from ddp_operator.ui import look as looks
-from ddp_operator.ui.look import Look
+from ddp_operator.ui import polling
+from ddp_operator.ui.polling import Look
 
 from tests.unit.cli.jobs import training
 from tests.unit.job.builders import NAME
@@ -87,7 +87,7 @@ async def test_many_tabs_cost_as_much_as_one(
     clock.now += LIST_SECONDS
     await asyncio.gather(browser.get(), browser.get(PAGE))
     assert len(server.requests) - before == 5, "a list; the report is younger than its seconds"
-    clock.now += looks.REPORT_SECONDS
+    clock.now += polling.REPORT_SECONDS
     await browser.get(PAGE)
     assert len(server.requests) - before == 8
 
@@ -104,7 +104,7 @@ async def test_nobody_looks_and_nothing_is_asked(
 async def test_few_reports_are_kept(
     browser: Browser, monkeypatch: pytest.MonkeyPatch, server: FakeApiServer
 ) -> None:
-    monkeypatch.setattr(looks, "_MAX_REPORTS", 2)
+    monkeypatch.setattr(polling, "_MAX_REPORTS", 2)
     for name in ("a", "b", "a", "c"):
         await browser.get(f"/jobs/research/{name}")
     before = len(server.requests)
@@ -117,7 +117,7 @@ async def test_few_reports_are_kept(
 async def test_more_jobs_than_a_table_has_room_for(
     browser: Browser, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    monkeypatch.setattr(looks, "_MAX_JOBS", 2)
+    monkeypatch.setattr(polling, "_MAX_JOBS", 2)
     for name in ("a", "b", "c", "d"):
         job = training()
         job["metadata"]["name"] = name

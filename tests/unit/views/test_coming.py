@@ -1,11 +1,11 @@
 from typing import Any
 
 import pytest
-from ddp_operator.client.seen import SeenJob
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.views.job.coming import coming
 from ddp_operator.views.job.pods import Pods
 from ddp_operator.views.job.screen import screen
+from ddp_operator.views.job.snapshot import SeenJob
 
 from tests.good_manifests import Json
 from tests.unit.cli.jobs import at, condition, stored, training

@@ -10,9 +10,9 @@ from ddp_operator.api.constants import MAX_REPLICAS
 from ddp_operator.cli import app, output
 from ddp_operator.cli.app import connection_options, job_argument, job_key, on_cluster
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.client.seen import SeenJob
 from ddp_operator.views import changes
 from ddp_operator.views.changes import Change
+from ddp_operator.views.job.snapshot import SeenJob
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

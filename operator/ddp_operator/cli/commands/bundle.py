@@ -12,7 +12,7 @@ import click
 from ddp_operator.cli.app import connection_options, job_argument, job_key, on_cluster
 from ddp_operator.client.bundle import Bundle, Collector
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.client.text import clean
+from ddp_operator.views.text import clean
 
 _NO_NAME: Final = re.compile(r"[^\w./-]|\.\.")
 _SHOWN: Final = 200

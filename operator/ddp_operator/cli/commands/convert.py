@@ -7,7 +7,6 @@ from typing import Final
 import click
 
 from ddp_operator.cli.output import documents
-from ddp_operator.client.text import clean
 from ddp_operator.convert import (
     MAX_BYTES,
     Conversion,
@@ -15,6 +14,7 @@ from ddp_operator.convert import (
     of_command_line,
     of_manifests,
 )
+from ddp_operator.views.text import clean
 
 _NOTHING: Final = 2
 _SOME: Final = 1

@@ -22,13 +22,13 @@ from ddp_operator.cli.commands.watching import watched
 from ddp_operator.cli.commands.watching_list import watched_list
 from ddp_operator.client.cluster import Cluster, NoSuchJobError
 from ddp_operator.client.queues import place_in_queue
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean, columns
 from ddp_operator.ports import Key, Manifest, UnavailableError
 from ddp_operator.views import listing, waiting
 from ddp_operator.views.job.diagnosis import diagnose
 from ddp_operator.views.job.pods import Pods
 from ddp_operator.views.job.screen import screen
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean, columns
 
 POLL_SECONDS: Final = 2.0
 """Between two looks of `wait`: one small read."""

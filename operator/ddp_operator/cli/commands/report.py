@@ -11,8 +11,8 @@ import click
 from ddp_operator import report as reports
 from ddp_operator.cli.app import connection_options, job_argument, job_key, on_cluster
 from ddp_operator.client.evidence import gather
-from ddp_operator.client.text import clean
 from ddp_operator.report.files import UnreadableError, read_metrics, read_run
+from ddp_operator.views.text import clean
 
 MISSING: Final = (
     "pictures need packages that are not installed: pip install 'ddp-operator[report]', or ask "

@@ -16,9 +16,7 @@ from ddp_operator.cli.commands.act import ask
 from ddp_operator.cli.commands.look import until
 from ddp_operator.cli.commands.pods.logs import follow_logs
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.client.seen import SeenJob
 from ddp_operator.client.submission import NameTakenError, submit
-from ddp_operator.client.text import clean
 from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.ports import Key, Manifest
 from ddp_operator.submit import (
@@ -34,7 +32,9 @@ from ddp_operator.submit import (
 )
 from ddp_operator.submit.job import LAUNCHERS, starts_once
 from ddp_operator.submit.scripts import MAX_BYTES
+from ddp_operator.views.job.snapshot import SeenJob
 from ddp_operator.views.plan import plan
+from ddp_operator.views.text import clean
 
 _INTERRUPTED = 130
 """Exit code of what a person ends with Ctrl-C, as shells have it."""

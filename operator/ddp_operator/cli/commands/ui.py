@@ -26,13 +26,13 @@ def ui(name: str | None, all_namespaces: bool, port: int, prices: Mapping[str, f
     address and an account on this machine sees what you may see, and can change nothing.
     """
     try:
-        from ddp_operator.ui import look, server  # noqa: PLC0415 - optional dependencies
+        from ddp_operator.ui import polling, server  # noqa: PLC0415 - optional dependencies
     except ImportError:
         raise click.ClickException(MISSING) from None
 
     async def serve(cluster: Cluster, namespace: str) -> None:
         path = server.page_of(job_key(namespace, name)) if name else "/"
-        seen = look.Look(cluster, home=namespace, everywhere=all_namespaces, prices=prices)
+        seen = polling.Look(cluster, home=namespace, everywhere=all_namespaces, prices=prices)
         try:
             async with server.serving(seen, port=port) as door:
                 # No browser is started: all users of a machine see its command line.

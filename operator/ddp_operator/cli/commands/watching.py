@@ -9,11 +9,11 @@ import click
 
 from ddp_operator.cli import app
 from ddp_operator.client.cluster import Cluster, NoSuchJobError
-from ddp_operator.client.seen import SeenJob
 from ddp_operator.ports import Key, UnavailableError
 from ddp_operator.views.curve import Losses
 from ddp_operator.views.job.pods import Pods
 from ddp_operator.views.job.screen import change, screen
+from ddp_operator.views.job.snapshot import SeenJob
 
 TICK_SECONDS: Final = 1.0
 """Between two drawings of a screen on which nothing has changed but the time."""

@@ -10,11 +10,11 @@ from ddp_operator.cli import app
 from ddp_operator.cli.commands.watching import draw
 from ddp_operator.client.cluster import PATIENCE_SECONDS, Cluster
 from ddp_operator.client.pacing import LIST_SECONDS, pause
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean, columns
 from ddp_operator.ports import Key, UnavailableError
 from ddp_operator.views import listing
 from ddp_operator.views.job.screen import change
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean, columns
 
 
 async def watched_list(cluster: Cluster, namespace: str | None, *, wide: bool) -> None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from ddp_operator.client.text import counted, folded
 from ddp_operator.views.checkup import resources, software
 from ddp_operator.views.checkup.facts import Facts, Finding, Unknown
+from ddp_operator.views.text import counted, folded
 
 __all__ = ["Facts", "Finding", "Unknown", "examine", "shown"]
 

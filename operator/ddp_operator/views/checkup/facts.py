@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from ddp_operator.client.text import clean
+from ddp_operator.views.text import clean
 
 Level = Literal["ok", "warn", "fail", "not known"]
 _NAMES: Final = 3

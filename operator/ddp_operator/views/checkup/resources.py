@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from ddp_operator.api.constants import GKE_ACCELERATOR_LABEL
 from ddp_operator.api.devices import is_accelerator
-from ddp_operator.client.text import clean, counted
 from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.views.checkup.facts import (
     Facts,
@@ -16,6 +15,7 @@ from ddp_operator.views.checkup.facts import (
     not_known,
     path,
 )
+from ddp_operator.views.text import clean, counted
 
 SCHEDULERS: Final = {
     "Kueue": "scheduling.queueName",

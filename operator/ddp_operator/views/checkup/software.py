@@ -5,7 +5,6 @@ from typing import Final
 
 from ddp_operator.api import kubernetes
 from ddp_operator.api.schema.comparison import compare
-from ddp_operator.client.text import clean, counted
 from ddp_operator.views.checkup.facts import (
     Facts,
     Finding,
@@ -15,6 +14,7 @@ from ddp_operator.views.checkup.facts import (
     not_known,
     path,
 )
+from ddp_operator.views.text import clean, counted
 
 _BY_VERSION: Final = (
     ((1, 34), "network cards by claims (manifests/components/dranet)"),

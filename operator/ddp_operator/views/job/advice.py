@@ -6,11 +6,11 @@ from typing import Final
 from ddp_operator.api.constants import EXIT_CONFIGURATION
 from ddp_operator.api.reasons import REASONS
 from ddp_operator.api.status import Failure
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean, duration
 from ddp_operator.job.pods.local_checkpoints import local_paths, named_paths
 from ddp_operator.job.pods.state import CRASH_LOOP, GATED, UNSTARTABLE_REASONS
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN, QUEUED
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean, duration
 
 _PATIENCE_SECONDS: Final = 30.0
 """What an operator takes at most, when one serves the namespace, to say something of a new job."""

@@ -5,8 +5,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import duration
 from ddp_operator.job.planning import gaps
 from ddp_operator.job.planning.cleanup import expiry
 from ddp_operator.job.planning.decisions import active_deadline
@@ -14,6 +12,8 @@ from ddp_operator.job.planning.scheduling import timeout_due
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.views.job import group
 from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import duration
 
 
 def coming(seen: SeenJob, pods: Pods, now: datetime) -> list[str]:

@@ -6,12 +6,12 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator.api.status import Failure
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean, clean_lines, duration, folded
 from ddp_operator.job.failure import records
 from ddp_operator.views.job import advice, group
 from ddp_operator.views.job.pods import Pods, waits
 from ddp_operator.views.job.screen import in_words
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean, clean_lines, duration, folded
 
 _SILENT_SECONDS: Final = 600.0
 """Without a step for so long a training is worth a look; evaluations and checkpoints take minutes.

@@ -5,13 +5,13 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import GapRecord
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean, counted, duration
 from ddp_operator.job.membership.world import least_size, members, wanted_size
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.completion import in_words
 from ddp_operator.job.pods.observed import Observed
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean, counted, duration
 
 
 def size(seen: SeenJob, now: datetime) -> str:

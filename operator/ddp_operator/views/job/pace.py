@@ -4,8 +4,8 @@ from collections import Counter
 from datetime import datetime
 from typing import Final
 
-from ddp_operator.client.seen import SeenJob
 from ddp_operator.job.status import goodput
+from ddp_operator.views.job.snapshot import SeenJob
 
 _TOO_SHORT: Final = 30.0
 """Seconds of training that tell nothing of its speed yet: the first step takes long."""

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean, counted
 from ddp_operator.job.membership.world import wanted_size
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import PodState
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean, counted
 
 _MARKS: Final = {
     "ready": "R",

@@ -5,8 +5,6 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator.api.status import Failure
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean, counted, duration, facts, number
 from ddp_operator.job.failure import records
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.status import goodput
@@ -14,6 +12,8 @@ from ddp_operator.views.job import group, pace
 from ddp_operator.views.job.advice import operator_missing
 from ddp_operator.views.job.coming import coming
 from ddp_operator.views.job.pods import Pods, rows, waits
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean, counted, duration, facts, number
 
 _FAILURES: Final = 3
 _NAMED: Final = 5

@@ -14,11 +14,11 @@ from ddp_operator.cli.commands.look import fetch
 from ddp_operator.cli.commands.pods.logs import chosen_pods
 from ddp_operator.cli.terminal import join
 from ddp_operator.client.cluster import Cluster, NoSuchJobError
-from ddp_operator.client.text import clean
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube.channels import Port, open_exec, open_port
 from ddp_operator.ports import ClusterError, Key
 from ddp_operator.views.changes import RefusedError
+from ddp_operator.views.text import clean
 
 _PORTS: Final = re.compile(r"(?:(\d{0,5}):)?(\d{1,5})")
 _CONNECTIONS: Final = 32

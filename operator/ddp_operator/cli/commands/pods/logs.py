@@ -13,14 +13,14 @@ from ddp_operator.cli.commands.look import fetch, read_duration
 from ddp_operator.client.cluster import Cluster, NoSuchJobError
 from ddp_operator.client.following import MOST_HELD, followed
 from ddp_operator.client.logs import Line, Wanted, printed
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean_output, counted
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 from ddp_operator.views.changes import RefusedError
 from ddp_operator.views.folding import fold, spans
 from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean_output, counted
 
 _MOST_PODS: Final = 32
 _CONNECTIONS: Final = 60

@@ -11,10 +11,10 @@ from ddp_operator.cli.commands.look import fetch, read_duration
 from ddp_operator.cli.commands.pods.logs import chosen_pods
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.launcher import NoAnswerError, ask_launcher
-from ddp_operator.client.text import clean, counted
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.views.changes import RefusedError
+from ddp_operator.views.text import clean, counted
 
 POLL_SECONDS: Final = 2.0
 """Between two looks whether a trace is done, each of which is a program in the pod."""

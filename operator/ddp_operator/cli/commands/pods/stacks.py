@@ -19,11 +19,11 @@ from ddp_operator.cli.commands.look import fetch
 from ddp_operator.cli.commands.pods.logs import chosen_pods
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.launcher import NoAnswerError, ask_launcher
-from ddp_operator.client.seen import SeenJob
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.views import stacks as view
 from ddp_operator.views.changes import RefusedError
+from ddp_operator.views.job.snapshot import SeenJob
 
 _MOST_PODS: Final = 256
 _AT_ONCE: Final = 8

@@ -12,12 +12,12 @@ from ddp_operator import report as reports
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.evidence import gather
 from ddp_operator.client.pacing import LIST_SECONDS
-from ddp_operator.client.seen import SeenJob
-from ddp_operator.client.text import clean, counted
 from ddp_operator.ports import ForbiddenError, Key
 from ddp_operator.report.page import filling
-from ddp_operator.ui.kept import Kept
+from ddp_operator.ui.cache import Kept
 from ddp_operator.views import listing
+from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.text import clean, counted
 
 REPORT_SECONDS: Final = 15.0
 """Between two reports of one job: its metrics.jsonl comes through the API server each time."""

@@ -9,9 +9,9 @@ from typing import Final, Generic, TypeVar
 
 from ddp_operator.client.cluster import NoSuchJobError, NotInstalledError
 from ddp_operator.client.pacing import pause
-from ddp_operator.client.text import clean
 from ddp_operator.kube import CredentialsError
 from ddp_operator.ports import ClusterError
+from ddp_operator.views.text import clean
 
 T = TypeVar("T")
 

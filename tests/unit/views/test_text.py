@@ -1,5 +1,5 @@
 import pytest
-from ddp_operator.client.text import clean, clean_lines, columns, duration, facts
+from ddp_operator.views.text import clean, clean_lines, columns, duration, facts
 
 from tests.unit.cli.jobs import ESCAPES
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from ddp_operator.ports import Key
-from ddp_operator.sdk.places import printed
-from ddp_operator.sdk.places.printed import PrintedLines
+from ddp_operator.sdk.backends import log_files
+from ddp_operator.sdk.backends.log_files import PrintedLines
 
 POD = Key("default", "job-0-0")
 
@@ -27,7 +27,7 @@ def lines(tmp_path: Path) -> PrintedLines:
 async def test_the_last_lines(
     lines: PrintedLines, monkeypatch: pytest.MonkeyPatch, block: int, tail: int
 ) -> None:
-    monkeypatch.setattr(printed, "_BLOCK", block)
+    monkeypatch.setattr(log_files, "_BLOCK", block)
     said = [f"line {number}" for number in range(10)]
     for line in said:
         lines.add(POD, line)

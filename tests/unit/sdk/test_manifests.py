@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.constants import MAX_NAME_LENGTH
 from ddp_operator.sdk import Options, WishError
-from ddp_operator.sdk.wishes import manifests
+from ddp_operator.sdk.manifests import manifests
 
 
 def train(steps: int) -> None:

@@ -26,7 +26,7 @@ from ddp_operator.ports import AlreadyExistsError, Event, Key, Manifest
 from ddp_operator.report import Facts
 from ddp_operator.report.files import UnreadableError, read_metrics, read_run
 from ddp_operator.report.history import History
-from ddp_operator.sdk.places.printed import PrintedLines
+from ddp_operator.sdk.backends.log_files import PrintedLines
 from ddp_operator.trainers import HttpTrainers
 
 NAMESPACE: Final = "default"

@@ -7,7 +7,6 @@ from pathlib import PurePosixPath
 from typing import Any, Final, TypedDict
 
 from ddp_operator.api.constants import MAX_NAME_LENGTH
-from ddp_operator.client.text import clean
 from ddp_operator.ports import Manifest
 from ddp_operator.sdk.function import script_of
 from ddp_operator.submit import (
@@ -20,6 +19,7 @@ from ddp_operator.submit import (
     job,
 )
 from ddp_operator.submit.job import Launcher
+from ddp_operator.views.text import clean
 
 _FILE: Final = "ddp_function.py"
 """Never the function's name: `import random` beside a random.py would find that."""
