@@ -18,7 +18,7 @@ REFUSALS = {
     "FunctionError",
     "ManifestError",
     "UsageError",
-    "WishError",
+    "JobRequestError",
 }
 """Errors that say what is wrong with somebody's input."""
 

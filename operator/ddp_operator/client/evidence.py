@@ -14,7 +14,7 @@ from ddp_operator.kube.resources import EVENTS
 from ddp_operator.ports import ClusterError, Key, Manifest
 from ddp_operator.report.facts import EventFacts, Facts, PodFacts
 from ddp_operator.report.history import History, read_bytes
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean
 
 _MAX_METRICS: Final = 16 * 1024 * 1024
@@ -38,18 +38,18 @@ async def gather(cluster: Cluster, key: Key, *, history: History | None = None) 
         NoSuchJobError, NotInstalledError: there is no such job.
         ClusterError: the cluster could not be asked for the job or its pods.
     """
-    job, pods = await asyncio.gather(cluster.job(key), _pods(cluster, key))
-    seen = SeenJob.read(job)
+    manifest, pods = await asyncio.gather(cluster.job(key), _pods(cluster, key))
+    job = JobSnapshot.read(manifest)
     own = [
-        replace(pod, state=seen.placed(pod.state))
-        for pod in pods
-        if pod.state.owner_uid == seen.uid
+        replace(pod, state=job.placed(pod.state)) for pod in pods if pod.state.owner_uid == job.uid
     ]
-    events, gaps = await _events(cluster, key, seen.uid)
+    events, gaps = await _events(cluster, key, job.uid)
     if history is None:
         history, more = await _history(cluster, own)
         gaps += more
-    return Facts.of(job, now=datetime.now(UTC), pods=own, events=events, history=history, gaps=gaps)
+    return Facts.of(
+        manifest, now=datetime.now(UTC), pods=own, events=events, history=history, gaps=gaps
+    )
 
 
 async def _pods(cluster: Cluster, key: Key) -> list[PodFacts]:

@@ -10,7 +10,7 @@ from ddp_operator.client.logs import Follower, Line, LogSource, Wanted
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import UnavailableError
 from ddp_operator.views.job.pods import Pods
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 LOOK_SECONDS: Final = 2.0
 """Between two looks at which pods there are."""
@@ -19,8 +19,8 @@ SHORT_LOOK_SECONDS: Final = 0.2
 MOST_HELD: Final = 1000
 """Lines that are given out together."""
 
-Look = Callable[[], Coroutine[Any, Any, tuple[SeenJob, Pods]]]
-Choose = Callable[[SeenJob, Pods], list[PodState]]
+Look = Callable[[], Coroutine[Any, Any, tuple[JobSnapshot, Pods]]]
+Choose = Callable[[JobSnapshot, Pods], list[PodState]]
 
 
 async def followed(
@@ -32,8 +32,8 @@ async def followed(
     *,
     gone: type[Exception],
     window_seconds: float = 0,
-    on_look: Callable[[SeenJob, int], None] = lambda _, __: None,
-) -> AsyncGenerator[tuple[SeenJob, Sequence[Line]], None]:
+    on_look: Callable[[JobSnapshot, int], None] = lambda _, __: None,
+) -> AsyncGenerator[tuple[JobSnapshot, Sequence[Line]], None]:
     """Yield what the chosen pods print, the lines that come within `window_seconds` together
     and by time.
 
@@ -45,23 +45,23 @@ async def followed(
     """
     clock = asyncio.get_running_loop().time
     follower, ends, pause = Follower(source, wanted), False, SHORT_LOOK_SECONDS
-    seen, pods = await look()
+    job, pods = await look()
     reached = clock()
     try:
         while True:
-            left_out = follower.look(choose(seen, pods), most)
-            on_look(seen, left_out)
+            left_out = follower.look(choose(job, pods), most)
+            on_look(job, left_out)
             until = clock() + (SHORT_LOOK_SECONDS if ends else pause)
             pause = min(2 * pause, LOOK_SECONDS)
             while clock() < until and not (ends and follower.idle):
                 if lines := await _together(follower, until, window_seconds):
-                    yield seen, lines
+                    yield job, lines
             if ends and follower.idle and not left_out:
                 return
             # One more look after the end: what had begun by then is read.
-            ends = seen.status.finished or seen.deleting
+            ends = job.status.finished or job.deleting
             try:
-                seen, pods = await look()
+                job, pods = await look()
                 reached = clock()
             except gone:
                 ends = True

@@ -7,7 +7,7 @@ from ddp_operator.job.pods.schedulers import kueue_group
 from ddp_operator.job.status.conditions import QUEUED
 from ddp_operator.kube import Resource
 from ddp_operator.ports import ClusterError, Manifest, NotFoundError
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean
 
 _VERSIONS: Final = ("v1beta2", "v1beta1")
@@ -16,17 +16,17 @@ _MOST: Final = 1000
 """Pending workloads that Kueue tells of at most; whoever stands behind them learns nothing."""
 
 
-async def place_in_queue(cluster: Cluster, seen: SeenJob) -> str:
+async def place_in_queue(cluster: Cluster, job: JobSnapshot) -> str:
     """In words, how many are ahead of a job that waits in a queue; empty where that cannot be
     told, as without Kueue, or without the right to ask it.
     """
-    queue = seen.job.spec.kueue_queue if seen.job else None
-    if seen.job is None or queue is None or seen.status.reason != QUEUED:
+    queue = job.parsed.spec.kueue_queue if job.parsed else None
+    if job.parsed is None or queue is None or job.status.reason != QUEUED:
         return ""
-    own = kueue_group(seen.job, seen.status.attempt)
+    own = kueue_group(job.parsed, job.status.attempt)
     found = [
         item
-        for item in await _pending(cluster, seen.key.namespace, queue)
+        for item in await _pending(cluster, job.key.namespace, queue)
         if item["metadata"]["name"] == own
     ]
     if not found:

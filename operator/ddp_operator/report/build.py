@@ -14,7 +14,7 @@ from ddp_operator.report.facts import Facts, PodFacts
 from ddp_operator.report.model import GpuUse, NodeRow, PodSpan, Recovery, Report
 from ddp_operator.report.recoveries import recoveries
 from ddp_operator.views.job import pace
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean
 
 _MOST_PODS: Final = 200
@@ -29,29 +29,29 @@ ANY_GPU: Final = "gpu"
 
 def build(facts: Facts, *, prices: Mapping[str, float] | None = None) -> Report:
     """Make a report; `prices`: of one GPU for an hour, by kind."""
-    seen, history = facts.job, facts.history
-    status = seen.status
+    job, history = facts.job, facts.history
+    status = job.status
     ended = status.completion_time or (
-        (seen.since("Succeeded") or seen.since("Failed")) if status.finished else None
+        (job.since("Succeeded") or job.since("Failed")) if status.finished else None
     )
     now = min(ended, facts.now) if ended else facts.now
-    spent = pace.spent(seen, now)
+    spent = pace.spent(job, now)
     progress = status.progress
     last = history.intervals[-1] if history.intervals else None
     failed = recoveries(facts)
     pods = sorted(_spans(facts, failed), key=_order)
     step = max((progress.step if progress else -1), (last.step if last and not progress else -1))
     return Report(
-        name=clean(seen.name, 253),
-        namespace=clean(seen.key.namespace, 253),
-        uid=clean(seen.uid, 64),
+        name=clean(job.name, 253),
+        namespace=clean(job.key.namespace, 253),
+        uid=clean(job.uid, 64),
         made_at=facts.now,
         version=__version__,
         phase=status.phase,
         reason=clean(status.reason, 64),
         # The trainer's last words in JSON are numbers that the report tells better.
         message=clean(status.message.partition("; rank 0 says: {")[0]),
-        created=seen.created,
+        created=job.created,
         ended=ended,
         step=step if step >= 0 else None,
         total_steps=progress.total_steps if progress else None,
@@ -63,7 +63,7 @@ def build(facts: Facts, *, prices: Mapping[str, float] | None = None) -> Report:
         restarts=status.restarts,
         disruptions=status.disruptions,
         goodput=tuple((kind, seconds) for kind, seconds in spent.items()),
-        training_ratio=pace.training_ratio(seen, now),
+        training_ratio=pace.training_ratio(job, now),
         steps_lost=status.goodput.steps_lost if status.goodput else None,
         pods=tuple(pods[-_MOST_PODS:]),
         pods_left_out=max(len(pods) - _MOST_PODS, 0),
@@ -75,10 +75,10 @@ def build(facts: Facts, *, prices: Mapping[str, float] | None = None) -> Report:
         step_times=curves.step_times(history),
         ranks=curves.ranks(history),
         saves=curves.saves(history),
-        gpus=tuple(_gpus(seen, spent, prices or {})),
-        nodes=tuple(_nodes(seen)),
+        gpus=tuple(_gpus(job, spent, prices or {})),
+        nodes=tuple(_nodes(job)),
         events=tuple((e.time, e.reason, e.message) for e in facts.events[-_MOST_EVENTS:]),
-        configuration=tuple(_configuration(seen)),
+        configuration=tuple(_configuration(job)),
         gaps=tuple(_gaps(facts, failed)),
     )
 
@@ -144,20 +144,22 @@ def _order(pod: PodSpan) -> tuple[int, int, float, str]:
     return pod.attempt, pod.index, when.timestamp() if when else 0.0, pod.name
 
 
-def _ranks(seen: SeenJob, index: int) -> str:
-    if seen.job is None:
+def _ranks(job: JobSnapshot, index: int) -> str:
+    if job.parsed is None:
         return ""
-    own = ranks.ranks(seen.job.spec, index)
+    own = ranks.ranks(job.parsed.spec, index)
     return str(own.start) if len(own) == 1 else f"{own.start}-{own.stop - 1}"
 
 
-def _gpus(seen: SeenJob, spent: Mapping[str, int], prices: Mapping[str, float]) -> Iterator[GpuUse]:
-    if seen.job is None:
+def _gpus(
+    job: JobSnapshot, spent: Mapping[str, int], prices: Mapping[str, float]
+) -> Iterator[GpuUse]:
+    if job.parsed is None:
         return
     hours = sum(spent.get(kind, 0) for kind in _OCCUPIED) / 3600
     lost = spent.get("lost", 0) / 3600
     counts: dict[str, int] = {}
-    for spec, where in kinds(seen.job.spec):
+    for spec, where in kinds(job.parsed.spec):
         accelerator = spec.accelerator
         kind = (accelerator.type if accelerator else None) or ANY_GPU
         counts[kind] = counts.get(kind, 0) + gpu_limit(spec) * sum(map(len, where))
@@ -167,8 +169,8 @@ def _gpus(seen: SeenJob, spent: Mapping[str, int], prices: Mapping[str, float]) 
             yield GpuUse(clean(kind, 64), count, count * hours, count * lost, price)
 
 
-def _nodes(seen: SeenJob) -> Iterator[NodeRow]:
-    status = seen.status
+def _nodes(job: JobSnapshot) -> Iterator[NodeRow]:
+    status = job.status
     signalled = set(status.bookkeeping.signalled_nodes)
     for name in sorted({*status.node_failures, *status.excluded_nodes}):
         yield NodeRow(
@@ -179,10 +181,9 @@ def _nodes(seen: SeenJob) -> Iterator[NodeRow]:
         )
 
 
-def _configuration(seen: SeenJob) -> Iterator[tuple[str, str]]:
-    job = seen.job
-    if job is not None:
-        spec, restart = job.spec, job.spec.restart
+def _configuration(job: JobSnapshot) -> Iterator[tuple[str, str]]:
+    if job.parsed is not None:
+        spec, restart = job.parsed.spec, job.parsed.spec.restart
         trainer = trainer_container(spec.template)
         yield "image", clean(trainer.get("image") or "not said")
         words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
@@ -196,13 +197,13 @@ def _configuration(seen: SeenJob) -> Iterator[tuple[str, str]]:
             yield "GPUs of a pod", clean(f"{spec.accelerator.count} x {what}")
             yield "provisioning", clean(spec.accelerator.provisioning)
         yield "restarts allowed", f"{restart.max_restarts}, scope {restart.scope}"
-    if seen.status.placement:
-        yield "placement", clean(seen.status.placement)
-    checkpoint = seen.status.checkpoint
+    if job.status.placement:
+        yield "placement", clean(job.status.placement)
+    checkpoint = job.status.checkpoint
     if checkpoint is not None and checkpoint.path:
         yield "newest checkpoint", clean(checkpoint.path)
-    yield "generation of the spec", str(seen.generation)
-    yield "API version", clean(seen.manifest.get("apiVersion") or "not said", 64)
+    yield "generation of the spec", str(job.generation)
+    yield "API version", clean(job.manifest.get("apiVersion") or "not said", 64)
 
 
 def _without_secrets(words: Iterable[str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import MalformedError, Manifest
 from ddp_operator.report.history import History
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean
 
 _BROKEN = (MalformedError, KeyError, TypeError, ValueError, AttributeError)
@@ -82,7 +82,7 @@ class EventFacts:
 class Facts:
     """All of it. What is missing is empty, and `gaps` says why."""
 
-    job: SeenJob
+    job: JobSnapshot
     now: datetime
     pods: tuple[PodFacts, ...] = ()
     events: tuple[EventFacts, ...] = ()
@@ -93,7 +93,7 @@ class Facts:
     @classmethod
     def of(
         cls,
-        job: Manifest,
+        manifest: Manifest,
         *,
         now: datetime,
         pods: Iterable[PodFacts | None] = (),
@@ -105,12 +105,12 @@ class Facts:
 
         Pods of another job that had the same name are left out, and what could not be read.
         """
-        seen = SeenJob.read(job)
+        job = JobSnapshot.read(manifest)
         told = [event for event in events if event is not None]
         return cls(
-            job=seen,
+            job=job,
             now=now,
-            pods=tuple(pod for pod in pods if pod and pod.state.owner_uid == seen.uid),
+            pods=tuple(pod for pod in pods if pod and pod.state.owner_uid == job.uid),
             events=tuple(sorted(told, key=lambda event: event.time)),
             history=history or History(),
             gaps=tuple(gaps),

@@ -20,7 +20,7 @@ from ddp_operator.sdk.logs import LogLine
 from ddp_operator.sdk.manifests import Options
 from ddp_operator.sdk.report import JobReport
 from ddp_operator.sdk.sync import Client, Job, LocalClient
-from ddp_operator.submit import WishError
+from ddp_operator.submit import JobRequestError
 from ddp_operator.views.changes import RefusedError
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "JobFailedError",
     "JobGoneError",
     "JobReport",
+    "JobRequestError",
     "LocalClient",
     "LogLine",
     "ManifestError",
@@ -43,5 +44,4 @@ __all__ = [
     "Options",
     "RefusedError",
     "WaitTimeoutError",
-    "WishError",
 ]

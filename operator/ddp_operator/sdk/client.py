@@ -10,14 +10,14 @@ from ddp_operator.api.constants import KIND
 from ddp_operator.kube import load_credentials
 from ddp_operator.ports import Key, Manifest
 from ddp_operator.sdk import manifests
-from ddp_operator.sdk.backends.backend import Place
-from ddp_operator.sdk.backends.kubernetes import KubernetesPlace
+from ddp_operator.sdk.backends.backend import Backend
+from ddp_operator.sdk.backends.kubernetes import KubernetesBackend
 from ddp_operator.sdk.errors import ClientError, ManifestError
 from ddp_operator.sdk.job import AsyncJob
 from ddp_operator.sdk.manifests import Options
 from ddp_operator.submit import admitted
 from ddp_operator.submit.words import object_name
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean
 
 
@@ -38,12 +38,12 @@ class AsyncClient:
     ) -> None:
         given = None if kubeconfig is None else str(kubeconfig)
         credentials = load_credentials(kubeconfig=given, context=context)
-        self._place: Place = KubernetesPlace(
+        self._backend: Backend = KubernetesBackend(
             credentials, namespace or credentials.default_namespace
         )
 
     async def __aenter__(self) -> Self:
-        await self._place.__aenter__()
+        await self._backend.__aenter__()
         return self
 
     async def __aexit__(
@@ -52,7 +52,7 @@ class AsyncClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._place.__aexit__(kind, error, traceback)
+        await self._backend.__aexit__(kind, error, traceback)
 
     async def run(
         self,
@@ -70,12 +70,12 @@ class AsyncClient:
 
         Raises:
             FunctionError: the function cannot run by itself; says what to change.
-            WishError: an option that cannot be had.
+            JobRequestError: an option that cannot be had.
         """
-        job, scripts = manifests.manifests(
+        job, scripts = manifests.build_manifests(
             function, command, arguments, options, default_image=self._default_image
         )
-        security = await self._place.pod_security(self._place.namespace)
+        security = await self._backend.pod_security(self._backend.namespace)
         return await self._submit(admitted(job, security), scripts)
 
     async def apply(self, manifest: Manifest) -> AsyncJob:
@@ -93,8 +93,8 @@ class AsyncClient:
         return await self._submit(manifest, None)
 
     async def _submit(self, job: Manifest, scripts: Manifest | None) -> AsyncJob:
-        metadata = {"namespace": self._place.namespace, **job["metadata"]}
-        return self._job(await self._place.create({**job, "metadata": metadata}, scripts))
+        metadata = {"namespace": self._backend.namespace, **job["metadata"]}
+        return self._job(await self._backend.create({**job, "metadata": metadata}, scripts))
 
     async def job(self, name: str) -> AsyncJob:
         """Return a job by its name.
@@ -103,17 +103,17 @@ class AsyncClient:
             NoSuchJobError: there is none.
         """
         return self._job(
-            await self._place.job(Key(self._place.namespace, object_name(name, "name")))
+            await self._backend.job(Key(self._backend.namespace, object_name(name, "name")))
         )
 
     async def jobs(self, *, all_namespaces: bool = False) -> list[AsyncJob]:
         """Return the jobs of the namespace, or of all that one may see."""
-        where = None if all_namespaces else self._place.namespace
-        return [self._job(item) async for item in self._place.jobs(where)]
+        where = None if all_namespaces else self._backend.namespace
+        return [self._job(item) async for item in self._backend.jobs(where)]
 
     def _job(self, manifest: Manifest) -> AsyncJob:
-        seen = SeenJob.read(manifest)
-        return AsyncJob(self._place, seen.key, seen.uid)
+        job = JobSnapshot.read(manifest)
+        return AsyncJob(self._backend, job.key, job.uid)
 
 
 class AsyncLocalClient(AsyncClient):
@@ -138,10 +138,10 @@ class AsyncLocalClient(AsyncClient):
             raise ClientError(
                 "local runs need Linux, whose process control stands in for containers"
             )
-        from ddp_operator.sdk.backends.local import LocalPlace  # noqa: PLC0415 - Linux alone has it
+        from ddp_operator.sdk.backends.local import LocalBackend  # noqa: PLC0415 - Linux alone has it
 
-        self._local = LocalPlace(None if workdir is None else Path(workdir))
-        self._place = self._local
+        self._local = LocalBackend(None if workdir is None else Path(workdir))
+        self._backend = self._local
 
     @property
     def workdir(self) -> Path:

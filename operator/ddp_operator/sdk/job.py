@@ -13,7 +13,7 @@ from ddp_operator.client.cluster import NoSuchJobError
 from ddp_operator.ports import Key, Manifest, NotFoundError
 from ddp_operator.report.files import read_metrics
 from ddp_operator.sdk import logs
-from ddp_operator.sdk.backends.backend import Place
+from ddp_operator.sdk.backends.backend import Backend
 from ddp_operator.sdk.errors import JobFailedError, JobGoneError, ManifestError, WaitTimeoutError
 from ddp_operator.sdk.logs import LogLine
 from ddp_operator.sdk.report import JobReport
@@ -21,7 +21,7 @@ from ddp_operator.views import changes
 from ddp_operator.views.changes import Change
 from ddp_operator.views.job.diagnosis import Diagnosis, diagnose
 from ddp_operator.views.job.pods import Pods
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean
 
 _NOT_SEEN: Final = "not seen yet"
@@ -33,8 +33,8 @@ class AsyncJob:
     It is always this very job: where another one has taken its name, it is gone.
     """
 
-    def __init__(self, place: Place, key: Key, uid: str) -> None:
-        self._place = place
+    def __init__(self, backend: Backend, key: Key, uid: str) -> None:
+        self._backend = backend
         self.key = key
         self.uid = uid
 
@@ -57,7 +57,7 @@ class AsyncJob:
         Raises:
             JobGoneError: it is there no more.
         """
-        return (await self._seen()).manifest
+        return (await self._snapshot()).manifest
 
     async def read(self) -> DDPJob:
         """Return the job by this release's own models: `spec`, `status`, names and times.
@@ -65,16 +65,16 @@ class AsyncJob:
         Raises:
             ManifestError: its spec is of another release; `manifest()` has it as it is.
         """
-        seen = await self._seen()
-        if seen.job is None:
+        job = await self._snapshot()
+        if job.parsed is None:
             raise ManifestError(
-                f"{clean(self.name)}: this release cannot read its spec: {clean(seen.problem)}"
+                f"{clean(self.name)}: this release cannot read its spec: {clean(job.problem)}"
             )
-        return seen.job
+        return job.parsed
 
     async def status(self) -> DDPJobStatus:
         """Return its state; of another release, as much of it as can be read."""
-        return (await self._seen()).status
+        return (await self._snapshot()).status
 
     async def watch(self, *, timeout: float | None = None) -> AsyncGenerator[DDPJobStatus, None]:
         """Yield its state, and then each new one, up to the last.
@@ -86,18 +86,18 @@ class AsyncJob:
         end = None if timeout is None else asyncio.get_running_loop().time() + timeout
         latest: DDPJobStatus | None = None
         state = _NOT_SEEN
-        async with contextlib.aclosing(self._place.changes(self.key)) as found:
+        async with contextlib.aclosing(self._backend.changes(self.key)) as found:
             while True:
                 try:
                     async with asyncio.timeout_at(end):
                         manifest = await anext(found)
                 except TimeoutError:
                     raise WaitTimeoutError(self.name, timeout or 0.0, state) from None
-                seen = SeenJob.read(manifest) if manifest is not None else None
-                if seen is None or seen.uid != self.uid:
+                job = JobSnapshot.read(manifest) if manifest is not None else None
+                if job is None or job.uid != self.uid:
                     raise JobGoneError(self.name)
-                if seen.status != latest:
-                    latest = seen.status
+                if job.status != latest:
+                    latest = job.status
                     state = f"{latest.phase} ({clean(latest.reason, 64) or 'no reason yet'})"
                     yield latest
                     if latest.finished:
@@ -149,15 +149,17 @@ class AsyncJob:
             RefusedError: no such ranks, or too many pods at a time.
         """
         read = logs.followed if follow else logs.until_now
-        lines = read(self._place, self._look, logs.wanted(tail, since_seconds), ranks)
+        lines = read(
+            self._backend, self._snapshot_and_pods, logs.wanted(tail, since_seconds), ranks
+        )
         async with contextlib.aclosing(lines):
             async for line in lines:
                 yield line
 
     async def why(self) -> Diagnosis:
         """Say why it is as it is: a sentence, the evidence, and what can be done."""
-        seen, pods = await self._look()
-        return diagnose(seen, pods, datetime.now(UTC))
+        job, pods = await self._snapshot_and_pods()
+        return diagnose(job, pods, datetime.now(UTC))
 
     async def report(
         self, *, metrics: str | Path | None = None, prices: Mapping[str, float] | None = None
@@ -174,9 +176,9 @@ class AsyncJob:
             UnreadableError: there is no metrics.jsonl.
         """
         history = None if metrics is None else await asyncio.to_thread(read_metrics, Path(metrics))
-        await self._seen()
+        await self._snapshot()
         with _gone(self.name):
-            return JobReport(await self._place.facts(self.key, history), prices)
+            return JobReport(await self._backend.facts(self.key, history), prices)
 
     async def stop(self) -> None:
         """Give up its pods and keep its state; `resume` goes on."""
@@ -192,25 +194,25 @@ class AsyncJob:
 
     async def delete(self) -> None:
         """Delete it with all it owns; its checkpoints stay where they outlive pods."""
-        await self._seen()
+        await self._snapshot()
         with _gone(self.name):
-            await self._place.delete(self.key, self.uid)
+            await self._backend.delete(self.key, self.uid)
 
-    async def _change(self, plan: Callable[[SeenJob, datetime], Change]) -> None:
-        change = plan(await self._seen(), datetime.now(UTC))
+    async def _change(self, plan: Callable[[JobSnapshot, datetime], Change]) -> None:
+        change = plan(await self._snapshot(), datetime.now(UTC))
         with _gone(self.name):
-            await self._place.patch(self.key, self.uid, change.patch)
+            await self._backend.patch(self.key, self.uid, change.patch)
 
-    async def _seen(self) -> SeenJob:
+    async def _snapshot(self) -> JobSnapshot:
         with _gone(self.name):
-            seen = SeenJob.read(await self._place.job(self.key))
-        if seen.uid != self.uid:
+            job = JobSnapshot.read(await self._backend.job(self.key))
+        if job.uid != self.uid:
             raise JobGoneError(self.name)
-        return seen
+        return job
 
-    async def _look(self) -> tuple[SeenJob, Pods]:
-        seen, pods = await asyncio.gather(self._seen(), self._place.pods(self.key))
-        return seen, Pods.of(seen, pods)
+    async def _snapshot_and_pods(self) -> tuple[JobSnapshot, Pods]:
+        job, pods = await asyncio.gather(self._snapshot(), self._backend.pods(self.key))
+        return job, Pods.of(job, pods)
 
 
 @contextlib.contextmanager

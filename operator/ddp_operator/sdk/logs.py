@@ -12,11 +12,11 @@ from ddp_operator.client.following import Look
 from ddp_operator.client.logs import MOST_BYTES, Line, Wanted, printed
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.sdk.backends.backend import Place
+from ddp_operator.sdk.backends.backend import Backend
 from ddp_operator.sdk.errors import JobGoneError
 from ddp_operator.views.changes import RefusedError
 from ddp_operator.views.job.pods import Pods
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean_output, counted
 
 MOST_PODS: Final = 32
@@ -40,10 +40,10 @@ class LogLine:
     note: bool = False
 
     @classmethod
-    def of(cls, seen: SeenJob, line: Line) -> Self:
+    def of(cls, job: JobSnapshot, line: Line) -> Self:
         """A line as it was read."""
         index = line.pod.identity.index
-        own = ranks.ranks(seen.job.spec, index) if seen.job else range(index, index + 1)
+        own = ranks.ranks(job.parsed.spec, index) if job.parsed else range(index, index + 1)
         text = clean_output(line.text, MOST_BYTES)
         rank = own.start if line.rank is None else line.rank
         return cls(rank, line.pod.key.name, line.time, text, note=line.note)
@@ -58,38 +58,38 @@ def wanted(tail: int | None, since_seconds: float | None) -> Wanted:
     return Wanted(tail, whole)
 
 
-def chosen(seen: SeenJob, pods: Pods, only: Sequence[int]) -> list[PodState]:
+def chosen(job: JobSnapshot, pods: Pods, only: Sequence[int]) -> list[PodState]:
     """The pods of those ranks, or all, in their order.
 
     Raises:
         RefusedError: no pod has such a rank.
     """
     indexes = sorted(pods.current)
-    if only and seen.job is None:
-        raise RefusedError(f"which pod has which rank cannot be told: {seen.problem}")
-    if only and seen.job is not None:
-        size = ranks.world_size(seen.job.spec)
+    if only and job.parsed is None:
+        raise RefusedError(f"which pod has which rank cannot be told: {job.problem}")
+    if only and job.parsed is not None:
+        size = ranks.world_size(job.parsed.spec)
         if not 0 <= min(only) <= max(only) < size:
             raise RefusedError(f"ranks: the job has ranks 0 to {size - 1} only")
-        of_ranks = {ranks.pod_of(seen.job.spec, rank) for rank in only}
+        of_ranks = {ranks.pod_of(job.parsed.spec, rank) for rank in only}
         indexes = [index for index in indexes if index in of_ranks]
     return [pods.current[index] for index in indexes]
 
 
 async def until_now(
-    place: Place, look: Look, wanted: Wanted, only: Sequence[int]
+    backend: Backend, look: Look, wanted: Wanted, only: Sequence[int]
 ) -> AsyncGenerator[LogLine, None]:
     """Yield what was printed, in the order of time."""
-    seen, pods = await look()
-    begun = [pod for pod in chosen(seen, pods, only) if pod.started or pod.exit]
+    job, pods = await look()
+    begun = [pod for pod in chosen(job, pods, only) if pod.started or pod.exit]
     _refuse_too_many(len(begun))
-    async for line in printed(place, begun, wanted):
+    async for line in printed(backend, begun, wanted):
         if line.may_be_of(only):
-            yield LogLine.of(seen, line)
+            yield LogLine.of(job, line)
 
 
 async def followed(
-    place: Place, look: Look, wanted: Wanted, only: Sequence[int]
+    backend: Backend, look: Look, wanted: Wanted, only: Sequence[int]
 ) -> AsyncGenerator[LogLine, None]:
     """Yield what is printed until the job ends, also by pods that take others' places.
 
@@ -100,18 +100,18 @@ async def followed(
     _refuse_too_many(len(chosen(*first, only)))
     ahead = [first]
 
-    async def next_look() -> tuple[SeenJob, Pods]:
+    async def next_look() -> tuple[JobSnapshot, Pods]:
         return ahead.pop() if ahead else await look()
 
-    def choose(seen: SeenJob, pods: Pods) -> list[PodState]:
-        return chosen(seen, pods, only)
+    def choose(job: JobSnapshot, pods: Pods) -> list[PodState]:
+        return chosen(job, pods, only)
 
-    read = following.followed(place, next_look, choose, wanted, MOST_PODS, gone=JobGoneError)
+    read = following.followed(backend, next_look, choose, wanted, MOST_PODS, gone=JobGoneError)
     async with contextlib.aclosing(read):
-        async for seen, lines in read:
+        async for job, lines in read:
             for line in lines:
                 if line.may_be_of(only):
-                    yield LogLine.of(seen, line)
+                    yield LogLine.of(job, line)
 
 
 def _refuse_too_many(count: int) -> None:

@@ -10,13 +10,13 @@ from ddp_operator.api.constants import MAX_NAME_LENGTH
 from ddp_operator.ports import Manifest
 from ddp_operator.sdk.function import script_of
 from ddp_operator.submit import (
-    CheckpointPlace,
+    CheckpointLocation,
     GpuRequest,
+    JobRequest,
+    JobRequestError,
     Mount,
     Scripts,
-    Wish,
-    WishError,
-    job,
+    job_manifest,
 )
 from ddp_operator.submit.job import Launcher
 from ddp_operator.views.text import clean
@@ -65,12 +65,12 @@ class Options(TypedDict, total=False):
 _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
     "gpus": GpuRequest.parse,
     "mounts": lambda mounts: [Mount.parse(mount) for mount in mounts],
-    "checkpoint": CheckpointPlace.parse,
+    "checkpoint": CheckpointLocation.parse,
 }
 """What is said in words."""
 
 
-def manifests(
+def build_manifests(
     function: Callable[..., object] | None,
     command: Sequence[str] | None,
     arguments: Mapping[str, Any] | None,
@@ -81,36 +81,40 @@ def manifests(
     """The job, and the ConfigMap with its function's script.
 
     Raises:
-        WishError: that cannot be had; names the argument.
+        JobRequestError: that cannot be had; names the argument.
         FunctionError: the function cannot run by itself.
     """
     if unknown := [*options.keys() - Options.__annotations__.keys()]:
-        raise WishError(
+        raise JobRequestError(
             f"run has no argument {clean(min(unknown), 80)}: what it does not have, a manifest "
             "has, see apply; a function's own arguments go into arguments={…}"
         )
     given = {key: value for key, value in options.items() if value is not None}
     image = given.get("image", default_image)
     if image is None:
-        raise WishError("image: name one that has Python and what the function or command needs")
+        raise JobRequestError(
+            "image: name one that has Python and what the function or command needs"
+        )
     scripts, called = None, ""
     if function is not None:
         if command is not None:
-            raise WishError("command: give a function or a command, not both")
+            raise JobRequestError("command: give a function or a command, not both")
         text = script_of(function, arguments or {})
         scripts = Scripts({_FILE: text.encode()}, token=secrets.token_hex(_SUFFIX_BYTES))
         command = ["python", _FILE]
         called = function.__name__
     elif arguments is not None:
-        raise WishError("arguments: go with a function; those of a command stand in it")
+        raise JobRequestError("arguments: go with a function; those of a command stand in it")
     elif not command:
-        raise WishError("give run a function, or a command=[…]")
+        raise JobRequestError("give run a function, or a command=[…]")
     elif isinstance(command, str):
-        raise WishError("command: give a list of words, such as ['python', 'train.py']")
+        raise JobRequestError("command: give a list of words, such as ['python', 'train.py']")
     read = {key: _READ[key](value) for key, value in given.items() if key in _READ}
     name = options.get("name") or _name(called or _program(command))
-    wish = Wish(**{**given, **read, "name": name, "image": image}, command=command, scripts=scripts)
-    return job(wish), scripts.config_map(name) if scripts else None
+    request = JobRequest(
+        **{**given, **read, "name": name, "image": image}, command=command, scripts=scripts
+    )
+    return job_manifest(request), scripts.config_map(name) if scripts else None
 
 
 def _program(command: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from ddp_operator.api.gpus import GPUS
-from ddp_operator.submit.words import WishError
+from ddp_operator.submit.words import JobRequestError
 
 _FULL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _VENDOR: Final = "nvidia-"
@@ -35,17 +35,19 @@ class GpuRequest:
         """Read `TYPE` or `TYPE:COUNT`; a type may be one that is not in our table.
 
         Raises:
-            WishError: it is neither.
+            JobRequestError: it is neither.
         """
         called, colon, number = text.strip().lower().partition(":")
         count = int(number) if number.isdecimal() and len(number) <= 3 else 0
         if colon and not count:
-            raise WishError(f"GPUs {text[:80]!r}: say it as h100:8, a type and how many a pod gets")
+            raise JobRequestError(
+                f"GPUs {text[:80]!r}: say it as h100:8, a type and how many a pod gets"
+            )
         if called in SHORT_NAMES:
             return cls(SHORT_NAMES[called], count or 1)
         if called.startswith(_VENDOR) and _FULL.fullmatch(called):
             return cls(called, count or 1)
         known = ", ".join(sorted(SHORT_NAMES))
-        raise WishError(
+        raise JobRequestError(
             f"GPUs {text[:80]!r}: none of {known}, nor a type of GKE's, which begins with {_VENDOR}"
         )

@@ -18,7 +18,7 @@ from ddp_operator.ports import Manifest
 from ddp_operator.submit.gpus import GpuRequest
 from ddp_operator.submit.mounts import Mount
 from ddp_operator.submit.scripts import PATH, VOLUME, Scripts
-from ddp_operator.submit.words import WishError, object_name
+from ddp_operator.submit.words import JobRequestError, object_name
 
 Launcher = Literal["auto", "bundled", "inject", "torchrun", "none"]
 LAUNCHERS: Final[tuple[Launcher, ...]] = ("auto", "bundled", "inject", "torchrun", "none")
@@ -27,7 +27,7 @@ _MAX_USER: Final = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class CheckpointPlace:
+class CheckpointLocation:
     """Where checkpoints live."""
 
     field: str
@@ -39,17 +39,17 @@ class CheckpointPlace:
         """Read `pvc/NAME` or `gs://BUCKET`.
 
         Raises:
-            WishError: it is neither.
+            JobRequestError: it is neither.
         """
         if text.startswith("gs://"):
             return cls("gcsBucket", object_name(text[5:].rstrip("/"), "bucket"))
         if text.startswith("pvc/"):
             return cls("persistentVolumeClaim", object_name(text[4:], "claim"))
-        raise WishError(f"checkpoint {text[:120]!r}: say it as pvc/NAME or gs://BUCKET")
+        raise JobRequestError(f"checkpoint {text[:120]!r}: say it as pvc/NAME or gs://BUCKET")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class JobRequest:
     """A job in a few words; all else is the schema's default."""
 
     name: str
@@ -67,7 +67,7 @@ class Wish:
     env_from: Sequence[str] = ()
     """`secret/NAME` and `configmap/NAME`: all their keys are variables."""
     mounts: Sequence[Mount] = ()
-    checkpoint: CheckpointPlace | None = None
+    checkpoint: CheckpointLocation | None = None
     max_restarts: int | None = None
     min_replicas: int | None = None
     """It trains on with so many pods while others are missing."""
@@ -84,44 +84,46 @@ class Wish:
     command starts Python."""
 
 
-def job(wish: Wish) -> Manifest:
-    """The manifest of a job, whose spec is as short as the wish.
+def job_manifest(request: JobRequest) -> Manifest:
+    """The manifest of a job, whose spec is as short as the request.
 
     Raises:
-        WishError: it would not be a valid job; the text names the field.
+        JobRequestError: it would not be a valid job; the text names the field.
     """
-    container: dict[str, Any] = {"name": "trainer", "image": wish.image}
-    if command := commanded(wish):
+    container: dict[str, Any] = {"name": "trainer", "image": request.image}
+    if command := commanded(request):
         container["command"] = command
-    if wish.env:
-        container["env"] = [{"name": name, "value": value} for name, value in wish.env.items()]
-    if wish.env_from:
-        container["envFrom"] = [_env_from(text) for text in wish.env_from]
-    if requests := {k: v for k, v in (("cpu", wish.cpu), ("memory", wish.memory)) if v}:
+    if request.env:
+        container["env"] = [{"name": name, "value": value} for name, value in request.env.items()]
+    if request.env_from:
+        container["envFrom"] = [_env_from(text) for text in request.env_from]
+    if requests := {k: v for k, v in (("cpu", request.cpu), ("memory", request.memory)) if v}:
         container["resources"] = {"requests": requests}
     pod: dict[str, Any] = {"containers": [container]}
-    _run_as(wish.user, pod)
+    _run_as(request.user, pod)
     template: dict[str, Any] = {"spec": pod}
-    _mount(wish, template, container)
-    spec: dict[str, Any] = {"replicas": wish.replicas}
-    if wish.gpus:
-        spec["accelerator"] = {"type": wish.gpus.type, "count": wish.gpus.count}
-        if wish.spot:
+    _mount(request, template, container)
+    spec: dict[str, Any] = {"replicas": request.replicas}
+    if request.gpus:
+        spec["accelerator"] = {"type": request.gpus.type, "count": request.gpus.count}
+        if request.spot:
             spec["accelerator"]["provisioning"] = "spot"
-    elif wish.spot:
-        raise WishError("spot: goes with GPUs; for CPU nodes name them in a manifest's template")
-    if wish.queue:
-        spec["scheduling"] = {"queueName": wish.queue}
-    if wish.checkpoint:
-        spec["checkpoint"] = {wish.checkpoint.field: wish.checkpoint.name}
-    if wish.launcher == "inject":
+    elif request.spot:
+        raise JobRequestError(
+            "spot: goes with GPUs; for CPU nodes name them in a manifest's template"
+        )
+    if request.queue:
+        spec["scheduling"] = {"queueName": request.queue}
+    if request.checkpoint:
+        spec["checkpoint"] = {request.checkpoint.field: request.checkpoint.name}
+    if request.launcher == "inject":
         spec["launcher"] = "inject"
-    if wish.max_restarts is not None:
-        spec["restart"] = {"maxRestarts": wish.max_restarts}
-    spec |= _membership(wish)
-    metadata = {"name": object_name(wish.name, "name")}
-    if wish.namespace:
-        metadata["namespace"] = wish.namespace
+    if request.max_restarts is not None:
+        spec["restart"] = {"maxRestarts": request.max_restarts}
+    spec |= _membership(request)
+    metadata = {"name": object_name(request.name, "name")}
+    if request.namespace:
+        metadata["namespace"] = request.namespace
     found: Manifest = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -136,7 +138,7 @@ def admitted(made: Manifest, security: PodSecurity | None) -> Manifest:
     """Return a job of `job` as a namespace with this Pod Security admits it; None: as it is.
 
     Raises:
-        WishError: a mount that such a namespace forbids.
+        JobRequestError: a mount that such a namespace forbids.
     """
     if security is None or security.level == "privileged":
         return made
@@ -144,7 +146,7 @@ def admitted(made: Manifest, security: PodSecurity | None) -> Manifest:
     pod = found["spec"]["template"]["spec"]
     for volume in pod.get("volumes") or ():
         if "hostPath" in volume:
-            raise WishError(
+            raise JobRequestError(
                 f"mount {volume['hostPath']['path']}: the namespace enforces Pod Security "
                 f"{security.level}, which forbids paths of nodes; use pvc/NAME or gs://BUCKET"
             )
@@ -157,7 +159,7 @@ def _run_as(user: int | None, pod: dict[str, Any]) -> None:
     if user is None:
         return
     if not 0 < user <= _MAX_USER:
-        raise WishError(f"user {user}: give a number from 1 to {_MAX_USER}; 0 is root")
+        raise JobRequestError(f"user {user}: give a number from 1 to {_MAX_USER}; 0 is root")
     # As a group of its own it may write to volumes of claims, which are root's otherwise.
     pod["securityContext"] = {
         "runAsUser": user,
@@ -178,43 +180,43 @@ def parsed(manifest: Manifest) -> DDPJob:
     """The same as the operator will see it.
 
     Raises:
-        WishError: it would refuse it.
+        JobRequestError: it would refuse it.
     """
     known = {"namespace": "default", "uid": "", "creationTimestamp": "1970-01-01T00:00:00Z"}
     try:
         return DDPJob.parse({**manifest, "metadata": known | manifest["metadata"]})
     except InvalidJobError as error:
-        raise WishError(str(error)) from None
+        raise JobRequestError(str(error)) from None
 
 
-def least_and_most(wish: Wish) -> tuple[int, int]:
+def least_and_most(request: JobRequest) -> tuple[int, int]:
     """With how many pods it trains, at least and at most."""
-    return wish.min_replicas or wish.replicas, wish.max_replicas or wish.replicas
+    return request.min_replicas or request.replicas, request.max_replicas or request.replicas
 
 
-def ranks_per_pod(wish: Wish) -> int:
+def ranks_per_pod(request: JobRequest) -> int:
     """Processes of each pod: one for each GPU."""
-    return wish.gpus.count if wish.gpus else 1
+    return request.gpus.count if request.gpus else 1
 
 
-def commanded(wish: Wish) -> list[str]:
+def commanded(request: JobRequest) -> list[str]:
     """What runs in each pod.
 
     Raises:
-        WishError: nothing would start as many processes as a pod has GPUs.
+        JobRequestError: nothing would start as many processes as a pod has GPUs.
     """
-    command = list(wish.command)
-    if wish.scripts:
-        first = next(iter(wish.scripts.files))
-        command = wish.scripts.in_pods(command or ["python", first])
-    found, launcher = started(command), wish.launcher
+    command = list(request.command)
+    if request.scripts:
+        first = next(iter(request.scripts.files))
+        command = request.scripts.in_pods(command or ["python", first])
+    found, launcher = started(command), request.launcher
     if launcher == "auto":
-        launcher = _chosen(wish, found)
+        launcher = _chosen(request, found)
     if launcher in ("none", "inject"):
         return command
     if launcher == "bundled":
         if found.launcher:
-            raise WishError(
+            raise JobRequestError(
                 f"launcher bundled: {found.called} starts processes, too; take it out of the "
                 "command (python train.py)"
             )
@@ -223,45 +225,47 @@ def commanded(wish: Wish) -> list[str]:
     return command if found.by_torchrun else _under_torchrun(found)
 
 
-def starts_once(wish: Wish) -> bool:
+def starts_once(request: JobRequest) -> bool:
     """Whether a pod has several processes and runs one command, of which nobody can tell whether it
     starts them.
     """
-    alone = wish.launcher in ("auto", "none") and ranks_per_pod(wish) > 1
-    return alone and not started(commanded(wish)).launcher
+    alone = request.launcher in ("auto", "none") and ranks_per_pod(request) > 1
+    return alone and not started(commanded(request)).launcher
 
 
-def _chosen(wish: Wish, found: Started) -> Launcher:
+def _chosen(request: JobRequest, found: Started) -> Launcher:
     """Choose who starts a pod's processes.
 
     Raises:
-        WishError: a launcher that is not told how many there are.
+        JobRequestError: a launcher that is not told how many there are.
     """
-    several = ranks_per_pod(wish) > 1
-    if found.launcher and not found.by_torchrun and (several or least_and_most(wish)[1] > 1):
-        raise WishError(
+    several = ranks_per_pod(request) > 1
+    if found.launcher and not found.by_torchrun and (several or least_and_most(request)[1] > 1):
+        raise JobRequestError(
             f"{found.called}: has its processes and pods from its own flags, not from the job; "
             "write python train.py, which torchrun starts, or add --launcher none"
         )
     if several and found.words[:1] and found.words[0].endswith(".py"):
-        raise WishError(f"{found.words[0]}: write python before it, or add --launcher none")
+        raise JobRequestError(f"{found.words[0]}: write python before it, or add --launcher none")
     return "torchrun" if several and found.python is not None else "none"
 
 
-def _membership(wish: Wish) -> dict[str, Any]:
+def _membership(request: JobRequest) -> dict[str, Any]:
     """Fields of the spec that say which pods may be in the group.
 
     Raises:
-        WishError: nobody in the pods could tell their processes of it.
+        JobRequestError: nobody in the pods could tell their processes of it.
     """
-    sizes = {"minReplicas": wish.min_replicas, "maxReplicas": wish.max_replicas}
+    sizes = {"minReplicas": request.min_replicas, "maxReplicas": request.max_replicas}
     elastic = {name: size for name, size in sizes.items() if size is not None}
-    asked = {"elastic": elastic, "spares": wish.spares}
+    asked = {"elastic": elastic, "spares": request.spares}
     found = {name: value for name, value in asked.items() if value}
     # What an image, or a command that says so, runs by itself may well be the launcher.
-    if found and (wish.launcher == "torchrun" or (wish.launcher == "auto" and commanded(wish))):
+    if found and (
+        request.launcher == "torchrun" or (request.launcher == "auto" and commanded(request))
+    ):
         what = "another size" if elastic else "spares"
-        raise WishError(
+        raise JobRequestError(
             f"{what}: goes with ddp_trainer's launcher alone; set launcher to inject, or to "
             "bundled where the image has it"
         )
@@ -274,14 +278,16 @@ def _under_torchrun(found: Started) -> list[str]:
     """
     words, python, begin = found.words, found.python, found.begin
     if python is None or found.launcher:
-        raise WishError("launcher torchrun: the command must be Python's, such as python train.py")
+        raise JobRequestError(
+            "launcher torchrun: the command must be Python's, such as python train.py"
+        )
     if found.in_shell:
-        raise WishError(
+        raise JobRequestError(
             "a shell's line starts Python once: write torchrun in Python's place there, or give "
             "python train.py without a shell; --launcher none leaves it as it is"
         )
     if begin >= len(words) or words[begin] in ("-c", "-"):
-        raise WishError("launcher torchrun: the command must run a script or a module (-m)")
+        raise JobRequestError("launcher torchrun: the command must run a script or a module (-m)")
     before, rest = words[:begin], words[begin:]
     if python == begin:  # uv runs Python without being told to
         before = (*(word for word in before if word not in ("-s", "--script")), "python")
@@ -296,25 +302,25 @@ def _env_from(text: str) -> dict[str, Any]:
     kind, _, name = text.partition("/")
     kinds = {"secret": "secretRef", "configmap": "configMapRef"}
     if kind not in kinds:
-        raise WishError(f"env-from {text[:120]!r}: say it as secret/NAME or configmap/NAME")
+        raise JobRequestError(f"env-from {text[:120]!r}: say it as secret/NAME or configmap/NAME")
     return {kinds[kind]: {"name": object_name(name, "env-from")}}
 
 
-def _mount(wish: Wish, template: dict[str, Any], container: dict[str, Any]) -> None:
+def _mount(request: JobRequest, template: dict[str, Any], container: dict[str, Any]) -> None:
     volumes: list[dict[str, Any]] = []
     mounts: list[dict[str, Any]] = []
-    for number, mount in enumerate(wish.mounts):
+    for number, mount in enumerate(request.mounts):
         name = f"mount-{number}"
         volumes.append({"name": name, **mount.source})
         seen = {"name": name, "mountPath": mount.path}
         mounts.append(seen | ({"readOnly": True} if mount.read_only else {}))
-    if wish.scripts:
-        volumes.append({"name": VOLUME, "configMap": {"name": wish.scripts.name(wish.name)}})
+    if request.scripts:
+        volumes.append({"name": VOLUME, "configMap": {"name": request.scripts.name(request.name)}})
         mounts.append({"name": VOLUME, "mountPath": PATH, "readOnly": True})
     if volumes:
         container["volumeMounts"] = mounts
         template["spec"]["volumes"] = volumes
-    if any(mount.bucket for mount in wish.mounts):
+    if any(mount.bucket for mount in request.mounts):
         template["metadata"] = {"annotations": {GKE_GCSFUSE_ANNOTATION: "true"}}
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from ddp_operator.api.constants import GKE_GCSFUSE_DRIVER
-from ddp_operator.submit.words import WishError, absolute, object_name
+from ddp_operator.submit.words import JobRequestError, absolute, object_name
 
 FORMS: Final = (
     "pvc/NAME:/path, gs://BUCKET:/path, configmap/NAME:/path, secret/NAME:/path or "
@@ -28,12 +28,12 @@ class Mount:
         """Read one of `FORMS`.
 
         Raises:
-            WishError: it is none of them.
+            JobRequestError: it is none of them.
         """
         place, read_only = text.removesuffix(":ro"), text.endswith(":ro")
         source, colon, path = place.rpartition(":")
         if not colon or not source:
-            raise WishError(f"mount {text[:120]!r}: say it as {FORMS}")
+            raise JobRequestError(f"mount {text[:120]!r}: say it as {FORMS}")
         path = absolute(path, "mount")
         if source.startswith("gs://"):
             bucket = object_name(source.removeprefix("gs://").rstrip("/"), "bucket")
@@ -49,4 +49,4 @@ class Mount:
             return cls({"configMap": {"name": name}}, path, read_only=True)
         if kind == "secret":
             return cls({"secret": {"secretName": name}}, path, read_only=True)
-        raise WishError(f"mount {text[:120]!r}: say it as {FORMS}")
+        raise JobRequestError(f"mount {text[:120]!r}: say it as {FORMS}")

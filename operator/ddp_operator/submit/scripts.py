@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.ports import Manifest
-from ddp_operator.submit.words import WishError
+from ddp_operator.submit.words import JobRequestError
 
 PATH: Final = "/ddp-scripts"
 """Where pods see them."""
@@ -32,18 +32,22 @@ class Scripts:
         """Check what a ConfigMap can hold.
 
         Raises:
-            WishError: it cannot hold these.
+            JobRequestError: it cannot hold these.
         """
         seen: dict[str, str] = {}
         for path in self.files:
             key = _key(path)
             if not _KEY.fullmatch(key) or key in (".", ".."):
-                raise WishError(f"script {path[:120]!r}: its name may have letters, digits, - _ .")
+                raise JobRequestError(
+                    f"script {path[:120]!r}: its name may have letters, digits, - _ ."
+                )
             if key in seen:
-                raise WishError(f"scripts {seen[key]} and {path}: pods see both as {PATH}/{key}")
+                raise JobRequestError(
+                    f"scripts {seen[key]} and {path}: pods see both as {PATH}/{key}"
+                )
             seen[key] = path
         if self.size > MAX_BYTES:
-            raise WishError(
+            raise JobRequestError(
                 f"scripts: {self.size} bytes, more than the {MAX_BYTES} that a ConfigMap has room "
                 "for; put what is large into an image or a volume"
             )

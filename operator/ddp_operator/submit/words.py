@@ -6,7 +6,7 @@ from typing import Final
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
-class WishError(ValueError):
+class JobRequestError(ValueError):
     """What was asked for cannot be had; the text says what was wrong, and what would be right."""
 
 
@@ -14,10 +14,12 @@ def object_name(text: str, what: str) -> str:
     """A name of an object in the cluster.
 
     Raises:
-        WishError: there can be no such name.
+        JobRequestError: there can be no such name.
     """
     if not _NAME.fullmatch(text):
-        raise WishError(f"{what} {text[:80]!r}: a name has lower-case letters, digits, - and .")
+        raise JobRequestError(
+            f"{what} {text[:80]!r}: a name has lower-case letters, digits, - and ."
+        )
     return text
 
 
@@ -25,8 +27,10 @@ def absolute(text: str, what: str) -> str:
     """A path in a pod.
 
     Raises:
-        WishError: it is none, or not from the root.
+        JobRequestError: it is none, or not from the root.
     """
     if not text.startswith("/") or text == "/" or ":" in text or "\0" in text:
-        raise WishError(f"{what} {text[:80]!r}: give an absolute path in the pod, such as /data")
+        raise JobRequestError(
+            f"{what} {text[:80]!r}: give an absolute path in the pod, such as /data"
+        )
     return text

@@ -19,7 +19,7 @@ _TROUBLES: Final = (ClusterError, CredentialsError, NoSuchJobError, NotInstalled
 
 
 @dataclass
-class Kept(Generic[T]):
+class Cached(Generic[T]):
     """Something that is read when it is asked for, at most every so many seconds, and by one at a
     time: tabs and reloads cost nothing. Where it cannot be read, what was read last stays.
     """
@@ -35,7 +35,7 @@ class Kept(Generic[T]):
     _next: float = float("-inf")
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read it, unless that was done a moment ago; `trouble` says whether it could be."""
         async with self._lock:
             began = self.clock()

@@ -8,8 +8,8 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from ddp_operator.client.pacing import LIST_SECONDS
 from ddp_operator.ports import Key
 from ddp_operator.report.page import LOADER
-from ddp_operator.ui.cache import Kept
-from ddp_operator.ui.polling import REPORT_SECONDS, Look
+from ddp_operator.ui.cache import Cached
+from ddp_operator.ui.polling import REPORT_SECONDS, Poller
 
 SCRIPT: Final = "/live.js"
 """The path of the one script."""
@@ -27,20 +27,20 @@ def script() -> str:
     return _TEMPLATES.get_template("live.js.j2").render()
 
 
-def jobs(look: Look) -> str:
+def jobs(poller: Poller) -> str:
     """The table of jobs."""
-    where = "all namespaces" if look.everywhere else f"namespace {look.home}"
+    where = "all namespaces" if poller.everywhere else f"namespace {poller.home}"
     return _TEMPLATES.get_template("jobs.html.j2").render(
-        jobs=look.jobs.value,
-        read_at=_time(look.jobs.value.read_at) if look.jobs.value else "",
+        jobs=poller.jobs.value,
+        read_at=_time(poller.jobs.value.read_at) if poller.jobs.value else "",
         where=where,
-        trouble=_trouble(look.jobs),
+        trouble=_trouble(poller.jobs),
         seconds=LIST_SECONDS,
         script=SCRIPT,
     )
 
 
-def job(key: Key, report: Kept[dict[str, Any]]) -> str:
+def job(key: Key, report: Cached[dict[str, Any]]) -> str:
     """A job's report, or why there is none."""
     name = "nothing.html.j2" if report.value is None else "job.html.j2"
     return _TEMPLATES.get_template(name).render(
@@ -52,12 +52,12 @@ def job(key: Key, report: Kept[dict[str, Any]]) -> str:
     )
 
 
-def _trouble(kept: Kept[Any]) -> str:
+def _trouble(cached: Cached[Any]) -> str:
     """Why what is shown is not of now; empty when it is."""
-    if not kept.trouble or kept.since is None:
+    if not cached.trouble or cached.since is None:
         return ""
-    stays = "" if kept.value is None else " Below is what was known before."
-    return f"Since {_time(kept.since)} UTC: {kept.trouble}.{stays}"
+    stays = "" if cached.value is None else " Below is what was known before."
+    return f"Since {_time(cached.since)} UTC: {cached.trouble}.{stays}"
 
 
 def _time(moment: datetime) -> str:

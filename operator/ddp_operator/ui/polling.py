@@ -14,9 +14,9 @@ from ddp_operator.client.evidence import gather
 from ddp_operator.client.pacing import LIST_SECONDS
 from ddp_operator.ports import ForbiddenError, Key
 from ddp_operator.report.page import filling
-from ddp_operator.ui.cache import Kept
+from ddp_operator.ui.cache import Cached
 from ddp_operator.views import listing
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, counted
 
 REPORT_SECONDS: Final = 15.0
@@ -39,7 +39,7 @@ class Jobs:
     notes: tuple[str, ...]
 
 
-class Look:
+class Poller:
     """Jobs of a namespace, or of all, and the report of each.
 
     `home`: where to look when the jobs of all namespaces may not be listed.
@@ -56,17 +56,17 @@ class Look:
     ) -> None:
         self.home = home
         self.everywhere = everywhere
-        self.jobs = Kept(self._list, LIST_SECONDS, clock)
+        self.jobs = Cached(self._list, LIST_SECONDS, clock)
         self._cluster = cluster
         self._prices = prices
         self._clock = clock
-        self._reports: OrderedDict[Key, Kept[dict[str, Any]]] = OrderedDict()
+        self._reports: OrderedDict[Key, Cached[dict[str, Any]]] = OrderedDict()
         self._drawing = asyncio.Lock()
 
-    def report(self, key: Key) -> Kept[dict[str, Any]]:
+    def report(self, key: Key) -> Cached[dict[str, Any]]:
         """The report of a job, as its page is filled with it; of those looked at last."""
         if key not in self._reports:
-            self._reports[key] = Kept(lambda: self._report(key), REPORT_SECONDS, self._clock)
+            self._reports[key] = Cached(lambda: self._report(key), REPORT_SECONDS, self._clock)
         self._reports.move_to_end(key)
         if len(self._reports) > _MAX_REPORTS:
             self._reports.popitem(last=False)
@@ -87,11 +87,11 @@ class Look:
     async def _listed(self, namespace: str | None, notes: tuple[str, ...]) -> Jobs:
         now, rows, more, unseen = datetime.now(UTC), list[tuple[Key, listing.Row]](), 0, 0
         async for item in self._cluster.jobs(namespace):
-            seen = SeenJob.read(item)
-            unseen += seen.unseen and (now - seen.created).total_seconds() > _GRACE_SECONDS
+            job = JobSnapshot.read(item)
+            unseen += job.unobserved and (now - job.created).total_seconds() > _GRACE_SECONDS
             if len(rows) < _MAX_JOBS:
-                row = listing.row(seen, now, wide=True, namespaces=self.everywhere)
-                rows.append((seen.key, row))
+                row = listing.row(job, now, wide=True, namespaces=self.everywhere)
+                rows.append((job.key, row))
             else:
                 more += 1
         if more:

@@ -9,7 +9,7 @@ from aiohttp import web
 from ddp_operator.ports import Key
 from ddp_operator.ui import pages
 from ddp_operator.ui.access import ADDRESS, Door
-from ddp_operator.ui.polling import Look
+from ddp_operator.ui.polling import Poller
 
 _NAME: Final = "[a-z0-9][-a-z0-9.]{0,252}"
 """Nothing else may become part of a request's path."""
@@ -27,7 +27,7 @@ def page_of(key: Key) -> str:
 
 
 @asynccontextmanager
-async def serving(look: Look, *, port: int) -> AsyncIterator[Door]:
+async def serving(poller: Poller, *, port: int) -> AsyncIterator[Door]:
     """Answer for the length of the block, on a free port where it is 0.
 
     Raises:
@@ -35,7 +35,7 @@ async def serving(look: Look, *, port: int) -> AsyncIterator[Door]:
     """
     door = Door()
     runner = web.AppRunner(
-        application(look, door), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS
+        application(poller, door), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS
     )
     await runner.setup()
     try:
@@ -50,17 +50,17 @@ async def serving(look: Look, *, port: int) -> AsyncIterator[Door]:
         await runner.cleanup()
 
 
-def application(look: Look, door: Door) -> web.Application:
+def application(poller: Poller, door: Door) -> web.Application:
     """What answers, behind the door."""
 
     async def jobs(_: web.Request) -> web.Response:
-        await look.jobs.look()
-        return _html(pages.jobs(look))
+        await poller.jobs.refresh()
+        return _html(pages.jobs(poller))
 
     async def job(request: web.Request) -> web.Response:
         key = Key(request.match_info["namespace"], request.match_info["name"])
-        report = look.report(key)
-        await report.look()
+        report = poller.report(key)
+        await report.refresh()
         status = 200 if report.value else 404
         return _html(pages.job(key, report), status)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from ddp_operator.views.job import pace
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, duration, number
 
 Row = Sequence[str]
@@ -18,35 +18,35 @@ def heading(*, wide: bool, namespaces: bool) -> Row:
     return [*(("NAMESPACE",) if namespaces else ()), *_HEADINGS, *(_WIDE if wide else ())]
 
 
-def row(seen: SeenJob, now: datetime, *, wide: bool, namespaces: bool) -> Row:
+def row(job: JobSnapshot, now: datetime, *, wide: bool, namespaces: bool) -> Row:
     """One job's cells."""
-    status = seen.status
-    left = pace.remaining_seconds(seen, now)
+    status = job.status
+    left = pace.remaining_seconds(job, now)
     cells = [
-        *((clean(seen.key.namespace, 253),) if namespaces else ()),
-        clean(seen.name, 253),
-        "Deleting" if seen.deleting else status.phase,
+        *((clean(job.key.namespace, 253),) if namespaces else ()),
+        clean(job.name, 253),
+        "Deleting" if job.deleting else status.phase,
         clean(status.ready, 16) or "-",
         str(status.restarts),
-        _step(seen),
+        _step(job),
         duration(left) if left is not None else "-",
-        duration((now - seen.created).total_seconds()),
+        duration((now - job.created).total_seconds()),
     ]
-    return [*cells, *_wide(seen, now)] if wide else cells
+    return [*cells, *_wide(job, now)] if wide else cells
 
 
-def _step(seen: SeenJob) -> str:
-    progress = seen.status.progress
+def _step(job: JobSnapshot) -> str:
+    progress = job.status.progress
     if progress is None:
         return "-"
     return f"{progress.step}/{progress.total_steps}" if progress.total_steps else str(progress.step)
 
 
-def _wide(seen: SeenJob, now: datetime) -> Sequence[str]:
-    status = seen.status
+def _wide(job: JobSnapshot, now: datetime) -> Sequence[str]:
+    status = job.status
     loss = status.progress.loss if status.progress else None
-    ratio = pace.training_ratio(seen, now)
-    accelerator = (seen.manifest.get("spec") or {}).get("accelerator") or {}
+    ratio = pace.training_ratio(job, now)
+    accelerator = (job.manifest.get("spec") or {}).get("accelerator") or {}
     return [
         number(loss) if loss is not None else "-",
         f"{ratio:.0%}" if ratio is not None else "-",

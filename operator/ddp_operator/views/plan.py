@@ -1,10 +1,10 @@
-"""What will be made of a wish, told before it is."""
+"""What will be made of a request, told before it is."""
 
 import shlex
 from typing import Final
 
 from ddp_operator.job.pods.pod_security import PodSecurity
-from ddp_operator.submit import Wish, ranks_per_pod
+from ddp_operator.submit import JobRequest, ranks_per_pod
 from ddp_operator.submit.job import commanded, least_and_most
 from ddp_operator.views.text import clean, counted, facts, folded
 
@@ -12,16 +12,16 @@ _LONGEST: Final = 400
 
 
 def plan(
-    wish: Wish, namespace: str, security: PodSecurity | None = None, *, width: int
+    request: JobRequest, namespace: str, security: PodSecurity | None = None, *, width: int
 ) -> list[str]:
     """A screen of what is asked for, what it takes, and what may be lost; `security`: what the
     namespace enforces, as far as is known.
     """
-    pods, each = wish.replicas, ranks_per_pod(wish)
+    pods, each = request.replicas, ranks_per_pod(request)
     what = f"{counted(pods, 'pod')} with {each} {'process' if each == 1 else 'processes'}"
-    pairs = [("image", clean(wish.image)), ("command", _command(wish))]
-    if wish.user is not None:
-        pairs.append(("user", str(wish.user)))
+    pairs = [("image", clean(request.image)), ("command", _command(request))]
+    if request.user is not None:
+        pairs.append(("user", str(request.user)))
     elif security and security.level == "restricted":
         pairs.append(
             (
@@ -30,37 +30,37 @@ def plan(
                 "not root, else add --user 1000",
             )
         )
-    if wish.gpus:
-        what += f" each: {pods * wish.gpus.count} GPUs {clean(wish.gpus.type)} in all"
-        pairs.append(("nodes", "spot: they may go at any time" if wish.spot else "standard"))
-    least, most = least_and_most(wish)
-    if least < wish.replicas:
+    if request.gpus:
+        what += f" each: {pods * request.gpus.count} GPUs {clean(request.gpus.type)} in all"
+        pairs.append(("nodes", "spot: they may go at any time" if request.spot else "standard"))
+    least, most = least_and_most(request)
+    if least < request.replicas:
         pairs.append(("least", f"goes on with {counted(least, 'pod')} while others are missing"))
-    if most > wish.replicas:
+    if most > request.replicas:
         pairs.append(("most", f"takes in up to {counted(most, 'pod')} where there are nodes"))
-    if wish.spares:
-        pairs.append(("spares", f"{counted(wish.spares, 'pod')} more, for a lost one's place"))
-    if wish.queue:
-        pairs.append(("queue", f"{clean(wish.queue)}: starts when it has quota for all pods"))
-    if wish.scripts:
-        size = f"{wish.scripts.size / 1024:.1f} KiB"
-        names = ", ".join(clean(path, 80) for path in wish.scripts.files)
+    if request.spares:
+        pairs.append(("spares", f"{counted(request.spares, 'pod')} more, for a lost one's place"))
+    if request.queue:
+        pairs.append(("queue", f"{clean(request.queue)}: starts when it has quota for all pods"))
+    if request.scripts:
+        size = f"{request.scripts.size / 1024:.1f} KiB"
+        names = ", ".join(clean(path, 80) for path in request.scripts.files)
         pairs.append(("scripts", f"{names}: {size} in a ConfigMap, no image is built"))
-    pairs += [("mount", f"{clean(mount.path)}") for mount in wish.mounts]
-    if wish.checkpoint:
-        pairs.append(("saves to", f"{clean(wish.checkpoint.name)} ({wish.checkpoint.field})"))
+    pairs += [("mount", f"{clean(mount.path)}") for mount in request.mounts]
+    if request.checkpoint:
+        pairs.append(("saves to", f"{clean(request.checkpoint.name)} ({request.checkpoint.field})"))
     else:
         where = "the pods' own disks: what is saved goes with them (--checkpoint)"
-        if most > 1 and commanded(wish):
+        if most > 1 and commanded(request):
             where = (
                 "each pod's own disk, which no other pod sees; what is saved goes with it, and a "
                 "failure restarts a script in all pods without a checkpoint (--checkpoint)"
             )
         pairs.append(("saves to", where))
-    head = f"DDPJob {clean(wish.name)} in namespace {clean(namespace)}: {what}"
+    head = f"DDPJob {clean(request.name)} in namespace {clean(namespace)}: {what}"
     return [*folded(head, width), *facts(((f"  {label}", said) for label, said in pairs), width)]
 
 
-def _command(wish: Wish) -> str:
-    command = commanded(wish)
+def _command(request: JobRequest) -> str:
+    command = commanded(request)
     return clean(shlex.join(command), _LONGEST) if command else "the image's own"

@@ -2,7 +2,7 @@
 
 from typing import Final, Literal
 
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 Goal = Literal["succeeded", "failed", "finished", "running", "suspended", "deleted"]
 GOALS: Final[tuple[Goal, ...]] = (
@@ -21,15 +21,15 @@ TIMED_OUT: Final = 124
 """Exit code when the time is over: that of timeout(1)."""
 
 
-def verdict(goal: Goal, seen: SeenJob | None) -> int | None:
+def verdict(goal: Goal, job: JobSnapshot | None) -> int | None:
     """`REACHED`, `IMPOSSIBLE`, or None while it may still come; no job: it is gone."""
-    if seen is None or goal == "deleted":
+    if job is None or goal == "deleted":
         if goal == "deleted":
-            return REACHED if seen is None else None
+            return REACHED if job is None else None
         return IMPOSSIBLE
-    status = seen.status
+    status = job.status
     phase = status.phase.lower()
     # Of a status that is older than the spec nothing but a job's end is certain.
     if status.finished:
         return REACHED if goal in (phase, "finished") else IMPOSSIBLE
-    return REACHED if goal == phase and not seen.unseen else None
+    return REACHED if goal == phase and not job.unobserved else None

@@ -77,8 +77,8 @@ async def live(
     hostile["metadata"]["name"] = "hostile"
     hostile["status"] |= {"phase": "Failed", "reason": HOSTILE, "message": HOSTILE}
     server.create("ddpjobs", hostile)
-    seen = polling.Look(cluster, home=NAMESPACE, everywhere=True, prices={})
-    async with serving(seen, port=0) as door:
+    poller = polling.Poller(cluster, home=NAMESPACE, everywhere=True, prices={})
+    async with serving(poller, port=0) as door:
         browser.get_log("browser")  # of the page before
         await asyncio.to_thread(browser.get, door.url("/"))
         yield Live(door, browser)

@@ -7,7 +7,7 @@ import pytest
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.queues import place_in_queue
 from ddp_operator.kube import ApiClient
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 from tests.cluster.kueue import Kueue
 from tests.integration.jobs import Jobs
@@ -63,7 +63,7 @@ async def test_jobs_wait_in_their_order_and_know_their_place(
     admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, queue: Queue
 ) -> None:
     async def place(name: str) -> str:
-        return await place_in_queue(Cluster(admin), SeenJob.read(await jobs.get(name)))
+        return await place_in_queue(Cluster(admin), JobSnapshot.read(await jobs.get(name)))
 
     await wait_behind(jobs, "second", "third")
     status = await jobs.status("third")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ddp_operator.api.values.bounded import format_time
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 from tests.good_manifests import Json
 from tests.unit.job.builders import NAME, later, stored_job
@@ -65,9 +65,9 @@ def stored(phase: str, reason: str = "", message: str = "", **more: Any) -> Json
     return stored_job(status=status, **spec)
 
 
-def seen(phase: str, reason: str = "", message: str = "", **more: Any) -> SeenJob:
+def seen(phase: str, reason: str = "", message: str = "", **more: Any) -> JobSnapshot:
     """The same as a view takes it."""
-    return SeenJob.read(stored(phase, reason, message, **more))
+    return JobSnapshot.read(stored(phase, reason, message, **more))
 
 
 def training(**more: Any) -> Json:

@@ -6,7 +6,7 @@ from ddp_operator.client.queues import place_in_queue
 from ddp_operator.ports import ForbiddenError, NotFoundError
 from ddp_operator.views.job.pods import Pods
 from ddp_operator.views.job.screen import screen
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 from tests.unit.cli.jobs import seen
 from tests.unit.job.builders import later
@@ -32,7 +32,7 @@ class Client:
         return answer
 
 
-def queued(**spec: Any) -> SeenJob:
+def queued(**spec: Any) -> JobSnapshot:
     wanted = {"scheduling": {"queueName": "team"}, **spec}
     return seen("Pending", "Queued", "2 of 2 pods wait", spec=wanted)
 
@@ -41,7 +41,7 @@ def item(name: str, **places: int) -> dict[str, Any]:
     return {"metadata": {"name": name}, **places}
 
 
-async def told(client: Client, job: SeenJob) -> str:
+async def told(client: Client, job: JobSnapshot) -> str:
     return await place_in_queue(Cluster(client), job)  # type: ignore[arg-type]
 
 
@@ -81,7 +81,7 @@ async def test_without_kueue_nothing_is_told() -> None:
     ],
     ids=["no queue", "not waiting"],
 )
-async def test_nobody_asks_for_a_job_that_waits_in_no_queue(job: SeenJob) -> None:
+async def test_nobody_asks_for_a_job_that_waits_in_no_queue(job: JobSnapshot) -> None:
     client = Client({})
     assert await told(client, job) == ""
     assert client.asked == []

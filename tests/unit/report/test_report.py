@@ -12,7 +12,7 @@ from ddp_operator.report.curves import MOST_ROWS
 from ddp_operator.report.facts import PodFacts
 from ddp_operator.report.history import History, read, read_bytes
 from ddp_operator.report.tables import sections
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 from tests.unit.cli.jobs import ESCAPES, at, condition, failure
 from tests.unit.job.builders import later, stored_job
@@ -174,7 +174,7 @@ class TestWhatever:
         other = job()
         other["spec"]["replicas"] = "many"
         made = build(facts(other))
-        assert SeenJob.read(other).job is None
+        assert JobSnapshot.read(other).parsed is None
         assert any("cannot read the job's spec" in gap for gap in made.gaps)
         assert "<svg" in as_html(made)
 

@@ -14,10 +14,10 @@ from ddp_operator.ports import ClusterError, UnavailableError
 from ddp_operator.sdk import (
     JobFailedError,
     JobGoneError,
+    JobRequestError,
     ManifestError,
     NameTakenError,
     WaitTimeoutError,
-    WishError,
 )
 from ddp_operator.views.changes import RefusedError
 
@@ -61,7 +61,7 @@ class TestSubmitting:
         assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 1000)
         assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
-        with pytest.raises(WishError, match="which forbids paths of nodes"):
+        with pytest.raises(JobRequestError, match="which forbids paths of nodes"):
             await client.run(command=["true"], image="mine:1", mounts=["/disk:/data"])
         denied = {"kind": "Status", "reason": "Forbidden", "message": "not yours"}
         server.faults = [Fault("GET", 403, denied, path_part=f"/namespaces/{NAMESPACE}")]
@@ -147,7 +147,7 @@ class TestLooking:
     async def test_no_such_job(self, client: AsyncClient) -> None:
         with pytest.raises(NoSuchJobError, match="there is no job missing"):
             await client.job("missing")
-        with pytest.raises(WishError, match="a name has lower-case letters"):
+        with pytest.raises(JobRequestError, match="a name has lower-case letters"):
             await client.job("../pods")
 
     async def test_a_spec_of_another_release(

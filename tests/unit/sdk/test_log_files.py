@@ -6,26 +6,26 @@ from pathlib import Path
 import pytest
 from ddp_operator.ports import Key
 from ddp_operator.sdk.backends import log_files
-from ddp_operator.sdk.backends.log_files import PrintedLines
+from ddp_operator.sdk.backends.log_files import LogFiles
 
 POD = Key("default", "job-0-0")
 
 
-async def read(lines: PrintedLines, **options: str) -> list[str]:
+async def read(lines: LogFiles, **options: str) -> list[str]:
     pieces = lines.read(POD, options, idle_seconds=5, ended=lambda: True)
     text = b"".join([piece async for piece in pieces]).decode()
     return [line.split(" ", 1)[1] for line in text.splitlines()]
 
 
 @pytest.fixture
-def lines(tmp_path: Path) -> PrintedLines:
-    return PrintedLines(lambda pod: tmp_path / pod.name)
+def lines(tmp_path: Path) -> LogFiles:
+    return LogFiles(lambda pod: tmp_path / pod.name)
 
 
 @pytest.mark.parametrize("block", [2, 7, 64, 1 << 16])
 @pytest.mark.parametrize("tail", [0, 1, 2, 9, 10, 11])
 async def test_the_last_lines(
-    lines: PrintedLines, monkeypatch: pytest.MonkeyPatch, block: int, tail: int
+    lines: LogFiles, monkeypatch: pytest.MonkeyPatch, block: int, tail: int
 ) -> None:
     monkeypatch.setattr(log_files, "_BLOCK", block)
     said = [f"line {number}" for number in range(10)]
@@ -34,7 +34,7 @@ async def test_the_last_lines(
     assert await read(lines, tailLines=str(tail)) == (said[-tail:] if tail else [])
 
 
-async def test_since(lines: PrintedLines) -> None:
+async def test_since(lines: LogFiles) -> None:
     lines.add(POD, "one")
     lines.add(POD, "two")
     assert await read(lines, sinceSeconds="60") == ["one", "two"]
@@ -44,11 +44,11 @@ async def test_since(lines: PrintedLines) -> None:
     assert await read(lines, sinceTime=second) == ["two"]
 
 
-async def test_a_pod_that_has_printed_nothing(lines: PrintedLines) -> None:
+async def test_a_pod_that_has_printed_nothing(lines: LogFiles) -> None:
     assert await read(lines, follow="true") == []
 
 
-async def test_following_until_the_pod_has_ended(lines: PrintedLines) -> None:
+async def test_following_until_the_pod_has_ended(lines: LogFiles) -> None:
     lines.add(POD, "before")
     over = False
     pieces = lines.read(POD, {"follow": "true"}, idle_seconds=60, ended=lambda: over)
@@ -62,13 +62,13 @@ async def test_following_until_the_pod_has_ended(lines: PrintedLines) -> None:
     assert [piece.split()[1] async for piece in pieces] == [b"last"]
 
 
-async def test_silence_ends_it(lines: PrintedLines) -> None:
+async def test_silence_ends_it(lines: LogFiles) -> None:
     lines.add(POD, "before")
     pieces = lines.read(POD, {"follow": "true"}, idle_seconds=0.01, ended=lambda: False)
     assert len([piece async for piece in pieces]) == 1
 
 
 async def test_a_disk_that_is_full_costs_the_lines_alone(tmp_path: Path) -> None:
-    lines = PrintedLines(lambda pod: tmp_path / "missing" / pod.name)
+    lines = LogFiles(lambda pod: tmp_path / "missing" / pod.name)
     lines.add(POD, "lost")
     assert await read(lines) == []

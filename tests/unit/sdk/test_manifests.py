@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.constants import MAX_NAME_LENGTH
-from ddp_operator.sdk import Options, WishError
-from ddp_operator.sdk.manifests import manifests
+from ddp_operator.sdk import JobRequestError, Options
+from ddp_operator.sdk.manifests import build_manifests
 
 
 def train(steps: int) -> None:
@@ -19,7 +19,7 @@ def made(
     **options: Any,
 ) -> tuple[Any, Any]:
     given: Options = {"image": "mine:1", **options}  # type: ignore[typeddict-item]
-    return manifests(function, command, arguments, given, default_image=None)
+    return build_manifests(function, command, arguments, given, default_image=None)
 
 
 def test_a_function_with_gpus() -> None:
@@ -109,7 +109,7 @@ def test_a_name_of_its_own(program: str, begin: str) -> None:
     ],
 )
 def test_what_cannot_be_had(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(WishError, match=said):
+    with pytest.raises(JobRequestError, match=said):
         made(**given)
 
 

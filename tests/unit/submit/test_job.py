@@ -6,25 +6,25 @@ import pytest
 from ddp_operator.api.gpus import GPUS
 from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.submit import (
-    CheckpointPlace,
+    CheckpointLocation,
     GpuRequest,
+    JobRequest,
+    JobRequestError,
     Mount,
     Scripts,
-    Wish,
-    WishError,
     admitted,
-    job,
+    job_manifest,
 )
 from ddp_operator.submit.gpus import SHORT_NAMES
 from ddp_operator.submit.job import commanded, world_size
 from ddp_operator.submit.scripts import MAX_BYTES
 
 EIGHT = GpuRequest("nvidia-h100-80gb", 8)
-WISH = Wish(name="resnet", image="me/train:1", command=("python", "train.py", "--lr", "1"))
+REQUEST = JobRequest(name="resnet", image="me/train:1", command=("python", "train.py", "--lr", "1"))
 
 
 def test_a_short_wish_is_a_short_manifest() -> None:
-    assert job(WISH) == {
+    assert job_manifest(REQUEST) == {
         "apiVersion": "ddp-operator.io/v1alpha1",
         "kind": "DDPJob",
         "metadata": {"name": "resnet"},
@@ -46,8 +46,8 @@ def test_a_short_wish_is_a_short_manifest() -> None:
 
 
 def test_a_long_wish() -> None:
-    wish = replace(
-        WISH,
+    request = replace(
+        REQUEST,
         namespace="research",
         replicas=4,
         gpus=GpuRequest("nvidia-h100-80gb", 8),
@@ -58,10 +58,10 @@ def test_a_long_wish() -> None:
         env={"A": "b=c"},
         env_from=("secret/wandb", "configmap/settings"),
         mounts=(Mount.parse("pvc/data:/data:ro"), Mount.parse("gs://bucket:/bucket")),
-        checkpoint=CheckpointPlace.parse("gs://saves/"),
+        checkpoint=CheckpointLocation.parse("gs://saves/"),
         max_restarts=50,
     )
-    made = job(wish)
+    made = job_manifest(request)
     assert made["metadata"] == {"name": "resnet", "namespace": "research"}
     spec = made["spec"]
     assert spec["accelerator"] == {"type": "nvidia-h100-80gb", "count": 8, "provisioning": "spot"}
@@ -99,7 +99,7 @@ RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"dro
 
 
 def test_a_restricted_namespace_gets_what_it_demands() -> None:
-    plain = job(WISH)
+    plain = job_manifest(REQUEST)
     pod = admitted(plain, RESTRICTED)["spec"]["template"]["spec"]
     assert pod.pop("securityContext") == RESTRICTED_POD
     assert pod["containers"][0].pop("securityContext") == RESTRICTED_CONTAINER
@@ -109,7 +109,7 @@ def test_a_restricted_namespace_gets_what_it_demands() -> None:
 
 
 def test_processes_of_another_user() -> None:
-    made = job(replace(WISH, user=1000))
+    made = job_manifest(replace(REQUEST, user=1000))
     pod = made["spec"]["template"]["spec"]
     assert pod["securityContext"] == {
         "runAsUser": 1000,
@@ -123,10 +123,12 @@ def test_processes_of_another_user() -> None:
 
 @pytest.mark.parametrize("level", ["baseline", "restricted"])
 def test_a_namespace_that_forbids_a_mount(level: Any) -> None:
-    made = job(replace(WISH, mounts=(Mount.parse("pvc/a:/a"), Mount.parse("/disk:/data"))))
+    made = job_manifest(
+        replace(REQUEST, mounts=(Mount.parse("pvc/a:/a"), Mount.parse("/disk:/data")))
+    )
     assert admitted(made, PodSecurity("privileged")) == made
     with pytest.raises(
-        WishError, match=f"mount /disk: the namespace enforces Pod Security {level}"
+        JobRequestError, match=f"mount /disk: the namespace enforces Pod Security {level}"
     ):
         admitted(made, PodSecurity(level))
 
@@ -161,26 +163,27 @@ def test_a_namespace_that_forbids_a_mount(level: Any) -> None:
 )
 def test_who_starts_a_pods_processes(command: str, gpus: int, launcher: Any, started: str) -> None:
     request = GpuRequest("nvidia-l4", gpus)
-    wish = replace(WISH, command=command.split(), gpus=request, launcher=launcher)
-    assert commanded(wish) == started.split()
+    request = replace(REQUEST, command=command.split(), gpus=request, launcher=launcher)
+    assert commanded(request) == started.split()
 
 
 def test_the_launcher_is_put_into_any_image() -> None:
     assert (
-        job(replace(WISH, launcher="inject", command=("./a.sh",)))["spec"]["launcher"] == "inject"
+        job_manifest(replace(REQUEST, launcher="inject", command=("./a.sh",)))["spec"]["launcher"]
+        == "inject"
     )
-    assert "launcher" not in job(replace(WISH, launcher="none"))["spec"]
+    assert "launcher" not in job_manifest(replace(REQUEST, launcher="none"))["spec"]
 
 
 def test_which_pods_may_be_in_the_group() -> None:
-    wish = replace(WISH, replicas=4, launcher="inject")
-    spec = job(replace(wish, min_replicas=2, max_replicas=6, spares=1))["spec"]
+    request = replace(REQUEST, replicas=4, launcher="inject")
+    spec = job_manifest(replace(request, min_replicas=2, max_replicas=6, spares=1))["spec"]
     assert (spec["elastic"], spec["spares"]) == ({"minReplicas": 2, "maxReplicas": 6}, 1)
-    spec = job(replace(wish, max_replicas=6))["spec"]
+    spec = job_manifest(replace(request, max_replicas=6))["spec"]
     assert (spec["elastic"], "spares" in spec) == ({"maxReplicas": 6}, False)
-    assert "elastic" not in job(wish)["spec"]
-    of_the_image = replace(wish, command=(), launcher="auto")
-    assert job(replace(of_the_image, spares=1))["spec"]["spares"] == 1
+    assert "elastic" not in job_manifest(request)["spec"]
+    of_the_image = replace(request, command=(), launcher="auto")
+    assert job_manifest(replace(of_the_image, spares=1))["spec"]["spares"] == 1
 
 
 @pytest.mark.parametrize(
@@ -193,14 +196,16 @@ def test_which_pods_may_be_in_the_group() -> None:
     ],
 )
 def test_a_group_that_cannot_change(changes: Any, said: str) -> None:
-    with pytest.raises(WishError, match=said):
-        job(replace(WISH, **{"replicas": 4, "launcher": "inject", **changes}))
+    with pytest.raises(JobRequestError, match=said):
+        job_manifest(replace(REQUEST, **{"replicas": 4, "launcher": "inject", **changes}))
 
 
 def test_files_are_called_as_pods_call_them() -> None:
     scripts = Scripts({"code/train.py": b"import model\n", "model.py": b"\xff\xfe"})
-    wish = replace(WISH, scripts=scripts, command=("python", "./model.py", "code/train.py", "x"))
-    made = job(wish)
+    request = replace(
+        REQUEST, scripts=scripts, command=("python", "./model.py", "code/train.py", "x")
+    )
+    made = job_manifest(request)
     pod = made["spec"]["template"]["spec"]
     assert pod["containers"][0]["command"] == [
         *("python", "/ddp-scripts/model.py", "/ddp-scripts/train.py", "x")
@@ -211,7 +216,7 @@ def test_files_are_called_as_pods_call_them() -> None:
     assert stored["data"] == {"train.py": "import model\n"}
     assert stored["binaryData"] == {"model.py": "//4="}
     assert stored["immutable"] is True
-    assert commanded(replace(wish, command=())) == ["python", "/ddp-scripts/train.py"]
+    assert commanded(replace(request, command=())) == ["python", "/ddp-scripts/train.py"]
 
 
 def test_other_files_are_another_config_map() -> None:
@@ -245,55 +250,69 @@ def test_every_gpu_has_a_short_name_and_means_itself() -> None:
         (lambda: Mount.parse("pvc/:/data"), "a name has lower-case"),
         (lambda: Mount.parse("disk/a:/data"), "say it as pvc/NAME:/path"),
         (lambda: Mount.parse("gs://Bad:/data"), "a name has lower-case"),
-        (lambda: CheckpointPlace.parse("/mnt"), "say it as pvc/NAME or gs://BUCKET"),
+        (lambda: CheckpointLocation.parse("/mnt"), "say it as pvc/NAME or gs://BUCKET"),
         (lambda: Scripts({"a b.py": b""}), "its name may have"),
         (lambda: Scripts({"a/x.py": b"", "b/x.py": b""}), "pods see both as /ddp-scripts/x.py"),
         (lambda: Scripts({"x": bytes(MAX_BYTES + 1)}), "more than the 1048576"),
-        (lambda: job(replace(WISH, name="Res Net")), "a name has lower-case"),
-        (lambda: job(replace(WISH, replicas=0)), "spec.replicas"),
-        (lambda: job(replace(WISH, spot=True)), "goes with GPUs"),
+        (lambda: job_manifest(replace(REQUEST, name="Res Net")), "a name has lower-case"),
+        (lambda: job_manifest(replace(REQUEST, replicas=0)), "spec.replicas"),
+        (lambda: job_manifest(replace(REQUEST, spot=True)), "goes with GPUs"),
         (
-            lambda: job(replace(WISH, user=0)),
+            lambda: job_manifest(replace(REQUEST, user=0)),
             "user 0: give a number from 1 to 2147483647; 0 is roo",
         ),
-        (lambda: job(replace(WISH, user=2**31)), "user 2147483648: give a number"),
-        (lambda: job(replace(WISH, env_from=("vault/x",))), "secret/NAME or configmap/NAME"),
-        (lambda: job(replace(WISH, env={"RANK": "1"})), "RANK"),
-        (lambda: job(replace(WISH, gpus=GpuRequest("nvidia-l4", 16))), "spec.accelerator"),
+        (lambda: job_manifest(replace(REQUEST, user=2**31)), "user 2147483648: give a number"),
         (
-            lambda: job(replace(WISH, launcher="inject", command=())),
+            lambda: job_manifest(replace(REQUEST, env_from=("vault/x",))),
+            "secret/NAME or configmap/NAME",
+        ),
+        (lambda: job_manifest(replace(REQUEST, env={"RANK": "1"})), "RANK"),
+        (
+            lambda: job_manifest(replace(REQUEST, gpus=GpuRequest("nvidia-l4", 16))),
+            "spec.accelerator",
+        ),
+        (
+            lambda: job_manifest(replace(REQUEST, launcher="inject", command=())),
             "spec.launcher: inject must know what to start",
         ),
         (
-            lambda: job(replace(WISH, launcher="bundled", command=("/a/torchrun", "a.py"))),
+            lambda: job_manifest(
+                replace(REQUEST, launcher="bundled", command=("/a/torchrun", "a.py"))
+            ),
             "launcher bundled: torchrun starts processes, too",
         ),
         (
-            lambda: job(replace(WISH, gpus=EIGHT, command=("accelerate", "launch", "a.py"))),
+            lambda: job_manifest(
+                replace(REQUEST, gpus=EIGHT, command=("accelerate", "launch", "a.py"))
+            ),
             r"accelerate: .* write python train\.py, which torchrun starts, or add --launcher none",
         ),
         (
-            lambda: job(replace(WISH, replicas=2, command=("deepspeed", "a.py"))),
+            lambda: job_manifest(replace(REQUEST, replicas=2, command=("deepspeed", "a.py"))),
             r"deepspeed: .* write python train\.py",
         ),
         (
-            lambda: job(replace(WISH, gpus=EIGHT, command=("bash", "-c", "python a.py | tee b"))),
+            lambda: job_manifest(
+                replace(REQUEST, gpus=EIGHT, command=("bash", "-c", "python a.py | tee b"))
+            ),
             "write torchrun in Python's place",
         ),
         (
-            lambda: job(replace(WISH, gpus=EIGHT, command=("./a.py",))),
+            lambda: job_manifest(replace(REQUEST, gpus=EIGHT, command=("./a.py",))),
             r"\./a\.py: write python before it",
         ),
         (
-            lambda: job(replace(WISH, launcher="torchrun", command=("bash", "x"))),
+            lambda: job_manifest(replace(REQUEST, launcher="torchrun", command=("bash", "x"))),
             "the command must be Python's",
         ),
         (
-            lambda: job(replace(WISH, launcher="torchrun", command=("python", "-c", "1"))),
+            lambda: job_manifest(
+                replace(REQUEST, launcher="torchrun", command=("python", "-c", "1"))
+            ),
             "a script or a module",
         ),
     ],
 )
 def test_what_cannot_be_had(ask: Callable[[], object], said: str) -> None:
-    with pytest.raises(WishError, match=said):
+    with pytest.raises(JobRequestError, match=said):
         ask()

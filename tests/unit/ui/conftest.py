@@ -5,7 +5,7 @@ import aiohttp
 import pytest
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.ui.access import Door
-from ddp_operator.ui.polling import Look
+from ddp_operator.ui.polling import Poller
 from ddp_operator.ui.server import serving
 
 from tests.unit.cli.conftest import cluster, kubeconfig, server
@@ -18,7 +18,7 @@ class Browser:
     """Somebody who has opened the address that was printed."""
 
     door: Door
-    look: Look
+    poller: Poller
     session: aiohttp.ClientSession
 
     async def get(self, path: str = "/") -> str:
@@ -43,15 +43,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def look(cluster: Cluster, clock: Clock) -> Look:
-    return Look(cluster, home="research", everywhere=False, prices={}, clock=clock)
+def poller(cluster: Cluster, clock: Clock) -> Poller:
+    return Poller(cluster, home="research", everywhere=False, prices={}, clock=clock)
 
 
 @pytest.fixture
-async def browser(look: Look) -> AsyncIterator[Browser]:
-    async with serving(look, port=0) as door:
+async def browser(poller: Poller) -> AsyncIterator[Browser]:
+    async with serving(poller, port=0) as door:
         jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
         async with aiohttp.ClientSession(cookie_jar=jar) as session:
             async with session.get(door.url("/")) as answer:
                 assert answer.status == 200
-            yield Browser(door, look, session)
+            yield Browser(door, poller, session)

@@ -7,7 +7,7 @@ import pytest
 from ddp_operator.client.cluster import JOBS, Cluster
 from ddp_operator.client.pacing import LIST_SECONDS
 from ddp_operator.ui import polling
-from ddp_operator.ui.polling import Look
+from ddp_operator.ui.polling import Poller
 
 from tests.unit.cli.jobs import training
 from tests.unit.job.builders import NAME
@@ -180,9 +180,9 @@ async def test_who_may_not_list_everywhere_sees_their_own(
     cluster: Cluster, server: FakeApiServer
 ) -> None:
     server.create("ddpjobs", training())
-    everywhere = Look(cluster, home="research", everywhere=True, prices={})
+    everywhere = Poller(cluster, home="research", everywhere=True, prices={})
     server.faults.append(Fault(status=403, method="GET", path_part="ddpjobs", times=1))
-    await everywhere.jobs.look()
+    await everywhere.jobs.refresh()
     jobs = everywhere.jobs.value
     assert jobs is not None
     assert [key.name for key, _ in jobs.rows] == [NAME]
@@ -193,7 +193,7 @@ async def test_who_may_list_nothing_is_told(
     browser: Browser, server: FakeApiServer, clock: Clock
 ) -> None:
     server.faults.append(Fault(status=403, method="GET", path_part="ddpjobs", times=9))
-    browser.look.jobs.value = None
+    browser.poller.jobs.value = None
     clock.now += 100
     page = text(await browser.get())
     assert "Since" in page

@@ -5,7 +5,7 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.views.job.coming import coming
 from ddp_operator.views.job.pods import Pods
 from ddp_operator.views.job.screen import screen
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 from tests.good_manifests import Json
 from tests.unit.cli.jobs import at, condition, stored, training
@@ -16,7 +16,7 @@ NOW = later(1200)
 
 
 def told(manifest: Json, *pods: PodState) -> list[str]:
-    seen = SeenJob.read(manifest)
+    seen = JobSnapshot.read(manifest)
     return coming(seen, Pods.of(seen, pods), NOW)
 
 
@@ -47,7 +47,7 @@ def test_a_step_that_stands_is_a_hang_some_time(step_at: float, said: list[str])
 def test_pods_that_cannot_start_are_given_up_and_the_soonest_comes_first() -> None:
     job = stored("Starting", spec={"activeDeadlineSeconds": 1210})
     job["status"]["gaps"] = [{"nodeRank": 1, "reason": "CannotStart", "since": at(1000)}]
-    read = SeenJob.read(job).job
+    read = JobSnapshot.read(job).parsed
     assert read is not None
     stuck = builders.pod(read, 1, node="node-a", waiting="ErrImagePull")
     assert told(job, stuck) == [
@@ -62,7 +62,7 @@ def test_a_gang_that_is_placed_only_in_part_gives_its_nodes_back() -> None:
         condition("PodsCreated", "Created", "") | {"lastTransitionTime": at(1000)}
     ]
     job["status"]["gaps"] = [{"nodeRank": 1, "reason": "Unscheduled", "since": at(1000)}]
-    read = SeenJob.read(job).job
+    read = JobSnapshot.read(job).parsed
     assert read is not None
     pods = [builders.pod(read, 0, node="node-a"), builders.pod(read, 1, waiting="Unschedulable")]
     [line] = told(job, *pods)
@@ -76,7 +76,7 @@ def test_one_that_has_ended_is_deleted() -> None:
 
 
 def test_it_stands_on_the_screen() -> None:
-    seen = SeenJob.read(with_spec(training(), activeDeadlineSeconds=1320))
+    seen = JobSnapshot.read(with_spec(training(), activeDeadlineSeconds=1320))
     lines = screen(seen, Pods.of(seen, []), NOW, width=80)
     assert "next        in 2m it is ended (spec.activeDeadlineSeconds)" in lines
 

@@ -9,7 +9,7 @@ from ddp_operator.views.job.coming import coming
 from ddp_operator.views.job.diagnosis import diagnose
 from ddp_operator.views.job.pods import Pods, rows
 from ddp_operator.views.job.screen import screen
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 from tests.good_manifests import Json
 from tests.unit.cli.jobs import at, training
@@ -29,7 +29,7 @@ def elastic(members: str, size: int, *, launcher: str = "Pod", **spec: Any) -> J
 
 
 def parsed(manifest: Json) -> Any:
-    job = SeenJob.read(manifest).job
+    job = JobSnapshot.read(manifest).parsed
     assert job is not None
     return job
 
@@ -40,12 +40,12 @@ def trains(manifest: Json, slot: int) -> PodState:
 
 
 def shown(manifest: Json, *pods: PodState) -> list[str]:
-    seen = SeenJob.read(manifest)
+    seen = JobSnapshot.read(manifest)
     return screen(seen, Pods.of(seen, pods), NOW)
 
 
 def next_of(manifest: Json, *pods: PodState) -> list[str]:
-    seen = SeenJob.read(manifest)
+    seen = JobSnapshot.read(manifest)
     return coming(seen, Pods.of(seen, pods), NOW)
 
 
@@ -87,15 +87,15 @@ def test_a_pod_that_does_not_come_is_gone_without() -> None:
 def test_who_waits_outside_may_be_both(spares: int, said: str) -> None:
     job = elastic("0-3", 4, spares=spares, elastic={"maxReplicas": 5})
     outside = range(4, 5 + spares)
-    seen = SeenJob.read(job)
+    seen = JobSnapshot.read(job)
     assert said in rows(Pods.of(seen, [trains(job, slot) for slot in outside]))[-1]
-    full = SeenJob.read(elastic("0-4", 5, spares=1, elastic={"maxReplicas": 5}))
+    full = JobSnapshot.read(elastic("0-4", 5, spares=1, elastic={"maxReplicas": 5}))
     assert "1 spare (1 ready)" in rows(Pods.of(full, [trains(job, 5)]))[-1]
 
 
 def test_why_says_how_large_it_is_and_where_it_cannot_change() -> None:
     def told(manifest: Json) -> str:
-        seen = SeenJob.read(manifest)
+        seen = JobSnapshot.read(manifest)
         pods = Pods.of(seen, [trains(manifest, slot) for slot in range(3)])
         return " ".join(str(diagnose(seen, pods, NOW)).split())
 
@@ -106,9 +106,9 @@ def test_why_says_how_large_it_is_and_where_it_cannot_change() -> None:
 
 
 def test_scaling_says_what_becomes_of_the_pods() -> None:
-    [said] = changes.scale(SeenJob.read(elastic("0-3", 4)), 3).says
+    [said] = changes.scale(JobSnapshot.read(elastic("0-3", 4)), 3).says
     assert said.startswith("scales digits from 4 to 3 pods while it runs")
-    stopped = changes.scale(SeenJob.read(elastic("0-3", 4, suspend=True)), 3)
+    stopped = changes.scale(JobSnapshot.read(elastic("0-3", 4, suspend=True)), 3)
     assert "kubectl ddp resume digits creates them" in stopped.says
 
 
@@ -119,6 +119,8 @@ def test_why_says_which_places_wait_and_for_how_long() -> None:
         {"nodeRank": 2, "reason": "Unscheduled", "since": at(900)},
         {"nodeRank": 3, "reason": "Unscheduled", "since": at(1000)},
     ]
-    evidence = diagnose(SeenJob.read(manifest), Pods.of(SeenJob.read(manifest), []), NOW).evidence
+    evidence = diagnose(
+        JobSnapshot.read(manifest), Pods.of(JobSnapshot.read(manifest), []), NOW
+    ).evidence
     assert "node ranks 2-3: Unscheduled for 5m" in evidence
     assert "node rank 1: NotStarted for 1m on node-b" in evidence

@@ -8,7 +8,7 @@ from ddp_operator.views.changes import RefusedError
 from ddp_operator.views.job.diagnosis import diagnose
 from ddp_operator.views.job.pods import Pods
 from ddp_operator.views.job.screen import screen
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import columns
 
 from tests.good_manifests import Json, container, template
@@ -20,23 +20,25 @@ NOW = later(1200)
 
 
 def shown(manifest: Json, *pods: PodState, width: int = 80) -> str:
-    job = SeenJob.read(manifest)
+    job = JobSnapshot.read(manifest)
     return "\n".join(screen(job, Pods.of(job, pods), NOW, width=width))
 
 
 def told(manifest: Json, *pods: PodState) -> str:
-    job = SeenJob.read(manifest)
+    job = JobSnapshot.read(manifest)
     return "\n".join(diagnose(job, Pods.of(job, pods), NOW).lines(80))
 
 
 def parsed(manifest: Json) -> Any:
-    job = SeenJob.read(manifest).job
+    job = JobSnapshot.read(manifest).parsed
     assert job is not None
     return job
 
 
 def table(*manifests: Json, wide: bool = False) -> list[str]:
-    rows = [listing.row(SeenJob.read(job), NOW, wide=wide, namespaces=False) for job in manifests]
+    rows = [
+        listing.row(JobSnapshot.read(job), NOW, wide=wide, namespaces=False) for job in manifests
+    ]
     return columns([listing.heading(wide=wide, namespaces=False), *rows])
 
 
@@ -105,7 +107,7 @@ class TestStatus:
         ]
         text = " ".join(shown(manifest, *pods).split())
         assert "RR 2 ready (R), 2 spares (1 waiting, 1 ready), 1 pod of before still" in text
-        seen_job = SeenJob.read(manifest)
+        seen_job = JobSnapshot.read(manifest)
         assert Pods.of(seen_job, pods).current[0].key.name == pods[3].key.name
 
     def test_the_last_steps_of_a_job_that_ended_well_may_not_have_been_seen(self) -> None:
@@ -345,30 +347,30 @@ class TestWait:
     def test_a_status_older_than_the_spec_proves_nothing(self) -> None:
         manifest = stored("Running")
         manifest["metadata"]["generation"] = 2
-        assert waiting.verdict("running", SeenJob.read(manifest)) is None
+        assert waiting.verdict("running", JobSnapshot.read(manifest)) is None
 
 
 class TestChanges:
     def test_stop(self) -> None:
-        change = changes.stop(SeenJob.read(training()), NOW)
+        change = changes.stop(JobSnapshot.read(training()), NOW)
         assert change.patch == {"spec": {"suspend": True}}
         assert "its 2 pods are told to end" in change.says[0]
 
     @pytest.mark.parametrize("change", [changes.stop, changes.restart, changes.delete])
     def test_checkpoints_that_go_with_the_pods_are_told_of(self, change: Any) -> None:
-        assert "/checkpoints is lost" in " ".join(change(SeenJob.read(training()), NOW).says)
+        assert "/checkpoints is lost" in " ".join(change(JobSnapshot.read(training()), NOW).says)
 
     @pytest.mark.parametrize("change", [changes.stop, changes.restart, changes.delete])
     def test_checkpoints_on_a_volume_stay(self, change: Any) -> None:
         kept = {"checkpoint": {"persistentVolumeClaim": "shared"}}
-        text = " ".join(change(SeenJob.read(training(spec=kept)), NOW).says)
+        text = " ".join(change(JobSnapshot.read(training(spec=kept)), NOW).says)
         assert "lost" not in text
         assert "of step 450, 1m40s ago" in text
 
     @pytest.mark.parametrize("where", ["/checkpoints", "/checkpoints/", "/"])
     def test_checkpoints_on_a_volume_of_the_template_stay(self, where: str) -> None:
         mounted = container(volumeMounts=[{"name": "shared", "mountPath": where}])
-        job = SeenJob.read(training(spec={"template": template(mounted)}))
+        job = JobSnapshot.read(training(spec={"template": template(mounted)}))
         assert "lost" not in " ".join(changes.stop(job, NOW).says)
 
     def test_resume(self) -> None:
@@ -376,7 +378,7 @@ class TestChanges:
         assert changes.resume(stopped, NOW).patch == {"spec": {"suspend": False}}
 
     def test_restart_asks_by_an_annotation_that_differs_each_time(self) -> None:
-        job = SeenJob.read(training())
+        job = JobSnapshot.read(training())
         first, second = changes.restart(job, NOW).patch, changes.restart(job, later(1200.5)).patch
         assert first["metadata"]["annotations"].keys() == {ANNOTATION_RESTART_REQUESTED}
         assert first != second
@@ -387,7 +389,7 @@ class TestChanges:
             assert changes.scale(job, 4).patch == {"spec": {"replicas": 4}}
 
     def test_what_would_do_nothing_is_refused_with_what_helps(self) -> None:
-        running, stopped = SeenJob.read(training()), seen("Suspended", spec={"suspend": True})
+        running, stopped = JobSnapshot.read(training()), seen("Suspended", spec={"suspend": True})
         ended = seen("Failed", "Error")
         with pytest.raises(RefusedError, match="stopped already"):
             changes.stop(stopped, NOW)

@@ -12,7 +12,7 @@ from ddp_operator.cli.app import connection_options, job_argument, job_key, on_c
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.views import changes
 from ddp_operator.views.changes import Change
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -50,7 +50,7 @@ def restart(name: str, yes: bool) -> None:
 )
 def scale(name: str, replicas: int, yes: bool) -> None:
     """Change spec.replicas of a job that is stopped, is elastic or has not run yet."""
-    _carry_out(name, lambda seen, _: changes.scale(seen, replicas), yes=yes)
+    _carry_out(name, lambda job, _: changes.scale(job, replicas), yes=yes)
 
 
 @click.command()
@@ -60,24 +60,24 @@ def delete(name: str, yes: bool) -> None:
     _carry_out(name, changes.delete, yes=yes)
 
 
-def _carry_out(name: str, plan: Callable[[SeenJob, datetime], Change], *, yes: bool) -> None:
-    async def look(cluster: Cluster, namespace: str) -> tuple[SeenJob, Change]:
-        seen = SeenJob.read(await cluster.job(job_key(namespace, name)))
-        return seen, plan(seen, datetime.now(UTC))
+def _carry_out(name: str, plan: Callable[[JobSnapshot, datetime], Change], *, yes: bool) -> None:
+    async def look(cluster: Cluster, namespace: str) -> tuple[JobSnapshot, Change]:
+        job = JobSnapshot.read(await cluster.job(job_key(namespace, name)))
+        return job, plan(job, datetime.now(UTC))
 
     async def act(cluster: Cluster, _: str) -> None:
         if change.patch:
-            await cluster.patch(seen.key, seen.uid, change.patch)
+            await cluster.patch(job.key, job.uid, change.patch)
         else:
-            await cluster.delete(seen.key, seen.uid)
+            await cluster.delete(job.key, job.uid)
 
-    seen, change = on_cluster(look)
+    job, change = on_cluster(look)
     for line in change.says:
         click.echo(line, err=True)
     if not yes:
         ask()
     on_cluster(act)
-    click.echo(f"{output.named(seen.manifest)} {change.done}")
+    click.echo(f"{output.named(job.manifest)} {change.done}")
 
 
 def ask() -> None:

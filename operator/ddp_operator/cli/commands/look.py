@@ -27,7 +27,7 @@ from ddp_operator.views import listing, waiting
 from ddp_operator.views.job.diagnosis import diagnose
 from ddp_operator.views.job.pods import Pods
 from ddp_operator.views.job.screen import screen
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, columns
 
 POLL_SECONDS: Final = 2.0
@@ -46,11 +46,11 @@ def read_duration(_: click.Context, option: click.Parameter, value: str | None) 
     return math.fsum(float(part[1]) * _SECONDS[part[2]] for part in parts)
 
 
-async def fetch(cluster: Cluster, key: Key) -> tuple[SeenJob, Pods]:
+async def fetch(cluster: Cluster, key: Key) -> tuple[JobSnapshot, Pods]:
     """Return a job and its pods."""
     manifest, pods = await asyncio.gather(cluster.job(key), cluster.pods(key))
-    seen = SeenJob.read(manifest)
-    return seen, Pods.of(seen, pods)
+    job = JobSnapshot.read(manifest)
+    return job, Pods.of(job, pods)
 
 
 @click.command("list")
@@ -80,8 +80,8 @@ def list_jobs(all_namespaces: bool, form: str | None, watch: bool) -> None:
         rows: list[listing.Row] = []
         async for item in cluster.jobs(None if all_namespaces else namespace):
             if form in (None, "wide"):  # a row is a thousandth of a job
-                seen = SeenJob.read(item)
-                rows.append(listing.row(seen, now, wide=wide, namespaces=all_namespaces))
+                job = JobSnapshot.read(item)
+                rows.append(listing.row(job, now, wide=wide, namespaces=all_namespaces))
             else:
                 items.append(item)
         return namespace, items, rows
@@ -120,12 +120,12 @@ def status(name: str, form: str | None, watch: bool) -> None:
         click.echo(output.single(item, form))
         return
 
-    async def look(cluster: Cluster, namespace: str) -> tuple[SeenJob, Pods, str]:
-        seen, pods = await fetch(cluster, job_key(namespace, name))
-        return seen, pods, await place_in_queue(cluster, seen)
+    async def look(cluster: Cluster, namespace: str) -> tuple[JobSnapshot, Pods, str]:
+        job, pods = await fetch(cluster, job_key(namespace, name))
+        return job, pods, await place_in_queue(cluster, job)
 
-    seen, pods, place = on_cluster(look)
-    print_lines(screen(seen, pods, datetime.now(UTC), width=width(), place=place))
+    job, pods, place = on_cluster(look)
+    print_lines(screen(job, pods, datetime.now(UTC), width=width(), place=place))
 
 
 @click.command()
@@ -133,8 +133,8 @@ def status(name: str, form: str | None, watch: bool) -> None:
 @job_argument
 def why(name: str) -> None:
     """Say why a job is as it is, and what to do."""
-    seen, pods = on_cluster(lambda cluster, namespace: fetch(cluster, job_key(namespace, name)))
-    print_lines(diagnose(seen, pods, datetime.now(UTC)).lines(width()))
+    job, pods = on_cluster(lambda cluster, namespace: fetch(cluster, job_key(namespace, name)))
+    print_lines(diagnose(job, pods, datetime.now(UTC)).lines(width()))
 
 
 @click.command()
@@ -170,21 +170,21 @@ async def until(cluster: Cluster, key: Key, goal: waiting.Goal, timeout: float |
     last = "not seen yet"
     while True:
         try:
-            seen: SeenJob | None = SeenJob.read(await cluster.job(key))
+            job: JobSnapshot | None = JobSnapshot.read(await cluster.job(key))
         except NoSuchJobError:
             if first and goal != "deleted":
                 raise
-            seen = None
+            job = None
         except UnavailableError:
             if first or clock() >= end:
                 raise
             await asyncio.sleep(min(POLL_SECONDS, max(end - clock(), 0)))
             continue
-        if seen is not None and uid and seen.uid != uid:
-            seen = None  # another one has taken the name
-        first, uid = False, seen.uid if seen else uid
-        code = waiting.verdict(goal, seen)
-        last = f"{seen.status.phase} ({clean(seen.status.reason, 64)})" if seen else "gone"
+        if job is not None and uid and job.uid != uid:
+            job = None  # another one has taken the name
+        first, uid = False, job.uid if job else uid
+        code = waiting.verdict(goal, job)
+        last = f"{job.status.phase} ({clean(job.status.reason, 64)})" if job else "gone"
         if code is not None:
             click.echo(f"{clean(key.name)} is {last}", err=code != waiting.REACHED)
             return code

@@ -20,19 +20,19 @@ from ddp_operator.client.submission import NameTakenError, submit
 from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.ports import Key, Manifest
 from ddp_operator.submit import (
-    CheckpointPlace,
+    CheckpointLocation,
     GpuRequest,
+    JobRequest,
+    JobRequestError,
     Mount,
     Scripts,
-    Wish,
-    WishError,
     admitted,
-    job,
+    job_manifest,
     ranks_per_pod,
 )
 from ddp_operator.submit.job import LAUNCHERS, starts_once
 from ddp_operator.submit.scripts import MAX_BYTES
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.plan import plan
 from ddp_operator.views.text import clean
 
@@ -121,43 +121,43 @@ def run(context: click.Context, /, name: str, **given: Any) -> None:
                 130  interrupted; the job goes on
     """
     try:
-        wish = _wish(name, given)
-        if starts_once(wish):
+        request = _request(name, given)
+        if starts_once(request):
             click.echo(
-                f"note: the command runs once in each pod, which has {ranks_per_pod(wish)} GPUs: "
+                f"note: the command runs once in each pod, which has {ranks_per_pod(request)} GPUs: "
                 "it has to start a process for each, as torchrun does",
                 err=True,
             )
         if given["local"]:
-            context.exit(_locally(wish, given["scripts"]))
-        manifests, security = _manifests(wish), None
+            context.exit(_locally(request, given["scripts"]))
+        manifests, security = _manifests(request), None
         if given["dry_run"] != "client":
             security = on_cluster(Cluster.pod_security)
             manifests[-1] = admitted(manifests[-1], security)
-    except WishError as error:
+    except JobRequestError as error:
         raise click.UsageError(clean(error, 1024)) from None
     if given["dry_run"]:
         if given["dry_run"] == "server":
-            _submit(wish, manifests, dry_run=True)
+            _submit(request, manifests, dry_run=True)
         click.echo(output.documents(manifests, given["form"]))
         return
-    on_cluster(_tell(wish, security))
+    on_cluster(_tell(request, security))
     if not given["yes"]:
         ask()
-    key = _submit(wish, manifests, dry_run=False)
+    key = _submit(request, manifests, dry_run=False)
     click.echo(f"{output.named(manifests[-1])} created")
     if given["detach"]:
         return
     context.exit(_follow(key, quietly=given["quietly"]))
 
 
-def _wish(name: str, given: dict[str, Any]) -> Wish:
+def _request(name: str, given: dict[str, Any]) -> JobRequest:
     image = given["image"] or ("local" if given["local"] else None)
     if image is None:
-        raise WishError("--image: name the image, or add --local to run it here")
+        raise JobRequestError("--image: name the image, or add --local to run it here")
     read = {path: _read(path) for path in given["scripts"]}
     gpus, checkpoint = given["gpus"], given["checkpoint"]
-    return Wish(
+    return JobRequest(
         name=name,
         image=image,
         command=given["command"],
@@ -170,7 +170,7 @@ def _wish(name: str, given: dict[str, Any]) -> Wish:
         env=dict(_variable(text) for text in given["env"]),
         env_from=given["env_from"],
         mounts=[Mount.parse(text) for text in given["mount"]],
-        checkpoint=CheckpointPlace.parse(checkpoint) if checkpoint else None,
+        checkpoint=CheckpointLocation.parse(checkpoint) if checkpoint else None,
         max_restarts=given["max_restarts"],
         user=given["user"],
         min_replicas=given["min_replicas"],
@@ -184,7 +184,7 @@ def _wish(name: str, given: dict[str, Any]) -> Wish:
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise WishError(f"--env {text[:80]!r}: say it as NAME=VALUE")
+        raise JobRequestError(f"--env {text[:80]!r}: say it as NAME=VALUE")
     return name, value
 
 
@@ -193,29 +193,29 @@ def _read(path: str) -> bytes:
         with Path(path).open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise WishError(f"--script {path}: cannot be read: {error.strerror}") from None
+        raise JobRequestError(f"--script {path}: cannot be read: {error.strerror}") from None
 
 
-def _manifests(wish: Wish) -> list[Manifest]:
-    made = job(wish)
-    return [wish.scripts.config_map(wish.name), made] if wish.scripts else [made]
+def _manifests(request: JobRequest) -> list[Manifest]:
+    made = job_manifest(request)
+    return [request.scripts.config_map(request.name), made] if request.scripts else [made]
 
 
-def _tell(wish: Wish, security: PodSecurity | None) -> Any:
+def _tell(request: JobRequest, security: PodSecurity | None) -> Any:
     async def tell(_: Cluster, namespace: str) -> None:
-        for line in plan(wish, namespace, security, width=width()):
+        for line in plan(request, namespace, security, width=width()):
             click.echo(line, err=True)
 
     return tell
 
 
-def _submit(wish: Wish, manifests: list[Manifest], *, dry_run: bool) -> Key:
+def _submit(request: JobRequest, manifests: list[Manifest], *, dry_run: bool) -> Key:
     *scripts, made = manifests
 
     async def act(cluster: Cluster, namespace: str) -> Key:
         before = scripts[0] if scripts else None
         await submit(cluster, namespace, made, before, dry_run=dry_run)
-        return Key(namespace, wish.name)
+        return Key(namespace, request.name)
 
     try:
         return on_cluster(act)
@@ -226,8 +226,8 @@ def _submit(wish: Wish, manifests: list[Manifest], *, dry_run: bool) -> Key:
 def _follow(key: Key, *, quietly: bool) -> int:
     told: list[str] = []
 
-    def on_look(seen: SeenJob) -> None:
-        said = f"{seen.status.phase}: {clean(seen.status.message or seen.status.reason)}"
+    def on_look(job: JobSnapshot) -> None:
+        said = f"{job.status.phase}: {clean(job.status.message or job.status.reason)}"
         if told[-1:] != [said]:
             told[:] = [said]
             click.echo(f"-- {said}", err=True)
@@ -249,18 +249,18 @@ def _follow(key: Key, *, quietly: bool) -> int:
         return _INTERRUPTED
 
 
-def _locally(wish: Wish, scripts: tuple[str, ...]) -> int:
+def _locally(request: JobRequest, scripts: tuple[str, ...]) -> int:
     """Run it by the same planner and reconciler, its pods processes of this machine."""
     # Half a second that no other command shall wait for.
     from ddp_operator.local.run.command import run as run_here  # noqa: PLC0415
 
     here = {path: str(Path(path).resolve()) for path in scripts}
-    command = list(wish.command) or (["python", scripts[0]] if scripts else [])
+    command = list(request.command) or (["python", scripts[0]] if scripts else [])
     found = [here.get(word, here.get(word.removeprefix("./"), word)) for word in command]
-    made = job(replace(wish, scripts=None, command=found))
+    made = job_manifest(replace(request, scripts=None, command=found))
     # It stays: what is shown in the end says how to run it again.
     place = Path(tempfile.mkdtemp(prefix="ddpjob-"))
-    file = place / f"{wish.name}.yaml"
+    file = place / f"{request.name}.yaml"
     file.write_text(output.documents([made], "yaml"))
     arguments = Namespace(
         file=file, workdir=place / "run", kill_rank=[], progress_poll_seconds=1.0, plain=False

@@ -32,9 +32,9 @@ def ui(name: str | None, all_namespaces: bool, port: int, prices: Mapping[str, f
 
     async def serve(cluster: Cluster, namespace: str) -> None:
         path = server.page_of(job_key(namespace, name)) if name else "/"
-        seen = polling.Look(cluster, home=namespace, everywhere=all_namespaces, prices=prices)
+        poller = polling.Poller(cluster, home=namespace, everywhere=all_namespaces, prices=prices)
         try:
-            async with server.serving(seen, port=port) as door:
+            async with server.serving(poller, port=port) as door:
                 # No browser is started: all users of a machine see its command line.
                 click.echo(f"there until Ctrl-C: {door.url(path)}")
                 await asyncio.Event().wait()

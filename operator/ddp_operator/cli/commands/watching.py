@@ -13,7 +13,7 @@ from ddp_operator.ports import Key, UnavailableError
 from ddp_operator.views.curve import Losses
 from ddp_operator.views.job.pods import Pods
 from ddp_operator.views.job.screen import change, screen
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 TICK_SECONDS: Final = 1.0
 """Between two drawings of a screen on which nothing has changed but the time."""
@@ -42,12 +42,12 @@ async def _told(cluster: Cluster, key: Key) -> None:
             if manifest is None and first:
                 raise NoSuchJobError(key)
             first = False
-            seen = SeenJob.read(manifest) if manifest else None
-            said = change(seen) if seen else "gone"
+            job = JobSnapshot.read(manifest) if manifest else None
+            said = change(job) if job else "gone"
             if said != last:
                 click.echo(f"{datetime.now(UTC):%H:%M:%S} {said}")
             last = said
-            if seen is None or seen.status.finished:
+            if job is None or job.status.finished:
                 return
 
 
@@ -55,7 +55,7 @@ class _Latest:
     """The job as it was seen last; None: not yet, or it is gone."""
 
     def __init__(self) -> None:
-        self.seen: SeenJob | None = None
+        self.job: JobSnapshot | None = None
         self.losses = Losses()
         self.is_over = False
 
@@ -64,10 +64,10 @@ class _Latest:
             async for manifest in changes:
                 if manifest is None:
                     break
-                self.seen = seen = SeenJob.read(manifest)
-                if progress := seen.status.progress:
+                self.job = job = JobSnapshot.read(manifest)
+                if progress := job.status.progress:
                     self.losses.add(progress.step, progress.loss)
-                if seen.status.finished:
+                if job.status.finished:
                     break
         self.is_over = True
 
@@ -76,24 +76,24 @@ async def _drawn(cluster: Cluster, key: Key) -> None:
     latest = _Latest()
     following = asyncio.create_task(latest.follow(cluster, key))
     clock = asyncio.get_running_loop().time
-    shown: SeenJob | None = None
+    shown: JobSnapshot | None = None
     pods, looked = None, -_PODS_SECONDS
     click.clear()
     try:
         while True:
             over = latest.is_over
-            seen = latest.seen
-            if seen is not None:
-                if seen is not shown and (over or clock() - looked >= _PODS_SECONDS):
+            job = latest.job
+            if job is not None:
+                if job is not shown and (over or clock() - looked >= _PODS_SECONDS):
                     with contextlib.suppress(UnavailableError):
-                        pods = Pods.of(seen, await cluster.pods(key))
-                        shown, looked = seen, clock()
-                there = pods or Pods.of(seen, [])
+                        pods = Pods.of(job, await cluster.pods(key))
+                        shown, looked = job, clock()
+                there = pods or Pods.of(job, [])
                 curve = latest.losses.line()
-                draw(screen(seen, there, datetime.now(UTC), width=app.width(), losses=curve))
+                draw(screen(job, there, datetime.now(UTC), width=app.width(), losses=curve))
             if following.done():
                 following.result()
-                if seen is None:
+                if job is None:
                     raise NoSuchJobError(key)
                 if over:
                     return

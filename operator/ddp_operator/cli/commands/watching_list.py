@@ -13,7 +13,7 @@ from ddp_operator.client.pacing import LIST_SECONDS, pause
 from ddp_operator.ports import Key, UnavailableError
 from ddp_operator.views import listing
 from ddp_operator.views.job.screen import change
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, columns
 
 
@@ -34,11 +34,11 @@ async def watched_list(cluster: Cluster, namespace: str | None, *, wide: bool) -
             # Not a line of one is shown before all have come, and only lines are kept.
             now, rows, said = datetime.now(UTC), [], dict[Key, str]()
             async for item in cluster.jobs(namespace):
-                seen = SeenJob.read(item)
+                job = JobSnapshot.read(item)
                 if terminal:
-                    rows.append(listing.row(seen, now, wide=wide, namespaces=namespace is None))
+                    rows.append(listing.row(job, now, wide=wide, namespaces=namespace is None))
                 else:
-                    said[seen.key] = change(seen)
+                    said[job.key] = change(job)
             reached = clock()
         except UnavailableError:
             if told is None or clock() - reached > PATIENCE_SECONDS:

@@ -12,7 +12,7 @@ from ddp_operator.report import Facts
 from ddp_operator.report.history import History
 
 
-class Place(LogSource, Protocol):
+class Backend(LogSource, Protocol):
     """Jobs and their pods; every method may raise a `ddp_operator.ports.ClusterError`."""
 
     async def __aenter__(self) -> Self: ...

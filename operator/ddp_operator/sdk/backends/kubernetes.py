@@ -14,8 +14,8 @@ from ddp_operator.report.history import History
 _TIMEOUT_SECONDS: Final = 15.0
 
 
-class KubernetesPlace(Cluster):
-    """Implements `Place` on an API server."""
+class KubernetesBackend(Cluster):
+    """Implements `Backend` on an API server."""
 
     def __init__(self, credentials: Credentials, namespace: str) -> None:
         super().__init__(ApiClient(credentials, timeout_seconds=_TIMEOUT_SECONDS))
@@ -35,13 +35,13 @@ class KubernetesPlace(Cluster):
 
     @property
     def namespace(self) -> str:
-        """See `Place`."""
+        """See `Backend`."""
         return self._namespace
 
     async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
-        """See `Place`."""
+        """See `Backend`."""
         return await submit(self, job["metadata"]["namespace"], job, scripts)
 
     async def facts(self, key: Key, history: History | None) -> Facts:
-        """See `Place`."""
+        """See `Backend`."""
         return await gather(self, key, history=history)

@@ -26,7 +26,7 @@ from ddp_operator.ports import AlreadyExistsError, Event, Key, Manifest
 from ddp_operator.report import Facts
 from ddp_operator.report.files import UnreadableError, read_metrics, read_run
 from ddp_operator.report.history import History
-from ddp_operator.sdk.backends.log_files import PrintedLines
+from ddp_operator.sdk.backends.log_files import LogFiles
 from ddp_operator.trainers import HttpTrainers
 
 NAMESPACE: Final = "default"
@@ -34,8 +34,8 @@ _PROGRESS_SECONDS: Final = 1.0
 _END_SECONDS: Final = 10.0
 
 
-class LocalPlace:
-    """Implements `Place` and `local.Listener`; no process outlives its context."""
+class LocalBackend:
+    """Implements `Backend` and `local.Listener`; no process outlives its context."""
 
     def __init__(self, workdir: Path | None) -> None:
         self._asked_for = workdir
@@ -50,7 +50,7 @@ class LocalPlace:
         except WorkdirInUseError:
             self.workdir.release()
             raise
-        self._printed = PrintedLines(lambda pod: self.workdir.path / "pods" / pod.name / "printed")
+        self._log_files = LogFiles(lambda pod: self.workdir.path / "pods" / pod.name / "printed")
         self._cluster: LocalCluster[PodState] = LocalCluster(
             project=project,
             workdir=self.workdir,
@@ -82,16 +82,16 @@ class LocalPlace:
 
     @property
     def namespace(self) -> str:
-        """See `Place`."""
+        """See `Backend`."""
         return NAMESPACE
 
     async def pod_security(self, namespace: str) -> PodSecurity | None:
-        """See `Place`."""
+        """See `Backend`."""
         del namespace
         return None
 
     async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
-        """See `Place`.
+        """See `Backend`.
 
         Raises:
             ManifestError: it is no job, or cannot run here.
@@ -106,20 +106,20 @@ class LocalPlace:
         return made
 
     async def job(self, key: Key) -> Manifest:
-        """See `Place`."""
+        """See `Backend`."""
         found = self._cluster.job(key)
         if found is None:
             raise NoSuchJobError(key, "jobs() has those of this machine, as long as it lives")
         return found
 
     async def jobs(self, namespace: str | None) -> AsyncIterator[Manifest]:
-        """See `Place`."""
+        """See `Backend`."""
         for job in self._cluster.jobs():
             if namespace in (None, job["metadata"]["namespace"]):
                 yield job
 
     async def changes(self, key: Key) -> AsyncGenerator[Manifest | None, None]:
-        """See `Place`."""
+        """See `Backend`."""
         version = ""
         while True:
             news, job = self._news, self._cluster.job(key)
@@ -133,20 +133,20 @@ class LocalPlace:
                 await news.wait()  # its reader sets the deadline
 
     async def pods(self, key: Key) -> list[PodState]:
-        """See `Place`."""
+        """See `Backend`."""
         return self._cluster.pods_of(key)
 
     def log(
         self, pod: Key, container: str, options: Mapping[str, str], *, idle_seconds: float
     ) -> AsyncGenerator[bytes, None]:
-        """See `Place`; a pod has one container here."""
+        """See `Backend`; a pod has one container here."""
         del container
-        return self._printed.read(
+        return self._log_files.read(
             pod, options, idle_seconds=idle_seconds, ended=lambda: not self._cluster.may_print(pod)
         )
 
     async def facts(self, key: Key, history: History | None) -> Facts:
-        """See `Place`; metrics lie where the job's checkpoints do."""
+        """See `Backend`; metrics lie where the job's checkpoints do."""
         job = await self.job(key)
         folder = self.workdir.path / "records" / key.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,11 +169,11 @@ class LocalPlace:
         return self.workdir.path / "pods" / newest / "volumes" / CHECKPOINT_VOLUME
 
     async def patch(self, key: Key, uid: str, patch: Mapping[str, Any]) -> None:
-        """See `Place`."""
+        """See `Backend`."""
         self._cluster.patch_job(key, patch, uid=uid)
 
     async def delete(self, key: Key, uid: str) -> None:
-        """See `Place`."""
+        """See `Backend`."""
         await self._cluster.delete_job(key, uid=uid)
 
     # What the cluster tells.
@@ -195,11 +195,11 @@ class LocalPlace:
         self._engine.pods_changed(job)
         if self._cluster.job(job) is not None:
             self._records[job].pods(self._cluster.pod_manifests(job))
-        self._printed.wake()
+        self._log_files.wake()
 
     def pod_logged(self, pod: Key, line: str) -> None:
         """See `local.Listener`."""
-        self._printed.add(pod, line)
+        self._log_files.add(pod, line)
 
     def event_emitted(self, job: Key, event: Event) -> None:
         """See `local.Listener`."""

@@ -17,7 +17,7 @@ _BLOCK: Final = 1 << 16
 _TICK: Final = timedelta(microseconds=1)
 
 
-class PrintedLines:
+class LogFiles:
     """One file for each pod."""
 
     def __init__(self, file_of: Callable[[Key], Path]) -> None:

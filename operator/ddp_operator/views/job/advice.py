@@ -9,7 +9,7 @@ from ddp_operator.api.status import Failure
 from ddp_operator.job.pods.local_checkpoints import local_paths, named_paths
 from ddp_operator.job.pods.state import CRASH_LOOP, GATED, UNSTARTABLE_REASONS
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN, QUEUED
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, duration
 
 _PATIENCE_SECONDS: Final = 30.0
@@ -67,25 +67,24 @@ def for_failure(failure: Failure, *, has_log: bool) -> str:
     return "its pod is gone, and its log with it: keep the next one's by kubectl ddp logs -f"
 
 
-def operator_missing(seen: SeenJob, now: datetime) -> str:
+def operator_missing(job: JobSnapshot, now: datetime) -> str:
     """That no operator seems to look at the job; empty while there is no sign of that."""
-    if not seen.unseen or (now - seen.created).total_seconds() < _PATIENCE_SECONDS:
+    if not job.unobserved or (now - job.created).total_seconds() < _PATIENCE_SECONDS:
         return ""
-    if not seen.status.observed_generation:
-        age = duration((now - seen.created).total_seconds())
+    if not job.status.observed_generation:
+        age = duration((now - job.created).total_seconds())
         said = f"none has looked at this job in {age}"
     else:
         said = "none has looked at the latest change of the spec yet"
     return f"{said}: see whether one runs for this namespace (kubectl -n ddp-operator get pods)"
 
 
-def local_checkpoints(seen: SeenJob) -> list[str]:
+def local_checkpoints(job: JobSnapshot) -> list[str]:
     """Return what to do about checkpoints that are each pod's own; nothing where none are."""
-    job = seen.job
-    if job is None or seen.replicas == 1:
+    if job.parsed is None or job.replicas == 1:
         return []
     saved = job.status.bookkeeping.saved_in_pod is not None
-    paths = named_paths(job.spec) or (local_paths(job.spec) if saved else ())
+    paths = named_paths(job.parsed.spec) or (local_paths(job.parsed.spec) if saved else ())
     if not paths:
         return []
     return [

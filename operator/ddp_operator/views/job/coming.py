@@ -12,16 +12,18 @@ from ddp_operator.job.planning.scheduling import timeout_due
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.views.job import group
 from ddp_operator.views.job.pods import Pods
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import duration
 
 
-def coming(seen: SeenJob, pods: Pods, now: datetime) -> list[str]:
+def coming(job: JobSnapshot, pods: Pods, now: datetime) -> list[str]:
     """What comes next, the soonest first; a pause before a start is what a job waits for."""
-    if seen.job is None or seen.deleting or seen.suspend:
+    if job.parsed is None or job.deleting or job.suspend:
         return []
     found = sorted(
-        (due, words) for due, words in _known(seen.job, pods, now) if due is not None and due > now
+        (due, words)
+        for due, words in _known(job.parsed, pods, now)
+        if due is not None and due > now
     )
     return [f"in {duration((due - now).total_seconds())} {words}" for due, words in found]
 
@@ -31,12 +33,12 @@ def _known(job: DDPJob, pods: Pods, now: datetime) -> Iterator[tuple[datetime | 
         yield expiry(job), "it is deleted (spec.ttlSecondsAfterFinished)"
         return
     yield active_deadline(job), "it is ended (spec.activeDeadlineSeconds)"
-    seen = observe(job, [*pods.current.values(), *pods.outside])
-    seen = replace(seen, gaps=gaps.stored(job.status))
-    yield gaps.next_due(job, seen), "pods are given up, unless they start or answer"
-    half = timeout_due(job, seen)
+    observed = observe(job, [*pods.current.values(), *pods.outside])
+    observed = replace(observed, gaps=gaps.stored(job.status))
+    yield gaps.next_due(job, observed), "pods are given up, unless they start or answer"
+    half = timeout_due(job, observed)
     yield half, "it gives its nodes back, unless all pods have one (spec.schedulingTimeoutSeconds)"
-    yield from group.changes(job, seen)
+    yield from group.changes(job, observed)
     yield _hang_due(job, now), "it counts as hung, unless its step moves"
 
 

@@ -10,7 +10,7 @@ from ddp_operator.job.failure import records
 from ddp_operator.views.job import advice, group
 from ddp_operator.views.job.pods import Pods, waits
 from ddp_operator.views.job.screen import in_words
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, clean_lines, duration, folded
 
 _SILENT_SECONDS: Final = 600.0
@@ -47,47 +47,47 @@ class Diagnosis:
         return found
 
 
-def diagnose(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
+def diagnose(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
     """Tell why a job is as it is."""
-    name = clean(seen.name)
-    if seen.deleting:
+    name = clean(job.name)
+    if job.deleting:
         return Diagnosis(
             f"{name} is being deleted.",
-            _finalizers(seen),
+            _finalizers(job),
             remedies=["its pods go with it, once their time to save is over"],
         )
-    if missing := advice.operator_missing(seen, now):
-        return Diagnosis(f"{name} is not looked after: {missing}.", _problem(seen))
+    if missing := advice.operator_missing(job, now):
+        return Diagnosis(f"{name} is not looked after: {missing}.", _problem(job))
     by_phase = {
         "Succeeded": _succeeded,
         "Failed": _failed,
         "Suspended": _suspended,
         "Running": _running,
     }
-    return by_phase.get(seen.status.phase, _waiting)(seen, pods, now)
+    return by_phase.get(job.status.phase, _waiting)(job, pods, now)
 
 
-def _succeeded(seen: SeenJob, _: Pods, now: datetime) -> Diagnosis:
-    return Diagnosis(f"{clean(seen.name)} has succeeded{_ago(seen, now)}: {_message(seen)}.")
+def _succeeded(job: JobSnapshot, _: Pods, now: datetime) -> Diagnosis:
+    return Diagnosis(f"{clean(job.name)} has succeeded{_ago(job, now)}: {_message(job)}.")
 
 
-def _suspended(seen: SeenJob, _: Pods, now: datetime) -> Diagnosis:
-    name = clean(seen.name)
+def _suspended(job: JobSnapshot, _: Pods, now: datetime) -> Diagnosis:
+    name = clean(job.name)
     found = Diagnosis(f"{name} is stopped: spec.suspend is true, and there are no pods.")
-    if not seen.suspend:
+    if not job.suspend:
         found.sentence = f"{name} is about to go on: spec.suspend is false again."
-    found.evidence += _saved(seen, now)
-    if seen.suspend:
+    found.evidence += _saved(job, now)
+    if job.suspend:
         found.remedies.append(f"kubectl ddp resume {name}")
     return found
 
 
-def _failed(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
-    name, reason = clean(seen.name), clean(seen.status.reason, 64)
-    found = Diagnosis(f"{name} failed{_ago(seen, now)}, {reason}: {_message(seen)}")
-    _blame(found, _latest(seen), pods, now)
-    found.remedies += advice.local_checkpoints(seen)
-    if known := advice.for_ended(seen.status.reason):
+def _failed(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
+    name, reason = clean(job.name), clean(job.status.reason, 64)
+    found = Diagnosis(f"{name} failed{_ago(job, now)}, {reason}: {_message(job)}")
+    _blame(found, _latest(job), pods, now)
+    found.remedies += advice.local_checkpoints(job)
+    if known := advice.for_ended(job.status.reason):
         found.remedies.insert(0, known)
     found.remedies.append(
         "a job that has ended stays so: delete it and apply it again; it goes on from its "
@@ -96,10 +96,10 @@ def _failed(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
     return found
 
 
-def _running(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
-    name, progress = clean(seen.name), seen.status.progress
+def _running(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
+    name, progress = clean(job.name), job.status.progress
     unwell = [state for state in pods.states if state not in ("ready", "done")]
-    found = Diagnosis(f"{name} trains: {_message(seen)}.")
+    found = Diagnosis(f"{name} trains: {_message(job)}.")
     if progress is not None:
         silent = (now - (progress.last_step_time or progress.updated_at)).total_seconds()
         found.evidence.append(f"step {progress.step}, {duration(silent)} ago")
@@ -108,7 +108,7 @@ def _running(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
                 f"{name} runs, but has completed no step for {duration(silent)}: it hangs, or is "
                 "busy with an evaluation or a checkpoint."
             )
-            if seen.job and seen.job.spec.progress_deadline_seconds is None:
+            if job.parsed and job.parsed.spec.progress_deadline_seconds is None:
                 found.remedies.append(
                     "spec.progressDeadlineSeconds would have its stacks shown and start it anew"
                 )
@@ -123,37 +123,37 @@ def _running(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
         )
     if unwell:
         found.evidence.append(f"{len(unwell)} of {len(pods.states)} pods are not ready")
-    if size := group.size(seen, now):
+    if size := group.size(job, now):
         found.evidence.append(f"its group: {size}")
-    found.evidence += group.gaps(seen, now)
+    found.evidence += group.gaps(job, now)
     if unwell or pods.wanted:
         found.evidence += waits(pods)
-    if remark := group.powerless(seen):
+    if remark := group.powerless(job):
         found.remedies.append(remark)
-    found.remedies += advice.local_checkpoints(seen)
-    found.evidence += _past(seen, now)
+    found.remedies += advice.local_checkpoints(job)
+    found.evidence += _past(job, now)
     return found
 
 
-def _waiting(seen: SeenJob, pods: Pods, now: datetime) -> Diagnosis:
-    name, status = clean(seen.name), seen.status
+def _waiting(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
+    name, status = clean(job.name), job.status
     reason = clean(status.reason, 64)
     doing = {"Restarting": "starts anew", "Starting": "is starting"}.get(status.phase, "waits")
-    found = Diagnosis(f"{name} {doing}, {reason or 'Pending'}: {_message(seen) or 'pods start'}")
+    found = Diagnosis(f"{name} {doing}, {reason or 'Pending'}: {_message(job) or 'pods start'}")
     if status.next_start_time is not None and status.next_start_time > now:
         pause = duration((status.next_start_time - now).total_seconds())
         found.evidence.append(f"the pause before the next start takes {pause} more")
-    found.evidence += group.gaps(seen, now)
+    found.evidence += group.gaps(job, now)
     found.evidence += waits(pods)
     reasons = {status.reason, *(pod.waiting for pod in pods.current.values() if pod.waiting)}
     found.remedies += [known for each in sorted(reasons) if (known := advice.for_waiting(each))]
     failed = pods.first_failed
-    if failed is not None and seen.job is not None:
-        _blame(found, records.of_pod(seen.job, failed, now), pods, now)
+    if failed is not None and job.parsed is not None:
+        _blame(found, records.of_pod(job.parsed, failed, now), pods, now)
     elif status.phase == "Restarting":
-        _blame(found, _latest(seen), pods, now)
-    found.remedies += advice.local_checkpoints(seen)
-    found.evidence += _problem(seen)
+        _blame(found, _latest(job), pods, now)
+    found.remedies += advice.local_checkpoints(job)
+    found.evidence += _problem(job)
     return found
 
 
@@ -166,39 +166,39 @@ def _blame(found: Diagnosis, failure: Failure | None, pods: Pods, now: datetime)
     found.remedies.append(advice.for_failure(failure, has_log=failure.pod in pods.names))
 
 
-def _latest(seen: SeenJob) -> Failure | None:
+def _latest(job: JobSnapshot) -> Failure | None:
     """What the operator has found to be the cause, the last time."""
-    causes = [failure for failure in seen.status.failures if failure.action != "Ignore"]
+    causes = [failure for failure in job.status.failures if failure.action != "Ignore"]
     return causes[-1] if causes else None
 
 
-def _past(seen: SeenJob, now: datetime) -> Iterable[str]:
-    latest = _latest(seen)
+def _past(job: JobSnapshot, now: datetime) -> Iterable[str]:
+    latest = _latest(job)
     return [f"its latest failure: {in_words(latest, now)}"] if latest else []
 
 
-def _saved(seen: SeenJob, now: datetime) -> list[str]:
-    saved = seen.status.checkpoint
+def _saved(job: JobSnapshot, now: datetime) -> list[str]:
+    saved = job.status.checkpoint
     if saved is None:
         return []
     age = f", {duration((now - saved.time).total_seconds())} ago" if saved.time else ""
     return [f"its latest checkpoint is of step {saved.step}{age}"]
 
 
-def _problem(seen: SeenJob) -> list[str]:
-    said = f"this release of kubectl ddp cannot read its spec: {seen.problem}"
-    return [clean(said)] if seen.problem else []
+def _problem(job: JobSnapshot) -> list[str]:
+    said = f"this release of kubectl ddp cannot read its spec: {job.problem}"
+    return [clean(said)] if job.problem else []
 
 
-def _finalizers(seen: SeenJob) -> list[str]:
-    held = seen.manifest["metadata"].get("finalizers") or []
+def _finalizers(job: JobSnapshot) -> list[str]:
+    held = job.manifest["metadata"].get("finalizers") or []
     return [clean(f"held back by finalizers: {', '.join(map(str, held))}")] if held else []
 
 
-def _message(seen: SeenJob) -> str:
-    return clean(seen.status.message).rstrip(".")
+def _message(job: JobSnapshot) -> str:
+    return clean(job.status.message).rstrip(".")
 
 
-def _ago(seen: SeenJob, now: datetime) -> str:
-    at = seen.status.completion_time or seen.since(seen.status.phase)
+def _ago(job: JobSnapshot, now: datetime) -> str:
+    at = job.status.completion_time or job.since(job.status.phase)
     return f" {duration((now - at).total_seconds())} ago" if at else ""

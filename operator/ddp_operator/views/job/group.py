@@ -10,20 +10,20 @@ from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.completion import in_words
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, counted, duration
 
 
-def size(seen: SeenJob, now: datetime) -> str:
+def size(job: JobSnapshot, now: datetime) -> str:
     """How many pods train, and since when; empty of a job whose size is always the same."""
-    job = seen.job
-    if job is None or not job.spec.elastic:
+    if job.parsed is None or not job.parsed.spec.elastic:
         return ""
-    said = counted(len(seen.slots), "pod")
+    spec = job.parsed.spec
+    said = counted(len(job.slots), "pod")
     changed = job.status.world and job.status.world.changed_at
     if changed and not job.status.finished:
         said += f" for {duration((now - changed).total_seconds())}"
-    return f"{said}; {wanted_size(job.spec)} wanted, {least_size(job.spec)} enough"
+    return f"{said}; {wanted_size(spec)} wanted, {least_size(spec)} enough"
 
 
 def changes(job: DDPJob, observed: Observed) -> Iterator[tuple[datetime | None, str]]:
@@ -37,10 +37,10 @@ def changes(job: DDPJob, observed: Observed) -> Iterator[tuple[datetime | None, 
         yield due, f"{who} the group (spec.elastic.growAfterSeconds)"
 
 
-def gaps(seen: SeenJob, now: datetime) -> list[str]:
+def gaps(job: JobSnapshot, now: datetime) -> list[str]:
     """The places in which nothing trains, the longest first, those of one reason together."""
     found: dict[str, list[GapRecord]] = {}
-    for gap in sorted(seen.status.gaps, key=lambda gap: gap.since):
+    for gap in sorted(job.status.gaps, key=lambda gap: gap.since):
         found.setdefault(gap.reason, []).append(gap)
     lines = []
     for reason, places in found.items():
@@ -53,12 +53,11 @@ def gaps(seen: SeenJob, now: datetime) -> list[str]:
     return lines
 
 
-def powerless(seen: SeenJob) -> str:
+def powerless(job: JobSnapshot) -> str:
     """Why an elastic job's group never changes; empty where it may."""
-    job = seen.job
-    if job is None or not job.spec.elastic or not seen.status.is_true("Running"):
+    if job.parsed is None or not job.parsed.spec.elastic or not job.status.is_true("Running"):
         return ""
-    if seen.status.bookkeeping.launcher:
+    if job.status.bookkeeping.launcher:
         return ""
     return (
         "spec.elastic does nothing here: no launcher has answered in its pods; spec.launcher: "

@@ -8,7 +8,7 @@ from typing import Final
 from ddp_operator.job.membership.world import wanted_size
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, counted
 
 _MARKS: Final = {
@@ -43,22 +43,22 @@ class Pods:
     """As many of them as an elastic job's group would take in; all others are spares."""
 
     @classmethod
-    def of(cls, seen: SeenJob, pods: Iterable[PodState]) -> "Pods":
+    def of(cls, job: JobSnapshot, pods: Iterable[PodState]) -> "Pods":
         """Sort out whatever bears the job's label: the newest of each index counts."""
         current: dict[int, PodState] = {}
         outside: dict[int, PodState] = {}
-        own = [pod for pod in pods if pod.owner_uid == seen.uid]
+        own = [pod for pod in pods if pod.owner_uid == job.uid]
         for pod in sorted(own, key=lambda pod: pod.identity.replacement):
             identity = pod.identity
-            if identity.attempt != seen.status.attempt:
+            if identity.attempt != job.status.attempt:
                 continue
-            if identity.slot in seen.node_ranks:
-                placed = seen.placed(pod)
+            if identity.slot in job.node_ranks:
+                placed = job.placed(pod)
                 current[placed.identity.index] = placed
-            elif seen.elastic or identity.slot < seen.replicas + seen.spares:
+            elif job.elastic or identity.slot < job.replicas + job.spares:
                 outside[identity.slot] = pod
-        size = len(seen.slots)
-        done = completion.read(seen.status.completed_indexes, below=size)
+        size = len(job.slots)
+        done = completion.read(job.status.completed_indexes, below=size)
         states = [
             _state(current[index]) if index in current else ("done" if index in done else "missing")
             for index in range(size)
@@ -70,7 +70,7 @@ class Pods:
             old=len(own) - len(current) - len(outside),
             names=names,
             outside=[outside[slot] for slot in sorted(outside)],
-            wanted=max(wanted_size(seen.job.spec) - size, 0) if seen.job else 0,
+            wanted=max(wanted_size(job.parsed.spec) - size, 0) if job.parsed else 0,
         )
 
     @property

@@ -12,7 +12,7 @@ from ddp_operator.views.job import group, pace
 from ddp_operator.views.job.advice import operator_missing
 from ddp_operator.views.job.coming import coming
 from ddp_operator.views.job.pods import Pods, rows, waits
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, counted, duration, facts, number
 
 _FAILURES: Final = 3
@@ -22,7 +22,7 @@ Fact = tuple[str, str]
 
 
 def screen(
-    seen: SeenJob,
+    job: JobSnapshot,
     pods: Pods,
     now: datetime,
     *,
@@ -33,48 +33,48 @@ def screen(
     """All that is to be said of a job now; `losses`: the curve of those that were seen, `place`:
     where it stands in its queue.
     """
-    title = f"{clean(seen.name)} in namespace {clean(seen.key.namespace)}"
-    age = duration((now - seen.created).total_seconds())
+    title = f"{clean(job.name)} in namespace {clean(job.key.namespace)}"
+    age = duration((now - job.created).total_seconds())
     return [
         f"{title}, {age} old",
         "",
         *facts(
             [
-                *_state(seen, now),
-                *_progress(seen, now),
+                *_state(job, now),
+                *_progress(job, now),
                 *([("loss", losses)] if losses else []),
-                *_ranks(seen, pods, now),
-                *_waits(seen, pods, now, place),
-                *_next(seen, pods, now),
-                *_attempts(seen),
-                *_time(seen, now),
-                *_checkpoint(seen, now),
-                *_place(seen),
-                *_failures(seen, now),
+                *_ranks(job, pods, now),
+                *_waits(job, pods, now, place),
+                *_next(job, pods, now),
+                *_attempts(job),
+                *_time(job, now),
+                *_checkpoint(job, now),
+                *_place(job),
+                *_failures(job, now),
             ],
             width,
         ),
     ]
 
 
-def _state(seen: SeenJob, now: datetime) -> Iterator[Fact]:
-    status = seen.status
-    phase: str = "being deleted" if seen.deleting else status.phase
-    named = seen.since(status.phase)
-    if named is not None and not seen.deleting:
+def _state(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
+    status = job.status
+    phase: str = "being deleted" if job.deleting else status.phase
+    named = job.since(status.phase)
+    if named is not None and not job.deleting:
         how_long = duration((now - named).total_seconds())
         phase += f" {how_long} ago" if status.finished else f" for {how_long}"
     yield "phase", phase
     if status.reason:
         yield "reason", clean(f"{status.reason}: {status.message}".rstrip(": "))
-    if seen.problem and status.reason != "InvalidSpec":
-        yield "spec", clean(f"this release cannot read it: {seen.problem}")
-    if missing := operator_missing(seen, now):
+    if job.problem and status.reason != "InvalidSpec":
+        yield "spec", clean(f"this release cannot read it: {job.problem}")
+    if missing := operator_missing(job, now):
         yield "operator", missing
 
 
-def _progress(seen: SeenJob, now: datetime) -> Iterator[Fact]:
-    progress = seen.status.progress
+def _progress(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
+    progress = job.status.progress
     if progress is None:
         return
     said = f"step {progress.step}"
@@ -86,38 +86,38 @@ def _progress(seen: SeenJob, now: datetime) -> Iterator[Fact]:
         said += f", loss {number(progress.loss)}"
     if progress.samples_per_second is not None:
         said += f", {number(progress.samples_per_second)} samples/s"
-    left = pace.remaining_seconds(seen, now)
+    left = pace.remaining_seconds(job, now)
     if left is not None:
         said += f", about {duration(left)} left"
     yield "progress", said
     at = progress.last_step_time or progress.updated_at
-    if seen.status.phase == "Succeeded" and progress.step < (progress.total_steps or 0):
+    if job.status.phase == "Succeeded" and progress.step < (progress.total_steps or 0):
         yield "", "this was seen last; it ended well after that"
-    if not seen.status.finished:
+    if not job.status.finished:
         yield "", f"last step {duration((now - at).total_seconds())} ago"
     if progress.slowest_rank is not None:
         yield "", f"rank {progress.slowest_rank} holds the others up"
 
 
-def _ranks(seen: SeenJob, pods: Pods, now: datetime) -> Iterator[Fact]:
-    if not pods.current and (seen.suspend or seen.status.finished):
+def _ranks(job: JobSnapshot, pods: Pods, now: datetime) -> Iterator[Fact]:
+    if not pods.current and (job.suspend or job.status.finished):
         yield "pods", "none"
         return
-    sizes = ranks.pod_sizes(seen.job.spec) if seen.job else ""
-    each = ranks.local_world_size(seen.job.spec, 0) if seen.job else 1
+    sizes = ranks.pod_sizes(job.parsed.spec) if job.parsed else ""
+    each = ranks.local_world_size(job.parsed.spec, 0) if job.parsed else 1
     processes = f"{sizes} processes" if sizes else f"{each} ranks each" if each > 1 else ""
     for number_, line in enumerate(rows(pods)):
         yield ("" if number_ else "pods" if processes else "ranks"), line
     if processes:
         yield "", processes
-    if size := group.size(seen, now):
+    if size := group.size(job, now):
         yield "group", size
 
 
-def _waits(seen: SeenJob, pods: Pods, now: datetime, place: str) -> Iterator[Fact]:
-    if seen.status.finished:
+def _waits(job: JobSnapshot, pods: Pods, now: datetime, place: str) -> Iterator[Fact]:
+    if job.status.finished:
         return
-    next_start = seen.status.next_start_time
+    next_start = job.status.next_start_time
     lines = waits(pods)
     if next_start is not None and next_start > now:
         seconds = duration((next_start - now).total_seconds())
@@ -128,14 +128,14 @@ def _waits(seen: SeenJob, pods: Pods, now: datetime, place: str) -> Iterator[Fac
         yield ("" if at else "waits for"), line
 
 
-def _next(seen: SeenJob, pods: Pods, now: datetime) -> Iterator[Fact]:
-    for at, line in enumerate(coming(seen, pods, now)):
+def _next(job: JobSnapshot, pods: Pods, now: datetime) -> Iterator[Fact]:
+    for at, line in enumerate(coming(job, pods, now)):
         yield ("" if at else "next"), line
 
 
-def _attempts(seen: SeenJob) -> Iterator[Fact]:
-    status = seen.status
-    allowed = f" of {seen.job.spec.restart.max_restarts}" if seen.job else ""
+def _attempts(job: JobSnapshot) -> Iterator[Fact]:
+    status = job.status
+    allowed = f" of {job.parsed.spec.restart.max_restarts}" if job.parsed else ""
     yield (
         "attempt",
         f"{status.attempt}; restarts {status.restarts}{allowed}, "
@@ -143,20 +143,20 @@ def _attempts(seen: SeenJob) -> Iterator[Fact]:
     )
 
 
-def _time(seen: SeenJob, now: datetime) -> Iterator[Fact]:
-    spent = pace.spent(seen, now)
+def _time(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
+    spent = pace.spent(job, now)
     if not sum(spent.values()):
         return
     parts = [f"{kind} {duration(spent[kind])}" for kind in goodput.KINDS if spent[kind]]
-    ratio = pace.training_ratio(seen, now)
+    ratio = pace.training_ratio(job, now)
     said = f"{ratio:.0%} training: " if ratio is not None else ""
-    books = seen.status.goodput
+    books = job.status.goodput
     lost = f"; {counted(books.steps_lost, 'step')} lost" if books and books.steps_lost else ""
     yield "goodput", f"{said}{', '.join(parts)}{lost}"
 
 
-def _checkpoint(seen: SeenJob, now: datetime) -> Iterator[Fact]:
-    saved = seen.status.checkpoint
+def _checkpoint(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
+    saved = job.status.checkpoint
     if saved is None:
         return
     age = f", {duration((now - saved.time).total_seconds())} ago" if saved.time else ""
@@ -164,23 +164,25 @@ def _checkpoint(seen: SeenJob, now: datetime) -> Iterator[Fact]:
     yield "checkpoint", f"step {saved.step}{age}{path}"
 
 
-def _place(seen: SeenJob) -> Iterator[Fact]:
-    if seen.status.placement:
-        yield "placement", clean(seen.status.placement)
-    accelerator = seen.job.spec.accelerator if seen.job else None
+def _place(job: JobSnapshot) -> Iterator[Fact]:
+    if job.status.placement:
+        yield "placement", clean(job.status.placement)
+    accelerator = job.parsed.spec.accelerator if job.parsed else None
     if accelerator:
         what = accelerator.type or f"compute class {accelerator.compute_class}"
         yield "GPUs", clean(f"{accelerator.count} x {what} a pod, {accelerator.provisioning}")
-    queue = seen.job.spec.scheduling.queue_name if seen.job and seen.job.spec.scheduling else None
+    queue = (
+        job.parsed.spec.scheduling.queue_name if job.parsed and job.parsed.spec.scheduling else None
+    )
     if queue:
         yield "queue", clean(queue)
-    if avoided := seen.status.excluded_nodes:
+    if avoided := job.status.excluded_nodes:
         more = f" and {len(avoided) - _NAMED} more" if len(avoided) > _NAMED else ""
         yield "avoids", clean(", ".join(avoided[:_NAMED]), 400) + more
 
 
-def _failures(seen: SeenJob, now: datetime) -> Iterator[Fact]:
-    latest = seen.status.failures[-_FAILURES:]
+def _failures(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
+    latest = job.status.failures[-_FAILURES:]
     for at, failure in enumerate(reversed(latest)):
         yield ("" if at else "failures"), in_words(failure, now)
 
@@ -192,10 +194,10 @@ def in_words(failure: Failure, now: datetime) -> str:
     return f"{ago} ago: {clean(records.in_words(failure))} [{failure.action}{charged}]"
 
 
-def change(seen: SeenJob) -> str:
+def change(job: JobSnapshot) -> str:
     """A job in one line, for a log of its changes."""
-    status = seen.status
-    said = f"{'being deleted' if seen.deleting else status.phase} {status.ready or '-'}"
+    status = job.status
+    said = f"{'being deleted' if job.deleting else status.phase} {status.ready or '-'}"
     if status.progress is not None:
         said += f" step {status.progress.step}"
         if status.progress.loss is not None:

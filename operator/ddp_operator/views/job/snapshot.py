@@ -19,7 +19,7 @@ from ddp_operator.ports import Key, Manifest
 
 
 @dataclass(frozen=True)
-class SeenJob:
+class JobSnapshot:
     """Identity, state, and as much of the wish as could be read."""
 
     manifest: Manifest
@@ -66,7 +66,7 @@ class SeenJob:
         return self.key.name
 
     @cached_property
-    def job(self) -> DDPJob | None:
+    def parsed(self) -> DDPJob | None:
         """The whole job; None where this release cannot read its spec, see `problem`."""
         return self._parsed[0]
 
@@ -100,7 +100,7 @@ class SeenJob:
         return replace(pod, identity=identity.in_place(self.node_ranks))
 
     @property
-    def unseen(self) -> bool:
+    def unobserved(self) -> bool:
         """Whether no operator has looked at it since it was made, or was changed last."""
         return self.status.observed_generation < self.generation
 

@@ -128,8 +128,8 @@ async def running_pod(cluster: Cluster, key: Key, rank: int) -> PodState:
     Raises:
         RefusedError: it does not.
     """
-    seen, pods = await fetch(cluster, key)
-    found = [pod for pod in chosen_pods(seen, pods, (rank,)) if pod.started and not pod.exit]
+    job, pods = await fetch(cluster, key)
+    found = [pod for pod in chosen_pods(job, pods, (rank,)) if pod.started and not pod.exit]
     if not found:
         raise RefusedError(
             f"no pod of rank {rank} runs now: `kubectl ddp status {key.name}` shows them"

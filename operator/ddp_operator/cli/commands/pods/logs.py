@@ -19,7 +19,7 @@ from ddp_operator.ports import Key
 from ddp_operator.views.changes import RefusedError
 from ddp_operator.views.folding import fold, spans
 from ddp_operator.views.job.pods import Pods
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean_output, counted
 
 _MOST_PODS: Final = 32
@@ -94,8 +94,8 @@ def logs(
 async def _show_printed(
     cluster: Cluster, key: Key, wanted: Wanted, only: Collection[int], most: int, *, folds: bool
 ) -> None:
-    seen, pods = await fetch(cluster, key)
-    chosen = [pod for pod in chosen_pods(seen, pods, only) if pod.started or pod.exit]
+    job, pods = await fetch(cluster, key)
+    chosen = [pod for pod in chosen_pods(job, pods, only) if pod.started or pod.exit]
     if not chosen:
         click.echo("No pod has started yet; kubectl ddp why says what they wait for.", err=True)
     _tell_left_out(len(chosen) - most)
@@ -104,10 +104,10 @@ async def _show_printed(
         if held and (
             len(held) >= MOST_HELD or line.time - held[0].time >= timedelta(seconds=_FOLDED_SECONDS)
         ):
-            _print(seen, held, only, folds=folds)
+            _print(job, held, only, folds=folds)
             held = []
         held.append(line)
-    _print(seen, held, only, folds=folds)
+    _print(job, held, only, folds=folds)
 
 
 async def follow_logs(
@@ -118,19 +118,19 @@ async def follow_logs(
     most: int = _MOST_PODS,
     *,
     folds: bool = True,
-    on_look: Callable[[SeenJob], None] = lambda _: None,
+    on_look: Callable[[JobSnapshot], None] = lambda _: None,
 ) -> None:
     """Print what all ranks print until the job ends; `on_look` is told of it whenever it was
     looked at.
     """
     before = 0
 
-    def choose(seen: SeenJob, pods: Pods) -> list[PodState]:
-        return chosen_pods(seen, pods, only)
+    def choose(job: JobSnapshot, pods: Pods) -> list[PodState]:
+        return chosen_pods(job, pods, only)
 
-    def looked(seen: SeenJob, left_out: int) -> None:
+    def looked(job: JobSnapshot, left_out: int) -> None:
         nonlocal before
-        on_look(seen)
+        on_look(job)
         if left_out > before:
             _tell_left_out(left_out)
         before = left_out
@@ -146,11 +146,11 @@ async def follow_logs(
         on_look=looked,
     )
     async with contextlib.aclosing(read):
-        async for seen, lines in read:
-            _print(seen, lines, only, folds=folds)
+        async for job, lines in read:
+            _print(job, lines, only, folds=folds)
 
 
-def chosen_pods(seen: SeenJob, pods: Pods, only: Collection[int]) -> list[PodState]:
+def chosen_pods(job: JobSnapshot, pods: Pods, only: Collection[int]) -> list[PodState]:
     """The pods of those ranks, or all, in their order.
 
     Raises:
@@ -158,12 +158,12 @@ def chosen_pods(seen: SeenJob, pods: Pods, only: Collection[int]) -> list[PodSta
     """
     if not only:
         return [pods.current[index] for index in sorted(pods.current)]
-    if seen.job is None:
-        raise RefusedError(f"which pod has which rank cannot be told: {seen.problem}")
-    size = ranks.world_size(seen.job.spec)
+    if job.parsed is None:
+        raise RefusedError(f"which pod has which rank cannot be told: {job.problem}")
+    size = ranks.world_size(job.parsed.spec)
     if max(only) >= size:
         raise RefusedError(f"--rank {max(only)}: the job has ranks 0 to {size - 1} only")
-    indexes = sorted({ranks.pod_of(seen.job.spec, rank) for rank in only})
+    indexes = sorted({ranks.pod_of(job.parsed.spec, rank) for rank in only})
     return [pods.current[index] for index in indexes if index in pods.current]
 
 
@@ -173,12 +173,12 @@ def _tell_left_out(count: int) -> None:
         click.echo(f"{said}: choose with --rank, or raise --max-pods.", err=True)
 
 
-def _print(seen: SeenJob, lines: Sequence[Line], only: Collection[int], *, folds: bool) -> None:
-    last = ranks.world_size(seen.job.spec) - 1 if seen.job else seen.replicas - 1
-    several = seen.job is not None and ranks.local_world_size(seen.job.spec, 0) > 1
+def _print(job: JobSnapshot, lines: Sequence[Line], only: Collection[int], *, folds: bool) -> None:
+    last = ranks.world_size(job.parsed.spec) - 1 if job.parsed else job.replicas - 1
+    several = job.parsed is not None and ranks.local_world_size(job.parsed.spec, 0) > 1
     width = len(str(last)) * (1 + several) + several
     said = [
-        (_speaker(seen, line), (clean_output(line.text, _MOST_CHARACTERS), line.note))
+        (_speaker(job, line), (clean_output(line.text, _MOST_CHARACTERS), line.note))
         for line in lines
         if line.may_be_of(only)
     ]
@@ -189,9 +189,9 @@ def _print(seen: SeenJob, lines: Sequence[Line], only: Collection[int], *, folds
         click.echo(f"{who:>{width}} {'!' if note else '|'} {text}", err=note)
 
 
-def _speaker(seen: SeenJob, line: Line) -> range:
+def _speaker(job: JobSnapshot, line: Line) -> range:
     """The ranks that may have printed a line: the one that it names, or its pod's."""
     if line.rank is not None:
         return range(line.rank, line.rank + 1)
     index = line.pod.identity.index
-    return ranks.ranks(seen.job.spec, index) if seen.job else range(index, index + 1)
+    return ranks.ranks(job.parsed.spec, index) if job.parsed else range(index, index + 1)

@@ -81,11 +81,11 @@ def profile(
             raise click.UsageError(f"{path} is there already: choose another --output, or move it")
 
     async def act(cluster: Cluster, namespace: str) -> list[str]:
-        seen, pods = await fetch(cluster, job_key(namespace, name))
-        by_index = {pod.identity.index: pod for pod in chosen_pods(seen, pods, chosen)}
-        if seen.job is None:
-            raise RefusedError(f"which pod has which rank cannot be told: {seen.problem}")
-        of = {rank: by_index.get(ranks.pod_of(seen.job.spec, rank)) for rank in chosen}
+        job, pods = await fetch(cluster, job_key(namespace, name))
+        by_index = {pod.identity.index: pod for pod in chosen_pods(job, pods, chosen)}
+        if job.parsed is None:
+            raise RefusedError(f"which pod has which rank cannot be told: {job.problem}")
+        of = {rank: by_index.get(ranks.pod_of(job.parsed.spec, rank)) for rank in chosen}
         click.echo(
             f"Profiling {counted(steps, 'step')} of {counted(len(chosen), 'rank')}; this takes "
             f"{timeout:g} s at most.",

@@ -23,7 +23,7 @@ from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.views import stacks as view
 from ddp_operator.views.changes import RefusedError
-from ddp_operator.views.job.snapshot import SeenJob
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 _MOST_PODS: Final = 256
 _AT_ONCE: Final = 8
@@ -62,8 +62,8 @@ def stacks(name: str, wanted_ranks: tuple[int, ...], max_pods: int, form: str | 
     """
 
     async def act(cluster: Cluster, namespace: str) -> list[view.Found]:
-        seen, pods = await fetch(cluster, job_key(namespace, name))
-        chosen = chosen_pods(seen, pods, wanted_ranks)
+        job, pods = await fetch(cluster, job_key(namespace, name))
+        chosen = chosen_pods(job, pods, wanted_ranks)
         if not chosen:
             raise RefusedError("there are no pods now: kubectl ddp why says what the job waits for")
         if len(chosen) > max_pods:
@@ -76,7 +76,7 @@ def stacks(name: str, wanted_ranks: tuple[int, ...], max_pods: int, form: str | 
         if len(asked) > _AT_ONCE:
             said = f"Asking {len(asked)} pods, {_AT_ONCE} at a time; each has {2 * _SECONDS:g} s."
             click.echo(said, err=True)
-        return await ask_all(cluster, seen, asked)
+        return await ask_all(cluster, job, asked)
 
     found = on_cluster(act)
     if wanted_ranks:
@@ -89,20 +89,20 @@ def stacks(name: str, wanted_ranks: tuple[int, ...], max_pods: int, form: str | 
         click.get_current_context().exit(1)
 
 
-async def ask_all(cluster: Cluster, seen: SeenJob, pods: Sequence[PodState]) -> list[view.Found]:
+async def ask_all(cluster: Cluster, job: JobSnapshot, pods: Sequence[PodState]) -> list[view.Found]:
     """The stacks of all ranks of these pods."""
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(pod: PodState) -> list[view.Found]:
         async with slots:
-            return await _ask(cluster, seen, pod)
+            return await _ask(cluster, job, pod)
 
     return [each for found in await asyncio.gather(*map(ask, pods)) for each in found]
 
 
-async def _ask(cluster: Cluster, seen: SeenJob, pod: PodState) -> list[view.Found]:
+async def _ask(cluster: Cluster, job: JobSnapshot, pod: PodState) -> list[view.Found]:
     index, name = pod.identity.index, pod.key.name
-    own = ranks.ranks(seen.job.spec, index) if seen.job else range(index, index + 1)
+    own = ranks.ranks(job.parsed.spec, index) if job.parsed else range(index, index + 1)
     if not pod.started:
         problem = "its pod has ended" if pod.exit else "its pod has not started"
         return [view.Found(rank, name, problem=problem) for rank in own]
