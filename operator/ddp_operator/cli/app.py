@@ -1,6 +1,7 @@
 """What all commands have in common: kubectl's options, the connection, errors in one line."""
 
 import asyncio
+import math
 import re
 import shutil
 import sys
@@ -20,6 +21,8 @@ from ddp_operator.kube import (
 )
 from ddp_operator.ports import ClusterError, Key
 from ddp_operator.views.changes import RefusedError
+from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean
 
 T = TypeVar("T")
@@ -27,6 +30,8 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 """As the API server has it; nothing else may become part of a request's path."""
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, None: 1}
 _WIDEST: Final = 110
 _TIMEOUT_SECONDS: Final = 15.0
 """A person waits for the answer; an operator would wait for longer."""
@@ -90,6 +95,23 @@ def on_cluster(action: Callable[[Cluster, str], Awaitable[T]]) -> T:
         raise click.ClickException(clean(error.message, 1024)) from None
     except (CredentialsError, NotInstalledError, NoSuchJobError, RefusedError) as error:
         raise click.ClickException(clean(error, 1024)) from None
+
+
+async def fetch(cluster: Cluster, key: Key) -> tuple[JobSnapshot, Pods]:
+    """Return a job and its pods."""
+    manifest, pods = await asyncio.gather(cluster.job(key), cluster.pods(key))
+    job = JobSnapshot.read(manifest)
+    return job, Pods.of(job, pods)
+
+
+def read_duration(_: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    """Return the seconds of `90s`, `5m` or `1h30m`; a plain number is seconds."""
+    if value is None:
+        return None
+    parts = [*_DURATION.finditer(value)]
+    if not parts or "".join(part[0] for part in parts) != value:
+        raise click.BadParameter(f"{clean(value, 40)!r}: use 90s, 5m or 1h30m", param=option)
+    return math.fsum(float(part[1]) * _SECONDS[part[2]] for part in parts)
 
 
 def job_key(namespace: str, name: str) -> Key:

@@ -5,7 +5,7 @@ import pytest
 import yaml
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
 from ddp_operator.cli import app
-from ddp_operator.cli.commands import look
+from ddp_operator.cli.commands import wait
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity
 
@@ -21,7 +21,7 @@ _GENTLE = "application/merge-patch+json"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(wait, "POLL_SECONDS", 0.01)
 
 
 def renamed(manifest: Json, name: str, namespace: str = "research") -> Json:

@@ -2,7 +2,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from ddp_operator.cli.commands import look
+from ddp_operator.cli import app
 from ddp_operator.cli.commands.pods import logs
 from ddp_operator.client import following
 from ddp_operator.client.logs import MOST_BYTES, Lines, read_line
@@ -218,7 +218,7 @@ class Script:
 
     def __init__(self, *steps: Any) -> None:
         self.steps = list(steps)
-        self._fetch = look.fetch
+        self._fetch = app.fetch
 
     async def __call__(self, cluster: Any, key: Any) -> Any:
         found = await self._fetch(cluster, key)

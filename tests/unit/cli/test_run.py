@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ddp_operator.cli import app
-from ddp_operator.cli.commands import look
+from ddp_operator.cli.commands import wait
 from ddp_operator.client import following
 
 from tests.unit.cli.conftest import Ddp
@@ -18,7 +18,7 @@ SHORT = ("run", "try", "--image", "me/train:1")
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(wait, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(following, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(following, "SHORT_LOOK_SECONDS", 0.02)
 
@@ -61,7 +61,7 @@ async def test_the_plan_is_told_before_anything_is_made(ddp: Ddp, server: FakeAp
         *("--", "python", "train.py"),
     )
     assert result.exit_code == 2
-    assert "there is no terminal to ask on; nothing was changed: add --yes" in result.stderr
+    assert "no terminal for a confirmation, nothing was changed; add --yes" in result.stderr
     assert "DDPJob try in namespace research: 4 pods with 8 processes each: 32 GPUs" in (
         " ".join(result.stderr.split())
     )

@@ -12,9 +12,9 @@ import click
 from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
 from ddp_operator.cli import output
 from ddp_operator.cli.app import connection_options, on_cluster, width
-from ddp_operator.cli.commands.act import ask
-from ddp_operator.cli.commands.look import until
+from ddp_operator.cli.commands.changing import confirm
 from ddp_operator.cli.commands.pods.logs import follow_logs
+from ddp_operator.cli.commands.wait import wait_until
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.submission import NameTakenError, submit
 from ddp_operator.job.pods.pod_security import PodSecurity
@@ -124,8 +124,8 @@ def run(context: click.Context, /, name: str, **given: Any) -> None:
         request = _request(name, given)
         if starts_once(request):
             click.echo(
-                f"note: the command runs once in each pod, which has {ranks_per_pod(request)} GPUs: "
-                "it has to start a process for each, as torchrun does",
+                "note: the command runs once in each pod, and must start "
+                f"{ranks_per_pod(request)} processes, one per GPU, as torchrun does",
                 err=True,
             )
         if given["local"]:
@@ -143,7 +143,7 @@ def run(context: click.Context, /, name: str, **given: Any) -> None:
         return
     on_cluster(_tell(request, security))
     if not given["yes"]:
-        ask()
+        confirm()
     key = _submit(request, manifests, dry_run=False)
     click.echo(f"{output.named(manifests[-1])} created")
     if given["detach"]:
@@ -235,7 +235,7 @@ def _follow(key: Key, *, quietly: bool) -> int:
     async def follow(cluster: Cluster, _: str) -> int:
         if not quietly:
             await follow_logs(cluster, key, on_look=on_look)
-        return await until(cluster, key, "succeeded", None)
+        return await wait_until(cluster, key, "succeeded", None)
 
     try:
         return on_cluster(follow)

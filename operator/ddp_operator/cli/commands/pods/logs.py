@@ -8,15 +8,21 @@ from typing import Final
 
 import click
 
-from ddp_operator.cli.app import connection_options, job_argument, job_key, on_cluster
-from ddp_operator.cli.commands.look import fetch, read_duration
+from ddp_operator.cli.app import (
+    connection_options,
+    fetch,
+    job_argument,
+    job_key,
+    on_cluster,
+    read_duration,
+)
+from ddp_operator.cli.commands.pods.selection import chosen_pods
 from ddp_operator.client.cluster import Cluster, NoSuchJobError
 from ddp_operator.client.following import MOST_HELD, followed
 from ddp_operator.client.logs import Line, Wanted, printed
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
-from ddp_operator.views.changes import RefusedError
 from ddp_operator.views.folding import fold, spans
 from ddp_operator.views.job.pods import Pods
 from ddp_operator.views.job.snapshot import JobSnapshot
@@ -148,23 +154,6 @@ async def follow_logs(
     async with contextlib.aclosing(read):
         async for job, lines in read:
             _print(job, lines, only, folds=folds)
-
-
-def chosen_pods(job: JobSnapshot, pods: Pods, only: Collection[int]) -> list[PodState]:
-    """The pods of those ranks, or all, in their order.
-
-    Raises:
-        RefusedError: no pod has such a rank.
-    """
-    if not only:
-        return [pods.current[index] for index in sorted(pods.current)]
-    if job.parsed is None:
-        raise RefusedError(f"which pod has which rank cannot be told: {job.problem}")
-    size = ranks.world_size(job.parsed.spec)
-    if max(only) >= size:
-        raise RefusedError(f"--rank {max(only)}: the job has ranks 0 to {size - 1} only")
-    indexes = sorted({ranks.pod_of(job.parsed.spec, rank) for rank in only})
-    return [pods.current[index] for index in indexes if index in pods.current]
 
 
 def _tell_left_out(count: int) -> None:

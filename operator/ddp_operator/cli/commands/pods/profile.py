@@ -6,9 +6,15 @@ from typing import Final
 
 import click
 
-from ddp_operator.cli.app import connection_options, job_argument, job_key, on_cluster
-from ddp_operator.cli.commands.look import fetch, read_duration
-from ddp_operator.cli.commands.pods.logs import chosen_pods
+from ddp_operator.cli.app import (
+    connection_options,
+    fetch,
+    job_argument,
+    job_key,
+    on_cluster,
+    read_duration,
+)
+from ddp_operator.cli.commands.pods.selection import chosen_pods
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.launcher import NoAnswerError, ask_launcher
 from ddp_operator.job.pods import ranks

@@ -6,7 +6,7 @@ from os import terminal_size
 
 import pytest
 from ddp_operator.cli import app
-from ddp_operator.cli.commands import watching_list
+from ddp_operator.cli.commands import watch_list
 from ddp_operator.client import pacing
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.ports import UnavailableError
@@ -20,7 +20,7 @@ from tests.waiting import eventually
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching_list, "LIST_SECONDS", 0.02)
+    monkeypatch.setattr(watch_list, "LIST_SECONDS", 0.02)
     monkeypatch.setattr(pacing, "_SHARE", 0)
 
 
@@ -28,7 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def watched(
     cluster: Cluster, namespace: str | None = "research", *, wide: bool = False
 ) -> AsyncIterator[None]:
-    watching = asyncio.create_task(watching_list.watched_list(cluster, namespace, wide=wide))
+    watching = asyncio.create_task(watch_list.watch_list(cluster, namespace, wide=wide))
     yield
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
@@ -107,13 +107,13 @@ async def test_a_server_that_is_away_for_a_while_only_takes_time(
             yield each
 
     monkeypatch.setattr(cluster, "jobs", sometimes)
-    watching = asyncio.create_task(watching_list.watched_list(cluster, "research", wide=False))
+    watching = asyncio.create_task(watch_list.watch_list(cluster, "research", wide=False))
     await two_more_lists(server)
     away = True
     await eventually(lambda: refused >= 2)
     away = False
     await two_more_lists(server)
-    monkeypatch.setattr(watching_list, "PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(watch_list, "PATIENCE_SECONDS", 0)
     away = True
     with pytest.raises(UnavailableError):
         await asyncio.wait_for(watching, 30)

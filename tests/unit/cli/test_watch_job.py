@@ -3,7 +3,7 @@ from datetime import UTC, datetime
 
 import pytest
 from ddp_operator.cli import app
-from ddp_operator.cli.commands import watching
+from ddp_operator.cli.commands import watch_job
 from ddp_operator.views.curve import POINTS, Losses, curve
 
 from tests.unit.cli.conftest import Ddp
@@ -15,8 +15,8 @@ from tests.waiting import eventually
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "TICK_SECONDS", 0.02)
-    monkeypatch.setattr(watching, "_PODS_SECONDS", 0.05)
+    monkeypatch.setattr(watch_job, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(watch_job, "_PODS_SECONDS", 0.05)
 
 
 def progress(server: FakeApiServer, step: int, loss: float) -> None:
@@ -75,7 +75,7 @@ async def test_a_screen_that_is_kept_up_to_date(
 
 
 def test_a_screen_is_drawn_over_the_one_before(capsys: pytest.CaptureFixture[str]) -> None:
-    watching.draw(["a", "b"])
+    watch_job.draw(["a", "b"])
     assert capsys.readouterr().out == "\x1b[Ha\x1b[K\nb\x1b[K\n\x1b[J"
 
 

@@ -52,7 +52,7 @@ async def test_a_program_in_the_pod_of_a_rank(
         (("--rank", "2", "--", "ls"), 1, "the job has ranks 0 to 1 only"),
         (("--", "ls"), 1, 'pods "digits-0-0" not found'),
         ((), 2, "Missing argument"),
-        (("-t", "--", "ls"), 2, "there is no terminal here"),
+        (("-t", "--", "ls"), 2, "standard input and output are no terminal"),
     ],
 )
 async def test_what_cannot_be_run(
@@ -67,7 +67,8 @@ async def test_a_pod_that_does_not_run(ddp: Ddp, server: FakeApiServer, pods: li
     server.delete("pods", "research", pods[0])
     result = await ddp("exec", NAME, "--", "ls")
     assert result.exit_code == 1
-    assert "no pod of rank 0 runs now: `kubectl ddp status digits` shows them" in result.stderr
+    said = "the pod of rank 0 is not running: `kubectl ddp status digits` shows all pods"
+    assert said in result.stderr
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ async def forwarding(
     try:
         async with asyncio.timeout(60):
             line = (await program.stdout.readline()).decode()
-        match = re.fullmatch(r"127\.0\.0\.1:(\d+) is port 28737 of rank 1's pod\n", line)
+        match = re.fullmatch(r"127\.0\.0\.1:(\d+) -> port 28737 of rank 1's pod\n", line)
         assert match, line
         yield int(match[1])
     finally:
@@ -122,4 +123,4 @@ async def test_a_port_here_is_one_of_the_pod(
 async def test_what_is_no_port(ddp: Ddp, ports: str) -> None:
     result = await ddp("port-forward", NAME, ports)
     assert result.exit_code == 2
-    assert "say it as LOCAL:REMOTE" in result.stderr
+    assert "use LOCAL:REMOTE" in result.stderr

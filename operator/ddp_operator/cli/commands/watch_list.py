@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import click
 
 from ddp_operator.cli import app
-from ddp_operator.cli.commands.watching import draw
+from ddp_operator.cli.commands.watch_job import draw
 from ddp_operator.client.cluster import PATIENCE_SECONDS, Cluster
 from ddp_operator.client.pacing import LIST_SECONDS, pause
 from ddp_operator.ports import Key, UnavailableError
@@ -17,7 +17,7 @@ from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, columns
 
 
-async def watched_list(cluster: Cluster, namespace: str | None, *, wide: bool) -> None:
+async def watch_list(cluster: Cluster, namespace: str | None, *, wide: bool) -> None:
     """Show the jobs of a namespace, or of all, for ever. Each look is a list, as `list` is one.
 
     Raises:

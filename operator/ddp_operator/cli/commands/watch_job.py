@@ -24,7 +24,7 @@ _REST_OF_LINE: Final = "\x1b[K"
 _REST_OF_SCREEN: Final = "\x1b[J"
 
 
-async def watched(cluster: Cluster, key: Key) -> None:
+async def watch_job(cluster: Cluster, key: Key) -> None:
     """Show a job until it has ended, or is gone. It takes one watch, and a look at the pods when
     the job has changed.
 

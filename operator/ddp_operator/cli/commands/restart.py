@@ -1,0 +1,13 @@
+"""The command `restart`."""
+
+import click
+
+from ddp_operator.cli.commands.changing import apply, changing
+from ddp_operator.views import changes
+
+
+@click.command()
+@changing
+def restart(name: str, yes: bool) -> None:
+    """Restart all pods of a job from its checkpoint; does not count as a failure."""
+    apply(name, changes.restart, yes=yes)

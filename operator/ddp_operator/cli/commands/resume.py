@@ -1,0 +1,13 @@
+"""The command `resume`."""
+
+import click
+
+from ddp_operator.cli.commands.changing import apply, changing
+from ddp_operator.views import changes
+
+
+@click.command()
+@changing
+def resume(name: str, yes: bool) -> None:
+    """Continue a job that was stopped."""
+    apply(name, changes.resume, yes=yes)

@@ -1,0 +1,17 @@
+"""The command `scale`."""
+
+import click
+
+from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.cli.commands.changing import apply, changing
+from ddp_operator.views import changes
+
+
+@click.command()
+@changing
+@click.option(
+    "--replicas", type=click.IntRange(1, MAX_REPLICAS), required=True, help="Number of pods."
+)
+def scale(name: str, replicas: int, yes: bool) -> None:
+    """Change spec.replicas of a job that is stopped, is elastic or has not run yet."""
+    apply(name, lambda job, _: changes.scale(job, replicas), yes=yes)

@@ -1,0 +1,58 @@
+"""The command `status`."""
+
+import contextlib
+from datetime import UTC, datetime
+
+import click
+
+from ddp_operator.cli import output
+from ddp_operator.cli.app import (
+    connection_options,
+    fetch,
+    job_argument,
+    job_key,
+    on_cluster,
+    print_lines,
+    width,
+)
+from ddp_operator.cli.commands.watch_job import watch_job
+from ddp_operator.client.cluster import Cluster
+from ddp_operator.client.queues import place_in_queue
+from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.screen import screen
+from ddp_operator.views.job.snapshot import JobSnapshot
+
+
+@click.command()
+@connection_options
+@job_argument
+@click.option("-o", "--output", "form", type=click.Choice(["name", "json", "yaml"]))
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=True,
+    help="Update the screen until the job ends; in a pipe, print changes.",
+)
+def status(name: str, form: str | None, watch: bool) -> None:
+    """Show one job on one screen.
+
+    Each letter is a pod, in the order of ranks: R ready, D done, s starting, w waiting for a node,
+    ! cannot start, E ending, F failed, . missing.
+    """
+    if form and watch:
+        raise click.UsageError("--watch cannot be used with --output; use kubectl get ddp -w")
+    if watch:
+        with contextlib.suppress(KeyboardInterrupt):
+            on_cluster(lambda cluster, namespace: watch_job(cluster, job_key(namespace, name)))
+        return
+    if form:
+        item = on_cluster(lambda cluster, namespace: cluster.job(job_key(namespace, name)))
+        click.echo(output.single(item, form))
+        return
+
+    async def read(cluster: Cluster, namespace: str) -> tuple[JobSnapshot, Pods, str]:
+        job, pods = await fetch(cluster, job_key(namespace, name))
+        return job, pods, await place_in_queue(cluster, job)
+
+    job, pods, place = on_cluster(read)
+    print_lines(screen(job, pods, datetime.now(UTC), width=width(), place=place))
