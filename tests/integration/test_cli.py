@@ -89,7 +89,11 @@ async def test_what_is_looked_at_beside_the_job(
     assert stacks.out.startswith("None of 2 ranks could be asked.")
 
     found = (await ddp("doctor")).out
-    for said in ("cluster: Kubernetes v", "CRD: DDPJobs are served as of", "your rights: you may"):
+    for said in (
+        "cluster: Kubernetes v",
+        "CRD: DDPJobs are served, release",
+        "your rights: you may",
+    ):
         assert f"ok         {said}" in found, found
     assert "fail       operator: there is none" in found  # here it is a process of the tests
     assert "not known" not in found
@@ -145,7 +149,7 @@ async def test_stop_scale_resume_restart_delete(ddp: Ddp, jobs: Jobs, kubelet: F
     await start(jobs, kubelet)
     refused = await ddp("stop", "job")
     assert refused.code == 2
-    assert "its 2 pods are told to end" in refused.err
+    assert "deletes its 2 pods" in refused.err
     assert (await jobs.status()).phase == "Running"
 
     stopped = await ddp("stop", "job", "--yes")

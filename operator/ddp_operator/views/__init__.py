@@ -1,1 +1,4 @@
-"""From a job, its pods and the time to text: pure, and safe to print whatever a cluster holds."""
+"""Turn a job, its pods and the time into text.
+
+Pure functions. The text is safe to print on a terminal, even when a cluster holds hostile strings.
+"""

@@ -1,4 +1,4 @@
-"""What a command is about to do: to which pods, in words, and as a patch of the job."""
+"""Changes that commands make to a job: their effect in words, and the patch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,55 +12,55 @@ from ddp_operator.views.text import clean, counted, duration
 
 
 class RefusedError(Exception):
-    """The change would do nothing, or the API server would not let it be; says what would help."""
+    """The change would have no effect, or the API server would reject it; says what to do."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A merge patch of a job, and what comes of it."""
+    """A merge patch of a job, and its effect."""
 
     done: str
-    """In one word, what has happened to the job once the patch is stored."""
+    """One word for the result, such as `stopped`."""
     says: list[str]
     patch: Mapping[str, Any]
 
 
 def stop(job: JobSnapshot, now: datetime) -> Change:
-    """Give up all pods and keep the state."""
+    """Delete all pods and keep the job."""
     _refuse_ended(job)
     if job.suspend:
-        raise RefusedError(f"{clean(job.name)} is stopped already (spec.suspend is true)")
+        raise RefusedError(f"{clean(job.name)} is already stopped (spec.suspend is true)")
     says = [
-        f"stops {clean(job.name)}: {_pods(job)} are told to end and then go",
+        f"stops {clean(job.name)}: deletes {_pods(job)} after their time to save a checkpoint",
         _kept(job, now),
+        f"to continue: kubectl ddp resume {clean(job.name)}",
     ]
-    says.append(f"kubectl ddp resume {clean(job.name)} goes on")
     return Change("stopped", says, {"spec": {"suspend": True}})
 
 
 def resume(job: JobSnapshot, now: datetime) -> Change:
-    """Create the pods of a job that was stopped."""
+    """Create the pods of a stopped job."""
     _refuse_ended(job)
     if not job.suspend:
         raise RefusedError(f"{clean(job.name)} is not stopped (spec.suspend is false)")
-    says = [f"resumes {clean(job.name)}: {_pods(job)} are created", _goes_on(job, now)]
+    says = [f"resumes {clean(job.name)}: creates {_pods(job)}", _continues(job, now)]
     return Change("resumed", says, {"spec": {"suspend": False}})
 
 
 def restart(job: JobSnapshot, now: datetime) -> Change:
-    """Start all pods anew."""
+    """Restart all pods."""
     _refuse_ended(job)
     name = clean(job.name)
     if job.suspend:
         raise RefusedError(
-            f"{name} is stopped and has no pods: kubectl ddp resume {name} starts it"
+            f"{name} is stopped and has no pods: start it with kubectl ddp resume {name}"
         )
     if job.status.start_time is None:
-        raise RefusedError(f"{name} has not started yet: there is nothing to start anew")
+        raise RefusedError(f"{name} has not started yet: there is nothing to restart")
     says = [
-        f"restarts {name}: {_pods(job)} are told to end, and start anew as attempt "
-        f"{job.status.attempt + 1}; no restart is charged",
-        _goes_on(job, now),
+        f"restarts {name}: deletes {_pods(job)} after their time to save a checkpoint, and starts "
+        f"attempt {job.status.attempt + 1}; this does not count towards maxRestarts",
+        _continues(job, now),
     ]
     annotation = {ANNOTATION_RESTART_REQUESTED: now.isoformat(timespec="milliseconds")}
     return Change("restarting", says, {"metadata": {"annotations": annotation}})
@@ -71,18 +71,17 @@ def scale(job: JobSnapshot, replicas: int) -> Change:
     _refuse_ended(job)
     name = clean(job.name)
     if replicas == job.replicas:
-        raise RefusedError(f"{name} has {counted(replicas, 'replica')} already")
+        raise RefusedError(f"{name} already has {counted(replicas, 'replica')}")
     if job.elastic and not job.suspend:
         says = [
-            f"scales {name} from {job.replicas} to {counted(replicas, 'pod')} while it runs: pods "
-            "that are too many leave, and others join when they are ready"
+            f"scales {name} from {job.replicas} to {counted(replicas, 'pod')} while it runs: "
+            "surplus pods leave, new pods join when they are ready"
         ]
     elif job.suspend:
         says = [
-            f"scales {name} from {job.replicas} to {counted(replicas, 'pod')}; none exists while "
-            "it is stopped, and the learning rate and batch of a script of yours may depend on how "
-            "many",
-            f"kubectl ddp resume {name} creates them",
+            f"scales {name} from {job.replicas} to {counted(replicas, 'pod')}; check the learning "
+            "rate and batch size of your script: they may depend on the number of pods",
+            f"to create the pods: kubectl ddp resume {name}",
         ]
     elif not job.status.fixes_pods:
         says = [
@@ -91,17 +90,17 @@ def scale(job: JobSnapshot, replicas: int) -> Change:
         ]
     else:
         raise RefusedError(
-            f"spec.replicas of {name} can only change while it is stopped: kubectl ddp stop "
-            f"{name}, then scale, then kubectl ddp resume {name}"
+            f"spec.replicas of {name} can change only while the job is stopped: run kubectl ddp "
+            f"stop {name}, then scale, then kubectl ddp resume {name}"
         )
     return Change("scaled", says, {"spec": {"replicas": replicas}})
 
 
 def delete(job: JobSnapshot, now: datetime) -> Change:
-    """Delete a job and all it owns."""
-    says = [f"deletes {clean(job.name)}, with its status, and {_pods(job)} with their logs"]
+    """Delete a job and everything it owns."""
+    says = [f"deletes {clean(job.name)} and its status, and {_pods(job)} and their logs"]
     if not job.status.finished:
-        says.append("it has not ended: its training is given up")
+        says.append("the job has not ended: its training stops")
     says.append(_kept(job, now))
     return Change("deleted", says, {})
 
@@ -112,8 +111,8 @@ def _refuse_ended(job: JobSnapshot) -> None:
         raise RefusedError(f"{name} is being deleted")
     if job.status.finished:
         raise RefusedError(
-            f"{name} has ended ({job.status.phase}), and a job that has ended stays so: delete it "
-            "and apply it again"
+            f"{name} has ended ({job.status.phase}), and cannot change any more: delete it and "
+            "apply it again"
         )
 
 
@@ -125,21 +124,20 @@ def _kept(job: JobSnapshot, now: datetime) -> str:
     if job.parsed is not None and dies_with_pods(job.parsed.spec):
         path = clean(job.parsed.spec.checkpoint.path, 80)
         return (
-            f"what it saved in {path} is lost: that goes with "
-            "its pods, since neither spec.checkpoint nor the template has a volume there that "
-            "outlives them"
+            f"its checkpoint in {path} is lost: neither spec.checkpoint nor the template has a "
+            "volume there that outlives the pods"
         )
     return f"its checkpoints stay{_of_step(job, now)}"
 
 
-def _goes_on(job: JobSnapshot, now: datetime) -> str:
+def _continues(job: JobSnapshot, now: datetime) -> str:
     if job.parsed is not None and dies_with_pods(job.parsed.spec):
+        path = clean(job.parsed.spec.checkpoint.path, 80)
         return (
-            f"what it saved in {clean(job.parsed.spec.checkpoint.path, 80)} is lost, so that "
-            "training begins at step 0: neither spec.checkpoint nor the template has a volume "
-            "there that outlives its pods"
+            f"its checkpoint in {path} is lost and training begins at step 0: neither "
+            "spec.checkpoint nor the template has a volume there that outlives the pods"
         )
-    return f"training goes on from its latest checkpoint{_of_step(job, now)}"
+    return f"training resumes from its latest checkpoint{_of_step(job, now)}"
 
 
 def _of_step(job: JobSnapshot, now: datetime) -> str:

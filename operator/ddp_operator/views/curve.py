@@ -1,4 +1,4 @@
-"""A curve in one line of text."""
+"""A curve drawn in one line of text."""
 
 import math
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from ddp_operator.views.text import number
 
 _MARKS: Final = "▁▂▃▄▅▆▇█"
 POINTS: Final = 40
-"""Columns of a curve: the means of as many stretches of equal length."""
+"""Columns of a curve; each is the mean of a stretch of values, all of equal length."""
 
 
 class Losses:
-    """A loss over steps, as it was seen; bounded, however long one watches."""
+    """The losses seen so far, by step; bounded."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[int, float]] = []
 
     def add(self, step: int, loss: float | None) -> None:
-        """Take note of a step's loss; what was trained again replaces what was."""
+        """Add a step's loss; a step that is trained again replaces later losses."""
         if loss is None or not math.isfinite(loss):
             return
         while self._seen and self._seen[-1][0] >= step:
@@ -28,7 +28,7 @@ class Losses:
             del self._seen[1::2]
 
     def line(self) -> str:
-        """Such as `2.1 ▇▅▃▂▁▁ 0.12`; empty before there are two."""
+        """Return a line such as `2.1 ▇▅▃▂▁▁ 0.12`; empty with fewer than two losses."""
         if len(self._seen) < 2:
             return ""
         losses = [loss for _, loss in self._seen]
@@ -36,7 +36,7 @@ class Losses:
 
 
 def curve(values: Sequence[float]) -> str:
-    """At most `POINTS` marks, the lowest for the least of the values."""
+    """Return at most `POINTS` marks; the lowest mark is the smallest value."""
     size = min(len(values), POINTS)
     means: list[float] = []
     for at in range(size):

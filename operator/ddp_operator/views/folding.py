@@ -1,4 +1,4 @@
-"""Lines that several ranks or pods wrote, each said once."""
+"""Show a line that several ranks or pods wrote only once."""
 
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable
@@ -8,14 +8,14 @@ T = TypeVar("T", bound=Hashable)
 W = TypeVar("W", bound=Hashable)
 
 _MOST_SPANS: Final = 4
-"""In a prefix; the rest of them is an ellipsis, and the count has them."""
+"""In a prefix; the rest is an ellipsis. The count includes all."""
 
 
 def fold(lines: Iterable[tuple[W, T]]) -> list[tuple[T, list[W]]]:
-    """Put a line that others have written before it to theirs, unless that would change the order
-    of its own writer's lines. None is lost or invented, and who wrote a line twice has it twice.
+    """Join equal lines of several writers, and keep the order of each writer's own lines.
 
-    It holds all lines that it is given: what is folded is for the caller to bound.
+    No line is lost or added: a writer that wrote a line twice is listed twice. All lines are held
+    in memory, so the caller must bound their number.
     """
     folded: list[tuple[T, list[W]]] = []
     places: dict[T, list[int]] = {}
@@ -32,7 +32,7 @@ def fold(lines: Iterable[tuple[W, T]]) -> list[tuple[T, list[W]]]:
 
 
 def spans(own: Iterable[range]) -> str:
-    """Ranges of ranks in short, such as `0-3,8`."""
+    """Return ranges of ranks as text such as `0-3,8`."""
     joined: list[range] = []
     for each in sorted(own, key=lambda one: one.start):
         if joined and joined[-1].stop == each.start:

@@ -1,4 +1,4 @@
-"""Jobs as the rows of a table."""
+"""The table of `kubectl ddp list`."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,12 +14,12 @@ _CELL = 64
 
 
 def heading(*, wide: bool, namespaces: bool) -> Row:
-    """The columns' names."""
+    """Return the column names."""
     return [*(("NAMESPACE",) if namespaces else ()), *_HEADINGS, *(_WIDE if wide else ())]
 
 
 def row(job: JobSnapshot, now: datetime, *, wide: bool, namespaces: bool) -> Row:
-    """One job's cells."""
+    """Return one job's cells."""
     status = job.status
     left = pace.remaining_seconds(job, now)
     cells = [

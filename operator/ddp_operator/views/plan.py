@@ -1,4 +1,4 @@
-"""What will be made of a request, told before it is."""
+"""The summary that `kubectl ddp run` prints before it creates a job."""
 
 import shlex
 from typing import Final
@@ -14,8 +14,9 @@ _LONGEST: Final = 400
 def plan(
     request: JobRequest, namespace: str, security: PodSecurity | None = None, *, width: int
 ) -> list[str]:
-    """A screen of what is asked for, what it takes, and what may be lost; `security`: what the
-    namespace enforces, as far as is known.
+    """Return the request, the resources it needs, and what a failure may lose.
+
+    `security`: the Pod Security that the namespace enforces; None if unknown.
     """
     pods, each = request.replicas, ranks_per_pod(request)
     what = f"{counted(pods, 'pod')} with {each} {'process' if each == 1 else 'processes'}"
@@ -26,20 +27,22 @@ def plan(
         pairs.append(
             (
                 "user",
-                "the image's; the namespace (Pod Security restricted) needs it to be a number and "
-                "not root, else add --user 1000",
+                "the image's; Pod Security restricted in this namespace needs a numeric user that "
+                "is not root: if the image has none, add --user 1000",
             )
         )
     if request.gpus:
-        what += f" each: {pods * request.gpus.count} GPUs {clean(request.gpus.type)} in all"
-        pairs.append(("nodes", "spot: they may go at any time" if request.spot else "standard"))
+        what += f" each: {pods * request.gpus.count} GPUs {clean(request.gpus.type)} in total"
+        pairs.append(
+            ("nodes", "spot: may be preempted at any time" if request.spot else "standard")
+        )
     least, most = least_and_most(request)
     if least < request.replicas:
-        pairs.append(("least", f"goes on with {counted(least, 'pod')} while others are missing"))
+        pairs.append(("least", f"continues with {counted(least, 'pod')} while others are missing"))
     if most > request.replicas:
-        pairs.append(("most", f"takes in up to {counted(most, 'pod')} where there are nodes"))
+        pairs.append(("most", f"grows up to {counted(most, 'pod')} when nodes are available"))
     if request.spares:
-        pairs.append(("spares", f"{counted(request.spares, 'pod')} more, for a lost one's place"))
+        pairs.append(("spares", f"{counted(request.spares, 'more pod')} to replace lost ones"))
     if request.queue:
         pairs.append(("queue", f"{clean(request.queue)}: starts when it has quota for all pods"))
     if request.scripts:
@@ -50,11 +53,11 @@ def plan(
     if request.checkpoint:
         pairs.append(("saves to", f"{clean(request.checkpoint.name)} ({request.checkpoint.field})"))
     else:
-        where = "the pods' own disks: what is saved goes with them (--checkpoint)"
+        where = "the pods' own disks: checkpoints are lost with the pods (use --checkpoint)"
         if most > 1 and commanded(request):
             where = (
-                "each pod's own disk, which no other pod sees; what is saved goes with it, and a "
-                "failure restarts a script in all pods without a checkpoint (--checkpoint)"
+                "each pod's own disk: checkpoints are lost with the pod, and after a failure a "
+                "script restarts in all pods without a checkpoint (use --checkpoint)"
             )
         pairs.append(("saves to", where))
     head = f"DDPJob {clean(request.name)} in namespace {clean(namespace)}: {what}"

@@ -1,7 +1,8 @@
-"""What may leave a cluster in a bug report: objects and logs without what looks like a secret.
+"""Remove secrets from the objects and logs of a bug report.
 
-Environments lose all their values. In everything else what is named like a secret, or looks like
-one, is taken out: rather too much than too little, and still no promise of what programs print.
+Environment variables lose all their values. Elsewhere, values that are named or look like a secret
+are removed. This removes too much rather than too little, but it cannot find every secret that a
+program prints.
 """
 
 import re
@@ -14,10 +15,10 @@ _WORD: Final = (
     r"|private[_-]?key|credential|authorization|connection[_-]?string)"
 )
 _NAME: Final = rf"[\w.-]{{0,48}}{_WORD}[\w.-]{{0,48}}"
-"""Bounded: a program may print what would take for ever to be looked through."""
+"""Bounded, so that no output of a program can make the search take very long."""
 _LIKE_A_SECRET: Final = re.compile(_WORD, re.IGNORECASE)
 _REFERENCES: Final = frozenset({"secretName", "secretKeyRef", "serviceAccountName", "secretRef"})
-"""Fields that say where a secret is, not what it is."""
+"""Fields that name a secret but do not contain it."""
 _SAID: Final = re.compile(
     rf"""(?<![\w.-])({_NAME}["']?\s{{0,9}}[=:]\s{{0,9}}["']?)([^\s"',;&]{{4,}})""", re.IGNORECASE
 )
@@ -29,7 +30,7 @@ _SHAPES: Final = (
     (re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"), REMOVED),
     (re.compile(r"\b(Bearer)\s+[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE), rf"\1 {REMOVED}"),
     (re.compile(r"(\bauthorization[\"']?\s{0,9}[:=]\s{0,9}).*", re.IGNORECASE), rf"\1{REMOVED}"),
-    # Of Hugging Face, GitHub, GitLab, OpenAI, Slack, AWS, Google; JSON web tokens.
+    # Tokens of Hugging Face, GitHub, GitLab, OpenAI, Slack, AWS and Google; JSON web tokens.
     (re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-)[\w-]{16,}"), REMOVED),
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{30,}|\bya29\.[\w-]{20,}"), REMOVED),
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"), REMOVED),
@@ -48,7 +49,7 @@ _NODE: Final = {
 
 
 def scrubbed(text: str) -> str:
-    """A text without what looks like a secret."""
+    """Return a text without anything that looks like a secret."""
     for shape, instead in _SHAPES:
         text = shape.sub(instead, text)
     text = _SAID.sub(_said, text)
@@ -56,19 +57,19 @@ def scrubbed(text: str) -> str:
 
 
 def _said(found: re.Match[str]) -> str:
-    # What a training says of its tokens are numbers of words.
+    # "tokens: 4096" in a training log is a count.
     is_count = found[2].isdecimal() and "token" in found[1].lower()
     return found[0] if is_count else found[1] + REMOVED
 
 
 def without_secrets(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """An object as it may be shown to strangers; it stays readable as what it is."""
+    """Return an object without secrets, in the same structure."""
     made: dict[str, Any] = _cleared(manifest, "")
     return made
 
 
 def node(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a node its name, labels and state: neither addresses nor annotations."""
+    """Return a node's name, labels and state, without addresses and annotations."""
     kept = {
         part: {name: (manifest.get(part) or {}).get(name) for name in names}
         for part, names in _NODE.items()
@@ -90,7 +91,7 @@ def _cleared(value: Any, field: str) -> Any:
 
 
 def _fields(value: Mapping[str, Any], field: str) -> Iterator[tuple[str, Any]]:
-    """A mapping's; in a list of names and values the name tells what the value is."""
+    """Yield a mapping's fields; in an item with `name` and `value`, the name decides."""
     name = value.get("name")
     for key, each in value.items():
         if key == "managedFields":
@@ -106,7 +107,7 @@ def _fields(value: Mapping[str, Any], field: str) -> Iterator[tuple[str, Any]]:
 
 
 def _words(words: list[str]) -> Iterator[str]:
-    """A command's: a flag that is named like a secret has it in the next one."""
+    """Yield the words of a command; the word after a flag named like a secret is removed."""
     is_next = False
     for word in words:
         yield REMOVED if is_next and not word.startswith("-") else scrubbed(word)

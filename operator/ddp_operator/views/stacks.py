@@ -1,4 +1,4 @@
-"""Where the ranks of a job stand: their Python stacks, those that are equal together."""
+"""The Python stacks of a job's ranks, grouped by equal stacks."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,17 +14,17 @@ _MOST_GROUPS: Final = 16
 _MOST_SPANS: Final = 8
 _MOST_ELSEWHERE: Final = 3
 _TEXT: Final = 300
-"""Characters of a file's or a function's name."""
+"""Most characters of a file's or a function's name."""
 
 Frame = tuple[str, str, str]
 """File, line, function."""
 Stack = tuple[Frame, ...]
-"""The innermost frame first, as Python's own handler writes it."""
+"""The innermost frame first, as in Python's `faulthandler`."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What one rank said, or why it said nothing."""
+    """The stacks of one rank, or why there are none."""
 
     rank: int
     pod: str
@@ -34,7 +34,7 @@ class Found:
     problem: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As `-o json` shows it."""
+        """Return the object of `-o json`."""
         threads = [
             [{"file": file, "line": line, "function": name} for file, line, name in stack]
             for stack in self.threads
@@ -44,29 +44,30 @@ class Found:
 
 
 def read(answer: Any, pod: str, ranks: Sequence[int]) -> list[Found]:
-    """What a pod's launcher says of its ranks; nonsense is said to be that."""
+    """Read a launcher's answer about its ranks; an invalid answer becomes a problem."""
     try:
         said = {each["rank"]: each for each in answer["ranks"]}
     except (TypeError, KeyError):
-        return [Found(rank, pod, problem="its launcher's answer makes no sense") for rank in ranks]
+        return [Found(rank, pod, problem="its launcher's answer is invalid") for rank in ranks]
     return [_one(said.get(rank), pod, rank) for rank in ranks]
 
 
 def _one(said: Mapping[str, Any] | None, pod: str, rank: int) -> Found:
     if not isinstance(said, Mapping):
-        return Found(rank, pod, problem="it does not run now")
+        return Found(rank, pod, problem="it is not running")
     process = said.get("process")
     process = process if isinstance(process, int) else None
     threads = parse(str(said.get("stacks") or ""))
     if threads:
         return Found(rank, pod, process, threads)
-    problem = clean(said.get("problem") or "it said nothing that is a stack", 200)
+    problem = clean(said.get("problem") or "its answer contains no stack", 200)
     return Found(rank, pod, process, problem=problem)
 
 
 def parse(text: str) -> tuple[Stack, ...]:
-    """Stacks as Python's `faulthandler` writes them; the thread that the signal came to, which is
-    the main one, comes first.
+    """Read stacks in the format of Python's `faulthandler`.
+
+    The main thread, which receives the signal, comes first.
     """
     threads: list[tuple[bool, list[Frame]]] = []
     frames: list[Frame] | None = None
@@ -75,7 +76,7 @@ def parse(text: str) -> tuple[Stack, ...]:
             frames = []
             threads.append((head[1] == "Thread", frames))
         elif not line.startswith("  "):
-            frames = None  # stacks of C, which other Pythons add
+            frames = None  # C stacks, which newer Pythons add
         elif frames is not None and (frame := _FRAME.fullmatch(line)):
             frames.append((clean(frame[1], _TEXT), frame[2], clean(frame[3], _TEXT)))
     threads.sort(key=lambda each: each[0])
@@ -83,7 +84,7 @@ def parse(text: str) -> tuple[Stack, ...]:
 
 
 def shown(found: Iterable[Found], width: int) -> list[str]:
-    """A sentence on who stands elsewhere, then each place with the ranks that are there."""
+    """Return a sentence about ranks at another place, then each place with its ranks."""
     told = sorted(found, key=lambda each: each.rank)
     groups: dict[Stack, list[int]] = {}
     silent: dict[str, list[Found]] = {}
@@ -92,7 +93,7 @@ def shown(found: Iterable[Found], width: int) -> list[str]:
             silent.setdefault(each.problem, []).append(each)
         else:
             groups.setdefault(each.threads[0], []).append(each.rank)
-    # Of equal groups the one with the lowest rank; dicts keep the order of ranks.
+    # Among groups of equal size, the one with the lowest rank: dicts keep the order of ranks.
     order = sorted(groups.items(), key=lambda group: -len(group[1]))
     lines = folded(_sentence(order, len(told)), width)
     for number, (stack, ranks) in enumerate(order[:_MOST_GROUPS]):
@@ -111,8 +112,8 @@ def shown(found: Iterable[Found], width: int) -> list[str]:
 def _sentence(order: Sequence[tuple[Stack, list[int]]], total: int) -> str:
     told = sum(len(ranks) for _, ranks in order)
     if not order:
-        return f"None of {counted(total, 'rank')} could be asked."
-    rest = f" {counted(total - told, 'rank')} could not be asked." if told < total else ""
+        return f"None of {counted(total, 'rank')} answered."
+    rest = f" {counted(total - told, 'rank')} did not answer." if told < total else ""
     (most, many), *others = order
     if not others:
         if total == 1:
@@ -133,7 +134,7 @@ def _are(ranks: Sequence[int]) -> str:
 
 
 def _frames(stack: Stack, first: tuple[Stack, list[int]] | None, width: int) -> list[str]:
-    """A stack's lines; what it has in common with the largest group's is not said again."""
+    """Return a stack's lines without the frames that it shares with the largest group."""
     common = 0
     if first is not None:
         for own, other in zip(reversed(stack), reversed(first[0]), strict=False):
@@ -164,7 +165,7 @@ def _place(stack: Stack) -> str:
 
 
 def in_spans(ranks: Sequence[int]) -> str:
-    """Such as `rank 5` and `ranks 0-4,6-7`; of many spans the first ones."""
+    """Return text such as `rank 5` or `ranks 0-4,6-7`; of many spans, the first ones."""
     spans: list[tuple[int, int]] = []
     for rank in ranks:
         if spans and spans[-1][1] == rank - 1:

@@ -1,5 +1,7 @@
-"""Words for a terminal. Whoever may write to a cluster chose them: none may move the cursor, change
-colours or turn the direction of writing, nor fill the screen.
+"""Text that is safe to print on a terminal.
+
+Anybody who can write to the cluster may have chosen it. It must not move the cursor, change colours
+or the direction of writing, or fill the screen.
 """
 
 import textwrap
@@ -9,22 +11,20 @@ from typing import Final
 from ddp_operator.api.values.printable import printable
 
 SENTENCE: Final = 600
-"""Characters of a message that are shown at most."""
+"""Most characters of a message that are shown."""
 _UNITS: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 _MOST_SECONDS: Final = 100 * 365 * 86400
 
 
 def clean(text: object, limit: int = SENTENCE) -> str:
-    """A text on one line, without what a terminal would obey, and not longer than `limit`."""
-    # Escapes and spaces take room that is given back.
+    """Return a text on one line, without control characters, of at most `limit` characters."""
+    # Cut generously first: escapes and spaces that are removed leave room.
     said = " ".join(printable(str(text)[: 4 * limit]).split())
     return _cut(said, limit)
 
 
 def clean_output(line: str, limit: int) -> str:
-    """A line that a program printed, its spaces kept; of a bar that it drew again and again over
-    itself, the last state.
-    """
+    """Return a line of a program's output with its spaces; of a progress bar, the last state."""
     shown = line[: 4 * limit].rstrip("\r\n").rpartition("\r")[2]
     return _cut(printable(shown.expandtabs()), limit)
 
@@ -34,13 +34,13 @@ def _cut(text: str, limit: int) -> str:
 
 
 def clean_lines(text: str, *, last: int, limit: int) -> list[str]:
-    """The last lines that a program printed and that say something."""
+    """Return the last lines of a program's output that are not empty."""
     lines = (clean_output(line, limit).rstrip() for line in text[-4 * last * limit :].split("\n"))
     return [line for line in lines if line][-last:]
 
 
 def duration(seconds: float) -> str:
-    """Such as `45s`, `12m`, `2h10m` or `3d4h`: as exact as anybody wants to know."""
+    """Return a rounded duration such as `45s`, `12m`, `2h10m` or `3d4h`."""
     rest = int(min(max(seconds, 0), _MOST_SECONDS))
     for at, (unit, size) in enumerate(_UNITS):
         if rest >= size:
@@ -54,12 +54,12 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits, without a trailing zero."""
+    """Return a number with four digits, without trailing zeros."""
     return f"{value:.4g}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells, one under the other; the first row is the heading."""
+    """Return rows of cells as aligned lines; the first row is the heading."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -68,8 +68,9 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def facts(pairs: Iterable[tuple[str, str]], width: int) -> list[str]:
-    """Lines of a label and what there is to say of it, which is folded at the width; a label that
-    is empty goes on with the one before.
+    """Return lines of labels and texts, folded at the width.
+
+    An empty label continues the label before it.
     """
     pairs = list(pairs)
     indent = max((len(label) for label, _ in pairs), default=0) + 2
@@ -80,7 +81,7 @@ def facts(pairs: Iterable[tuple[str, str]], width: int) -> list[str]:
 
 
 def folded(said: str, width: int, *, first: str = "", rest: str = "") -> list[str]:
-    """A text in lines of at most that width; never cut where it has words."""
+    """Return a text folded at the width; lines break between words."""
     lines = textwrap.wrap(
         said,
         max(width, len(first) + 20),
@@ -92,5 +93,5 @@ def folded(said: str, width: int, *, first: str = "", rest: str = "") -> list[st
 
 
 def counted(count: int, what: str) -> str:
-    """Such as `1 pod` and `4 pods`."""
+    """Return a count and its noun, such as `1 pod` or `4 pods`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

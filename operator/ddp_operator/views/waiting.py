@@ -1,4 +1,4 @@
-"""What `wait` waits for."""
+"""The goals of `kubectl ddp wait`, and its exit codes."""
 
 from typing import Final, Literal
 
@@ -16,20 +16,23 @@ GOALS: Final[tuple[Goal, ...]] = (
 
 REACHED: Final = 0
 IMPOSSIBLE: Final = 3
-"""Exit code where the goal cannot be reached any more: the job has ended otherwise, or is gone."""
+"""Exit code when the goal can no longer be met: the job ended differently or was deleted."""
 TIMED_OUT: Final = 124
-"""Exit code when the time is over: that of timeout(1)."""
+"""Exit code after the timeout, the same as timeout(1)."""
 
 
 def verdict(goal: Goal, job: JobSnapshot | None) -> int | None:
-    """`REACHED`, `IMPOSSIBLE`, or None while it may still come; no job: it is gone."""
+    """Return `REACHED`, `IMPOSSIBLE`, or None while the goal may still be met.
+
+    `job` is None when the job is gone.
+    """
     if job is None or goal == "deleted":
         if goal == "deleted":
             return REACHED if job is None else None
         return IMPOSSIBLE
     status = job.status
     phase = status.phase.lower()
-    # Of a status that is older than the spec nothing but a job's end is certain.
+    # A status older than the spec proves only that a job has ended.
     if status.finished:
         return REACHED if goal in (phase, "finished") else IMPOSSIBLE
     return REACHED if goal == phase and not job.unobserved else None

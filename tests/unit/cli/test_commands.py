@@ -238,7 +238,7 @@ class TestChanges:
         server.create("ddpjobs", training())
         result = await ddp("scale", NAME, "--replicas=3", "--yes")
         assert result.exit_code == 1
-        assert "can only change while it is stopped" in result.stderr
+        assert "can change only while the job is stopped" in result.stderr
         assert not server.count("PATCH")
 
     @pytest.mark.parametrize("replicas", ["0", "10001", "many"])

@@ -75,9 +75,9 @@ async def test_the_plan_says_between_which_sizes(ddp: Ddp) -> None:
     sizes = ("--replicas", "4", "--min-replicas", "1", "--max-replicas", "6", "--spares", "2")
     result = await ddp(*SHORT, *sizes, "--launcher", "inject", "--", "python", "train.py")
     said = " ".join(result.stderr.split())
-    assert "least goes on with 1 pod while others are missing" in said
-    assert "most takes in up to 6 pods where there are nodes" in said
-    assert "spares 2 pods more, for a lost one's place" in said
+    assert "least continues with 1 pod while others are missing" in said
+    assert "most grows up to 6 pods when nodes are available" in said
+    assert "spares 2 more pods to replace lost ones" in said
     plain = await ddp(*SHORT, "--replicas", "4", "--", "python", "train.py")
     assert "goes on with" not in plain.stderr
 
@@ -170,10 +170,10 @@ async def test_a_name_that_is_taken_leaves_nothing_behind(
 async def test_a_restricted_namespace_gets_what_it_demands(ddp: Ddp, server: FakeApiServer) -> None:
     enforce(server, "restricted")
     result = await ddp(*SHORT)
-    assert "user the image's; the namespace (Pod Security restricted) needs it to be" in (
+    assert "user the image's; Pod Security restricted in this namespace needs a numeric" in (
         " ".join(result.stderr.split())
     )
-    assert "else add --user 1000" in " ".join(result.stderr.split())
+    assert "if the image has none, add --user 1000" in " ".join(result.stderr.split())
     checked = await ddp(*SHORT, "--dry-run=server")
     [shown] = yaml.safe_load_all(checked.stdout)
     assert (await ddp(*SHORT, "-y", "-d")).exit_code == 0

@@ -127,7 +127,7 @@ def refusal(status: int, text: str) -> Callable[[], web.Response]:
     [
         (refusal(404, "there are GET /status"), "use a newer trainer image"),
         (refusal(409, "somebody else is asking"), "did not answer: somebody else is asking"),
-        (refusal(200, "no JSON"), "answer makes no sense"),
+        (refusal(200, "no JSON"), "answer is invalid"),
         (refusal(200, "x" * 3_500_000), "answered with more than"),
     ],
 )

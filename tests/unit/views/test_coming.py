@@ -31,12 +31,12 @@ def test_a_job_without_deadlines_goes_on() -> None:
 
 def test_its_active_time_runs_out() -> None:
     job = with_spec(training(), activeDeadlineSeconds=1320, progressDeadlineSeconds=None)
-    assert told(job) == ["in 2m it is ended (spec.activeDeadlineSeconds)"]
+    assert told(job) == ["in 2m the job fails (spec.activeDeadlineSeconds)"]
 
 
 @pytest.mark.parametrize(
     ("step_at", "said"),
-    [(1197, []), (1141, []), (1139, ["in 59s it counts as hung, unless its step moves"])],
+    [(1197, []), (1141, []), (1139, ["in 59s the job counts as hung, unless it completes a step"])],
 )
 def test_a_step_that_stands_is_a_hang_some_time(step_at: float, said: list[str]) -> None:
     job = with_spec(training(), progressDeadlineSeconds=120)
@@ -51,8 +51,8 @@ def test_pods_that_cannot_start_are_given_up_and_the_soonest_comes_first() -> No
     assert read is not None
     stuck = builders.pod(read, 1, node="node-a", waiting="ErrImagePull")
     assert told(job, stuck) == [
-        "in 10s it is ended (spec.activeDeadlineSeconds)",
-        "in 1m40s pods are given up, unless they start or answer",
+        "in 10s the job fails (spec.activeDeadlineSeconds)",
+        "in 1m40s its pods count as lost, unless they start or answer",
     ]
 
 
@@ -66,19 +66,19 @@ def test_a_gang_that_is_placed_only_in_part_gives_its_nodes_back() -> None:
     assert read is not None
     pods = [builders.pod(read, 0, node="node-a"), builders.pod(read, 1, waiting="Unschedulable")]
     [line] = told(job, *pods)
-    assert line.startswith("in 1m40s it gives its nodes back, unless all pods have one")
+    assert line.startswith("in 1m40s the job releases its nodes, unless all pods have one")
 
 
 def test_one_that_has_ended_is_deleted() -> None:
     job = stored("Succeeded", spec={"ttlSecondsAfterFinished": 600, "activeDeadlineSeconds": 9999})
     job["status"]["completionTime"] = at(1000)
-    assert told(job) == ["in 6m40s it is deleted (spec.ttlSecondsAfterFinished)"]
+    assert told(job) == ["in 6m40s the job is deleted (spec.ttlSecondsAfterFinished)"]
 
 
 def test_it_stands_on_the_screen() -> None:
     seen = JobSnapshot.read(with_spec(training(), activeDeadlineSeconds=1320))
     lines = screen(seen, Pods.of(seen, []), NOW, width=80)
-    assert "next        in 2m it is ended (spec.activeDeadlineSeconds)" in lines
+    assert "next        in 2m the job fails (spec.activeDeadlineSeconds)" in lines
 
 
 def test_nothing_comes_of_a_job_that_is_stopped() -> None:

@@ -73,7 +73,7 @@ def test_a_pod_that_does_not_come_is_gone_without() -> None:
     job["status"]["gaps"] = [{"nodeRank": 3, **gap}]
     [line] = next_of(job, *(trains(job, slot) for slot in range(3)), builders.pod(parsed(job), 3))
     assert line == (
-        "in 20s the group goes on with 3 of 4 pods, unless the others come "
+        "in 20s training continues with 3 of 4 pods, unless the others are ready "
         "(spec.elastic.shrinkAfterSeconds)"
     )
     job["status"]["gaps"] = [{"nodeRank": rank, **gap} for rank in (1, 2, 3)]
@@ -101,7 +101,7 @@ def test_why_says_how_large_it_is_and_where_it_cannot_change() -> None:
 
     assert "its group: 3 pods for 1m; 6 wanted, 2 enough" in told(elastic("0-2", 3))
     assert "what to do" not in told(elastic("0-2", 3))
-    assert "spec.elastic does nothing here: no launcher" in told(elastic("0-2", 3, launcher=""))
+    assert "spec.elastic has no effect: no launcher" in told(elastic("0-2", 3, launcher=""))
     assert "its group" not in told(training())
 
 
@@ -109,7 +109,7 @@ def test_scaling_says_what_becomes_of_the_pods() -> None:
     [said] = changes.scale(JobSnapshot.read(elastic("0-3", 4)), 3).says
     assert said.startswith("scales digits from 4 to 3 pods while it runs")
     stopped = changes.scale(JobSnapshot.read(elastic("0-3", 4, suspend=True)), 3)
-    assert "kubectl ddp resume digits creates them" in stopped.says
+    assert "to create the pods: kubectl ddp resume digits" in stopped.says
 
 
 def test_why_says_which_places_wait_and_for_how_long() -> None:

@@ -74,7 +74,7 @@ def test_who_is_elsewhere_is_said_first_and_what_is_common_once() -> None:
         (at((), 0, 1), "All 2 ranks are at no Python frame."),
         (
             [*at(LOADS, 0), Found(1, "p", problem="it is away")],
-            "The 1 rank is at data.py:7 in load. 1 rank could not be asked.",
+            "The 1 rank is at data.py:7 in load. 1 rank did not answer.",
         ),
         ([Found(0, "p", problem="it is away")], "None of 1 rank could be asked."),
         (

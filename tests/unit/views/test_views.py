@@ -106,7 +106,7 @@ class TestStatus:
             builders.ended(job, 0, code=137),
         ]
         text = " ".join(shown(manifest, *pods).split())
-        assert "RR 2 ready (R), 2 spares (1 waiting, 1 ready), 1 pod of before still" in text
+        assert "RR 2 ready (R), 2 spares (1 waiting, 1 ready), 1 old pod still" in text
         seen_job = JobSnapshot.read(manifest)
         assert Pods.of(seen_job, pods).current[0].key.name == pods[3].key.name
 
@@ -114,9 +114,9 @@ class TestStatus:
         manifest = training()
         manifest["status"] |= {"phase": "Succeeded"}
         assert "step 500 of 2000" in shown(manifest)
-        assert "this was seen last; it ended well after that" in shown(manifest)
+        assert "the last report; the job completed after it" in shown(manifest)
         manifest["status"]["progress"] |= {"step": 2000}
-        assert "seen last" not in shown(manifest)
+        assert "the last report" not in shown(manifest)
 
     def test_what_is_wrong_with_a_spec_is_said_once(self) -> None:
         manifest = stored("Failed", "InvalidSpec", "spec.replicas: too few", spec={"replicas": 0})
@@ -148,7 +148,7 @@ class TestStatus:
             builders.ready(job, 1, owner_uid="another"),
         ]
         text = shown(manifest, *pods)
-        assert "w.  1 waiting (w), 1 missing (.), 2 pods of before still there" in text
+        assert "w.  1 waiting (w), 1 missing (.), 2 old pods still there" in text
 
     def test_marks_of_many_pods_are_bounded(self) -> None:
         manifest = stored("Pending", spec={"replicas": 10_000})
@@ -171,7 +171,7 @@ class TestStatus:
 
     def test_the_pause_before_a_start_is_awaited(self) -> None:
         text = shown(stored("Restarting", "Error", nextStartTime=at(1245)))
-        assert "waits for  the pause before the next start, 45s more" in text
+        assert "waits for  the next start in 45s (restart backoff)" in text
 
     def test_a_stopped_job_misses_no_pods(self) -> None:
         text = shown(stored("Suspended", "Suspended", spec={"suspend": True}))
@@ -179,10 +179,10 @@ class TestStatus:
         assert "missing" not in text
 
     def test_a_job_that_no_operator_looks_at_says_so(self) -> None:
-        assert "none has looked at this job in 20m" in shown(builders.stored_job())
+        assert "no operator has handled this job in 20m" in shown(builders.stored_job())
         young = builders.stored_job()
         young["metadata"]["creationTimestamp"] = at(1195)
-        assert "none has looked" not in shown(young)
+        assert "no operator has" not in shown(young)
 
     def test_a_spec_of_another_release_is_no_error(self) -> None:
         text = shown(stored("Running", spec={"warpDrive": True}))
@@ -220,7 +220,7 @@ class TestWhy:
     def test_checkpoints_that_are_each_pods_own_come_with_what_to_do(self) -> None:
         command = ["python", "train.py", "$(DDP_CHECKPOINT_DIR)/s.pt"]
         named = template(container(command=command))
-        said = "each pod has a /checkpoints of its own"
+        said = "/checkpoints is on each pod's own disk"
         assert said in told(training(spec={"template": named}))
         shared = {"template": named, "checkpoint": {"gcsBucket": "shared"}}
         assert said not in told(training(spec=shared))
@@ -230,7 +230,7 @@ class TestWhy:
 
     def test_a_training_that_goes_well(self) -> None:
         text = told(training())
-        assert text.startswith("digits trains: all 2 pods are ready.")
+        assert text.startswith("digits is training: all 2 pods are ready.")
         assert "step 500, 3s ago" in text
         assert "what to do" not in text
 
@@ -264,10 +264,10 @@ class TestWhy:
         [
             ({"reason": "OOMKilled", "exitCode": 137}, "a larger memory limit"),
             ({"exitCode": 64, "class": "Configuration"}, "correct the command"),
-            ({"class": "Infrastructure", "reason": "XID"}, "have the node looked at"),
+            ({"class": "Infrastructure", "reason": "XID"}, "check the node"),
             ({"class": "Disruption", "reason": "Evicted"}, "nothing: the cluster took"),
-            ({"message": "torch.OutOfMemoryError: CUDA out of memory"}, "train on smaller batches"),
-            ({"pod": "digits-0-7"}, "its pod is gone, and its log with it"),
+            ({"message": "torch.OutOfMemoryError: CUDA out of memory"}, "use smaller batches"),
+            ({"pod": "digits-0-7"}, "its pod and log are gone"),
         ],
     )
     def test_what_to_do_depends_on_the_failure(self, changes: Json, remedy: str) -> None:
@@ -310,7 +310,7 @@ class TestWhy:
         assert "example.com/x" in text
 
     def test_no_operator(self) -> None:
-        assert told(builders.stored_job()).startswith("digits is not looked after: none has")
+        assert told(builders.stored_job()).startswith("digits is unattended: no operator has")
 
     def test_a_success(self) -> None:
         text = told(stored("Succeeded", "Completed", "all 2 pods ended well"))
@@ -354,7 +354,7 @@ class TestChanges:
     def test_stop(self) -> None:
         change = changes.stop(JobSnapshot.read(training()), NOW)
         assert change.patch == {"spec": {"suspend": True}}
-        assert "its 2 pods are told to end" in change.says[0]
+        assert "deletes its 2 pods" in change.says[0]
 
     @pytest.mark.parametrize("change", [changes.stop, changes.restart, changes.delete])
     def test_checkpoints_that_go_with_the_pods_are_told_of(self, change: Any) -> None:
@@ -391,7 +391,7 @@ class TestChanges:
     def test_what_would_do_nothing_is_refused_with_what_helps(self) -> None:
         running, stopped = JobSnapshot.read(training()), seen("Suspended", spec={"suspend": True})
         ended = seen("Failed", "Error")
-        with pytest.raises(RefusedError, match="stopped already"):
+        with pytest.raises(RefusedError, match="already stopped"):
             changes.stop(stopped, NOW)
         with pytest.raises(RefusedError, match="not stopped"):
             changes.resume(running, NOW)
@@ -401,7 +401,7 @@ class TestChanges:
             changes.restart(seen("Pending", startTime=None), NOW)
         with pytest.raises(RefusedError, match="kubectl ddp stop digits"):
             changes.scale(running, 4)
-        with pytest.raises(RefusedError, match="2 replicas already"):
+        with pytest.raises(RefusedError, match="already has 2 replicas"):
             changes.scale(stopped, 2)
         for change in (changes.stop, changes.resume, changes.restart):
             with pytest.raises(RefusedError, match="has ended"):

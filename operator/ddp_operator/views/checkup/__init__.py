@@ -1,4 +1,4 @@
-"""What would go wrong with jobs here: findings about a cluster, and what to do about each."""
+"""The check of `kubectl ddp doctor`: findings about a cluster, each with a remedy."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ __all__ = ["Facts", "Finding", "Unknown", "examine", "shown"]
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Find what would go wrong."""
+    """Return the findings, good and bad."""
     found = [
         software.server(facts),
         *software.crd(facts),
@@ -28,7 +28,7 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def shown(findings: Sequence[Finding], width: int) -> list[str]:
-    """The findings as text, and the sum of them."""
+    """Return the findings as text, with a summary."""
     lines: list[str] = []
     for each in findings:
         lines += folded(

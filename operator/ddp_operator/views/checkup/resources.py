@@ -1,4 +1,4 @@
-"""What jobs need of nodes, memory, their namespace, schedulers and storage."""
+"""Checks of nodes, memory, the namespace, schedulers and storage."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -23,11 +23,11 @@ SCHEDULERS: Final = {
     "Volcano": "scheduling.gang: volcano",
     "Kubernetes' own gangs": "scheduling.gang: native",
 }
-"""What may place pods together, and the field that asks for it."""
+"""Schedulers that place pods together, and the field that selects each."""
 
 
 def gpus(facts: Facts) -> Iterator[Finding]:
-    """What nodes offer, and which should offer more."""
+    """Check that nodes are ready and offer their GPUs."""
     if isinstance(facts.nodes, Unknown):
         yield not_known("GPUs", facts.nodes)
         return
@@ -47,7 +47,7 @@ def gpus(facts: Facts) -> Iterator[Finding]:
     of = f"of {counted(len(facts.nodes), 'node')}"
     if unready:
         said = f"{len(unready)} {of} are not ready: {first_few(unready)}"
-        yield Finding("warn", "nodes", said, "kubectl describe node says why")
+        yield Finding("warn", "nodes", said, "run kubectl describe node to see why")
     if without:
         yield Finding(
             "fail",
@@ -59,7 +59,9 @@ def gpus(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "GPUs", f"{with_gpus} {of} offer {counted(total, 'GPU or slice')}")
     elif not without:
         said = f"none {of} offers one now; jobs without spec.accelerator train on CPUs"
-        yield Finding("warn", "GPUs", said, "a node pool that grows from zero makes this no fault")
+        yield Finding(
+            "warn", "GPUs", said, "no action is needed if a node pool scales up from zero"
+        )
 
 
 def _is_ready(node: Mapping[str, Any]) -> bool:
@@ -68,7 +70,7 @@ def _is_ready(node: Mapping[str, Any]) -> bool:
 
 
 def shared_memory(facts: Facts) -> Finding:
-    """What bounds it."""
+    """Check what limits /dev/shm."""
     subject = "shared memory"
     if isinstance(facts.limits, Unknown):
         return not_known(subject, facts.limits)
@@ -79,7 +81,7 @@ def shared_memory(facts: Facts) -> Finding:
         if limit.get("type") == "Container" and (limit.get("default") or {}).get("memory")
     ]
     if not defaults:
-        said = "pods get /dev/shm in memory, as large as their memory limit or their node allows"
+        said = "pods get /dev/shm in memory, up to their memory limit or their node's memory"
         return Finding("ok", subject, said)
     return Finding(
         "warn",
@@ -92,25 +94,25 @@ def shared_memory(facts: Facts) -> Finding:
 
 _ADMITTED: Final = {
     "privileged": "any template is admitted",
-    "baseline": "templates are admitted without host paths, host namespaces and privileges; "
-    "spec.accelerator.network needs such",
+    "baseline": "templates must not use host paths, host namespaces or privileges; "
+    "spec.accelerator.network needs those",
     "restricted": "spec.template.spec needs securityContext.runAsNonRoot: true and "
     "securityContext.seccompProfile.type: RuntimeDefault, each container "
     "securityContext.allowPrivilegeEscalation: false and securityContext.capabilities.drop: [ALL]; "
     "kubectl ddp run writes them",
 }
-"""What a level means to jobs."""
+"""Effect of each level on jobs."""
 
 
 def pod_security(facts: Facts) -> Finding:
-    """What the namespace enforces, and what templates need there."""
+    """Report the Pod Security level that the namespace enforces."""
     subject = "Pod Security"
     if isinstance(facts.labels, Unknown):
         return not_known(subject, facts.labels)
     where = f"namespace {clean(facts.namespace, 63)}"
     found = PodSecurity.of_labels(facts.labels)
     if found is None:
-        said = f"{where} has no label for it: the cluster's default holds, usually privileged"
+        said = f"{where} has no label for it: the cluster's default applies, usually privileged"
         return Finding("ok", subject, said)
     version = clean(found.version, 63)
     said = f"{where} enforces {found.level} ({version}): {_ADMITTED[found.level]}"
@@ -118,7 +120,7 @@ def pod_security(facts: Facts) -> Finding:
 
 
 def schedulers(facts: Facts) -> Iterator[Finding]:
-    """What may place pods together, and hold them in queues."""
+    """Report the schedulers for gangs and queues."""
     there = [name for name in SCHEDULERS if facts.schedulers.get(name) is True]
     unknown = [told for told in facts.schedulers.values() if isinstance(told, Unknown)]
     if there:
@@ -130,8 +132,8 @@ def schedulers(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "ok",
             "schedulers",
-            "there is none for queues or gangs: pods are placed one by one, and a gang that does "
-            "not fit gives up its nodes (schedulingTimeoutSeconds)",
+            "none for queues or gangs: pods are scheduled one by one, and a gang that does not fit "
+            "releases its nodes (schedulingTimeoutSeconds)",
         )
     if "Kueue" in there:
         queues = facts.queues
@@ -143,12 +145,12 @@ def schedulers(facts: Facts) -> Iterator[Finding]:
                 "ok", "queues", f"{where} has {first_few([clean(q, 253) for q in queues])}"
             )
         else:
-            said = f"Kueue has no LocalQueue in {where}: a job with a queueName would wait for ever"
-            yield Finding("warn", "queues", said, "have the administrator create one")
+            said = f"Kueue has no LocalQueue in {where}: a job with a queueName waits forever"
+            yield Finding("warn", "queues", said, "ask an administrator to create one")
 
 
 def storage(facts: Facts) -> Finding:
-    """Where claims for checkpoints get theirs."""
+    """Check that claims for checkpoints get a volume."""
     subject = "storage"
     if isinstance(facts.storage, Unknown):
         return not_known(subject, facts.storage)
@@ -168,5 +170,5 @@ def storage(facts: Facts) -> Finding:
         "warn",
         subject,
         f"{said}: a claim for checkpoints without storageClassName stays pending",
-        "name a storageClassName in the claim, or have checkpoints in a bucket or on NFS",
+        "set storageClassName in the claim, or keep checkpoints in a bucket or on NFS",
     )

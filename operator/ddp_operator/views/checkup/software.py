@@ -1,4 +1,4 @@
-"""The cluster's release, the CRD, the operator, and what the user may do."""
+"""Checks of the cluster's version, the CRD, the operator, and the user's rights."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -24,13 +24,13 @@ _NO_CRD: Final = "kubectl apply -f crds/ddpjobs.yaml, or install the Helm chart 
 
 
 def server(facts: Facts) -> Finding:
-    """Its version, and what that is too old for."""
+    """Check the cluster's version, and name features that need a newer one."""
     if isinstance(facts.version, Unknown):
         return not_known("cluster", facts.version)
     told = clean(facts.version.get("gitVersion"), 64)
     release = kubernetes.release(told)
     if release is None:
-        return Finding("not known", "cluster", f"it says of its version: {told}")
+        return Finding("not known", "cluster", f"cannot read its version: {told}")
     if release < kubernetes.OLDEST:
         return Finding(
             "fail",
@@ -44,13 +44,13 @@ def server(facts: Facts) -> Finding:
 
 
 def crd(facts: Facts) -> Iterator[Finding]:
-    """Whether there are DDPJobs, of which release."""
+    """Check that DDPJobs are served, and compare the CRD with this release."""
     if isinstance(facts.served, Unknown):
         yield not_known("CRD", facts.served)
     elif not facts.served:
-        yield Finding("fail", "CRD", "the cluster knows no DDPJobs", _NO_CRD)
+        yield Finding("fail", "CRD", "the DDPJob CRD is not installed", _NO_CRD)
     elif isinstance(facts.crd, Unknown):
-        yield Finding("ok", "CRD", f"DDPJobs are served; of which release: {facts.crd.why}")
+        yield Finding("ok", "CRD", f"DDPJobs are served; release unknown: {facts.crd.why}")
     else:
         difference = compare(facts.crd)
         if difference.lacking:
@@ -59,14 +59,14 @@ def crd(facts: Facts) -> Iterator[Finding]:
             yield Finding("warn", "CRD", said, "kubectl apply -f crds/ddpjobs.yaml of this release")
         if difference.unknown:
             some = first_few(sorted(difference.unknown))
-            said = f"it is newer than this program, {facts.release}, which does not know {some}"
+            said = f"it is newer than this program, {facts.release}, which cannot read {some}"
             yield Finding("warn", "CRD", said, "pip install --upgrade ddp-operator")
         if difference.lacking == difference.unknown:
-            yield Finding("ok", "CRD", f"DDPJobs are served as of {facts.release}")
+            yield Finding("ok", "CRD", f"DDPJobs are served, release {facts.release}")
 
 
 def operator(facts: Facts) -> Finding:
-    """Whether one runs."""
+    """Check that an operator runs."""
     subject = "operator"
     if isinstance(facts.operators, Unknown):
         return not_known(subject, facts.operators)
@@ -74,7 +74,7 @@ def operator(facts: Facts) -> Finding:
         return Finding(
             "fail",
             subject,
-            "there is none: no Deployment is labelled app.kubernetes.io/name=ddp-operator",
+            "not installed: no Deployment has the label app.kubernetes.io/name=ddp-operator",
             "kubectl apply -k manifests/install, or install the Helm chart ddp-operator",
         )
     ready = [each for each in facts.operators if count(path(each, "status", "readyReplicas"))]
@@ -85,7 +85,7 @@ def operator(facts: Facts) -> Finding:
         return Finding(
             "fail",
             subject,
-            f"{namespace}/{name} has no pod that is ready",
+            f"{namespace}/{name} has no ready pod",
             f"kubectl -n {namespace} logs deployment/{name}",
         )
     pods = counted(count(path(shown, "status", "readyReplicas")), "ready pod")
@@ -95,17 +95,17 @@ def operator(facts: Facts) -> Finding:
 
 
 def rights(facts: Facts) -> Finding:
-    """What this user may do with jobs."""
+    """Check the user's rights to jobs and pods."""
     if isinstance(facts.missing, Unknown):
         return not_known("your rights", facts.missing)
     where = f"in namespace {clean(facts.namespace, 63)}"
     if not facts.missing:
         return Finding(
-            "ok", "your rights", f"you may look at jobs, change them and reach their pods {where}"
+            "ok", "your rights", f"you may read jobs, change them and access their pods {where}"
         )
     return Finding(
         "warn",
         "your rights",
         f"you may not {'; '.join(facts.missing)}",
-        f"ask an administrator for a Role {where} that grants it, where you need it",
+        f"if you need them, ask an administrator for a Role {where} that grants them",
     )

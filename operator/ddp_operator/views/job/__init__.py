@@ -1,1 +1,1 @@
-"""One job: how it is, why, and what comes next."""
+"""Text about one job: its state, the cause, and what happens next."""

@@ -1,4 +1,4 @@
-"""What a person can do about it, by the words in which operator, kubelet and scheduler say it."""
+"""Advice for a person, chosen by the reasons that the operator, kubelet and scheduler report."""
 
 from datetime import datetime
 from typing import Final
@@ -13,7 +13,7 @@ from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, duration
 
 _PATIENCE_SECONDS: Final = 30.0
-"""What an operator takes at most, when one serves the namespace, to say something of a new job."""
+"""The longest time in which an operator that serves the namespace updates a new job's status."""
 
 _WAITING: Final = (
     *UNSTARTABLE_REASONS,
@@ -32,28 +32,28 @@ _FAILED: Final = (
     "InvalidPodTemplate",
     "StorageLimitExceeded",
 )
-"""Reasons that say by themselves what to do; of others the class of the failure, or a log, does."""
+"""Reasons with advice of their own. For other reasons the failure's class or a log decides."""
 _OUT_OF_GPU_MEMORY: Final = ("OutOfMemoryError", "CUDA out of memory")
-"""As torch says it."""
+"""In torch's error messages."""
 _BY_CLASS: Final = {
-    "Disruption": "nothing: the cluster took the pod away, which is not charged",
-    "Configuration": "correct the command, its arguments or the image; starting anew cannot help",
-    "Infrastructure": "have the node looked at; after spec.restart.nodeFailureLimit it is avoided",
+    "Disruption": "nothing: the cluster took the pod away; this does not count as a restart",
+    "Configuration": "correct the command, its arguments or the image; a restart does not help",
+    "Infrastructure": "check the node; after spec.restart.nodeFailureLimit failures it is avoided",
 }
 
 
 def for_waiting(reason: str) -> str:
-    """What to do about pods, or a job, that wait for this reason; empty where nothing is known."""
+    """Return advice for pods, or a job, waiting for this reason; empty without any."""
     return REASONS[reason].remedy if reason in _WAITING else ""
 
 
 def for_ended(reason: str) -> str:
-    """What to do about a job that failed for this reason; empty where nothing is known."""
+    """Return advice for a job that failed for this reason; empty without any."""
     return REASONS[reason].remedy if reason in _FAILED else for_waiting(reason)
 
 
 def for_failure(failure: Failure, *, has_log: bool) -> str:
-    """What to do about what ended an attempt; `has_log`: its pod is still there."""
+    """Return advice for the failure that ended an attempt; `has_log`: its pod still exists."""
     if known := for_ended(failure.reason):
         return known
     if failure.exit_code == EXIT_CONFIGURATION:
@@ -61,26 +61,26 @@ def for_failure(failure: Failure, *, has_log: bool) -> str:
     if failure.class_ in _BY_CLASS:
         return _BY_CLASS[failure.class_]
     if any(words in failure.message for words in _OUT_OF_GPU_MEMORY):
-        return "train on smaller batches, or accumulate gradients: the GPU's memory was full"
+        return "use smaller batches or gradient accumulation: the GPU ran out of memory"
     if has_log:
         return f"read the end of its log: kubectl logs {clean(failure.pod)}"
-    return "its pod is gone, and its log with it: keep the next one's by kubectl ddp logs -f"
+    return "its pod and log are gone: to keep the next log, run kubectl ddp logs -f"
 
 
 def operator_missing(job: JobSnapshot, now: datetime) -> str:
-    """That no operator seems to look at the job; empty while there is no sign of that."""
+    """Return a warning that no operator handles the job; empty without signs of that."""
     if not job.unobserved or (now - job.created).total_seconds() < _PATIENCE_SECONDS:
         return ""
     if not job.status.observed_generation:
         age = duration((now - job.created).total_seconds())
-        said = f"none has looked at this job in {age}"
+        said = f"no operator has handled this job in {age}"
     else:
-        said = "none has looked at the latest change of the spec yet"
-    return f"{said}: see whether one runs for this namespace (kubectl -n ddp-operator get pods)"
+        said = "no operator has handled the latest change of the spec yet"
+    return f"{said}: check that one runs for this namespace (kubectl -n ddp-operator get pods)"
 
 
 def local_checkpoints(job: JobSnapshot) -> list[str]:
-    """Return what to do about checkpoints that are each pod's own; nothing where none are."""
+    """Return advice for checkpoints on each pod's own disk; empty when there are none."""
     if job.parsed is None or job.replicas == 1:
         return []
     saved = job.status.bookkeeping.saved_in_pod is not None
@@ -88,6 +88,6 @@ def local_checkpoints(job: JobSnapshot) -> list[str]:
     if not paths:
         return []
     return [
-        f"each pod has a {clean(', '.join(paths), 200)} of its own, so that a failure restarts all "
-        f"pods without a checkpoint: {REASONS['CheckpointInPod'].remedy}"
+        f"{clean(', '.join(paths), 200)} is on each pod's own disk, so a failure restarts all pods "
+        f"without a checkpoint: {REASONS['CheckpointInPod'].remedy}"
     ]

@@ -1,4 +1,4 @@
-"""What will happen to a job by itself, and when, unless something changes."""
+"""What the operator will do to a job next, and when, unless something changes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +17,10 @@ from ddp_operator.views.text import duration
 
 
 def coming(job: JobSnapshot, pods: Pods, now: datetime) -> list[str]:
-    """What comes next, the soonest first; a pause before a start is what a job waits for."""
+    """Return upcoming events, soonest first.
+
+    The pause before a start is not among them: the screen shows it under "waits for".
+    """
     if job.parsed is None or job.deleting or job.suspend:
         return []
     found = sorted(
@@ -30,24 +33,27 @@ def coming(job: JobSnapshot, pods: Pods, now: datetime) -> list[str]:
 
 def _known(job: DDPJob, pods: Pods, now: datetime) -> Iterator[tuple[datetime | None, str]]:
     if job.status.finished:
-        yield expiry(job), "it is deleted (spec.ttlSecondsAfterFinished)"
+        yield expiry(job), "the job is deleted (spec.ttlSecondsAfterFinished)"
         return
-    yield active_deadline(job), "it is ended (spec.activeDeadlineSeconds)"
+    yield active_deadline(job), "the job fails (spec.activeDeadlineSeconds)"
     observed = observe(job, [*pods.current.values(), *pods.outside])
     observed = replace(observed, gaps=gaps.stored(job.status))
-    yield gaps.next_due(job, observed), "pods are given up, unless they start or answer"
-    half = timeout_due(job, observed)
-    yield half, "it gives its nodes back, unless all pods have one (spec.schedulingTimeoutSeconds)"
+    yield gaps.next_due(job, observed), "its pods count as lost, unless they start or answer"
+    due = timeout_due(job, observed)
+    yield (
+        due,
+        "the job releases its nodes, unless all pods have one (spec.schedulingTimeoutSeconds)",
+    )
     yield from group.changes(job, observed)
-    yield _hang_due(job, now), "it counts as hung, unless its step moves"
+    yield _hang_due(job, now), "the job counts as hung, unless it completes a step"
 
 
 def _hang_due(job: DDPJob, now: datetime) -> datetime | None:
-    """Of a job whose step has stood for half of its time: before, it is no news."""
+    """Return when a job counts as hung; None in the first half of its progress deadline."""
     running, progress = job.status.condition("Running"), job.status.progress
     if job.spec.progress_deadline_seconds is None or progress is None or running is None:
         return None
     limit = timedelta(seconds=job.spec.progress_deadline_seconds)
     since = max(progress.updated_at, running.last_transition_time)
-    stands = running.status == "True" and now - since > limit / 2
-    return since + limit if stands else None
+    is_silent = running.status == "True" and now - since > limit / 2
+    return since + limit if is_silent else None

@@ -1,4 +1,4 @@
-"""Why a job is as it is: one sentence, the evidence, and what can be done."""
+"""Explain a job's state: one sentence, the evidence, and what to do."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,27 +14,26 @@ from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, clean_lines, duration, folded
 
 _SILENT_SECONDS: Final = 600.0
-"""Without a step for so long a training is worth a look; evaluations and checkpoints take minutes.
-"""
+"""A job without a step for this long may hang; evaluations and checkpoints take minutes."""
 _LAST_WORDS: Final = 6
 _LINE: Final = 160
 
 
 @dataclass
 class Diagnosis:
-    """What `why` says."""
+    """The answer of `why`."""
 
     sentence: str
     evidence: list[str] = field(default_factory=list)
     last_words: list[str] = field(default_factory=list)
-    """The end of what the failing pod said, line by line."""
+    """The last lines of the failed pod's message."""
     remedies: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return "\n".join(self.lines(80))
 
     def lines(self, width: int) -> list[str]:
-        """As text."""
+        """Return the text, folded at `width`."""
         found = folded(self.sentence, width)
         for title, said in (("evidence", self.evidence), ("what to do", self.remedies)):
             if title == "what to do" and self.last_words:
@@ -48,16 +47,16 @@ class Diagnosis:
 
 
 def diagnose(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
-    """Tell why a job is as it is."""
+    """Explain a job's state."""
     name = clean(job.name)
     if job.deleting:
         return Diagnosis(
             f"{name} is being deleted.",
             _finalizers(job),
-            remedies=["its pods go with it, once their time to save is over"],
+            remedies=["wait: its pods are deleted after their time to save a checkpoint"],
         )
     if missing := advice.operator_missing(job, now):
-        return Diagnosis(f"{name} is not looked after: {missing}.", _problem(job))
+        return Diagnosis(f"{name} is unattended: {missing}.", _problem(job))
     by_phase = {
         "Succeeded": _succeeded,
         "Failed": _failed,
@@ -75,7 +74,7 @@ def _suspended(job: JobSnapshot, _: Pods, now: datetime) -> Diagnosis:
     name = clean(job.name)
     found = Diagnosis(f"{name} is stopped: spec.suspend is true, and there are no pods.")
     if not job.suspend:
-        found.sentence = f"{name} is about to go on: spec.suspend is false again."
+        found.sentence = f"{name} is about to resume: spec.suspend is false again."
     found.evidence += _saved(job, now)
     if job.suspend:
         found.remedies.append(f"kubectl ddp resume {name}")
@@ -90,8 +89,8 @@ def _failed(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
     if known := advice.for_ended(job.status.reason):
         found.remedies.insert(0, known)
     found.remedies.append(
-        "a job that has ended stays so: delete it and apply it again; it goes on from its "
-        "checkpoint where that outlives the pods"
+        "a failed job does not start again: delete it and apply it again; it resumes from its "
+        "checkpoint if that is not on the pods' own disks"
     )
     return found
 
@@ -99,27 +98,28 @@ def _failed(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
 def _running(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
     name, progress = clean(job.name), job.status.progress
     unwell = [state for state in pods.states if state not in ("ready", "done")]
-    found = Diagnosis(f"{name} trains: {_message(job)}.")
+    found = Diagnosis(f"{name} is training: {_message(job)}.")
     if progress is not None:
         silent = (now - (progress.last_step_time or progress.updated_at)).total_seconds()
         found.evidence.append(f"step {progress.step}, {duration(silent)} ago")
         if silent > _SILENT_SECONDS:
             found.sentence = (
-                f"{name} runs, but has completed no step for {duration(silent)}: it hangs, or is "
-                "busy with an evaluation or a checkpoint."
+                f"{name} is running, but has completed no step for {duration(silent)}: it hangs, "
+                "or evaluates or saves a checkpoint."
             )
             if job.parsed and job.parsed.spec.progress_deadline_seconds is None:
                 found.remedies.append(
-                    "spec.progressDeadlineSeconds would have its stacks shown and start it anew"
+                    "set spec.progressDeadlineSeconds: the operator then logs the stacks of a hung "
+                    "job and restarts it"
                 )
-            found.remedies.append(f"kubectl ddp stacks {name} shows where each rank stands")
-            found.remedies.append(f"kubectl ddp restart {name} starts all pods anew")
+            found.remedies.append(f"kubectl ddp stacks {name} shows the stack of each rank")
+            found.remedies.append(f"kubectl ddp restart {name} restarts all pods")
         elif progress.slowest_rank is not None:
-            found.sentence = f"{name} is slow: rank {progress.slowest_rank} holds the others up."
-            found.remedies.append("look at that rank's node: its GPU's clocks, disk and network")
+            found.sentence = f"{name} is slow: rank {progress.slowest_rank} delays the others."
+            found.remedies.append("check that rank's node: GPU clocks, disk and network")
     else:
         found.evidence.append(
-            "its trainer reports no progress, so that neither speed nor hangs can be seen"
+            "its trainer reports no progress: neither its speed nor a hang can be detected"
         )
     if unwell:
         found.evidence.append(f"{len(unwell)} of {len(pods.states)} pods are not ready")
@@ -138,11 +138,13 @@ def _running(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
 def _waiting(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
     name, status = clean(job.name), job.status
     reason = clean(status.reason, 64)
-    doing = {"Restarting": "starts anew", "Starting": "is starting"}.get(status.phase, "waits")
+    doing = {"Restarting": "is restarting", "Starting": "is starting"}.get(
+        status.phase, "is waiting"
+    )
     found = Diagnosis(f"{name} {doing}, {reason or 'Pending'}: {_message(job) or 'pods start'}")
     if status.next_start_time is not None and status.next_start_time > now:
         pause = duration((status.next_start_time - now).total_seconds())
-        found.evidence.append(f"the pause before the next start takes {pause} more")
+        found.evidence.append(f"the next start is in {pause} (restart backoff)")
     found.evidence += group.gaps(job, now)
     found.evidence += waits(pods)
     reasons = {status.reason, *(pod.waiting for pod in pods.current.values() if pod.waiting)}
@@ -158,7 +160,7 @@ def _waiting(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
 
 
 def _blame(found: Diagnosis, failure: Failure | None, pods: Pods, now: datetime) -> None:
-    """Add who failed, its last words, and what to do about that."""
+    """Add the failure, the last lines of its message, and advice."""
     if failure is None:
         return
     found.evidence.append(in_words(failure, now))
@@ -167,7 +169,7 @@ def _blame(found: Diagnosis, failure: Failure | None, pods: Pods, now: datetime)
 
 
 def _latest(job: JobSnapshot) -> Failure | None:
-    """What the operator has found to be the cause, the last time."""
+    """Return the newest failure that the operator did not ignore."""
     causes = [failure for failure in job.status.failures if failure.action != "Ignore"]
     return causes[-1] if causes else None
 

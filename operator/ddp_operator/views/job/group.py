@@ -15,7 +15,7 @@ from ddp_operator.views.text import clean, counted, duration
 
 
 def size(job: JobSnapshot, now: datetime) -> str:
-    """How many pods train, and since when; empty of a job whose size is always the same."""
+    """Return how many pods train, and since when; empty for a job that is not elastic."""
     if job.parsed is None or not job.parsed.spec.elastic:
         return ""
     spec = job.parsed.spec
@@ -27,18 +27,18 @@ def size(job: JobSnapshot, now: datetime) -> str:
 
 
 def changes(job: DDPJob, observed: Observed) -> Iterator[tuple[datetime | None, str]]:
-    """When the group becomes another one by itself, and which."""
+    """Yield when the group's size will change, and how."""
     due, now = elasticity.next_change(job, observed), len(members(job))
     if absent := elasticity.absentees(observed):
-        fewer = f"the group goes on with {now - len(absent)} of {counted(now, 'pod')}"
-        yield due, f"{fewer}, unless the others come (spec.elastic.shrinkAfterSeconds)"
+        fewer = f"training continues with {now - len(absent)} of {counted(now, 'pod')}"
+        yield due, f"{fewer}, unless the others are ready (spec.elastic.shrinkAfterSeconds)"
     elif (joining := min(len(spares.ready(job, observed)), wanted_size(job.spec) - now)) > 0:
         who = "one more pod joins" if joining == 1 else f"{joining} more pods join"
         yield due, f"{who} the group (spec.elastic.growAfterSeconds)"
 
 
 def gaps(job: JobSnapshot, now: datetime) -> list[str]:
-    """The places in which nothing trains, the longest first, those of one reason together."""
+    """Return the node ranks without a training pod, longest first, grouped by reason."""
     found: dict[str, list[GapRecord]] = {}
     for gap in sorted(job.status.gaps, key=lambda gap: gap.since):
         found.setdefault(gap.reason, []).append(gap)
@@ -54,12 +54,12 @@ def gaps(job: JobSnapshot, now: datetime) -> list[str]:
 
 
 def powerless(job: JobSnapshot) -> str:
-    """Why an elastic job's group never changes; empty where it may."""
+    """Return why an elastic job's group never changes; empty when it can."""
     if job.parsed is None or not job.parsed.spec.elastic or not job.status.is_true("Running"):
         return ""
     if job.status.bookkeeping.launcher:
         return ""
     return (
-        "spec.elastic does nothing here: no launcher has answered in its pods; spec.launcher: "
-        "inject puts one there"
+        "spec.elastic has no effect: no launcher has answered in the job's pods; set "
+        "spec.launcher: inject"
     )

@@ -1,4 +1,4 @@
-"""How fast a job goes, and what became of its time."""
+"""A job's speed, and how its time was spent."""
 
 from collections import Counter
 from datetime import datetime
@@ -8,17 +8,18 @@ from ddp_operator.job.status import goodput
 from ddp_operator.views.job.snapshot import JobSnapshot
 
 _TOO_SHORT: Final = 30.0
-"""Seconds of training that tell nothing of its speed yet: the first step takes long."""
+"""After fewer seconds of training there is no estimate: the first step takes long."""
 
 
 def spent(job: JobSnapshot, now: datetime) -> Counter[str]:
-    """Seconds of the job's age by what they were spent on, as `goodput.KINDS` has them."""
+    """Return the seconds of the job's age by kind, see `goodput.KINDS`."""
     return goodput.spent(job.status, created=job.created, now=now)
 
 
 def training_ratio(job: JobSnapshot, now: datetime) -> float | None:
-    """Share of the time in which the job was not suspended that went into training that counts;
-    None before it has trained.
+    """Return the share of time spent on training that was kept; suspended time does not count.
+
+    None before the first step.
     """
     total = spent(job, now)
     active = sum(total.values()) - total["suspended"]
@@ -26,9 +27,7 @@ def training_ratio(job: JobSnapshot, now: datetime) -> float | None:
 
 
 def remaining_seconds(job: JobSnapshot, now: datetime) -> float | None:
-    """How long the steps that are left take, at the mean speed of those that were done; None where
-    that cannot be told.
-    """
+    """Return the seconds left at the mean speed so far; None if unknown."""
     progress = job.status.progress
     if job.status.phase != "Running" or progress is None or not progress.total_steps:
         return None

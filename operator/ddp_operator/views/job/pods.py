@@ -1,4 +1,4 @@
-"""A job's pods: which count now, how each fares, and what they wait for."""
+"""A job's pods: the current ones, their states, and what they wait for."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,30 +21,30 @@ _MARKS: Final = {
     "failed": "F",
     "missing": ".",
 }
-"""One letter for each state, so that a row of them can be read without colours."""
+"""One letter for each state; no colours."""
 _IN_A_ROW: Final = 50
 _MOST_ROWS: Final = 8
 
 
 @dataclass(frozen=True)
 class Pods:
-    """The pods of a job's present attempt."""
+    """The pods of a job's current attempt."""
 
     current: Mapping[int, PodState]
     states: Sequence[str]
-    """By index: one of the words that have a mark."""
+    """By index: a key of `_MARKS`."""
     old: int
-    """Pods of before that are still there."""
+    """Number of pods from earlier attempts or replaced ones that still exist."""
     names: frozenset[str] = frozenset()
-    """Of all pods that are there, whose logs can be read."""
+    """Names of all existing pods: their logs can be read."""
     outside: Sequence[PodState] = ()
-    """Those without a place in the group, by the numbers in their names."""
+    """Pods without a node rank, in the order of the numbers in their names."""
     wanted: int = 0
-    """As many of them as an elastic job's group would take in; all others are spares."""
+    """How many of those an elastic job's group would admit; the others are spares."""
 
     @classmethod
     def of(cls, job: JobSnapshot, pods: Iterable[PodState]) -> "Pods":
-        """Sort out whatever bears the job's label: the newest of each index counts."""
+        """Sort the pods with the job's label; the newest pod of each index counts."""
         current: dict[int, PodState] = {}
         outside: dict[int, PodState] = {}
         own = [pod for pod in pods if pod.owner_uid == job.uid]
@@ -75,13 +75,13 @@ class Pods:
 
     @property
     def first_failed(self) -> PodState | None:
-        """The one that failed first, as far as their nodes' clocks agree."""
+        """The pod that failed first, as far as the nodes' clocks agree."""
         failed = [pod for pod in self.current.values() if pod.failed]
         return min(failed, key=_ended_at, default=None)
 
 
 def rows(pods: Pods) -> list[str]:
-    """Marks of the pods in the order of their ranks, and what the marks mean."""
+    """Return the pods' letters in the order of ranks, and a legend."""
     marks = "".join(_MARKS[state] for state in pods.states)
     shown = marks[: _IN_A_ROW * _MOST_ROWS]
     lines = [shown[at : at + _IN_A_ROW] for at in range(0, len(shown), _IN_A_ROW)]
@@ -91,7 +91,7 @@ def rows(pods: Pods) -> list[str]:
         lines.append(f"and {len(marks) - len(shown)} more")
     counts = Counter(pods.states)
     legend = [f"{counts[word]} {word} ({mark})" for word, mark in _MARKS.items() if counts[word]]
-    old = [f"{counted(pods.old, 'pod')} of before still there"] if pods.old else []
+    old = [f"{counted(pods.old, 'old pod')} still there"] if pods.old else []
     legend_line = ", ".join([*legend, *_outside(pods), *old])
     return [f"{lines[0]}  {legend_line}"] if len(lines) == 1 else [*lines, legend_line]
 
@@ -110,7 +110,7 @@ def _outside(pods: Pods) -> list[str]:
 
 
 def waits(pods: Pods, most: int = 3) -> list[str]:
-    """What pods wait for, in the words of scheduler and kubelet, those of most pods first."""
+    """Return why pods wait, in the scheduler's and kubelet's words; the most frequent first."""
     found: Counter[tuple[str, str]] = Counter()
     names: dict[tuple[str, str], str] = {}
     for pod in (*pods.current.values(), *(pods.outside if pods.wanted else ())):

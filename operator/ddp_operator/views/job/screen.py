@@ -1,4 +1,4 @@
-"""One job on one screen."""
+"""The screen of `kubectl ddp status`: one job."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -30,8 +30,9 @@ def screen(
     losses: str = "",
     place: str = "",
 ) -> list[str]:
-    """All that is to be said of a job now; `losses`: the curve of those that were seen, `place`:
-    where it stands in its queue.
+    """Return the screen of a job.
+
+    `losses`: a curve of the losses so far, in one line. `place`: the job's position in its queue.
     """
     title = f"{clean(job.name)} in namespace {clean(job.key.namespace)}"
     age = duration((now - job.created).total_seconds())
@@ -92,11 +93,11 @@ def _progress(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
     yield "progress", said
     at = progress.last_step_time or progress.updated_at
     if job.status.phase == "Succeeded" and progress.step < (progress.total_steps or 0):
-        yield "", "this was seen last; it ended well after that"
+        yield "", "the last report; the job completed after it"
     if not job.status.finished:
         yield "", f"last step {duration((now - at).total_seconds())} ago"
     if progress.slowest_rank is not None:
-        yield "", f"rank {progress.slowest_rank} holds the others up"
+        yield "", f"rank {progress.slowest_rank} delays the others"
 
 
 def _ranks(job: JobSnapshot, pods: Pods, now: datetime) -> Iterator[Fact]:
@@ -121,7 +122,7 @@ def _waits(job: JobSnapshot, pods: Pods, now: datetime, place: str) -> Iterator[
     lines = waits(pods)
     if next_start is not None and next_start > now:
         seconds = duration((next_start - now).total_seconds())
-        lines = [f"the pause before the next start, {seconds} more", *lines]
+        lines = [f"the next start in {seconds} (restart backoff)", *lines]
     if place:
         lines = [place, *lines]
     for at, line in enumerate(lines):
@@ -188,14 +189,14 @@ def _failures(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
 
 
 def in_words(failure: Failure, now: datetime) -> str:
-    """One failure: when, who, how, and what was done about it."""
+    """Return one failure as text: time, pod, cause, and the operator's action."""
     ago = duration((now - failure.time).total_seconds())
     charged = ", charged" if failure.charged else ""
     return f"{ago} ago: {clean(records.in_words(failure))} [{failure.action}{charged}]"
 
 
 def change(job: JobSnapshot) -> str:
-    """A job in one line, for a log of its changes."""
+    """Return a job's state in one line, for a log of its changes."""
     status = job.status
     said = f"{'being deleted' if job.deleting else status.phase} {status.ready or '-'}"
     if status.progress is not None:

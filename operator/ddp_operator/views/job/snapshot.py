@@ -1,5 +1,7 @@
-"""A job as this program sees it. The operator, the CRD, or both may be of another release: what
-cannot be read is left out, and said.
+"""A job as the client reads it.
+
+The operator or the CRD may be of another release. Fields that this release cannot read are left
+out, and `problem` names them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,7 @@ from ddp_operator.ports import Key, Manifest
 
 @dataclass(frozen=True)
 class JobSnapshot:
-    """Identity, state, and as much of the wish as could be read."""
+    """A job's identity and status, and as much of its spec as this release can read."""
 
     manifest: Manifest
     key: Key
@@ -30,20 +32,20 @@ class JobSnapshot:
     deleting: bool
     replicas: int
     spares: int
-    """Pods that are wanted beyond those."""
+    """Pods beyond the replicas."""
     elastic: bool
-    """Whether its group may be of another size."""
+    """The group's size may change."""
     suspend: bool
     status: DDPJobStatus
 
     @classmethod
     def read(cls, manifest: Manifest) -> Self:
-        """Read a job as the API server has it; no content of it is an error."""
+        """Read a job from the API server; no content raises an error."""
         metadata = manifest["metadata"]
         spec = manifest.get("spec") or {}
         try:
             status = DDPJobStatus.model_validate(manifest.get("status") or {})
-        except ValidationError:  # of another release, whose counters are none
+        except ValidationError:  # from another release: show no counters
             status = DDPJobStatus()
         replicas, spares = spec.get("replicas", 1), spec.get("spares", 0)
         return cls(
@@ -62,17 +64,17 @@ class JobSnapshot:
 
     @property
     def name(self) -> str:
-        """Its name, which the API server has checked."""
+        """The job's name, validated by the API server."""
         return self.key.name
 
     @cached_property
     def parsed(self) -> DDPJob | None:
-        """The whole job; None where this release cannot read its spec, see `problem`."""
+        """The job as a model; None when this release cannot read its spec, see `problem`."""
         return self._parsed[0]
 
     @property
     def problem(self) -> str:
-        """Why its spec cannot be read; empty where it can."""
+        """Why the spec cannot be read; empty when it can."""
         return self._parsed[1]
 
     @cached_property
@@ -84,16 +86,16 @@ class JobSnapshot:
 
     @cached_property
     def slots(self) -> Sequence[int]:
-        """The group's pods, by the numbers in their names, in the order of their node ranks."""
+        """The numbers in the names of the group's pods, in the order of node ranks."""
         return slots_of(self.status.world, self.replicas, elastic=self.elastic)
 
     @cached_property
     def node_ranks(self) -> Mapping[int, int]:
-        """Which pods have which places, by the numbers in the pods' names."""
+        """The node rank of each pod in the group, by the number in the pod's name."""
         return by_slot(self.slots)
 
     def placed(self, pod: PodState) -> PodState:
-        """The same pod, known by its place, if it has one in the present attempt."""
+        """Return the pod with its node rank as index, if it has one in the current attempt."""
         identity = pod.identity
         if identity.attempt != self.status.attempt:
             return pod
@@ -101,10 +103,10 @@ class JobSnapshot:
 
     @property
     def unobserved(self) -> bool:
-        """Whether no operator has looked at it since it was made, or was changed last."""
+        """True when no operator has handled the latest change of the spec."""
         return self.status.observed_generation < self.generation
 
     def since(self, type_: str) -> datetime | None:
-        """Since when a condition of this type is true; None while it is not."""
+        """Return since when a condition is true; None when it is not."""
         found = (c for c in self.status.conditions if c.type == type_ and c.status == "True")
         return next((c.last_transition_time for c in found), None)
