@@ -71,7 +71,7 @@ def test_the_launcher_runs_in_an_image_that_was_built_without_it(jobs: dict[str,
     command = (sys.executable, "-m", "ddp_operator.cli", *where, "stacks", "any-image")
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert "in train" in shown.stdout
-    assert "could not be asked" not in shown.stdout
+    assert "did not answer" not in shown.stdout
 
     for node in (0, 1):
         job.kubectl.run("exec", f"any-image-0-{node}", "--", "touch", "/checkpoints/end")

@@ -86,7 +86,7 @@ async def test_what_is_looked_at_beside_the_job(
     # There is no kubelet to run the program: the server has understood what for, and says so.
     stacks = await ddp("stacks", "job")
     assert stacks.code == 1
-    assert stacks.out.startswith("None of 2 ranks could be asked.")
+    assert stacks.out.startswith("None of 2 ranks answered.")
 
     found = (await ddp("doctor")).out
     for said in (
@@ -95,7 +95,7 @@ async def test_what_is_looked_at_beside_the_job(
         "your rights: you may",
     ):
         assert f"ok         {said}" in found, found
-    assert "fail       operator: there is none" in found  # here it is a process of the tests
+    assert "fail       operator: not installed" in found  # here it is a process of the tests
     assert "not known" not in found
 
     path = tmp_path / "bundle.tar.gz"

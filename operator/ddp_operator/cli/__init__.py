@@ -1,5 +1,4 @@
-"""`kubectl ddp`: what people see of their jobs, and what they do with them.
+"""`kubectl ddp`: show jobs and change them.
 
-`commands` fetch what a view needs (`client`), print what it makes of it (`views`), and change what
-they were told to change.
+A command reads from the cluster (`client`), prints text that `views` makes, and applies changes.
 """

@@ -35,7 +35,7 @@ from ddp_operator.kube.client import RECURSION
 @click.version_option(__version__, message="ddp-operator %(version)s")
 @connection_options
 def program() -> None:
-    """Run DDPJobs, look at them, and act on them."""
+    """Run, inspect and manage DDPJobs."""
 
 
 for _command in (
@@ -65,14 +65,14 @@ for _command in (
 
 
 def main() -> None:
-    """Run one command, and end with its exit code."""
+    """Run one command and exit with its exit code."""
     sys.setrecursionlimit(RECURSION)
     called = Path(sys.argv[0]).name
     program(prog_name="ddp" if called == "ddp" else "kubectl ddp")
 
 
 def kubectl_completion() -> None:
-    """`kubectl_complete-ddp WORD...`, which kubectl runs to complete a line of its plugin."""
+    """Complete a command line: kubectl runs `kubectl_complete-ddp WORD...` for its plugin."""
     click.echo("\n".join(complete_for_kubectl(program, sys.argv[1:])))
 
 

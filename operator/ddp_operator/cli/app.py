@@ -1,4 +1,4 @@
-"""What all commands have in common: kubectl's options, the connection, errors in one line."""
+"""Shared by all commands: kubectl's options, the connection, and errors in one line."""
 
 import asyncio
 import math
@@ -29,19 +29,19 @@ T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-"""As the API server has it; nothing else may become part of a request's path."""
+"""A valid object name; nothing else may become part of a request's path."""
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, None: 1}
 _WIDEST: Final = 110
 _TIMEOUT_SECONDS: Final = 15.0
-"""A person waits for the answer; an operator would wait for longer."""
+"""Shorter than the operator's timeout, because a person waits."""
 _COMPLETION_SECONDS: Final = 2.0
 _COMPLETIONS: Final = 250
 
 
 @dataclass
 class Settings:
-    """kubectl's options, wherever in the line they stood."""
+    """kubectl's options, at any position in the command line."""
 
     namespace: str | None = None
     context: str | None = None
@@ -49,11 +49,11 @@ class Settings:
 
 
 def connection_options(command: CommandT) -> CommandT:
-    """Give a command kubectl's options for where things are."""
+    """Give a command kubectl's connection options."""
     for flags, name, said in (
         (("--kubeconfig",), "FILE", "Default: $KUBECONFIG, then ~/.kube/config, then in-cluster."),
-        (("--context",), "NAME", "Context of the kubeconfig; default: its current one."),
-        (("-n", "--namespace"), "NAME", "Default: that of the context."),
+        (("--context",), "NAME", "Context of the kubeconfig; default: the current context."),
+        (("-n", "--namespace"), "NAME", "Default: the context's namespace."),
     ):
         complete = _complete_namespaces if "-n" in flags else None
         command = click.option(
@@ -76,10 +76,10 @@ def _keep(context: click.Context, option: click.Parameter, value: str | None) ->
 
 
 def on_cluster(action: Callable[[Cluster, str], Awaitable[T]]) -> T:
-    """Do something on the cluster; it is told the namespace that is meant.
+    """Run an action with the cluster and the selected namespace.
 
     Raises:
-        click.ClickException: it cannot be done; its message is one line.
+        click.ClickException: the action failed; the message is one line.
     """
     settings = click.get_current_context().ensure_object(Settings)
 
@@ -115,17 +115,17 @@ def read_duration(_: click.Context, option: click.Parameter, value: str | None) 
 
 
 def job_key(namespace: str, name: str) -> Key:
-    """The job that a command names."""
+    """Return the key of the job that a command names."""
     return Key(namespace, name)
 
 
 def job_argument(command: CommandT) -> CommandT:
-    """Give a command the job's name; kubectl's `ddp/NAME` is understood, too."""
+    """Give a command the job's name as an argument; `ddp/NAME` also works."""
     return click.argument("name", callback=_checked, shell_complete=_complete_jobs)(command)
 
 
 def optional_job_argument(command: CommandT) -> CommandT:
-    """Give a command a job's name that may be left out."""
+    """Give a command a job's name as an optional argument."""
     return click.argument(
         "name",
         required=False,
@@ -137,8 +137,8 @@ def optional_job_argument(command: CommandT) -> CommandT:
 def _checked(_: click.Context, option: click.Parameter, value: str) -> str:
     name = value.rpartition("/")[2]
     if not _NAME.fullmatch(name):
-        said = f"{clean(value, 80)!r} is no name of an object"
-        raise click.BadParameter(f"{said}: lower-case letters, digits, - and .", param=option)
+        said = f"invalid name {clean(value, 80)!r}: use lower-case letters, digits, - and ."
+        raise click.BadParameter(said, param=option)
     return name
 
 
@@ -151,7 +151,7 @@ def _complete_namespaces(context: click.Context, _: click.Parameter, begun: str)
 
 
 def _names(context: click.Context, begun: str, path: Callable[[str], str]) -> list[str]:
-    """Names that begin so; none where the cluster does not give them at once: a shell waits."""
+    """Return names that begin with a text; none if the cluster is slow, because a shell waits."""
     settings = context.ensure_object(Settings)
 
     async def ask() -> list[str]:
@@ -171,20 +171,20 @@ def _names(context: click.Context, begun: str, path: Callable[[str], str]) -> li
 
 
 def width() -> int:
-    """Columns to fold text at: the terminal's, 80 in a pipe."""
+    """Return the width to fold text at: the terminal's, or 80 in a pipe."""
     return min(shutil.get_terminal_size((80, 24)).columns, _WIDEST) if is_terminal() else 80
 
 
 def is_terminal() -> bool:
-    """Whether a person reads along."""
+    """Tell whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def may_ask() -> bool:
-    """Whether there is a person to ask."""
+    """Tell whether a person can answer on standard input."""
     return sys.stdin.isatty()
 
 
 def print_lines(lines: list[str]) -> None:
-    """Print text that a view has made."""
+    """Print lines of a view."""
     click.echo("\n".join(lines))

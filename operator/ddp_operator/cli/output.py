@@ -1,4 +1,4 @@
-"""Objects as kubectl's `-o` shows them. Both writers escape what a terminal would obey."""
+"""Objects in the formats of kubectl's `-o`. JSON and YAML escape control characters."""
 
 import json
 from collections.abc import Sequence
@@ -13,24 +13,24 @@ from ddp_operator.views.text import clean
 
 
 def listed(items: Sequence[Manifest], form: str) -> str:
-    """Jobs as a List, or as their names."""
+    """Return jobs as a List, or as names."""
     if form == "name":
         return "\n".join(named(item) for item in items)
     return _written({"apiVersion": "v1", "kind": "List", "items": [*map(_bare, items)]}, form)
 
 
 def single(item: Manifest, form: str) -> str:
-    """One job."""
+    """Return one job."""
     return named(item) if form == "name" else _written(_bare(item), form)
 
 
 def named(item: Manifest) -> str:
-    """A job's name as other commands of kubectl take it."""
+    """Return a job's name in the form that kubectl's commands accept."""
     return f"{SINGULAR}.{GROUP}/{clean(item['metadata']['name'], 253)}"
 
 
 def _bare(item: Manifest) -> dict[str, Any]:
-    """Without the record of who wrote which field; the items of a list do not say what they are."""
+    """Remove `managedFields` and add the kind, which items of a list lack."""
     metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
     return {**item, "apiVersion": API_VERSION, "kind": "DDPJob", "metadata": metadata}
 
@@ -43,12 +43,12 @@ def _written(document: Manifest, form: str) -> str:
             else yaml.safe_dump(document, sort_keys=False)
         )
     except RecursionError:
-        raise click.ClickException(f"a job is nested too deep to be shown as {form}") from None
+        raise click.ClickException(f"a job is nested too deep to print as {form}") from None
     return text.rstrip("\n")
 
 
 def documents(manifests: Sequence[Manifest], form: str) -> str:
-    """Manifests as people write them, of one file."""
+    """Return manifests as the text of one file."""
     if form == "json":
         items = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
         return json.dumps(manifests[0] if len(manifests) == 1 else items, indent=2)
@@ -59,10 +59,10 @@ def documents(manifests: Sequence[Manifest], form: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes manifests as people do."""
+    """Writes YAML without aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write out what occurs twice."""
+        """Write a repeated value in full."""
         del data
         return True
 

@@ -1,4 +1,4 @@
-"""A person's terminal, joined to a program that runs in a pod."""
+"""Connect the local terminal to a program in a pod."""
 
 import asyncio
 import contextlib
@@ -16,10 +16,10 @@ _PIECE = 16 * 1024
 
 
 async def join(program: Program, *, stdin: bool, terminal: bool) -> int:
-    """Carry input and output until the program ends; returns its exit code.
+    """Copy input and output until the program ends, and return its exit code.
 
     Raises:
-        ClusterError: the connection broke, or its end is not known.
+        ClusterError: the connection broke, or the exit code is unknown.
     """
     with _raw() if terminal else contextlib.nullcontext():
         typing = asyncio.create_task(_type(program)) if stdin else None
@@ -40,7 +40,10 @@ async def join(program: Program, *, stdin: bool, terminal: bool) -> int:
 
 
 async def _type(program: Program) -> None:
-    """Not a thread that reads: it could not be ended while nobody types."""
+    """Copy standard input to the program.
+
+    There is no reading thread, because a blocked read cannot be cancelled.
+    """
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     descriptor = sys.stdin.fileno()
     try:
@@ -79,7 +82,7 @@ async def _resize(program: Program) -> None:
 
 @contextlib.contextmanager
 def _raw() -> Iterator[None]:
-    """Each key goes to the pod, Ctrl-C too."""
+    """Send every key to the pod, also Ctrl-C."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     tty.setraw(descriptor)

@@ -1,1 +1,1 @@
-"""A cluster as a person sees it: jobs of any release, their pods, and what these print."""
+"""The connection to a cluster for people: jobs of any release, their pods and their logs."""

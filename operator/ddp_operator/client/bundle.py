@@ -1,5 +1,6 @@
-"""What a bug report has of a job: objects, the ends of logs, versions; all of it bounded, and
-without what looks like a secret.
+"""The content of a bug report: objects, the last lines of logs, and versions.
+
+All of it is bounded, and anything that looks like a secret is removed.
 """
 
 import json
@@ -23,12 +24,12 @@ _MOST_PODS: Final = 1000
 _MOST_LOGS: Final = 64
 _MOST_NODES: Final = 64
 _MOST_EVENTS: Final = 2000
-_MOST_SEEN: Final = 20_000
-"""Objects of a kind that are looked through for those that concern the job."""
+_MOST_READ: Final = 20_000
+"""Most objects of a kind that are searched for the job's."""
 _LOG_LINES: Final = 2000
 _LOG_BYTES: Final = 256 * 1024
 _READ_BYTES: Final = 4 * 1024 * 1024
-"""Of a log before its end is reached: then what was read is kept."""
+"""Most bytes of a log that are read; the last of them are kept."""
 _LINE: Final = 4096
 _SECONDS: Final = 15.0
 _MOST_BYTES: Final = 32 * 1024 * 1024
@@ -36,26 +37,26 @@ _MOST_BYTES: Final = 32 * 1024 * 1024
 
 @dataclass
 class Bundle:
-    """Files by name, and what is missing."""
+    """Files by name, and a list of missing data."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     size: int = 0
 
     def add(self, name: str, content: bytes) -> None:
-        """Keep a file while there is room."""
+        """Add a file if there is room."""
         if self.size + len(content) > _MOST_BYTES:
-            self.left_out.append(f"{name}: the bundle has {_MOST_BYTES >> 20} MB already")
+            self.left_out.append(f"{name}: the bundle already has {_MOST_BYTES >> 20} MB")
             return
         self.files[name] = content
         self.size += len(content)
 
     def add_object(self, name: str, value: object) -> None:
-        """Keep an object as JSON, which has nothing that a terminal obeys."""
+        """Add an object as JSON, which escapes control characters."""
         self.add(name, json.dumps(value, indent=2).encode() + b"\n")
 
     def add_cleared(self, name: str, manifest: Manifest | list[Manifest]) -> None:
-        """Keep objects without what looks like a secret."""
+        """Add objects without anything that looks like a secret."""
         try:
             self.add_object(name, redaction.without_secrets({"items": manifest})["items"])
         except RecursionError:
@@ -63,14 +64,14 @@ class Bundle:
 
 
 class Collector:
-    """Collects a bundle, piece by piece; what cannot be had is named and left out."""
+    """Collects a bundle; data that cannot be read is listed and left out."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.bundle = Bundle()
 
     async def collect(self, key: Key, job: Manifest) -> Bundle:
-        """Read all there is about a job."""
+        """Read all data about a job."""
         self.bundle.add_cleared("job.json", job)
         own = {"labelSelector": f"{LABEL_JOB_NAME}={key.name}"}
         pods = await self._objects("pods", PODS, key.namespace, own, _MOST_PODS)
@@ -116,16 +117,16 @@ class Collector:
 
     async def _versions(self) -> None:
         client = self._cluster.client
-        said: dict[str, Any] = {"kubectl ddp": __version__}
+        versions: dict[str, Any] = {"kubectl ddp": __version__}
         try:
-            said["server"] = await client.request("GET", "/version")
+            versions["server"] = await client.request("GET", "/version")
         except ClusterError as error:
             self._leave_out("the server's version", error)
         try:
             path = CUSTOM_RESOURCE_DEFINITIONS.path(name=crd.NAME)
             installed = await client.request("GET", path)
             difference = compare(installed)
-            said["crd"] = {
+            versions["crd"] = {
                 "labels": installed["metadata"].get("labels"),
                 "versions": [each["name"] for each in installed["spec"]["versions"]],
                 "lacking": sorted(difference.lacking)[:100],
@@ -133,7 +134,7 @@ class Collector:
             }
         except ClusterError as error:
             self._leave_out("the CRD's version", error)
-        self.bundle.add_object("versions.json", said)
+        self.bundle.add_object("versions.json", versions)
 
     async def _objects(
         self,
@@ -145,14 +146,14 @@ class Collector:
         wanted: Callable[[Manifest], bool] = lambda _: True,
     ) -> list[Manifest]:
         found: list[Manifest] = []
-        seen = 0
+        read = 0
         try:
             pages = list_pages(self._cluster.client, kind.path(namespace=namespace), params=params)
             async for items, _ in pages:
                 found += filter(wanted, items)
-                seen += len(items)
-                if len(found) > most or seen > _MOST_SEEN:
-                    self.bundle.left_out.append(f"{what}: there are more than were looked at")
+                read += len(items)
+                if len(found) > most or read > _MOST_READ:
+                    self.bundle.left_out.append(f"{what}: there are more than were read")
                     break
         except ClusterError as error:
             self._leave_out(what, error)
@@ -181,7 +182,7 @@ class Collector:
             async for piece in pieces:
                 end = (end + piece)[-_LOG_BYTES:]
         lines = end.decode(errors="replace").split("\n")
-        # The secret of a line that was cut may have lost its name.
+        # A line that was cut may have a secret without the name that reveals it.
         lines = lines[1:] if len(end) == _LOG_BYTES else lines
         text = "\n".join(clean_output(line, _LINE) for line in lines)
         return redaction.scrubbed(text).encode()
@@ -195,7 +196,7 @@ def _failed_first(pods: list[Manifest]) -> list[Manifest]:
 
 
 def _containers(pod: Manifest) -> list[str]:
-    """Those that have begun, and so have a log; an initialisation's, too."""
+    """Return the containers with a log: those that have started, init containers included."""
     status = pod.get("status") or {}
     statuses = [
         *(status.get("initContainerStatuses") or ()),

@@ -1,4 +1,4 @@
-"""What this program asks of the API server."""
+"""Requests to the API server for jobs, pods and logs."""
 
 import asyncio
 import contextlib
@@ -26,34 +26,34 @@ from ddp_operator.ports import (
 JOBS: Final = Resource(GROUP, VERSION, PLURAL)
 
 PATIENCE_SECONDS: Final = 600.0
-"""With a server that is away, while a job is followed: longer than an upgrade of it takes."""
+"""How long a follower waits for an unavailable server: longer than an upgrade takes."""
 _WATCH_SECONDS: Final = 240
 _SLACK_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 2.0
-"""Between two looks where watches are not allowed, and after a watch that broke."""
+"""Between two reads without the right to watch, and after a watch broke."""
 
 
 class NotInstalledError(Exception):
-    """The cluster knows no DDPJobs; the message says what to do."""
+    """The cluster does not serve DDPJobs; the message says what to do."""
 
     def __init__(self) -> None:
         super().__init__(
-            "this cluster has no DDPJobs: install the CRD and the operator "
+            "the DDPJob CRD is not installed: install the CRD and the operator "
             "(kubectl apply -k manifests/install, or the Helm chart ddp-operator)"
         )
 
 
 class NoSuchJobError(Exception):
-    """There is no job of that name."""
+    """No job has that name."""
 
     def __init__(
-        self, job: Key, hint: str = "`kubectl ddp list -A` shows those of all namespaces"
+        self, job: Key, hint: str = "`kubectl ddp list -A` lists the jobs of all namespaces"
     ) -> None:
         super().__init__(f"there is no job {job.name} in namespace {job.namespace}: {hint}")
 
 
 class Cluster:
-    """Jobs and their pods."""
+    """The jobs of a cluster, and their pods."""
 
     def __init__(self, client: ApiClient) -> None:
         self.client = client
@@ -62,14 +62,12 @@ class Cluster:
         """Return a job as stored.
 
         Raises:
-            NoSuchJobError, NotInstalledError: it is not there.
+            NoSuchJobError, NotInstalledError: the job or the CRD does not exist.
         """
         return await self._request("GET", key)
 
     async def pod_security(self, namespace: str) -> PodSecurity | None:
-        """Return what a namespace's labels enforce; None where they enforce nothing, or may not be
-        read.
-        """
+        """Return the Pod Security that a namespace's labels enforce; None if none or unreadable."""
         try:
             found = await self.client.request("GET", NAMESPACES.path(name=namespace))
         except (ForbiddenError, NotFoundError):
@@ -80,7 +78,7 @@ class Cluster:
         """Yield the jobs of one namespace, or of all.
 
         Raises:
-            NotInstalledError: there can be none.
+            NotInstalledError: the CRD does not exist.
         """
         try:
             async for items, _ in list_pages(self.client, JOBS.path(namespace=namespace)):
@@ -90,7 +88,7 @@ class Cluster:
             raise NotInstalledError from None
 
     async def pods(self, key: Key) -> list[PodState]:
-        """Return what bears the job's label; what only looks like one of its pods is left out."""
+        """Return the pods with the job's label that the operator could have created."""
         path = PODS.path(namespace=key.namespace)
         params = {"labelSelector": f"{LABEL_JOB_NAME}={key.name}"}
         found: list[PodState] = []
@@ -103,12 +101,12 @@ class Cluster:
         return found
 
     async def changes(self, key: Key) -> AsyncGenerator[Manifest | None, None]:
-        """Yield a job as it is, then whenever it changes; None once it is gone, and then no more.
+        """Yield a job now and after each change; None once it is gone, which ends the iteration.
 
-        By a watch, or a look every two seconds where watches are not allowed.
+        Uses a watch, or a read every two seconds without the right to watch.
 
         Raises:
-            UnavailableError: the server has been away for ten minutes.
+            UnavailableError: the server has not answered for ten minutes.
         """
         clock = asyncio.get_running_loop().time
         reached, may_watch = clock(), True
@@ -128,14 +126,14 @@ class Cluster:
             if may_watch:
                 try:
                     async with contextlib.aclosing(self._watched(key, job)) as watched:
-                        async for seen in watched:
-                            yield seen
-                            if seen is None:
+                        async for changed in watched:
+                            yield changed
+                            if changed is None:
                                 return
                 except ForbiddenError:
                     may_watch = False
                 except ClusterError:
-                    pass  # a look tells what is the matter
+                    pass  # the next read reports the cause
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _watched(self, key: Key, job: Manifest) -> AsyncGenerator[Manifest | None, None]:
@@ -152,17 +150,18 @@ class Cluster:
         async with contextlib.aclosing(lines):
             async for line in lines:
                 event = orjson.loads(line)
-                seen: Manifest = event["object"]
+                changed: Manifest = event["object"]
                 if event["type"] == "ERROR":
                     return
-                if seen["metadata"].get("name") == key.name and event["type"] != "BOOKMARK":
-                    yield None if event["type"] == "DELETED" else seen
+                if changed["metadata"].get("name") == key.name and event["type"] != "BOOKMARK":
+                    yield None if event["type"] == "DELETED" else changed
 
     async def log(
         self, pod: Key, container: str, options: Mapping[str, str], *, idle_seconds: float
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a container's log piece by piece, each line with its time; as long as it runs with
-        the option `follow`.
+        """Yield a container's log in pieces, each line with its time.
+
+        With the option `follow`, continue until the container ends.
         """
         path = PODS.path(namespace=pod.namespace, name=pod.name, subresource="log")
         params = {"container": container, "timestamps": "true", **options}
@@ -172,12 +171,12 @@ class Cluster:
                 yield piece
 
     async def patch(self, key: Key, uid: str, patch: Mapping[str, Any]) -> None:
-        """Change a job, if it is still the one with this UID; the server refuses it of another."""
+        """Change the job with this UID; the server refuses the patch for another job."""
         metadata = {**patch.get("metadata", {}), "uid": uid}
         await self._request("PATCH", key, {**patch, "metadata": metadata})
 
     async def delete(self, key: Key, uid: str) -> None:
-        """Delete a job and, in the background, all it owns, if it still has this UID."""
+        """Delete the job with this UID and, in the background, everything it owns."""
         options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",

@@ -1,4 +1,4 @@
-"""What a report needs, gathered from a cluster: a few reads, and one program in one pod."""
+"""Gather the facts of a report from a cluster: a few reads, and one program in one pod."""
 
 import asyncio
 from collections.abc import Iterable
@@ -18,25 +18,26 @@ from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean
 
 _MAX_METRICS: Final = 16 * 1024 * 1024
-"""Of metrics.jsonl: it comes through the API server."""
+"""Most bytes of metrics.jsonl, which is read through the API server."""
 _MAX_EVENTS: Final = 500
 _SECONDS: Final = 60.0
 _READ: Final = (
     'cd -- "${DDP_CHECKPOINT_DIR:?is not set}" && wc -c < metrics.jsonl && '
     f"tail -c {_MAX_METRICS} metrics.jsonl"
 )
-"""Its size, and its end."""
+"""Prints the file's size and its last bytes."""
 _EVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 async def gather(cluster: Cluster, key: Key, *, history: History | None = None) -> Facts:
-    """Gather the facts; `history`: where it was had otherwise, else it is read in pod 0.
+    """Gather the facts of a report.
 
-    What cannot be had beside the job itself is a gap that the facts name.
+    Without `history`, the metrics are read in pod 0. Events and metrics that cannot be read become
+    gaps of the facts.
 
     Raises:
-        NoSuchJobError, NotInstalledError: there is no such job.
-        ClusterError: the cluster could not be asked for the job or its pods.
+        NoSuchJobError, NotInstalledError: the job or the CRD does not exist.
+        ClusterError: the job or its pods could not be read.
     """
     manifest, pods = await asyncio.gather(cluster.job(key), _pods(cluster, key))
     job = JobSnapshot.read(manifest)
@@ -78,15 +79,15 @@ async def _events(
 
 
 async def _history(cluster: Cluster, pods: Iterable[PodFacts]) -> tuple[History, list[str]]:
-    """metrics.jsonl as pod 0 sees it, which has rank 0, who writes it."""
+    """Read metrics.jsonl in pod 0: its rank 0 writes the file."""
     running = [
         pod
         for pod in pods
         if pod.state.identity.index == 0 and pod.state.started and not pod.state.deleting
     ]
-    otherwise = "give it with --metrics FILE for pictures of loss, throughput and step times"
+    otherwise = "give it with --metrics FILE to see loss, throughput and step times"
     if not running:
-        return History(), [f"metrics.jsonl was not read: pod 0 does not run; {otherwise}"]
+        return History(), [f"metrics.jsonl was not read: pod 0 is not running; {otherwise}"]
     newest = max(running, key=lambda pod: (pod.state.identity.attempt, pod.created or _EVER))
     try:
         ran = await run_in_pod(
@@ -103,5 +104,5 @@ async def _history(cluster: Cluster, pods: Iterable[PodFacts]) -> tuple[History,
     size, _, content = ran.stdout.partition(b"\n")
     if ran.exit_code != 0 or not size.strip().isdigit():
         said = clean(ran.stderr.decode(errors="replace"), 300)
-        return History(), [f"pod {newest.name} has no metrics.jsonl to read: {said}; {otherwise}"]
+        return History(), [f"pod {newest.name} has no readable metrics.jsonl: {said}; {otherwise}"]
     return read_bytes(content, is_cut=int(size) > _MAX_METRICS), []

@@ -1,4 +1,4 @@
-"""The logs of a job's pods until the job ends, also of pods that take others' places."""
+"""Follow the logs of a job's pods until the job ends, including replacement pods."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -13,11 +13,11 @@ from ddp_operator.views.job.pods import Pods
 from ddp_operator.views.job.snapshot import JobSnapshot
 
 LOOK_SECONDS: Final = 2.0
-"""Between two looks at which pods there are."""
+"""Between two reads of the job and its pods."""
 SHORT_LOOK_SECONDS: Final = 0.2
-"""The same at first, and once the job has ended."""
+"""The same at the start, and after the job has ended."""
 MOST_HELD: Final = 1000
-"""Lines that are given out together."""
+"""Most lines that are returned together."""
 
 Look = Callable[[], Coroutine[Any, Any, tuple[JobSnapshot, Pods]]]
 Choose = Callable[[JobSnapshot, Pods], list[PodState]]
@@ -34,14 +34,13 @@ async def followed(
     window_seconds: float = 0,
     on_look: Callable[[JobSnapshot, int], None] = lambda _, __: None,
 ) -> AsyncGenerator[tuple[JobSnapshot, Sequence[Line]], None]:
-    """Yield what the chosen pods print, the lines that come within `window_seconds` together
-    and by time.
+    """Yield the log lines of the chosen pods; lines within `window_seconds` come sorted by time.
 
-    `look` raises `gone` when there is no such job any more. `on_look` is told of the job and of how
-    many pods are left out for now, whenever it was looked at.
+    `look` reads the job and its pods, and raises `gone` when the job no longer exists. After each
+    read, `on_look` receives the job and the number of pods that are left out for now.
 
     Raises:
-        UnavailableError: the job could not be looked at for ten minutes.
+        UnavailableError: the job could not be read for ten minutes.
     """
     clock = asyncio.get_running_loop().time
     follower, ends, pause = Follower(source, wanted), False, SHORT_LOOK_SECONDS
@@ -58,7 +57,7 @@ async def followed(
                     yield job, lines
             if ends and follower.idle and not left_out:
                 return
-            # One more look after the end: what had begun by then is read.
+            # One more read after the end: it finds pods that started just before.
             ends = job.status.finished or job.deleting
             try:
                 job, pods = await look()
@@ -73,7 +72,7 @@ async def followed(
 
 
 async def _together(follower: Follower, until: float, seconds: float) -> list[Line]:
-    """The next line, if one comes in time, and those that come within seconds of it."""
+    """Return the next line, if one arrives in time, and the lines within `seconds` after it."""
     lines: list[Line] = []
     try:
         async with asyncio.timeout_at(until):
@@ -87,7 +86,7 @@ async def _together(follower: Follower, until: float, seconds: float) -> list[Li
 
 
 def _in_order(lines: Sequence[Line]) -> list[Line]:
-    """By time, as far as that leaves the order of each pod's own lines."""
+    """Sort lines by time, but keep the order of each pod's own lines."""
     latest: dict[int, datetime] = {}
     timed: list[tuple[datetime, Line]] = []
     for line in lines:

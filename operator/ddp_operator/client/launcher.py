@@ -1,5 +1,6 @@
-"""What a pod's launcher is asked from outside of its cluster: by a program in the pod, which knows
-the pod's own token and reaches the launcher on its loopback.
+"""Requests to a pod's launcher from outside the cluster.
+
+A program in the pod sends the request: it has the pod's token and reaches the launcher's loopback.
 """
 
 from typing import Final
@@ -34,20 +35,20 @@ if answer.status == 404:
 (sys.stdout if answer.status < 300 else sys.stderr).buffer.write(body)
 sys.exit(0 if answer.status < 300 else {_REFUSED})
 """
-"""Of nothing but the standard library: the image's release may be any, and so its Python."""
+"""Uses only the standard library, because the image may have any release and Python version."""
 
 
 class NoAnswerError(Exception):
-    """A pod's launcher cannot be asked; the message says why."""
+    """A pod's launcher did not answer; the message says why."""
 
 
 async def ask_launcher(
     cluster: Cluster, pod: Key, container: str, path: str, *, limit_bytes: int, seconds: float
 ) -> bytes:
-    """POST to a pod's launcher, and return what it answers.
+    """Send a POST request to a pod's launcher, and return its answer.
 
     Raises:
-        NoAnswerError: it does not, or not in time.
+        NoAnswerError: no answer, a refusal, or a timeout.
     """
     command = ["python3", "-c", _PROGRAM, path, f"{seconds:g}"]
     try:
@@ -57,7 +58,7 @@ async def ask_launcher(
             container,
             command,
             limit_bytes=limit_bytes,
-            timeout_seconds=2 * seconds,  # Python has to start, too
+            timeout_seconds=2 * seconds,  # includes the start of Python
         )
     except AnswerTooLargeError:
         raise NoAnswerError(f"it answered with more than {limit_bytes} bytes") from None
@@ -68,11 +69,11 @@ async def ask_launcher(
     said = ran.stderr[:_LINE].decode(errors="replace")
     raise NoAnswerError(
         {
-            _NO_LAUNCHER: "its command does not run under the launcher, which is who is asked "
-            "(spec.launcher: inject, or python -m ddp_trainer.launch -- ...)",
-            _OLD: "its launcher is of a release that cannot do this: use a newer trainer image",
+            _NO_LAUNCHER: "its command does not run under the launcher: set spec.launcher: inject, "
+            "or start it with python -m ddp_trainer.launch -- ...",
+            _OLD: "its launcher's release does not support this: use a newer trainer image",
             _REFUSED: f"its launcher did not answer: {said}",
-            # Of the container's runtime, for a program that is not there.
+            # The container runtime's exit codes for a missing program.
             126: "its image has no python3 on the PATH",
             127: "its image has no python3 on the PATH",
         }.get(ran.exit_code, f"python3 ended with exit code {ran.exit_code}: {said}")

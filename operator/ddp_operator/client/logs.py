@@ -1,7 +1,7 @@
 """The logs of a job's pods as one stream.
 
-A pod's log is read from where it was left whenever nobody reads it and it may have more: so a
-connection that breaks, a pod that starts late and one that takes another's place are the same case.
+Whenever a log may have more lines and is not being read, reading resumes after its last line. This
+covers broken connections, pods that start late, and replacement pods.
 """
 
 import asyncio
@@ -18,32 +18,32 @@ from ddp_operator.ports import ClusterError, Key, UnavailableError
 from ddp_operator.views.text import clean
 
 MOST_BYTES: Final = 16 * 1024
-"""Of one line: container runtimes cut there, too."""
+"""Most bytes of a line; container runtimes cut lines at the same length."""
 _SILENT_SECONDS: Final = 3600.0
-"""Without output for so long the connection is made anew; the kernel finds dead ones sooner."""
+"""Reconnect after this long without output; the kernel finds dead connections sooner."""
 _ANSWER_SECONDS: Final = 30.0
 _PREFIX: Final = re.compile(r"\[rank(\d{1,6})\]: ")
-"""Before each line of torch's errors, and where `DDP_LOG_PREFIX` is `rank`, before all lines."""
+"""The prefix of torch's error lines, and with `DDP_LOG_PREFIX=rank` of all lines."""
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 
 class LogSource(Protocol):
-    """Where logs are read: `client.cluster.Cluster`, or what looks like it."""
+    """A source of logs, such as `client.cluster.Cluster`."""
 
     def log(
         self, pod: Key, container: str, options: Mapping[str, str], *, idle_seconds: float
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a container's log piece by piece, each line with its time."""
+        """Yield a container's log in pieces, each line with its time."""
 
 
 class Lines:
-    """Cuts pieces into lines of at most `MOST_BYTES`; what a longer one has beyond is dropped."""
+    """Splits pieces into lines, and cuts each line at `MOST_BYTES`."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The lines that this piece ends."""
+        """Add a piece, and return the lines that it completes."""
         *lines, rest = piece.split(b"\n")
         if lines:
             lines[0] = self._rest + lines[0]
@@ -53,29 +53,29 @@ class Lines:
         return [line[:MOST_BYTES] for line in lines]
 
     def end(self) -> list[bytes]:
-        """A last line that was not ended."""
+        """Return the last line if it has no line break."""
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
 
 
 @dataclass(frozen=True)
 class Line:
-    """What a pod printed; or, as a `note`, why there is nothing of it."""
+    """A line of a pod's log; or, as a `note`, why the log cannot be read."""
 
     pod: PodState
     time: datetime
     text: str
     note: bool = False
     rank: int | None = None
-    """Who printed it, if the line says so; None: any of the pod's processes."""
+    """The rank that printed it, if the line names one; None: any process of the pod."""
 
     def may_be_of(self, ranks: Collection[int]) -> bool:
-        """Whether one of these ranks may have printed it; of none: whether anybody has."""
+        """Tell whether one of these ranks may have printed it; always true without ranks."""
         return not ranks or self.rank is None or self.rank in ranks
 
 
 def read_line(pod: PodState, raw: bytes, before: datetime) -> Line:
-    """Take time and rank off a line; one without a time has that of the line before it."""
+    """Split time and rank from a line; a line without a time gets the time of the line before."""
     text = raw.decode(errors="replace")
     stamp, _, rest = text.partition(" ")
     try:
@@ -90,14 +90,14 @@ def read_line(pod: PodState, raw: bytes, before: datetime) -> Line:
 
 @dataclass(frozen=True)
 class Wanted:
-    """How much of each log is shown."""
+    """The part of each log to show."""
 
     tail: int | None = None
     since_seconds: int | None = None
 
     @property
     def options(self) -> dict[str, str]:
-        """As the API server understands it."""
+        """The API server's query parameters."""
         asked = {"tailLines": self.tail, "sinceSeconds": self.since_seconds}
         return {name: str(value) for name, value in asked.items() if value is not None}
 
@@ -105,7 +105,7 @@ class Wanted:
 async def printed(
     cluster: LogSource, pods: Iterable[PodState], wanted: Wanted
 ) -> AsyncIterator[Line]:
-    """Yield what pods have printed until now, in the order of time; one line of each is held."""
+    """Yield the lines so far, sorted by time; only one line of each pod is held in memory."""
     async with contextlib.AsyncExitStack() as stack:
         sources: list[AsyncGenerator[Line, None]] = []
         for pod in pods:
@@ -120,7 +120,7 @@ async def printed(
             following = await _next(sources[order])
             if following is None:
                 heapq.heappop(heap)
-            else:  # none comes before the one that it stands behind
+            else:  # a pod's lines keep their order
                 heapq.heapreplace(heap, (max(following.time, time), order, following))
 
 
@@ -129,7 +129,7 @@ async def _next(source: AsyncGenerator[Line, None]) -> Line | None:
 
 
 class Follower:
-    """Reads the logs of whatever pods there are, and goes on where it was."""
+    """Reads the logs of changing pods; resumes each log after its last line."""
 
     def __init__(self, cluster: LogSource, wanted: Wanted) -> None:
         self.lines: asyncio.Queue[Line] = asyncio.Queue(maxsize=1000)
@@ -141,7 +141,7 @@ class Follower:
         self._reading: dict[Key, asyncio.Task[None]] = {}
 
     def look(self, pods: Iterable[PodState], most: int) -> int:
-        """Read on of those that have more to say; returns how many are left out for now."""
+        """Start reading logs that may have more lines; return how many pods must wait."""
         for key in [key for key, task in self._reading.items() if task.done()]:
             self._reading.pop(key).result()
         left_out = 0
@@ -157,7 +157,7 @@ class Follower:
 
     @property
     def idle(self) -> bool:
-        """Whether no log is being read, and all lines were taken."""
+        """True when no log is being read and all lines were consumed."""
         return self.lines.empty() and all(task.done() for task in self._reading.values())
 
     async def close(self) -> None:
@@ -169,7 +169,7 @@ class Follower:
     async def _read(self, pod: PodState) -> None:
         last = self._last.get(pod.key)
         options = {**self._wanted.options, "follow": "true"}
-        if last is not None:  # whole seconds: what was shown of that one is left out below
+        if last is not None:  # whole seconds: lines that were shown already are skipped below
             since = last.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             options = {"follow": "true", "sinceTime": since}
         source = _lines(self._cluster, pod, options, idle_seconds=_SILENT_SECONDS)
@@ -178,7 +178,7 @@ class Follower:
             async for line in source:
                 if line.note:
                     broken = True
-                    if self._noted.get(pod.key) != line.text:  # and not at every look
+                    if self._noted.get(pod.key) != line.text:  # report each problem once
                         await self.lines.put(line)
                     self._noted[pod.key] = line.text
                     continue
@@ -193,7 +193,7 @@ class Follower:
 async def _lines(
     cluster: LogSource, pod: PodState, options: dict[str, str], *, idle_seconds: float
 ) -> AsyncGenerator[Line, None]:
-    """A pod's lines; a log that cannot be read is a note, and no reason to lose the others'."""
+    """Yield a pod's lines; a log that cannot be read yields a note and does not stop the others."""
     lines, before = Lines(), _LONG_AGO
     pieces = cluster.log(pod.key, pod.container, options, idle_seconds=idle_seconds)
     try:

@@ -1,13 +1,13 @@
-"""How often the API server is asked again for what somebody goes on looking at."""
+"""How often a view that stays open reads from the API server."""
 
 from typing import Final
 
 LIST_SECONDS: Final = 5.0
 """Between two lists of jobs."""
 _SHARE: Final = 10
-"""However many jobs there are, reading takes a tenth of the time at most."""
+"""Reading takes at most a tenth of the time, however many jobs exist."""
 
 
 def pause(seconds: float, *, took: float) -> float:
-    """Seconds until something is read again, `seconds` at least, whose reading took so long."""
+    """Return the seconds until the next read: at least `seconds`, more after a slow read."""
     return max(seconds, _SHARE * took)

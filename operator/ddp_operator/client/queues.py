@@ -1,4 +1,4 @@
-"""Where a job stands in its queue, as Kueue tells whoever may ask."""
+"""A job's position in its Kueue queue, if the user may read it."""
 
 from typing import Any, Final
 
@@ -8,17 +8,18 @@ from ddp_operator.job.status.conditions import QUEUED
 from ddp_operator.kube import Resource
 from ddp_operator.ports import ClusterError, Manifest, NotFoundError
 from ddp_operator.views.job.snapshot import JobSnapshot
-from ddp_operator.views.text import clean
+from ddp_operator.views.text import clean, counted
 
 _VERSIONS: Final = ("v1beta2", "v1beta1")
-"""Of Kueue's own API server (its feature VisibilityOnDemand): since 0.15 and since 0.9."""
+"""Versions of Kueue's own API server (feature VisibilityOnDemand), since 0.15 and 0.9."""
 _MOST: Final = 1000
-"""Pending workloads that Kueue tells of at most; whoever stands behind them learns nothing."""
+"""Most pending workloads in Kueue's answer; the position of later ones is unknown."""
 
 
 async def place_in_queue(cluster: Cluster, job: JobSnapshot) -> str:
-    """In words, how many are ahead of a job that waits in a queue; empty where that cannot be
-    told, as without Kueue, or without the right to ask it.
+    """Return how many jobs are ahead of a job in its queue, as text.
+
+    Empty if unknown, for example without Kueue or without the right to read it.
     """
     queue = job.parsed.spec.kueue_queue if job.parsed else None
     if job.parsed is None or queue is None or job.status.reason != QUEUED:
@@ -35,8 +36,9 @@ async def place_in_queue(cluster: Cluster, job: JobSnapshot) -> str:
         _number(found[0].get(f"positionIn{kind}Queue")) for kind in ("Local", "Cluster")
     )
     if not of_all:
-        return f"quota, as the next in queue {clean(queue)}"
-    return f"{ahead} ahead of it in queue {clean(queue)}, {of_all} among all that share its quota"
+        return f"quota; it is next in queue {clean(queue)}"
+    jobs = counted(ahead, "job")
+    return f"{jobs} ahead in queue {clean(queue)}, {of_all} in all queues that share its quota"
 
 
 async def _pending(cluster: Cluster, namespace: str, queue: str) -> list[Manifest]:
@@ -55,5 +57,5 @@ async def _pending(cluster: Cluster, namespace: str, queue: str) -> list[Manifes
 
 
 def _number(value: Any) -> int:
-    """Zero, which JSON of Go leaves out, is the first place."""
+    """Return a position; 0, the first place, is omitted in Go's JSON."""
     return value if isinstance(value, int) else 0

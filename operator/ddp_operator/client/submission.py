@@ -1,4 +1,4 @@
-"""Brings a job, and the ConfigMap with its scripts, to the cluster."""
+"""Create a job, and the ConfigMap with its scripts."""
 
 import contextlib
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ _ONLY_CHECKED: Final = {"dryRun": "All"}
 
 
 class NameTakenError(Exception):
-    """There is a job of that name already."""
+    """A job of that name already exists."""
 
     def __init__(self, job: Key, hint: str = "") -> None:
-        hint = hint or f"look at it with `kubectl ddp status {job.name}`"
+        hint = hint or f"see `kubectl ddp status {job.name}`"
         super().__init__(
-            f"there is a job {job.name} in namespace {job.namespace} already: choose another name, "
-            f"or {hint}"
+            f"job {job.name} already exists in namespace {job.namespace}: choose another name, or "
+            f"{hint}"
         )
 
 
@@ -39,20 +39,21 @@ async def submit(
     *,
     dry_run: bool = False,
 ) -> Manifest:
-    """Create a job, and before it what its pods need; returns it as stored.
+    """Create a job and the ConfigMap that its pods need, and return the job as stored.
 
-    The ConfigMap comes first, for no pod shall wait for it, and is the job's as soon as there is a
-    job. A program that is cut off between the two leaves a ConfigMap that nobody uses; its name
-    must be one that no other submission has. With `dry_run` the server only checks.
+    The ConfigMap is created first, so that no pod waits for it, and gets the job as its owner
+    afterwards. If the program ends between the two, an unused ConfigMap remains; its name must be
+    unique to this submission. With `dry_run` the server only validates.
 
     Raises:
         NameTakenError, NotInstalledError: the job cannot be created.
-        ClusterError: the server refuses one of the two; then neither is left.
-        UnavailableError: no answer came; the job, and its scripts with it, may be there.
+        ClusterError: the server refused one of the two; neither exists then.
+        UnavailableError: no answer; the job and its ConfigMap may exist.
     """
     made = await _create_scripts(cluster, namespace, scripts, dry_run=dry_run) if scripts else ""
     try:
-        # Once: a second attempt after a lost answer would take its own job for another's.
+        # One attempt: after a lost answer, a second one would find its own job and report a
+        # conflict.
         stored = await _create(cluster, JOBS, namespace, job, dry_run=dry_run, max_attempts=1)
     except ClusterError as error:
         if made and not dry_run and not isinstance(error, UnavailableError):
@@ -75,7 +76,7 @@ async def submit(
 async def _create_scripts(
     cluster: Cluster, namespace: str, scripts: Manifest, *, dry_run: bool
 ) -> str:
-    # An answer that was lost makes the second attempt meet what the first has made.
+    # After a lost answer, the second attempt finds the ConfigMap of the first.
     with contextlib.suppress(AlreadyExistsError):
         await _create(cluster, CONFIG_MAPS, namespace, scripts, dry_run=dry_run)
     name: str = scripts["metadata"]["name"]

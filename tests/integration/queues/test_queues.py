@@ -68,11 +68,11 @@ async def test_jobs_wait_in_their_order_and_know_their_place(
     await wait_behind(jobs, "second", "third")
     status = await jobs.status("third")
     assert status.message.startswith("2 of 2 pods wait in spec.scheduling.queueName (team)")
-    assert await place("second") == "quota, as the next in queue team"
-    assert (await place("third")).startswith("1 ahead of it in queue team, 1 among all")
+    assert await place("second") == "quota; it is next in queue team"
+    assert (await place("third")).startswith("1 job ahead in queue team, 1 in all")
     await complete(jobs, kubelet)
     await jobs.until_phase("Running", "second")
-    assert await place("third") == "quota, as the next in queue team"
+    assert await place("third") == "quota; it is next in queue team"
     await complete(jobs, kubelet, "second")
     await complete(jobs, kubelet, "third")
     await queue.until_used(0)

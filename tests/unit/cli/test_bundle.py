@@ -147,7 +147,7 @@ async def test_it_is_bounded(
     monkeypatch.setattr(client_bundle, "_MOST_BYTES", 100)
     small = tmp_path / "small.tar.gz"
     await ddp("bundle", NAME, "-o", str(small))
-    assert "pods.json: the bundle has" in unpacked(small)["left-out.txt"]
+    assert "pods.json: the bundle already has" in unpacked(small)["left-out.txt"]
 
 
 async def test_nothing_is_overwritten(

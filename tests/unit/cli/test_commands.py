@@ -253,7 +253,7 @@ class TestClusters:
         for command in (["list"], ["status", NAME], ["wait", NAME], ["delete", NAME]):
             result = await ddp(*command)
             assert result.exit_code == 1
-            assert "this cluster has no DDPJobs: install the CRD" in result.stderr
+            assert "the DDPJob CRD is not installed: install the CRD" in result.stderr
 
     async def test_the_servers_own_words(self, ddp: Ddp, server: FakeApiServer) -> None:
         server.faults = [Fault("GET", 403, {"message": f"{ESCAPES} is forbidden"})]
@@ -290,6 +290,6 @@ class TestClusters:
         for command in (["status", "--", name], ["delete", "--yes", "--", name]):
             result = await ddp(*command)
             assert result.exit_code == 2
-            assert "is no name of an object" in result.stderr
+            assert "invalid name" in result.stderr
         assert (await ddp("list", f"--namespace={name}")).exit_code == 2
         assert not server.requests

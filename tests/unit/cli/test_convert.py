@@ -61,7 +61,7 @@ def test_exit_codes_tell_all_from_some_from_none(tmp_path: Path) -> None:
     for nothing in ("", "{kind: ConfigMap, apiVersion: v1}"):
         found = run("-", text=nothing)
         assert found.exit_code == 2
-        assert "there is no job that trains" in found.stderr
+        assert "the file has no training job" in found.stderr
     found = run(str(tmp_path / "missing.yaml"))
     assert found.exit_code == 2
     assert "missing.yaml: cannot be read" in found.stderr

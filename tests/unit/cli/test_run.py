@@ -163,7 +163,7 @@ async def test_a_name_that_is_taken_leaves_nothing_behind(
     assert (await ddp(*SHORT, "-y", "-d")).exit_code == 0
     result = await ddp(*SHORT, "-y", "--script", script)
     assert result.exit_code == 1
-    assert "there is a job try in namespace research already" in result.stderr
+    assert "job try already exists in namespace research" in result.stderr
     assert made(server, "configmaps") == []
 
 
@@ -222,7 +222,7 @@ async def test_a_cluster_without_ddpjobs(ddp: Ddp, server: FakeApiServer) -> Non
     server.faults = [Fault("POST", 404, body={"message": "page not found"}, path_part="ddpjobs")]
     result = await ddp(*SHORT, "-y")
     assert result.exit_code == 1
-    assert "this cluster has no DDPJobs: install" in result.stderr
+    assert "the DDPJob CRD is not installed: install" in result.stderr
 
 
 @pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 3)])
@@ -249,9 +249,9 @@ async def test_it_ends_as_the_job_ends(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("run", "try"), "--image: name the image"),
+        (("run", "try"), "--image: name an image"),
         ((*SHORT, "--gpus", "h99"), "none of a100"),
-        ((*SHORT, "--env", "A"), "say it as NAME=VALUE"),
+        ((*SHORT, "--env", "A"), "use NAME=VALUE"),
         ((*SHORT, "--env", "RANK=1"), "RANK"),
         ((*SHORT, "--mount", "x"), "say it as pvc/NAME:/path"),
         ((*SHORT, "--script", "/nowhere.py"), "does not exist"),

@@ -143,7 +143,7 @@ async def test_a_launcher_that_cannot_say(
     server.programs = dict.fromkeys(pods, under(launcher))
     result = await ddp("stacks", NAME)
     assert result.exit_code == 1
-    assert "None of 2 ranks could be asked." in result.stdout
+    assert "None of 2 ranks answered." in result.stdout
     assert why in " ".join(result.stdout.split())
 
 

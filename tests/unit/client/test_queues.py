@@ -52,12 +52,12 @@ async def test_who_is_ahead_is_counted(version: str) -> None:
         item(GROUP, positionInLocalQueue=1, positionInClusterQueue=5),
     ]
     said = await told(Client({f"{ROOT}/{version}/{QUEUE}": {"items": items}}), queued())
-    assert said == "1 ahead of it in queue team, 5 among all that share its quota"
+    assert said == "1 job ahead in queue team, 5 in all queues that share its quota"
 
 
 async def test_the_first_has_nobody_ahead() -> None:
     client = Client({f"{ROOT}/v1beta2/{QUEUE}": {"items": [item(GROUP)]}})
-    assert await told(client, queued()) == "quota, as the next in queue team"
+    assert await told(client, queued()) == "quota; it is next in queue team"
 
 
 @pytest.mark.parametrize(
@@ -89,5 +89,5 @@ async def test_nobody_asks_for_a_job_that_waits_in_no_queue(job: JobSnapshot) ->
 
 def test_it_stands_first_of_what_a_job_waits_for() -> None:
     job = queued()
-    lines = screen(job, Pods.of(job, []), later(9), place="3 ahead of it in queue team")
-    assert "waits for  3 ahead of it in queue team" in lines
+    lines = screen(job, Pods.of(job, []), later(9), place="3 jobs ahead in queue team")
+    assert "waits for  3 jobs ahead in queue team" in lines

@@ -102,7 +102,7 @@ async def test_a_pod_without_metrics_is_a_gap(ddp: Ddp, running: FakeApiServer) 
 
     running.programs[POD] = missing
     [gap] = (await made(ddp))["gaps"]
-    assert gap.startswith(f"pod {POD} has no metrics.jsonl to read: sh: DDP_CHECKPOINT_DIR")
+    assert gap.startswith(f"pod {POD} has no readable metrics.jsonl: sh: DDP_CHECKPOINT_DIR")
     assert "--metrics FILE" in gap
     assert gap.isprintable()
 
@@ -121,7 +121,7 @@ async def test_after_the_end_metrics_come_from_a_file(
 ) -> None:
     server.create("ddpjobs", job())
     [gap, *_] = (await made(ddp))["gaps"]
-    assert "pod 0 does not run" in gap
+    assert "pod 0 is not running" in gap
     (tmp_path / "metrics.jsonl").write_text("\n".join(metrics()))
     for given in (tmp_path, tmp_path / "metrics.jsonl"):
         assert (await made(ddp, "--metrics", str(given)))["points"][-1]["step"] == 400
@@ -144,13 +144,13 @@ async def test_files_have_the_jobs_name(
 async def test_what_cannot_be_done_is_one_line(ddp: Ddp, tmp_path: Path) -> None:
     for arguments, said in (
         (("report", "other"), "there is no job other"),
-        (("report", NAME, "--price", "h100=-1"), "say it as nvidia-h100-80gb=3.5"),
+        (("report", NAME, "--price", "h100=-1"), "use nvidia-h100-80gb=3.5"),
         (
             ("report", NAME, "-o", "mine.md"),
             "mine.md: choose html, md, json; for a file: -o md --f",
         ),
-        (("report", NAME, "--price", "3.5"), "say it as nvidia-h100-80gb=3.5"),
-        (("report", NAME, "--price", "h100=nan"), "say it as nvidia-h100-80gb=3.5"),
+        (("report", NAME, "--price", "3.5"), "use nvidia-h100-80gb=3.5"),
+        (("report", NAME, "--price", "h100=nan"), "use nvidia-h100-80gb=3.5"),
         (("report", NAME, "--metrics", str(tmp_path)), "give a metrics.jsonl"),
         (("report", NAME, "--local", str(tmp_path)), "--workdir of a `python -m ddp_operator"),
         (("report", NAME, "--file", str(tmp_path / "no" / "r.html")), "cannot write"),
@@ -171,7 +171,7 @@ async def test_a_run_on_this_machine(ddp: Ddp, tmp_path: Path) -> None:
     report = await made(ddp, "--local", str(tmp_path))
     assert report["recoveries"][0]["seconds"] == 8.0
     result = await ddp("report", "other", "--local", str(tmp_path))
-    assert "was of job digits, not other" in result.stderr
+    assert "has a run of job digits, not of other" in result.stderr
     for broken in ("{", "[]", '{"job": 7}', '{"job": {}}', "[" * 100_000):
         (tmp_path / "run.json").write_text(broken)
         result = await ddp("report", NAME, "--local", str(tmp_path))

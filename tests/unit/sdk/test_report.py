@@ -57,7 +57,7 @@ async def test_of_a_job_of_a_cluster(
     found = await job.report(metrics=tmp_path)
     assert (found.data.phase, found.data.step) == ("Running", 500)
     assert [point.loss for point in found.data.points] == [0.5, 0.5]
-    assert "pod 0 does not run" in " ".join((await job.report()).data.gaps)
+    assert "pod 0 is not running" in " ".join((await job.report()).data.gaps)
     with pytest.raises(UnreadableError, match=r"give a metrics\.jsonl"):
         await job.report(metrics=tmp_path / "missing")
 

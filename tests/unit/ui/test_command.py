@@ -26,7 +26,7 @@ async def test_it_serves_until_it_is_interrupted(server: FakeApiServer, kubeconf
     async with asyncio.timeout(60):
         first = (await run.stdout.readline()).decode()
         found = re.fullmatch(
-            rf"there until Ctrl-C: http://127\.0\.0\.1:(\d+)/jobs/research/{NAME}\?token=[\w-]{{43}}\n",
+            rf"serving until Ctrl-C: http://127\.0\.0\.1:(\d+)/jobs/research/{NAME}\?token=[\w-]{{43}}\n",
             first,
         )
         assert found, first
@@ -49,4 +49,4 @@ async def test_a_port_that_is_taken(ddp: Ddp) -> None:
 async def test_what_is_no_name_is_refused(ddp: Ddp) -> None:
     result = await ddp("ui", "A b")
     assert result.exit_code == 2
-    assert "is no name of an object" in result.output
+    assert "invalid name" in result.output

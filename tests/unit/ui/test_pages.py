@@ -34,7 +34,7 @@ async def test_a_row_for_each_job_leads_to_its_report(
     assert "500/2000" in page
     report = text(await browser.get(PAGE))
     assert "Goodput" in report
-    assert "metrics.jsonl was not read: pod 0 does not run" in report
+    assert "metrics.jsonl was not read: pod 0 is not running" in report
 
 
 async def test_what_a_job_says_is_no_html(
@@ -164,8 +164,8 @@ async def test_where_nothing_is_installed(
     del server.resource_lists[JOBS.root]
     server.faults.append(Fault(status=404, method="GET", path_part="ddpjobs", times=9))
     clock.now += 100
-    assert "this cluster has no DDPJobs: install the CRD" in text(await browser.get())
-    assert "this cluster has no DDPJobs: install the CRD" in text(await browser.get(PAGE))
+    assert "the DDPJob CRD is not installed: install the CRD" in text(await browser.get())
+    assert "the DDPJob CRD is not installed: install the CRD" in text(await browser.get(PAGE))
 
 
 async def test_an_operator_that_is_absent(

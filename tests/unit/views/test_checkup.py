@@ -7,7 +7,7 @@ from ddp_operator.views.checkup import Facts, Finding, Unknown, examine, shown
 from tests.unit.cli.jobs import ESCAPES
 
 MEMORY = {"type": "Container", "default": {"memory": "1Gi"}}
-FORBIDDEN = Unknown("you may not look at it")
+FORBIDDEN = Unknown("you may not read it")
 
 
 def node(
@@ -88,12 +88,12 @@ def older_crd() -> dict[str, Any]:
         ("cluster", {"version": {"gitVersion": ESCAPES}}, "not known", "cannot read its version"),
         ("CRD", {"served": False}, "fail", "CRD is not installed"),
         ("CRD", {"crd": older_crd()}, "warn", "lacks spec.isolation"),
-        ("CRD", {"crd": FORBIDDEN}, "ok", "of which release: you may not look"),
+        ("CRD", {"crd": FORBIDDEN}, "ok", "release unknown: you may not read"),
         ("operator", {"operators": []}, "fail", "not installed"),
         ("operator", {"operators": [operator(ready=0)]}, "fail", "no ready pod"),
-        ("operator", {"operators": FORBIDDEN}, "not known", "you may not look at it"),
+        ("operator", {"operators": FORBIDDEN}, "not known", "you may not read it"),
         ("your rights", {"missing": ["get pods"]}, "warn", "you may not get pods"),
-        ("GPUs", {"nodes": FORBIDDEN}, "not known", "you may not look at it"),
+        ("GPUs", {"nodes": FORBIDDEN}, "not known", "you may not read it"),
         ("GPUs", {"nodes": [node("a")]}, "warn", "none of 1 node offers one now"),
         (
             "GPUs",
@@ -118,14 +118,14 @@ def older_crd() -> dict[str, Any]:
         ("Pod Security", {"labels": enforced("restricted")}, "ok", "runAsNonRoot: true"),
         ("Pod Security", {"labels": enforced(ESCAPES)}, "ok", "enforces restricted"),
         ("Pod Security", {"labels": enforced("baseline", ESCAPES)}, "ok", "enforces baseline"),
-        ("Pod Security", {"labels": FORBIDDEN}, "not known", "may not look"),
+        ("Pod Security", {"labels": FORBIDDEN}, "not known", "may not read"),
         ("schedulers", {"schedulers": {}}, "ok", "none for queues or gangs"),
-        ("schedulers", {"schedulers": {"Kueue": FORBIDDEN}}, "not known", "may not look"),
+        ("schedulers", {"schedulers": {"Kueue": FORBIDDEN}}, "not known", "may not read"),
         ("queues", {"queues": []}, "warn", "no LocalQueue in namespace research"),
-        ("queues", {"queues": FORBIDDEN}, "not known", "may not look"),
+        ("queues", {"queues": FORBIDDEN}, "not known", "may not read"),
         ("storage", {"storage": [{"metadata": {"name": "slow"}}]}, "warn", "no default class"),
         ("storage", {"storage": []}, "warn", "there is no class"),
-        ("storage", {"storage": FORBIDDEN}, "not known", "may not look"),
+        ("storage", {"storage": FORBIDDEN}, "not known", "may not read"),
     ],
 )
 def test_what_would_go_wrong(subject: str, changes: dict[str, Any], level: str, said: str) -> None:

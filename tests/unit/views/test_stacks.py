@@ -76,7 +76,7 @@ def test_who_is_elsewhere_is_said_first_and_what_is_common_once() -> None:
             [*at(LOADS, 0), Found(1, "p", problem="it is away")],
             "The 1 rank is at data.py:7 in load. 1 rank did not answer.",
         ),
-        ([Found(0, "p", problem="it is away")], "None of 1 rank could be asked."),
+        ([Found(0, "p", problem="it is away")], "None of 1 rank answered."),
         (
             [each for rank in range(9) for each in at((("a.py", f"{rank}", "f"),), rank)],
             "Rank 0 is at a.py:0 in f, others at 8 places.",

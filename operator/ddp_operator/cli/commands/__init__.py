@@ -1,1 +1,1 @@
-"""The commands: what they fetch, which view they print, what they change, and their exit codes."""
+"""The commands of `kubectl ddp`, a module for each."""

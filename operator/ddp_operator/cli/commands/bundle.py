@@ -26,18 +26,19 @@ _SHOWN: Final = 200
     "-o",
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Default: NAME-bundle.tar.gz, here.",
+    help="Default: NAME-bundle.tar.gz in the current directory.",
 )
 def bundle(name: str, path: Path | None) -> None:
-    """Make one archive of a job for a bug report.
+    """Collect a job's data in one archive for a bug report.
 
-    It has the job, its pods, events, nodes, the ends of logs, the operator as far as you may see
-    it, and versions; no Secrets, no values of environments, and nothing that looks like a secret.
-    Programs print what they like: look through it before you send it to others.
+    The archive has the job, its pods, events and nodes, the last lines of logs, versions, and the
+    operator if you may read it. It has no Secrets and no values of environment variables, and
+    anything that looks like a secret is removed. A log can still contain one: check the archive
+    before you send it.
     """
     path = path or Path(f"{name}-bundle.tar.gz")
     if path.exists():
-        raise click.UsageError(f"{path} is there already: choose another --output, or remove it")
+        raise click.UsageError(f"{path} already exists: choose another --output, or remove it")
 
     async def collect(cluster: Cluster, namespace: str) -> Bundle:
         key = job_key(namespace, name)
@@ -46,7 +47,7 @@ def bundle(name: str, path: Path | None) -> None:
     found = on_cluster(collect)
     content = archive(found, f"{name}-bundle")
     try:
-        # Only for its owner, as what is in it was.
+        # Readable only by its owner: the content may be confidential.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)
     except OSError as error:
@@ -57,11 +58,11 @@ def bundle(name: str, path: Path | None) -> None:
         click.echo(f"  and {len(found.files) - _SHOWN} more files")
     for each in found.left_out:
         click.echo(f"left out: {clean(each, 400)}", err=True)
-    click.echo(f"{path} has {len(content)} bytes; look through it before you send it to others")
+    click.echo(f"wrote {path} ({len(content)} bytes); check its content before you send it")
 
 
 def archive(found: Bundle, folder: str) -> bytes:
-    """All files in one folder, with a word on what is missing."""
+    """Pack all files in one folder, with a list of what is missing."""
     left_out = "".join(f"{line}\n" for line in found.left_out) or "nothing\n"
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:

@@ -1,4 +1,4 @@
-"""`ddp convert`: other projects' manifests, or a torchrun command line, to DDPJobs."""
+"""The command `convert`: other projects' manifests, or a torchrun command line, to DDPJobs."""
 
 import sys
 from collections.abc import Sequence
@@ -19,34 +19,34 @@ from ddp_operator.views.text import clean
 _NOTHING: Final = 2
 _SOME: Final = 1
 _LONGEST: Final = 1024
-"""Characters of a note: it names a path, and says a sentence."""
+"""Most characters of a note: a field's path and a sentence."""
 
 
 @click.command(
-    short_help="Make DDPJobs of PyTorchJobs, TrainJobs, JobSets or a torchrun command line."
+    short_help="Convert PyTorchJobs, TrainJobs, JobSets or a torchrun command line to DDPJobs."
 )
 @click.argument("source", nargs=-1, required=True, type=click.UNPROCESSED, metavar="FILE")
 @click.option(
     "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True
 )
-@click.option("--image", help="The image, of a command line alone.")
+@click.option("--image", help="The image; only for a command line.")
 def convert(source: tuple[str, ...], output: str, image: str | None) -> None:
-    """Make DDPJobs of PyTorchJobs, TrainJobs (with their runtimes), JobSets and Jobs in FILE.
+    """Convert PyTorchJobs, TrainJobs (with their runtimes), JobSets and Jobs in FILE to DDPJobs.
 
-    StatefulSets that train are taken, too, and AppWrappers are unwrapped.
+    StatefulSets that train are converted too, and AppWrappers are unwrapped.
 
-    FILE may be -, for standard input. A command line goes in its place:
+    FILE - is standard input. A command line can take the place of FILE:
 
         ddp convert -- torchrun --nnodes 2 train.py --lr 1
 
-    Manifests go to standard output. Notes go to standard error: what means something else now, and
-    what could not be carried over. Exit codes: 0, also with notes; 1 when something of the file
-    could not be converted; 2 when nothing could.
+    Manifests go to standard output. Notes go to standard error: they name fields that mean
+    something different in a DDPJob, and fields that have no place there. Exit codes: 0 all
+    converted, also with notes; 1 some jobs could not be converted; 2 none could.
     """
     try:
         if len(source) == 1 and source[0] != "torchrun":
             if image is not None:
-                raise ConversionError("--image: goes with a command line; manifests have their own")
+                raise ConversionError("--image: only for a command line; manifests have an image")
             found = of_manifests(_read(source[0]))
         else:
             found = [of_command_line(source, image=image)]
@@ -57,7 +57,7 @@ def convert(source: tuple[str, ...], output: str, image: str | None) -> None:
     _tell(found)
     if not manifests:
         if not any(one.problem for one in found):
-            _say("error: there is no job that trains in the file")
+            _say("error: the file has no training job")
         sys.exit(_NOTHING)
     click.echo(documents(manifests, output))
     sys.exit(_SOME if any(one.problem for one in found) else 0)

@@ -30,7 +30,7 @@ from ddp_operator.views.checkup import Facts, Unknown
 T = TypeVar("T")
 
 _MOST: Final = 5000
-"""Objects of a kind that are looked at."""
+"""Most objects of a kind that are read."""
 _DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
 _LIMITS: Final = Resource("", "v1", "limitranges")
 _STORAGE: Final = Resource("storage.k8s.io", "v1", "storageclasses")
@@ -49,17 +49,17 @@ _RIGHTS: Final = (
     *((PODS, verb, sub) for sub in ("exec", "portforward") for verb in ("get", "create")),
     (EVENTS, "list", ""),
 )
-"""What all commands together ask for: kubectl itself asks for `create` of the same connections."""
+"""The rights that all commands need together; `create` is for kubectl's own connections."""
 
 
 @click.command()
 @connection_options
 def doctor() -> None:
-    """Say what would go wrong with jobs here, and what to do about it.
+    """Check whether jobs can run in this cluster and namespace.
 
-    Looks at the cluster, the CRD, the operator, your rights, GPUs, shared memory, schedulers and
-    storage; changes nothing. What you may not look at is not known, which is no failure.
-    Exit code 1: something fails.
+    Checks the cluster, the CRD, the operator, your rights, GPUs, shared memory, schedulers and
+    storage; changes nothing. A check that you lack the right for is "not known", not a failure.
+    Exit code 1: a check failed.
     """
     facts = on_cluster(gather)
     findings = checkup.examine(facts)
@@ -69,9 +69,9 @@ def doctor() -> None:
 
 
 async def gather(cluster: Cluster, namespace: str) -> Facts:
-    """Ask for all of it; what cannot be had is unknown."""
+    """Read all facts; a fact that cannot be read is unknown."""
     client = cluster.client
-    # The first answer tells whether there is a server at all.
+    # This first request fails the command when there is no server.
     version: Manifest = await client.request("GET", "/version")
     groups = await _or_unknown(_groups(client))
     installed = CUSTOM_RESOURCE_DEFINITIONS.path(name=crd.NAME)
@@ -103,7 +103,7 @@ async def _labels(client: ApiClient, namespace: str) -> dict[str, str]:
 
 
 async def _groups(client: ApiClient) -> dict[str, str]:
-    """The API's groups, each with the version that the server prefers."""
+    """Return the API groups, each with the server's preferred version."""
     found = await client.request("GET", "/apis")
     return {each["name"]: each["preferredVersion"]["version"] for each in found["groups"]}
 
@@ -122,20 +122,20 @@ async def _or_unknown(asked: Awaitable[T]) -> T | Unknown:
     try:
         return await asked
     except ForbiddenError:
-        return Unknown("you may not look at it")
+        return Unknown("you may not read it")
     except ClusterError as error:
         return Unknown(error.message)
 
 
 async def _operators(client: ApiClient) -> list[Manifest] | Unknown:
-    """Of all namespaces, or of the usual one for who may not see all."""
+    """Return the operator's Deployments of all namespaces, or only of the default one."""
     [(name, value)] = OPERATOR_LABELS.items()
     params = {"labelSelector": f"{name}={value}"}
     found = await _or_unknown(_listed(client, _DEPLOYMENTS.path(), params))
     if not isinstance(found, Unknown):
         return found
     usual = await _or_unknown(_listed(client, _DEPLOYMENTS.path(namespace=value), params))
-    # Where it is not in the usual one, who may see no other cannot tell that there is none.
+    # Not found there, and the user may not read the others: unknown, not missing.
     return usual or found
 
 

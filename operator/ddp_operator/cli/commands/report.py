@@ -1,4 +1,4 @@
-"""report: one file that tells what became of a job."""
+"""The command `report`: one file about a job."""
 
 import json
 import math
@@ -15,8 +15,8 @@ from ddp_operator.report.files import UnreadableError, read_metrics, read_run
 from ddp_operator.views.text import clean
 
 MISSING: Final = (
-    "pictures need packages that are not installed: pip install 'ddp-operator[report]', or ask "
-    "for `report -o md`"
+    "pictures need packages that are not installed: pip install 'ddp-operator[report]', or use "
+    "`report -o md`"
 )
 _FORMS: Final = ("html", "md", "json")
 
@@ -24,7 +24,7 @@ _FORMS: Final = ("html", "md", "json")
 def _read_prices(
     _: click.Context, option: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, float]:
-    """Prices by kind of GPU."""
+    """Return prices by kind of GPU."""
     prices: dict[str, float] = {}
     for value in values:
         kind, _equals, amount = value.rpartition("=")
@@ -33,7 +33,7 @@ def _read_prices(
         except ValueError:
             price = math.nan
         if not kind or not 0 <= price < 1e6:
-            said = f"{clean(value, 60)!r}: say it as nvidia-h100-80gb=3.5, or gpu=3.5 for all"
+            said = f"{clean(value, 60)!r}: use nvidia-h100-80gb=3.5, or gpu=3.5 for all"
             raise click.BadParameter(said, param=option)
         prices[kind] = price
     return prices
@@ -45,12 +45,12 @@ price_option = click.option(
     multiple=True,
     callback=_read_prices,
     metavar="KIND=AMOUNT",
-    help="What a GPU of this kind (accelerator.type) costs an hour; gpu=AMOUNT: any other.",
+    help="Price per hour of a GPU of this kind (accelerator.type); gpu=AMOUNT: any other kind.",
 )
 
 
 def _form(_context: click.Context, option: click.Parameter, value: str) -> str:
-    """What kind of report; somebody may have named a file."""
+    """Check the format; a file name gets an error with advice."""
     if value not in _FORMS:
         kind = Path(value).suffix.removeprefix(".")
         form = kind if kind in _FORMS else _FORMS[0]
@@ -76,15 +76,15 @@ def _form(_context: click.Context, option: click.Parameter, value: str) -> str:
     "--metrics",
     type=click.Path(exists=True, path_type=Path),
     metavar="FILE",
-    help="The trainer's metrics.jsonl, or the directory of checkpoints that it is in, once no "
-    "pod runs that it could be read in.",
+    help="The trainer's metrics.jsonl, or the checkpoint directory with it; needed when no pod "
+    "runs to read it from.",
 )
 @click.option(
     "--local",
     "workdir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Report a run of `python -m ddp_operator local --workdir DIR`, and ask no cluster.",
+    help="Report a run of `python -m ddp_operator local --workdir DIR`; no cluster is used.",
 )
 @price_option
 def report(
@@ -95,11 +95,11 @@ def report(
     workdir: Path | None,
     prices: Mapping[str, float],
 ) -> None:
-    """Write what became of a job into one file that can be forwarded.
+    """Write a report about a job to one file that you can send to others.
 
-    Attempts and failures, recoveries by what they took, loss and throughput, step times, slow
-    ranks, goodput, checkpoints, GPU hours. It may run still, or have ended: then its metrics.jsonl
-    comes from --metrics. The page needs no network to be read.
+    It shows attempts and failures, how long each part of a recovery took, loss and throughput,
+    step times, slow ranks, goodput, checkpoints and GPU hours. The job may run or have ended; then
+    give its metrics.jsonl with --metrics. The HTML page loads nothing from the network.
     """
     made = reports.build(_facts(name, metrics, workdir), prices=prices)
     try:
@@ -131,7 +131,7 @@ def _facts(name: str, metrics: Path | None, workdir: Path | None) -> reports.Fac
         raise click.ClickException(clean(error)) from None
     if facts.job.name != name:
         raise click.ClickException(
-            f"the run in {workdir} was of job {clean(facts.job.name, 253)}, not {name}"
+            f"{workdir} has a run of job {clean(facts.job.name, 253)}, not of {name}"
         )
     return facts
 

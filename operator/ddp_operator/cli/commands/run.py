@@ -1,4 +1,4 @@
-"""The command `run`: from a few words to a job, and along with it to its end."""
+"""The command `run`: create a job from options, and follow it to its end."""
 
 import secrets
 import tempfile
@@ -37,88 +37,92 @@ from ddp_operator.views.plan import plan
 from ddp_operator.views.text import clean
 
 _INTERRUPTED = 130
-"""Exit code of what a person ends with Ctrl-C, as shells have it."""
+"""Exit code after Ctrl-C, as in shells."""
 
 
 @click.command()
 @connection_options
 @click.argument("name")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-@click.option("--image", help="The image; with --local it means nothing.")
+@click.option("--image", help="The image; ignored with --local.")
 @click.option("--replicas", type=click.IntRange(1, MAX_REPLICAS), default=1, show_default=True)
 @click.option(
     "--min-replicas",
     type=click.IntRange(1, MAX_REPLICAS),
-    help="Train on with so many pods while others are missing.",
+    help="Continue with this many pods while others are missing.",
 )
 @click.option(
     "--max-replicas",
     type=click.IntRange(1, MAX_REPLICAS),
-    help="Take in so many pods where they can be had.",
+    help="Grow up to this many pods when nodes are available.",
 )
 @click.option(
     "--spares",
     type=click.IntRange(0, MAX_SPARES),
     default=0,
-    help="Pods that wait to take a lost one's place.",
+    help="Additional pods that wait to replace a lost one.",
 )
 @click.option("--gpus", metavar="TYPE:COUNT", help="GPUs of each pod, such as h100:8 or l4.")
-@click.option("--spot", is_flag=True, help="On nodes that cost less and may go at any time.")
-@click.option("--cpu", metavar="QUANTITY", help="Processors that each pod asks for, such as 4.")
-@click.option("--memory", metavar="QUANTITY", help="What each pod asks for, such as 16Gi.")
+@click.option("--spot", is_flag=True, help="Use spot nodes: cheaper, may be preempted at any time.")
+@click.option("--cpu", metavar="QUANTITY", help="CPUs that each pod requests, such as 4.")
+@click.option("--memory", metavar="QUANTITY", help="Memory that each pod requests, such as 16Gi.")
 @click.option("--queue", metavar="NAME", help="Kueue's LocalQueue.")
-@click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="A variable; repeatable.")
-@click.option("--env-from", multiple=True, metavar="secret/NAME", help="All keys as variables.")
+@click.option(
+    "-e", "--env", multiple=True, metavar="NAME=VALUE", help="An environment variable; repeatable."
+)
+@click.option("--env-from", multiple=True, metavar="secret/NAME", help="Set all keys as variables.")
 @click.option("--mount", multiple=True, metavar="pvc/NAME:/PATH", help="A volume; repeatable.")
-@click.option("--checkpoint", metavar="gs://BUCKET", help="Where to save; or pvc/NAME.")
-@click.option("--max-restarts", type=click.IntRange(0), help="Failures that are forgiven.")
+@click.option("--checkpoint", metavar="gs://BUCKET", help="Where to save checkpoints; or pvc/NAME.")
+@click.option(
+    "--max-restarts", type=click.IntRange(0), help="Restarts after failures before the job fails."
+)
 @click.option(
     "--user",
     type=int,
     metavar="UID",
-    help="User ID of the processes, which get no privileges; default: the image's user.",
+    help="Run the processes unprivileged with this user ID; default: the image's user.",
 )
 @click.option(
     "--script",
     "scripts",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False),
-    help="A file of this machine that pods shall have; repeatable.",
+    help="A local file to copy to all pods; repeatable.",
 )
 @click.option(
     "--launcher",
     type=click.Choice(LAUNCHERS),
     default="auto",
     show_default=True,
-    help="Who starts a pod's processes; bundled: ddp_trainer, where the image has it; "
-    "inject: ddp_trainer in any image.",
+    help="Program that starts a pod's processes; bundled: ddp_trainer from the image; inject: "
+    "ddp_trainer, copied into any image.",
 )
-@click.option("--local", is_flag=True, help="Run it here, as processes, without a cluster.")
+@click.option("--local", is_flag=True, help="Run as processes of this machine, without a cluster.")
 @click.option(
     "--dry-run",
     is_flag=False,
     flag_value="client",
     type=click.Choice(["client", "server"]),
-    help="Only print the manifests; server: after the API server has checked them.",
+    help="Only print the manifests; server: let the API server validate them first.",
 )
 @click.option("-o", "--output", "form", type=click.Choice(["yaml", "json"]), default="yaml")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option("-d", "--detach", is_flag=True, help="Do not wait for its end.")
-@click.option("--wait", "quietly", is_flag=True, help="Wait for its end without its logs.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("-d", "--detach", is_flag=True, help="Do not wait for the job to end.")
+@click.option("--wait", "quietly", is_flag=True, help="Wait for the end without showing logs.")
 @click.pass_context
 def run(context: click.Context, /, name: str, **given: Any) -> None:
-    """Make a job of a command, show its logs, and end as it ends.
+    """Create a job that runs a command, show its logs, and wait for its end.
 
     \b
         ddp run resnet --image me/train:1 --gpus h100:8 --replicas 4
         ddp run try --image pytorch/pytorch --script a.py -- python a.py --lr 1
 
     \b
-    Exit codes: 0    it succeeded
-                1    the cluster could not be asked, or refused
+    Exit codes: 0    the job succeeded
+                1    the cluster did not answer, or refused the job
                 2    wrong usage
-                3    it did not succeed
-                130  interrupted; the job goes on
+                3    the job did not succeed
+                130  interrupted; the job continues
     """
     try:
         request = _request(name, given)
@@ -154,7 +158,7 @@ def run(context: click.Context, /, name: str, **given: Any) -> None:
 def _request(name: str, given: dict[str, Any]) -> JobRequest:
     image = given["image"] or ("local" if given["local"] else None)
     if image is None:
-        raise JobRequestError("--image: name the image, or add --local to run it here")
+        raise JobRequestError("--image: name an image, or add --local to run on this machine")
     read = {path: _read(path) for path in given["scripts"]}
     gpus, checkpoint = given["gpus"], given["checkpoint"]
     return JobRequest(
@@ -184,7 +188,7 @@ def _request(name: str, given: dict[str, Any]) -> JobRequest:
 def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise JobRequestError(f"--env {text[:80]!r}: say it as NAME=VALUE")
+        raise JobRequestError(f"--env {text[:80]!r}: use NAME=VALUE")
     return name, value
 
 
@@ -193,7 +197,7 @@ def _read(path: str) -> bytes:
         with Path(path).open("rb") as file:
             return file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise JobRequestError(f"--script {path}: cannot be read: {error.strerror}") from None
+        raise JobRequestError(f"--script {path}: cannot read it: {error.strerror}") from None
 
 
 def _manifests(request: JobRequest) -> list[Manifest]:
@@ -242,23 +246,23 @@ def _follow(key: Key, *, quietly: bool) -> int:
     except KeyboardInterrupt:
         name = clean(key.name)
         click.echo(
-            f"\n{name} goes on: `kubectl ddp logs -f {name}` shows it again, "
-            f"`kubectl ddp stop {name}` ends it",
+            f"\n{name} continues: `kubectl ddp logs -f {name}` shows its logs again, "
+            f"`kubectl ddp stop {name}` stops it",
             err=True,
         )
         return _INTERRUPTED
 
 
 def _locally(request: JobRequest, scripts: tuple[str, ...]) -> int:
-    """Run it by the same planner and reconciler, its pods processes of this machine."""
-    # Half a second that no other command shall wait for.
+    """Run the job with the operator's own engine, its pods as processes of this machine."""
+    # Imported here because it takes half a second.
     from ddp_operator.local.run.command import run as run_here  # noqa: PLC0415
 
     here = {path: str(Path(path).resolve()) for path in scripts}
     command = list(request.command) or (["python", scripts[0]] if scripts else [])
     found = [here.get(word, here.get(word.removeprefix("./"), word)) for word in command]
     made = job_manifest(replace(request, scripts=None, command=found))
-    # It stays: what is shown in the end says how to run it again.
+    # The folder stays: the last line that is shown says how to run the job again.
     place = Path(tempfile.mkdtemp(prefix="ddpjob-"))
     file = place / f"{request.name}.yaml"
     file.write_text(output.documents([made], "yaml"))

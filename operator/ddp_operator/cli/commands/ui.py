@@ -1,4 +1,4 @@
-"""ui: jobs and their reports in a browser, kept up to date."""
+"""The command `ui`: jobs and their reports in a browser."""
 
 import asyncio
 import contextlib
@@ -14,16 +14,19 @@ from ddp_operator.client.cluster import Cluster
 @click.command()
 @connection_options
 @optional_job_argument
-@click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of all namespaces.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1; default: a free one."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port of 127.0.0.1; default: a free one.",
 )
 @price_option
 def ui(name: str | None, all_namespaces: bool, port: int, prices: Mapping[str, float]) -> None:
-    """Show jobs and their reports in a browser, and keep them up to date until Ctrl-C.
+    """Show jobs and their reports in a browser, updated until Ctrl-C.
 
-    It prints the address to open, of a table of jobs or of one job's report. Whoever has that
-    address and an account on this machine sees what you may see, and can change nothing.
+    Prints the address of a table of jobs, or of one job's report. Anybody with that address and an
+    account on this machine can read what you may read, but cannot change anything.
     """
     try:
         from ddp_operator.ui import polling, server  # noqa: PLC0415 - optional dependencies
@@ -35,8 +38,8 @@ def ui(name: str | None, all_namespaces: bool, port: int, prices: Mapping[str, f
         poller = polling.Poller(cluster, home=namespace, everywhere=all_namespaces, prices=prices)
         try:
             async with server.serving(poller, port=port) as door:
-                # No browser is started: all users of a machine see its command line.
-                click.echo(f"there until Ctrl-C: {door.url(path)}")
+                # No browser is started: its command line would show the token to other users.
+                click.echo(f"serving until Ctrl-C: {door.url(path)}")
                 await asyncio.Event().wait()
         except server.PortTakenError as error:
             raise click.ClickException(str(error)) from None

@@ -1,4 +1,4 @@
-"""`status --watch`: a screen that is kept up to date, or in a pipe a line for each change."""
+"""`status --watch`: a screen that updates, or in a pipe a line for each change."""
 
 import asyncio
 import contextlib
@@ -16,20 +16,21 @@ from ddp_operator.views.job.screen import change, screen
 from ddp_operator.views.job.snapshot import JobSnapshot
 
 TICK_SECONDS: Final = 1.0
-"""Between two drawings of a screen on which nothing has changed but the time."""
+"""Between two drawings of the screen while only the time changes."""
 _PODS_SECONDS: Final = 2.0
-"""Between two looks at the pods, at least; and there is none while the job stays as it is."""
+"""At least this long between two reads of the pods, which follow only changes of the job."""
 _TO_THE_TOP: Final = "\x1b[H"
 _REST_OF_LINE: Final = "\x1b[K"
 _REST_OF_SCREEN: Final = "\x1b[J"
 
 
 async def watch_job(cluster: Cluster, key: Key) -> None:
-    """Show a job until it has ended, or is gone. It takes one watch, and a look at the pods when
-    the job has changed.
+    """Show a job until it has ended or is gone.
+
+    Needs one watch, and a read of the pods after each change of the job.
 
     Raises:
-        NoSuchJobError: there is none to begin with.
+        NoSuchJobError: the job does not exist.
     """
     show = _drawn if app.is_terminal() else _told
     await show(cluster, key)
@@ -52,7 +53,7 @@ async def _told(cluster: Cluster, key: Key) -> None:
 
 
 class _Latest:
-    """The job as it was seen last; None: not yet, or it is gone."""
+    """The latest state of the job; None before the first, or when the job is gone."""
 
     def __init__(self) -> None:
         self.job: JobSnapshot | None = None
@@ -104,6 +105,6 @@ async def _drawn(cluster: Cluster, key: Key) -> None:
 
 
 def draw(lines: list[str]) -> None:
-    """Put lines over those that were drawn before."""
+    """Draw lines over the previous ones."""
     text = "".join(f"{line}{_REST_OF_LINE}\n" for line in lines)
     click.echo(f"{_TO_THE_TOP}{text}{_REST_OF_SCREEN}", nl=False, color=True)

@@ -1,4 +1,4 @@
-"""`list --watch`: a table that is kept up to date, or in a pipe a line for each change."""
+"""`list --watch`: a table that updates, or in a pipe a line for each change."""
 
 import asyncio
 import shutil
@@ -18,10 +18,10 @@ from ddp_operator.views.text import clean, columns
 
 
 async def watch_list(cluster: Cluster, namespace: str | None, *, wide: bool) -> None:
-    """Show the jobs of a namespace, or of all, for ever. Each look is a list, as `list` is one.
+    """Show the jobs of one namespace, or of all, until interrupted. Each update is a list request.
 
     Raises:
-        UnavailableError: there was none for ten minutes, or at first.
+        UnavailableError: the first list failed, or no list succeeded for ten minutes.
     """
     clock = asyncio.get_running_loop().time
     told: dict[Key, str] | None = None
@@ -31,7 +31,7 @@ async def watch_list(cluster: Cluster, namespace: str | None, *, wide: bool) -> 
     while True:
         began = clock()
         try:
-            # Not a line of one is shown before all have come, and only lines are kept.
+            # Nothing is shown before all pages have arrived, and only the lines are kept.
             now, rows, said = datetime.now(UTC), [], dict[Key, str]()
             async for item in cluster.jobs(namespace):
                 job = JobSnapshot.read(item)
@@ -53,7 +53,7 @@ async def watch_list(cluster: Cluster, namespace: str | None, *, wide: bool) -> 
 
 
 def _draw(rows: list[listing.Row]) -> None:
-    """As many rows as there is room for."""
+    """Draw as many rows as fit on the terminal."""
     room = max(shutil.get_terminal_size((80, 24)).lines - 2, 1)
     lines = columns(rows[: room + 1])
     if len(rows) > room + 1:

@@ -1,1 +1,1 @@
-"""Commands that reach into pods."""
+"""Commands that connect to pods."""

@@ -30,12 +30,12 @@ from ddp_operator.views.text import clean_output, counted
 
 _MOST_PODS: Final = 32
 _CONNECTIONS: Final = 60
-"""As many as the client opens at a time, less some to look at the job meanwhile."""
+"""The client's connections, less a few for other requests."""
 _MOST_CHARACTERS: Final = 4096
 _FOLDED_SECONDS: Final = 1.0
-"""Lines that were printed within so long of each other are folded."""
+"""Equal lines within this time are folded."""
 _HELD_SECONDS: Final = 0.3
-"""A line that is followed waits so long for others that are equal to it."""
+"""With -f, a line waits this long for equal lines."""
 
 
 @click.command()
@@ -46,33 +46,32 @@ _HELD_SECONDS: Final = 0.3
     "wanted_ranks",
     type=click.IntRange(0),
     multiple=True,
-    help="Only this one's pod, and of lines that begin with a rank only its own; "
-    "can be given several times.",
+    help="Only this rank's pod; lines that name another rank are left out. Repeatable.",
 )
 @click.option(
     "-f",
     "--follow",
     is_flag=True,
-    help="Go on until the job ends, also with pods that take others' places.",
+    help="Follow until the job ends, including pods that replace others.",
 )
 @click.option(
-    "--tail", type=click.IntRange(0), metavar="LINES", help="Only the last lines of each pod."
+    "--tail", type=click.IntRange(0), metavar="LINES", help="Only this many last lines of each pod."
 )
 @click.option(
-    "--since", callback=read_duration, metavar="DURATION", help="Only what is younger, such as 5m."
+    "--since", callback=read_duration, metavar="DURATION", help="Only newer lines, such as 5m."
 )
 @click.option(
     "--max-pods",
     type=click.IntRange(1, _CONNECTIONS),
     default=_MOST_PODS,
     show_default=True,
-    help="Logs that are read at a time.",
+    help="Most logs read at the same time.",
 )
 @click.option(
     "--fold/--no-fold",
     default=True,
     show_default=True,
-    help="Show a line that several pods print at about the same time once, as [0-7 x8].",
+    help="Show equal lines of several pods once, as [0-7 x8].",
 )
 def logs(
     name: str,
@@ -83,9 +82,9 @@ def logs(
     max_pods: int,
     fold: bool,
 ) -> None:
-    """Show what all ranks print as one stream, each line with its rank.
+    """Show the logs of all ranks as one stream, each line with its rank.
 
-    Without -f lines are in the order of time, as far as the nodes' clocks agree.
+    Without -f, lines are sorted by time, as far as the nodes' clocks agree.
     """
     wanted = Wanted(tail, None if since is None else max(math.ceil(since), 1))
 
@@ -103,7 +102,7 @@ async def _show_printed(
     job, pods = await fetch(cluster, key)
     chosen = [pod for pod in chosen_pods(job, pods, only) if pod.started or pod.exit]
     if not chosen:
-        click.echo("No pod has started yet; kubectl ddp why says what they wait for.", err=True)
+        click.echo("No pod has started yet; run kubectl ddp why to see the reason.", err=True)
     _tell_left_out(len(chosen) - most)
     held: list[Line] = []
     async for line in printed(cluster, chosen[:most], wanted):
@@ -126,9 +125,7 @@ async def follow_logs(
     folds: bool = True,
     on_look: Callable[[JobSnapshot], None] = lambda _: None,
 ) -> None:
-    """Print what all ranks print until the job ends; `on_look` is told of it whenever it was
-    looked at.
-    """
+    """Print the logs of all ranks until the job ends; `on_look` receives each snapshot."""
     before = 0
 
     def choose(job: JobSnapshot, pods: Pods) -> list[PodState]:
@@ -179,7 +176,7 @@ def _print(job: JobSnapshot, lines: Sequence[Line], only: Collection[int], *, fo
 
 
 def _speaker(job: JobSnapshot, line: Line) -> range:
-    """The ranks that may have printed a line: the one that it names, or its pod's."""
+    """Return the ranks that may have printed a line: the rank that it names, or its pod's."""
     if line.rank is not None:
         return range(line.rank, line.rank + 1)
     index = line.pod.identity.index

@@ -23,10 +23,10 @@ from ddp_operator.views.changes import RefusedError
 from ddp_operator.views.text import clean, counted
 
 POLL_SECONDS: Final = 2.0
-"""Between two looks whether a trace is done, each of which is a program in the pod."""
+"""Between two requests for a trace; each starts a program in the pod."""
 _MOST_RANKS: Final = 8
 _MOST_STEPS: Final = 20
-"""As the launcher has it."""
+"""The launcher's own limit."""
 _MOST_BYTES: Final = 65 * 1024 * 1024
 _GZIP: Final = b"\x1f\x8b"
 _SECONDS: Final = 30.0
@@ -41,7 +41,7 @@ _SECONDS: Final = 30.0
     type=click.IntRange(1, _MOST_STEPS),
     default=5,
     show_default=True,
-    help="Steps that are profiled, from the next one on.",
+    help="Number of steps to profile, starting with the next one.",
 )
 @click.option(
     "--rank",
@@ -50,7 +50,7 @@ _SECONDS: Final = 30.0
     multiple=True,
     default=(0,),
     show_default=True,
-    help=f"Can be given up to {_MOST_RANKS} times.",
+    help=f"Rank to profile; repeatable, up to {_MOST_RANKS} times.",
 )
 @click.option(
     "--output",
@@ -58,7 +58,7 @@ _SECONDS: Final = 30.0
     "folder",
     type=click.Path(file_okay=False, exists=True, writable=True, path_type=Path),
     default=Path(),
-    help="Folder for the traces; default: here.",
+    help="Folder for the traces; default: the current directory.",
 )
 @click.option(
     "--timeout",
@@ -66,35 +66,35 @@ _SECONDS: Final = 30.0
     default="5m",
     show_default=True,
     metavar="DURATION",
-    help="For the steps to be taken, and the traces to be written.",
+    help="Time limit for the steps and the traces.",
 )
 def profile(
     name: str, steps: int, wanted_ranks: tuple[int, ...], folder: Path, timeout: float
 ) -> None:
-    """Profile the next steps of chosen ranks with torch's profiler, and fetch the traces.
+    """Profile the next steps of some ranks with torch's profiler, and fetch the traces.
 
-    For ranks of the bundled trainer, and scripts that use ddp_trainer.join, under the launcher.
-    The steps are slower meanwhile, and other ranks wait for them. Traces go to
-    NAME-rank-N.json.gz, for chrome://tracing or https://ui.perfetto.dev.
-    Exit code 1: not all traces could be had.
+    Works for the bundled trainer, and for scripts that use ddp_trainer.join, under the launcher.
+    Profiled steps are slower, and the other ranks wait for them. Traces are written to
+    NAME-rank-N.json.gz; open them with chrome://tracing or https://ui.perfetto.dev.
+    Exit code 1: some traces are missing.
     """
     chosen = sorted({*wanted_ranks})
     if len(chosen) > _MOST_RANKS:
-        raise click.UsageError(f"--rank: choose {_MOST_RANKS} at most")
+        raise click.UsageError(f"--rank: use it at most {_MOST_RANKS} times")
     paths = {rank: folder / f"{name}-rank-{rank}.json.gz" for rank in chosen}
     for path in paths.values():
         if path.exists():
-            raise click.UsageError(f"{path} is there already: choose another --output, or move it")
+            raise click.UsageError(f"{path} already exists: choose another --output, or move it")
 
     async def act(cluster: Cluster, namespace: str) -> list[str]:
         job, pods = await fetch(cluster, job_key(namespace, name))
         by_index = {pod.identity.index: pod for pod in chosen_pods(job, pods, chosen)}
         if job.parsed is None:
-            raise RefusedError(f"which pod has which rank cannot be told: {job.problem}")
+            raise RefusedError(f"--rank: cannot tell which pod has which rank: {job.problem}")
         of = {rank: by_index.get(ranks.pod_of(job.parsed.spec, rank)) for rank in chosen}
         click.echo(
-            f"Profiling {counted(steps, 'step')} of {counted(len(chosen), 'rank')}; this takes "
-            f"{timeout:g} s at most.",
+            f"Profiling {counted(steps, 'step')} of {counted(len(chosen), 'rank')}; this takes at "
+            f"most {timeout:g} s.",
             err=True,
         )
         ended = await asyncio.gather(
@@ -112,9 +112,9 @@ def profile(
 async def _profiled(
     cluster: Cluster, pod: PodState | None, rank: int, steps: int, path: Path, timeout: float
 ) -> str:
-    """Fetch one rank's trace, and say so; return what went wrong."""
+    """Write one rank's trace and print the path; return the error, empty without one."""
     if pod is None or not pod.started:
-        return f"rank {rank}: its pod does not run"
+        return f"rank {rank}: its pod is not running"
 
     async def ask(where: str) -> bytes:
         return await ask_launcher(
@@ -132,11 +132,11 @@ async def _profiled(
         return f"rank {rank}: {error}"
     except TimeoutError:
         return (
-            f"rank {rank}: there is no trace after {timeout:g} s; it takes steps more slowly, or "
-            "hangs: kubectl ddp stacks shows where"
+            f"rank {rank}: no trace after {timeout:g} s: its steps take longer, or it hangs; run "
+            "kubectl ddp stacks, or raise --timeout"
         )
     if not trace.startswith(_GZIP):
-        return f"rank {rank}: what its launcher answered is no trace"
+        return f"rank {rank}: its launcher's answer is not a trace"
     try:
         with path.open("xb") as file:
             file.write(trace)

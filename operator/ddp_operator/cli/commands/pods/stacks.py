@@ -27,9 +27,9 @@ from ddp_operator.views.job.snapshot import JobSnapshot
 
 _MOST_PODS: Final = 256
 _AT_ONCE: Final = 8
-"""Programs that are started in pods at a time."""
+"""Programs started in pods at the same time."""
 _SECONDS: Final = 10.0
-"""For a pod to answer; its ranks have two seconds."""
+"""Time for a pod to answer; its ranks have two seconds."""
 _MOST_BYTES: Final = 3 * 1024 * 1024
 
 
@@ -41,31 +41,31 @@ _MOST_BYTES: Final = 3 * 1024 * 1024
     "wanted_ranks",
     type=click.IntRange(0),
     multiple=True,
-    help="Only this one; can be given several times.",
+    help="Only this rank; repeatable.",
 )
 @click.option(
     "--max-pods",
     type=click.IntRange(1),
     default=_MOST_PODS,
     show_default=True,
-    help="Pods that are asked, eight at a time.",
+    help="Most pods to ask; eight at a time.",
 )
 @click.option(
-    "-o", "--output", "form", type=click.Choice(["json"]), help="All threads, as an object."
+    "-o", "--output", "form", type=click.Choice(["json"]), help="Print all threads as an object."
 )
 def stacks(name: str, wanted_ranks: tuple[int, ...], max_pods: int, form: str | None) -> None:
-    """Show where all ranks stand: their Python stacks, those that are equal together.
+    """Show the Python stacks of all ranks, grouped by equal stacks.
 
-    The main thread's frames are shown, the innermost first. The job goes on; nothing goes to its
-    log. Its commands must run under the launcher, and you must be allowed to create pods/exec.
-    Exit code 1: no rank could be asked.
+    Shows the main thread, innermost frame first. The job is not disturbed, and nothing is written
+    to its log. Its command must run under the launcher, and you need the right to create pods/exec.
+    Exit code 1: no rank answered.
     """
 
     async def act(cluster: Cluster, namespace: str) -> list[view.Found]:
         job, pods = await fetch(cluster, job_key(namespace, name))
         chosen = chosen_pods(job, pods, wanted_ranks)
         if not chosen:
-            raise RefusedError("there are no pods now: kubectl ddp why says what the job waits for")
+            raise RefusedError("the job has no pods now: run kubectl ddp why to see the reason")
         if len(chosen) > max_pods:
             click.echo(
                 f"{len(chosen) - max_pods} more pods are left out: choose with --rank, or raise "
@@ -90,7 +90,7 @@ def stacks(name: str, wanted_ranks: tuple[int, ...], max_pods: int, form: str | 
 
 
 async def ask_all(cluster: Cluster, job: JobSnapshot, pods: Sequence[PodState]) -> list[view.Found]:
-    """The stacks of all ranks of these pods."""
+    """Return the stacks of all ranks of these pods."""
     slots = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(pod: PodState) -> list[view.Found]:
