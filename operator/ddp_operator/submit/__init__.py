@@ -1,4 +1,4 @@
-"""From what a person asks for in a few words to the manifests of a job: pure."""
+"""Build the manifests of a job from a short request; pure functions."""
 
 from ddp_operator.submit.gpus import GpuRequest
 from ddp_operator.submit.job import (

@@ -1,4 +1,4 @@
-"""`h100:8`: GPUs as people call them."""
+"""GPUs by short names, such as `h100:8`."""
 
 import re
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ _VENDOR: Final = "nvidia-"
 
 
 def _short_names() -> dict[str, str]:
-    """Types by their names without vendor and, where no other is called so, without memory."""
+    """Return types by their names without vendor and, if that is unique, without memory size."""
     bare = {name.removeprefix(_VENDOR).removeprefix("tesla-"): name for name in GPUS}
     return {re.sub(r"-\d+gb$", "", short): name for short, name in bare.items()} | bare
 
 
 SHORT_NAMES: Final[Mapping[str, str]] = _short_names()
-"""GKE's accelerator types by what people call them, such as `h100` and `a100-80gb`."""
+"""GKE's accelerator types by short names such as `h100` and `a100-80gb`."""
 
 
 @dataclass(frozen=True)
 class GpuRequest:
-    """What each pod gets."""
+    """The GPUs of each pod."""
 
     type: str
     """GKE's accelerator type."""
@@ -32,16 +32,16 @@ class GpuRequest:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `TYPE` or `TYPE:COUNT`; a type may be one that is not in our table.
+        """Read `TYPE` or `TYPE:COUNT`; a full type name may be missing from our table.
 
         Raises:
-            JobRequestError: it is neither.
+            JobRequestError: it has another form.
         """
         called, colon, number = text.strip().lower().partition(":")
         count = int(number) if number.isdecimal() and len(number) <= 3 else 0
         if colon and not count:
             raise JobRequestError(
-                f"GPUs {text[:80]!r}: say it as h100:8, a type and how many a pod gets"
+                f"GPUs {text[:80]!r}: use TYPE:COUNT, such as h100:8 for 8 GPUs in each pod"
             )
         if called in SHORT_NAMES:
             return cls(SHORT_NAMES[called], count or 1)
@@ -49,5 +49,6 @@ class GpuRequest:
             return cls(called, count or 1)
         known = ", ".join(sorted(SHORT_NAMES))
         raise JobRequestError(
-            f"GPUs {text[:80]!r}: none of {known}, nor a type of GKE's, which begins with {_VENDOR}"
+            f"GPUs {text[:80]!r}: unknown type, use one of {known}, or a GKE type that begins "
+            f"with {_VENDOR}"
         )

@@ -1,4 +1,4 @@
-"""The job that a person asks for."""
+"""Build a job's manifest from a request."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -28,10 +28,10 @@ _MAX_USER: Final = 2**31 - 1
 
 @dataclass(frozen=True)
 class CheckpointLocation:
-    """Where checkpoints live."""
+    """Where checkpoints are stored."""
 
     field: str
-    """Of `spec.checkpoint`."""
+    """Field of `spec.checkpoint`."""
     name: str
 
     @classmethod
@@ -39,23 +39,23 @@ class CheckpointLocation:
         """Read `pvc/NAME` or `gs://BUCKET`.
 
         Raises:
-            JobRequestError: it is neither.
+            JobRequestError: it has another form.
         """
         if text.startswith("gs://"):
             return cls("gcsBucket", object_name(text[5:].rstrip("/"), "bucket"))
         if text.startswith("pvc/"):
             return cls("persistentVolumeClaim", object_name(text[4:], "claim"))
-        raise JobRequestError(f"checkpoint {text[:120]!r}: say it as pvc/NAME or gs://BUCKET")
+        raise JobRequestError(f"checkpoint {text[:120]!r}: use pvc/NAME or gs://BUCKET")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """A job in a few words; all else is the schema's default."""
+    """A job in a few options; all other fields keep the schema's defaults."""
 
     name: str
     image: str
     command: Sequence[str] = ()
-    """As on this machine; empty: the image's own."""
+    """The command with local paths; empty: the image's own."""
     namespace: str | None = None
     replicas: int = 1
     gpus: GpuRequest | None = None
@@ -65,30 +65,30 @@ class JobRequest:
     queue: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     env_from: Sequence[str] = ()
-    """`secret/NAME` and `configmap/NAME`: all their keys are variables."""
+    """`secret/NAME` and `configmap/NAME`: all their keys become variables."""
     mounts: Sequence[Mount] = ()
     checkpoint: CheckpointLocation | None = None
     max_restarts: int | None = None
     min_replicas: int | None = None
-    """It trains on with so many pods while others are missing."""
+    """Training continues with this many pods while others are missing."""
     max_replicas: int | None = None
-    """It takes in so many where it can have them."""
+    """The job grows up to this many pods when nodes are available."""
     spares: int = 0
-    """Pods that wait without a rank for a lost one's place."""
+    """Pods without a rank that wait to replace a lost one."""
     user: int | None = None
-    """The user ID of the pods' processes, which run as `restricted` demands; None: the image's."""
+    """User ID of the processes, which then run as `restricted` requires; None: the image's."""
     scripts: Scripts | None = None
     launcher: Launcher = "auto"
-    """Who starts a pod's processes: the launcher that the image has (`bundled`) or is given
-    (`inject`), torchrun, or the command itself; `auto`: torchrun where a pod has several and the
-    command starts Python."""
+    """Program that starts a pod's processes: the launcher in the image (`bundled`) or copied into it
+    (`inject`), torchrun, or the command itself (`none`). `auto` selects torchrun if a pod has
+    several processes and the command starts Python."""
 
 
 def job_manifest(request: JobRequest) -> Manifest:
-    """The manifest of a job, whose spec is as short as the request.
+    """Return a job's manifest, without fields that keep their defaults.
 
     Raises:
-        JobRequestError: it would not be a valid job; the text names the field.
+        JobRequestError: the job would be invalid; the text names the field.
     """
     container: dict[str, Any] = {"name": "trainer", "image": request.image}
     if command := commanded(request):
@@ -110,7 +110,7 @@ def job_manifest(request: JobRequest) -> Manifest:
             spec["accelerator"]["provisioning"] = "spot"
     elif request.spot:
         raise JobRequestError(
-            "spot: goes with GPUs; for CPU nodes name them in a manifest's template"
+            "spot: needs gpus; to use spot CPU nodes, select them in a manifest's template"
         )
     if request.queue:
         spec["scheduling"] = {"queueName": request.queue}
@@ -135,10 +135,10 @@ def job_manifest(request: JobRequest) -> Manifest:
 
 
 def admitted(made: Manifest, security: PodSecurity | None) -> Manifest:
-    """Return a job of `job` as a namespace with this Pod Security admits it; None: as it is.
+    """Return a manifest changed so that a namespace with this Pod Security admits it.
 
     Raises:
-        JobRequestError: a mount that such a namespace forbids.
+        JobRequestError: such a namespace forbids a mount.
     """
     if security is None or security.level == "privileged":
         return made
@@ -160,27 +160,27 @@ def _run_as(user: int | None, pod: dict[str, Any]) -> None:
         return
     if not 0 < user <= _MAX_USER:
         raise JobRequestError(f"user {user}: give a number from 1 to {_MAX_USER}; 0 is root")
-    # As a group of its own it may write to volumes of claims, which are root's otherwise.
+    # Without fsGroup, volumes of claims belong to root and the user cannot write to them.
     pod["securityContext"] = {
         "runAsUser": user,
         "fsGroup": user,
-        "fsGroupChangePolicy": "OnRootMismatch",  # a large volume is not gone through each time
+        "fsGroupChangePolicy": "OnRootMismatch",  # do not walk a large volume at each start
     }
     _restrict(pod)
 
 
 def _restrict(pod: dict[str, Any]) -> None:
-    """Set what Pod Security's level `restricted` demands of a pod."""
+    """Set the fields that Pod Security's level `restricted` requires."""
     pod["securityContext"] = {**RESTRICTED_POD, **(pod.get("securityContext") or {})}
     for container in pod["containers"]:
         container["securityContext"] = dict(RESTRICTED_CONTAINER)
 
 
 def parsed(manifest: Manifest) -> DDPJob:
-    """The same as the operator will see it.
+    """Return the job as the operator parses it.
 
     Raises:
-        JobRequestError: it would refuse it.
+        JobRequestError: the operator would refuse it.
     """
     known = {"namespace": "default", "uid": "", "creationTimestamp": "1970-01-01T00:00:00Z"}
     try:
@@ -190,20 +190,20 @@ def parsed(manifest: Manifest) -> DDPJob:
 
 
 def least_and_most(request: JobRequest) -> tuple[int, int]:
-    """With how many pods it trains, at least and at most."""
+    """Return the least and the most pods that the job trains with."""
     return request.min_replicas or request.replicas, request.max_replicas or request.replicas
 
 
 def ranks_per_pod(request: JobRequest) -> int:
-    """Processes of each pod: one for each GPU."""
+    """Return the processes of each pod: one per GPU."""
     return request.gpus.count if request.gpus else 1
 
 
 def commanded(request: JobRequest) -> list[str]:
-    """What runs in each pod.
+    """Return the command that runs in each pod.
 
     Raises:
-        JobRequestError: nothing would start as many processes as a pod has GPUs.
+        JobRequestError: it would not start one process per GPU.
     """
     command = list(request.command)
     if request.scripts:
@@ -217,7 +217,7 @@ def commanded(request: JobRequest) -> list[str]:
     if launcher == "bundled":
         if found.launcher:
             raise JobRequestError(
-                f"launcher bundled: {found.called} starts processes, too; take it out of the "
+                f"launcher bundled: {found.called} starts processes too; remove it from the "
                 "command (python train.py)"
             )
         start = ["python", "-m", "ddp_trainer.launch"]
@@ -226,24 +226,22 @@ def commanded(request: JobRequest) -> list[str]:
 
 
 def starts_once(request: JobRequest) -> bool:
-    """Whether a pod has several processes and runs one command, of which nobody can tell whether it
-    starts them.
-    """
+    """Tell whether the command must start a pod's processes itself, which cannot be checked."""
     alone = request.launcher in ("auto", "none") and ranks_per_pod(request) > 1
     return alone and not started(commanded(request)).launcher
 
 
 def _chosen(request: JobRequest, found: Started) -> Launcher:
-    """Choose who starts a pod's processes.
+    """Choose the program that starts a pod's processes.
 
     Raises:
-        JobRequestError: a launcher that is not told how many there are.
+        JobRequestError: the command's own launcher does not read the number of processes.
     """
     several = ranks_per_pod(request) > 1
     if found.launcher and not found.by_torchrun and (several or least_and_most(request)[1] > 1):
         raise JobRequestError(
-            f"{found.called}: has its processes and pods from its own flags, not from the job; "
-            "write python train.py, which torchrun starts, or add --launcher none"
+            f"{found.called}: takes the number of processes and pods from its own flags, not from "
+            "the job; write python train.py, which torchrun starts, or add --launcher none"
         )
     if several and found.words[:1] and found.words[0].endswith(".py"):
         raise JobRequestError(f"{found.words[0]}: write python before it, or add --launcher none")
@@ -251,47 +249,48 @@ def _chosen(request: JobRequest, found: Started) -> Launcher:
 
 
 def _membership(request: JobRequest) -> dict[str, Any]:
-    """Fields of the spec that say which pods may be in the group.
+    """Return the spec's fields for elastic groups and spares.
 
     Raises:
-        JobRequestError: nobody in the pods could tell their processes of it.
+        JobRequestError: without the launcher, processes cannot learn of changes.
     """
     sizes = {"minReplicas": request.min_replicas, "maxReplicas": request.max_replicas}
     elastic = {name: size for name, size in sizes.items() if size is not None}
     asked = {"elastic": elastic, "spares": request.spares}
     found = {name: value for name, value in asked.items() if value}
-    # What an image, or a command that says so, runs by itself may well be the launcher.
+    # An image's own command, or one with launcher none, may be the launcher itself.
     if found and (
         request.launcher == "torchrun" or (request.launcher == "auto" and commanded(request))
     ):
         what = "another size" if elastic else "spares"
         raise JobRequestError(
-            f"{what}: goes with ddp_trainer's launcher alone; set launcher to inject, or to "
-            "bundled where the image has it"
+            f"{what}: needs ddp_trainer's launcher; set launcher to inject, or to bundled if the "
+            "image has it"
         )
     return found
 
 
 def _under_torchrun(found: Started) -> list[str]:
-    """`python -u train.py` becomes `python -u -m torch.distributed.run train.py`; torchrun reads
-    how many processes, and who else, from the environment that pods have.
+    """Return the command under torchrun: `python -u -m torch.distributed.run train.py`.
+
+    torchrun reads the number of processes and the rendezvous from the pods' environment.
     """
     words, python, begin = found.words, found.python, found.begin
     if python is None or found.launcher:
         raise JobRequestError(
-            "launcher torchrun: the command must be Python's, such as python train.py"
+            "launcher torchrun: the command must start Python, such as python train.py"
         )
     if found.in_shell:
         raise JobRequestError(
-            "a shell's line starts Python once: write torchrun in Python's place there, or give "
-            "python train.py without a shell; --launcher none leaves it as it is"
+            "the shell command starts Python once: replace python with torchrun there, or give "
+            "python train.py without a shell; --launcher none keeps the command"
         )
     if begin >= len(words) or words[begin] in ("-c", "-"):
         raise JobRequestError("launcher torchrun: the command must run a script or a module (-m)")
     before, rest = words[:begin], words[begin:]
-    if python == begin:  # uv runs Python without being told to
+    if python == begin:  # uv run SCRIPT names no python
         before = (*(word for word in before if word not in ("-s", "--script")), "python")
-    if rest[0].startswith("-m") and rest[0] != "-m":  # of -mtrain torchrun would make four flags
+    if rest[0].startswith("-m") and rest[0] != "-m":  # torchrun reads -mtrain as several flags
         rest = ("-m", rest[0][2:], *rest[1:])
     elif rest[0] == "--module":
         rest = ("-m", *rest[1:])
@@ -302,7 +301,7 @@ def _env_from(text: str) -> dict[str, Any]:
     kind, _, name = text.partition("/")
     kinds = {"secret": "secretRef", "configmap": "configMapRef"}
     if kind not in kinds:
-        raise JobRequestError(f"env-from {text[:120]!r}: say it as secret/NAME or configmap/NAME")
+        raise JobRequestError(f"env-from {text[:120]!r}: use secret/NAME or configmap/NAME")
     return {kinds[kind]: {"name": object_name(name, "env-from")}}
 
 
@@ -312,8 +311,8 @@ def _mount(request: JobRequest, template: dict[str, Any], container: dict[str, A
     for number, mount in enumerate(request.mounts):
         name = f"mount-{number}"
         volumes.append({"name": name, **mount.source})
-        seen = {"name": name, "mountPath": mount.path}
-        mounts.append(seen | ({"readOnly": True} if mount.read_only else {}))
+        volume_mount = {"name": name, "mountPath": mount.path}
+        mounts.append(volume_mount | ({"readOnly": True} if mount.read_only else {}))
     if request.scripts:
         volumes.append({"name": VOLUME, "configMap": {"name": request.scripts.name(request.name)}})
         mounts.append({"name": VOLUME, "mountPath": PATH, "readOnly": True})
@@ -325,5 +324,5 @@ def _mount(request: JobRequest, template: dict[str, Any], container: dict[str, A
 
 
 def world_size(manifest: Manifest) -> int:
-    """Ranks of the job."""
+    """Return the number of ranks of a job."""
     return ranks.world_size(parsed(manifest).spec)

@@ -1,4 +1,4 @@
-"""`pvc/data:/data:ro`: what a pod sees of the world's storage."""
+"""Volumes of a pod, in the form `pvc/data:/data:ro`."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -8,32 +8,32 @@ from ddp_operator.submit.words import JobRequestError, absolute, object_name
 
 FORMS: Final = (
     "pvc/NAME:/path, gs://BUCKET:/path, configmap/NAME:/path, secret/NAME:/path or "
-    "/host/path:/path, each with :ro where it is only read"
+    "/host/path:/path, each with :ro for read-only"
 )
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A volume, and where it is seen."""
+    """A volume and its mount path."""
 
     source: dict[str, Any]
-    """As a pod's volume has it."""
+    """The source in the pod's volume."""
     path: str
     read_only: bool = False
     bucket: bool = False
-    """Whether it is a bucket of Cloud Storage, which pods must ask for."""
+    """It is a Cloud Storage bucket: the pod needs an annotation."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read one of `FORMS`.
 
         Raises:
-            JobRequestError: it is none of them.
+            JobRequestError: it has another form.
         """
         place, read_only = text.removesuffix(":ro"), text.endswith(":ro")
         source, colon, path = place.rpartition(":")
         if not colon or not source:
-            raise JobRequestError(f"mount {text[:120]!r}: say it as {FORMS}")
+            raise JobRequestError(f"mount {text[:120]!r}: use {FORMS}")
         path = absolute(path, "mount")
         if source.startswith("gs://"):
             bucket = object_name(source.removeprefix("gs://").rstrip("/"), "bucket")
@@ -49,4 +49,4 @@ class Mount:
             return cls({"configMap": {"name": name}}, path, read_only=True)
         if kind == "secret":
             return cls({"secret": {"secretName": name}}, path, read_only=True)
-        raise JobRequestError(f"mount {text[:120]!r}: say it as {FORMS}")
+        raise JobRequestError(f"mount {text[:120]!r}: use {FORMS}")

@@ -1,4 +1,4 @@
-"""A person's own files, brought into pods by a ConfigMap instead of an image."""
+"""Local files that pods get from a ConfigMap, without building an image."""
 
 import re
 from base64 import b64encode
@@ -12,54 +12,54 @@ from ddp_operator.ports import Manifest
 from ddp_operator.submit.words import JobRequestError
 
 PATH: Final = "/ddp-scripts"
-"""Where pods see them."""
+"""The folder of the files in pods."""
 VOLUME: Final = "ddp-scripts"
 MAX_BYTES: Final = 1024 * 1024
-"""Of a ConfigMap's values (k8s.io/api, MaxSecretSize, which holds for both)."""
+"""Most bytes of a ConfigMap's values (k8s.io/api, MaxSecretSize, the same for both kinds)."""
 _KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 
 
 @dataclass(frozen=True)
 class Scripts:
-    """Files by the paths under which a command line names them on this machine."""
+    """Files by their local paths, as the command line names them."""
 
     files: Mapping[str, bytes]
     token: str = ""
-    """Makes the ConfigMap's name that of one submission: one that goes with a job of before, which
-    is being deleted, must not be met again."""
+    """Makes the ConfigMap's name unique to one submission: the ConfigMap of an earlier job that is
+    being deleted must not be used again."""
 
     def __post_init__(self) -> None:
-        """Check what a ConfigMap can hold.
+        """Check that a ConfigMap can hold the files.
 
         Raises:
-            JobRequestError: it cannot hold these.
+            JobRequestError: it cannot; the text says why.
         """
-        seen: dict[str, str] = {}
+        paths: dict[str, str] = {}
         for path in self.files:
             key = _key(path)
             if not _KEY.fullmatch(key) or key in (".", ".."):
                 raise JobRequestError(
-                    f"script {path[:120]!r}: its name may have letters, digits, - _ ."
+                    f"script {path[:120]!r}: use only letters, digits, - _ . in its name"
                 )
-            if key in seen:
+            if key in paths:
                 raise JobRequestError(
-                    f"scripts {seen[key]} and {path}: pods see both as {PATH}/{key}"
+                    f"scripts {paths[key]} and {path}: both become {PATH}/{key}; rename one"
                 )
-            seen[key] = path
+            paths[key] = path
         if self.size > MAX_BYTES:
             raise JobRequestError(
-                f"scripts: {self.size} bytes, more than the {MAX_BYTES} that a ConfigMap has room "
-                "for; put what is large into an image or a volume"
+                f"scripts: {self.size} bytes, but a ConfigMap holds at most {MAX_BYTES}; put large "
+                "files into an image or a volume"
             )
 
     @property
     def size(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all files together."""
         return sum(map(len, self.files.values()))
 
     @property
     def digest(self) -> str:
-        """Of names and contents: other files are another ConfigMap."""
+        """Hash of names and contents: different files get a different ConfigMap."""
         total = sha256()
         for path in sorted(self.files, key=_key):
             for part in (_key(path).encode(), self.files[path]):
@@ -67,16 +67,16 @@ class Scripts:
         return total.hexdigest()[:8]
 
     def name(self, job: str) -> str:
-        """Of the ConfigMap."""
+        """Return the ConfigMap's name."""
         return f"{job}-scripts-{self.digest}{self.token and '-'}{self.token}"
 
     def in_pods(self, command: Sequence[str]) -> list[str]:
-        """The command as pods can run it: files are called as they are called there."""
+        """Return the command with the files' paths in pods."""
         there = {path: f"{PATH}/{_key(path)}" for path in self.files}
         return [there.get(word, there.get(word.removeprefix("./"), word)) for word in command]
 
     def config_map(self, job: str, *, namespace: str | None = None) -> Manifest:
-        """The ConfigMap: never changed, for pods of one attempt must not see different files."""
+        """Return the ConfigMap; immutable, so that all pods of an attempt get the same files."""
         text: dict[str, str] = {}
         binary: dict[str, str] = {}
         for path, content in self.files.items():

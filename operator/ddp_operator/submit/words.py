@@ -1,4 +1,4 @@
-"""What the readers of a person's words have in common."""
+"""Checks of a person's input, shared by all parts of a request."""
 
 import re
 from typing import Final
@@ -7,27 +7,25 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 class JobRequestError(ValueError):
-    """What was asked for cannot be had; the text says what was wrong, and what would be right."""
+    """The request is invalid; the text names the option and the remedy."""
 
 
 def object_name(text: str, what: str) -> str:
-    """A name of an object in the cluster.
+    """Return a valid object name.
 
     Raises:
-        JobRequestError: there can be no such name.
+        JobRequestError: the name is invalid.
     """
     if not _NAME.fullmatch(text):
-        raise JobRequestError(
-            f"{what} {text[:80]!r}: a name has lower-case letters, digits, - and ."
-        )
+        raise JobRequestError(f"{what} {text[:80]!r}: use lower-case letters, digits, - and .")
     return text
 
 
 def absolute(text: str, what: str) -> str:
-    """A path in a pod.
+    """Return an absolute path in a pod.
 
     Raises:
-        JobRequestError: it is none, or not from the root.
+        JobRequestError: the path is not absolute, or is /.
     """
     if not text.startswith("/") or text == "/" or ":" in text or "\0" in text:
         raise JobRequestError(

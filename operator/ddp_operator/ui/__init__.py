@@ -1,5 +1,5 @@
 """The live page of `kubectl ddp ui`: jobs and their reports in a browser, read-only.
 
-`server.py` answers on this machine, `access.py` decides whom, `polling.py` asks the cluster, and
-`pages.py` writes HTML, for which it needs `ddp-operator[report]`.
+`server.py` serves on loopback, `access.py` checks the token, `polling.py` reads the cluster, and
+`pages.py` writes HTML. It needs `ddp-operator[report]`.
 """

@@ -1,7 +1,7 @@
-"""Who may see the pages: whoever has the address that the command printed, and nobody through them.
+"""Access to the pages: only with the address that the command printed.
 
-A server on loopback is reached by all users of the machine, and by every page that a browser on it
-has open; hence a secret, and a look at the name under which it was called.
+All users of the machine, and every page open in a browser on it, can reach a server on loopback.
+Therefore the address has a secret token, and the `Host` header is checked.
 """
 
 import secrets
@@ -11,10 +11,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 ADDRESS: Final = "127.0.0.1"
-_LATER: Final = "open the address that `kubectl ddp ui` has printed when it was started last"
+_REOPEN: Final = "open the address that the running `kubectl ddp ui` printed"
 _HEADERS: Final = {
     "Cache-Control": "no-store",
-    # Pictures have style attributes, and nothing has a script but what this server serves as one.
+    # Pictures have style attributes. Only files that this server serves may be scripts.
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'self'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -28,23 +28,23 @@ _HEADERS: Final = {
 
 
 class Door:
-    """Lets in who knows the token, on the port that is listened on."""
+    """Admits requests with the token."""
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(32)
         self.port = 0
-        # Cookies are a machine's, not a port's: another one of these has another cookie.
+        # Browsers share cookies between ports: each server needs a cookie name of its own.
         self._cookie = f"ddp-ui-{secrets.token_hex(4)}"
 
     def url(self, path: str) -> str:
-        """An address that lets in."""
+        """Return an address with the token."""
         return f"http://{ADDRESS}:{self.port}{path}?token={self.token}"
 
     def middleware(self) -> Middleware:
-        """What all requests pass through, those for no page, too."""
+        """Return the middleware for all requests, also for those without a page."""
 
         @web.middleware
-        async def passed(request: web.Request, handler: Handler) -> web.StreamResponse:
+        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
             answer: web.StreamResponse | None = self._refused(request)
             if answer is None:
                 try:
@@ -54,24 +54,24 @@ class Door:
             answer.headers.update(_HEADERS)
             return answer
 
-        return passed
+        return check
 
     def _refused(self, request: web.Request) -> web.Response | None:
-        """The answer to who may not come in, or came with the token; None to who may."""
+        """Return the refusal, or the redirect of a request with the token; None to admit it."""
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, text="read-only\n", headers={"Allow": "GET, HEAD"})
         if request.headers.get("Host") not in (f"{ADDRESS}:{self.port}", f"localhost:{self.port}"):
-            # A page elsewhere may have let its own name mean this machine.
-            return web.Response(status=403, text=f"not under this name: {_LATER}\n")
+            # DNS rebinding: another site may resolve its own name to this machine.
+            return web.Response(status=403, text=f"wrong host name: {_REOPEN}\n")
         if self._is_token(request.query.get("token", "")):
-            # Out of the address, which is seen by others, and remembered.
-            path = "/" + request.rel_url.raw_path.lstrip("/")  # two would begin a host's name
+            # Remove the token from the address, which browsers show and store.
+            path = "/" + request.rel_url.raw_path.lstrip("/")  # "//" would begin a host name
             answer = web.Response(status=303, headers={"Location": path})
             answer.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict")
             return answer
         if self._is_token(request.cookies.get(self._cookie, "")):
             return None
-        return web.Response(status=403, text=f"no token, or one of before: {_LATER}\n")
+        return web.Response(status=403, text=f"missing or old token: {_REOPEN}\n")
 
     def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode(errors="replace"), self.token.encode())

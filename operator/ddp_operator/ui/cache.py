@@ -1,4 +1,4 @@
-"""What was read of a cluster, kept for all who look at it."""
+"""A cache of values read from a cluster, shared by all open pages."""
 
 import asyncio
 import time
@@ -20,8 +20,9 @@ _TROUBLES: Final = (ClusterError, CredentialsError, NoSuchJobError, NotInstalled
 
 @dataclass
 class Cached(Generic[T]):
-    """Something that is read when it is asked for, at most every so many seconds, and by one at a
-    time: tabs and reloads cost nothing. Where it cannot be read, what was read last stays.
+    """A value that is read on demand, at most every `seconds`, by one reader at a time.
+
+    Additional tabs and reloads cost no requests. When a read fails, the last value stays.
     """
 
     read: Callable[[], Awaitable[T]]
@@ -29,14 +30,14 @@ class Cached(Generic[T]):
     clock: Callable[[], float] = time.monotonic
     value: T | None = None
     trouble: str = ""
-    """Why it could not be read the last time; empty when it could."""
+    """Why the last read failed; empty after a success."""
     since: datetime | None = None
-    """When it could not be read for the first time since it could."""
+    """Time of the first failure since the last success."""
     _next: float = float("-inf")
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def refresh(self) -> None:
-        """Read it, unless that was done a moment ago; `trouble` says whether it could be."""
+        """Read the value unless it is recent; sets `trouble` when the read fails."""
         async with self._lock:
             began = self.clock()
             if began < self._next:

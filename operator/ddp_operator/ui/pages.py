@@ -1,4 +1,4 @@
-"""The pages as HTML: all text escaped, one script of ours, nothing from elsewhere."""
+"""The pages as HTML: all text escaped, one script of our own, nothing from other servers."""
 
 from datetime import datetime
 from typing import Any, Final
@@ -12,7 +12,7 @@ from ddp_operator.ui.cache import Cached
 from ddp_operator.ui.polling import REPORT_SECONDS, Poller
 
 SCRIPT: Final = "/live.js"
-"""The path of the one script."""
+"""The path of the script."""
 _TEMPLATES: Final = Environment(
     loader=ChoiceLoader([PackageLoader("ddp_operator.ui", "templates"), LOADER]),
     autoescape=True,
@@ -23,12 +23,12 @@ _TEMPLATES: Final = Environment(
 
 
 def script() -> str:
-    """What keeps a page up to date."""
+    """Return the script that updates a page."""
     return _TEMPLATES.get_template("live.js.j2").render()
 
 
 def jobs(poller: Poller) -> str:
-    """The table of jobs."""
+    """Return the page with the table of jobs."""
     where = "all namespaces" if poller.everywhere else f"namespace {poller.home}"
     return _TEMPLATES.get_template("jobs.html.j2").render(
         jobs=poller.jobs.value,
@@ -41,7 +41,7 @@ def jobs(poller: Poller) -> str:
 
 
 def job(key: Key, report: Cached[dict[str, Any]]) -> str:
-    """A job's report, or why there is none."""
+    """Return the page with a job's report, or with the error."""
     name = "nothing.html.j2" if report.value is None else "job.html.j2"
     return _TEMPLATES.get_template(name).render(
         report.value or {},
@@ -53,10 +53,10 @@ def job(key: Key, report: Cached[dict[str, Any]]) -> str:
 
 
 def _trouble(cached: Cached[Any]) -> str:
-    """Why what is shown is not of now; empty when it is."""
+    """Return why the content is out of date; empty when it is current."""
     if not cached.trouble or cached.since is None:
         return ""
-    stays = "" if cached.value is None else " Below is what was known before."
+    stays = "" if cached.value is None else " The page shows the last known state."
     return f"Since {_time(cached.since)} UTC: {cached.trouble}.{stays}"
 
 

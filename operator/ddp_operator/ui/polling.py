@@ -1,4 +1,4 @@
-"""What the pages show, read in the cluster."""
+"""Reads the content of the pages from the cluster."""
 
 import asyncio
 import time
@@ -20,18 +20,18 @@ from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, counted
 
 REPORT_SECONDS: Final = 15.0
-"""Between two reports of one job: its metrics.jsonl comes through the API server each time."""
+"""Between two reports of one job; each reads metrics.jsonl through the API server."""
 _MAX_JOBS: Final = 1000
-"""In the table; a browser lays out more of them slowly."""
+"""Most rows of the table; browsers are slow with more."""
 _MAX_REPORTS: Final = 32
-"""Half a megabyte each."""
+"""Most reports in the cache, half a megabyte each."""
 _GRACE_SECONDS: Final = 60.0
-"""A new job may wait for so long until an operator has looked at it."""
+"""A new job may wait this long for an operator."""
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """The table, and what has to be said of it."""
+    """The table, with notes."""
 
     read_at: datetime
     heading: listing.Row
@@ -40,9 +40,9 @@ class Jobs:
 
 
 class Poller:
-    """Jobs of a namespace, or of all, and the report of each.
+    """Reads the jobs of one namespace or of all, and the report of each.
 
-    `home`: where to look when the jobs of all namespaces may not be listed.
+    `home`: the namespace to use when the user may not list the jobs of all namespaces.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Poller:
         self._drawing = asyncio.Lock()
 
     def report(self, key: Key) -> Cached[dict[str, Any]]:
-        """The report of a job, as its page is filled with it; of those looked at last."""
+        """Return the cached report of a job; only the most recently used reports are kept."""
         if key not in self._reports:
             self._reports[key] = Cached(lambda: self._report(key), REPORT_SECONDS, self._clock)
         self._reports.move_to_end(key)
@@ -79,32 +79,32 @@ class Poller:
             return await self._listed(None, ())
         except ForbiddenError as error:
             missing = (
-                f"You may not list the jobs of all namespaces, so these are those of {self.home} "
-                f"(--namespace chooses another one): {clean(error.message)}"
+                "You may not list the jobs of all namespaces; these are the jobs of "
+                f"{self.home} (use --namespace for another one): {clean(error.message)}"
             )
             return await self._listed(self.home, (missing,))
 
     async def _listed(self, namespace: str | None, notes: tuple[str, ...]) -> Jobs:
-        now, rows, more, unseen = datetime.now(UTC), list[tuple[Key, listing.Row]](), 0, 0
+        now, rows, more, unobserved = datetime.now(UTC), list[tuple[Key, listing.Row]](), 0, 0
         async for item in self._cluster.jobs(namespace):
             job = JobSnapshot.read(item)
-            unseen += job.unobserved and (now - job.created).total_seconds() > _GRACE_SECONDS
+            unobserved += job.unobserved and (now - job.created).total_seconds() > _GRACE_SECONDS
             if len(rows) < _MAX_JOBS:
                 row = listing.row(job, now, wide=True, namespaces=self.everywhere)
                 rows.append((job.key, row))
             else:
                 more += 1
         if more:
-            notes += (f"And {counted(more, 'job')} more, which `kubectl ddp list` shows.",)
-        if unseen:
-            said = counted(unseen, "job")
-            notes += (f"No operator has looked at {said}: `kubectl ddp doctor` says why.",)
+            notes += (f"{counted(more, 'more job')}: see `kubectl ddp list`.",)
+        if unobserved:
+            said = counted(unobserved, "job")
+            notes += (f"No operator has handled {said}: run `kubectl ddp doctor`.",)
         heading = listing.heading(wide=True, namespaces=self.everywhere)
         return Jobs(now, heading, tuple(rows), notes)
 
     async def _report(self, key: Key) -> dict[str, Any]:
         facts = await gather(self._cluster, key)
-        async with self._drawing:  # which takes a processor for a second
+        async with self._drawing:  # drawing uses a CPU for a second
             return await asyncio.to_thread(
                 lambda: filling(reports.build(facts, prices=self._prices))
             )

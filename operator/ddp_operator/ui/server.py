@@ -1,4 +1,4 @@
-"""The server of the live page: two kinds of pages, on loopback alone."""
+"""The server of the live page: the list of jobs and a page for each job, only on loopback."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,26 +12,26 @@ from ddp_operator.ui.access import ADDRESS, Door
 from ddp_operator.ui.polling import Poller
 
 _NAME: Final = "[a-z0-9][-a-z0-9.]{0,252}"
-"""Nothing else may become part of a request's path."""
+"""A valid object name; nothing else may become part of a request's path."""
 _SHUTDOWN_SECONDS: Final = 1.0
-"""For answers that are under way when it ends."""
+"""Time for open requests when the server stops."""
 
 
 class PortTakenError(Exception):
-    """The port cannot be listened on; the message says in one line why."""
+    """The port cannot be used; the message says why in one line."""
 
 
 def page_of(key: Key) -> str:
-    """The path of a job's page."""
+    """Return the path of a job's page."""
     return f"/jobs/{key.namespace}/{key.name}"
 
 
 @asynccontextmanager
 async def serving(poller: Poller, *, port: int) -> AsyncIterator[Door]:
-    """Answer for the length of the block, on a free port where it is 0.
+    """Serve inside the block; port 0 is any free port.
 
     Raises:
-        PortTakenError: it cannot be listened on.
+        PortTakenError: the port cannot be used.
     """
     door = Door()
     runner = web.AppRunner(
@@ -51,7 +51,7 @@ async def serving(poller: Poller, *, port: int) -> AsyncIterator[Door]:
 
 
 def application(poller: Poller, door: Door) -> web.Application:
-    """What answers, behind the door."""
+    """Return the application, with access checks."""
 
     async def jobs(_: web.Request) -> web.Response:
         await poller.jobs.refresh()

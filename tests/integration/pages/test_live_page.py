@@ -152,7 +152,7 @@ async def test_a_report_is_kept_up_to_date_and_its_tables_stay_open(
 
 async def test_a_cluster_that_is_away_and_comes_back(live: Live, server: FakeApiServer) -> None:
     server.faults.append(Fault("GET", 500, path_part="ddpjobs", times=10**6))
-    await live.shows("Below is what was known before.")
+    await live.shows("The page shows the last known state.")
     assert NAME in await live.text()
     server.faults.clear()
 

@@ -147,7 +147,7 @@ class TestLooking:
     async def test_no_such_job(self, client: AsyncClient) -> None:
         with pytest.raises(NoSuchJobError, match="there is no job missing"):
             await client.job("missing")
-        with pytest.raises(JobRequestError, match="a name has lower-case letters"):
+        with pytest.raises(JobRequestError, match="use lower-case letters"):
             await client.job("../pods")
 
     async def test_a_spec_of_another_release(

@@ -189,8 +189,8 @@ def test_which_pods_may_be_in_the_group() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"launcher": "auto", "min_replicas": 1}, "another size: goes with ddp_trainer's launcher"),
-        ({"launcher": "torchrun", "spares": 1}, "spares: goes with ddp_trainer's launcher alone"),
+        ({"launcher": "auto", "min_replicas": 1}, "another size: needs ddp_trainer's launcher"),
+        ({"launcher": "torchrun", "spares": 1}, "spares: needs ddp_trainer's launcher"),
         ({"queue": "team", "min_replicas": 1}, r"spec\.elastic: queues and gangs count"),
         ({"min_replicas": 5}, r"spec\.elastic\.minReplicas: more than spec\.replicas"),
     ],
@@ -241,22 +241,22 @@ def test_every_gpu_has_a_short_name_and_means_itself() -> None:
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda: GpuRequest.parse("h100:x"), "say it as h100:8"),
-        (lambda: GpuRequest.parse("h100:0"), "say it as h100:8"),
-        (lambda: GpuRequest.parse("h1000"), "none of a100, a100-80gb"),
-        (lambda: GpuRequest.parse("nvidia-L4 --x"), "none of"),
-        (lambda: Mount.parse("data"), "say it as pvc/NAME:/path"),
+        (lambda: GpuRequest.parse("h100:x"), "use TYPE:COUNT, such as h100:8"),
+        (lambda: GpuRequest.parse("h100:0"), "use TYPE:COUNT, such as h100:8"),
+        (lambda: GpuRequest.parse("h1000"), "unknown type, use one of a100, a100-80gb"),
+        (lambda: GpuRequest.parse("nvidia-L4 --x"), "unknown type"),
+        (lambda: Mount.parse("data"), "use pvc/NAME:/path"),
         (lambda: Mount.parse("pvc/data:data"), "absolute path"),
-        (lambda: Mount.parse("pvc/:/data"), "a name has lower-case"),
-        (lambda: Mount.parse("disk/a:/data"), "say it as pvc/NAME:/path"),
-        (lambda: Mount.parse("gs://Bad:/data"), "a name has lower-case"),
-        (lambda: CheckpointLocation.parse("/mnt"), "say it as pvc/NAME or gs://BUCKET"),
-        (lambda: Scripts({"a b.py": b""}), "its name may have"),
-        (lambda: Scripts({"a/x.py": b"", "b/x.py": b""}), "pods see both as /ddp-scripts/x.py"),
-        (lambda: Scripts({"x": bytes(MAX_BYTES + 1)}), "more than the 1048576"),
-        (lambda: job_manifest(replace(REQUEST, name="Res Net")), "a name has lower-case"),
+        (lambda: Mount.parse("pvc/:/data"), "use lower-case letters"),
+        (lambda: Mount.parse("disk/a:/data"), "use pvc/NAME:/path"),
+        (lambda: Mount.parse("gs://Bad:/data"), "use lower-case letters"),
+        (lambda: CheckpointLocation.parse("/mnt"), "use pvc/NAME or gs://BUCKET"),
+        (lambda: Scripts({"a b.py": b""}), "in its name"),
+        (lambda: Scripts({"a/x.py": b"", "b/x.py": b""}), "both become /ddp-scripts/x.py"),
+        (lambda: Scripts({"x": bytes(MAX_BYTES + 1)}), "holds at most 1048576"),
+        (lambda: job_manifest(replace(REQUEST, name="Res Net")), "use lower-case letters"),
         (lambda: job_manifest(replace(REQUEST, replicas=0)), "spec.replicas"),
-        (lambda: job_manifest(replace(REQUEST, spot=True)), "goes with GPUs"),
+        (lambda: job_manifest(replace(REQUEST, spot=True)), "needs gpus"),
         (
             lambda: job_manifest(replace(REQUEST, user=0)),
             "user 0: give a number from 1 to 2147483647; 0 is roo",
@@ -279,7 +279,7 @@ def test_every_gpu_has_a_short_name_and_means_itself() -> None:
             lambda: job_manifest(
                 replace(REQUEST, launcher="bundled", command=("/a/torchrun", "a.py"))
             ),
-            "launcher bundled: torchrun starts processes, too",
+            "launcher bundled: torchrun starts processes too",
         ),
         (
             lambda: job_manifest(
@@ -295,7 +295,7 @@ def test_every_gpu_has_a_short_name_and_means_itself() -> None:
             lambda: job_manifest(
                 replace(REQUEST, gpus=EIGHT, command=("bash", "-c", "python a.py | tee b"))
             ),
-            "write torchrun in Python's place",
+            "replace python with torchrun",
         ),
         (
             lambda: job_manifest(replace(REQUEST, gpus=EIGHT, command=("./a.py",))),
@@ -303,7 +303,7 @@ def test_every_gpu_has_a_short_name_and_means_itself() -> None:
         ),
         (
             lambda: job_manifest(replace(REQUEST, launcher="torchrun", command=("bash", "x"))),
-            "the command must be Python's",
+            "the command must start Python",
         ),
         (
             lambda: job_manifest(

@@ -173,7 +173,7 @@ async def test_an_operator_that_is_absent(
 ) -> None:
     server.create("ddpjobs", training(observedGeneration=0))
     clock.now += 100
-    assert "No operator has looked at 1 job: `kubectl ddp doctor`" in text(await browser.get())
+    assert "No operator has handled 1 job: run `kubectl ddp doctor`" in text(await browser.get())
 
 
 async def test_who_may_not_list_everywhere_sees_their_own(
