@@ -1,7 +1,7 @@
-"""The Python client: jobs of a cluster, or of this machine, from a program or a notebook.
+"""The Python client: run jobs on a cluster or this machine from a program or a notebook.
 
-`client` and `job` are asynchronous; `sync` is the same for code that does not await. Both work on
-`places`, a cluster or this machine.
+`client` and `job` are asynchronous; `sync` wraps them for synchronous code. Both use a backend
+from `backends`: a cluster or this machine.
 """
 
 from ddp_operator.client.cluster import NoSuchJobError, NotInstalledError

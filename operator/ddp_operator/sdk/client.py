@@ -1,4 +1,4 @@
-"""The clients for code that awaits: of a cluster, and of this machine."""
+"""The asynchronous clients: for a cluster, and for this machine."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +22,9 @@ from ddp_operator.views.text import clean
 
 
 class AsyncClient:
-    """Runs jobs on a cluster and looks at them, as an asynchronous context manager.
+    """Runs and inspects jobs on a cluster; an asynchronous context manager.
 
-    Like kubectl it reads $KUBECONFIG or ~/.kube/config, or is a pod's own account.
+    Credentials come from $KUBECONFIG, ~/.kube/config, or the pod's service account.
     """
 
     _default_image: ClassVar[str | None] = None
@@ -62,15 +62,16 @@ class AsyncClient:
         arguments: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> AsyncJob:
-        """Submit a job that runs a function of a notebook, or a command, on each of its ranks.
+        """Submit a job that runs a function or a command on each rank.
 
-        Of a function its text is sent, and its `arguments` as JSON. It imports what it needs
+        The function's source is sent, and its `arguments` as JSON; it must import what it needs
         itself. `options` are those of `manifests.Options`: image, replicas, gpus and so on. In a
-        namespace that enforces Pod Security `restricted` the pods run as that demands.
+        namespace that enforces Pod Security `restricted`, the pods get the required security
+        context.
 
         Raises:
-            FunctionError: the function cannot run by itself; says what to change.
-            JobRequestError: an option that cannot be had.
+            FunctionError: the function cannot run on its own; says what to change.
+            JobRequestError: an option is invalid.
         """
         job, scripts = manifests.build_manifests(
             function, command, arguments, options, default_image=self._default_image
@@ -79,16 +80,16 @@ class AsyncClient:
         return await self._submit(admitted(job, security), scripts)
 
     async def apply(self, manifest: Manifest) -> AsyncJob:
-        """Submit a DDPJob as it stands in a manifest; what it refers to must be there already.
+        """Submit a DDPJob manifest; the objects that it names must already exist.
 
         Raises:
-            ManifestError, InvalidError: it is none; names the field.
+            ManifestError, InvalidError: the manifest is invalid; names the field.
         """
         metadata = manifest.get("metadata")
         if manifest.get("kind") != KIND or not isinstance(metadata, Mapping):
             raise ManifestError(
-                f"manifest: a {KIND} with metadata can be submitted, not kind "
-                f"{clean(manifest.get('kind'), 80)}; kubectl apply -f takes anything"
+                f"manifest: expected a {KIND} with metadata, not kind "
+                f"{clean(manifest.get('kind'), 80)}; use kubectl apply -f for other kinds"
             )
         return await self._submit(manifest, None)
 
@@ -100,14 +101,14 @@ class AsyncClient:
         """Return a job by its name.
 
         Raises:
-            NoSuchJobError: there is none.
+            NoSuchJobError: the job does not exist.
         """
         return self._job(
             await self._backend.job(Key(self._backend.namespace, object_name(name, "name")))
         )
 
     async def jobs(self, *, all_namespaces: bool = False) -> list[AsyncJob]:
-        """Return the jobs of the namespace, or of all that one may see."""
+        """Return the jobs of the namespace, or of all namespaces."""
         where = None if all_namespaces else self._backend.namespace
         return [self._job(item) async for item in self._backend.jobs(where)]
 
@@ -117,10 +118,10 @@ class AsyncClient:
 
 
 class AsyncLocalClient(AsyncClient):
-    """Runs jobs as processes of this machine, decided by the same code as on a cluster.
+    """Runs jobs as processes of this machine, with the operator's own engine.
 
-    Nothing of them outlives its context but what `workdir` holds: logs, and volumes with
-    checkpoints. Linux only.
+    All processes end with the context. Logs and volumes with checkpoints stay in `workdir`.
+    Linux only.
 
     >>> async def main() -> None:
     ...     async with AsyncLocalClient() as client:
@@ -131,12 +132,12 @@ class AsyncLocalClient(AsyncClient):
     ['0', '1']
     """
 
-    _default_image = "this-machine"  # which has no images, and a pod must have one
+    _default_image = "this-machine"  # a placeholder: a pod must name an image
 
     def __init__(self, *, workdir: str | Path | None = None) -> None:
         if sys.platform != "linux":
             raise ClientError(
-                "local runs need Linux, whose process control stands in for containers"
+                "local runs need Linux: they use its process control in place of containers"
             )
         from ddp_operator.sdk.backends.local import LocalBackend  # noqa: PLC0415 - Linux alone has it
 
@@ -145,5 +146,5 @@ class AsyncLocalClient(AsyncClient):
 
     @property
     def workdir(self) -> Path:
-        """Where logs and volumes are."""
+        """The folder with logs and volumes."""
         return self._local.workdir.path

@@ -1,4 +1,4 @@
-"""What can go wrong, beside what the cluster itself refuses (`ddp_operator.ports.ClusterError`)."""
+"""Errors of the client. Errors of the cluster are `ddp_operator.ports.ClusterError`."""
 
 from ddp_operator.local.run.manifest import ManifestError
 from ddp_operator.views.job.diagnosis import Diagnosis
@@ -15,15 +15,15 @@ __all__ = [
 
 
 class ClientError(Exception):
-    """Anything that this client has to say."""
+    """Base class of the client's errors."""
 
 
 class FunctionError(ClientError, ValueError):
-    """A function that cannot run anywhere else as it is; says what to change."""
+    """The function cannot run on its own in a pod; says what to change."""
 
 
 class JobFailedError(ClientError):
-    """The job has ended, and not well: `diagnosis` says why, and what to do."""
+    """The job failed; `diagnosis` says why and what to do."""
 
     def __init__(self, name: str, diagnosis: Diagnosis) -> None:
         super().__init__(diagnosis.sentence)
@@ -32,19 +32,19 @@ class JobFailedError(ClientError):
 
 
 class JobGoneError(ClientError):
-    """The job was deleted, or another one has taken its name."""
+    """The job was deleted; another job may have its name now."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{clean(name)} is gone: somebody has deleted it")
+        super().__init__(f"{clean(name)} no longer exists: it was deleted")
         self.name = name
 
 
 class WaitTimeoutError(ClientError, TimeoutError):
-    """The time is over, and the job has not ended; it goes on."""
+    """The job did not end in time; it continues."""
 
     def __init__(self, name: str, seconds: float, state: str) -> None:
         super().__init__(
-            f"{clean(name)} has not ended in {duration(seconds)}: it is {state} and goes on; wait "
-            "again, or ask why()"
+            f"{clean(name)} has not ended in {duration(seconds)}: it is {state} and continues; "
+            "wait again, or call why()"
         )
         self.name = name

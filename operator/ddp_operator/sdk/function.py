@@ -1,7 +1,7 @@
-"""A function of a notebook as a script that runs anywhere.
+"""Turn a function of a notebook into a script.
 
-Only its text travels, and its arguments as JSON. What else it would need is found before anything
-is sent, for a rank that fails with a NameError an hour later has cost an hour.
+Only the function's source is sent, and its arguments as JSON. Other names that it needs are found
+before anything is sent, so that no rank fails with a NameError an hour later.
 """
 
 import ast
@@ -17,9 +17,9 @@ from ddp_operator.sdk.errors import FunctionError
 from ddp_operator.views.text import clean
 
 MAX_BYTES: Final = 256 * 1024
-"""Of a script: a fourth of what a ConfigMap holds, and a hundred times what people write."""
+"""Most bytes of a script: a quarter of a ConfigMap, and a hundred times a usual function."""
 _NOTEBOOKS_OWN: Final = {"get_ipython", "display", "exit", "quit"}
-"""What IPython and the interactive Python add to the built-in names."""
+"""Built-in names that only IPython and interactive Python have."""
 _MODULES_OWN: Final = {"__name__", "__file__", "__doc__"}
 _MOST_NAMES: Final = 10
 
@@ -28,14 +28,14 @@ def script_of(function: Callable[..., object], arguments: Mapping[str, Any]) -> 
     """Return a script that calls the function with these keyword arguments.
 
     Raises:
-        FunctionError: it needs more than its own text; says what, and how to do without.
+        FunctionError: the function needs more than its own source; says what to change.
 
     >>> def train(rate: float) -> None:
     ...     print(torch.__version__, rate)
     >>> script_of(train, {"rate": 0.1})
     Traceback (most recent call last):
         ...
-    ddp_operator.sdk.errors.FunctionError: train: it uses torch from outside, which would not go...
+    ddp_operator.sdk.errors.FunctionError: train: it uses torch from outside; import modules...
     """
     plain = _plain(function)
     name = plain.__name__
@@ -45,7 +45,7 @@ def script_of(function: Callable[..., object], arguments: Mapping[str, Any]) -> 
     call = _call(plain, arguments)
     script = "\n".join(
         (
-            f'"""The function {name}, as a Python client has sent it."""',
+            f'"""The function {name}, sent by a Python client."""',
             *(["from __future__ import annotations"] if delayed else []),
             f"\n{source.strip()}\n",
             f'\nif __name__ == "__main__":\n{call}',
@@ -54,43 +54,43 @@ def script_of(function: Callable[..., object], arguments: Mapping[str, Any]) -> 
     size = len(script.encode())
     if size > MAX_BYTES:
         raise FunctionError(
-            f"{name}: {size} bytes with its arguments, more than {MAX_BYTES}; put what is long "
-            "into the image or a volume, and pass its path"
+            f"{name}: {size} bytes with its arguments, at most {MAX_BYTES}; put large data into "
+            "the image or a volume, and pass its path"
         )
     return script
 
 
 def _plain(function: Callable[..., object]) -> FunctionType:
-    """Nothing but a function that was written with `def`."""
+    """Return the function, if it is a plain one written with `def`."""
     name = clean(getattr(function, "__name__", type(function).__name__), 80)
     if (
         not isinstance(function, FunctionType)
         or "." in function.__qualname__.rpartition("<locals>.")[2]
     ):
         raise FunctionError(
-            f"{name}: only a function that is written with def can be sent, no method, class, "
-            "partial or object that can be called"
+            f"{name}: only a function written with def can be sent; a method, class, partial or "
+            "callable object cannot"
         )
     if name == "<lambda>":
-        raise FunctionError("a lambda cannot be sent: its text is not its own; write it with def")
+        raise FunctionError("a lambda cannot be sent: write it with def")
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         raise FunctionError(
-            f"{name}: nobody would await it or take what it yields; write a plain function"
+            f"{name}: a coroutine or generator cannot be sent; write a plain function"
         )
     if hasattr(function, "__wrapped__"):
         raise FunctionError(_DECORATED.format(name=name))
     if function.__code__.co_freevars:
         names = ", ".join(function.__code__.co_freevars[:_MOST_NAMES])
         raise FunctionError(
-            f"{name}: it is a closure over {clean(names)} of the function around it; pass values "
-            "as keyword arguments, and import modules inside of it"
+            f"{name}: it uses {clean(names)} of the function around it; pass values as keyword "
+            "arguments, and import modules inside the function"
         )
     return function
 
 
 _DECORATED: Final = (
-    "{name}: its decorators would not go with it; send the bare function, or decorate it inside "
-    "of another one"
+    "{name}: a decorated function cannot be sent; send the bare function, or decorate it inside "
+    "another one"
 )
 
 
@@ -105,17 +105,17 @@ def _source(function: FunctionType) -> str:
             (definition,) = definition.body
     except (OSError, TypeError):
         raise FunctionError(
-            f"{name}: its text is not at hand; define it in a notebook's cell or in a file"
+            f"{name}: its source cannot be found; define it in a notebook's cell or in a file"
         ) from None
     except (SyntaxError, ValueError):
         raise FunctionError(
-            f"{name}: its text cannot be taken out of its surroundings; write it as a def of its "
+            f"{name}: its source cannot be separated from its context; write it as a def of its "
             "own, with no other statement on its lines"
         ) from None
     if not isinstance(definition, ast.FunctionDef) or definition.name != name:
         raise FunctionError(
-            f"{name}: what stands where it was defined is not its def; where the file has changed "
-            "meanwhile, load it anew"
+            f"{name}: its source file no longer has its def where it was; if the file has changed, "
+            "reload the module"
         )
     if definition.decorator_list:
         raise FunctionError(_DECORATED.format(name=name))
@@ -123,7 +123,10 @@ def _source(function: FunctionType) -> str:
 
 
 def _refuse_outside_names(name: str, source: str, *, delayed: bool) -> None:
-    """`delayed`: annotations are not looked at (`from __future__ import annotations`)."""
+    """Refuse a function that uses names from outside.
+
+    `delayed`: annotations are not evaluated (`from __future__ import annotations`).
+    """
     tree = ast.parse(source)
     if delayed:
         tree = ast.fix_missing_locations(_WithoutAnnotations().visit(tree))
@@ -141,9 +144,8 @@ def _refuse_outside_names(name: str, source: str, *, delayed: bool) -> None:
     if missing:
         more = f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
         raise FunctionError(
-            f"{name}: it uses {clean(', '.join(missing[:_MOST_NAMES]))}{more} from outside, which "
-            "would not go with it: import modules inside of the function, define its helpers "
-            "there, and pass values as keyword arguments"
+            f"{name}: it uses {clean(', '.join(missing[:_MOST_NAMES]))}{more} from outside; import "
+            "modules and define helpers inside the function, and pass values as keyword arguments"
         )
 
 
@@ -154,21 +156,21 @@ def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
 
 
 class _WithoutAnnotations(ast.NodeTransformer):
-    """Takes out what is not evaluated."""
+    """Removes annotations."""
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
-        """Of a parameter."""
+        """Remove a parameter's annotation."""
         node.annotation = None
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Of a result."""
+        """Remove the annotation of the result."""
         node.returns = None
         self.generic_visit(node)
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AnnAssign:
-        """Of a variable."""
+        """Remove a variable's annotation."""
         self.generic_visit(node)
         node.annotation = ast.Constant(value=None)
         return node
@@ -186,7 +188,7 @@ def _call(function: FunctionType, arguments: Mapping[str, Any]) -> str:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
         raise FunctionError(
-            f"{name}: {clean(error)}; arguments of the function go by name, as in "
+            f"{name}: {clean(error)}; pass the function's arguments by name, such as "
             "run(train, arguments={'lr': 0.1})"
         ) from None
     if not arguments:
@@ -202,11 +204,11 @@ def _check_argument(name: str, key: str, value: Any) -> None:
         same = json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError, RecursionError) as error:
         raise FunctionError(
-            f"{name}: its argument {key} cannot be written as JSON ({clean(error, 200)}); pass "
+            f"{name}: argument {key} cannot be written as JSON ({clean(error, 200)}); pass "
             "numbers, strings, lists and dicts of them, or the path of a file"
         ) from None
     if not same:
         raise FunctionError(
-            f"{name}: its argument {key} would come as something else (JSON has lists, no tuples, "
-            "and only strings as keys); pass what JSON has"
+            f"{name}: argument {key} would change in JSON, which has lists but no tuples, and only "
+            "string keys; pass a value that JSON can hold"
         )

@@ -1,4 +1,4 @@
-"""One job, wherever it is."""
+"""One job of a cluster or of this machine."""
 
 import asyncio
 import contextlib
@@ -28,9 +28,9 @@ _NOT_SEEN: Final = "not seen yet"
 
 
 class AsyncJob:
-    """A job by its name; what it says is asked for anew each time.
+    """A job; each call reads its current state.
 
-    It is always this very job: where another one has taken its name, it is gone.
+    It is identified by its UID: when a new job has the same name, this one is gone.
     """
 
     def __init__(self, backend: Backend, key: Key, uid: str) -> None:
@@ -40,30 +40,30 @@ class AsyncJob:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The job's name."""
         return self.key.name
 
     @property
     def namespace(self) -> str:
-        """Where it is."""
+        """The job's namespace."""
         return self.key.namespace
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {clean(self.key)}>"
 
     async def manifest(self) -> Manifest:
-        """Return the whole job as it is stored.
+        """Return the whole job as stored.
 
         Raises:
-            JobGoneError: it is there no more.
+            JobGoneError: the job no longer exists.
         """
         return (await self._snapshot()).manifest
 
     async def read(self) -> DDPJob:
-        """Return the job by this release's own models: `spec`, `status`, names and times.
+        """Return the job as this release's models: `spec`, `status`, names and times.
 
         Raises:
-            ManifestError: its spec is of another release; `manifest()` has it as it is.
+            ManifestError: this release cannot read the spec; use `manifest()`.
         """
         job = await self._snapshot()
         if job.parsed is None:
@@ -73,15 +73,15 @@ class AsyncJob:
         return job.parsed
 
     async def status(self) -> DDPJobStatus:
-        """Return its state; of another release, as much of it as can be read."""
+        """Return the job's status; empty if this release cannot read it."""
         return (await self._snapshot()).status
 
     async def watch(self, *, timeout: float | None = None) -> AsyncGenerator[DDPJobStatus, None]:
-        """Yield its state, and then each new one, up to the last.
+        """Yield the job's status now and after each change, until the job ends.
 
         Raises:
-            WaitTimeoutError: it has not ended in so many seconds.
-            JobGoneError: it was deleted.
+            WaitTimeoutError: the job has not ended within `timeout` seconds.
+            JobGoneError: the job was deleted.
         """
         end = None if timeout is None else asyncio.get_running_loop().time() + timeout
         latest: DDPJobStatus | None = None
@@ -109,13 +109,15 @@ class AsyncJob:
         timeout: float | None = None,
         on_progress: Callable[[DDPJobStatus], object] | None = None,
     ) -> DDPJobStatus:
-        """Wait until it has succeeded, and return its last state; `on_progress` is called with each
-        new one. Without a `timeout` (seconds) this takes as long as the job.
+        """Wait until the job succeeds, and return its last status.
+
+        `on_progress` is called with each new status. Without a `timeout` (seconds) there is no
+        limit.
 
         Raises:
-            JobFailedError: it has failed; says why, and what to do.
-            WaitTimeoutError: the time is over.
-            JobGoneError: it was deleted.
+            JobFailedError: the job failed; says why and what to do.
+            WaitTimeoutError: the job did not end in time.
+            JobGoneError: the job was deleted.
         """
         status = DDPJobStatus()
         async with contextlib.aclosing(self.watch(timeout=timeout)) as states:
@@ -125,10 +127,10 @@ class AsyncJob:
         return await self.verdict(status)
 
     async def verdict(self, status: DDPJobStatus) -> DDPJobStatus:
-        """Return the state of a job that has succeeded.
+        """Return the status if it is a success.
 
         Raises:
-            JobFailedError: it has not.
+            JobFailedError: it is not.
         """
         if status.phase != "Succeeded":
             raise JobFailedError(self.name, await self.why())
@@ -142,8 +144,10 @@ class AsyncJob:
         tail: int | None = None,
         since_seconds: float | None = None,
     ) -> AsyncGenerator[LogLine, None]:
-        """Yield what its ranks have printed, in the order of time; with `follow` what they print,
-        until the job ends. At most a few thousand lines are held, whatever is printed.
+        """Yield the log lines of the ranks so far, sorted by time.
+
+        With `follow`, yield lines until the job ends. Memory is bounded: at most a few thousand
+        lines are held.
 
         Raises:
             RefusedError: no such ranks, or too many pods at a time.
@@ -157,20 +161,20 @@ class AsyncJob:
                 yield line
 
     async def why(self) -> Diagnosis:
-        """Say why it is as it is: a sentence, the evidence, and what can be done."""
+        """Explain the job's state: a sentence, the evidence, and what to do."""
         job, pods = await self._snapshot_and_pods()
         return diagnose(job, pods, datetime.now(UTC))
 
     async def report(
         self, *, metrics: str | Path | None = None, prices: Mapping[str, float] | None = None
     ) -> JobReport:
-        """Make a report, of a job that runs or has ended.
+        """Build a report about a running or ended job.
 
         Args:
-            metrics: the trainer's metrics.jsonl, or the directory of checkpoints that it is in,
-                where no pod runs that it could be read in.
-            prices: what a GPU costs an hour, such as `{"nvidia-h100-80gb": 3.5}`; `gpu` is any
-                other.
+            metrics: the trainer's metrics.jsonl, or the checkpoint directory with it; needed when
+                no pod runs to read it from.
+            prices: price per GPU and hour, such as `{"nvidia-h100-80gb": 3.5}`; `gpu` is any other
+                type.
 
         Raises:
             UnreadableError: there is no metrics.jsonl.
@@ -181,19 +185,19 @@ class AsyncJob:
             return JobReport(await self._backend.facts(self.key, history), prices)
 
     async def stop(self) -> None:
-        """Give up its pods and keep its state; `resume` goes on."""
+        """Delete the job's pods and keep the job; `resume` continues it."""
         await self._change(changes.stop)
 
     async def resume(self) -> None:
-        """Go on with a job that was stopped."""
+        """Continue a stopped job."""
         await self._change(changes.resume)
 
     async def restart(self) -> None:
-        """Start all its pods anew, from its checkpoint; not charged."""
+        """Restart all pods from the checkpoint; does not count towards maxRestarts."""
         await self._change(changes.restart)
 
     async def delete(self) -> None:
-        """Delete it with all it owns; its checkpoints stay where they outlive pods."""
+        """Delete the job and everything it owns, except checkpoints on volumes and in buckets."""
         await self._snapshot()
         with _gone(self.name):
             await self._backend.delete(self.key, self.uid)
@@ -217,7 +221,7 @@ class AsyncJob:
 
 @contextlib.contextmanager
 def _gone(name: str) -> Generator[None, None, None]:
-    """That there is no such job means that it is there no more."""
+    """Turn "no such job" into `JobGoneError`: the job existed before."""
     try:
         yield
     except (NoSuchJobError, NotFoundError):

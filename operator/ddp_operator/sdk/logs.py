@@ -1,4 +1,4 @@
-"""What all ranks of a job print, as one stream of lines."""
+"""The logs of all ranks of a job as one stream of lines."""
 
 import contextlib
 import math
@@ -20,19 +20,19 @@ from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean_output, counted
 
 MOST_PODS: Final = 32
-"""Logs that are read at a time, each by a connection of its own."""
+"""Most logs that are read at the same time; each needs a connection."""
 
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line that a pod printed, without what a terminal would obey; `str` has its rank before it.
+    """A line of a pod's log, without control characters; `str` shows its rank first.
 
-    As a `note`, it is this program's: why there is nothing of a pod.
+    A `note` is a message of this program: why a pod's log cannot be read.
     """
 
     rank: int
-    """Who printed it, if the line begins with `[rank3]: `, which is taken off; else the first of
-    the pod's ranks.
+    """The rank named by a prefix such as `[rank3]: `, which is removed; otherwise the pod's first
+    rank.
     """
     pod: str
     time: datetime
@@ -41,7 +41,7 @@ class LogLine:
 
     @classmethod
     def of(cls, job: JobSnapshot, line: Line) -> Self:
-        """A line as it was read."""
+        """Return a line of the client as a `LogLine`."""
         index = line.pod.identity.index
         own = ranks.ranks(job.parsed.spec, index) if job.parsed else range(index, index + 1)
         text = clean_output(line.text, MOST_BYTES)
@@ -53,20 +53,20 @@ class LogLine:
 
 
 def wanted(tail: int | None, since_seconds: float | None) -> Wanted:
-    """How much of each log is read."""
+    """Return the part of each log to read."""
     whole = None if since_seconds is None else max(math.ceil(since_seconds), 1)
     return Wanted(tail, whole)
 
 
 def chosen(job: JobSnapshot, pods: Pods, only: Sequence[int]) -> list[PodState]:
-    """The pods of those ranks, or all, in their order.
+    """Return the pods of these ranks in order; without ranks, all pods.
 
     Raises:
-        RefusedError: no pod has such a rank.
+        RefusedError: the job has no such rank, or its spec cannot be read.
     """
     indexes = sorted(pods.current)
     if only and job.parsed is None:
-        raise RefusedError(f"which pod has which rank cannot be told: {job.problem}")
+        raise RefusedError(f"ranks: cannot tell which pod has which rank: {job.problem}")
     if only and job.parsed is not None:
         size = ranks.world_size(job.parsed.spec)
         if not 0 <= min(only) <= max(only) < size:
@@ -79,7 +79,7 @@ def chosen(job: JobSnapshot, pods: Pods, only: Sequence[int]) -> list[PodState]:
 async def until_now(
     backend: Backend, look: Look, wanted: Wanted, only: Sequence[int]
 ) -> AsyncGenerator[LogLine, None]:
-    """Yield what was printed, in the order of time."""
+    """Yield the lines so far, sorted by time."""
     job, pods = await look()
     begun = [pod for pod in chosen(job, pods, only) if pod.started or pod.exit]
     _refuse_too_many(len(begun))
@@ -91,10 +91,10 @@ async def until_now(
 async def followed(
     backend: Backend, look: Look, wanted: Wanted, only: Sequence[int]
 ) -> AsyncGenerator[LogLine, None]:
-    """Yield what is printed until the job ends, also by pods that take others' places.
+    """Yield lines until the job ends, including those of replacement pods.
 
     Raises:
-        UnavailableError: the job could not be looked at for ten minutes.
+        UnavailableError: the job could not be read for ten minutes.
     """
     first = await look()
     _refuse_too_many(len(chosen(*first, only)))
@@ -117,6 +117,6 @@ async def followed(
 def _refuse_too_many(count: int) -> None:
     if count > MOST_PODS:
         raise RefusedError(
-            f"the logs of {counted(count, 'pod')} are more than the {MOST_PODS} that are read at a "
-            "time: choose by ranks=[…]"
+            f"the job has {counted(count, 'pod')}, but at most {MOST_PODS} logs can be read at a "
+            "time: choose with ranks=[…]"
         )

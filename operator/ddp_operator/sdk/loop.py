@@ -1,5 +1,6 @@
-"""An event loop in a thread of its own: what lets ordinary code, also that of a notebook whose own
-loop is running, call what is asynchronous.
+"""An event loop in its own thread.
+
+Synchronous code can call coroutines with it, also in a notebook, which runs a loop of its own.
 """
 
 import asyncio
@@ -13,19 +14,19 @@ _END_SECONDS: Final = 30.0
 
 
 class Loop:
-    """Runs coroutines from any thread but its own, one after the other or beside each other."""
+    """Runs coroutines for other threads, also concurrently."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        # A daemon: a program that forgets to close may still end.
+        # A daemon thread: a program that forgets to close can still end.
         self._thread = threading.Thread(target=self._loop.run_forever, name="ddp", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for its result; Ctrl-C gives it up."""
+        """Wait for a coroutine's result; Ctrl-C cancels it."""
         if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError("this would wait for itself: use AsyncClient in asynchronous code")
+            raise RuntimeError("this call would deadlock: use AsyncClient in asynchronous code")
         if not self._thread.is_alive():
             work.close()
             raise RuntimeError("this client is closed")
@@ -37,8 +38,8 @@ class Loop:
             raise
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """Yield one by one; none is asked for before it is wanted."""
-        turn = asyncio.Lock()  # one that was given up is over before the end
+        """Yield items one by one, each read only on demand."""
+        turn = asyncio.Lock()  # a cancelled read finishes before the generator is closed
         try:
             while (item := self.run(_next(items, turn))) is not None:
                 yield item
@@ -47,7 +48,7 @@ class Loop:
                 self.run(_end(items, turn))
 
     def close(self) -> None:
-        """End the thread, and what still runs in it."""
+        """Cancel what still runs, and end the thread."""
         if not self._thread.is_alive():
             return
         self.run(_cancel_all())

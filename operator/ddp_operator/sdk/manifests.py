@@ -1,4 +1,4 @@
-"""What a person asks for in Python, as manifests."""
+"""Build manifests from the arguments of `run`."""
 
 import re
 import secrets
@@ -22,18 +22,18 @@ from ddp_operator.submit.job import Launcher
 from ddp_operator.views.text import clean
 
 _FILE: Final = "ddp_function.py"
-"""Never the function's name: `import random` beside a random.py would find that."""
+"""Not the function's name: a script random.py would shadow `import random`."""
 _SUFFIX_BYTES: Final = 2
 _NO_PART_OF_A_NAME: Final = re.compile(r"[^a-z0-9]+")
 
 
 class Options(TypedDict, total=False):
-    """What `run` takes besides, as `kubectl ddp run` does; all else is the schema's default."""
+    """Further options of `run`, the same as of `kubectl ddp run`."""
 
     name: str
-    """Default: that of the function or program, and four characters."""
+    """Default: the name of the function or program, with four random characters."""
     image: str
-    """Needed on a cluster: it has Python and what the function imports, or the command."""
+    """Required on a cluster; it must have Python and the function's imports, or the command."""
     replicas: int
     gpus: str
     """For each pod, such as `h100:8`."""
@@ -51,14 +51,14 @@ class Options(TypedDict, total=False):
     """`pvc/NAME` or `gs://BUCKET`."""
     max_restarts: int
     min_replicas: int
-    """It trains on with so many while others are missing."""
+    """Training continues with this many pods while others are missing."""
     max_replicas: int
-    """It takes in so many where they can be had."""
+    """The job grows up to this many pods when nodes are available."""
     spares: int
-    """Pods that wait to take a lost one's place."""
+    """Additional pods that wait to replace a lost one."""
     user: int
-    """The user ID of the pods' processes; default: the image's, which `restricted` namespaces
-    refuse where it is root."""
+    """User ID of the processes; default: the image's user, which must not be root in `restricted`
+    namespaces."""
     launcher: Launcher
 
 
@@ -67,7 +67,7 @@ _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
     "mounts": lambda mounts: [Mount.parse(mount) for mount in mounts],
     "checkpoint": CheckpointLocation.parse,
 }
-"""What is said in words."""
+"""Readers of options that are given as text."""
 
 
 def build_manifests(
@@ -78,22 +78,22 @@ def build_manifests(
     *,
     default_image: str | None,
 ) -> tuple[Manifest, Manifest | None]:
-    """The job, and the ConfigMap with its function's script.
+    """Return the job, and the ConfigMap with the function's script.
 
     Raises:
-        JobRequestError: that cannot be had; names the argument.
-        FunctionError: the function cannot run by itself.
+        JobRequestError: an argument is invalid; names it.
+        FunctionError: the function cannot run on its own.
     """
     if unknown := [*options.keys() - Options.__annotations__.keys()]:
         raise JobRequestError(
-            f"run has no argument {clean(min(unknown), 80)}: what it does not have, a manifest "
-            "has, see apply; a function's own arguments go into arguments={…}"
+            f"run has no argument {clean(min(unknown), 80)}: use a manifest with apply for other "
+            "fields; pass a function's own arguments in arguments={…}"
         )
     given = {key: value for key, value in options.items() if value is not None}
     image = given.get("image", default_image)
     if image is None:
         raise JobRequestError(
-            "image: name one that has Python and what the function or command needs"
+            "image: name an image with Python and everything that the function or command needs"
         )
     scripts, called = None, ""
     if function is not None:
@@ -104,7 +104,9 @@ def build_manifests(
         command = ["python", _FILE]
         called = function.__name__
     elif arguments is not None:
-        raise JobRequestError("arguments: go with a function; those of a command stand in it")
+        raise JobRequestError(
+            "arguments: only for a function; put a command's arguments into the command"
+        )
     elif not command:
         raise JobRequestError("give run a function, or a command=[…]")
     elif isinstance(command, str):
@@ -123,7 +125,7 @@ def _program(command: Sequence[str]) -> str:
 
 
 def _name(called: str) -> str:
-    """The same as a job can be called, and what makes it another one each time."""
+    """Return a valid job name with random characters, which make it unique."""
     stem = _NO_PART_OF_A_NAME.sub("-", called.lower()).strip("-") or "job"
     if not stem[0].isalpha():
         stem = f"job-{stem}"

@@ -1,4 +1,4 @@
-"""A report of a job, as a notebook shows it and as files."""
+"""A report about a job, for notebooks and files."""
 
 import json
 from collections.abc import Mapping
@@ -13,38 +13,38 @@ _SUFFIXES: Final = (".html", ".md", ".json")
 
 
 class JobReport:
-    """What became of a job until now; `data` has all of it as typed values."""
+    """A report about a job until now; `data` has everything as typed values."""
 
     def __init__(self, facts: Facts, prices: Mapping[str, float] | None) -> None:
         self.data: Report = reports.build(facts, prices=prices)
 
     def html(self) -> str:
-        """One page with all pictures in it, which needs no network.
+        """Return an HTML page with all pictures, which loads nothing from the network.
 
         Raises:
-            ClientError: what draws pictures is not installed.
+            ClientError: packages for pictures are not installed.
         """
         try:
             return reports.as_html(self.data)
         except ImportError:
             raise ClientError(
                 "pictures need packages that are not installed: pip install "
-                "'ddp-operator[report]', or take markdown()"
+                "'ddp-operator[report]', or use markdown()"
             ) from None
 
     def markdown(self) -> str:
-        """The same without pictures, for an issue or a chat."""
+        """Return Markdown without pictures."""
         return reports.as_markdown(self.data)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same with plain values, for JSON."""
+        """Return plain values for JSON."""
         return reports.as_dict(self.data)
 
     def save(self, path: str | Path) -> Path:
-        """Write it into a file; its name says how: .html, .md or .json."""
+        """Write the report to a file; the suffix selects the format: .html, .md or .json."""
         file = Path(path)
         if file.suffix not in _SUFFIXES:
-            raise ClientError(f"{file}: call it by one of {', '.join(_SUFFIXES)}")
+            raise ClientError(f"{file}: use one of the suffixes {', '.join(_SUFFIXES)}")
         if file.suffix == ".html":
             text = self.html()
         else:
@@ -53,5 +53,5 @@ class JobReport:
         return file
 
     def _repr_markdown_(self) -> str:
-        """What a notebook shows."""
+        """Return the Markdown that a notebook shows."""
         return self.markdown()

@@ -1,4 +1,4 @@
-"""The same for code that does not await: each call is one of the asynchronous client's."""
+"""The synchronous client: each call runs a method of the asynchronous client."""
 
 import contextlib
 import weakref
@@ -20,7 +20,7 @@ from ddp_operator.views.job.diagnosis import Diagnosis
 
 
 class Job:
-    """A job by its name; what it says is asked for anew each time. See `AsyncJob`.
+    """A job; each call reads its current state. See `AsyncJob`.
 
     >>> client = LocalClient()
     >>> script = "echo step 1/2; echo no such data >&2; exit 64"
@@ -31,7 +31,7 @@ class Job:
     ...     print(error.diagnosis.last_words)
     ['step 1/2', 'no such data']
     >>> job.why().remedies[0]
-    'correct the command, its arguments or the image; starting anew cannot help'
+    'correct the command, its arguments or the image; a restart does not help'
     >>> for line in job.logs(tail=1):
     ...     print(line)
     0 | no such data
@@ -40,18 +40,18 @@ class Job:
     """
 
     def __init__(self, client: "Client", job: AsyncJob) -> None:
-        self._client = client  # which closes when nobody has it any more
+        self._client = client  # keeps the client open while the job is in use
         self._loop = client._loop
         self._job = job
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The job's name."""
         return self._job.name
 
     @property
     def namespace(self) -> str:
-        """Where it is."""
+        """The job's namespace."""
         return self._job.namespace
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class Job:
 
     @property
     def status(self) -> DDPJobStatus:
-        """Its state, asked for now."""
+        """The job's current status, read on each access."""
         return self._loop.run(self._job.status())
 
     def read(self) -> DDPJob:
@@ -87,7 +87,7 @@ class Job:
         timeout: float | None = None,
         on_progress: Callable[[DDPJobStatus], object] | None = None,
     ) -> DDPJobStatus:
-        """See `AsyncJob.wait`; `on_progress` is called in this thread, and may use the job."""
+        """See `AsyncJob.wait`; `on_progress` runs in this thread and may use the job."""
         status = DDPJobStatus()
         with contextlib.closing(self._loop.iterate(self._job.watch(timeout=timeout))) as states:
             for status in states:
@@ -135,10 +135,11 @@ class Job:
 
 
 class Client:
-    """Runs jobs on a cluster and looks at them.
+    """Runs and inspects jobs on a cluster.
 
-    Also in a notebook, whose own event loop runs. Ends with the program, by `close()`, or as a
-    context manager. See `AsyncClient` for its arguments and those of its methods.
+    It also works in a notebook, which runs an event loop of its own. Close it with `close()` or use
+    it as a context manager; otherwise it closes when the program ends. See `AsyncClient` for the
+    arguments.
 
     >>> client = Client(namespace="research")
     >>> [job.name for job in client.jobs()]
@@ -173,11 +174,11 @@ class Client:
         except BaseException:
             self._loop.close()
             raise
-        # Not `self`: a client that nobody has any more ends, too.
+        # No reference to `self`: an unused client is collected and closes.
         self._closing = weakref.finalize(self, _close, self._loop, self._client)
 
     def close(self) -> None:
-        """Close the connections; of a `LocalClient`, end all processes."""
+        """Close the connections; a `LocalClient` also ends all processes."""
         self._closing()
 
     def __enter__(self) -> Self:
@@ -222,7 +223,7 @@ class Client:
 
 
 class LocalClient(Client):
-    """The same with processes of this machine. See `AsyncLocalClient`.
+    """A `Client` that runs jobs as processes of this machine. See `AsyncLocalClient`.
 
     >>> def greet(name: str) -> None:
     ...     import os
@@ -243,7 +244,7 @@ class LocalClient(Client):
 
     @property
     def workdir(self) -> Path:
-        """Where logs and volumes are."""
+        """The folder with logs and volumes."""
         return self._local.workdir
 
 

@@ -79,9 +79,9 @@ class JobRequest:
     """User ID of the processes, which then run as `restricted` requires; None: the image's."""
     scripts: Scripts | None = None
     launcher: Launcher = "auto"
-    """Program that starts a pod's processes: the launcher in the image (`bundled`) or copied into it
-    (`inject`), torchrun, or the command itself (`none`). `auto` selects torchrun if a pod has
-    several processes and the command starts Python."""
+    """Program that starts a pod's processes: the launcher of the image (`bundled`) or one copied
+    into it (`inject`), torchrun, or the command itself (`none`). `auto` selects torchrun if a pod
+    has several processes and the command starts Python."""
 
 
 def job_manifest(request: JobRequest) -> Manifest:

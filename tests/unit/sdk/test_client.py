@@ -116,7 +116,7 @@ class TestSubmitting:
     async def test_what_is_no_job(
         self, client: AsyncClient, server: FakeApiServer, manifest: dict[str, Any]
     ) -> None:
-        with pytest.raises(ManifestError, match="a DDPJob with metadata can be submitted"):
+        with pytest.raises(ManifestError, match="expected a DDPJob with metadata"):
             await client.apply(manifest)
         assert not server.requests
 
@@ -169,7 +169,7 @@ class TestLooking:
         server.delete(*JOB)
         server.create("ddpjobs", training())
         for asked in (job.status(), job.wait(timeout=5), job.stop(), job.delete(), job.why()):
-            with pytest.raises(JobGoneError, match=f"{NAME} is gone"):
+            with pytest.raises(JobGoneError, match=f"{NAME} no longer exists"):
                 await asked
         assert JOB in server.objects
 
@@ -209,7 +209,7 @@ class TestWaiting:
 
     async def test_the_time_is_over(self, client: AsyncClient, server: FakeApiServer) -> None:
         server.create("ddpjobs", training())
-        with pytest.raises(WaitTimeoutError, match=r"it is Running \(PodsReady\) and goes on"):
+        with pytest.raises(WaitTimeoutError, match=r"it is Running \(PodsReady\) and continues"):
             await (await client.job(NAME)).wait(timeout=0.2)
 
     async def test_it_is_deleted(self, client: AsyncClient, server: FakeApiServer) -> None:

@@ -82,7 +82,7 @@ def test_a_file_that_has_changed_meanwhile(tmp_path: Path) -> None:
     file.write_text("def f() -> None:\n    pass\n")
     loaded = runpy.run_path(str(file))["f"]
     file.write_text("def other() -> None:\n    pass\n")
-    with pytest.raises(FunctionError, match="load it anew"):
+    with pytest.raises(FunctionError, match="reload the module"):
         script_of(loaded, {})
 
 
@@ -161,17 +161,17 @@ exec("def typed(): pass", exec_made)
         (outside_default, "uses OUTSIDE from outside"),
         (deep, "uses Path from outside"),
         (awaited, "write a plain function"),
-        (cached, "only a function that is written with def"),
-        (wrapped, "its decorators would not go with it"),
-        (decorated, "its decorators would not go with it"),
-        (closure(), "a closure over rate of the function around it"),
+        (cached, "only a function written with def"),
+        (wrapped, "a decorated function cannot be sent"),
+        (decorated, "a decorated function cannot be sent"),
+        (closure(), "it uses rate of the function around it"),
         (lambda: None, "a lambda cannot be sent"),
-        (Trainer().train, "no method"),
-        (Trainer.train, "no method"),
-        (Trainer, "no method, class"),
-        (functools.partial(uses_outside), "no method, class, partial"),
-        (print, "only a function that is written with def"),
-        (exec_made["typed"], "its text is not at hand"),
+        (Trainer().train, "a method"),
+        (Trainer.train, "a method"),
+        (Trainer, "a method, class"),
+        (functools.partial(uses_outside), "a method, class, partial"),
+        (print, "only a function written with def"),
+        (exec_made["typed"], "its source cannot be found"),
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", "other"),
 )
@@ -189,11 +189,11 @@ def takes(value: object, other: int = 0) -> None:
     [
         ({}, "missing a required argument: 'value'"),
         ({"value": 1, "third": 2}, "unexpected keyword argument 'third'"),
-        ({"value": (1, 2)}, "argument value would come as something else"),
-        ({"value": {1: 2}}, "argument value would come as something else"),
+        ({"value": (1, 2)}, "argument value would change in JSON"),
+        ({"value": {1: 2}}, "argument value would change in JSON"),
         ({"value": Path("x")}, "argument value cannot be written as JSON"),
         ({"value": float("nan")}, "argument value cannot be written as JSON"),
-        ({"value": "x" * MAX_BYTES}, f"more than {MAX_BYTES}; put what is long"),
+        ({"value": "x" * MAX_BYTES}, f"at most {MAX_BYTES}; put large data"),
     ],
 )
 def test_arguments_that_cannot_be_sent(arguments: dict[str, Any], said: str) -> None:

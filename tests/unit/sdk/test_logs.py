@@ -83,7 +83,7 @@ async def test_connections_are_bounded(
     for index in range(33):
         server.logs[started(server, index)] = b""
     job = await client.job(NAME)
-    with pytest.raises(RefusedError, match="the logs of 33 pods are more than the 32"):
+    with pytest.raises(RefusedError, match="the job has 33 pods, but at most 32 logs"):
         await anext(job.logs(follow=follow))
     assert server.count("GET", "/log") == 0
 

@@ -1,1 +1,1 @@
-"""The places where jobs live: a cluster, or this machine."""
+"""The backends that jobs run on: a cluster, or this machine."""

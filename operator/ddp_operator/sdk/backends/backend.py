@@ -1,4 +1,4 @@
-"""What a client needs of the place where jobs live: a cluster, or this machine."""
+"""The interface of a backend."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from types import TracebackType
@@ -13,7 +13,7 @@ from ddp_operator.report.history import History
 
 
 class Backend(LogSource, Protocol):
-    """Jobs and their pods; every method may raise a `ddp_operator.ports.ClusterError`."""
+    """Jobs and their pods; every method may raise `ddp_operator.ports.ClusterError`."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -26,35 +26,34 @@ class Backend(LogSource, Protocol):
 
     @property
     def namespace(self) -> str:
-        """Where jobs are that name none."""
+        """The namespace of jobs that name none."""
 
     async def pod_security(self, namespace: str) -> PodSecurity | None:
-        """Return what a namespace enforces, as far as is known."""
+        """Return the Pod Security that a namespace enforces; None if none or unknown."""
 
     async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
-        """Store a job, and the ConfigMap that it runs, which goes with it. Returns the job."""
+        """Create a job and the ConfigMap with its script, which is deleted with it.
+
+        Returns the job as stored.
+        """
 
     async def job(self, key: Key) -> Manifest:
-        """Return a job as stored; `NoSuchJobError` where there is none."""
+        """Return a job as stored; raises `NoSuchJobError` if there is none."""
 
     def jobs(self, namespace: str | None) -> AsyncIterator[Manifest]:
         """Yield the jobs of one namespace, or of all."""
 
     def changes(self, key: Key) -> AsyncGenerator[Manifest | None, None]:
-        """Yield a job as it is, and then whenever it may have changed; None: it is gone, which ends
-        this.
-        """
+        """Yield a job now and after each possible change; None when it is gone, which ends this."""
 
     async def pods(self, key: Key) -> list[PodState]:
-        """Return its pods, those of before included."""
+        """Return the job's pods, including old ones."""
 
     async def facts(self, key: Key, history: History | None) -> Facts:
-        """Return what a report is made from; `history`: the trainer's metrics, where they were had
-        otherwise.
-        """
+        """Return the facts for a report; `history`: the trainer's metrics, if already read."""
 
     async def patch(self, key: Key, uid: str, patch: Mapping[str, Any]) -> None:
-        """Change a job, if it is still that one."""
+        """Change a job if it still has this UID."""
 
     async def delete(self, key: Key, uid: str) -> None:
-        """Delete a job and all it owns, if it is still that one."""
+        """Delete a job and everything it owns if it still has this UID."""

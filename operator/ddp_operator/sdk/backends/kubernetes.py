@@ -1,4 +1,4 @@
-"""A cluster as a place for jobs."""
+"""The backend for a cluster."""
 
 from types import TracebackType
 from typing import Final, Self
@@ -15,7 +15,7 @@ _TIMEOUT_SECONDS: Final = 15.0
 
 
 class KubernetesBackend(Cluster):
-    """Implements `Backend` on an API server."""
+    """Implements `Backend` with an API server."""
 
     def __init__(self, credentials: Credentials, namespace: str) -> None:
         super().__init__(ApiClient(credentials, timeout_seconds=_TIMEOUT_SECONDS))

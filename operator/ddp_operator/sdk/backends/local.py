@@ -1,4 +1,4 @@
-"""This machine as a place for jobs: the same engine, and pods as processes."""
+"""The backend for this machine: the operator's engine, with processes as pods."""
 
 import asyncio
 import secrets
@@ -94,7 +94,7 @@ class LocalBackend:
         """See `Backend`.
 
         Raises:
-            ManifestError: it is no job, or cannot run here.
+            ManifestError: the manifest is not a job, or cannot run on this machine.
         """
         file = job_file([job, *([scripts] if scripts else [])], where="manifest")
         refuse_what_cannot_run(file.job)
@@ -102,14 +102,14 @@ class LocalBackend:
             made = self._cluster.create_job(file.manifest)
         except AlreadyExistsError:
             raise NameTakenError(file.job.key, "delete it first") from None
-        self._config_maps |= file.config_maps  # before its pods can be looked at
+        self._config_maps |= file.config_maps  # before the engine sees its pods
         return made
 
     async def job(self, key: Key) -> Manifest:
         """See `Backend`."""
         found = self._cluster.job(key)
         if found is None:
-            raise NoSuchJobError(key, "jobs() has those of this machine, as long as it lives")
+            raise NoSuchJobError(key, "jobs() lists the jobs of this client; they end with it")
         return found
 
     async def jobs(self, namespace: str | None) -> AsyncIterator[Manifest]:
@@ -130,7 +130,7 @@ class LocalBackend:
                 version = job["metadata"]["resourceVersion"]
                 yield job
             else:
-                await news.wait()  # its reader sets the deadline
+                await news.wait()  # the caller sets the timeout
 
     async def pods(self, key: Key) -> list[PodState]:
         """See `Backend`."""
@@ -146,7 +146,7 @@ class LocalBackend:
         )
 
     async def facts(self, key: Key, history: History | None) -> Facts:
-        """See `Backend`; metrics lie where the job's checkpoints do."""
+        """See `Backend`; the metrics are beside the job's checkpoints."""
         job = await self.job(key)
         folder = self.workdir.path / "records" / key.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -155,16 +155,16 @@ class LocalBackend:
             try:
                 history = read_metrics(self._checkpoints(DDPJob.parse(job)))
             except UnreadableError:
-                history = History()  # a gap, which the facts name
+                history = History()  # the facts name this gap
         return read_run(folder, history=history)
 
     def _checkpoints(self, job: DDPJob) -> Path:
         where = job.spec.checkpoint
         if where.host_path:
             return Path(where.host_path)
-        persistent = where.persistent_volume_claim or where.gcs_bucket
-        if persistent:
-            return self.workdir.volumes / persistent
+        volume = where.persistent_volume_claim or where.gcs_bucket
+        if volume:
+            return self.workdir.volumes / volume
         newest = Identity(0, job.status.attempt).pod_name(job.name)
         return self.workdir.path / "pods" / newest / "volumes" / CHECKPOINT_VOLUME
 
@@ -176,7 +176,7 @@ class LocalBackend:
         """See `Backend`."""
         await self._cluster.delete_job(key, uid=uid)
 
-    # What the cluster tells.
+    # Notifications from the local cluster.
 
     def job_changed(self, job: Manifest) -> None:
         """See `local.Listener`."""

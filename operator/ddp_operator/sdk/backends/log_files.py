@@ -1,6 +1,6 @@
-"""What pods of this machine have printed, with times, as a kubelet keeps it.
+"""Log files of local pods, with timestamps, as a kubelet keeps them.
 
-Line by line on disk: a log may be longer than there is memory, and may be read while it is written.
+Lines are on disk because a log may be larger than memory. A log can be read while it is written.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _TICK: Final = timedelta(microseconds=1)
 
 
 class LogFiles:
-    """One file for each pod."""
+    """One log file for each pod."""
 
     def __init__(self, file_of: Callable[[Key], Path]) -> None:
         self._file_of = file_of
@@ -26,18 +26,18 @@ class LogFiles:
         self._news = asyncio.Event()
 
     def add(self, pod: Key, line: str) -> None:
-        """Keep a line; no two of a pod have the same time."""
+        """Append a line; each line of a pod gets a different time."""
         now = max(
             datetime.now(UTC), self._latest.get(pod, datetime.min.replace(tzinfo=UTC)) + _TICK
         )
         self._latest[pod] = now
-        # A disk that is full costs these lines, and not the training.
+        # A full disk loses these lines, but does not stop the training.
         with contextlib.suppress(OSError), self._file_of(pod).open("a", encoding="utf-8") as file:
             file.write(f"{now.isoformat(timespec='microseconds')} {line}\n")
         self.wake()
 
     def wake(self) -> None:
-        """Have followers look again: a line was printed, or a pod has ended."""
+        """Wake followers after a new line or the end of a pod."""
         self._news.set()
         self._news = asyncio.Event()
 
@@ -49,18 +49,19 @@ class LogFiles:
         idle_seconds: float,
         ended: Callable[[], bool],
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a log in pieces, chosen by the options that the API server knows; with `follow`,
-        until the pod has ended or nothing came for so long.
+        """Yield a log in pieces; `options` are those of the API server.
+
+        With `follow`, continue until the pod has ended, or no line came for `idle_seconds`.
         """
         path = self._file_of(pod)
         try:
             file = path.open("rb", buffering=_BLOCK)
         except OSError:
-            return  # it has not printed anything
+            return  # no output yet
         with file:
             _go_to_start(file, options)
             while True:
-                over, news = ended(), self._news  # before the end of the file is seen
+                over, news = ended(), self._news  # must be read before the rest of the file
                 while piece := file.read(_BLOCK):
                     yield piece
                 if over or "follow" not in options:
@@ -91,11 +92,11 @@ def _since(options: Mapping[str, str]) -> datetime | None:
 
 
 def _go_to_last(file: BinaryIO, lines: int) -> None:
-    """Go to where the last lines begin, from the end, block by block."""
+    """Seek to the start of the last lines; reads blocks from the end."""
     at = file.seek(0, os.SEEK_END)
     if not lines:
         return
-    missing = lines + 1  # the break before the first of them
+    missing = lines + 1  # with the break before the first of them
     while at > 0:
         begin = max(at - _BLOCK, 0)
         file.seek(begin)
