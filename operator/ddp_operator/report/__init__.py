@@ -12,7 +12,7 @@ __all__ = ["Facts", "Report", "as_dict", "as_html", "as_markdown", "build"]
 
 
 def as_html(report: Report) -> str:
-    """One file with all pictures in it, which needs no network.
+    """Return one HTML file with all pictures, which loads nothing from the network.
 
     Raises:
         ImportError: matplotlib or jinja2 is not installed.

@@ -1,4 +1,4 @@
-"""From facts to a report. Pure; whatever is not among the facts is not known."""
+"""Build a report from facts; a pure function. Missing facts are not guessed."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ from ddp_operator.api.spec.overrides import kinds
 from ddp_operator.job.pods import ranks
 from ddp_operator.report import curves
 from ddp_operator.report.facts import Facts, PodFacts
-from ddp_operator.report.model import GpuUse, NodeRow, PodSpan, Recovery, Report
+from ddp_operator.report.model import COMPLETED, GpuUse, NodeRow, PodSpan, Recovery, Report
 from ddp_operator.report.recoveries import recoveries
 from ddp_operator.views.job import pace
 from ddp_operator.views.job.snapshot import JobSnapshot
@@ -20,15 +20,15 @@ from ddp_operator.views.text import clean
 _MOST_PODS: Final = 200
 _MOST_EVENTS: Final = 100
 _OCCUPIED: Final = ("starting", "training", "lost")
-"""What a job's time is spent on while it has its GPUs."""
+"""The parts of a job's time in which it holds its GPUs."""
 _SECRET: Final = re.compile(r"(?i)token|secret|passw|credential|api[-_]?key|access[-_]?key")
-"""Names of options whose values are nobody's business."""
+"""Names of options with secret values."""
 ANY_GPU: Final = "gpu"
-"""Names GPUs of which no kind is known."""
+"""The kind of GPUs of an unknown type."""
 
 
 def build(facts: Facts, *, prices: Mapping[str, float] | None = None) -> Report:
-    """Make a report; `prices`: of one GPU for an hour, by kind."""
+    """Build a report; `prices`: price per GPU and hour, by kind."""
     job, history = facts.job, facts.history
     status = job.status
     ended = status.completion_time or (
@@ -49,7 +49,7 @@ def build(facts: Facts, *, prices: Mapping[str, float] | None = None) -> Report:
         version=__version__,
         phase=status.phase,
         reason=clean(status.reason, 64),
-        # The trainer's last words in JSON are numbers that the report tells better.
+        # The trainer's last message in JSON has numbers that the report shows elsewhere.
         message=clean(status.message.partition("; rank 0 says: {")[0]),
         created=job.created,
         ended=ended,
@@ -84,7 +84,7 @@ def build(facts: Facts, *, prices: Mapping[str, float] | None = None) -> Report:
 
 
 def _spans(facts: Facts, failed: tuple[Recovery, ...]) -> Iterator[PodSpan]:
-    """Pods that are there, and those that only a failure tells of."""
+    """Yield existing pods, and pods that only a failure record names."""
     there = {pod.name for pod in facts.pods}
     for pod in facts.pods:
         yield _span(facts, pod)
@@ -112,7 +112,7 @@ def _span(facts: Facts, pod: PodFacts) -> PodSpan:
     failure = next((f for f in facts.job.status.failures if f.pod == pod.name), None)
     end = state.phase
     if state.succeeded:
-        end = "ended well"
+        end = COMPLETED
     elif state.failed or failure:
         code = state.exit.code if state.exit else None
         said = (
@@ -207,7 +207,7 @@ def _configuration(job: JobSnapshot) -> Iterator[tuple[str, str]]:
 
 
 def _without_secrets(words: Iterable[str]) -> Iterator[str]:
-    """A command line that may be forwarded."""
+    """Yield a command line without secrets."""
     hides = False
     for word in words:
         name, equals, _ = word.partition("=")
@@ -225,16 +225,16 @@ def _gaps(facts: Facts, failed: tuple[Recovery, ...]) -> Iterator[str]:
     if facts.job.problem:
         yield clean(f"this release cannot read the job's spec: {facts.job.problem}")
     if history.is_cut:
-        yield "metrics.jsonl is long: its older part was not read, and is not in the pictures"
+        yield "metrics.jsonl is long: its older part was not read and is not shown"
     if history.unread:
-        yield f"{history.unread} lines of metrics.jsonl could not be read, and are left out"
+        yield f"{history.unread} lines of metrics.jsonl could not be read and are left out"
     if history.intervals and not history.starts:
         yield (
-            "the trainer does not tell when its group had formed: an older image; recoveries are "
-            "known up to the start of its pods"
+            "the trainer's older image does not report when its group formed: recoveries are shown "
+            "only up to the start of the pods"
         )
     if any(recovery.parts[0] is None for recovery in failed):
         yield (
-            "some recoveries are known in part: pods that were replaced since are gone, and what "
-            "they knew with them"
+            "some recoveries are incomplete: their pods were replaced later, and their times are "
+            "lost"
         )

@@ -1,4 +1,4 @@
-"""What all pictures of a report have in common: how wide they are, their time, legend and gaps."""
+"""Shared parts of a report's pictures: width, time axis, legend and gaps."""
 
 import math
 from collections.abc import Sequence
@@ -13,35 +13,35 @@ from ddp_operator.report.model import Point, Report
 from ddp_operator.report.svg import COLORS
 
 WIDTH: Final = 7.2
-"""In inches, as matplotlib counts; the page makes it as wide as itself."""
+"""In inches, matplotlib's unit; the page scales it to its own width."""
 _UNITS: Final = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Wall time since the job was made, in a unit that suits its length."""
+    """A time axis from the job's creation, in a unit that fits its length."""
 
     begin: float
     length: float
 
     @property
     def unit(self) -> tuple[float, str]:
-        """Seconds, and what so many are called."""
+        """The unit's seconds and its name."""
         return next((unit for unit in _UNITS if self.length >= 2 * unit[0]), _UNITS[-1])
 
     def at(self, moment: datetime | float) -> float:
-        """A moment on the axis."""
+        """Return a moment's position on the axis."""
         time = moment.timestamp() if isinstance(moment, datetime) else moment
         return (time - self.begin) / self.unit[0]
 
     @property
     def label(self) -> str:
-        """Of the axis."""
+        """The label of the axis."""
         return f"{self.unit[1]} since the job was created"
 
 
 def scale_of(report: Report) -> Scale:
-    """From the job's creation to its end, or to now."""
+    """Return the scale from the job's creation to its end, or to now."""
     begin = report.created.timestamp()
     return Scale(begin, max((report.ended or report.made_at).timestamp() - begin, 1.0))
 
@@ -49,7 +49,7 @@ def scale_of(report: Report) -> Scale:
 def with_gaps(
     xs: Sequence[float], ys: Sequence[float], points: Sequence[Point]
 ) -> tuple[list[float], list[float]]:
-    """No line is drawn over a time in which nothing was trained."""
+    """Return the coordinates with a gap wherever training was interrupted."""
     left: list[float] = []
     right: list[float] = []
     for at, (x, y) in enumerate(zip(xs, ys, strict=True)):
@@ -62,13 +62,13 @@ def with_gaps(
 
 
 def drawing(height: float) -> tuple[Figure, Axes]:
-    """A drawing of one piece."""
+    """Return a figure with one pair of axes."""
     figure = Figure(figsize=(WIDTH, height + 0.5), layout="constrained")
     return figure, figure.subplots()
 
 
 def legend(axes: Axes, entries: Sequence[tuple[str, str]]) -> None:
-    """Say above it what colours mean."""
+    """Add a legend of colours above the axes."""
     handles: list[Any] = [
         axes.barh(0, 0, color=COLORS[color], label=name) for name, color in entries
     ]
@@ -78,5 +78,5 @@ def legend(axes: Axes, entries: Sequence[tuple[str, str]]) -> None:
 
 
 def or_gap(value: float | None) -> float:
-    """A number to draw, or a gap."""
+    """Return a number to draw; NaN, which leaves a gap, for None."""
     return math.nan if value is None else value

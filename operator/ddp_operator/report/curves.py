@@ -1,4 +1,4 @@
-"""What the trainer measured, brought down to what can be looked at."""
+"""Reduce the trainer's measurements to what a report can show."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ MOST_ROWS: Final = 50
 
 
 def points(history: History) -> tuple[Point, ...]:
-    """The intervals in groups of as many each; extremes of the loss are kept."""
+    """Return the intervals in groups of equal size; each keeps the extremes of the loss."""
     intervals = history.intervals
     each = max(-(-len(intervals) // _MOST_POINTS), 1)
     starts = sorted(start.step for start in history.starts)
@@ -29,7 +29,7 @@ def points(history: History) -> tuple[Point, ...]:
 
 
 def phase_seconds(history: History) -> tuple[tuple[str, float], ...]:
-    """Rank 0's time by what it was spent on."""
+    """Return rank 0's seconds by phase."""
     known = [interval.phases for interval in history.intervals if interval.phases]
     if not known:
         return ()
@@ -37,14 +37,14 @@ def phase_seconds(history: History) -> tuple[tuple[str, float], ...]:
 
 
 def step_times(history: History) -> StepTimes | None:
-    """How steps' times are distributed; None where too little is known."""
+    """Return the distribution of step times; None without data."""
     found = sorted(_mean_steps(history))
     total = sum(steps for _, steps in found)
     if total == 0:
         return None
     longest = [i.longest_step for i in history.intervals if i.longest_step is not None]
     p99 = _quantile(found, total, 0.99)
-    # A single long interval would make one bar of all others: it counts in the last one.
+    # One very long interval would squeeze all others into one bar: it counts in the last bar.
     low, high = found[0][0], min(found[-1][0], 2 * p99)
     width = (high - low) / _BINS or max(high, 1e-9) / _BINS
     bounds = tuple(low + number * width for number in range(_BINS + 1))
@@ -63,7 +63,7 @@ def step_times(history: History) -> StepTimes | None:
 
 
 def ranks(history: History) -> tuple[RankPace, ...]:
-    """Who was the slowest, the most frequent first."""
+    """Return the slowest ranks, the most frequent first."""
     compared = [i for i in history.intervals if i.pace_rank is not None]
     by_rank: dict[int, list[Interval]] = {}
     for interval in compared:
@@ -73,7 +73,7 @@ def ranks(history: History) -> tuple[RankPace, ...]:
 
 
 def saves(history: History) -> Saves | None:
-    """The checkpoints, and what they cost."""
+    """Return the checkpoints and their cost; None without any."""
     newest = {save.step: save for save in history.saves}
     took = [save.seconds for save in newest.values() if save.seconds is not None]
     waited = dict(phase_seconds(history)).get("checkpoint")
@@ -110,16 +110,14 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _mean_steps(history: History) -> Iterable[tuple[float, int]]:
-    """Seconds a step, and how many steps took so long. Intervals in which training was begun anew
-    say nothing of it.
-    """
+    """Yield seconds per step and the number of steps, for each interval without a restart."""
     starts = sorted(start.step for start in history.starts)
     for before, after in pairwise(history.intervals):
         steps = after.step - before.step
         is_new = bisect_left(starts, after.step + 1) > bisect_left(starts, before.step + 1)
         if steps <= 0 or is_new:
             continue
-        # The trainer's own times know of no evaluation between steps.
+        # The trainer's phases exclude evaluations between steps.
         seconds = sum(after.phases) if after.phases else after.time - before.time
         if seconds > 0:
             yield seconds / steps, steps

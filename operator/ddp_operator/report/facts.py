@@ -1,4 +1,4 @@
-"""What a report is made from, as far as it could be had: nothing here is derived, or guessed."""
+"""The facts of a report, as they were read: nothing here is derived or guessed."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,17 +17,17 @@ _BROKEN = (MalformedError, KeyError, TypeError, ValueError, AttributeError)
 
 @dataclass(frozen=True)
 class PodFacts:
-    """A pod, and when it came how far."""
+    """A pod, and the times of its start."""
 
     state: PodState
     created: datetime | None = None
     scheduled: datetime | None = None
     started: datetime | None = None
-    """When its trainer was, whether or not it still runs."""
+    """When its trainer started, even if it has ended."""
 
     @classmethod
     def read(cls, manifest: Manifest) -> Self | None:
-        """Read a pod as the API server has it; None for what only looks like a job's."""
+        """Read a pod from the API server; None if it is not a job's pod."""
         try:
             state = project(manifest)
             status = manifest.get("status") or {}
@@ -46,13 +46,13 @@ class PodFacts:
 
     @property
     def name(self) -> str:
-        """Of the pod object."""
+        """The name of the pod object."""
         return self.state.key.name
 
 
 @dataclass(frozen=True)
 class EventFacts:
-    """Something that the operator said of the job."""
+    """An Event of the job."""
 
     time: datetime
     reason: str
@@ -61,7 +61,7 @@ class EventFacts:
 
     @classmethod
     def read(cls, manifest: Manifest) -> Self | None:
-        """Read an Event; None for one without a time."""
+        """Read an Event; None if it has no time."""
         try:
             series = manifest.get("series") or {}
             last = series.get("lastObservedTime") or manifest.get("lastTimestamp")
@@ -80,7 +80,7 @@ class EventFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All of it. What is missing is empty, and `gaps` says why."""
+    """All facts. Missing ones are empty, and `gaps` says why."""
 
     job: JobSnapshot
     now: datetime
@@ -88,7 +88,7 @@ class Facts:
     events: tuple[EventFacts, ...] = ()
     history: History = field(default_factory=History)
     gaps: tuple[str, ...] = ()
-    """What could not be had, in sentences."""
+    """Data that could not be read, in sentences."""
 
     @classmethod
     def of(
@@ -101,9 +101,9 @@ class Facts:
         history: History | None = None,
         gaps: Iterable[str] = (),
     ) -> Self:
-        """Take a job as the API server has it; no content of it is an error.
+        """Read a job from the API server; no content raises an error.
 
-        Pods of another job that had the same name are left out, and what could not be read.
+        Pods of an earlier job with the same name, and objects that cannot be read, are left out.
         """
         job = JobSnapshot.read(manifest)
         told = [event for event in events if event is not None]
@@ -118,7 +118,7 @@ class Facts:
 
 
 def read_time(value: object) -> datetime | None:
-    """A time as Kubernetes and the trainer write it; None for anything else."""
+    """Read a time in the format of Kubernetes and the trainer; None for anything else."""
     if not isinstance(value, str):
         return None
     try:

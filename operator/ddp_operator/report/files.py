@@ -1,4 +1,4 @@
-"""Facts that lie in files on this machine: a trainer's metrics, and what a local run leaves."""
+"""Facts from local files: a trainer's metrics, and the record of a local run."""
 
 import json
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ _MAX_RUN: Final = 64 * 1024 * 1024
 
 
 class UnreadableError(Exception):
-    """A file is not what a report can be made from; the message names it and the remedy."""
+    """A file cannot be used for a report; the message names it and the remedy."""
 
 
 def read_metrics(path: Path) -> History:
-    """Read a metrics.jsonl, or the one in a directory of checkpoints: the newest part of it.
+    """Read the newest part of a metrics.jsonl, or of the one in a checkpoint directory.
 
     Raises:
         UnreadableError: there is none.
@@ -34,16 +34,15 @@ def read_metrics(path: Path) -> History:
             return read_bytes(stream.read(_MAX_METRICS), is_cut=begin > 0)
     except OSError as error:
         raise UnreadableError(
-            f"{file}: {error.strerror}: give a {METRICS}, or the directory of checkpoints that "
-            "it is in"
+            f"{file}: {error.strerror}: give a {METRICS}, or the checkpoint directory with it"
         ) from None
 
 
 def read_run(directory: Path, *, history: History | None = None) -> Facts:
-    """Read what `python -m ddp_operator local --workdir DIRECTORY` has left there.
+    """Read the record that `python -m ddp_operator local --workdir DIRECTORY` wrote.
 
     Raises:
-        UnreadableError: nothing is there that such a run wrote.
+        UnreadableError: there is no such record.
     """
     file = directory / RUN
     try:
@@ -63,9 +62,9 @@ def read_run(directory: Path, *, history: History | None = None) -> Facts:
     except OSError as error:
         what = error.strerror
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        what = "it was not written by a local run, or not to its end"
+        what = "not a complete record of a local run"
     raise UnreadableError(
-        f"{file}: {what}: give the --workdir of a `python -m ddp_operator local` that has ended"
+        f"{file}: {what}: give the --workdir of a finished `python -m ddp_operator local`"
     )
 
 
@@ -75,7 +74,7 @@ def _metrics_of(directory: Path) -> History:
 
 
 def _files(directory: Path) -> Iterator[tuple[float, Path]]:
-    """The volumes' metrics, by their age."""
+    """Yield the volumes' metrics files with their modification times."""
     for file in (directory / "volumes").glob(f"**/{METRICS}"):
         with suppress(OSError):
             yield file.stat().st_mtime, file

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`, as rank 0 writes it: read line by line, whoever has written into it."""
+"""Read `metrics.jsonl`, which rank 0 writes. Its content is not trusted."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -10,27 +10,27 @@ import orjson
 
 _MAX_LINE: Final = 16 * 1024
 _MAX_LINES: Final = 1_000_000
-"""Of the file; a line tells of many steps."""
+"""Most lines of the file that are read; a line covers many steps."""
 _MAX_NUMBER: Final = 2**53
 PHASES: Final = ("data", "compute", "communication", "checkpoint")
-"""What a trainer's time is spent on, as it measures that itself."""
+"""The phases of a trainer's time, as the trainer measures them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Some steps, as rank 0 saw them; None: not told, or no number."""
+    """Consecutive steps, as rank 0 reports them; None: missing, or not a number."""
 
     step: int
     time: float
-    """Of its last step, in Unix time."""
+    """Unix time of its last step."""
     epoch: int | None
     loss: float | None
     samples_per_second: float | None
     phases: tuple[float, float, float, float] | None
-    """Seconds, as `PHASES` has them."""
+    """Seconds of each of `PHASES`."""
     longest_step: float | None
     pace_rank: int | None
-    """The slowest rank by its own time a step."""
+    """The slowest rank by its own time per step."""
     pace_seconds: float | None
     others_seconds: float | None
     straggler: int | None
@@ -64,7 +64,7 @@ class Score:
 
 @dataclass(frozen=True)
 class History:
-    """The lines that could be read, in their order."""
+    """The readable lines, in order."""
 
     intervals: list[Interval] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
@@ -73,14 +73,14 @@ class History:
     is_cut: bool = False
     """Older lines were left out."""
     unread: int = 0
-    """Lines that say nothing that can be read."""
+    """Number of lines that could not be read."""
 
     def __bool__(self) -> bool:
         return bool(self.intervals or self.starts or self.saves or self.scores)
 
 
 def read(lines: Iterable[bytes], *, is_cut: bool = False) -> History:
-    """Read the file; what is no line of it is counted, and left out."""
+    """Read the file; invalid lines are counted and left out."""
     history = History(is_cut=is_cut)
     unread = 0
     for number, line in enumerate(lines):
@@ -90,14 +90,14 @@ def read(lines: Iterable[bytes], *, is_cut: bool = False) -> History:
 
 
 def read_bytes(content: bytes, *, is_cut: bool = False) -> History:
-    """The same of a file's end, whose first line may be a part of one."""
+    """Read the end of a file; with `is_cut`, its first line may be incomplete and is skipped."""
     if is_cut:
         content = content.partition(b"\n")[2]
     return read(content.split(b"\n"), is_cut=is_cut)
 
 
 def _take(line: bytes, into: History) -> bool:
-    """Read one line; False if it says nothing."""
+    """Read one line; False if it is invalid."""
     try:
         told: Any = orjson.loads(line) if len(line) <= _MAX_LINE else None
     except orjson.JSONDecodeError:
@@ -118,7 +118,7 @@ def _take(line: bytes, into: History) -> bool:
         case "evaluation" if (accuracy := _number(told.get("accuracy"))) is not None:
             into.scores.append(Score(step, accuracy))
         case "metrics":
-            pass  # a script's own: whoever logs them has a page for them
+            pass  # a script's own metrics, which the report does not show
         case _:
             known = False
     return known

@@ -1,15 +1,18 @@
-"""A report: what became of a job, typed, bounded in size, ready to be drawn or printed.
+"""A report about a job: typed, bounded in size, ready to draw or print.
 
-None everywhere means that it is not known.
+None always means unknown.
 """
 
 from dataclasses import dataclass
 from datetime import datetime
 
+COMPLETED = "completed"
+"""The `end` of a pod that succeeded."""
+
 
 @dataclass(frozen=True)
 class PodSpan:
-    """One pod's life, a bar of the timeline."""
+    """One pod: a bar of the timeline."""
 
     name: str
     index: int
@@ -20,21 +23,21 @@ class PodSpan:
     scheduled: datetime | None
     started: datetime | None
     ended: datetime | None
-    """None: it runs, or nobody knows when it ended."""
+    """None: the pod runs, or the time is unknown."""
     end: str
-    """How it ended, in words; or how it fares."""
+    """How the pod ended, or its current state."""
     is_there: bool
-    """False: only a failure still tells of it."""
+    """False: only a failure record still names the pod."""
 
 
 PARTS = ("replace", "schedule", "start", "form", "first step")
-"""What a recovery is made of: until the new pod is created, has a node, and runs its trainer; until
-the ranks have found each other, and have completed a step."""
+"""The parts of a recovery. They end when the new pod is created, has a node, runs its trainer, when
+the process group has formed, and when the first step is complete."""
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """A failure, and how training went on."""
+    """A failure and its recovery."""
 
     time: datetime
     attempt: int
@@ -47,14 +50,14 @@ class Recovery:
     action: str
     charged: bool
     parts: tuple[float | None, ...]
-    """Seconds, as `PARTS` has them."""
+    """Seconds of each of `PARTS`."""
     seconds: float | None
     """From the failure to the first step after it."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Some intervals together: few enough to draw."""
+    """Several intervals together, as one point of a curve."""
 
     step: int
     time: float
@@ -63,38 +66,38 @@ class Point:
     loss_high: float | None
     samples_per_second: float | None
     phases: tuple[float, ...] | None
-    """Seconds, as `history.PHASES` has them."""
+    """Seconds of each of `history.PHASES`."""
     breaks: bool
-    """Training was begun anew within it."""
+    """Training restarted within it."""
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How long steps took: means of intervals, weighted by their steps."""
+    """The distribution of step times: means of intervals, weighted by their steps."""
 
     steps: int
     median: float
     p95: float
     p99: float
     longest: float | None
-    """Of a single step, the first ones after a start left out."""
+    """The longest single step, without the first ones after a start."""
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
-    """Steps between one bound and the next; in the last one also those that took longer."""
+    """Steps between one bound and the next; the last count includes longer ones."""
 
 
 @dataclass(frozen=True)
 class RankPace:
-    """How often a rank was the slowest by its own time, before it waits for others."""
+    """How often a rank was the slowest, by its own time without waiting for others."""
 
     rank: int
     times: int
     share: float
     mean_ratio: float | None
-    """Its own time by the mean of the others, then."""
+    """Its own time divided by the mean of the others, in those intervals."""
     worst_ratio: float | None
     held_up: int
-    """Intervals in which the trainer says that it holds the others up."""
+    """Intervals in which the trainer reports that it delays the others."""
 
 
 @dataclass(frozen=True)
@@ -108,54 +111,54 @@ class SaveRow:
 
 @dataclass(frozen=True)
 class Saves:
-    """Checkpoints together."""
+    """All checkpoints."""
 
     rows: tuple[SaveRow, ...]
-    """The newest."""
+    """The newest ones."""
     known: int
     mean_seconds: float | None
     longest_seconds: float | None
     held_up_seconds: float | None
-    """What training waited for them."""
+    """Time that training waited for them."""
 
 
 @dataclass(frozen=True)
 class GpuUse:
-    """GPUs of one kind: all of them times the job's time."""
+    """GPU hours of one kind: the number of GPUs times the job's time."""
 
     kind: str
     count: int
     used_hours: float
-    """While the job started, trained, or recovered."""
+    """Hours in which the job started, trained or recovered."""
     lost_hours: float
     price: float | None
-    """Of one GPU for an hour."""
+    """Price per GPU and hour."""
 
     @property
     def cost(self) -> float | None:
-        """Of all hours."""
+        """Cost of all hours."""
         return None if self.price is None else self.used_hours * self.price
 
     @property
     def lost_cost(self) -> float | None:
-        """Of the lost ones."""
+        """Cost of the lost hours."""
         return None if self.price is None else self.lost_hours * self.price
 
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node that failed the job's pods, or that its next pods avoid."""
+    """A node on which the job's pods failed, or that its next pods avoid."""
 
     name: str
     failures: int
     is_avoided: bool
     says_so: bool
-    """It is avoided since its own signals say that it is broken or about to go."""
+    """It is avoided because it reports itself broken or about to shut down."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """All of it."""
+    """The whole report."""
 
     name: str
     namespace: str
@@ -177,19 +180,19 @@ class Report:
     restarts: int
     disruptions: int
     goodput: tuple[tuple[str, int], ...]
-    """Seconds by what they were spent on."""
+    """Seconds by kind."""
     training_ratio: float | None
     steps_lost: int | None
     pods: tuple[PodSpan, ...]
     pods_left_out: int
     recoveries: tuple[Recovery, ...]
     starts: tuple[tuple[int, float, float], ...]
-    """The newest: first step, when the group had formed, when that step was complete."""
+    """The newest starts: first step, when the group formed, when that step was complete."""
     points: tuple[Point, ...]
     scores: tuple[tuple[int, float], ...]
-    """Step and accuracy, the newest."""
+    """Step and accuracy of the newest evaluations."""
     phase_seconds: tuple[tuple[str, float], ...]
-    """Rank 0's time by what it was spent on."""
+    """Rank 0's seconds by phase."""
     step_times: StepTimes | None
     ranks: tuple[RankPace, ...]
     """The most frequent first."""
@@ -199,9 +202,9 @@ class Report:
     events: tuple[tuple[datetime, str, str], ...]
     configuration: tuple[tuple[str, str], ...]
     gaps: tuple[str, ...]
-    """What is missing, and why."""
+    """Missing data, and why."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended."""
+        """True when the job has ended."""
         return self.ended is not None

@@ -20,17 +20,17 @@ _TEMPLATES: Final = Environment(
 
 
 def as_html(report: Report) -> str:
-    """Write the page."""
+    """Return the page."""
     return _TEMPLATES.get_template("report.html.j2").render(filling(report))
 
 
 def filling(report: Report) -> dict[str, Any]:
-    """What the page's template asks for; drawing the pictures takes its time."""
+    """Return the values for the page's template; slow, because it draws the pictures."""
     return {
         "report": report,
         "headline": headline(report),
         "sections": sections(report),
-        # Of what goes into the drawings, matplotlib has escaped the text.
+        # matplotlib has escaped the text in the drawings.
         "pictures": {name: Markup(svg) for name, svg in pictures.draw(report).items()},
         "made_at": clock(report.made_at),
         "created": clock(report.created),

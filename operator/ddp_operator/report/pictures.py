@@ -1,4 +1,4 @@
-"""The pictures of a report. What they show is in tables beside them, too."""
+"""The pictures of a report. Tables show the same data."""
 
 import math
 from typing import Final
@@ -16,14 +16,14 @@ from ddp_operator.report.canvas import (
     with_gaps,
 )
 from ddp_operator.report.history import PHASES
-from ddp_operator.report.model import PARTS, Report
+from ddp_operator.report.model import COMPLETED, PARTS, Report
 from ddp_operator.report.svg import COLORS, styled, write
 from ddp_operator.views.text import number
 
 _SHORTEST: Final = 0.01
-"""Units of an axis of time: a job that has just begun has one, too."""
+"""Shortest time axis, in its unit: a new job needs one too."""
 _BARS: Final = 40
-"""Pods of a timeline: more cannot be read."""
+"""Most pods of a timeline: more are unreadable."""
 _KINDS: Final = {
     "training": "green",
     "starting": "blue",
@@ -36,7 +36,7 @@ _STEPS: Final = ("grey", "violet", "blue", "orange", "green")
 
 
 def draw(report: Report) -> dict[str, str]:
-    """All pictures for which there is anything to draw, by name."""
+    """Return all pictures that have data, by name."""
     scale = scale_of(report)
     found: dict[str, str] = {}
     with styled():
@@ -76,7 +76,7 @@ def _timeline(report: Report, scale: Scale) -> str:
             right = known[at + 1][0] if at + 1 < len(known) else last
             width = max(right - left, 0.0) / scale.unit[0]
             axes.barh(row, width, left=scale.at(left), height=0.62, color=COLORS[color])
-        bad = pod.ended is not None and pod.end != "ended well"
+        bad = pod.ended is not None and pod.end != COMPLETED
         if pod.ended is not None:
             mark, color = ("X", "red") if bad else ("o", "ink")
             axes.plot(scale.at(pod.ended), row, mark, color=COLORS[color], markersize=5)
@@ -104,7 +104,7 @@ def _recoveries(report: Report) -> str:
         left = 0.0
         for part, color in zip(recovery.parts, _STEPS, strict=True):
             if part is None:
-                break  # what follows one that is not known has no place
+                break  # later parts have no known position
             axes.barh(row, part, left=left, height=0.6, color=COLORS[color])
             left += part
     axes.set_yticks(range(len(some)), [_bar_name(r.pod, "") for r in some])
@@ -131,12 +131,12 @@ def _goodput(report: Report) -> str:
     axes.grid(visible=False)
     legend(axes, [(kind, _KINDS.get(kind, "grey")) for kind, _ in shown])
     said = ", ".join(f"{kind} {100 * seconds / total:.0f} percent" for kind, seconds in shown)
-    title = "What the job's time was spent on"
+    title = "How the job's time was spent"
     return write(figure, name="goodput", title=title, description=said)
 
 
 def _curves(report: Report, scale: Scale, what: str) -> str:
-    """One quantity over steps, and below it over wall time."""
+    """Draw a quantity over steps, and below it over wall time."""
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     upper, lower = figure.subplots(2, 1)
     is_loss = what == "loss"
@@ -163,7 +163,7 @@ def _curves(report: Report, scale: Scale, what: str) -> str:
             end = begin + recovery.seconds / scale.unit[0]
             lower.axvspan(begin, end, color=COLORS["red"], alpha=0.18, linewidth=0)
     known = [y for y in ys if not math.isnan(y)]
-    said = f"From {number(known[0])} to {number(known[-1])}; least {number(min(known))}, most "
+    said = f"From {number(known[0])} to {number(known[-1])}; lowest {number(min(known))}, highest "
     said += f"{number(max(known))}. Red: from a failure to the next step."
     title = "Loss" if is_loss else "Throughput"
     title += " over steps and over wall time"
@@ -182,18 +182,18 @@ def _step_times(report: Report) -> str:
         axes.axvline(value * unit, color=COLORS["ink"], linewidth=0.8, linestyle=":")
         axes.annotate(name, (value * unit, 1), xycoords=("data", "axes fraction"), fontsize=8,
                       rotation=90, va="top", ha=side)  # fmt: skip
-    axes.set_xlabel(f"{said} a step")
+    axes.set_xlabel(f"{said} per step")
     axes.set_ylabel("steps")
     shown = report.ranks[:8]
     if shown:
         beside.barh(range(len(shown)), [100 * rank.share for rank in shown], color=COLORS["orange"])
         beside.set_yticks(range(len(shown)), [f"rank {rank.rank}" for rank in shown])
         beside.invert_yaxis()
-        beside.set_xlabel("percent of the time the slowest")
+        beside.set_xlabel("percent of intervals as the slowest")
         beside.grid(axis="y", visible=False)
     else:
         beside.set_axis_off()
-    text = f"Median {times.median:.4g} s a step, 99 percent within {times.p99:.4g} s."
+    text = f"Median {times.median:.4g} s per step, 99 percent within {times.p99:.4g} s."
     title = "Step times, and the slowest rank"
     return write(figure, name="steps", title=title, description=text)
 
@@ -218,7 +218,7 @@ def _phases(report: Report) -> str:
     legend(axes, list(zip(PHASES, _SPENT, strict=True)))
     whole = sum(seconds for _, seconds in report.phase_seconds) or 1.0
     said = ", ".join(f"{kind} {100 * s / whole:.0f} percent" for kind, s in report.phase_seconds)
-    title = "What rank 0's time was spent on, over steps"
+    title = "How rank 0's time was spent, over steps"
     return write(figure, name="phases", title=title, description=said)
 
 
@@ -240,5 +240,5 @@ def _checkpoints(report: Report) -> str:
     axes.set_ylabel("seconds to write")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     said = f"{saves.known} checkpoints, the longest {saves.longest_seconds or 0:.3g} seconds."
-    title = "How long checkpoints took to write"
+    title = "Time to write checkpoints"
     return write(figure, name="checkpoints", title=title, description=said)

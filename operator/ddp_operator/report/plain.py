@@ -1,4 +1,4 @@
-"""A report as Markdown, and as what JSON is made of."""
+"""A report as Markdown, and as plain values for JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,13 +14,13 @@ _MEANINGFUL: Final = str.maketrans(
 
 
 def as_dict(report: Report) -> dict[str, Any]:
-    """The report with plain values: times as text in UTC, None for what is not known."""
+    """Return the report as plain values: times as text in UTC, None for unknown."""
     plain: dict[str, Any] = _plain(asdict(report))
     return plain
 
 
 def as_markdown(report: Report) -> str:
-    """The report for an issue or a chat."""
+    """Return the report as Markdown."""
     lines = [
         f"# Report of job {_text(report.name)}",
         "",
@@ -55,7 +55,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _text(said: str) -> str:
-    """What a pod or a user has said, so that it means nothing in Markdown."""
+    """Escape Markdown in text of pods and users."""
     return said.translate(_MEANINGFUL)
 
 

@@ -1,4 +1,4 @@
-"""How training went on after each failure that is on record."""
+"""The recovery of each recorded failure."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -10,11 +10,11 @@ from ddp_operator.report.model import PARTS, Recovery
 from ddp_operator.views.text import clean
 
 _CLOCKS = timedelta(seconds=1)
-"""Times of Kubernetes are whole seconds."""
+"""Kubernetes' times have whole seconds."""
 
 
 def recoveries(facts: Facts) -> tuple[Recovery, ...]:
-    """Each failure, the oldest first. A milestone after the next failure belongs to that one."""
+    """Return each recovery, oldest first; times after the next failure belong to that one."""
     failures = sorted(facts.job.status.failures, key=lambda failure: failure.time)
     found = []
     for number, failure in enumerate(failures):
@@ -59,7 +59,7 @@ def _recovery(facts: Facts, failure: Failure, *, until: datetime | None) -> Reco
 
 
 def _replacements(pods: Sequence[PodFacts], failure: Failure) -> list[PodFacts]:
-    """The pods that this failure had created: one, or the whole gang."""
+    """Return the pods created because of this failure: one, or the whole gang."""
     new = [
         pod
         for pod in pods
@@ -82,11 +82,11 @@ def _incarnation(pod: PodFacts) -> tuple[int, int]:
 
 
 def _last(times: Sequence[datetime | None]) -> datetime | None:
-    """When all were so far; None while one is not, or where there is none."""
+    """Return the latest of the times; None if any is missing, or without any."""
     known = [time for time in times if time is not None]
     return max(known) if known and len(known) == len(times) else None
 
 
 def _between(begin: datetime | None, end: datetime | None) -> float | None:
-    # Clocks of different machines: nothing takes less than no time.
+    # Clocks of different machines may differ: no negative durations.
     return max((end - begin).total_seconds(), 0.0) if begin and end else None

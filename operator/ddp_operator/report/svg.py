@@ -1,5 +1,6 @@
-"""A drawing of matplotlib's as an SVG for a page: colours by CSS, text as text, named for those who
-do not see it.
+"""Convert a matplotlib figure to an SVG for a page.
+
+Colours come from CSS, text stays text, and a title and description serve screen readers.
 """
 
 import re
@@ -21,7 +22,7 @@ COLORS: Final = {
     "violet": "#01020a",
     "grey": "#01020b",
 }
-"""Names of the page's CSS variables, and what stands for each in a drawing: no other use."""
+"""The page's CSS variables, and the placeholder colour of each in a drawing."""
 _STYLE: Final[Any] = {  # matplotlib's types name each key there is
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -56,12 +57,12 @@ _DIGITS: Final = re.compile(r"(\.\d{2})\d+")
 
 
 def styled() -> Any:
-    """The context in which all is drawn."""
+    """Return the context for drawing."""
     return rc_context(_STYLE)
 
 
 def write(figure: Figure, *, name: str, title: str, description: str) -> str:
-    """Write it as an element of a page; `name` is not used twice there."""
+    """Return the figure as an element of a page; `name` must be unique there."""
     file = StringIO()
     with rc_context({**_STYLE, "svg.hashsalt": name}):
         figure.savefig(
@@ -85,7 +86,7 @@ def write(figure: Figure, *, name: str, title: str, description: str) -> str:
 
 
 def _themed(tag: str, name: str) -> str:
-    """One tag: names of its own in the page, its theme's colours, no needless digits."""
+    """Return a tag with unique IDs, the theme's colours, and fewer digits."""
     if tag.startswith("</"):
         return tag
     tag = _IDS.sub(rf"\1{name}-", tag)

@@ -1,4 +1,4 @@
-"""A report in words: the sections that HTML and Markdown have in common. Pure."""
+"""The text of a report: the sections that HTML and Markdown share. Pure functions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ UNKNOWN = "not known"
 
 @dataclass(frozen=True)
 class Section:
-    """One heading: a picture where there is one, and what it shows as a table."""
+    """One heading with a table, and a picture if there is one."""
 
     name: str
-    """Of the picture."""
+    """Name of the picture."""
     title: str
     note: str
     heading: Sequence[str]
     rows: Sequence[Sequence[str]]
     is_detail: bool = False
-    """The picture tells it: the table is for whoever opens it."""
+    """The table is collapsed: the picture shows the same."""
 
 
 def sections(report: Report) -> list[Section]:
-    """All that there is something to say about."""
+    """Return all sections that have data."""
     return [section for section in _all(report) if section.rows]
 
 
 def headline(report: Report) -> list[tuple[str, str]]:
-    """What one wants to know first: a number, and of what."""
+    """Return the most important numbers, each with a label."""
     facts: list[tuple[str, str]] = []
     if report.step is not None:
         of = f" of {report.total_steps}" if report.total_steps else ""
@@ -60,7 +60,7 @@ def _all(report: Report) -> Iterator[Section]:
         ("setting", "value"), report.configuration,
     )  # fmt: skip
     yield Section(
-        "", "Events", "The newest that the API server still has: it forgets them after an hour.",
+        "", "Events", "The newest ones; the API server deletes Events after an hour.",
         ("time", "reason", "message"),
         [(clock(time), reason, message) for time, reason, message in report.events],
         is_detail=True,
@@ -71,9 +71,9 @@ def _story(report: Report) -> Iterator[Section]:
     more = f" {report.pods_left_out} older pods are left out." if report.pods_left_out else ""
     yield Section(
         "timeline", "Attempts and pods",
-        f"{counted(report.attempts, 'attempt')}, {counted(report.restarts, 'restart')} charged, "
+        f"{counted(report.attempts, 'attempt')}, {counted(report.restarts, 'charged restart')}, "
         f"{report.disruptions} not charged.{more}",
-        ("pod", "rank", "attempt", "node", "created", "had a node", "trainer started", "ended",
+        ("pod", "rank", "attempt", "node", "created", "scheduled", "trainer started", "ended",
          "end"),
         [
             (
@@ -87,10 +87,10 @@ def _story(report: Report) -> Iterator[Section]:
     )  # fmt: skip
     yield Section(
         "recoveries", "Failures and recoveries",
-        "Each failure on record, with the seconds until its pod was replaced, had a node, ran its "
-        "trainer, the ranks had formed their group, and had completed a step. Kubernetes tells "
-        "times to the second, so that is how exact the first of them is.",
-        ("time", "what happened", "rank", "node", "what was done", *PARTS, "in all"),
+        "Each recorded failure, with the seconds until the new pod was created, had a node and ran "
+        "its trainer, the group had formed, and a step was complete. Kubernetes' times have whole "
+        "seconds, so the first three are that exact.",
+        ("time", "cause", "rank", "node", "action", *PARTS, "total"),
         [
             (
                 clock(r.time), r.cause, UNKNOWN if r.rank is None else str(r.rank),
@@ -101,11 +101,11 @@ def _story(report: Report) -> Iterator[Section]:
         ],
     )  # fmt: skip
     total = sum(spent for _, spent in report.goodput) or 1
-    lost = f" {report.steps_lost} steps had to be done again." if report.steps_lost else ""
+    lost = f" {report.steps_lost} steps were repeated." if report.steps_lost else ""
     yield Section(
         "goodput", "Goodput",
-        f"What the job's time was spent on.{lost}",
-        ("spent on", "time", "share"),
+        f"How the job's time was spent.{lost}",
+        ("kind", "time", "share"),
         [(kind, duration(s), f"{s / total:.1%}") for kind, s in report.goodput if s],
     )  # fmt: skip
 
@@ -118,10 +118,15 @@ def _progress(report: Report) -> Iterator[Section]:
         for p in some
     ]
     heading = ("step", "time", "loss", "samples per second")
-    without = "A loss that is no number leaves a gap." if any(p.loss is None for p in some) else ""
+    without = "A loss that is not a number is a gap." if any(p.loss is None for p in some) else ""
     yield Section("loss", "Loss", without, heading, rows, is_detail=True)
     yield Section(
-        "throughput", "Throughput", "Samples of all ranks together.", heading, rows, is_detail=True
+        "throughput",
+        "Throughput",
+        "Samples per second of all ranks together.",
+        heading,
+        rows,
+        is_detail=True,
     )
     yield Section(
         "", "Accuracy on the test set", "The newest evaluations.", ("step", "accuracy"),
@@ -130,7 +135,7 @@ def _progress(report: Report) -> Iterator[Section]:
     times = report.step_times
     if times is not None:
         longest = f", the longest single step {seconds(times.longest)}" if times.longest else ""
-        note = f"Of {times.steps} steps, by the means of the trainer's intervals{longest}."
+        note = f"{times.steps} steps, by the means of the trainer's intervals{longest}."
         rows = [
             ("median", seconds(times.median)),
             ("95 % within", seconds(times.p95)),
@@ -139,9 +144,9 @@ def _progress(report: Report) -> Iterator[Section]:
         yield Section("steps", "Step times", note, ("step time", "seconds"), rows)
     yield Section(
         "", "Slowest ranks",
-        "How often a rank took longest by itself, before it waits for others. A rank that leads "
-        "far more often than by chance, or by a large factor, holds the others up.",
-        ("rank", "slowest", "mean factor", "worst factor", "held the others up"),
+        "How often a rank was the slowest, without its waits for others. A rank that is slowest "
+        "much more often than by chance, or by a large factor, delays the others.",
+        ("rank", "slowest", "mean factor", "worst factor", "delayed the others"),
         [
             (
                 str(rank.rank), f"{rank.share:.0%}", _factor(rank.mean_ratio),
@@ -153,12 +158,12 @@ def _progress(report: Report) -> Iterator[Section]:
     whole = sum(spent for _, spent in report.phase_seconds) or 1.0
     yield Section(
         "phases", "Data wait and other time of rank 0",
-        "data: waiting for the next batch. communication: waiting for other ranks, too.",
-        ("spent on", "seconds", "share"),
+        "data: waiting for the next batch. communication: includes waiting for other ranks.",
+        ("phase", "seconds", "share"),
         [(kind, f"{s:,.1f}", f"{s / whole:.1%}") for kind, s in report.phase_seconds],
     )  # fmt: skip
     yield Section(
-        "", "Starts", "Each time that a group formed, as far as its steps still count.",
+        "", "Starts", "Each time a group formed; starts with steps that were repeated later are left out.",
         ("first step", "group formed", "first step complete", "seconds between"),
         [
             (str(step), clock(formed), clock(first), seconds(max(first - formed, 0)))
@@ -171,8 +176,8 @@ def _progress(report: Report) -> Iterator[Section]:
 def _cost(report: Report) -> Iterator[Section]:
     saves = report.saves
     if saves is not None:
-        note = f"{saves.known} written in what is known of the run; "
-        note += f"training waited for them {seconds(saves.held_up_seconds)} in all."
+        note = f"{saves.known} written in the known part of the run; "
+        note += f"training waited for them {seconds(saves.held_up_seconds)} in total."
         yield Section(
             "checkpoints", "Checkpoints", note, ("step", "complete at", "seconds to write"),
             [
@@ -184,9 +189,9 @@ def _cost(report: Report) -> Iterator[Section]:
         )  # fmt: skip
     yield Section(
         "", "GPUs",
-        "All GPUs of the job times its time: starting, training and recovering. Lost: recovering, "
-        "and steps that were done again.",
-        ("kind", "GPUs", "hours", "of these lost", "price of an hour", "cost", "of this lost"),
+        "Number of GPUs times the job's time: starting, training and recovering. Lost: recovery "
+        "and repeated steps.",
+        ("kind", "GPUs", "hours", "lost hours", "price per hour", "cost", "lost cost"),
         [
             (
                 use.kind, str(use.count), f"{use.used_hours:,.2f}", f"{use.lost_hours:,.2f}",
@@ -197,12 +202,12 @@ def _cost(report: Report) -> Iterator[Section]:
         ],
     )  # fmt: skip
     yield Section(
-        "", "Nodes to look at", "Those that failed the job's pods, or that its next pods avoid.",
+        "", "Nodes to check", "Nodes on which the job's pods failed, or that its next pods avoid.",
         ("node", "failures", "avoided", "why"),
         [
             (
                 node.name, str(node.failures), "yes" if node.is_avoided else "no",
-                "it says so itself" if node.says_so else "its failures",
+                "it reports itself broken" if node.says_so else "its failures",
             )
             for node in report.nodes
         ],
@@ -210,7 +215,7 @@ def _cost(report: Report) -> Iterator[Section]:
 
 
 def clock(moment: datetime | float | None, otherwise: str = UNKNOWN) -> str:
-    """A time in UTC."""
+    """Return a time as text in UTC."""
     if moment is None:
         return otherwise
     time = moment if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)
@@ -218,7 +223,7 @@ def clock(moment: datetime | float | None, otherwise: str = UNKNOWN) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Seconds, as exact as they are worth."""
+    """Return seconds as text, rounded by size."""
     if value is None:
         return UNKNOWN
     digits = next((digits for least, digits in ((100, 0), (10, 1), (1, 2)) if value >= least), 3)

@@ -138,7 +138,9 @@ async def test_a_server_that_is_away_is_told_and_the_last_state_stays(
         server.faults.append(Fault(status=503, method="GET", path_part="ddpjobs", times=9))
         clock.now += 100
         page = text(await browser.get(path))
-        assert re.search(r"Since \d\d:\d\d:\d\d UTC: .* The page shows the last known state\.", page)
+        assert re.search(
+            r"Since \d\d:\d\d:\d\d UTC: .* The page shows the last known state\.", page
+        )
         assert NAME in page
         assert "500" in page
         server.faults.clear()
