@@ -75,7 +75,7 @@ def _plain(function: Callable[..., object]) -> FunctionType:
         raise FunctionError("a lambda cannot be sent: write it with def")
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         raise FunctionError(
-            f"{name}: a coroutine or generator cannot be sent; write a plain function"
+            f"{name}: an async function or a generator cannot be sent; write a plain one"
         )
     if hasattr(function, "__wrapped__"):
         raise FunctionError(_DECORATED.format(name=name))

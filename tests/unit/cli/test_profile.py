@@ -82,5 +82,5 @@ async def test_pods_that_do_not_run_and_ranks_that_are_none(
     assert "the job has ranks 0 to 1 only" in result.stderr
     many = [word for rank in range(9) for word in ("--rank", str(rank))]
     result = await ddp("profile", NAME, *many)
-    assert (result.exit_code, "choose 8 at most" in result.stderr) == (2, True)
+    assert (result.exit_code, "use it at most 8 times" in result.stderr) == (2, True)
     assert not (tmp_path / f"{NAME}-rank-0.json.gz").exists()

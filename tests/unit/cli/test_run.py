@@ -65,7 +65,7 @@ async def test_the_plan_is_told_before_anything_is_made(ddp: Ddp, server: FakeAp
     assert "DDPJob try in namespace research: 4 pods with 8 processes each: 32 GPUs" in (
         " ".join(result.stderr.split())
     )
-    for said in ("spot", "team", "python -m torch.distributed.run train.py", "goes with it"):
+    for said in ("spot", "team", "python -m torch.distributed.run train.py", "are lost"):
         assert said in " ".join(result.stderr.split())
     assert max(map(len, result.stderr.splitlines())) <= 80
     assert writes(server) == []

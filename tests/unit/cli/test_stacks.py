@@ -210,4 +210,4 @@ async def test_without_pods_there_is_nothing_to_ask(ddp: Ddp, server: FakeApiSer
     server.create("ddpjobs", training())
     result = await ddp("stacks", NAME)
     assert result.exit_code == 1
-    assert "there are no pods now" in result.stderr
+    assert "the job has no pods now" in result.stderr

@@ -104,7 +104,7 @@ async def test_a_job_that_goes_ends_it(
 async def test_objects_are_kubectls_to_watch(ddp: Ddp) -> None:
     result = await ddp("status", NAME, "--watch", "-o", "yaml")
     assert result.exit_code == 2
-    assert "kubectl get -w" in result.stderr
+    assert "kubectl get ddp -w" in result.stderr
 
 
 def test_a_curve() -> None:

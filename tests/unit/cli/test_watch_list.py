@@ -122,4 +122,4 @@ async def test_a_server_that_is_away_for_a_while_only_takes_time(
 async def test_objects_are_kubectls_to_watch(ddp: Ddp) -> None:
     result = await ddp("list", "--watch", "-o", "yaml")
     assert result.exit_code == 2
-    assert "kubectl get -w" in result.stderr
+    assert "kubectl get ddp -w" in result.stderr

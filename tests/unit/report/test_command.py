@@ -152,7 +152,10 @@ async def test_what_cannot_be_done_is_one_line(ddp: Ddp, tmp_path: Path) -> None
         (("report", NAME, "--price", "3.5"), "use nvidia-h100-80gb=3.5"),
         (("report", NAME, "--price", "h100=nan"), "use nvidia-h100-80gb=3.5"),
         (("report", NAME, "--metrics", str(tmp_path)), "give a metrics.jsonl"),
-        (("report", NAME, "--local", str(tmp_path)), "--workdir of a `python -m ddp_operator"),
+        (
+            ("report", NAME, "--local", str(tmp_path)),
+            "--workdir of a finished `python -m ddp_operator",
+        ),
         (("report", NAME, "--file", str(tmp_path / "no" / "r.html")), "cannot write"),
     ):
         result = await ddp(*arguments)
@@ -175,7 +178,7 @@ async def test_a_run_on_this_machine(ddp: Ddp, tmp_path: Path) -> None:
     for broken in ("{", "[]", '{"job": 7}', '{"job": {}}', "[" * 100_000):
         (tmp_path / "run.json").write_text(broken)
         result = await ddp("report", NAME, "--local", str(tmp_path))
-        assert "not written by a local run" in result.stderr
+        assert "not a complete record of a local run" in result.stderr
 
 
 def test_only_pictures_need_more_than_the_operator_has() -> None:

@@ -38,7 +38,7 @@ class TestRecoveries:
         made = build(facts(pods=[]))
         [recovery] = made.recoveries
         assert recovery.parts == (None, None, None, None, 2.0)
-        assert any("known in part" in gap for gap in made.gaps)
+        assert any("incomplete" in gap for gap in made.gaps)
 
     def test_a_trainer_that_tells_nothing_leaves_the_rest_unknown(self) -> None:
         old = [one for one in metrics() if '"kind": "start"' not in one]

@@ -270,7 +270,7 @@ class TestActing:
         assert "ddp-operator.io/restart-requested" in annotations
         await job.stop()
         assert server.objects[JOB]["spec"]["suspend"] is True
-        with pytest.raises(RefusedError, match="stopped already"):
+        with pytest.raises(RefusedError, match="already stopped"):
             await job.stop()
         await job.resume()
         assert server.objects[JOB]["spec"]["suspend"] is False

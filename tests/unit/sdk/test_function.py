@@ -160,7 +160,7 @@ exec("def typed(): pass", exec_made)
         (uses_outside, "uses OUTSIDE, json from outside"),
         (outside_default, "uses OUTSIDE from outside"),
         (deep, "uses Path from outside"),
-        (awaited, "write a plain function"),
+        (awaited, "write a plain one"),
         (cached, "only a function written with def"),
         (wrapped, "a decorated function cannot be sent"),
         (decorated, "a decorated function cannot be sent"),

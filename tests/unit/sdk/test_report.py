@@ -41,7 +41,7 @@ def test_of_a_job_of_this_machine(tmp_path: Path, claim: bool) -> None:
         assert json.loads(found.save(tmp_path / "report.json").read_text())["restarts"] == 1
         page = found.save(tmp_path / "report.html").read_text()
         assert "<svg" in page
-        with pytest.raises(ClientError, match=r"one of \.html, \.md, \.json"):
+        with pytest.raises(ClientError, match=r"one of the suffixes \.html, \.md, \.json"):
             found.save(tmp_path / "report.pdf")
         nothing = other.report()
         assert [pod.name for pod in nothing.data.pods] == ["other-0-0"]

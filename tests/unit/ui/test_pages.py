@@ -125,7 +125,7 @@ async def test_more_jobs_than_a_table_has_room_for(
     clock.now += 100
     page = await browser.get()
     assert page.count('<th scope="row"') == 2
-    assert "And 2 jobs more" in page
+    assert "2 more jobs: see" in page
 
 
 async def test_a_server_that_is_away_is_told_and_the_last_state_stays(

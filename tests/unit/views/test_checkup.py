@@ -114,7 +114,7 @@ def older_crd() -> dict[str, Any]:
         ),
         ("Pod Security", {"labels": {}}, "ok", "namespace research has no label for it"),
         ("Pod Security", {"labels": enforced("privileged")}, "ok", "any template is admitted"),
-        ("Pod Security", {"labels": enforced("baseline")}, "ok", "(latest): templates are admit"),
+        ("Pod Security", {"labels": enforced("baseline")}, "ok", "(latest): templates must not"),
         ("Pod Security", {"labels": enforced("restricted")}, "ok", "runAsNonRoot: true"),
         ("Pod Security", {"labels": enforced(ESCAPES)}, "ok", "enforces restricted"),
         ("Pod Security", {"labels": enforced("baseline", ESCAPES)}, "ok", "enforces baseline"),

@@ -38,7 +38,7 @@ def wait(context: click.Context, name: str, goal: waiting.Goal, timeout: float |
     Exit codes: 0    the job is in the state
                 1    the cluster did not answer
                 2    wrong usage
-                3    can no longer be met: the job ended differently or was deleted
+                3    impossible: the job ended differently or was deleted
                 124  timed out
     """
 
