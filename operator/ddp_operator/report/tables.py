@@ -163,7 +163,7 @@ def _progress(report: Report) -> Iterator[Section]:
         [(kind, f"{s:,.1f}", f"{s / whole:.1%}") for kind, s in report.phase_seconds],
     )  # fmt: skip
     yield Section(
-        "", "Starts", "Each time a group formed; starts with steps that were repeated later are left out.",
+        "", "Starts", "Each time a group formed, without starts that a restart went back past.",
         ("first step", "group formed", "first step complete", "seconds between"),
         [
             (str(step), clock(formed), clock(first), seconds(max(first - formed, 0)))
