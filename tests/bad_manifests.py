@@ -1,7 +1,7 @@
-"""DDPJobs that must be refused, by whom, and in which words.
+"""DDPJobs that must be refused, by whom, and with which message.
 
-One table for all: the parser's tests, the CEL rules' tests and the tests against a real API server
-go through it.
+All use this table: the parser's tests, the CEL rules' tests and the tests against a real API
+server.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,9 @@ from typing import Any, Literal
 from tests.good_manifests import Json, container, gpus, job, template
 
 RefusedBy = Literal["schema", "cel", "pod"]
-"""schema: the API server, by types and bounds. cel: the API server, by a rule; the operator fails a
-job from before the rule, with reason InvalidSpec. pod: the API server when the operator creates the
-pods; reason InvalidPodTemplate.
-"""
+"""schema: refused by the API server, for types and bounds. cel: refused by the API server, by a
+rule; the operator fails a job that is older than the rule, with reason InvalidSpec. pod: refused by
+the API server when the operator creates the pods; reason InvalidPodTemplate."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,8 @@ class BadManifest:
     says: str
     """Part of the message: the API server's for `schema` and `pod`, the rule's for `cel`."""
     operator_says: str = ""
-    """For `schema`: part of what the operator's own parser says, for those without a cluster."""
+    """For `schema`: part of the message of the operator's own parser, for people without
+    a cluster."""
 
 
 def _schema(name: str, says: str, operator_says: str, **spec: Any) -> BadManifest:

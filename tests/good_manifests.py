@@ -1,5 +1,5 @@
-"""DDPJobs that every check must let through: schema, CEL rules, the operator's parser and the API
-server's own check of the pods that come of them.
+"""DDPJobs that every check must admit: schema, CEL rules, the operator's parser, and the API
+server's check of their pods.
 """
 
 from typing import Any
@@ -10,23 +10,23 @@ Json = dict[str, Any]
 
 
 def container(name: str = "trainer", **fields: Any) -> Json:
-    """A container with an image; `fields` are added as they are."""
+    """Return a container with an image; `fields` are added unchanged."""
     return {"name": name, "image": "registry.example/trainer:1", **fields}
 
 
 def gpus(**limits: int | str) -> Json:
-    """Resources with limits; underscores for what keyword arguments cannot spell."""
+    """Return resources with limits; underscores replace what keyword arguments cannot spell."""
     names = {"gpu": "nvidia.com/gpu", "mig": "nvidia.com/mig-1g.10gb"}
     return {"limits": {names.get(name, name): amount for name, amount in limits.items()}}
 
 
 def template(*containers: Json, **pod_spec: Any) -> Json:
-    """A pod template with these containers, or a plain one."""
+    """Return a pod template with these containers, or a plain one."""
     return {"spec": {"containers": list(containers or (container(),)), **pod_spec}}
 
 
 def job(name: str = "job", **spec: Any) -> Json:
-    """A DDPJob as a user writes it, with the plainest template unless `spec` brings one."""
+    """Return a DDPJob as a user writes it, with the plainest template unless `spec` has one."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -369,4 +369,4 @@ DEFAULTS: Json = {
     "suspend": False,
     "cleanPodPolicy": "Running",
 }
-"""What the API server makes of a spec with nothing but a template."""
+"""The API server's version of a spec with only a template."""

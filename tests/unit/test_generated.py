@@ -1,4 +1,4 @@
-"""Files that are generated from the code and kept in the repository for those who apply them."""
+"""Generated files that the repository keeps for people who apply them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The page about GKE: what can be known of it without a cluster."""
+"""The page about GKE: facts that can be checked without a cluster."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ FABRICS = {
     "gpt-h200": "rdma",
     "gpt-b200": "dranet",
 }
-"""What the page says of its jobs' networks."""
+"""Networks of the page's jobs."""
 
 
 def parsed(manifest: dict[str, Any]) -> DDPJob:

@@ -1,5 +1,5 @@
-"""What users store in jobs and pods, up to the 1.5 MB that an API server takes, is read in no time,
-raises nothing, and is not kept.
+"""Content of jobs and pods, up to the 1.5 MB that an API server accepts: it is read fast, raises
+nothing, and is not kept.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ from tests.unit.cpu_budget import loops
 from tests.unit.job.builders import later, running_job, stored_job
 
 MB = 1_400_000
-"""About what etcd takes of one object (--max-request-bytes), less its metadata."""
+"""About as much as etcd accepts of one object (--max-request-bytes), less its metadata."""
 Json = dict[str, Any]
 
 
 def nested(depth: int) -> Json:
-    """Objects in objects."""
+    """Return objects nested in objects."""
     inner: Json = {}
     for _ in range(depth):
         inner = {"a": inner}
@@ -40,7 +40,7 @@ def nested(depth: int) -> Json:
 
 
 def entry_of(document: Json) -> Entry:
-    """A job as the operator knows it once it was told of it."""
+    """Return a job's entry after the watch has reported it."""
     cache = JobCache()
     cache.put(document)
     [entry] = cache.entries.values()
@@ -48,7 +48,9 @@ def entry_of(document: Json) -> Entry:
 
 
 def looked_at(document: Json, pods: list[PodState]) -> DDPJobStatus:
-    """Do with a stored job all that one look at it takes, less the writes; return its status."""
+    """Do everything that one reconcile does with a stored job, except the writes; return its
+    status.
+    """
     entry = entry_of(document)
     if isinstance(entry.job, DDPJob):
         planned = plan(entry.job, pods, later(60))
@@ -138,7 +140,7 @@ STATUSES: dict[str, Json] = {
 def test_no_status_keeps_the_operator_busy(name: str) -> None:
     job, pods = running_job()
     document = stored_job(status={**as_stored(job.status), **STATUSES[name]})
-    # The largest take reading and, once, being taken back.
+    # The largest jobs take one read and, once, the undoing of a decision.
     assert loops(lambda: looked_at(document, pods)) < 2
     after = as_stored(looked_at(document, pods))
     assert len(orjson.dumps(after)) < MB / 4
@@ -182,7 +184,7 @@ _TYPED: dict[str, st.SearchStrategy[Any]] = {
 
 
 def _values(name: str) -> st.SearchStrategy[Any]:
-    """Junk, and now and then what has the type of the field."""
+    """Junk, and sometimes a value of the field's type."""
     of_times = name.endswith(("Time", "Since"))
     return _TYPED.get(name, _TIMES if of_times else _NUMBERS) | _JUNK
 
@@ -201,12 +203,12 @@ def test_no_status_stops_the_operator(junk: Json, *, suspend: bool, deadline: in
     for there in (pods, pods[:1], []):
         after = looked_at(document, there)
         assert as_stored(after) == as_stored(DDPJobStatus.model_validate(as_stored(after)))
-        for _ in range(4):  # what it has decided, it can carry out
+        for _ in range(4):  # each decision can be carried out
             after = looked_at({**document, "status": as_stored(after)}, there)
 
 
 def stored_pod(**status: Any) -> Json:
-    """A pod of the job, as the API server has it."""
+    """Return a pod of the job, as the API server has it."""
     job, _ = running_job()
     manifest = manifests.pod(job, Identity(0, 0), token="t")
     manifest["metadata"] |= {"uid": "p", "resourceVersion": "1"}
@@ -214,7 +216,7 @@ def stored_pod(**status: Any) -> Json:
 
 
 def ended(message: str, **fields: Any) -> Json:
-    """The status of a pod whose trainer has ended with these words."""
+    """Return the status of a pod with a trainer that ended with this message."""
     terminated = {"exitCode": 1, "reason": "Error", "message": message, "finishedAt": WHEN}
     state = {"terminated": {**terminated, **fields}}
     return {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": state}]}

@@ -1,4 +1,4 @@
-"""One record, one line, whatever users and pods have written."""
+"""Each record is one line, with any text of users and pods."""
 
 import json
 import logging
@@ -80,7 +80,7 @@ def test_no_json_record_is_without_end(character: str, count: int) -> None:
     cut = f"… ({count - kept} more characters)" if kept < count else ""
     assert message == character * kept + cut
     if cut:
-        assert len(json.dumps(message[:kept])) > 16_300  # as much as there is room for
+        assert len(json.dumps(message[:kept])) > 16_300  # as much as fits
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_the_format_is_chosen(
     chosen: dict[str, list[logging.Handler]] = {}
     with monkeypatch.context() as patched:
         patched.setattr(logging, "basicConfig", lambda **given: chosen.update(given))
-        patched.setattr(logging, "getLogger", logging.Logger)  # its levels are everybody's
+        patched.setattr(logging, "getLogger", logging.Logger)  # log levels are global
         patched.setattr(signal, "signal", lambda *_: None)
         patched.setattr(process, "run", lambda _: 0)
         assert main(["run", "--log-format", log_format]) == 0

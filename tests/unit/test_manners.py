@@ -20,10 +20,11 @@ REFUSALS = {
     "UsageError",
     "JobRequestError",
 }
-"""Errors that say what is wrong with somebody's input."""
+"""Errors about a person's input."""
 
 _LISTED = re.compile(r"( [\w ()-]+[,;]){4,}")
-"""What there is to choose from, or must not be there, may be long: it is looked up, not read."""
+"""Lists of choices, or of forbidden names, may be long: people look them up and do not
+read them."""
 
 
 @pytest.fixture(scope="module")

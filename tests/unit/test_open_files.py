@@ -1,4 +1,6 @@
-"""The operator lives with as many open files as it may have: it asks for more, and makes do."""
+"""The operator works with as many open files as it may have: it asks for more, and uses what it
+gets.
+"""
 
 import asyncio
 import json
@@ -33,7 +35,7 @@ def test_more_files_are_never_fewer_launchers() -> None:
 
 
 async def run(script: str, *arguments: object, soft: int, hard: int) -> Any:
-    """Run a script in a process that may open so many files; return what it prints as JSON."""
+    """Run a script in a process with this limit of open files; return its output as JSON."""
     limits = f"import resource, sys\nresource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -67,7 +69,7 @@ async def test_the_soft_limit_is_raised_to_the_hard_one_and_both_are_said() -> N
 
 
 class Launchers:
-    """Launchers on addresses of this machine that answer after what they may wait for."""
+    """Launchers on addresses of this machine that answer after the longest allowed wait."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()
@@ -149,7 +151,7 @@ POLLING = """
     ("jobs", "taken"), [(100, 0), (40, 265)], ids=["as planned", "others have opened more"]
 )
 async def test_more_jobs_than_files_are_listened_to_in_turns(jobs: int, taken: int) -> None:
-    """Real connections, and too few of them: probes and news of the group come through."""
+    """Real connections, and too few of them: probes and announcements still work."""
     launchers = Launchers()
     app = web.Application()
     app.router.add_route("*", "/world", launchers.answer)

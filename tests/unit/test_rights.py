@@ -1,4 +1,6 @@
-"""What the manifests grant the operator, against what it asks for when it starts."""
+"""Permissions that the manifests grant the operator, against those that it checks when
+it starts.
+"""
 
 from pathlib import Path
 from typing import Any, Final
@@ -15,13 +17,13 @@ from tests.unit.job.builders import fresh_job
 
 MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
 READ_LOGS: Final = Permission("get", PODS, "log")
-"""For `progress.logPattern` alone."""
+"""Only for `progress.logPattern`."""
 LEASE: Final = Key("ddp-operator", "ddp-operator")
 SECRET: Final = Key("ddp-operator", startup.SECRET_NAME)
 
 
 def roles(path: str) -> dict[tuple[str, str], list[Any]]:
-    """The rules of all roles in a file, by their kind and name."""
+    """Return the rules of all roles in a file, by kind and name."""
     return {
         (document["kind"], document["metadata"]["name"]): document["rules"]
         for document in yaml.safe_load_all((MANIFESTS / path).read_text())
@@ -41,7 +43,7 @@ TO_LEAD: Final = EVERYWHERE["Role", "ddp-operator"]
 
 
 def covers(rules: list[Any], permission: Permission) -> bool:
-    """Whether a role with these rules grants a permission."""
+    """Return whether a role with these rules grants a permission."""
     resource = permission.resource.plural
     if permission.subresource:
         resource = f"{resource}/{permission.subresource}"
@@ -55,7 +57,7 @@ def covers(rules: list[Any], permission: Permission) -> bool:
 
 
 def amount(rules: list[Any]) -> int:
-    """How many permissions a role grants."""
+    """Return how many permissions a role grants."""
     return sum(len(rule["resources"]) * len(rule["verbs"]) for rule in rules)
 
 
@@ -131,7 +133,7 @@ def test_every_role_is_given_to_the_operator_alone() -> None:
             for document in documents
             if document["kind"].endswith("Binding")
         }
-        # The others are for people, and for those who scrape.
+        # The others are for people, and for clients of the metrics.
         assert bindings.keys() == {
             (kind, name)
             for kind, name in roles(path)

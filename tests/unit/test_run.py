@@ -1,4 +1,4 @@
-"""What `make test` says in the end."""
+"""The result that `make test` prints."""
 
 import subprocess
 import sys

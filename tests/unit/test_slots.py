@@ -1,4 +1,4 @@
-"""Slots that many share: none keeps them from the others."""
+"""Slots that many owners share: no owner blocks the others."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from ddp_operator.slots import FairSlots
 
 
 class Users:
-    """Who holds and who waits for slots; all hold theirs until they are told."""
+    """Holders of slots, and waiting owners. Each holds its slot until `release`."""
 
     def __init__(self, total: int) -> None:
         self.slots: FairSlots[str] = FairSlots(total)
@@ -34,7 +34,7 @@ class Users:
                 self.held[owner] -= 1
 
     async def release(self, owner: str) -> None:
-        """Let the one go that has asked first."""
+        """Release the slot of the earliest request."""
         holder = next(each for each in self.tasks if each[0] == owner)
         self.tasks.remove(holder)
         holder[2].set()

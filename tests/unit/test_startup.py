@@ -1,4 +1,4 @@
-"""How long a start waits for an API server, and what it says of a CRD of another release."""
+"""How long a start waits for an API server, and what it logs about a CRD of another release."""
 
 import logging
 import socket
@@ -87,7 +87,9 @@ async def check(client: ApiClient) -> None:
 
 
 def with_version(version: str | None) -> ApiClient:
-    """A server of this version without the CRD; None: it does not let the operator see it."""
+    """Return a server of this version without the CRD; None: the operator may not read
+    the version.
+    """
 
     class Bare:
         async def request(self, method: str, path: str) -> dict[str, Any]:
@@ -176,7 +178,7 @@ async def test_side_cars_that_cannot_be_are_named(data: dict[str, str], says: st
 
 
 def with_config_map(data: dict[str, str] | None) -> ApiClient:
-    """A server that has that of the side cars, with this in it; None: it has none."""
+    """Return a server with this ConfigMap of the sidecars; None: it has none."""
 
     class Config:
         async def request(self, method: str, path: str) -> dict[str, Any]:
@@ -192,7 +194,7 @@ def with_config_map(data: dict[str, str] | None) -> ApiClient:
 
 
 class Server:
-    """Answers what the comparison of CRDs asks."""
+    """Answers the requests of the CRD comparison."""
 
     def __init__(self, crd: dict[str, Any] | None, *, allowed: bool = True) -> None:
         self.crd = crd
@@ -209,7 +211,7 @@ class Server:
 
 
 async def told(server: Server, caplog: pytest.LogCaptureFixture) -> tuple[Difference, list[str]]:
-    """What is found, and said with which level."""
+    """Return the difference, and the log lines with their levels."""
     caplog.clear()
     with caplog.at_level(logging.INFO):
         found = await startup.crd_difference(cast(ApiClient, server))

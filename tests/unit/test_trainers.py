@@ -1,4 +1,4 @@
-"""Trainers may answer anything, or nothing: what is asked of them always ends."""
+"""Trainers may answer anything, or nothing: every request to them ends."""
 
 import asyncio
 import contextlib
@@ -76,7 +76,7 @@ async def test_no_proxy_of_the_environment_stands_between(
 
 async def test_nobody_there_is_said_in_words(trainers: HttpTrainers) -> None:
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # and nobody listens
+        held.bind(("127.0.0.1", 0))  # no process listens
         address = f"127.0.0.1:{held.getsockname()[1]}"
         assert await trainers.status(address) == f"{address}: Connection refused"
         assert not await trainers.dump_stacks(address, token=TOKEN)
@@ -122,7 +122,7 @@ async def test_a_checkpoint_is_asked_for(
 
 async def test_a_token_is_taken_nowhere_else(trainers: HttpTrainers) -> None:
     async with TrainerServer() as elsewhere, TrainerServer() as server:
-        server.dump_status = 307  # the same method again, elsewhere
+        server.dump_status = 307  # the same method again, at another place
         server.dump_headers = {"Location": f"http://{elsewhere.address}/dump-stacks"}
         assert not await trainers.dump_stacks(server.address, token=TOKEN)
         assert (server.asked, elsewhere.asked) == (["dump-stacks"], [])
@@ -143,7 +143,7 @@ STREAMS = {
 
 @contextlib.contextmanager
 def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Who asks is answered like this, from a thread of its own."""
+    """Answer each client like this, from a separate thread."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -178,13 +178,13 @@ async def test_no_answer_is_waited_for_to_its_end(name: str) -> None:
 
 
 async def test_little_of_an_answer_is_read_at_once() -> None:
-    """What the kernel holds when the event loop comes to it is parsed in one turn."""
+    """The event loop parses at once only what the kernel holds."""
     asked, may_send, sent_all = threading.Event(), threading.Event(), threading.Event()
     sent = 0
 
     def fill(asking: socket.socket) -> None:
         nonlocal sent
-        asking.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the least that there is
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the smallest possible
         asked.set()
         may_send.wait(timeout=30)
         asking.settimeout(0.5)

@@ -1,5 +1,5 @@
-"""Finds in the operator's source every reason that it can say: follows what is given to Events,
-conditions and failures on record back to where the word stands.
+"""Finds every reason in the operator's source. It follows the arguments of Events, conditions and
+recorded failures back to the place of the word.
 """
 
 import ast
@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any, Final
 
 _SAID_BY: Final = {"Event": 0, "Condition": None, "Failure": None}
-"""What carries a reason, and its place among the arguments where it may have no name."""
+"""Classes with a reason, and its place among the arguments if it may be positional."""
 _READ: Final = {"reason", "waiting", "disruption"}
-"""Attributes that were read from a pod, or from a record which has its word from here."""
+"""Attributes with a word that was read from a pod, or from a record of the operator."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class UnknownReasonError(Exception):
-    """A word is made in a way that this does not understand."""
+    """A word is made in a way that this module does not understand."""
 
 
 class Source:
-    """Modules, and which words become reasons in them."""
+    """Modules, and the words that become reasons in them."""
 
     def __init__(
         self, texts: Mapping[str, str], constants: Mapping[str, Any] | None = None
@@ -48,7 +48,7 @@ class Source:
             self._read(module, child, inside)
 
     def reasons(self) -> set[str]:
-        """All of them, but those of the cluster that are passed on."""
+        """Return all reasons, except those of the cluster that are passed on."""
         found: set[str] = set()
         for call in self._calls:
             name = _called(call)
@@ -57,7 +57,7 @@ class Source:
         return found - {""}
 
     def _words(self, node: ast.expr, element: int | None = None) -> set[str]:
-        """What a text may be; of a tuple, that element."""
+        """Return the possible texts of an expression; for a tuple, of that element."""
         if (node, element) in self._busy:
             return set()
         self._busy.add((node, element))
@@ -109,7 +109,7 @@ class Source:
         return set[str]().union(*found) if found else {self._constant(node)}
 
     def _given(self, function: Function, name: str, names: Sequence[str]) -> set[str]:
-        """What callers give for a parameter, and its default."""
+        """Return the arguments of all callers for a parameter, and its default."""
         found: set[str] = set()
         arguments = function.args
         for parameter, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
@@ -152,7 +152,7 @@ class Source:
 
 
 def operator_source(folder: Path) -> Source:
-    """That of what decides about jobs."""
+    """Return the source of the modules that decide about jobs."""
     texts = {}
     for path in (p for part in ("job", "engine") for p in (folder / part).rglob("*.py")):
         inner = path.relative_to(folder.parent).with_suffix("")
@@ -180,7 +180,7 @@ def _parameters(function: Function) -> list[str]:
 
 
 def _places(target: ast.expr, name: str) -> Iterator[int | None]:
-    """Where a name stands in what is assigned to; None: it is all of that."""
+    """Yield the places of a name in an assignment target; None: the whole target."""
     if isinstance(target, ast.Name) and target.id == name:
         yield None
     elif isinstance(target, ast.Tuple):

@@ -1,4 +1,4 @@
-"""What command lines start: one table for `ddp run`, `ddp convert` and the rules."""
+"""Programs that command lines start: one table for `ddp run`, `ddp convert` and the rules."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""A CRD of another release is told by what it knows and what it does not."""
+"""A CRD of another release is recognized by the fields and words that it has or lacks."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ Json = dict[str, Any]
 
 
 def schema_of(crd: Json) -> Json:
-    """The schema of a job."""
+    """Return the schema of a job."""
     schema: Json = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     return schema
 
 
 @pytest.fixture
 def crd() -> Json:
-    """This release's, to be changed."""
+    """This release's CRD, for tests to change."""
     return custom_resource_definition()
 
 
@@ -26,7 +26,7 @@ def test_the_same_does_not_differ(crd: Json) -> None:
 
 
 def test_what_says_nothing_of_fields_does_not_count(crd: Json) -> None:
-    """People write descriptions of their own, and leave rules out."""
+    """People write their own descriptions, and leave rules out."""
     spec = schema_of(crd)["spec"]
     del spec["x-kubernetes-validations"]
     spec["description"] = "A job."

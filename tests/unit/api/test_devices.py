@@ -1,4 +1,4 @@
-"""Which resources are accelerators, by the names that device plugins document."""
+"""Accelerators, by the names that device plugins document."""
 
 import cel
 import pytest

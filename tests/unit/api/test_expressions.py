@@ -1,4 +1,4 @@
-"""Users' regular expressions: found, refused in words, and never busy for ever."""
+"""Users' regular expressions: found, refused with a message, and never busy forever."""
 
 import os
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_no_expression_takes_for_ever() -> None:
 
 
 def test_no_expression_takes_memory_worth_counting() -> None:
-    """Of 512 MB that an operator has, as many as it keeps of the worst that it takes."""
+    """The largest allowed number of cached, worst expressions, of an operator's 512 MB."""
     worst = [f"(?i){number}\\w{{100}}[a-z]{{100}}" for number in range(1000)]
     text = "xX1 error " * 100
     for expression in worst[:100]:

@@ -1,4 +1,4 @@
-"""The documentation shows the table of GPUs as it is."""
+"""The documentation shows the table of GPUs unchanged."""
 
 import re
 from pathlib import Path

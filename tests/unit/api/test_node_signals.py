@@ -1,4 +1,4 @@
-"""What nodes say of themselves, and what administrators have it mean."""
+"""Signals of nodes, and the meaning that administrators give them."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -167,7 +167,7 @@ def test_hostile_words_are_cut() -> None:
 
 
 def test_of_a_node_no_more_is_kept_than_decides() -> None:
-    """A heartbeat, or a tool that writes what no rule looks at, makes no other node of it."""
+    """A heartbeat, or a value that no rule reads, does not change the node."""
     node = manifest(
         taints=[TERMINATION, {"key": "a", "effect": "PreferNoSchedule"}],
         conditions=[{"type": "Ready", "status": "True", "lastHeartbeatTime": "1"}],

@@ -1,4 +1,4 @@
-"""What single pods are like, and what kinds of them there are."""
+"""Specs of single pods, and kinds of pods."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ LEFT_TO_POD_CREATION = [bad for bad in BAD_MANIFESTS if bad.refused_by == "pod"]
 
 
 def stored(manifest: Json) -> Json:
-    """Add what the API server adds to a new object."""
+    """Add the fields that the API server adds to a new object."""
     manifest = deepcopy(manifest)
     manifest["metadata"] |= {
         "namespace": "research",
@@ -248,7 +248,9 @@ def _paths(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int
 
 @given(st.data())
 def test_whatever_is_stored_is_understood_or_refused_in_words(data: st.DataObject) -> None:
-    """Any value in any place: never another exception, which would stop the operator's worker."""
+    """Any value in any place never raises another exception, which would stop the operator's
+    worker.
+    """
     manifest = stored(data.draw(st.sampled_from(list(GOOD_MANIFESTS.values()))))
     manifest["status"] = {"attempt": 1, "replacements": {"0": 1}, "conditions": []}
     where = data.draw(st.sampled_from(_paths({k: manifest[k] for k in ("spec", "status")})))

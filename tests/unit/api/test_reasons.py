@@ -15,12 +15,12 @@ def said() -> set[str]:
 
 
 def test_each_reason_that_the_operator_says_is_explained(said: set[str]) -> None:
-    # Of a job that fails, the Event bears the reason, not the condition's type.
+    # When a job fails, the Event has the reason; the condition has only its type.
     assert said - {"Failed"} - REASONS.keys() == set()
 
 
 def test_no_reason_is_explained_that_nobody_says(said: set[str]) -> None:
-    # The model's own, where the cluster gives none; a test of the status has it.
+    # The model's own, if the cluster gives none; a test of the status covers it.
     assert OWN.keys() - said == {"Unknown"}
 
 

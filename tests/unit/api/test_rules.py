@@ -1,6 +1,6 @@
 """The CEL form of every rule against its Python form, evaluated by a CEL interpreter.
 
-CEL sees a spec as the API server shows it: with the schema's defaults filled in.
+CEL sees a spec as the API server shows it, with the schema's defaults.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ _STRINGS: dict[str, Callable[..., Any]] = {
     "indexOf": lambda text, part: text.find(part),
     "substring": lambda text, first: text[int(first) :],
 }
-"""What of the API server's CEL (cel-go's library of strings) the interpreter has not."""
+"""Functions of the API server's CEL (cel-go's string library) that the interpreter lacks."""
 
 
 def with_defaults(value: Any, schema: Json) -> Any:
@@ -52,11 +52,11 @@ def with_defaults(value: Any, schema: Json) -> Any:
 
 
 def cel_holds(rule: Rule, spec: Json) -> bool:
-    """Evaluate a rule's CEL; it must give a truth value and no error, which users would see."""
+    """Evaluate a rule's CEL. It must return a boolean and no error, because users would see it."""
     value = with_defaults(spec, _SCHEMA["properties"]["spec"])
     if rule.on:
         if rule.on not in value:
-            return True  # the API server evaluates rules on fields that are there
+            return True  # the API server evaluates only rules on existing fields
         value = value[rule.on]
     context = cel.Context({"self": value})
     for name, function in _STRINGS.items():
@@ -152,7 +152,7 @@ _CHANGES: dict[str, tuple[Json, Json]] = {
     "checkpoint": ({}, {"checkpoint": {"hostPath": "/mnt"}}),
     "elastic": ({"elastic": {}}, {"elastic": {"batch": "perRank"}}),
 }
-"""For each field that shapes running pods: two values of it."""
+"""Two values for each field that shapes running pods."""
 
 
 _HAS_RUN: Json = {"firstPodStartTime": "2026-01-01T00:00:00Z"}
@@ -160,10 +160,10 @@ _HAS_ENDED: Json = {"completionTime": "2026-01-01T00:00:00Z"}
 
 
 def refused(before: Json, after: Json, status: Json | None = _HAS_RUN) -> list[str]:
-    """The messages with which the API server refuses a change of a spec."""
+    """Return the messages with which the API server refuses a change of a spec."""
     schema = _SCHEMA["properties"]["spec"]
     old, new = ({"spec": with_defaults(spec, schema)} for spec in (before, after))
-    if status is not None:  # a job has none until the operator first writes one
+    if status is not None:  # a job has no status until the operator first writes one
         old["status"] = new["status"] = status
     verdicts = [
         (program.execute({"oldSelf": old, "self": new}), rule) for program, rule in _TRANSITIONS
@@ -257,7 +257,7 @@ _choices: dict[str, list[Any]] = {
     **{
         field: [first.get(field), second[field]]
         for field, (first, second) in _CHANGES.items()
-        if field != "elastic"  # which does not go with others of them
+        if field != "elastic"  # which excludes some of the others
     },
     "accelerator": [
         None,
@@ -279,7 +279,7 @@ _few_fields = st.sampled_from(sorted(_choices)).flatmap(
 
 @given(_fields, _few_fields)
 def test_the_server_refuses_what_would_start_pods_anew(fields: Json, changes: Json) -> None:
-    """What gives pods another digest, and nothing else, is refused while they run."""
+    """A change that gives pods another digest is refused while they run; any other is not."""
     start = {"template": _choices["template"][0]}
     manifests = [
         job(**{name: value for name, value in spec.items() if value is not None})
@@ -295,7 +295,7 @@ def test_the_server_refuses_what_would_start_pods_anew(fields: Json, changes: Js
     "rule", [rule for rule in SPEC_RULES if rule.on], ids=lambda rule: f"{rule.on}: {rule.cel}"
 )
 def test_a_default_obeys_the_rules_on_its_field_as_it_is_written(rule: Rule) -> None:
-    """The API server refuses a CRD of which this is not so."""
+    """Otherwise the API server refuses the CRD."""
     default = _SCHEMA["properties"]["spec"]["properties"][rule.on].get("default")
     if default is not None:
         assert _PROGRAMS[rule.cel].execute(cel.Context({"self": default})) is True

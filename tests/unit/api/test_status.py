@@ -1,4 +1,4 @@
-"""Statuses of any version and length: read as far as they can be, written as far as they may be."""
+"""Statuses of any version and length: read as far as possible, and written within limits."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -21,7 +21,7 @@ STORED_CONDITION = {
 
 
 def overlong() -> DDPJobStatus:
-    """As only a mistake could make it: more of everything than the schema has room for."""
+    """As only a mistake could make it: more of everything than the schema allows."""
     condition = Condition(type="Running", status="True", reason="Ready", last_transition_time=NOW)
     condition = condition.model_copy(update={"reason": LONG, "message": LONG})
     failure = Failure(time=NOW, attempt=0, index=0, pod="p", reason="r", class_="Application")

@@ -1,4 +1,4 @@
-"""The operator's ports as those see them who ask."""
+"""The operator's ports, as their clients see them."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ TEXT = "ddp_operator_leader 1\n"
 
 
 class Reviews:
-    """Says what a test says, of each token."""
+    """Returns the verdict that a test sets, for each token."""
 
     def __init__(self, answers: dict[str, Verdict | Exception]) -> None:
         self._answers = answers
@@ -40,7 +40,7 @@ Ask = Callable[..., Awaitable[tuple[int, str, Any]]]
 
 @asynccontextmanager
 async def asking(port: int) -> AsyncIterator[Ask]:
-    """Ask for paths of a port; returns status, body and headers."""
+    """Send requests to a port; return status, body and headers."""
     async with aiohttp.ClientSession() as session:
 
         async def ask(path: str, **headers: str) -> tuple[int, str, Any]:

@@ -1,4 +1,4 @@
-"""A cluster in memory that does exactly what it is told, and fails when told to."""
+"""A cluster in memory that obeys exactly, and fails on demand."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -26,11 +26,11 @@ from ddp_operator.ports import (
 from tests.mergepatch import merged
 
 _IMMUTABLE = ("priorityClassName", "priority", "disruptionMode", "schedulingConstraints")
-"""Of the PodGroups of Kubernetes 1.37 (pkg/apis/scheduling/validation)."""
+"""Immutable fields of Kubernetes 1.37's PodGroups (pkg/apis/scheduling/validation)."""
 
 ACCESS = Access(secret=b"of the operator's own")
 TOKEN = ACCESS.token_of("default", "u1", TokenSource.VARIABLE)
-"""Of the job that tests of the engine have."""
+"""Token of the job in the engine's tests."""
 
 
 class FakeCluster:
@@ -42,19 +42,19 @@ class FakeCluster:
         self.services: dict[Key, dict[str, Any]] = {}
         self.secrets: dict[Key, dict[str, Any]] = {}
         self.applied: dict[str, dict[Key, dict[str, Any]]] = {}
-        """By kind: what else it was told to have."""
+        """Other objects, by kind."""
         self.node_list: list[Node] = []
         self.events: list[Event] = []
         self.graces: dict[Key, int | None] = {}
         self.calls: list[str] = []
         self.tell: Callable[[Key], None] = lambda _: None
-        """Called with a job when a pod of it is gone, as a watch would tell of it."""
+        """Called with a job when one of its pods is gone, like a watch."""
         self.refuse: dict[str, ClusterError] = {}
         self.lose_answers: set[str] = set()
         self.lost_fields: set[str] = set()
-        """Fields of the status that the CRD does not know, such as `world.lost`."""
+        """Fields of the status that the CRD lacks, such as `world.lost`."""
         self.log: bytes | ClusterError = b""
-        """What every pod has printed."""
+        """The output of every pod."""
         self.logs_read: list[tuple[str, str]] = []
         self._version = 0
 
@@ -65,7 +65,7 @@ class FakeCluster:
         return deepcopy(job)
 
     def set_pod_status(self, name: str, status: Mapping[str, Any]) -> None:
-        """Report on a pod as its kubelet does: that of its node."""
+        """Report a pod's status, as the kubelet of its node does."""
         pod = self.pods[Key("default", name)]
         pod["spec"].setdefault("nodeName", "node-a")
         pod["status"] = dict(status)
@@ -179,7 +179,7 @@ class FakeCluster:
             raise self.refuse[name]
 
     def _answer(self, name: str) -> None:
-        """What was done may be told, or not."""
+        """Answer a call after it took effect, or raise an error."""
         if name in self.lose_answers:
             raise UnavailableError("no answer")
 

@@ -1,4 +1,4 @@
-"""Errors of the API server that last are shown in the job's status until they are over."""
+"""Persistent errors of the API server are in the job's status until they are over."""
 
 from datetime import timedelta
 from typing import Any
@@ -40,7 +40,7 @@ def world() -> World:
 
 
 def shown(world: World) -> tuple[str, str]:
-    """Reason and message of the condition Running; empty ones where it was never set."""
+    """Return reason and message of the condition Running; empty if it was never set."""
     stored = world.cluster.jobs[KEY].get("status") or {}
     conditions = {c["type"]: c for c in stored.get("conditions", ())}
     running = conditions.get("Running", {})
@@ -48,12 +48,12 @@ def shown(world: World) -> tuple[str, str]:
 
 
 def warnings(world: World) -> list[tuple[str, str]]:
-    """Reason and message of the Events that warn."""
+    """Return reason and message of the warning Events."""
     return [(event.reason, event.message) for event in world.cluster.events if event.warning]
 
 
 async def fail_for(world: World, seconds: int, error: ClusterError) -> None:
-    """Reconcile again and again, as the queue has it done."""
+    """Reconcile again and again, like the queue."""
     for wait in (0, *[5] * (seconds // 5)):
         world.now += timedelta(seconds=wait)
         with pytest.raises(type(error)):

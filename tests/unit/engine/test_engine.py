@@ -1,4 +1,4 @@
-"""The engine keeps working, whatever one job does."""
+"""The engine keeps working when one job misbehaves."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ from tests.unit.engine.test_reconciler import CRASHED, READY, job
 
 
 class PoisonedCluster(FakeCluster):
-    """Creating a pod of the job `poison` fails in a way that nobody foresaw."""
+    """Creating a pod of the job `poison` fails with an unexpected error."""
 
     async def create_pod(self, manifest: Manifest) -> None:
         if manifest["metadata"]["name"].startswith("poison"):
@@ -138,7 +138,7 @@ async def test_stopping_at_once_breaks_off_what_is_under_way() -> None:
 
 
 class CountingCluster(FakeCluster):
-    """Knows how often the pods were looked at."""
+    """Counts how often the pods were read."""
 
     looks = 0
 
@@ -148,7 +148,7 @@ class CountingCluster(FakeCluster):
 
 
 class VirtualEngine:
-    """An engine at work on one job, in a time that passes when a test says so."""
+    """An engine at work on one job, with a clock that the test moves."""
 
     def __init__(self) -> None:
         clock = Clock()
@@ -281,7 +281,7 @@ async def test_jobs_hear_of_nodes_that_are_about_to_go_and_of_no_other_change(
 
 
 class AskedTrainers:
-    """Implements `ports.Trainers`; says nothing, and keeps what it is asked."""
+    """Implements `ports.Trainers`; reports nothing, and records its requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []

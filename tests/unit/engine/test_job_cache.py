@@ -1,4 +1,4 @@
-"""What is planned from a job must not be stored on what became of it meanwhile."""
+"""A plan must not be stored on a job that has changed meanwhile."""
 
 import gc
 import json
@@ -48,7 +48,7 @@ def test_a_spec_is_read_again_when_its_content_changes_and_only_then() -> None:
     assert same.spec is first.spec
     assert same.spec_hash == first.spec_hash
     assert same.resource_version == "2"
-    # A storage that was restored from a backup may give a generation a second time.
+    # Storage that was restored from a backup may give a generation a second time.
     changed = put(3, replicas=3)
     assert changed.generation == first.generation
     assert changed.spec.replicas == 3
@@ -93,7 +93,7 @@ def test_a_job_that_takes_a_name_while_names_are_listed_is_not_forgotten() -> No
     jobs = JobCache()
     jobs.put(stored(1))
     known = jobs.uids()
-    # The list is made while there is none of that name; then the next one comes.
+    # The list is made while there is no job of that name; then the next one appears.
     assert jobs.put(stored(3, uid="u2"))
     assert jobs.prune(known, existing={}) == []
     assert jobs.uids() == {KEY: "u2"}
@@ -144,7 +144,7 @@ def test_the_spec_of_a_job_that_cannot_be_understood_is_kept_for_its_rejection()
 
 
 def test_a_job_takes_few_kilobytes() -> None:
-    """Its template is a tenth of a kilobyte here, as JSON; the rest is what each job has."""
+    """Its template has a tenth of a kilobyte as JSON here; the rest is the same for each job."""
     status = {
         "phase": "Running",
         "message": "all 2 pods are ready",
@@ -162,7 +162,7 @@ def test_a_job_takes_few_kilobytes() -> None:
         manifest = stored(i + 1, uid=f"u{i}") | {"status": status}
         manifest["metadata"]["name"] = f"train-{i}"
         documents.append(json.dumps(manifest))
-    jobs.put(json.loads(documents[0]))  # what the first one makes stays for all
+    jobs.put(json.loads(documents[0]))  # the first job allocates what all share
     tracemalloc.start()
     try:
         for document in documents[1:]:

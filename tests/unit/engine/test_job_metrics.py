@@ -1,4 +1,4 @@
-"""What Prometheus reads of single jobs: true, bounded, and gone when the job is."""
+"""Metrics of single jobs are true, bounded, and gone when the job is gone."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -40,7 +40,7 @@ BOOKS = Goodput(starting_seconds=10, lost_seconds=10, steps_lost=7, accounted_un
 
 
 def of(job: DDPJob, *, at: float = 100) -> dict[str, float]:
-    """What is said of a job, without its labels of every sample."""
+    """Return the metrics of a job, without the labels that every sample has."""
     who = f'job_namespace="{job.namespace}",job_name="{job.name}"'
     found: dict[str, float] = {}
     for name, value in samples(text_of([job], now=later(at))).items():

@@ -1,4 +1,4 @@
-"""The engine and the launchers in pods: what it hears of them, and what it tells them."""
+"""The engine and the launchers in pods: polls and announcements."""
 
 import asyncio
 import json
@@ -39,17 +39,17 @@ LED = {"generation": 1, "time": "2026-11-21T03:00:40Z"}
 
 
 class FakeLaunchers:
-    """Implements `ports.Trainers`: launchers by their address, told and asked."""
+    """Implements `ports.Trainers`: launchers by their address."""
 
     def __init__(self) -> None:
         self.answer: bytes | str = "nobody listens"
         self.deaf: set[str] = set()
         self.in_vain = 0
-        """How often one of those was told."""
+        """Number of announcements to a launcher in `silent`."""
         self.led: dict[str, int] = {}
-        """Where another generation is known, which launchers began."""
+        """Launchers with another generation, which launchers began."""
         self.lingering: set[str] = set()
-        """Where processes of before do not end."""
+        """Pods with old processes that do not end."""
         self.told: list[tuple[str, int, bool, str]] = []
         self.asked: list[str] = []
         self._changed = asyncio.Event()
@@ -96,7 +96,7 @@ class FakeLaunchers:
 
 
 class World:
-    """A job of two pods that run, whose processes start anew in place."""
+    """A job of two running pods; their processes restart in place."""
 
     def __init__(self) -> None:
         self.cluster, self.launchers = FakeCluster(), FakeLaunchers()
@@ -111,7 +111,7 @@ class World:
         self.engine.start()
 
     async def run(self, *, without: str = "", **spec: Any) -> None:
-        """`without`: a pod that does not start."""
+        """Run the job; the pod `without` does not start."""
         manifest = job(restart={"scope": "InPlace"}, **spec)
         manifest["metadata"]["creationTimestamp"] = datetime.now(UTC).isoformat()
         self.engine.job_changed(self.cluster.store_job(manifest))
@@ -144,7 +144,7 @@ class World:
 
 
 def alone(trainers: FakeLaunchers, *, on_news: Callable[[Key], None] = lambda _: None) -> Launchers:
-    """The part that talks with launchers, without the rest of an engine."""
+    """Return only the part that talks to launchers, without the rest of an engine."""
     return Launchers(
         FakeCluster(),
         JobCache(),
@@ -240,7 +240,7 @@ async def test_launchers_whose_processes_take_time_keep_the_news_from_nobody() -
 
 
 class Silent(FakeLaunchers):
-    """All accept, and those of network 10.1 never answer."""
+    """All accept connections, but those of network 10.1 never answer."""
 
     def __init__(self) -> None:
         super().__init__()

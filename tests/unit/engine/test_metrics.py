@@ -1,4 +1,4 @@
-"""What Prometheus reads of the operator is well-formed and true."""
+"""The operator's metrics are well-formed and true."""
 
 import itertools
 import re
@@ -88,7 +88,7 @@ def test_restarts_count_apart_until_a_later_checkpoint() -> None:
 
 
 def recoveries(*statuses: DDPJobStatus) -> tuple[float, float]:
-    """How many a series of stored statuses makes, and their seconds."""
+    """Return the number and the seconds of recoveries in a series of stored statuses."""
     metrics = Metrics()
     for before, after in itertools.pairwise(statuses):
         metrics.recorded(before=before, after=after)

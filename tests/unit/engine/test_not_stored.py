@@ -1,4 +1,6 @@
-"""A CRD of another release drops parts of a status: nothing is decided that it cannot remember."""
+"""A CRD of another release drops parts of a status: then the operator decides nothing, because it
+could not remember it.
+"""
 
 from datetime import timedelta
 
@@ -8,7 +10,7 @@ from tests.unit.engine.test_reconciler import CRASHED, READY, World, job
 
 
 async def running(world: World) -> None:
-    """A job whose pods are ready, and then one of them fails; nothing that it needs is lost yet."""
+    """Run a job with ready pods, then let one of them fail. Nothing necessary is lost yet."""
     lost, world.cluster.lost_fields = world.cluster.lost_fields, set()
     world.apply(job(restart={"scope": "Pod"}))
     await world.reconcile()

@@ -1,4 +1,4 @@
-"""What happens while a plan makes hundreds of writes is seen between two of them."""
+"""A change during a plan's hundreds of writes is noticed between two of them."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from tests.unit.engine.test_reconciler import CRASHED, KEY, World, job
 
 REPLICAS = 100
 AT_ONCE = 32
-"""Creations under way when the news come are not taken back."""
+"""Creations that are under way when the change comes; they are not cancelled."""
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def after_writes(
     world: World, monkeypatch: pytest.MonkeyPatch, call: str, count: int, then: Callable[[], object]
 ) -> None:
-    """Have something happen once so many calls of a name have been made; all of them overlap."""
+    """Call a function once a method has been called so many times; all calls overlap."""
     original = getattr(world.cluster, call)
     made = 0
 

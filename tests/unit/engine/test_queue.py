@@ -6,7 +6,7 @@ import pytest
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 
 SOON = 10.0
-"""Deadline of what must come; far above what it takes."""
+"""Deadline for what must come; far above what it takes."""
 
 
 async def take(queue: WorkQueue[str]) -> str:

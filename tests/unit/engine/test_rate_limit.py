@@ -1,4 +1,4 @@
-"""Everybody's turn comes, and none too soon."""
+"""Each job gets its slot, and none too early."""
 
 from collections.abc import Callable, Iterator
 

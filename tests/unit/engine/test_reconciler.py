@@ -1,4 +1,4 @@
-"""A reconcile does what the plan says, in the order that makes crashes harmless."""
+"""A reconcile does what the plan says, in an order that is safe if the operator crashes."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ def job(**spec: Any) -> dict[str, Any]:
 
 
 class World:
-    """A reconciler over a fake cluster, with a clock that a test moves."""
+    """A reconciler over a fake cluster, with a clock that the test moves."""
 
     def __init__(self) -> None:
         self.cluster = FakeCluster()
@@ -92,7 +92,7 @@ class World:
         return self.cluster.calls[before:]
 
     async def reconcile_until_quiet(self) -> None:
-        """Reconcile as a watch has it done, which tells of what the operator itself did, too."""
+        """Reconcile like a watch, which also reports the operator's own writes."""
         for _ in range(5):
             if not await self.reconcile():
                 return
@@ -236,7 +236,7 @@ async def test_a_job_that_changed_meanwhile_is_not_acted_upon(world: World) -> N
     world.apply(job())
     await world.reconcile()
     world.cluster.set_pod_status("train-0-1", CRASHED)
-    world.cluster.store_job(world.cluster.jobs[KEY])  # somebody writes; our copy is old now
+    world.cluster.store_job(world.cluster.jobs[KEY])  # somebody writes; our copy is now old
     before = len(world.cluster.calls)
     with pytest.raises(ConflictError):
         await world.reconciler.reconcile(KEY)
@@ -283,7 +283,7 @@ async def test_a_denial_is_shown_and_tried_again(world: World, refusal: ClusterE
 
 
 async def test_what_was_accepted_once_is_no_fault_of_the_template(world: World) -> None:
-    """A field may be denied later: by a policy that says which, or a server that was updated."""
+    """A field may be refused later, by a policy that names it or by a server that was updated."""
     world.apply(job())
     await world.reconcile()
     world.cluster.set_pod_status("train-0-1", CRASHED)
@@ -318,7 +318,7 @@ async def test_an_older_crd_is_said_once_and_makes_nothing_loop(
 
 
 async def test_a_job_for_a_newer_operator_is_left_alone(world: World) -> None:
-    """A new CRD gives the defaults of its new fields to the jobs that run already."""
+    """A new CRD also gives the defaults of its new fields to running jobs."""
     world.apply(job())
     await world.reconcile()
     pods = set(world.cluster.pods)
@@ -520,7 +520,7 @@ async def test_progress_alone_is_written_once_in_an_interval() -> None:
     world.now = NOW + timedelta(seconds=10)
     assert await world.reconcile() == ["patch_status train"]
     assert world.status["progress"]["step"] == 2
-    # Other news take it along.
+    # Other changes carry it along.
     said["step"] = 3
     world.cluster.set_pod_status("train-0-1", CRASHED)
     assert "patch_status train" in await world.reconcile()
@@ -554,7 +554,7 @@ async def test_progress_of_all_jobs_together_is_written_so_often_a_second() -> N
     assert world.cluster.calls[before:] == ["patch_status train-0"], "the others have to wait"
     waits = [(moment - world.now).total_seconds() for moment in again_at[1:] if moment]
     assert waits == pytest.approx([10, 20, 30, 40], abs=2)
-    # Other news wait for no turn, and take progress along.
+    # Other changes do not wait for the rate limit, and carry progress along.
     world.cluster.set_pod_status("train-4-0-1", CRASHED)
     await world.reconciler.reconcile(keys[4])
     stored = world.cluster.jobs[keys[4]]["status"]
@@ -669,7 +669,7 @@ async def test_a_gang_of_kubernetes_own_takes_another_priority_while_suspended(
         return template(**({"priorityClassName": name} if name else {}))
 
     def group() -> dict[str, Any]:
-        """Which all pods name."""
+        """Return the group that all pods name."""
         pods = world.cluster.pods.values()
         [name] = {pod["spec"]["schedulingGroup"]["podGroupName"] for pod in pods}
         return world.cluster.applied["PodGroup"][Key("default", name)]

@@ -1,4 +1,4 @@
-"""The engine asks real trainers, over HTTP on loopback, and believes them with care."""
+"""The engine polls real trainers, over HTTP on loopback, and trusts them with care."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ EVERY_SECONDS = 0.1
 
 
 class World:
-    """An engine with jobs whose pods all have loopback's address, and a clock that tests move."""
+    """An engine with jobs on loopback addresses, and a clock that tests move."""
 
     def __init__(self) -> None:
         self.cluster = FakeCluster()
@@ -38,9 +38,7 @@ class World:
         self.engine.start()
 
     async def run(self, name: str, server: TrainerServer, **spec: Any) -> None:
-        """Bring a job of two pods to Running; both ask for the same port, and so have one trainer
-        between them.
-        """
+        """Bring a job of two pods to Running. Both use the same port, and so share one trainer."""
         manifest = job(statusPort=int(server.address.rpartition(":")[2]), **spec)
         now = datetime.now(UTC).isoformat()
         manifest["metadata"] |= {"name": name, "uid": f"uid-{name}", "creationTimestamp": now}
@@ -92,7 +90,7 @@ async def test_the_status_follows_what_the_trainer_says(
     assert world.status("train")["checkpoint"] == {"step": 2}
     server.answer = {"step": 4}
     await world.until(lambda: world.step("train") == 4)
-    # What is not said again is not known any more; a checkpoint stays.
+    # A value that is not reported again is no longer known; a checkpoint stays.
     assert "loss" not in world.status("train")["progress"]
     assert world.status("train")["checkpoint"] == {"step": 2}
 
@@ -130,7 +128,7 @@ async def test_only_running_jobs_are_asked(world: World, server: TrainerServer) 
         await world.run("train", idle)
         await world.until(lambda: "status" in idle.asked)
         world.set_pods("train", {"phase": "Pending", "podIP": "127.0.0.1"})
-        # One question may be under way.
+        # One request may be under way.
         await world.until(lambda: world.status("train")["readyReplicas"] == 0)
         asked, others = len(idle.asked), len(server.asked)
         await world.until(lambda: len(server.asked) >= others + 3)
@@ -156,7 +154,7 @@ async def test_nobody_is_asked_but_the_jobs_own_pod_at_its_own_address(
         for pod in world.pods("train"):
             stored = world.cluster.pods[Key("default", pod)]
             world.cluster.pods[Key("default", pod)] = merged(stored, change)
-        # One question may be under way.
+        # One request may be under way.
         asked, others = len(elsewhere.asked), len(server.asked)
         await world.until(lambda: len(server.asked) >= others + 3)
         assert len(elsewhere.asked) <= asked + 1

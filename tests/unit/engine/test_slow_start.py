@@ -1,4 +1,4 @@
-"""How many things are done at once, and what a failure costs."""
+"""How many calls run at once, and what a failure costs."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ class Doer:
     async def do(self, item: int) -> None:
         self.begun.append(item)
         self.at_once.append(len(self.begun) - len(self.done))
-        await asyncio.sleep(0)  # a turn of the event loop stands for a round trip
+        await asyncio.sleep(0)  # one cycle of the event loop represents a round trip
         self.done.append(item)
         if item >= self.good:
             raise ValueError(item)

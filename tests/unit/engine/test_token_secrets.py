@@ -1,4 +1,4 @@
-"""The Secrets that pods have their tokens from: when they are created, and what is done without."""
+"""The Secrets with the pods' tokens: when they are created, and what happens without them."""
 
 import base64
 from dataclasses import replace
@@ -34,7 +34,7 @@ LACKING: Final = {
 
 
 class HidingWorld(World):
-    """A world whose operator may create Secrets, and can be started again."""
+    """A world with an operator that may create Secrets, and can be restarted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def world() -> HidingWorld:
 
 
 def tokens(cluster: FakeCluster) -> dict[str, str]:
-    """By pod: the token as its kubelet would find it."""
+    """Return by pod the token as its kubelet would find it."""
     return {key.name: token_of(cluster, pod) for key, pod in cluster.pods.items()}
 
 

@@ -1,4 +1,4 @@
-"""What the metrics say of all jobs together."""
+"""Totals of all jobs in the metrics."""
 
 from dataclasses import replace
 from typing import Any
@@ -45,7 +45,7 @@ def test_time_counts_while_it_passes() -> None:
 
 def test_what_is_said_in_between_is_what_is_stored_when_it_is_over() -> None:
     job, pods = restarted()
-    assert seconds(job, at=131)["lost"] == 41  # pods that are ready do not train yet
+    assert seconds(job, at=131)["lost"] == 41  # ready pods do not train yet
     job = look(job, pods, 131, said(103, 131, attempt=1))
     assert seconds(job, at=131)["lost"] == goodput(job).lost_seconds == 41
     before = seconds(job, at=200.9)

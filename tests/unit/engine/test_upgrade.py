@@ -1,4 +1,4 @@
-"""Jobs of an operator of before go on under this one, which gathers what that one remembered."""
+"""Jobs of an older operator continue under this one, which keeps that operator's notes."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -39,17 +39,17 @@ _notes = st.fixed_dictionaries(_values).map(Bookkeeping.model_validate)
 
 
 def after_a_write(stored: dict[str, Any], status: DDPJobStatus) -> dict[str, Any]:
-    """What a server that knows the bookkeeping has then."""
+    """Return the stored object of a server that knows the bookkeeping."""
     return merged(stored, status_patch(stored, as_stored(status)))
 
 
 def without_bookkeeping(stored: dict[str, Any]) -> dict[str, Any]:
-    """What a server with an older CRD keeps of a status."""
+    """Return a status as a server with an older CRD keeps it."""
     return {name: value for name, value in stored.items() if name != "bookkeeping"}
 
 
 def as_before(status: DDPJobStatus) -> dict[str, Any]:
-    """What an operator of before has stored of the same."""
+    """Return the same status as an older operator has stored it."""
     stored = as_stored(status)
     notes: dict[str, Any] = stored.pop("bookkeeping")
     return stored | notes

@@ -1,4 +1,4 @@
-"""Admission as an API server does it: what a ValidatingAdmissionPolicy is asked, and what it says.
+"""Admission as in an API server: the input and the verdict of a ValidatingAdmissionPolicy.
 
 Types and costs of expressions are left out; a CEL interpreter evaluates them.
 """
@@ -18,7 +18,7 @@ _OPERATIONS: Final = {"POST": "CREATE", "PATCH": "UPDATE", "PUT": "UPDATE", "DEL
 
 @dataclass(frozen=True)
 class AdmissionRequest:
-    """One write, as admission sees it; `resource` with its subresource, if it is about one."""
+    """One write as admission sees it; `resource` includes its subresource, if any."""
 
     operation: str
     group: str
@@ -29,12 +29,12 @@ class AdmissionRequest:
 
     @property
     def act(self) -> str:
-        """What is done to what, such as `CREATE pods`."""
+        """The action and its object, such as `CREATE pods`."""
         return f"{self.operation} {self.resource}"
 
 
 class AdmittingServer(FakeApiServer):
-    """Remembers what admission would have been asked about each write."""
+    """Records the admission request of each write."""
 
     def __init__(self, username: str) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class AdmittingServer(FakeApiServer):
 
 
 def _written(stored: Object, when: str) -> Object:
-    """An object with the server's note of who wrote it last, which each write changes."""
+    """Return an object with the server's record of its last writer, which each write changes."""
     fields = [{"manager": "ddp-operator", "operation": "Update", "time": when}]
     return {**stored, "metadata": {**stored["metadata"], "managedFields": fields}}
 
@@ -84,7 +84,7 @@ class Policy:
         self.messages = [validation["message"] for validation in self._spec["validations"]]
 
     def is_asked(self, request: AdmissionRequest) -> bool:
-        """Whether it has a say about the request."""
+        """Return whether the policy applies to the request."""
         return any(
             request.group in rule["apiGroups"]
             and request.resource in rule["resources"]
@@ -96,10 +96,10 @@ class Policy:
         )
 
     def refusals(self, request: AdmissionRequest) -> list[str]:
-        """The messages of all validations that do not hold."""
+        """Return the messages of all validations that do not hold."""
         inputs, variables = _inputs(request), dict[str, Any]()
         for variable in self._spec["variables"]:
-            # A server evaluates them when they are used: what fails unused does no harm.
+            # A server evaluates them only when they are used, so an unused one may fail.
             try:
                 value = _evaluated(variable["expression"], {**inputs, "variables": variables})
             except (KeyError, TypeError):

@@ -1,4 +1,6 @@
-"""Requests that the operator never sends, and which validation of its policy must refuse each."""
+"""Requests that the operator never sends, each with the validation of its policy that must refuse
+it.
+"""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -21,17 +23,17 @@ OWNED, SPEC, METADATA, ABOUT, LEASE, SECRET, KEPT = POLICY["spec"]["validations"
 
 @dataclass(frozen=True)
 class Bad:
-    """A request of the operator, changed in one thing, and the validation that must refuse it."""
+    """A request of the operator with one change, and the validation that must refuse it."""
 
     name: str
     act: str
     change: Callable[[Any], None]
     refused_by: Mapping[str, str]
     changes_old: bool = False
-    """Whether the object as it was is changed too, so that the request changes nothing of it."""
+    """True if the old object is changed, too, so that the request changes nothing of it."""
 
     def request(self, good: AdmissionRequest) -> AdmissionRequest:
-        """The request as it would be."""
+        """Return the changed request."""
         changed = copy.deepcopy(good)
         if changed.object is not None:
             self.change(changed.object)
@@ -46,7 +48,7 @@ def metadata(**fields: Any) -> Callable[[Any], None]:
 
 
 def without(*path: str) -> Callable[[Any], None]:
-    """Leave a field out."""
+    """Remove a field."""
 
     def change(manifest: Any) -> None:
         for name in path[:-1]:
@@ -79,7 +81,7 @@ def container(**fields: Any) -> Callable[[Any], None]:
 
 
 def about(**fields: Any) -> Callable[[Any], None]:
-    """Set fields of what an Event is about."""
+    """Set fields of an Event's object."""
     return lambda manifest: manifest["involvedObject"].update(fields)
 
 

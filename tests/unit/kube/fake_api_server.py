@@ -1,8 +1,8 @@
-"""A small API server in this process, for what a real one cannot be made to do on demand.
+"""A small API server in this process, for behaviour that a real one does not show on demand.
 
-It knows collections of namespaced objects, revisions, paged lists and watches, and can be told to
-fail: answer with errors, drop the connection, cut or freeze its watches, forget old revisions.
-Nothing here proves that Kubernetes behaves so; the integration tests do that.
+It knows collections of namespaced objects, revisions, paged lists and watches. It can fail: answer
+with errors, drop the connection, cut or freeze its watches, forget old revisions. It does not prove
+that Kubernetes behaves the same; the integration tests do that.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Object = dict[str, Any]
 
 @dataclass
 class Request:
-    """What a client sent."""
+    """A client's request."""
 
     method: str
     path: str
@@ -33,9 +33,9 @@ class Request:
 
 @dataclass
 class Fault:
-    """An answer given instead of the real one, `times` times; None drops the connection.
+    """A response instead of the real one, `times` times; None drops the connection.
 
-    With `after_effect` the request takes effect and only its answer is lost. It comes after
+    With `after_effect` the request takes effect and only its response is lost. It comes after
     `delay_seconds`.
     """
 
@@ -55,7 +55,7 @@ class Fault:
 
 
 class FakeApiServer:
-    """Objects by request path, and every revision of them as a log that watches read."""
+    """Objects by request path, and all their revisions as a log that watches read."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -67,24 +67,24 @@ class FakeApiServer:
         self.faults: list[Fault] = []
         self.bearer_token: str | None = None
         self.frozen = False
-        # Sent once, as it is, by the next watch that wakes up.
+        # Sent once, unchanged, by the next watch that wakes up.
         self.extra_line = b""
-        # Called between the pages of a list, for what happens while one is being read.
+        # Called between the pages of a list, for events during a list.
         self.before_page: Callable[[int], None] = lambda _page: None
-        # What pods have printed, by their names.
+        # Output of pods, by their names.
         self.logs: dict[str, bytes] = {}
         self.log_queries: list[dict[str, str]] = []
-        # What runs in pods when it is asked for, and who listens on their ports; by their names.
+        # Programs that can run in pods, and listeners on their ports, by pod name.
         self.programs: dict[str, FakeProgram] = {}
         self.ports: dict[tuple[str, int], FakePort] = {}
         self.exec_protocols: tuple[str, ...] = ("v5.channel.k8s.io", "v4.channel.k8s.io")
         self.resource_lists: dict[str, list[str]] = {}
-        # Answers to GET by path, of what is in no namespace.
+        # Responses to GET by path, for objects without a namespace.
         self.documents: dict[str, Object] = {}
-        # Of every namespace: all that are asked for exist.
+        # Labels of every namespace: any requested one exists.
         self.namespace_labels: dict[str, str] = {}
         self.denied: set[tuple[str, str]] = set()
-        # Who bears a token, and who may get which path.
+        # Bearers of tokens, and the paths that they may get.
         self.bearers: dict[str, Object] = {}
         self.visitors: set[tuple[str, str]] = set()
         self._pages: dict[str, tuple[int, list[Object]]] = {}
@@ -93,7 +93,7 @@ class FakeApiServer:
         self._uid = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # What a test does to the world.
+    # Actions of tests.
 
     def create(self, plural: str, manifest: Object) -> Object:
         stored = copy.deepcopy(manifest)
@@ -119,7 +119,7 @@ class FakeApiServer:
         self.oldest_revision = self.revision
 
     def go_away(self) -> None:
-        """Answer no look any more."""
+        """Answer no request any more."""
         self.faults = [Fault("GET", 503, {"message": "away"}, times=1000)]
 
     def count(self, method: str, path_part: str = "", *, watch: bool = False) -> int:
@@ -229,7 +229,7 @@ class FakeApiServer:
         self, request: web.Request, plural: str, namespace: str | None, body: Any
     ) -> web.StreamResponse:
         if request.method == "POST":
-            body = copy.deepcopy(body)  # what was sent is on record
+            body = copy.deepcopy(body)  # the sent body is on record
             body["metadata"].setdefault("namespace", namespace)
             if "dryRun" in request.query:
                 return web.json_response(body, status=201)
@@ -416,7 +416,7 @@ class FakeApiServer:
 
 
 def labels_of(request: web.Request) -> dict[str, str]:
-    """The equality requirements of the request's label selector."""
+    """Return the equality requirements of the request's label selector."""
     selector = request.query.get("labelSelector", "")
     return dict(part.split("=", 1) for part in selector.split(",") if part)
 

@@ -1,7 +1,7 @@
 """Programs and ports of pods, as a kubelet serves them over WebSockets.
 
 Written from the description of the subprotocols (k8s.io/apimachinery, package wsstream) and of
-remotecommand's Status, not from what the client expects.
+remotecommand's Status, not from the client.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from aiohttp import WSMsgType, web
 
 
 class ProgramRun:
-    """What a faked program has of its caller."""
+    """A fake program's view of its caller."""
 
     def __init__(self, socket: web.WebSocketResponse, command: Sequence[str], tty: bool) -> None:
         self._socket = socket
@@ -25,7 +25,7 @@ class ProgramRun:
         await self._socket.send_bytes(bytes((2 if error else 1,)) + text)
 
     async def input(self) -> AsyncIterator[bytes]:
-        """What is typed, until its end (v5) or the connection's."""
+        """Yield the input, until its end (v5) or the end of the connection."""
         async for message in self._socket:
             if message.type is not WSMsgType.BINARY:
                 continue
@@ -42,12 +42,12 @@ class ProgramRun:
 
 
 FakeProgram = Callable[[ProgramRun], Awaitable[int]]
-"""Prints, reads, and returns its exit code; below zero: it could not be started."""
+"""Prints, reads, and returns its exit code; below zero: it could not start."""
 
 
 @dataclass
 class FakePort:
-    """Echoes in capitals, or has nobody who listens."""
+    """Echoes in capitals, or has no listener."""
 
     listens: bool = True
 
@@ -65,7 +65,7 @@ async def serve_program(
     elif code:
         cause = {"reason": "ExitCode", "message": str(code)}
         end = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": [cause]}}
-    with contextlib.suppress(ConnectionError):  # who asked may have had enough
+    with contextlib.suppress(ConnectionError):  # the client may have left
         if not socket.closed:
             await socket.send_bytes(b"\x03" + json.dumps(end).encode())
     await socket.close()

@@ -1,5 +1,5 @@
-"""The policy that bounds the operator: it lets through all that the operator sends, and each of its
-validations refuses what it is there for.
+"""The policy that limits the operator: it admits every request of the operator, and each of its
+validations refuses its bad request.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from tests.waiting import eventually
 
 OPERATOR: Final = "system:serviceaccount:ddp-operator:ddp-operator"
 COMPONENTS: Final = ("dranet", "gangs")
-"""Those that let the operator write something."""
+"""Components that let the operator write something."""
 ENDED: Final = finish(DDPJobStatus(), "Succeeded", "Completed", "all is well", NOW).status
 
 
@@ -54,7 +54,7 @@ async def server() -> AsyncIterator[AdmittingServer]:
 
 @pytest.fixture
 async def cluster(client: ApiClient) -> KubeCluster[Key]:
-    """The operator's hands; nothing watches, as nothing needs to be found again."""
+    """Return the operator's cluster; it needs no watch."""
     pods = Reflector(
         client,
         PODS.path(),
@@ -74,7 +74,7 @@ def _key(manifest: Mapping[str, Any]) -> Key:
 async def sent(
     server: AdmittingServer, credentials: Credentials, cluster: KubeCluster[Key]
 ) -> dict[str, AdmissionRequest]:
-    """Each kind of write that the operator does, once, by what it does to what."""
+    """Return each kind of write of the operator, once, by its action and object."""
     status = ENDED.model_dump(mode="json", by_alias=True, exclude_none=True)
     ended = stored_job(status=status, ttlSecondsAfterFinished=0)
     server.objects["ddpjobs", NAMESPACE, ended["metadata"]["name"]] = ended
@@ -116,12 +116,12 @@ async def test_it_lets_through_all_that_the_operator_writes(
 ) -> None:
     assert {act: policy.refusals(sent[act]) for act in sent} == {act: [] for act in _granted()}
     asked = {act for act, request in sent.items() if policy.is_asked(request)}
-    # RBAC names the one Lease, and of a job's status the server lets nothing else be changed.
+    # RBAC names the one Lease, and the server lets the operator change only a job's status.
     assert _granted() - asked == {"UPDATE leases", "UPDATE ddpjobs/status"}
 
 
 def _granted() -> set[str]:
-    """All writes that RBAC allows the operator."""
+    """Return all writes that RBAC allows the operator."""
     operations = {"create": "CREATE", "update": "UPDATE", "patch": "UPDATE", "delete": "DELETE"}
     return {
         f"{operations[verb]} {resource}"

@@ -25,7 +25,7 @@ def pod(
 
 
 def project(manifest: Any) -> int:
-    """What the tests keep of an object: the version that they see."""
+    """Return the projection in these tests: the version."""
     if manifest.get("malformed"):
         raise ValueError("malformed")
     return int(manifest["metadata"]["resourceVersion"])
@@ -116,7 +116,7 @@ def test_a_list_removes_what_it_lacks(cache: ObjectCache[int]) -> None:
 
 def test_a_list_older_than_an_offer_does_not_forget_it(cache: ObjectCache[int]) -> None:
     cache.replace([], version=5)
-    cache.offer(pod(12))  # answered while a list as of 10 was still being read
+    cache.offer(pod(12))  # the response came while a list as of 10 was being read
     assert cache.replace([], version=10) == set()
     assert cache.members(JOB) == [12]
     assert cache.replace([], version=13) == {JOB}
@@ -138,7 +138,7 @@ def test_a_forgotten_object_never_comes_back(cache: ObjectCache[int]) -> None:
     assert cache.offer(pod(12)) == set()
     cache.replace(listed, version=11)
     assert cache.members(JOB) == []
-    # Another object of that name is another matter.
+    # Another object of the same name does not count.
     assert cache.changed(pod(14, uid="u2")) == {JOB}
     assert cache.members(JOB) == [14]
 

@@ -1,8 +1,8 @@
-"""Random histories of a server, of our writes to it and of a watch that lags behind both.
+"""Random histories of a server, of our writes to it, and of a watch that is behind both.
 
-The model is the truth: a revision counter, the objects, and a log. The client's knowledge arrives
-by three roads of different speed: the watch in order but late, lists as snapshots that are taken
-in later, and the answers to our own writes in any order.
+The model is the truth: a revision counter, the objects, and a log. The client learns of it in three
+ways of different speed: the watch in order but late, lists as snapshots that are stored later, and
+the responses to our own writes in any order.
 """
 
 from collections.abc import Callable
@@ -32,13 +32,13 @@ class Histories(RuleBasedStateMachine):
         self.watching = False
         self.snapshot: tuple[int, int, list[Entry[int]]] | None = None
         self.answers: list[Callable[[], set[Key]]] = []
-        # What our writes proved: at least this version of that UID has been seen.
+        # Versions that our writes proved: at least this version of that UID has been seen.
         self.proved: dict[str, int] = {}
         self.proved_gone: set[str] = set()
         self.touched: set[Key] = set()
         self.seen_before: dict[Key, list[int]] = {}
 
-    # The world.
+    # The server.
 
     def _record(self, kind: str, name: str, uid: str, job: str | None) -> dict[str, Any]:
         self.revision += 1
@@ -78,7 +78,7 @@ class Histories(RuleBasedStateMachine):
         if name in self.alive:
             self._end(name)
 
-    # Our writes; their answers arrive whenever they do.
+    # Our writes; their responses arrive at any time.
 
     @rule(name=names, job=jobs)
     def we_write(self, name: str, job: str | None) -> None:
@@ -95,7 +95,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(name=names)
     def we_delete(self, name: str) -> None:
-        """A DELETE that is answered with a Status, or with 404 when the object is gone already."""
+        """A DELETE with a Status as response, or 404 if the object is already gone."""
         entry = self.cache.get(Key("ns", name))
         if entry is None:
             return
@@ -143,7 +143,7 @@ class Histories(RuleBasedStateMachine):
         self.touched |= self.cache.replace(entries, version=version)
         self.delivered, self.watching, self.snapshot = position, True, None
 
-    # What must hold at every moment.
+    # Invariants.
 
     def _members(self) -> dict[Key, list[int]]:
         owners = [Key("ns", "job"), Key("ns", "other")]
@@ -156,7 +156,7 @@ class Histories(RuleBasedStateMachine):
             if entry is not None:
                 assert entry.version >= self.proved.get(entry.uid, 0)
                 assert entry.uid not in self.proved_gone
-        # An answered write that still stands is visible.
+        # A write with a response is visible while it is the latest.
         for name, manifest in self.alive.items():
             uid = manifest["metadata"]["uid"]
             if self.proved.get(uid) == int(manifest["metadata"]["resourceVersion"]):
@@ -173,7 +173,7 @@ class Histories(RuleBasedStateMachine):
         self.seen_before, self.touched = members, set()
 
     def teardown(self) -> None:
-        """Once everything has arrived, the cache is the world."""
+        """Once everything has arrived, the cache equals the server."""
         for answered in self.answers:
             self.touched |= answered()
         if self.snapshot is None and not self.watching:

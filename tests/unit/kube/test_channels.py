@@ -150,7 +150,7 @@ async def test_a_server_that_speaks_another_language(
 async def test_credentials_are_renewed(client: ApiClient, server: FakeApiServer) -> None:
     server.programs[POD.name] = says_hello
     server.bearer_token = "second"
-    with pytest.raises(ForbiddenError):  # the kubeconfig's token is the first, for good
+    with pytest.raises(ForbiddenError):  # the kubeconfig's token is the first one, and stays
         await ran(client, "ls")
     assert server.count("GET", "/exec") == 2
 

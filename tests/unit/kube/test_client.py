@@ -69,7 +69,7 @@ def as_the_process() -> Iterator[None]:
 async def test_answers_are_read_however_deep_they_are(
     client: ApiClient, server: FakeApiServer, depth: int
 ) -> None:
-    """What a user nests, thousands of levels deep, is in every list of all jobs."""
+    """A user's object with thousands of levels is in every list of all jobs."""
     text = '{"a":' * depth + "1" + "}" * depth
     server.faults.append(Fault("GET", 200, text))
     answer = await client.request("GET", PODS_PATH)
@@ -346,7 +346,7 @@ async def test_no_more_of_an_answer_is_taken_than_asked_for(
     assert len(answer["items"][0]["spec"]) == 100_000
     with pytest.raises(AnswerTooLargeError):
         await client.request("GET", PODS_PATH, max_bytes=100_000)
-    assert server.count("GET", "/pods") == 2  # it would be as large again
+    assert server.count("GET", "/pods") == 2  # the second one would be as large
     assert {request.headers["Accept-Encoding"] for request in server.requests} == {"identity"}
 
 

@@ -75,7 +75,7 @@ def cluster(client: ApiClient, view: Running) -> KubePods:
 
 @pytest.fixture
 async def blind(server: FakeApiServer, cluster: KubePods) -> KubePods:
-    """A cluster whose watch delivers nothing: what it shows comes from our writes alone."""
+    """Return a cluster with a watch that delivers nothing: it sees only our writes."""
     await eventually(lambda: server.open_watches == 1)
     server.frozen = True
     return cluster
@@ -238,7 +238,7 @@ async def test_a_network_policy_that_goes_meanwhile_is_gone(
 
 
 ENDING = {"name": "a", "namespace": "ns", "deletionTimestamp": "2026-01-01T00:00:00Z"}
-"""Of a pod as it was about to be stored when it was gone: without a version."""
+"""A pod as it was about to be stored when it was already gone: without a version."""
 
 
 @pytest.mark.parametrize("node", [None, "node-1"])
@@ -272,7 +272,7 @@ async def test_the_grace_period_is_passed_on(blind: KubePods, server: FakeApiSer
         Fault("DELETE", 200, {"kind": "Status", "status": "Success"}, after_effect=True),
         Fault("DELETE", 200, {"kind": "Pod", "metadata": {"name": "a"}}, after_effect=True),
         Fault("DELETE", 404, {"reason": "NotFound", "message": "gone"}, after_effect=True),
-        # Another one's deletion came in between.
+        # Somebody else's deletion came in between.
         Fault("DELETE", 200, {"kind": "Pod", "metadata": ENDING}, after_effect=True),
     ],
 )
@@ -280,7 +280,7 @@ async def test_a_pod_that_is_gone_vanishes_and_stays_away(
     blind: KubePods, view: Running, server: FakeApiServer, answer: Fault
 ) -> None:
     await blind.create_pod(owned("a"))
-    server.update("pods", "ns", "a", {"status": {"phase": "Running"}})  # news on their way
+    server.update("pods", "ns", "a", {"status": {"phase": "Running"}})  # the watch reports it later
     server.faults = [answer]
     before = view.changes[JOB]
     await blind.delete_pod(Key("ns", "a"), grace_seconds=None)
@@ -329,7 +329,7 @@ async def test_labels_are_set_and_removed(
     assert (blind.pods_of(JOB), blind.pods_of(Key("ns", "other"))) == ([], [("a", "")])
     await blind.patch_pod_labels(Key("ns", "a"), {"role": None})
     assert "role" not in server.objects["pods", "ns", "a"]["metadata"]["labels"]
-    # What is kept of a pod has no such label: nobody needs to hear that it is gone.
+    # The pod's projection has no such label: nobody needs to know that it is gone.
     assert view.changes == {JOB: 2, Key("ns", "other"): 1}
 
 

@@ -28,9 +28,9 @@ def record(holder: str, version: str = "5", *, duration: float = 10.0) -> LeaseR
     return LeaseRecord(holder=holder, duration=duration, version=version)
 
 
-# Each holds the lease since 100.0.
+# Both hold the lease since 100.0.
 LEADER = ME.wrote(record("me"), sent_at=100.0)
-# Saw at 100.0 that another one holds it.
+# It saw at 100.0 that another replica holds the lease.
 STANDBY = ME.read(record("other"), at=100.0)
 
 
@@ -49,13 +49,13 @@ STANDBY = ME.read(record("other"), at=100.0)
         (STANDBY.read(record("other", "6"), at=110.0), 110.0, Wait(111.0)),
         (STANDBY.read(record("third", "6"), at=110.0), 110.0, Wait(111.0)),
         (STANDBY.read(record("", "6"), at=102.0), 102.0, Write("6")),
-        # The holder's promise counts, not what this candidate would promise.
+        # The holder's promised duration counts, not this candidate's.
         (ME.read(record("other", duration=30.0), at=100.0).read(
             record("other", duration=30.0), at=129.0), 129.0, Wait(130.0)),
         # A deleted lease: its holder may not have noticed yet.
         (STANDBY.read(None, at=105.0), 105.0, Wait(106.0)),
         (STANDBY.read(None, at=105.0).read(None, at=115.0), 115.0, Write(None)),
-        # Another one was faster, or an answer was lost.
+        # Another replica was faster, or a response was lost.
         (ME.read(None, at=100.0).refused(at=100.5), 100.5, Wait(101.5)),
         (ME.read(None, at=100.0).refused(at=100.5), 101.5, Read()),
         (ME.read(None, at=100.0).unanswered(sent_at=100.0, at=102.0), 102.0, Read()),

@@ -1,8 +1,8 @@
-"""Leader election played out: replicas whose clocks run at different speeds, and that are killed,
-frozen and stopped, on a network that delays and loses requests and answers.
+"""Simulated leader election: replicas with clocks of different speeds, which are killed, frozen and
+stopped, on a network that delays and loses requests and responses.
 
-Each replica does what `next_step` says, as `LeaderLease` does. A right to act begins only when an
-answer is taken in, so looking after each event finds any two that overlap.
+Each replica does what `next_step` says, like `LeaderLease`. A right to act begins only when a
+response arrives. So checking after each event finds any two that overlap.
 """
 
 import heapq
@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 
 TIMING = Timing()
 BAD_SECONDS, ALL_SECONDS = 60.0, 90.0
-"""How long the network is bad, and how long a history lasts."""
+"""How long the network is bad, and how long a history runs."""
 
 
 @dataclass
 class Network:
-    """What becomes of messages; seconds and probabilities."""
+    """Fate of messages; seconds and probabilities."""
 
     dice: random.Random
     loss: float
     slow: float
 
     def delay(self, now: float) -> float | None:
-        """How long a message takes; None: it is lost."""
+        """Return how long a message takes, or None if it is lost."""
         bad = now < BAD_SECONDS
         if bad and self.dice.random() < self.loss:
             return None
@@ -55,7 +55,7 @@ class Replica:
 
 
 class World:
-    """The lease on its server, the replicas, and the events to come."""
+    """The lease on its server, the replicas, and the coming events."""
 
     def __init__(self, network: Network, speeds: list[float]) -> None:
         self.now = 0.0
@@ -84,26 +84,26 @@ class World:
     def at(self, when: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (max(when, self.now), next(self._order), happen))
 
-    # What befalls replicas.
+    # Failures of replicas.
 
     def kill(self, replica: Replica) -> None:
-        """It is gone at once, and another process starts in its place."""
+        """End the replica at once, and start another process in its place."""
         replica.alive = False
         successor = self._process(replica.speed)
         self.replicas[self.replicas.index(replica)] = successor
         self._next_turn(successor, self.now + 1.0)
 
     def stop(self, replica: Replica) -> None:
-        """It ends in order and gives the lease up, if it has it."""
+        """Stop the replica in order; it releases the lease if it holds it."""
         self.kill(replica)
         if self.record is not None and self.record.holder == replica.candidate.identity:
             self._store(replace(self.record, holder="", duration=1.0))
 
     def freeze(self, replica: Replica, seconds: float) -> None:
-        """It does nothing for some time, and does not know."""
+        """Suspend the replica for a time, without its knowledge."""
         replica.frozen_until = self.now + seconds
 
-    # What replicas do.
+    # Actions of replicas.
 
     def _process(self, speed: float) -> Replica:
         dice = self.network.dice
@@ -111,7 +111,9 @@ class World:
         return Replica(Candidate(identity, TIMING), speed, offset=dice.uniform(-1e6, 1e6))
 
     def _next_turn(self, replica: Replica, when: float) -> None:
-        """Let a replica look at what is next, unless it waits for something else by then."""
+        """Let a replica take its next step then, unless it waits for something else by
+        that time.
+        """
         replica.turn += 1
         self._in_turn(replica, when, lambda: self._step(replica))
 
@@ -176,7 +178,7 @@ class World:
         patience = TIMING.request_timeout / replica.speed
         self._in_turn(replica, self.now + patience, give_up)
 
-    # What the server does.
+    # Actions of the server.
 
     def _write(self, identity: str, version: str | None) -> LeaseRecord | None:
         if (self.record.version if self.record else None) != version:
@@ -198,8 +200,8 @@ INCIDENTS = st.lists(
     ),
     max_size=8,
 )
-# A holder stops after 7 s of its own clock and counts as dead after 10 s of another's: the speeds
-# may differ by less than that.
+# A holder stops after 7 s of its own clock and counts as dead after 10 s of another clock: the
+# speeds may differ by less than that.
 SPEEDS = st.lists(st.floats(0.85, 1.2), min_size=2, max_size=3)
 PROBABILITIES = st.floats(0.0, 0.6)
 

@@ -1,5 +1,5 @@
-"""What kopf asks the API server with: answers come whole, or count as lost connections, and lists
-in pages that are bounded.
+"""kopf's requests to the API server: responses are complete, or count as lost connections, and
+lists have pages of limited size.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ LIST = {"kind": "DDPJobList", "items": []}
 
 
 def answer(content: Any, *, status: str = "200 OK") -> bytes:
-    """What a server sends."""
+    """Return a server's response."""
     body = json.dumps(content).encode()
     head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
@@ -38,7 +38,7 @@ HEAD = WHOLE[: WHOLE.index(b"{")]
 
 @asynccontextmanager
 async def server(*answers: bytes) -> AsyncIterator[str]:
-    """A server that gives each connection the next answer, and closes it; its URL."""
+    """Yield the URL of a server that sends each connection the next response, and closes it."""
     left = list(answers)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -93,7 +93,7 @@ async def test_kopf_asks_again_when_an_answer_breaks_off() -> None:
 
 
 async def test_kopf_asks_again_while_the_server_does_not_know_of_jobs() -> None:
-    """It scans only once. A server that starts learns of CRDs after it has begun to answer."""
+    """kopf scans only once. A starting server learns of CRDs after its first responses."""
     from kopf._cogs.clients import auth, scanning  # noqa: PLC0415
     from kopf._cogs.structs import credentials  # noqa: PLC0415
 
@@ -134,7 +134,7 @@ async def test_a_watch_is_read_as_it_comes() -> None:
 
 
 async def jobs_listed(url: str) -> list[str]:
-    """The names that kopf's own watch tells of until it says that the list is complete."""
+    """Return the names that kopf's own watch reports until the list is complete."""
     from kopf._cogs.clients import auth, watching  # noqa: PLC0415
     from kopf._cogs.structs import credentials, references  # noqa: PLC0415
 
@@ -178,7 +178,7 @@ async def test_kopf_lists_large_jobs_in_smaller_pages() -> None:
             server.update(PLURAL, "default", name, {"spec": {"x": "x" * (MAX_PAGE_BYTES // 3)}})
         assert await jobs_listed(server.url) == names
         lists = [request.query for request in server.requests if "watch" not in request.query]
-    taken = {query.get("continue"): int(query["limit"]) for query in lists}  # the last of each try
+    taken = {query.get("continue"): int(query["limit"]) for query in lists}  # the last try of each
     assert len(lists) > len(taken)
     begin = 0
     for limit in taken.values():

@@ -21,7 +21,7 @@ WEBHOOK = 'Internal error occurred: failed calling webhook "mutate.example.com":
 
 
 def told(server: FakeApiServer) -> list[Mapping[str, Any]]:
-    """The Events of this reason that the API server has."""
+    """Return the Events with this reason from the API server."""
     events = [stored for (kind, _, _), stored in server.objects.items() if kind == "events"]
     return [event for event in events if event["reason"] == "APIServerError"]
 

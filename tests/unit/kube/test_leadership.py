@@ -1,4 +1,4 @@
-"""An election that goes on while the operator thinks."""
+"""An election that continues while the operator is busy."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ THOUGHT_SECONDS = 6.0
 
 @contextmanager
 def server_elsewhere() -> Iterator[FakeApiServer]:
-    """An API server with a thread of its own: it answers while this one thinks."""
+    """An API server in its own thread: it answers while this one is busy."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -50,7 +50,7 @@ def server() -> Iterator[FakeApiServer]:
 
 @pytest.fixture
 def load(kubeconfig: Path) -> Callable[[], Credentials]:
-    """Credentials for each event loop that wants some."""
+    """Return new credentials for each event loop."""
     return lambda: load_credentials(kubeconfig=str(kubeconfig), environ={})
 
 

@@ -16,7 +16,7 @@ from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 from tests.waiting import eventually
 
 LEASE = Key("ns", "operator")
-# Far longer than any test: nothing expires unless the test says so.
+# Much longer than any test: nothing expires unless the test makes it.
 PATIENT = Timing(
     lease_duration=600,
     renew_deadline=500.0,
@@ -166,7 +166,7 @@ async def test_a_request_without_an_answer_does_not_delay_that(
 
         monkeypatch.setattr(server, "_answer", silent)
         with pytest.raises(LeaseLostError, match="could not be renewed"):
-            await asyncio.wait_for(task, 30)  # half of the request's own patience
+            await asyncio.wait_for(task, 30)  # half of the request's own deadline
         assert handed_over.is_set()
         assert not acts(replica)
 
@@ -174,7 +174,7 @@ async def test_a_request_without_an_answer_does_not_delay_that(
 async def test_the_right_to_act_ends_by_the_clock_even_if_nothing_runs(
     client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a process that was stopped, or on a machine that was suspended, and goes on."""
+    """As in a process that was stopped, or on a machine that was suspended, and continues."""
     async with running(client, "me") as (replica, _):
         await asyncio.wait_for(replica.held.wait(), 60)
         replica.check()

@@ -1,4 +1,4 @@
-"""The Secret that all replicas read what they know in common from."""
+"""The Secret with the key that all replicas share."""
 
 import asyncio
 import base64
@@ -84,7 +84,7 @@ async def test_what_is_no_secret_is_refused_with_the_remedy(
     said = r"the Secret ns/tokens has no data\.key .* delete it"
     with pytest.raises(ValueError, match=said):
         await own_secret(client, WHERE)
-    with pytest.raises(startup.StartupError, match=said):  # in one line, and no trace
+    with pytest.raises(startup.StartupError, match=said):  # in one line, without a traceback
         await startup.access(client, WHERE, namespace=None)
 
 

@@ -23,7 +23,7 @@ def pod(name: str, *, job: str = "job", managed: bool = True, **extra: Any) -> d
 
 
 def project(manifest: Any) -> tuple[str, str]:
-    """A pod's name and its phase, or that it is terminating."""
+    """Return a pod's name and its phase, or that it is terminating."""
     if manifest.get("status") == "malformed":
         raise TypeError("malformed")
     if manifest.get("status") == "forged":
@@ -38,7 +38,7 @@ def group(manifest: Any) -> Key:
 
 
 class Running:
-    """A reflector at work, and what it has reported."""
+    """A reflector at work, and its reports."""
 
     def __init__(self, client: ApiClient, **options: Any) -> None:
         self.changes: Counter[Key] = Counter()
@@ -111,7 +111,7 @@ async def test_a_page_of_large_objects_has_few(client: ApiClient, server: FakeAp
     async with running(client, page_size=10) as view:
         assert len(view.pods()) == 12
     lists = [request.query for request in server.requests if "watch" not in request.query]
-    taken = {query.get("continue"): int(query["limit"]) for query in lists}  # each one's last try
+    taken = {query.get("continue"): int(query["limit"]) for query in lists}  # the last try of each
     assert len(lists) > len(taken)
     begin = 0
     for limit in taken.values():
@@ -300,7 +300,7 @@ async def test_an_offer_while_a_list_is_being_read_survives_it(
         await eventually(lambda: server.count("GET", "/pods", watch=True) >= 3)
         await view.shows({"mine": "", "p0": "Failed", "p1": "", "p2": "", "p3": ""})
         offered = [pods for pods in seen if "mine" in pods]
-        assert offered == seen  # from its offer on, it was never out of sight
+        assert offered == seen  # after its offer it was always visible
         assert all(pods["p0"] == "Failed" for pods in seen[1:])
 
 

@@ -1,4 +1,4 @@
-"""Who may see what we serve, and how little the API server is bothered with the question."""
+"""Access to the operator's endpoints, with few requests to the API server."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ TOKEN = "eyJhbGciOi.eyJpc3MiOi-_.c2lnbmF0dXJl=="
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -43,7 +43,7 @@ async def asking(
 
 
 def asked(server: FakeApiServer) -> tuple[int, int]:
-    """How often the server was asked who it is, and whether he may."""
+    """Return how often the server received TokenReviews and SubjectAccessReviews."""
     return server.count("POST", "/tokenreviews"), server.count("POST", "/subjectaccessreviews")
 
 
@@ -96,7 +96,7 @@ async def test_strangers_make_nobody_forgotten_who_may(
     assert await asking.verdict(TOKEN) is Verdict.ALLOWED
     assert await asking.verdict("stranger-2") is Verdict.UNKNOWN
     assert asked(server) == (6, 1)
-    assert await asking.verdict("stranger-1") is Verdict.UNKNOWN  # only so many are remembered
+    assert await asking.verdict("stranger-1") is Verdict.UNKNOWN  # only so many are kept
     assert asked(server) == (7, 1)
 
 

@@ -12,7 +12,7 @@ Run = Callable[..., tuple[int, str]]
 
 
 def job(script: str, **spec: Any) -> dict[str, Any]:
-    """A job of two pods that run a shell script."""
+    """Return a job of two pods that run a shell script."""
     trainer = {"name": "trainer", "image": "any", "command": ["sh", "-c", script]}
     return {
         "apiVersion": "ddp-operator.io/v1alpha1",
@@ -24,7 +24,7 @@ def job(script: str, **spec: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a manifest and return exit code and output (the error output where it is refused)."""
+    """Run a manifest; return exit code and output (the error output if it is refused)."""
 
     def run(*documents: Any, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
         file = tmp_path / "job.yaml"
@@ -122,7 +122,7 @@ def test_a_rank_lost_at_a_time_restarts_the_gang(run: Run) -> None:
 
 
 def test_a_rank_lost_at_a_step_is_replaced(run: Run) -> None:
-    # Rank 1 blocks until it is killed; only its replacement finds the mark of the first.
+    # Rank 1 blocks until it is killed; its replacement finds the mark of the first one.
     script = """
     if [ $NODE_RANK = 1 ]; then
       if [ -e $MARKS/first ]; then touch $MARKS/second; exit 0; fi

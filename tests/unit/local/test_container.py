@@ -1,4 +1,4 @@
-"""What a container runs here, and why it cannot."""
+"""The process of a container on this machine, and reasons why it cannot run."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What people are shown, and that nothing is claimed that was not seen."""
+"""The display and the summary claim nothing that was not seen."""
 
 import io
 import re
@@ -144,7 +144,7 @@ def test_a_rank_that_takes_over_from_memory_is_not_said_to_read_a_checkpoint(
 
 
 def test_nothing_is_claimed_that_was_not_seen(story: Story, tmp_path: Path) -> None:
-    story.logged("resuming from checkpoint /x/step-80 (step 80)")  # before anything was lost
+    story.logged("resuming from checkpoint /x/step-80 (step 80)")  # before any loss
     story.lost(KillRequest.parse("1@1s"), pod(1))
     story.pods_changed([pod(0, message="Traceback, not JSON")])
     story.job_changed(finished(story.job, "Failed"))

@@ -1,4 +1,4 @@
-"""The port's contract, kept with real (small) processes."""
+"""The contract of the `Cluster` port, with real (small) processes."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ DEADLINE_SECONDS = 30.0
 
 
 class Recorder:
-    """A listener that can be waited on."""
+    """A listener that a test can wait on."""
 
     def __init__(self) -> None:
         self.jobs: list[Manifest] = []
@@ -82,7 +82,7 @@ def job_manifest() -> Manifest:
 
 
 def pod(script: str, *, owner: str = "uid-1", **spec: Any) -> dict[str, Any]:
-    """A pod that runs a shell script; Kubernetes makes one `$` of two."""
+    """Return a pod that runs a shell script; Kubernetes turns two `$` into one."""
     command = ["sh", "-c", script.replace("$$", "$$$$")]
     trainer = {"name": "trainer", "image": "any", "command": command}
     return {
@@ -106,7 +106,7 @@ def pod(script: str, *, owner: str = "uid-1", **spec: Any) -> dict[str, Any]:
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie that nobody has reaped yet does not live."""
+    """Return whether a process lives. A zombie that nobody has reaped yet does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -207,7 +207,7 @@ async def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(
 
 
 async def test_a_pod_ends_as_a_whole(cluster: LocalCluster[PodState], heard: Recorder) -> None:
-    """Whatever it started goes with it, even what went into a session of its own."""
+    """Everything that it started ends with it, even a process in its own session."""
     elsewhere = "setsid sh -c 'echo $$; touch $DDP_TERMINATION_LOG; exec sleep 1000' &"
     started = "until [ -e $DDP_TERMINATION_LOG ]; do sleep 0.01; done"
     await cluster.create_pod(pod(f"{elsewhere} {started}; exit 0"))
@@ -246,7 +246,7 @@ async def test_deleting_a_finished_pod_removes_it_at_once(
     await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
     await cluster.delete_pod(POD, grace_seconds=None)
     assert cluster.pods_of(JOB) == []
-    await cluster.delete_pod(POD, grace_seconds=None)  # gone already: no error
+    await cluster.delete_pod(POD, grace_seconds=None)  # already gone: no error
 
 
 async def test_a_pod_deleted_before_it_started_never_runs(
@@ -390,7 +390,7 @@ async def test_a_service_of_another_owner_is_in_the_way(cluster: LocalCluster[Po
 async def test_pods_do_not_share_our_process_group(
     cluster: LocalCluster[PodState], heard: Recorder
 ) -> None:
-    """Ctrl-C in the terminal must reach the command alone."""
+    """Ctrl-C in the terminal must reach only the command."""
     await cluster.create_pod(pod("ps -o pgid= -p $$; exec sleep 1000"))
     await heard.until(lambda: heard.lines)
     assert int(heard.lines[0]) != os.getpgid(0)

@@ -1,4 +1,4 @@
-"""What the pods of one machine share: ports, GPUs, a directory."""
+"""Things that the pods of one machine share: ports, GPUs, a directory."""
 
 import asyncio
 import socket
