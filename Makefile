@@ -104,7 +104,7 @@ lint: $(STAMP) ## ruff, mypy --strict, import contracts
 MESSAGES := operator/ddp_operator/job/failure/messages.py
 MESSAGES_COPY := trainer-image/ddp_trainer/process_group/messages.py
 .PHONY: generate check-generated
-generate: $(STAMP) ## Write the CRD, and the chart's values and schema, from the models; copy what the trainer shares
+generate: $(STAMP) ## Write what is generated: the CRD, the chart's schema, tables in the docs, the trainer's copy of messages
 	$(PY) -m ddp_operator crd > crds/ddpjobs.yaml
 	$(PY) -m tools.json_schema
 	cp $(MESSAGES) $(MESSAGES_COPY)

@@ -1,90 +1,124 @@
-"""What is generated from the model: the chart's values, their schema, and its README's table."""
+"""The chart's schema and the table in its README, generated from values.yaml and from the types."""
 
 import json
-import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 from pydantic import BaseModel
 
-from tools.chart.values import OF_PARENTS, Values
+from tools.chart.values import Values
 
 CHART: Final = Path(__file__).parents[2] / "manifests/chart"
 _BEGIN: Final = "<!-- values: make generate -->\n"
 _END: Final = "<!-- end of values -->\n"
-_WIDTH: Final = 100
 
 
-def files(readme: str) -> dict[str, str]:
-    """Return the generated files of the chart, by name; of its README, given, only the table."""
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A value in values.yaml: its path, its default, and the first paragraph of its comment."""
+
+    path: tuple[str, ...]
+    default: Any
+    description: str
+    is_section: bool
+    """It only groups other values."""
+
+
+def files(values: str, readme: str) -> dict[str, str]:
+    """Return the generated files by name; `values` and `readme` are the texts in the chart."""
     before, _, rest = readme.partition(_BEGIN)
     _, _, after = rest.partition(_END)
+    found = entries(values)
     return {
-        "values.yaml": values_yaml(Values()),
-        "values.schema.json": json.dumps(schema(), indent=1) + "\n",
-        "README.md": f"{before}{_BEGIN}\n{_table()}\n{_END}{after}",
+        "values.schema.json": json.dumps(schema(found), indent=1, ensure_ascii=False) + "\n",
+        "README.md": f"{before}{_BEGIN}\n{_table(found)}\n{_END}{after}",
     }
 
 
 def generate(chart: Path = CHART) -> None:
-    """Write them."""
-    for name, text in files((chart / "README.md").read_text()).items():
+    """Write the generated files."""
+    for name, text in files(
+        (chart / "values.yaml").read_text(), (chart / "README.md").read_text()
+    ).items():
         (chart / name).write_text(text)
 
 
-def schema() -> dict[str, Any]:
-    """Return what Helm checks values by."""
-    found: dict[str, Any] = _without_titles(Values.model_json_schema())
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+def entries(values: str) -> list[Entry]:
+    """Return the values in the text of values.yaml, in its order.
+
+    Raises:
+        pydantic.ValidationError: a value is unknown, is missing or has a bad default.
+    """
+    defaults = yaml.safe_load(values)
+    Values.model_validate(defaults)
+    return list(_entries(yaml.compose(values), defaults, Values, (), values.splitlines()))
 
 
-def _without_titles(node: Any) -> Any:
-    if isinstance(node, dict):
-        return {key: _without_titles(value) for key, value in node.items() if key != "title"}
-    return [_without_titles(item) for item in node] if isinstance(node, list) else node
+def _entries(
+    node: Any,
+    defaults: dict[str, Any],
+    model: type[BaseModel],
+    path: tuple[str, ...],
+    lines: list[str],
+) -> Iterator[Entry]:
+    types = {field.alias: field.annotation for field in model.model_fields.values()}
+    for key, value in node.value:
+        name = key.value
+        kind = types[name]
+        is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
+        yield Entry(
+            path=(*path, name),
+            default=defaults[name],
+            description=_comment_above(key.start_mark.line, lines),
+            is_section=is_section,
+        )
+        if is_section:
+            yield from _entries(value, defaults[name], kind, (*path, name), lines)
 
 
-def values_yaml(values: Values) -> str:
-    """Write values down with their meaning, as a chart has them."""
-    return "# Generated from tools/chart/values.py (make generate).\n" + "\n".join(
-        _lines(values, indent="")
-    )
+def _comment_above(number: int, lines: list[str]) -> str:
+    above = (line.strip() for line in reversed(lines[:number]))
+    block = [line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), above)]
+    return " ".join(takewhile(bool, reversed(block)))
 
 
-def _lines(values: BaseModel, *, indent: str) -> Iterator[str]:
-    for name, field in type(values).model_fields.items():
-        if not indent and name in OF_PARENTS:
-            continue
-        value = getattr(values, name)
-        text = field.description or (value.__doc__ if isinstance(value, BaseModel) else None)
-        if text:
-            yield from textwrap.wrap(
-                text, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
-            )
-        if isinstance(value, BaseModel):
-            yield f"{indent}{field.alias}:"
-            yield from _lines(value, indent=f"{indent}  ")
-        else:
-            dumped = yaml.safe_dump({field.alias: value}, sort_keys=False).rstrip()
-            yield textwrap.indent(dumped.replace("''", '""'), indent)
-        if not indent:
-            yield ""
+def schema(found: list[Entry]) -> dict[str, Any]:
+    """Return the JSON Schema that Helm checks values against."""
+    generated = Values.model_json_schema()
+    result: dict[str, Any] = _inlined(generated, generated.pop("$defs"))
+    for entry in found:
+        node = result
+        for name in entry.path:
+            node = node["properties"][name]
+        node["description"] = entry.description
+        if not entry.is_section:
+            node["default"] = entry.default
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **result}
 
 
-def _table() -> str:
+def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+    """Replace references; drop titles, and `required`, as Helm merges the defaults in."""
+    if isinstance(node, list):
+        return [_inlined(item, definitions) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _inlined(definitions[node["$ref"].rpartition("/")[2]], definitions)
+    return {
+        key: _inlined(value, definitions)
+        for key, value in node.items()
+        if key not in ("title", "required")
+    }
+
+
+def _table(found: list[Entry]) -> str:
     rows = ["| value | default | meaning |", "|---|---|---|"]
-    for name, default, meaning in _rows(Values(), prefix=""):
-        rows.append(f"| `{name}` | {default} | {meaning} |")
+    for entry in found:
+        if not entry.is_section:
+            default = f"`{json.dumps(entry.default)}`" if entry.default not in ("", [], {}) else ""
+            rows.append(f"| `{'.'.join(entry.path)}` | {default} | {entry.description} |")
     return "\n".join(rows) + "\n"
-
-
-def _rows(values: BaseModel, *, prefix: str) -> Iterator[tuple[str, str, str]]:
-    for name, field in type(values).model_fields.items():
-        value = getattr(values, name)
-        if isinstance(value, BaseModel):
-            yield from _rows(value, prefix=f"{prefix}{field.alias}.")
-        else:
-            default = f"`{json.dumps(value)}`" if value not in ("", [], {}) else ""
-            yield f"{prefix}{field.alias}", default, field.description or ""

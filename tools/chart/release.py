@@ -1,8 +1,9 @@
-"""What a release offers to download: the chart, one file for kubectl, the command line as one file
-for Python and for Krew, and their checksums.
+"""Write the downloads of a release: the chart, one file for kubectl, `kubectl ddp` as one file for
+Python and for Krew, and checksums.
 """
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -14,26 +15,29 @@ import yaml
 from ddp_operator import __version__
 
 from tools.chart import plugin
-from tools.chart.generated import CHART, values_yaml
-from tools.chart.values import Crds, Image, Values
+from tools.chart.generated import CHART
 
 NAMESPACE: Final = "ddp-operator"
 SINGLE_FILE: Final = "ddp-operator.yaml"
 CHECKSUMS: Final = "SHA256SUMS"
 _MADE_AT: Final = 946_684_800  # 2000-01-01
 _NAMESPACE_FILE: Final = CHART.parent / "install/namespace.yaml"
+_REGISTRY: Final = '  registry: ""\n'
 
 
 def release(folder: Path, *, registry: str = "", downloads: str = "") -> list[Path]:
-    """Write everything into a folder, for images in `registry` that bear the release's version;
-    `downloads`: the URL of the folder where all of it will be.
+    """Write all downloads into `folder` and return their paths.
+
+    The chart and the file for kubectl name the images of this version in `registry`. Krew's
+    manifest names its archive below the URL `downloads`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         chart = Path(shutil.copytree(CHART, Path(scratch, "ddp-operator")))  # follows its links
-        chosen = Values(image=Image(registry=registry))
-        (chart / "values.yaml").write_text(values_yaml(chosen))
-        for path in chart.rglob("*"):  # the same chart is the same package, whoever makes it
+        values = (CHART / "values.yaml").read_text()
+        with_registry = f"  registry: {json.dumps(registry)}\n"
+        (chart / "values.yaml").write_text(values.replace(_REGISTRY, with_registry))
+        for path in chart.rglob("*"):  # the same chart gives the same bytes on every machine
             os.utime(path, (_MADE_AT, _MADE_AT))
         package = helm.package(
             chart, destination=folder, version=__version__, app_version=__version__
@@ -48,10 +52,10 @@ def release(folder: Path, *, registry: str = "", downloads: str = "") -> list[Pa
 
 
 def single_file(chart: Path) -> str:
-    """Render a chart for kubectl, with its namespace first, which Helm would make itself."""
-    without_helm = Values(crds=Crds(keep=False)).model_dump(include={"crds": {"keep"}})
+    """Render a chart for kubectl, with the namespace first, which Helm itself would create."""
+    no_annotation_of_helm = {"crds": {"keep": False}}
     with helm.Chart.load(chart) as loaded:
-        rendered = loaded.render(without_helm, name="ddp-operator", namespace=NAMESPACE)
+        rendered = loaded.render(no_annotation_of_helm, name="ddp-operator", namespace=NAMESPACE)
     documents = [_NAMESPACE_FILE.read_text().strip()]
     for path in sorted(rendered, key=lambda path: (not path.endswith("crd.yaml"), path)):
         if path.endswith(".yaml") and "/tests/" not in path:

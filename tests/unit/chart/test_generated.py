@@ -1,39 +1,70 @@
-"""What is generated from the model of the values, and what Chart.yaml says by hand."""
+"""values.yaml, what is generated from it, and Chart.yaml."""
 
 import json
 from typing import Any
 
 import helm_python as helm
+import pytest
 import yaml
 from ddp_operator import __version__
 from ddp_operator.api import kubernetes
 from ddp_operator.api.constants import VERSION
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.schema.crd import custom_resource_definition
+from pydantic import ValidationError
 
 from tests.unit.job.builders import stored_job
-from tools.chart.generated import CHART, files
-from tools.chart.values import Values
+from tools.chart.generated import CHART, entries, files
+from tools.chart.values import OF_PARENTS, Values
+
+VALUES = (CHART / "values.yaml").read_text()
 
 
 def test_the_stored_files_are_those_of_the_model() -> None:
-    for name, text in files((CHART / "README.md").read_text()).items():
+    for name, text in files(VALUES, (CHART / "README.md").read_text()).items():
         assert (CHART / name).read_text() == text, f"{name} is out of date: run make generate"
 
 
 def test_the_readme_names_every_value() -> None:
     readme = (CHART / "README.md").read_text()
     assert '| `metrics.auth.certificateSecret` | `"ddp-operator-metrics"` |' in readme
-    assert "| `replicas` | `2` | One acts, the others stand by. |" in readme
+    assert "| `replicas` | `2` | Number of operator pods. One leader acts; " in readme
     assert readme.count("\n| `") > 40
 
 
-def test_the_values_mean_what_the_model_says() -> None:
-    read = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert Values.model_validate(read) == Values()
-    # What a parent chart says has no default that would hide it.
+def test_the_values_are_those_of_the_model() -> None:
+    read = yaml.safe_load(VALUES)
+    fields = [field.alias for field in Values.model_fields.values()]
+    assert list(read) == [name for name in fields if name not in OF_PARENTS]
+    # A default of these would hide what a parent chart sets.
     assert not {"global", "enabled"} & read.keys()
     assert read["crds"] == {"enabled": True, "keep": True}
+
+
+def test_every_value_has_a_description_of_whole_sentences() -> None:
+    for entry in entries(VALUES):
+        assert entry.description.endswith("."), entry.path
+        assert entry.description[0].isupper() or entry.description[0] == "`", entry.path
+
+
+def test_a_description_is_the_first_paragraph_of_a_comment() -> None:
+    [keep] = [entry for entry in entries(VALUES) if entry.path == ("crds", "keep")]
+    assert keep.description == "Keep the CRD when the release is uninstalled."
+    assert (keep.default, keep.is_section) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "named"),
+    [
+        ("replicas: 2\n", "replicas: two\n", "replicas"),
+        ("replicas: 2\n", "", "replicas"),
+        ("replicas: 2\n", "replica: 2\n", "replica"),
+    ],
+)
+def test_values_that_the_model_does_not_have_are_refused(good: str, bad: str, named: str) -> None:
+    assert good in VALUES
+    with pytest.raises(ValidationError, match=named):
+        entries(VALUES.replace(good, bad))
 
 
 def test_helm_finds_nothing_to_mend() -> None:

@@ -2,12 +2,12 @@
 
 import argparse
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pytest
+import yaml
 from ddp_operator.__main__ import _add_run_arguments
-from pydantic import BaseModel
 
 from tests.unit.chart.rendering import (
     OPERATOR,
@@ -19,7 +19,7 @@ from tests.unit.chart.rendering import (
     pod_of,
     render,
 )
-from tools.chart.values import OF_PARENTS, Values
+from tools.chart.generated import CHART, entries
 
 DIGEST: Final = f"sha256:{'0123456789abcdef' * 4}"
 CRD: Final = ("CustomResourceDefinition", "ddpjobs.ddp-operator.io")
@@ -259,20 +259,13 @@ CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
     ),
 ]
 OF_EVERY_OBJECT: Final = ("extraLabels", "extraAnnotations")
-
-
-def names(values: BaseModel, prefix: str = "") -> Iterator[str]:
-    for field_name, field in type(values).model_fields.items():
-        value = getattr(values, field_name)
-        if isinstance(value, BaseModel):
-            yield from names(value, f"{prefix}{field.alias}.")
-        elif prefix or field_name not in OF_PARENTS:
-            yield f"{prefix}{field.alias}"
+VALUES: Final = (CHART / "values.yaml").read_text()
 
 
 def test_every_value_is_tried() -> None:
     tried = {name for name, *_ in CASES}
-    assert tried | set(OF_EVERY_OBJECT) == set(names(Values()))
+    names = {".".join(entry.path) for entry in entries(VALUES) if not entry.is_section}
+    assert tried | set(OF_EVERY_OBJECT) == names
 
 
 @pytest.mark.parametrize(("name", "values", "look", "expected"), CASES)
@@ -346,8 +339,9 @@ def test_a_default_that_is_not_said_is_the_operators_own() -> None:
     parser = argparse.ArgumentParser()
     _add_run_arguments(parser)
     own = parser.parse_args([])
-    assert Values().progress_poll_seconds == own.progress_poll_seconds
-    assert Values().log_format == own.log_format
+    defaults = yaml.safe_load(VALUES)
+    assert defaults["progressPollSeconds"] == own.progress_poll_seconds
+    assert defaults["logFormat"] == own.log_format
 
 
 def test_releases_with_a_namespace_each_share_nothing() -> None:
