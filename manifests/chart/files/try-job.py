@@ -1,4 +1,4 @@
-"""What `helm test` runs: creates a tiny DDPJob, says how it goes, and removes it."""
+"""Run by `helm test`: create a small DDPJob, print its status, and delete it."""
 
 import asyncio
 import json
@@ -7,11 +7,11 @@ import os
 from ddp_operator.kube import ApiClient, load_credentials
 from ddp_operator.replica import JOBS
 
-SECONDS = 280  # of helm's own 300
+SECONDS = 280  # less than the 300 s of `helm test`
 
 
 async def main():
-    """See the job in the environment to its end."""
+    """Run the job whose manifest is in the environment variable JOB."""
     job = json.loads(os.environ["JOB"])
     path = JOBS.path(namespace=job["metadata"]["namespace"])
     async with ApiClient(load_credentials()) as client:
@@ -20,13 +20,13 @@ async def main():
             async with asyncio.timeout(SECONDS):
                 await ended(client, f"{path}/{name}")
         except TimeoutError:
-            raise SystemExit(f"{name} has not ended: is the operator there?") from None
+            raise SystemExit(f"{name} has not ended after {SECONDS} s: check that the operator runs") from None
         finally:
             await client.request("DELETE", f"{path}/{name}")
 
 
 async def ended(client, path):
-    """Wait until a job has succeeded; one that has not ends this process."""
+    """Wait until the job succeeds. If it fails, exit with its reason."""
     said = None
     while True:
         status = (await client.request("GET", path)).get("status") or {}

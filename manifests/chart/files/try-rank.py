@@ -1,4 +1,4 @@
-"""A pod of the job that `helm test` runs: its ranks find each other, as a training's would."""
+"""A rank of the job that `helm test` runs: ranks connect to rank 0, as in a real job."""
 
 import os
 import socket
@@ -16,8 +16,8 @@ else:
         try:
             socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=5).close()
             break
-        except OSError as error:  # rank 0 may start later, and its name be known later still
+        except OSError as error:  # rank 0 may start later, and its DNS name may resolve later still
             if time.monotonic() > deadline:
-                raise SystemExit(f"rank 0 cannot be reached: {error}") from None
+                raise SystemExit(f"cannot connect to rank 0 at {os.environ['MASTER_ADDR']}:{port}: {error}") from None
             time.sleep(1)
-print(f"rank {rank} of {world}: all are there", flush=True)
+print(f"rank {rank} of {world}: connected", flush=True)

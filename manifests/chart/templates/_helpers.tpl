@@ -1,6 +1,6 @@
-{{- /* Most of what is installed is written once, in files/, for kustomize and for Helm. */ -}}
+{{- /* Most objects are written once, in files/, for kustomize and for Helm. */ -}}
 
-{{- /* One of those objects, as this release has it: of `object`, in `namespace` if not the release's. */ -}}
+{{- /* Render `object` for this release, in `namespace` or in the release's namespace. */ -}}
 {{- define "ddp-operator.object" -}}
 {{- $metadata := .object.metadata }}
 {{- if hasKey $metadata "namespace" }}
@@ -16,7 +16,7 @@
 {{ toYaml .object }}
 {{- end }}
 
-{{- /* All objects of one of those files. */ -}}
+{{- /* Render all objects of `file`. */ -}}
 {{- define "ddp-operator.file" -}}
 {{- $chart := .chart }}
 {{- range splitList "\n---\n" (.chart.Files.Get .file) }}
@@ -35,7 +35,7 @@
 {{- with $image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
-{{- /* What an administrator has in place of the operator's own choice, if anything. */ -}}
+{{- /* Images of side cars that replace the operator's own choice. */ -}}
 {{- define "ddp-operator.side-cars" -}}
 {{- range $fabric, $image := .Values.sideCars }}
 {{- with $image }}

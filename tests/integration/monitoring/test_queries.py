@@ -33,10 +33,10 @@ ABOVE: Final = {
     "Hangs: A": 0,
     "Failures, by reason: A": 0,
     "Jobs by phase: A": 0,
-    "What jobs' time was spent on: A": 0,
+    "Where time was spent: A": 0,
     "Restarts an hour, by class of failure: A": 0,
     "Time to recover: A": 0,
-    "Requests that the API server refused or did not answer: A": 0,
+    "Failed requests to the API server: A": 0,
 }
 """Panels in which these jobs are to be seen, besides zeros."""
 

@@ -44,13 +44,13 @@ def test_a_typo_is_named(values: dict[str, Any], named: str) -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"leaderElection": False}, "leaderElection: without it replicas has to be 1"),
+        ({"leaderElection": False}, "leaderElection: false allows only replicas: 1"),
         (
             {"metrics": {"auth": {"enabled": True}, "monitor": {"kind": "PodMonitor"}}},
-            "metrics.monitor.endpoint: with metrics.auth it needs authorization",
+            "metrics.monitor.endpoint: metrics.auth requires authorization",
         ),
-        ({"enabled": False}, "enabled: counts only as the condition of a dependency"),
-        ({"extraObjects": [{"kind": "ConfigMap"}]}, "extraObjects: one of them has no metadata"),
+        ({"enabled": False}, "enabled: only a parent chart may set it"),
+        ({"extraObjects": [{"kind": "ConfigMap"}]}, "extraObjects: an object has no metadata"),
     ],
 )
 def test_what_does_not_go_together_is_named(values: dict[str, Any], named: str) -> None:

@@ -101,8 +101,8 @@ async def test_its_ranks_find_each_other_whoever_comes_late(late: int) -> None:
     ends = await asyncio.gather(first.communicate(), second.communicate())
     assert [first.returncode, second.returncode] == [0, 0], ends
     assert sorted(out.decode() for out, _ in ends) == [
-        "rank 0 of 2: all are there\n",
-        "rank 1 of 2: all are there\n",
+        "rank 0 of 2: connected\n",
+        "rank 1 of 2: connected\n",
     ]
 
 
