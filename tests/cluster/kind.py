@@ -1,8 +1,12 @@
-"""A cluster by kind, on machines with a working Docker engine."""
+"""A cluster by kind, on machines with a working Docker engine.
+
+DDP_TEST_KIND_IMAGE names the node image, and so the Kubernetes release; without it kind chooses.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +14,8 @@ from pathlib import Path
 from tests.cluster.errors import ClusterError
 from tests.cluster.processes import ProcessId
 from tests.cluster.state import Instance, create
+
+IMAGE_VARIABLE = "DDP_TEST_KIND_IMAGE"
 
 
 def usable() -> bool:
@@ -74,9 +80,11 @@ def start(name: str, *, owner: ProcessId | None) -> KindCluster:
     """
     instance = create(name, "kind", owner=owner, ports=0)
     running = KindCluster(instance)
+    image = os.environ.get(IMAGE_VARIABLE)
     _run(
         *("kind", "create", "cluster", "--name", cluster_name(name), "--wait", "120s"),
         *("--kubeconfig", str(running.kubeconfig)),
+        *(("--image", image) if image else ()),
     )
     return running
 

@@ -156,7 +156,9 @@ def _named(image: ImageSource, *, with_docker: bool) -> BuiltImage:
 
 
 def _build_with_docker(image: ImageSource, name: str, archive: Path) -> None:
-    docker, output = ("docker", "build"), ("docker", "save", "--output")
+    # Without a value, Docker takes an argument from the environment, if it is set there.
+    docker = ("docker", "build", "--build-arg", "PIP_EXTRA_INDEX_URL")
+    output = ("docker", "save", "--output")
     image_parts.run(*docker, "--file", str(image.dockerfile), "--tag", name, str(REPOSITORY))
     image_parts.run(*output, str(archive), name)
 
