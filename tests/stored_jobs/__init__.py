@@ -1,8 +1,11 @@
-"""Jobs as operators of before have left them in the API server: status, spec and pods.
+"""Jobs as an earlier operator left them in the API server: status, spec and pods.
 
-They were written by those operators' own code, over the tests' cluster in memory, before their
-status had a bookkeeping: replaced, a pod has taken another one's place; replacing, it is to, and a
-quota keeps it out; restarted, all pods have started anew; resumed, after a suspension.
+That operator's own code wrote them, with the tests' cluster in memory.
+
+- replaced: a pod has replaced another.
+- replacing: a quota refuses the new pod.
+- restarted: all pods have restarted.
+- resumed: the job was suspended before.
 """
 
 import json

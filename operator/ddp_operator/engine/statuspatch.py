@@ -7,7 +7,7 @@ from typing import Any, Final
 from ddp_operator.api.status import NOTES, DDPJobStatus, Outage
 from ddp_operator.ports import Manifest
 
-_KNOWN: Final = NOTES.union(str(field.alias) for field in DDPJobStatus.model_fields.values())
+_KNOWN: Final = frozenset(str(field.alias) for field in DDPJobStatus.model_fields.values())
 
 _FOR_PEOPLE: Final = ("ready", "readyReplicas", "selector", "placement", "goodput", "gaps")
 """Fields for people; no decision is known to depend on them."""
@@ -34,15 +34,12 @@ def status_patch(old: Manifest, wanted: Manifest) -> dict[str, Any]:
     """Return the merge patch that turns `old`, as stored, into `wanted`, as returned by
     `as_stored`.
 
-    Fields that a newer operator has stored stay. So do an older operator's notes in their old
-    places, until the server has shown that it keeps the bookkeeping: an older CRD drops it.
+    Fields that only a newer operator knows stay.
     """
     new = {**wanted, **_others(old, _KNOWN)}
     kept = old.get("bookkeeping")
-    if kept and isinstance(kept, Mapping):
+    if isinstance(kept, Mapping):
         new["bookkeeping"] = {**new["bookkeeping"], **_others(kept, NOTES)}
-    elif old:
-        new |= new["bookkeeping"]
     return merge_patch(old, new)
 
 
@@ -56,8 +53,9 @@ def pruned(wanted: Manifest, stored: Manifest) -> frozenset[str]:
 
 
 def forgotten(decided: DDPJobStatus, stored: DDPJobStatus) -> frozenset[str]:
-    """Return the fields of a decision that the server has not stored as decided, in any place.
-    Fields for people are ignored.
+    """Return the names of a decision's fields that the server has stored with another value.
+
+    Fields that no decision depends on are left out.
     """
     wanted, found = as_stored(decided), as_stored(stored)
     for name in _FOR_PEOPLE:

@@ -22,7 +22,9 @@ async def running(world: World) -> None:
     world.cluster.lost_fields = lost
 
 
-@pytest.mark.parametrize("field", ["bookkeeping.replacements", "restarts", "failures"])
+@pytest.mark.parametrize(
+    "field", ["bookkeeping", "bookkeeping.replacements", "restarts", "failures"]
+)
 async def test_what_was_not_stored_whole_is_taken_back_and_charged_nothing(field: str) -> None:
     world = World()
     world.cluster.lost_fields = {field}
@@ -57,17 +59,6 @@ async def test_it_is_tried_again_once_a_minute_whatever_else_happens() -> None:
         calls += await world.reconcile()
         world.now += timedelta(seconds=1)
     assert calls == ["patch_status train", "patch_status train"], "stored, and taken back"
-
-
-async def test_notes_that_are_kept_in_their_old_places_are_stored_whole() -> None:
-    world = World()
-    world.cluster.lost_fields = {"bookkeeping"}
-    await running(world)
-    for _ in range(20):
-        await world.reconcile()
-        world.now += timedelta(seconds=10)
-    assert world.status["restarts"] == 1
-    assert "train-0-1-r1" in {key.name for key in world.cluster.pods}
 
 
 async def test_what_is_for_people_alone_may_be_lost() -> None:

@@ -1,19 +1,12 @@
 """`DDPJob.status`: the state of a job, and everything that the operator must remember."""
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import (
-    Field,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from ddp_operator.api.constants import MAX_REPLICAS
-from ddp_operator.api.status.bookkeeping import NOTES, Bookkeeping
+from ddp_operator.api.status.bookkeeping import Bookkeeping
 from ddp_operator.api.status.failures import MAX_GAPS, Failure, GapRecord
 from ddp_operator.api.status.progress import CheckpointRecord, Goodput, Progress
 from ddp_operator.api.status.world import World
@@ -144,20 +137,6 @@ class DDPJobStatus(StatusModel):
         default_factory=Bookkeeping,
         description="The operator's own notes. Not an interface: they may change in any release.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gathered(cls, stored: Any) -> Any:
-        """Move notes that are beside the other fields into `bookkeeping`, where older releases had
-        none.
-
-        If both exist, the notes beside the other fields are newer: only an older operator writes
-        them there.
-        """
-        if not isinstance(stored, Mapping) or NOTES.isdisjoint(stored):
-            return stored
-        rest = {name: value for name, value in stored.items() if name not in NOTES}
-        return rest | {"bookkeeping": {name: stored[name] for name in NOTES & stored.keys()}}
 
     def bounded(self) -> Self:
         """Return the status cut to what may be stored."""
