@@ -2,7 +2,7 @@
 
 Originals run under their own controllers, converted jobs in another namespace, all at once. Those
 of JobSet and Kubeflow Trainer run by hand: DDP_TEST_PEERS=1 builds the controllers (see
-CONTRIBUTING.md). The training operator of PyTorchJobs is not run: its documentation says what it
+tests/README.md). The training operator of PyTorchJobs is not run: its documentation says what it
 tells pods.
 """
 
