@@ -1,1 +1,1 @@
-"""The Helm chart's tools: what is generated from the model of its values, and releases."""
+"""The Helm chart's generated files, and releases."""

@@ -1,4 +1,4 @@
-"""The Helm chart, and releases, from the command line: `python -m tools.chart generate`."""
+"""Generate files of the Helm chart, and write releases: `python -m tools.chart generate`."""
 
 import argparse
 from pathlib import Path
@@ -12,11 +12,13 @@ def main() -> None:
     """Run one command."""
     parser = argparse.ArgumentParser(prog="python -m tools.chart", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("generate", help="write what comes from the model of the values")
-    asked = commands.add_parser("release", help="write what a release offers to download")
-    asked.add_argument("--registry", default="", help="where its images are, as image.registry")
-    asked.add_argument("--downloads", default="", help="URL of the folder where it will be")
-    alone = commands.add_parser("plugin", help="write kubectl ddp as one file for Python")
+    commands.add_parser("generate", help="write the chart's schema and the table in its README")
+    asked = commands.add_parser("release", help="write the downloads of a release")
+    asked.add_argument(
+        "--registry", default="", help="registry of the images, as in image.registry"
+    )
+    asked.add_argument("--downloads", default="", help="URL of the folder with the downloads")
+    alone = commands.add_parser("plugin", help="write kubectl ddp as one file that Python runs")
     for one in (asked, alone):
         one.add_argument("--into", type=Path, default=Path("dist"), metavar="FOLDER")
     arguments = parser.parse_args()

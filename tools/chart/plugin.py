@@ -1,8 +1,8 @@
-"""`kubectl ddp` as one file that Python alone runs, and what Krew wants to know of it.
+"""Write `kubectl ddp` as one file that needs only Python, and Krew's manifest of it.
 
-It holds the libraries at the locked versions, as they are installed beside this: so nothing is
-fetched, and `make venv` has checked their hashes. Some are compiled, so it runs on the platform
-and with the Python that it is made with.
+The file has the locked libraries, copied from this environment: nothing is downloaded, and
+`make venv` has checked their hashes. Some are compiled, so the file runs only on this platform and
+with this version of Python.
 """
 
 import gzip
@@ -31,9 +31,9 @@ _ROOT: Final = Path(__file__).parents[2]
 _PREAMBLE: Final = Path(__file__).with_name("plugin_preamble.py")
 _LEFT_OUT: Final = re.compile(
     r"""__pycache__/
-    | ^\.\./                                                   # their programs
-    | \.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json)$  # of this machine
-    | ^kubernetes/aio/                                         # half of all, and nobody's
+    | ^\.\./                                                   # scripts of the libraries
+    | \.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json)$  # specific to this machine
+    | ^kubernetes/aio/                                         # half of the size, and unused
     """,
     re.VERBOSE,
 )
@@ -43,11 +43,11 @@ _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class NotLockedError(Exception):
-    """What is installed here is not what is locked."""
+    """An installed library has another version than the locked one."""
 
 
 def build(folder: Path) -> Path:
-    """Write the file into a folder.
+    """Write the file into `folder` and return its path.
 
     Raises:
         NotLockedError: a library has another version than the locked one, or is missing.
@@ -58,7 +58,9 @@ def build(folder: Path) -> Path:
         site = Path(scratch)
         for name, version in locked():
             _copy(_installed(name, version), site)
-        _copy(distribution("shiv"), site, only=_OF_DISTRIBUTION)  # its licence: it unpacks them
+        _copy(
+            distribution("shiv"), site, only=_OF_DISTRIBUTION
+        )  # its licence, because its code unpacks the others
         own = Path(ddp_operator.__file__).parent
         for path in own.rglob("*"):
             inner = path.relative_to(own.parent)
@@ -77,7 +79,7 @@ def build(folder: Path) -> Path:
 
 
 def locked() -> list[tuple[str, str]]:
-    """The libraries that the operator needs, and their versions."""
+    """Return the operator's libraries and their locked versions."""
     text = (_ROOT / "requirements/operator.txt").read_text()
     return re.findall(r"(?m)^([\w.-]+)==(\S+)", text)
 
@@ -86,9 +88,11 @@ def _installed(name: str, version: str) -> Distribution:
     try:
         found = distribution(name)
     except ModuleNotFoundError:
-        raise NotLockedError(f"{name} is not installed: make venv") from None
+        raise NotLockedError(f"{name} is not installed; run make venv") from None
     if found.version != version:
-        raise NotLockedError(f"{name} is {found.version}, and {version} is locked: make venv")
+        raise NotLockedError(
+            f"{name} {found.version} is installed, but {version} is locked; run make venv"
+        )
     return found
 
 
@@ -104,8 +108,9 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def package(plugin: Path, *, downloads: str = "") -> list[Path]:
-    """Write the archive that Krew installs, and its manifest, beside the file; `downloads`: the URL
-    of the folder that the archive will be in.
+    """Write Krew's archive and manifest beside `plugin` and return their paths.
+
+    The manifest names the archive below the URL `downloads`.
     """
     system, machine = sys.platform, platform.machine()
     machine = _MACHINES.get(machine, machine)
@@ -137,10 +142,10 @@ def _krew_manifest(its_platform: dict[str, Any]) -> dict[str, Any]:
         "spec": {
             "version": f"v{__version__}",
             "shortDescription": "Run and watch PyTorch DistributedDataParallel jobs",
-            "description": "Runs DDPJobs, shows how they train and why they do not, and acts on "
-            "them. The cluster needs the operator of that name.\n",
-            "caveats": f"Needs Python {python} as python{python} on PATH. What it unpacks is in "
-            f"{CACHE}.\n",
+            "description": "Runs DDPJobs, shows their progress, explains failures and changes "
+            "jobs. The cluster needs the DDPJob operator.\n",
+            "caveats": f"Needs Python {python} as python{python} on PATH. It unpacks its libraries "
+            f"to {CACHE}.\n",
             "platforms": [its_platform],
         },
     }

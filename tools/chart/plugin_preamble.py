@@ -1,5 +1,5 @@
-"""Runs inside `kubectl-ddp` before its program: says for which Python it was made, and keeps what
-it unpacks from piling up.
+"""Run inside `kubectl-ddp` before its program: refuse another Python or platform, and remove the
+unpacked files of old releases.
 """
 
 import json
@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 KEPT_BESIDE = 1
-"""Of other releases: one may still be running."""
+"""Number of other releases to keep, because one may still be running."""
 
 
 def prune(own: Path) -> None:
-    """Remove what earlier releases have unpacked, but for the latest."""
+    """Remove the unpacked files of other releases, except the latest."""
     name = _program(own)
     others = [p for p in own.parent.iterdir() if _program(p) == name and p.is_dir() and p != own]
     others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
@@ -23,18 +23,18 @@ def prune(own: Path) -> None:
 
 
 def _program(unpacked: Path) -> str:
-    """Its file's name, to which shiv adds what it was built of; others may share the folder."""
+    """Return the program's name without the build that shiv adds; programs share the folder."""
     return unpacked.name.rpartition("_")[0]
 
 
 def refusal(made_for: list[object], here: list[object]) -> str:
-    """Why it cannot run here; empty where it can."""
+    """Return why the file cannot run here; empty if it can."""
     if made_for == here:
         return ""
     texts = ["Python {}.{} on {} {}".format(*each) for each in (made_for, here)]
     return (
-        f"kubectl-ddp: this file is made for {texts[0]}, and this is {texts[1]}: run it with "
-        f"python{made_for[0]}.{made_for[1]}, or install ddp-operator by pip"
+        f"kubectl-ddp: this file needs {texts[0]}, but runs on {texts[1]}; run it with "
+        f"python{made_for[0]}.{made_for[1]}, or install ddp-operator with pip"
     )
 
 
@@ -43,5 +43,5 @@ if __name__ == "__main__":
     _HERE = [*sys.version_info[:2], sys.platform, platform.machine()]
     if _REFUSAL := refusal(json.loads((_SITE / "kubectl-ddp.json").read_text()), _HERE):
         sys.exit(_REFUSAL)
-    with suppress(OSError):  # as another one does the same
+    with suppress(OSError):  # another process may do the same
         prune(_SITE.parent)

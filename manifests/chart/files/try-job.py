@@ -11,7 +11,7 @@ SECONDS = 280  # less than the 300 s of `helm test`
 
 
 async def main():
-    """Run the job whose manifest is in the environment variable JOB."""
+    """Run the job in the environment variable JOB, a manifest in JSON."""
     job = json.loads(os.environ["JOB"])
     path = JOBS.path(namespace=job["metadata"]["namespace"])
     async with ApiClient(load_credentials()) as client:

@@ -88,7 +88,7 @@ async def test_it_asks_a_server(
 
 
 def test_what_is_not_locked_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for wrong, said in ((("click", "0.1"), "and 0.1 is locked"), (("no-such", "1"), "not inst")):
+    for wrong, said in ((("click", "0.1"), "but 0.1 is locked"), (("no-such", "1"), "not inst")):
         monkeypatch.setattr(plugin, "locked", lambda wrong=wrong: [wrong])
         with pytest.raises(plugin.NotLockedError, match=said):
             plugin.build(tmp_path)
@@ -99,8 +99,8 @@ def test_another_python_is_told(file: Path) -> None:
     linux = [3, 11, "linux", "x86_64"]
     assert refusal(linux, linux) == ""
     assert refusal(linux, [3, 13, "darwin", "arm64"]) == (
-        "kubectl-ddp: this file is made for Python 3.11 on linux x86_64, and this is Python 3.13 "
-        "on darwin arm64: run it with python3.11, or install ddp-operator by pip"
+        "kubectl-ddp: this file needs Python 3.11 on linux x86_64, but runs on Python 3.13 "
+        "on darwin arm64; run it with python3.11, or install ddp-operator with pip"
     )
     first = file.read_bytes().partition(b"\n")[0].decode()
     assert first == "#!/usr/bin/env python{}.{}".format(*sys.version_info)
@@ -116,7 +116,7 @@ def test_it_ends_where_it_was_not_made_for(file: Path, home: Path) -> None:
     finally:
         facts.write_text(true)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.startswith("kubectl-ddp: this file is made for Python 2.7 on os2 i386")
+    assert ended.stderr.startswith("kubectl-ddp: this file needs Python 2.7 on os2 i386")
 
 
 def test_what_releases_unpack_does_not_pile_up(tmp_path: Path) -> None:
