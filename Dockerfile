@@ -1,10 +1,9 @@
-# The operator. Build it from the repository's root:
+# The operator's image. Build it in the repository's root:
 #   docker build -t ddp-operator .
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS dependencies
-# Where pip looks is up to the build: a build without network gives PIP_NO_INDEX=1 and a folder of
-# wheels as PIP_FIND_LINKS.
+# A build without network sets PIP_NO_INDEX=1, and PIP_FIND_LINKS to a folder of wheels.
 ARG PIP_NO_INDEX
 ARG PIP_FIND_LINKS
 ARG PIP_EXTRA_INDEX_URL
@@ -20,10 +19,10 @@ COPY operator /src/operator
 RUN /app/bin/pip install --no-cache-dir --no-deps --target /project /src/operator
 
 FROM ${BASE_IMAGE}
-# Two layers: a change of the operator's code leaves its dependencies' layer as it is.
+# Two layers, so that a change of the operator's code keeps the layer of its dependencies.
 COPY --from=dependencies /app /app
 COPY --from=project /project /project
-# What `launcher: inject` copies into pods of any image; the operator itself does not run it.
+# `launcher: inject` copies this into pods of any image. The operator itself does not run it.
 COPY trainer-image/inject /launcher
 COPY trainer-image/ddp_trainer /launcher/ddp_trainer
 ENV PATH=/app/bin:$PATH \
