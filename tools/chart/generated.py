@@ -69,15 +69,15 @@ def _entries(
     for key, value in node.value:
         name = key.value
         kind = types[name]
-        is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
+        section = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
         yield Entry(
             path=(*path, name),
             default=defaults[name],
             description=_comment_above(key.start_mark.line, lines),
-            is_section=is_section,
+            is_section=section is not None,
         )
-        if is_section:
-            yield from _entries(value, defaults[name], kind, (*path, name), lines)
+        if section:
+            yield from _entries(value, defaults[name], section, (*path, name), lines)
 
 
 def _comment_above(number: int, lines: list[str]) -> str:

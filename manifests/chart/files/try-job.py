@@ -20,7 +20,9 @@ async def main():
             async with asyncio.timeout(SECONDS):
                 await ended(client, f"{path}/{name}")
         except TimeoutError:
-            raise SystemExit(f"{name} has not ended after {SECONDS} s: check that the operator runs") from None
+            raise SystemExit(
+                f"{name} has not ended after {SECONDS} s: check that the operator runs"
+            ) from None
         finally:
             await client.request("DELETE", f"{path}/{name}")
 

@@ -18,6 +18,8 @@ else:
             break
         except OSError as error:  # rank 0 may start later, and its DNS name may resolve later still
             if time.monotonic() > deadline:
-                raise SystemExit(f"cannot connect to rank 0 at {os.environ['MASTER_ADDR']}:{port}: {error}") from None
+                raise SystemExit(
+                    f"cannot connect to rank 0 at {os.environ['MASTER_ADDR']}:{port}: {error}"
+                ) from None
             time.sleep(1)
 print(f"rank {rank} of {world}: connected", flush=True)
