@@ -74,8 +74,8 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
     try:
         options, output = LaunchOptions.parse(arguments), Output.from_env(env)
         rank_environment, standing = RankEnvironment(env), Standing.from_env(env)
-        if rank_environment.born.node_rank is not None:
-            log_to_stdout(f"launcher {rank_environment.born.node_rank}")
+        if rank_environment.initial.node_rank is not None:
+            log_to_stdout(f"launcher {rank_environment.initial.node_rank}")
         verdict = _run(options, output, rank_environment, standing, with_node_environment(env))
         report = verdict.report
     except ConfigurationError as error:
@@ -136,7 +136,7 @@ def _supervise(
         nested_ranks=nested_ranks,
     )
     local = LocalCheckpoints.from_env(environment)
-    world = World(rank_environment.born, wake=wake, local_checkpoints=local)
+    world = World(rank_environment.initial, wake=wake, local_checkpoints=local)
     served = False
     if placement.status_port is not None and status_path is not None:
         # Import it only after signals are blocked, which its thread inherits. Import it only where
@@ -152,7 +152,7 @@ def _supervise(
             trainjob_token=trainjob_token,
             world=WorldRequests(world, rank_environment) if rank_environment.can_change else None,
         )
-    if rank_environment.born.node_rank is None and not served:
+    if rank_environment.initial.node_rank is None and not served:
         return _failed(
             f"a pod without a node rank cannot receive one on port {placement.status_port}: set "
             "spec.statusPort to a port that is free in all pods"
@@ -172,7 +172,7 @@ def _supervise(
         world,
         rank_environment,
         judge=verdict_on,
-        place_file=AssignmentFile(status_path) if status_path is not None else None,
+        assignment_file=AssignmentFile(status_path) if status_path is not None else None,
         status_file=StatusFile(status_path) if status_path is not None else None,
         of_rank_0=found,
         standing=standing if served and rank_environment.can_change else None,

@@ -85,12 +85,12 @@ class Lifetime:
         rank_environment: RankEnvironment,
         *,
         judge: Callable[[Sequence[RankEnd]], Verdict],
-        place_file: AssignmentFile | None,
+        assignment_file: AssignmentFile | None,
         status_file: StatusFile | None,
         of_rank_0: Mapping[str, str],
         standing: Standing | None,
     ) -> None:
-        """`place_file`: tells assignments to ranks that form their group themselves; None: do not.
+        """`assignment_file`: for ranks that form their group themselves; None: there is none.
         `status_file`: the ranks' reports; None: they are not served.
 
         `of_rank_0`: extra variables for the ranks of the pod with node rank 0.
@@ -101,10 +101,10 @@ class Lifetime:
         self._rank_environment = rank_environment
         self._standing = standing
         self._judge = judge
-        self._place_file = place_file
+        self._assignment_file = assignment_file
         self._status_file = status_file
         self._of_rank_0 = of_rank_0
-        self._under = world.place
+        self._current = world.assignment
         """The current assignment of this pod's ranks, or their last one."""
         self._superseded = False
         """True: the running ranks are being ended for another assignment."""
@@ -124,113 +124,120 @@ class Lifetime:
         if self._supervisor.has_joined:
             self._world.joined()
         while True:
-            place = self._wait_for_place()
-            if place is None:
+            assignment = self._wait_for_assignment()
+            if assignment is None:
                 return _stopped(TerminationReport())
-            if not self._world.begin(place):
+            if not self._world.begin(assignment):
                 continue
-            ranks = self._take(place)
-            ends = self._supervisor.run(ranks, self._heed)
+            ranks = self._take(assignment)
+            ends = self._supervisor.run(ranks, self._on_event)
             self._world.ranks_run(None)
             verdict = self._judge(ends)
             if self._supervisor.told_to_stop:
                 return _stopped(verdict.report) if self._have_left(ends, verdict) else verdict
-            if not self._goes_on(ends, verdict):
+            if not self._continues(ends, verdict):
                 why = self._ask_for_restart(ends, verdict)
                 if why is not None:
                     return verdict.noting(
                         f"not restarted in place: {why[:_MAX_REASON]}" if why else ""
                     )
 
-    def _wait_for_place(self) -> Assignment | None:
+    def _wait_for_assignment(self) -> Assignment | None:
         """Wait for an assignment to start ranks with; None: this pod was told to stop."""
         waits: Assignment | None = None
         while not self._supervisor.told_to_stop:
-            place = self._world.place
-            if place.node_rank is not None and place.start:
-                return place
-            held_until = self._held_until if place is self._world.born else None
+            assignment = self._world.assignment
+            if assignment.node_rank is not None and assignment.start:
+                return assignment
+            held_until = self._held_until if assignment is self._world.initial else None
             if held_until is not None and time.monotonic() >= held_until:
                 _logger.info("no other assignment received: starting the ranks with the first one")
-                return place
-            if place is not waits:
-                waits = place
+                return assignment
+            if assignment is not waits:
+                waits = assignment
                 self._supervisor.warm_up()
                 log_to_stdout("launcher")
-                what = "for the other pods" if place.node_rank is not None else "for an assignment"
-                _logger.info("generation %d: waiting %s", place.generation, what)
+                what = (
+                    "for the other pods"
+                    if assignment.node_rank is not None
+                    else "for an assignment"
+                )
+                _logger.info("generation %d: waiting %s", assignment.generation, what)
             self._world.waits(is_warm=self._supervisor.is_warm)
             self._supervisor.idle(until=math.inf if held_until is None else held_until)
         return None
 
-    def _take(self, place: Assignment) -> Mapping[int, Mapping[str, str]]:
+    def _take(self, assignment: Assignment) -> Mapping[int, Mapping[str, str]]:
         """Write the assignment file for the ranks, and return their variables."""
-        self._under, self._superseded = place, False
-        if place is not self._world.born:
-            self._write(place)
+        self._current, self._superseded = assignment, False
+        if assignment is not self._world.initial:
+            self._write(assignment)
             if self._status_file is not None:
                 with contextlib.suppress(OSError):
                     self._status_file.remove()  # the status of earlier ranks would look like a hang
-        return self._settle(place)
+        return self._settle(assignment)
 
-    def _settle(self, place: Assignment) -> Mapping[int, Mapping[str, str]]:
+    def _settle(self, assignment: Assignment) -> Mapping[int, Mapping[str, str]]:
         """Log the assignment under its node rank, and return the variables of its ranks."""
-        if place is not self._world.born:
-            log_to_stdout(f"launcher {place.node_rank}")
+        if assignment is not self._world.initial:
+            log_to_stdout(f"launcher {assignment.node_rank}")
             _logger.info(
-                "generation %d: node rank %d of %d", place.generation, place.node_rank, place.nodes
+                "generation %d: node rank %d of %d",
+                assignment.generation,
+                assignment.node_rank,
+                assignment.nodes,
             )
         by_name = self._supervisor.has_joined
-        extra = self._of_rank_0 if place.node_rank == 0 else {}
-        ranks = self._rank_environment.ranks(place, by_name=by_name)
+        extra = self._of_rank_0 if assignment.node_rank == 0 else {}
+        ranks = self._rank_environment.ranks(assignment, by_name=by_name)
         return {rank: {**variables, **extra} for rank, variables in ranks.items()}
 
-    def _write(self, place: Assignment) -> bool:
+    def _write(self, assignment: Assignment) -> bool:
         """Write the assignment for the ranks; return whether it could be written."""
-        file = self._place_file
-        return file is not None and self._errors.attempt(lambda: file.write(place))
+        file = self._assignment_file
+        return file is not None and self._errors.attempt(lambda: file.write(assignment))
 
-    def _heed(self) -> None:
+    def _on_event(self) -> None:
         """Act on a new assignment while ranks run."""
         joined = self._supervisor.has_joined
         if joined:
             self._world.joined()
-        place = self._world.place
-        if place is self._under or self._superseded or self._supervisor.told_to_stop:
+        assignment = self._world.assignment
+        if assignment is self._current or self._superseded or self._supervisor.told_to_stop:
             return
-        if not (joined and self._write(place)):
+        if not (joined and self._write(assignment)):
             _logger.info(
-                "generation %d: ending the ranks of the previous generation", place.generation
+                "generation %d: ending the ranks of the previous generation", assignment.generation
             )
             self._superseded = True
-            self._supervisor.end(within_seconds=place.grace_seconds)
+            self._supervisor.end(within_seconds=assignment.grace_seconds)
             return
-        self._under = place
+        self._current = assignment
         # They form no group with ranks of another generation, however slowly they leave.
-        self._world.ranks_run(place.generation)
-        if place.node_rank is None:
-            _logger.info("generation %d: the ranks leave the group", place.generation)
-            self._supervisor.leave(within_seconds=place.grace_seconds + _LEAVE_SECONDS)
+        self._world.ranks_run(assignment.generation)
+        if assignment.node_rank is None:
+            _logger.info("generation %d: the ranks leave the group", assignment.generation)
+            self._supervisor.leave(within_seconds=assignment.grace_seconds + _LEAVE_SECONDS)
         else:
-            self._supervisor.stay(self._settle(place))
+            self._supervisor.stay(self._settle(assignment))
 
-    def _goes_on(self, ends: Sequence[RankEnd], verdict: Verdict) -> bool:
+    def _continues(self, ends: Sequence[RankEnd], verdict: Verdict) -> bool:
         """Return True if the pod continues after its ranks ended, with another assignment."""
         if ends and all(end.finished for end in ends):
             return False
         if self._superseded:
             return True
-        if self._under.node_rank is None:
+        if self._current.node_rank is None:
             return not any(end.finished for end in ends)
         done = verdict.exit_code in (ExitCode.DONE, ExitCode.CONFIGURATION)
-        return not done and self._world.place.generation > self._under.generation
+        return not done and self._world.assignment.generation > self._current.generation
 
     def _have_left(self, ends: Sequence[RankEnd], verdict: Verdict) -> bool:
         """Return True if the ranks left the group with exit code 0 before they finished.
 
         The pod must not count as completed then.
         """
-        left = self._under.node_rank is None and verdict.exit_code == ExitCode.DONE
+        left = self._current.node_rank is None and verdict.exit_code == ExitCode.DONE
         return left and not any(end.finished for end in ends)
 
     def _ask_for_restart(self, ends: Sequence[RankEnd], verdict: Verdict) -> str | None:
@@ -252,7 +259,7 @@ class Lifetime:
         until = time.monotonic() + ANSWER_SECONDS
         try:
             while not self._supervisor.told_to_stop:
-                if self._world.place.generation > self._under.generation:
+                if self._world.assignment.generation > self._current.generation:
                     return None
                 if posting.refusal:
                     return posting.refusal
@@ -264,19 +271,19 @@ class Lifetime:
         return "told to stop"
 
     def _post(self, verdict: Verdict, standing: Standing) -> Delivery:
-        place, placement = self._under, self._rank_environment.placement
+        assignment, placement = self._current, self._rank_environment.placement
         report = FailureReport(
-            job_uid=place.job_uid,
-            attempt=place.attempt,
+            job_uid=assignment.job_uid,
+            attempt=assignment.attempt,
             pod=standing.pod,
-            node_rank=place.node_rank or 0,
-            generation=place.generation,
+            node_rank=assignment.node_rank or 0,
+            generation=assignment.generation,
             exit_code=verdict.exit_code,
             message=message_of(verdict.report),
             time=utc(time.time()),
         )
-        host = place.master_address or place.master_addr
-        if place.node_rank == 0:
+        host = assignment.master_address or assignment.master_addr
+        if assignment.node_rank == 0:
             return Delivery(lambda: answer_of(self._world.note(report), report), done=wake)
         return Delivery(lambda: deliver(report, host, placement), done=wake)
 

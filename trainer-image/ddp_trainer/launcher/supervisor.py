@@ -117,12 +117,12 @@ class Supervisor:
         adopt_orphans()
 
     def run(
-        self, ranks: Mapping[int, Mapping[str, str]], heed: Callable[[], None] = lambda: None
+        self, ranks: Mapping[int, Mapping[str, str]], on_event: Callable[[], None] = lambda: None
     ) -> list[RankEnd]:
         """Run a rank for each key of `ranks`; return how they ended, in order of time.
 
         A rank that fails is restarted while the budget allows it. After that, the other ranks
-        receive SIGTERM, and SIGKILL if they do not stop in time. `heed` is called after each
+        receive SIGTERM, and SIGKILL if they do not stop in time. `on_event` is called after each
         event; it may call `end`, `leave` and `stay`.
 
         Raises:
@@ -141,7 +141,7 @@ class Supervisor:
             while self._running or self._starting:
                 self._wait(until=self._kill_at)
                 self._look_for_nested_ranks()
-                heed()
+                on_event()
                 for local_rank, end in self._reap():
                     if self._start_again(local_rank, end):
                         continue
@@ -150,7 +150,7 @@ class Supervisor:
                         self._ending = True
                         self._kill_at = time.monotonic() + self._kill_after_seconds
                         self._signal_all(signal.SIGTERM)
-                self._kill_the_late()
+                self._kill_overdue()
                 self._frozen.kill({k: v for k, v in self._running.items() if k not in self._left})
                 if self._starting and time.monotonic() > self._start_by:
                     _logger.warning("a rank did not start within %.0f s: retrying", _START_SECONDS)
@@ -240,7 +240,7 @@ class Supervisor:
         self._start_by = time.monotonic() + _START_SECONDS
         self._starter.start(rank, variables, report_fd=report_fd, streams=output.streams)
         output.streams.close()
-        self._take_in_the_started()
+        self._register_started()
 
     def _start_again(self, local_rank: int, end: RankEnd) -> bool:
         if self._ending or self._leaving or self.told_to_stop:
@@ -259,7 +259,7 @@ class Supervisor:
         self._start(local_rank)
         return True
 
-    def _take_in_the_started(self) -> None:
+    def _register_started(self) -> None:
         for rank, pid in self._starter.started():
             self._running[pid] = self._starting.pop(rank)
             if self._ending or self.told_to_stop:
@@ -277,7 +277,7 @@ class Supervisor:
         if until is not None:
             seconds = max(0.0, min(seconds, until - time.monotonic()))
         arrived = signal.sigtimedwait(_WATCHED, seconds)
-        self._take_in_the_started()
+        self._register_started()
         if arrived is not None and arrived.si_signo in _STOP_SIGNALS:
             name = signal.Signals(arrived.si_signo).name
             if self._running or self._starting:
@@ -294,7 +294,7 @@ class Supervisor:
         """Reap all dead children, including adopted orphans; return the local ranks that ended."""
         ends: list[tuple[int, RankEnd]] = []
         for pid, exit_code in _dead_children():
-            self._take_in_the_started()  # a rank is announced before it can die, perhaps just now
+            self._register_started()  # a rank is announced before it can die, perhaps just now
             if pid in self._running:
                 self._left[pid] = exit_code
             elif self._starter.own_child_ended(pid):
@@ -341,7 +341,7 @@ class Supervisor:
             return ""
         return last_words(process.output.ends(), unhandled=exit_code in _UNHANDLED)
 
-    def _kill_the_late(self) -> None:
+    def _kill_overdue(self) -> None:
         now = time.monotonic()
         if self._kill_at is None or now < self._kill_at:
             return

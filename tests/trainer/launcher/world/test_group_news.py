@@ -68,8 +68,8 @@ def test_places_count_by_their_generation_alone() -> None:
         ),
     ]
     for place, taken, known in told:
-        assert world.take(place) is taken
-        assert world.place == known
+        assert world.accept(place) is taken
+        assert world.assignment == known
     assert len(woken) == 2
 
 
@@ -78,8 +78,8 @@ def test_of_one_generation_only_the_start_is_news() -> None:
     held = replace(BORN, generation=5, start=False)
     started = replace(held, start=True, master_address="10.0.0.7")
     for place, known in [(held, held), (started, started), (held, started)]:
-        assert world.take(place)
-        assert world.place == known
+        assert world.accept(place)
+        assert world.assignment == known
 
 
 def test_news_have_a_number_that_grows_with_each_change() -> None:
@@ -93,9 +93,9 @@ def test_news_have_a_number_that_grows_with_each_change() -> None:
     seen.append(number(world))
     world.note(REPORT)
     assert number(world) == seen[-1]
-    world.take(replace(BORN, generation=5, start=False))
+    world.accept(replace(BORN, generation=5, start=False))
     seen.append(number(world))
-    world.take(replace(BORN, generation=5))
+    world.accept(replace(BORN, generation=5))
     assert number(world) == seen[-1]
     assert seen == [1, 2, 3, 4]
 
@@ -123,7 +123,7 @@ def test_letters_are_bounded_and_those_of_a_generation_end_with_it() -> None:
         "scope": "InPlace",
         "failures": [],
     }
-    world.take(replace(BORN, generation=5))
+    world.accept(replace(BORN, generation=5))
     assert json.loads(to_json(world.news(after=0, wait_seconds=0)))["failures"] == []
 
 
@@ -256,8 +256,8 @@ def for_torchrun(rank: int, *, of: int) -> dict[str, str]:
 def test_the_place_that_a_pod_is_made_with_leaves_its_environment_alone() -> None:
     rank_environment = RankEnvironment(member())
     assert rank_environment.can_change
-    assert rank_environment.born == replace(BORN, master_addr="localhost")
-    assert rank_environment.ranks(rank_environment.born, by_name=True) == {
+    assert rank_environment.initial == replace(BORN, master_addr="localhost")
+    assert rank_environment.ranks(rank_environment.initial, by_name=True) == {
         2: {"RANK": "2", "LOCAL_RANK": "0", **for_torchrun(2, of=4)},
         3: {"RANK": "3", "LOCAL_RANK": "1", **for_torchrun(3, of=4)},
     }
@@ -283,16 +283,16 @@ def test_another_place_gives_its_ranks_all_variables(made: dict[str, str]) -> No
     for by_name, known in [(True, place), (False, replace(place, master_address=""))]:
         assert rank_environment.ranks(known, by_name=by_name)[4]["MASTER_ADDR"] == "j-0-0.j"
     assert rank_environment.ranks(replace(place, node_rank=None), by_name=False) == {}
-    assert rank_environment.misfit(place) == ""
+    assert rank_environment.why_unfit(place) == ""
 
 
 def test_a_pod_without_a_place_waits_for_one() -> None:
     rank_environment = RankEnvironment(spare())
-    assert rank_environment.born.node_rank is None
+    assert rank_environment.initial.node_rank is None
     assert (
-        rank_environment.born.job_uid,
-        rank_environment.born.attempt,
-        rank_environment.born.generation,
+        rank_environment.initial.job_uid,
+        rank_environment.initial.attempt,
+        rank_environment.initial.generation,
     ) == ("7d1f", 0, 4)
     assert rank_environment.placement.local_world_size == 2
 
@@ -314,12 +314,12 @@ def test_where_pods_differ_a_place_has_to_fit() -> None:
         member(DDP_POD_SIZES="1,2,2", WORLD_SIZE="5", GROUP_WORLD_SIZE="3")
     )
     place = replace(BORN, generation=9, node_rank=2, nodes=3)
-    assert rank_environment.misfit(place) == ""
+    assert rank_environment.why_unfit(place) == ""
     ranks = rank_environment.ranks(place, by_name=True)
     assert {rank: each["WORLD_SIZE"] for rank, each in ranks.items()} == {3: "5", 4: "5"}
-    assert rank_environment.misfit(replace(place, node_rank=None)) == ""
-    assert rank_environment.misfit(replace(place, nodes=4)).startswith("nodes: ")
-    assert rank_environment.misfit(replace(place, node_rank=0)).startswith("nodeRank: ")
+    assert rank_environment.why_unfit(replace(place, node_rank=None)) == ""
+    assert rank_environment.why_unfit(replace(place, nodes=4)).startswith("nodes: ")
+    assert rank_environment.why_unfit(replace(place, node_rank=0)).startswith("nodeRank: ")
 
 
 def test_checkpoints_on_the_pods_own_disk_are_what_ranks_write_there(tmp_path: Path) -> None:

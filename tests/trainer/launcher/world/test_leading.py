@@ -66,7 +66,7 @@ class Job:
         if host in self.lost:
             return None
         assert len(to_json(told)) < 1000
-        taken = self.others[host].take(told)
+        taken = self.others[host].accept(told)
         self.said.append((host, told.generation, told.start))
         return PutResponse(knows=taken, ended=taken)
 
@@ -79,12 +79,12 @@ class Job:
     def fail(self) -> None:
         """A pod's ranks fail, while no operator asks."""
         self.first.news(after=0, wait_seconds=0)
-        generation = self.first.place.generation
+        generation = self.first.assignment.generation
         assert self.first.note(replace(REPORT, generation=generation)) is None
 
     @property
     def known(self) -> list[tuple[int, int | None, bool]]:
-        places = [self.first.place, *(world.place for world in self.others.values())]
+        places = [self.first.assignment, *(world.assignment for world in self.others.values())]
         return [(place.generation, place.node_rank, place.start) for place in places]
 
 
@@ -107,7 +107,7 @@ def test_nobody_leads_where_the_operator_asks_or_nothing_has_failed() -> None:
     assert not is_due(world), "one has asked"
     clock.now += 1
     assert is_due(world)
-    world.take(replace(BORN, generation=5))
+    world.accept(replace(BORN, generation=5))
     assert not is_due(world), "it has decided"
 
 
@@ -139,7 +139,7 @@ def test_failures_are_noted_however_long_nobody_has_asked_where_node_rank_0_may_
 def test_a_restart_whose_operator_has_gone_is_led() -> None:
     job = Job()
     job.first.news(after=0, wait_seconds=0)
-    job.first.take(replace(BORN, generation=5, start=False))
+    job.first.accept(replace(BORN, generation=5, start=False))
     assert not is_due(job.first)
     job.clock.now += LEAD_SECONDS
     assert is_due(job.first)
@@ -163,7 +163,7 @@ def test_what_was_led_is_reported_until_the_operator_has_heard_of_it() -> None:
         job.fail()
         job.clock.now += 100
         assert job.leader.lead(job.first.wait_to_lead())
-        assert job.first.place.generation == generation
+        assert job.first.assignment.generation == generation
     job.fail()
     news = json.loads(to_json(job.first.news(after=0, wait_seconds=0)))
     assert (news["generation"], news["members"]) == (6, "0-1,7")
@@ -171,7 +171,7 @@ def test_what_was_led_is_reported_until_the_operator_has_heard_of_it() -> None:
     assert all(each["time"].endswith("Z") for each in news["led"])
     assert [each["generation"] for each in news["failures"]] == [4, 5, 6]
     accepted = replace(BORN, generation=6, leader="train-0-0")
-    assert job.first.take(accepted)
+    assert job.first.accept(accepted)
     after = json.loads(to_json(job.first.news(after=0, wait_seconds=0)))
     assert "led" not in after
     assert [each["generation"] for each in after["failures"]] == [6]
@@ -187,8 +187,8 @@ def test_news_of_many_generations_stay_within_what_the_operator_reads() -> None:
             failure = replace(REPORT, generation=generation, pod=f"p{pod}", message='"' * 500)
             assert job.first.note(failure) is None
         led = replace(BORN, generation=generation + 1, led=True, leader="train-0-0")
-        job.first.take(replace(led, start=False))
-        job.first.take(led)
+        job.first.accept(replace(led, start=False))
+        job.first.accept(led)
     news = job.first.news(after=0, wait_seconds=0)
     assert len(to_json(news).encode()) < 64 * 1024
     assert news.led is not None
@@ -211,7 +211,7 @@ def test_a_pod_that_does_not_answer_is_asked_again_before_any_process_ends() -> 
     job = Job()
     job.lost = {"train-0-7.train"}
     states: list[int] = []
-    job.before_call = lambda _: states.append(job.first.place.generation)
+    job.before_call = lambda _: states.append(job.first.assignment.generation)
     job.fail()
     job.clock.now += LEAD_SECONDS
     assert job.leader.lead(job.first.wait_to_lead())
@@ -224,10 +224,10 @@ def test_who_was_replaced_as_node_rank_0_leads_nobody() -> None:
     job.fail()
     job.clock.now += LEAD_SECONDS
     by_operator = replace(BORN, generation=5, node_rank=1, leader="train-0-9", members="")
-    job.others["train-0-1.train"].take(by_operator)
+    job.others["train-0-1.train"].accept(by_operator)
     assert not job.leader.lead(job.first.wait_to_lead())
     assert job.known[:2] == [(4, 0, True), (5, 1, True)]
-    assert job.others["train-0-1.train"].place is by_operator
+    assert job.others["train-0-1.train"].assignment is by_operator
 
 
 def test_a_decision_that_comes_meanwhile_counts() -> None:
@@ -238,11 +238,11 @@ def test_a_decision_that_comes_meanwhile_counts() -> None:
 
     def decide(host: str) -> None:
         del host
-        job.first.take(decided)
+        job.first.accept(decided)
 
     job.before_call = decide
     assert job.leader.lead(job.first.wait_to_lead())
-    assert job.first.place is decided
+    assert job.first.assignment is decided
     assert not job.first.is_led
 
 
@@ -261,9 +261,9 @@ def test_a_decision_that_comes_meanwhile_counts() -> None:
 def test_a_led_generation_is_confirmed_only_as_it_is(told: dict[str, object], taken: bool) -> None:
     world = World(BORN)
     led = replace(BORN, generation=5, leader="train-0-0", led=True)
-    assert world.take(led)
-    assert world.take(replace(BORN, **{"generation": 5, **told})) is taken  # type: ignore[arg-type]
-    assert (world.place is led) is (told.get("generation") != 6)
+    assert world.accept(led)
+    assert world.accept(replace(BORN, **{"generation": 5, **told})) is taken  # type: ignore[arg-type]
+    assert (world.assignment is led) is (told.get("generation") != 6)
     assert world.is_led is not taken
 
 
@@ -274,7 +274,7 @@ def test_a_generation_that_fails_at_once_makes_the_next_one_wait_longer() -> Non
     waits: list[float] = []
     for ran in (1000.0, 1.0, 1.0, 1.0, *([1.0] * 6), 60.0):
         job.clock.now += ran
-        generation = job.first.place.generation
+        generation = job.first.assignment.generation
         assert job.first.note(replace(REPORT, generation=generation)) is None
         due = job.first._due_to_lead()
         assert due is not None
@@ -287,8 +287,8 @@ def test_a_generation_that_fails_at_once_makes_the_next_one_wait_longer() -> Non
 def test_the_environment_says_whom_node_rank_0_may_lead() -> None:
     told = {"DDP_STATUS_PORT": "8090", "DDP_GENERATION": "4"}
     env = {**contract(node_rank=0, nodes=2), **told}
-    assert RankEnvironment({**env, "DDP_MEMBERS": "0-1"}).born.members == "0-1"
-    assert RankEnvironment(env).born.members == ""
+    assert RankEnvironment({**env, "DDP_MEMBERS": "0-1"}).initial.members == "0-1"
+    assert RankEnvironment(env).initial.members == ""
 
 
 def test_hosts_are_named_as_the_operator_names_them() -> None:

@@ -145,7 +145,7 @@ class _Handler(BoundedHandler):
 
     def do_PUT(self) -> None:  # noqa: N802 - so it is called
         if self._path() == assignment.PATH and self.server.world is not None:
-            self._if_admitted(partial(self.server.world.put_place, self))
+            self._if_admitted(partial(self.server.world.put_assignment, self))
         else:
             self._refuse_path()
 

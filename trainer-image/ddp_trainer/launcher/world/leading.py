@@ -160,18 +160,18 @@ class Leader:
         )
         # This pod's own processes end last: if another launcher refuses, none were ended in vain.
         if not self._tell(others, held, present, wait_seconds=0, until_ended=False):
-            return self._world.place is not present
-        if not self._world.take(held):
+            return self._world.assignment is not present
+        if not self._world.accept(held):
             return True
-        held = self._world.place
+        held = self._world.assignment
         if not self._tell(others, held, held, wait_seconds=_WAIT_SECONDS, until_ended=True):
-            return self._world.place is not held
+            return self._world.assignment is not held
         while not self._world.is_ready_for(held, wait_seconds=_WAIT_SECONDS):
-            if self._world.place is not held:
+            if self._world.assignment is not held:
                 return True
         started = replace(held, start=True)
-        if self._world.place is held and self._world.take(started):
-            now = self._world.place
+        if self._world.assignment is held and self._world.accept(started):
+            now = self._world.assignment
             self._tell(others, now, now, wait_seconds=0, until_ended=False)
         return True
 
@@ -209,7 +209,7 @@ class Leader:
         left = dict(others)
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="leader") as pool:
             while left:
-                if self._world.place is not known:
+                if self._world.assignment is not known:
                     return False
                 answers = pool.map(
                     lambda each: self._call(

@@ -47,7 +47,7 @@ class RankEnvironment:
         """How long to wait for another assignment before ranks start with the first one."""
         self._sizes_are_fixed = bool(env.get(SIZES))
         self._host = _REPLACEMENT.sub("", env.get("DDP_POD", ""))
-        self.born = Assignment(
+        self.initial = Assignment(
             job_uid=self.placement.job_uid,
             attempt=self.placement.attempt,
             generation=self.placement.generation,
@@ -57,39 +57,41 @@ class RankEnvironment:
             start=env.get(HELD) != "1" and not self.hold_seconds,
             members="" if waits else env.get(MEMBERS, ""),
         )
-        """The place that the pod was made with."""
+        """The assignment that the pod was created with."""
 
-    def misfit(self, place: Assignment) -> str:
-        """Why the pod cannot have a place; empty: it can."""
-        if place.host and self._host and place.host != self._host:
+    def why_unfit(self, assignment: Assignment) -> str:
+        """Return why the pod cannot take an assignment; empty: it can."""
+        if assignment.host and self._host and assignment.host != self._host:
             return f"host: this is {self._host}"
         sizes = self.placement.pod_sizes.sizes
-        if place.node_rank is None or not self._sizes_are_fixed:
+        if assignment.node_rank is None or not self._sizes_are_fixed:
             return ""
-        if place.nodes != len(sizes):
+        if assignment.nodes != len(sizes):
             return f"nodes: {SIZES} says how many, {len(sizes)}"
-        if sizes[place.node_rank] != self.placement.local_world_size:
+        if sizes[assignment.node_rank] != self.placement.local_world_size:
             own = self.placement.local_world_size
-            return f"nodeRank: that pod of {SIZES} has {sizes[place.node_rank]} ranks, this {own}"
+            return (
+                f"nodeRank: that pod of {SIZES} has {sizes[assignment.node_rank]} ranks, this {own}"
+            )
         return ""
 
-    def ranks(self, place: Assignment, *, by_name: bool) -> Mapping[int, Mapping[str, str]]:
+    def ranks(self, assignment: Assignment, *, by_name: bool) -> Mapping[int, Mapping[str, str]]:
         """Return the variables of each rank that the assignment gives to this pod, by rank.
 
         `by_name`: use the host name of node rank 0 as MASTER_ADDR even if its address is known.
         After a replacement, DNS may return the old pod's address for half a minute. Only ranks that
         form their group themselves can handle that.
         """
-        if place.node_rank is None:
+        if assignment.node_rank is None:
             return {}
         own = self.placement.local_world_size
-        first_rank, world_size = place.node_rank * own, place.nodes * own
+        first_rank, world_size = assignment.node_rank * own, assignment.nodes * own
         if self._sizes_are_fixed:
             sizes = self.placement.pod_sizes
-            first_rank, world_size = sizes.first_rank(place.node_rank), sum(sizes.sizes)
+            first_rank, world_size = sizes.first_rank(assignment.node_rank), sum(sizes.sizes)
         common: Mapping[str, str] = {}
-        if place is not self.born:
-            common = _variables(place, world_size=world_size, by_name=by_name)
+        if assignment is not self.initial:
+            common = _variables(assignment, world_size=world_size, by_name=by_name)
         return {
             first_rank + local_rank: {
                 **common,
@@ -112,10 +114,12 @@ def _hold_seconds(env: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _variables(place: Assignment, *, world_size: int, by_name: bool) -> Mapping[str, str]:
+def _variables(assignment: Assignment, *, world_size: int, by_name: bool) -> Mapping[str, str]:
     """Return the variables of torch's `env://` and of torchrun, and our own."""
-    node_rank, nodes = str(place.node_rank), str(place.nodes)
-    master_addr = place.master_addr if by_name else place.master_address or place.master_addr
+    node_rank, nodes = str(assignment.node_rank), str(assignment.nodes)
+    master_addr = (
+        assignment.master_addr if by_name else assignment.master_address or assignment.master_addr
+    )
     return {
         "MASTER_ADDR": master_addr,
         "WORLD_SIZE": str(world_size),
@@ -123,5 +127,5 @@ def _variables(place: Assignment, *, world_size: int, by_name: bool) -> Mapping[
         "GROUP_RANK": node_rank,
         "GROUP_WORLD_SIZE": nodes,
         "PET_MASTER_ADDR": master_addr,
-        GENERATION: str(place.generation),
+        GENERATION: str(assignment.generation),
     }

@@ -29,7 +29,7 @@ class WorldRequests:
         self._world = world
         self._rank_environment = rank_environment
 
-    def put_place(self, request: BoundedHandler) -> None:
+    def put_assignment(self, request: BoundedHandler) -> None:
         """PUT /world: set the assignment of this pod; the answer may take some seconds."""
         try:
             asked = _query(request)
@@ -46,13 +46,13 @@ class WorldRequests:
         except (ValueError, RecursionError) as error:
             request.refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
-        if why := self._rank_environment.misfit(told):
+        if why := self._rank_environment.why_unfit(told):
             request.refuse(HTTPStatus.BAD_REQUEST, why)
             return
-        code = HTTPStatus.OK if self._world.take(told) else HTTPStatus.CONFLICT
+        code = HTTPStatus.OK if self._world.accept(told) else HTTPStatus.CONFLICT
         ended = self._world.is_ready_for(told, wait_seconds=wait)
         answer = {
-            "generation": self._world.place.generation,
+            "generation": self._world.assignment.generation,
             "ended": ended,
             "led": self._world.is_led,
         }

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
@@ -22,6 +21,7 @@ from ddp_trainer.launcher.world.failure_reports import (
     Refusal,
     within_bounds,
 )
+from ddp_trainer.launcher.world.news import Led, News
 from ddp_trainer.process_group.assignment import Assignment
 from ddp_trainer.telemetry.wire import utc
 
@@ -49,56 +49,26 @@ _FAILURES_LED = 2
 """Failures to keep of each of them: the first ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Led:
-    """A generation that began while the operator was away."""
-
-    generation: int
-    time: str
-    """When its ranks could start: UTC, as in 2026-11-21T03:00:00Z."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class News:
-    """The answer of node rank 0 to the operator's request for news."""
-
-    number: int
-    """Grows with each change of the other fields."""
-    generation: int
-    scope: Literal["Pod", "InPlace"]
-    """How ranks get into another group. Pod: they form it themselves; InPlace: they are restarted.
-    """
-    failures: tuple[Failure, ...]
-    """In order of arrival: of this generation, and of those that led to restarts without the
-    operator."""
-    members: str | None = None
-    """The slots of the group's pods, if node rank 0 may lead."""
-    led: tuple[Led, ...] | None = None
-    """The generations up to this one that did not come from the operator."""
-    saved_in_pod: bool | None = None
-    """True: ranks have saved to this pod's own disk, which no other pod can read."""
-
-
 class World:
     """The whole state. Its methods are thread-safe."""
 
     def __init__(
         self,
-        born: Assignment,
+        initial: Assignment,
         *,
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         local_checkpoints: LocalCheckpoints | None = None,
     ) -> None:
-        """`born`: the assignment that the pod was created with.
+        """`initial`: the assignment that the pod was created with.
 
         `wake`: called when the state changes, and on requests.
         `clock`: monotonic, in seconds.
         `local_checkpoints`: None: no rank saves to the pod's own disk.
         """
-        self.born = born
+        self.initial = initial
         self._local_checkpoints = local_checkpoints or LocalCheckpoints((), since=0.0)
-        self._place = born
+        self._assignment = initial
         self._wake = wake
         self._clock = clock
         self._changed = threading.Condition()
@@ -121,11 +91,11 @@ class World:
         self._is_warm = False
 
     @property
-    def place(self) -> Assignment:
+    def assignment(self) -> Assignment:
         """The newest assignment; the same object until it changes."""
-        return self._place
+        return self._assignment
 
-    def take(self, place: Assignment) -> bool:
+    def accept(self, assignment: Assignment) -> bool:
         """Store an assignment of the pod, if it is new.
 
         Returns:
@@ -133,52 +103,54 @@ class World:
             to another job or attempt.
         """
         with self._changed:
-            known = self._place
-            if (place.job_uid, place.attempt) != (known.job_uid, known.attempt):
+            known = self._assignment
+            if (assignment.job_uid, assignment.attempt) != (known.job_uid, known.attempt):
                 return False
-            if place.generation < known.generation:
+            if assignment.generation < known.generation:
                 return False
-            if place.generation == known.generation:
-                if not self._is_the_same(place):
+            if assignment.generation == known.generation:
+                if not self._is_the_same(assignment):
                     return False
-                if known.start or not place.start:
+                if known.start or not assignment.start:
                     return True
-            self._replace(place)
+            self._replace(assignment)
         self._wake()
         return True
 
-    def _is_the_same(self, place: Assignment) -> bool:
+    def _is_the_same(self, assignment: Assignment) -> bool:
         """Return True if the assignment is of the generation that this pod has.
 
         A launcher may have begun one with the same number while the operator was away. The operator
         either accepts that one or has its own.
         """
-        known = self._place
-        if place.led and self._led:
-            return place.leader == known.leader
-        if place.led:
+        known = self._assignment
+        if assignment.led and self._led:
+            return assignment.leader == known.leader
+        if assignment.led:
             return False
         if self._led:
-            if place.leader != known.leader or (known.members and place.members != known.members):
+            if assignment.leader != known.leader or (
+                known.members and assignment.members != known.members
+            ):
                 return False
             self._led = False
             self._forget_led()
             self._tell()
         return True
 
-    def _replace(self, place: Assignment) -> None:
-        is_next = place.generation > self._place.generation
+    def _replace(self, assignment: Assignment) -> None:
+        is_next = assignment.generation > self._assignment.generation
         if is_next:
-            self._led = place.led
+            self._led = assignment.led
             self._failures_before += self._failures[:_FAILURES_LED]
             self._failures.clear()
-            if not place.led:
+            if not assignment.led:
                 self._forget_led()
-        if self._led and place.start:
-            self._led_before.append(Led(generation=place.generation, time=utc(time.time())))
+        if self._led and assignment.start:
+            self._led_before.append(Led(generation=assignment.generation, time=utc(time.time())))
             del self._led_before[:-_LED]
             del self._failures_before[: -_LED * _FAILURES_LED]
-        self._place = place
+        self._assignment = assignment
         self._undecided_since = self._began_at = self._clock()
         if is_next or self._led:
             self._tell()
@@ -213,17 +185,22 @@ class World:
                 due = self._due_to_lead()
                 now = self._clock()
                 if due is not None and due <= now:
-                    return self._place
+                    return self._assignment
                 self._changed.wait(None if due is None else due - now)
 
     def _due_to_lead(self) -> float | None:
         """Return when to begin the next generation; None: not before a change."""
-        place = self._place
-        if place.node_rank != 0 or not place.members or self._asked_at is None or self._waiting:
+        assignment = self._assignment
+        if (
+            assignment.node_rank != 0
+            or not assignment.members
+            or self._asked_at is None
+            or self._waiting
+        ):
             return None
-        if not (self._failures or not (place.start or self._led)):
+        if not (self._failures or not (assignment.start or self._led)):
             return None
-        if place.nodes > 1 and self._local_checkpoints.exist():
+        if assignment.nodes > 1 and self._local_checkpoints.exist():
             return None  # other pods would start without the checkpoints on this pod's disk
         return max(self._asked_at + LEAD_SECONDS, self._undecided_since + self._lead_pause)
 
@@ -232,15 +209,15 @@ class World:
         at_once = self._led and self._clock() - self._began_at < _AT_ONCE_SECONDS
         return min(self._lead_pause * 2, most) if at_once else least
 
-    def begin(self, place: Assignment) -> bool:
+    def begin(self, assignment: Assignment) -> bool:
         """Record that ranks start with this assignment; False if there is another one by now.
 
         The sender of that one was told that no ranks run.
         """
         with self._changed:
-            if self._place is not place:
+            if self._assignment is not assignment:
                 return False
-            self._ranks_of = place.generation
+            self._ranks_of = assignment.generation
             return True
 
     def ranks_run(self, generation: int | None) -> None:
@@ -255,7 +232,7 @@ class World:
             self._is_warm = is_warm
             self._changed.notify_all()
 
-    def is_ready_for(self, place: Assignment, *, wait_seconds: float) -> bool:
+    def is_ready_for(self, assignment: Assignment, *, wait_seconds: float) -> bool:
         """Wait until no ranks of an earlier generation run; return whether that is so.
 
         A spare pod must also be warm. Otherwise processes that restart in other pods could mistake
@@ -263,8 +240,8 @@ class World:
         """
 
         def is_done() -> bool:
-            ended = self._ranks_of is None or self._ranks_of >= place.generation
-            return ended and (place.node_rank is not None or self._is_warm)
+            ended = self._ranks_of is None or self._ranks_of >= assignment.generation
+            return ended and (assignment.node_rank is not None or self._is_warm)
 
         with self._changed:
             return self._changed.wait_for(is_done, wait_seconds)
@@ -283,18 +260,19 @@ class World:
             Why it is refused; None: it is stored, now or earlier.
         """
         with self._changed:
-            if (report.job_uid, report.attempt) != (self._place.job_uid, self._place.attempt):
+            known = self._assignment
+            if (report.job_uid, report.attempt) != (known.job_uid, known.attempt):
                 return Refusal(error="node rank 0 belongs to another job or attempt")
-            generation = self._place.generation
+            generation = known.generation
             if report.generation != generation:
                 error = f"node rank 0 is in generation {generation}"
                 return Refusal(error=error, generation=generation)
             asked_at = self._asked_at
             silent = asked_at is None or self._clock() - asked_at > _LISTENS_SECONDS
-            if silent and (asked_at is None or not self._place.members):
+            if silent and (asked_at is None or not known.members):
                 return Refusal(error="the operator does not poll node rank 0 for failures")
-            known = any(failure.pod == report.pod for failure in self._failures)
-            if not known and len(self._failures) < _FAILURES:
+            is_new = all(failure.pod != report.pod for failure in self._failures)
+            if is_new and len(self._failures) < _FAILURES:
                 if not self._failures:
                     self._undecided_since = self._clock()
                     self._lead_pause = self._next_lead_pause()
@@ -322,10 +300,10 @@ class World:
                 self._changed.notify_all()
             return News(
                 number=self._number,
-                generation=self._place.generation,
+                generation=self._assignment.generation,
                 scope=self._scope,
                 failures=within_bounds(self._failures_before, self._failures),
-                members=self._place.members or None,
+                members=self._assignment.members or None,
                 led=tuple(self._led_before) or None,
                 saved_in_pod=self._local_checkpoints.exist() or None,
             )
