@@ -282,7 +282,7 @@ def test_a_training_keeps_the_number_that_it_began_with(
 
 
 def test_another_number_of_logical_shards_cannot_go_on_to_the_bit() -> None:
-    with pytest.raises(ValueError, match="with 3 shards a step: set --logical-shards 3"):
+    with pytest.raises(ValueError, match="with 3 shards in a step: set --logical-shards 3"):
         run(Batch(shards=4, exact=True)).load_state_dict(run(Batch(shards=3)).state_dict())
 
 

@@ -97,7 +97,7 @@ def test_three_become_one_and_three_again_and_take_the_same_steps(
         resize(world, 1, 3)
         assert_close(world.of, undisturbed)
         assert samples_of(world.of, ranks=3) == samples_of(undisturbed, ranks=3)
-        said = "a step has the batches of 3 ranks, as when this training began, not those of 5"
+        said = "a step has the batches of 3 ranks, as when this training began, not of 5"
         assert said in world.slots[2].log
 
 

@@ -159,7 +159,9 @@ def test_a_rank_with_other_weights_gets_all() -> None:
 
 def test_a_model_that_is_in_its_place_is_not_moved() -> None:
     new_run()
-    with pytest.raises(ConfigurationError, match=r"cannot move model to meta .*`4-bit`.* place it"):
+    with pytest.raises(
+        ConfigurationError, match=r"cannot move model to meta .*`4-bit`.* load it there"
+    ):
         TrainState({"model": Quantised()}, seed=0, device=torch.device("meta"))
 
 

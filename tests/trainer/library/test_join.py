@@ -413,7 +413,7 @@ def test_batches_of_a_batch_sampler_are_not_cut(no_launcher: None, model: nn.Mod
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with (
         ddp_trainer.join(model=model, optimizer=optimizer, logical_shards=2) as job,
-        pytest.raises(ConfigurationError, match=r"batches stay whole.*leave --logical-shards out"),
+        pytest.raises(ConfigurationError, match=r"have to split its .*leave --logical-shards out"),
     ):
         next(job.batches(loader))
 
@@ -513,8 +513,8 @@ class ZeroRedundancyOptimizer(Extra):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"extra": {"steps": 3}}, "extra is a dict and cannot be remembered"),
-        ({"extra": Extra({"seen": np.arange(3)})}, "tensors (it holds numpy"),
+        ({"extra": {"steps": 3}}, "extra is a dict, and its state cannot be saved"),
+        ({"extra": Extra({"seen": np.arange(3)})}, "tensors only (it contains numpy"),
         ({"extra": Extra({"lock": threading.Lock()})}, "of extra cannot be saved"),
         ({"position": nn.Linear(1, 1)}, "uses the name position itself"),
         ({}, "got no model"),
@@ -522,7 +522,7 @@ class ZeroRedundancyOptimizer(Extra):
             {"optimizer": torch.optim.LBFGS([nn.Parameter(torch.zeros(1))])},
             "optimizer is a LBFGS, which computes the loss several times",
         ),
-        ({"optimizer": ZeroRedundancyOptimizer()}, "each rank has a part of its state"),
+        ({"optimizer": ZeroRedundancyOptimizer()}, "a lost rank's part of its state"),
     ],
 )
 def test_what_cannot_be_remembered_is_refused(

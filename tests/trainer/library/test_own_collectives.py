@@ -97,4 +97,4 @@ def test_a_script_that_wraps_its_model_by_itself_is_told_how_to(tmp_path: Path) 
     with pods_job(tmp_path, nodes=1, local_world_size=2, imports_torch=True) as job:
         [pod] = job.start_all("--", sys.executable, str(program))
         assert pod.wait() == ExitCode.CONFIGURATION
-    assert "make it with job.wrap(model), which takes its arguments" in pod.message["error"]
+    assert "create it with job.wrap(model), which accepts its arguments" in pod.message["error"]

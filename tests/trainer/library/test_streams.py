@@ -251,11 +251,11 @@ def test_a_stream_that_ends_before_its_time_is_an_error(length: int, read: int) 
 def test_the_number_of_ranks_may_change_between_epochs_alone() -> None:
     run = new_run()
     run.position.samples = 3
-    with pytest.raises(ConfigurationError, match="part of 1 streams, and nobody knows which part"):
+    with pytest.raises(ConfigurationError, match="part of 1 streams, which cannot be mapped"):
         run.choose_streams(readers=2)
     run.position.next_epoch()
     run.choose_streams(readers=2)
-    with pytest.raises(ConfigurationError, match="10 samples, and had no known number of them"):
+    with pytest.raises(ConfigurationError, match="10 samples, but had an unknown number"):
         run.choose_samples(10)
     other = TrainState({"model": nn.Linear(1, 1)}, seed=5, device=torch.device("cpu"))
     other.choose_samples(10)
@@ -322,7 +322,7 @@ def test_an_epoch_ends_with_the_last_whole_step(
 
 def test_streams_and_samples_do_not_mix(job: ddp_trainer.Job) -> None:
     train(job, numbers(), 1)
-    with pytest.raises(ConfigurationError, match="had no known number of them"):
+    with pytest.raises(ConfigurationError, match="had an unknown number"):
         next(job.batches(DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2)))
 
 

@@ -103,7 +103,7 @@ def test_its_own_scheduler_and_the_bundled_one_do_not_take_each_others_state() -
 @pytest.mark.parametrize("flag", ["--schedule=constant", "--warmup-steps=3", "--min-lr-ratio=0.1"])
 def test_flags_that_its_own_scheduler_would_not_obey_are_refused(flag: str) -> None:
     name = flag.partition("=")[0]
-    with pytest.raises(ConfigurationError, match=f"{name} is for the bundled schedule, .*leave it"):
+    with pytest.raises(ConfigurationError, match=f"{name} is for the bundled schedule, .*remove"):
         begin(own(scheduler=one_cycle), flag)
 
 
@@ -114,7 +114,7 @@ def test_flags_that_its_own_scheduler_would_not_obey_are_refused(flag: str) -> N
         ({"scheduler": lambda *_: None}, "workload's scheduler must .*, not NoneType"),
         (
             {"scheduler": lambda optimizer, _: ReduceLROnPlateau(optimizer)},
-            "ReduceLROnPlateau, which wants a score at each step",
+            "ReduceLROnPlateau, which needs a score at each step",
         ),
     ],
 )

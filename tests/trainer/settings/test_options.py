@@ -296,8 +296,8 @@ def test_gpu_of_a_local_rank(
     [
         (1, None, "2 processes in this pod need as many GPUs, but 1 is visible: raise the pod's"),
         (0, None, "but 0 are visible"),
-        (4, (0,), "--device-ids 0: name a GPU of its own for each of the 2 processes"),
-        (4, (1, 1), "--device-ids 1,1: name a GPU of its own"),
+        (4, (0,), "--device-ids 0: name a different GPU for each of the 2 processes"),
+        (4, (1, 1), "--device-ids 1,1: name a different GPU"),
         (2, (0, 2), "--device-ids 0,2: 2 are visible, counted from 0"),
         (2, (0, -1), "--device-ids 0,-1: 2 are visible"),
     ],

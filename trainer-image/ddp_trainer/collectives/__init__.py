@@ -1,1 +1,1 @@
-"""What the ranks of one formed group do together."""
+"""The operations that ranks perform together."""

@@ -1,8 +1,8 @@
-"""What a rank can do with the others: the collectives of one formed process group.
+"""The collectives of one process group.
 
 The training loop sees ranks, a device and a few collectives, never a backend or a store. Control
-messages (stop flags, states, scores) always travel over gloo on the CPU: with NCCL they would have
-to wait for the GPU, and NCCL notices a dead peer much later than gloo's broken connection.
+messages (stop flags, states, scores) always travel over gloo on the CPU. With NCCL they would wait
+for the GPU, and NCCL notices a dead peer much later than gloo does.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _COMPRESSED: Mapping[str, _Average] = {
 }
 
 _MOST_RANKS = 1 << 20
-"""Leaves 43 bits for a value that is compared: millionths of months, if it is in seconds."""
+"""Leaves 43 bits for a compared value: for seconds in millionths, three months."""
 
 
 class Group:
-    """One formed group, as seen by one of its ranks; of no more use once it broke."""
+    """A process group as seen by one of its ranks; unusable once it broke."""
 
     def __init__(
         self,
@@ -53,12 +53,11 @@ class Group:
         form_smaller: Callable[[tuple[int, ...], str], dist.ProcessGroup] | None = None,
         wait_for_all_to_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`queues`: what the device is told, it does later, collectives included.
+        """`queues`: the device executes work, including collectives, asynchronously.
 
-        `world`: torch's group of all ranks; None: its default group, as it is now. `control`: what
-        takes control messages along; None: `world`. `form_smaller` forms a group of some ranks, by
-        a name that only they know it by. `wait_for_all_to_end` waits until all ranks have called
-        it.
+        `world`: torch's group of all ranks; None: the present default group. `control`: the group
+        for control messages; None: `world`. `form_smaller` forms a group of some ranks under a name
+        that only they use. `wait_for_all_to_end` waits until all ranks have called it.
         """
         self.rank = rank
         self.size = size
@@ -70,14 +69,14 @@ class Group:
         self._control = control if control is not None else self.world
         self._form_smaller = form_smaller
         self.wait_for_all_to_end = wait_for_all_to_end
-        """Wait until all ranks are at the end of their training, before any collective there."""
+        """Wait until all ranks are at the end of the training, before any collective there."""
 
     def wrap(self, model: nn.Module, options: DDPOptions) -> DistributedDataParallel:
         """Average the gradients of a model on this rank's device over the ranks of this group.
 
-        A backward pass in a group that breaks ends like any other, with gradients that are of no
-        use: the gate alone tells. That the model is the same on all ranks, and remains so in its
-        buffers, is left to the caller: DDP would wait in gloo.
+        If the group breaks, a backward pass ends normally but its gradients are useless; only the
+        gate reports that. The caller must keep the model and its buffers equal on all ranks,
+        because DDP would wait in gloo for that.
         """
         wrapped = DistributedDataParallel(
             model,
@@ -91,7 +90,7 @@ class Group:
         )
         wrapped.broadcast_buffers = False
         average = _COMPRESSED.get(options.gradient_compression, self._mean)
-        # DDP takes annotations that are text, as here, for wrong ones; a lambda has none.
+        # DDP rejects annotations that are strings, as in this file; a lambda has none.
         wrapped.register_comm_hook(None, lambda _, bucket: self._guarded(average, bucket))
         return wrapped
 
@@ -101,14 +100,14 @@ class Group:
         return work.get_future()
 
     def _guarded(self, average: _Average, bucket: GradBucket) -> Future[Tensor]:
-        """The mean of a bucket, or at last the bucket as it is in a group that breaks."""
+        """Return the mean of a bucket, or the unchanged bucket if the group breaks."""
         gradients = bucket.buffer()
         try:
             future = average(self.world, bucket)
-            if self._queues:  # the host waits at the gate alone
+            if self._queues:  # the host waits only at the gate
                 return future.then(value_of)
             return self._pending.guard(future, instead=gradients)
-        except Exception as error:  # whatever it is, the gate raises it
+        except Exception as error:  # of any kind: the gate raises it
             self._pending.fail(error)
             nothing: Future[Tensor] = Future()
             nothing.set_result(gradients)
@@ -116,20 +115,20 @@ class Group:
 
     @property
     def is_broken(self) -> bool:
-        """Whether this rank knows that it is of no more use."""
+        """Return whether this rank knows that the group broke."""
         return self._pending.failure is not None
 
     def share(self, *tensors: Tensor, source: int = 0) -> None:
-        """Fill tensors, on this rank's device or the CPU, with rank `source`'s; in place.
+        """Overwrite tensors, on this rank's device or the CPU, with those of rank `source`.
 
-        All of them, or none where the group breaks. Those of one type travel together.
+        If the group breaks, none changes. Tensors of one type travel together.
         """
         alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in tensors:
             alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         arriving: list[Tensor] = []
         for some in alike.values():
-            # A copy: half of what was to arrive must not take the place of what is there.
+            # A copy, because a half-received tensor must not replace the present one.
             together = torch.cat([tensor.reshape(-1) for tensor in some])
             self._wait(self._broadcast(together, source))
             arriving.extend(torch.split(together, [tensor.numel() for tensor in some]))
@@ -139,32 +138,32 @@ class Group:
                 tensor.copy_(part.view(tensor.shape))
 
     def pass_on(self, tensor: Tensor, *, source: int) -> None:
-        """Fill a tensor with rank `source`'s; where the group breaks, perhaps in part.
+        """Overwrite a tensor with that of rank `source`; only partly if the group breaks.
 
-        It is whole when the gate says so.
+        The gate reports whether it is complete.
         """
         self._wait(self._broadcast(tensor, source))
 
     def add_up(self, *tensors: Tensor) -> None:
-        """Replace tensors on this rank's device by their sums; where the group breaks, in part.
+        """Replace tensors on this rank's device by their sums; only partly if the group breaks.
 
-        They are whole when the gate says so.
+        The gate reports whether they are complete.
         """
         works = [dist.all_reduce(tensor, group=self.world, async_op=True) for tensor in tensors]
         for work in works:
             self._wait(work)
 
     def swap(self, parts: Tensor, came: Tensor) -> None:
-        """Fill `came[r]` with what rank r has for this rank: `parts[r]` is for rank r.
+        """Send `parts[r]` to rank r, and receive in `came[r]` what rank r sends to this rank.
 
-        It is whole when the gate says so.
+        The gate reports whether it is complete.
         """
         self._wait(dist.all_to_all_single(came, parts, group=self.world, async_op=True))
 
     def collect(self, own: Tensor, whole: Tensor) -> None:
-        """Fill `whole` with the ranks' `own`, one after the other.
+        """Fill `whole` with the `own` of all ranks, one after the other.
 
-        It is whole when the gate says so.
+        The gate reports whether it is complete.
         """
         self._wait(_all_gather_single(whole, own, group=self.world, async_op=True))
 
@@ -174,14 +173,14 @@ class Group:
 
     def _wait(self, work: dist.Work, *, is_on_device: bool = True) -> None:
         if self._queues and is_on_device:
-            work.wait()  # makes the device wait, and the gate the host
+            work.wait()  # the device waits here, the host at the gate
         else:
             self._pending.wait(work)
 
-    # What a script's own collectives need.
+    # For a script's own collectives.
 
     def form_smaller(self, ranks: tuple[int, ...], name: str) -> dist.ProcessGroup:
-        """Form a group of some ranks, each of which calls this with the same name.
+        """Form a group of some ranks; each of them must call this with the same name.
 
         Raises:
             RuntimeError: one of them is lost.
@@ -190,35 +189,35 @@ class Group:
         return self._form_smaller(ranks, name)
 
     def wait(self, work: dist.Work, tensors: Sequence[Tensor]) -> None:
-        """Wait for a collective of any group of these ranks, which writes these tensors.
+        """Wait for a collective of any group of these ranks that writes these tensors.
 
-        On a device, what follows waits instead, and the gate tells whether it is whole.
+        On a device, later work waits instead, and the gate reports whether it is complete.
         """
         is_on_device = any(tensor.device.type == self.device.type for tensor in tensors)
         self._wait(work, is_on_device=is_on_device)
 
     def future_of(self, work: dist.Work, outputs: list[Tensor]) -> Future[Any]:
-        """A future of a collective, complete also when the group breaks."""
+        """Return a future of a collective that completes even if the group breaks."""
         if self._queues:
             return work.get_future()
         return self._pending.guard(future_of(work), instead=outputs, value=lambda _: outputs)
 
     def fail(self, error: Exception) -> None:
-        """Note what broke the group: the gate raises it."""
+        """Note the error that broke the group; the gate raises it."""
         self._pending.fail(error)
 
     def sum(self, *values: float) -> list[float]:
-        """Each value summed over all ranks."""
+        """Return each value summed over all ranks."""
         total = torch.tensor(values, dtype=torch.float64)
         self._pending.wait(dist.all_reduce(total, group=self._control, async_op=True))
         return [float(value) for value in total]
 
     def start_sum(self, value: Tensor) -> Callable[[], None]:
-        """Begin to sum a CPU tensor over all ranks, in place; returns what waits for its end."""
+        """Begin to sum a CPU tensor over all ranks, in place; return a function that waits."""
         return self._pending.begin(dist.all_reduce(value, group=self._control, async_op=True))
 
     def broadcast(self, data: bytes | None, *, source: int = 0) -> bytes:
-        """The `data` of rank `source`, on all ranks; for messages, which Python copies."""
+        """Return rank `source`'s `data` on all ranks; for messages, because Python copies it."""
         size = torch.tensor([len(data or b"")])
         self._send(size, source)
         buffer = torch.empty(int(size), dtype=torch.uint8)
@@ -232,7 +231,7 @@ class Group:
         self._pending.wait(dist.broadcast(message, src=source, group=self._control, async_op=True))
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Every rank's `data`, by rank, on all ranks; for messages, as `broadcast` is."""
+        """Return every rank's `data`, by rank, on all ranks; for messages, like `broadcast`."""
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         self._pending.wait(
             dist.all_gather(sizes, torch.tensor([len(data)]), group=self._control, async_op=True)
@@ -246,9 +245,9 @@ class Group:
         ]
 
     def compare(self, *values: float, among: float) -> tuple[list[float], float, int]:
-        """Sums of values over all ranks; the greatest of their `among`, and the rank that has it.
+        """Return sums of values over all ranks, the greatest `among`, and the rank that has it.
 
-        `among` counts in millionths; of equal ones, the last rank's is the greatest.
+        `among` is compared in millionths; of equal values, the last rank's counts as greatest.
         """
         sums = torch.tensor(values, dtype=torch.float64)
         greatest = torch.tensor([round(among * 1e6) * _MOST_RANKS + self.rank])

@@ -1,8 +1,8 @@
-"""Waits for a group's collectives that end when the group is given up.
+"""Waits for a group's collectives; the waits end when the group is given up.
 
-When a process dies with a message half sent, gloo forgets whoever waits for the other half: only
-the group's timeout ends that wait, and nothing wakes the waiting thread earlier. So the training
-never waits in gloo itself, but for a result that either gloo or the end of the group brings.
+When a process dies with a message half sent, gloo forgets the rank that waits for the other half.
+Only the group's timeout ends that wait; nothing wakes the thread earlier. So the training never
+waits inside gloo. It waits for a result that comes either from gloo or from the end of the group.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ddp_trainer.exit_codes import BrokenGroupError
 from ddp_trainer.system.threads import start_thread
 
 _Settle = Callable[[Exception | None], None]
-"""Told once how a collective ended; None: well."""
+"""Called once with the error of a collective; None: it succeeded."""
 
 
 def value_of(future: Future[Any]) -> Tensor:
-    """The value of a future that has ended: the tensor of a hook, or the only one of a collective.
+    """Return the value of a completed future: a hook's tensor, or the only one of a collective.
 
     Raises:
-        RuntimeError: whatever it failed of.
+        RuntimeError: the error with which it failed.
     """
     value = future.value()
     tensor: Tensor = value[0] if isinstance(value, list) else value
@@ -35,9 +35,9 @@ def value_of(future: Future[Any]) -> Tensor:
 
 
 def future_of(work: dist.Work | Future[Any]) -> Future[Any]:
-    """Return the future of a collective, or of what follows from one.
+    """Return the future of a collective; a future is returned unchanged.
 
-    gloo's reduce_scatter has none: a thread waits for its end.
+    gloo's reduce_scatter has none, so a thread waits for its end.
     """
     if not isinstance(work, dist.Work):
         return work
@@ -59,17 +59,17 @@ def _settle_when_done(work: dist.Work, future: Future[Any]) -> None:
 
 
 class PendingWork:
-    """What one rank waits for in one group."""
+    """The collectives for which one rank waits in one group."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pending: set[_Settle] = set()
         self._given_up = False
         self.failure: Exception | None = None
-        """What ended the first wait that ended badly: DDP tells nothing of why a hook failed."""
+        """Error of the first wait that failed; DDP does not report why a hook failed."""
 
     def give_up(self, reason: str) -> None:
-        """End all waits, those to come too, with a BrokenGroupError; from any thread."""
+        """End all present and later waits with a BrokenGroupError; callable from any thread."""
         error = BrokenGroupError(reason)
         with self._lock:
             self._given_up = True
@@ -79,11 +79,11 @@ class PendingWork:
             settle(error)
 
     def wait(self, work: dist.Work | Future[Any]) -> None:
-        """Wait until a collective has ended, or what follows from one.
+        """Wait until a collective or a future has completed.
 
         Raises:
-            BrokenGroupError: the group was given up meanwhile.
-            RuntimeError: whatever the collective failed of.
+            BrokenGroupError: the group was given up.
+            RuntimeError: the error with which the collective failed.
         """
         future = future_of(work)
         if future.done():
@@ -92,7 +92,7 @@ class PendingWork:
         self.begin(future)()
 
     def begin(self, work: dist.Work | Future[Any]) -> Callable[[], None]:
-        """What waits for it later, and raises what `wait` does; a failure is known at once."""
+        """Return a function that waits like `wait`; a failure is noted as soon as it happens."""
         future = future_of(work)
         ended: futures.Future[None] = futures.Future()
 
@@ -106,7 +106,7 @@ class PendingWork:
         return ended.result
 
     def fail(self, error: Exception) -> None:
-        """Note what a collective failed of that could not even begin."""
+        """Note the error of a collective that could not begin."""
         self._note(error)
 
     def guard(
@@ -116,9 +116,9 @@ class PendingWork:
         instead: Any,
         value: Callable[[Future[Any]], Any] = value_of,
     ) -> Future[Any]:
-        """What DDP may wait for instead of a future: complete with the `value` of it.
+        """Return a future for which DDP can wait; it completes with the `value` of `future`.
 
-        If it ends badly, or not before the group, the value is another one; `failure` says why.
+        If `future` fails, or the group ends first, the value is `instead` and `failure` is set.
         """
         ended: Future[Any] = Future()
 
@@ -153,7 +153,7 @@ class PendingWork:
         settle(error)
 
     def _note(self, error: Exception) -> None:
-        # Its traceback refers to buckets of gradients, beside which the next group has its own.
+        # Its traceback holds buckets of gradients, and the next group allocates its own.
         error.with_traceback(None)
         with self._lock:
             self.failure = self.failure or error

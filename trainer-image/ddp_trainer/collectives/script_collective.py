@@ -1,4 +1,4 @@
-"""One collective that a script calls: how it is done so that it can be done again."""
+"""A collective that a script calls, in a form that can be repeated."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ _MESSAGES = {"send", "recv", "recv_anysource"}
 
 
 class Collective:
-    """A method of a process group, and what the script calls it with."""
+    """A method of a process group and the arguments from the script."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
-        """`arguments`: tensors that it writes, those that it reads if others, options."""
+        """`arguments`: tensors that it writes, other tensors that it reads, options."""
         self.name = name
         self._arguments = arguments
         self._options: Any = arguments[-1] if arguments else None
         if not getattr(self._options, "asyncOp", True):
-            # NCCL returns nothing to wait for then, since torch 2.8: the current stream waits.
+            # Since torch 2.8, NCCL then returns no work: the current stream waits.
             arguments[-1].asyncOp = True
         self.outputs = list(_tensors_of(arguments[:1]))
         self._inputs = list(_tensors_of(arguments[1:2])) or self.outputs
 
     @property
     def is_message(self) -> bool:
-        """Whether it is between two ranks alone: nobody else could do it again."""
+        """Return whether it is between two ranks only, so that no other can repeat it."""
         return self.name in _MESSAGES
 
     @property
     def is_shared(self) -> bool:
-        """Whether the results of `begin_apart` are the same on all members."""
+        """Return whether the results of `begin_apart` are the same on all members."""
         return self.name in {"barrier", *_IN_PLACE, *_ALL_GATHER, *_TO_ONE, *_IN_PARTS}
 
     def begin(self, group: dist.ProcessGroup) -> dist.Work:
-        """Begin it in the script's own tensors."""
-        if self.name == "barrier":  # as a sum on the CPU: NCCL's own is waited for in C++
+        """Begin the collective in the script's own tensors."""
+        if self.name == "barrier":  # as a sum on the CPU: the wait for NCCL's own is in C++
             return _all_reduce(group, torch.zeros(1))
         work: dist.Work = getattr(group, self.name)(*self._arguments)
         return work
@@ -54,10 +54,10 @@ class Collective:
     def begin_apart(
         self, group: dist.ProcessGroup, *, rank: int, size: int
     ) -> tuple[dist.Work, list[Tensor]]:
-        """Begin it in other tensors than the script's; returns what is under way, and its results.
+        """Begin the collective in separate tensors; return the work and its results.
 
-        Wherever that can be, as one that has the same results on all members: a member that lacks
-        them can then have them from another one.
+        Where possible, use a collective with the same results on all members. A member that lacks
+        them can then receive them from another one.
         """
         if self.name == "barrier":
             return self.begin(group), []
@@ -91,7 +91,7 @@ class Collective:
 
     @torch.no_grad()
     def deliver(self, results: list[Tensor], *, rank: int) -> None:
-        """Give the script the results of `begin_apart`, which may be another member's."""
+        """Give the script the results of `begin_apart`, perhaps those of another member."""
         if self.name in _TO_ONE and rank != self._options.rootRank:
             return
         if self.name in _IN_PARTS:
@@ -101,9 +101,10 @@ class Collective:
 
     @torch.no_grad()
     def keep_own(self, *, rank: int, size: int) -> None:
-        """Give the script its own input for that of each member, and zeros where it does not fit.
+        """Give the script its own input in place of each member's, and zeros where it does not fit.
 
-        What is written in place stays as it is. All else would be memory that nobody has written.
+        Tensors that the collective changes in place stay as they are. Without this, others would be
+        uninitialized memory.
         """
         if self.name in _IN_PLACE or self.is_message:
             return
@@ -141,7 +142,7 @@ def _tensors_of(nested: Any) -> Iterator[Tensor]:
 
 
 def _rebuilt(nested: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same lists, with other tensors in them."""
+    """Return the same nested lists with other tensors."""
     if isinstance(nested, Tensor):
         return next(tensors)
     return [_rebuilt(each, tensors) for each in nested]

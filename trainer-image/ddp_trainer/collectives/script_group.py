@@ -1,7 +1,7 @@
-"""The process groups that a script sees: they stay the same while the job's groups come and go.
+"""The process groups that a script sees; they stay the same while the job's groups change.
 
-`torch.distributed`'s default group in a job, and each group that the script makes with `new_group`,
-is one of these. It hands collectives to the group that the job has formed at that moment.
+In a job, `torch.distributed`'s default group, and each group that the script makes with
+`new_group`, is one of these. It forwards collectives to the present group of the job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddp_trainer.exit_codes import ConfigurationError, LostPeerError
 _NAMES = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "gather", "scatter"),
     *("allgather", "allgather_coalesced", "reduce_scatter", "alltoall"),
-    # torch 2.13 has other names than before for those of one tensor.
+    # torch 2.13 renamed those of one tensor.
     *("all_gather_single", "all_gather_single_coalesced", "_allgather_base"),
     *("allgather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced"),
     *("reduce_scatter_single", "reduce_scatter_single_coalesced", "_reduce_scatter_base"),
@@ -34,10 +34,10 @@ _DEFAULT = "ddp_trainer"
 
 
 class Ended(dist.Work):
-    """A collective that has ended."""
+    """A completed collective."""
 
     def __init__(self, outputs: list[Tensor]) -> None:
-        """`outputs`: what it has written."""
+        """`outputs`: tensors that it has written."""
         super().__init__()
         self._outputs = outputs
 
@@ -58,18 +58,18 @@ class Ended(dist.Work):
         return True
 
     def result(self) -> list[Tensor]:
-        """Return what it has written."""
+        """Return the tensors that it has written."""
         return self._outputs
 
     def get_future(self) -> Future[Any]:
-        """Return a future that is complete."""
+        """Return a completed future."""
         future: Future[Any] = Future()
         future.set_result(self._outputs)
         return future
 
 
 class ScriptGroup(dist.ProcessGroup):
-    """A process group of the script, on a rank that is a member of it."""
+    """A process group of the script, on one of its member ranks."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class ScriptGroup(dist.ProcessGroup):
         carry_out: Callable[[ScriptGroup, Collective], dist.Work],
         make_group: Callable[[tuple[int, ...]], ScriptGroup] | None = None,
     ) -> None:
-        """`ranks`: its members; None: all ranks of the job. `make_group` is what `new_group` calls.
+        """`ranks`: its members; None: all ranks of the job. `new_group` calls `make_group`.
 
-        `label`: the same on all members, and of no other group.
+        `label`: the same on all members and unique to this group.
         """
         super().__init__(0, 1)  # type: ignore[call-arg]  # see `rank` and `size`
         self.label = label
@@ -93,7 +93,7 @@ class ScriptGroup(dist.ProcessGroup):
 
     @property
     def formed(self) -> dist.ProcessGroup:
-        """The group that carries its collectives now, formed with the other members if need be."""
+        """Return the group that runs its collectives; form it with the members if needed."""
         if self._formed is None:
             assert self._form is not None, "the job is not formed"
             self._formed = self._form()
@@ -104,8 +104,8 @@ class ScriptGroup(dist.ProcessGroup):
     ) -> None:
         """Use a group that the job has formed.
 
-        `form` makes the members' own group when it is first used: a rank that takes the place of a
-        lost one makes this one later than the others. None: all ranks of the world are members.
+        `form` forms the members' own group at its first use, because a rank that replaces a lost
+        one makes this group later than the others. None: all ranks of the world are members.
         """
         self._entered = world
         self._form = form
@@ -123,12 +123,12 @@ class ScriptGroup(dist.ProcessGroup):
         known.pg_group_ranks[self] = {rank: number for number, rank in enumerate(members)}
 
     def leave(self) -> None:
-        """Let go of the group that the job has formed."""
+        """Release the group that the job has formed."""
         known = distributed_c10d._world
         if self._entered is not None:
             _unregister_process_group(self.group_name)
             known.tags_to_pg.pop(self._tag, None)
-        self._entered = self._formed = self._form = None  # a group ends when nobody refers to it
+        self._entered = self._formed = self._form = None  # a group ends with its last reference
         known.pg_to_tag.pop(self, None)
         for table in (known.pg_map, known.pg_names, known.pg_backend_config, known.pg_group_ranks):
             table.pop(self, None)
@@ -138,16 +138,16 @@ class ScriptGroup(dist.ProcessGroup):
         assert self._entered is not None, "the job is not formed"
         return self._entered
 
-    # What torch asks of a group.
+    # Methods that torch calls.
 
     @property
     def group_name(self) -> Any:  # torch's type for it is newer than torch 2.7
-        """Return the name by which a DeviceMesh finds the group, also after it has formed again."""
+        """Return the name by which a DeviceMesh finds the group, also after it formed again."""
         return f"{_DEFAULT}/{self.label}" if self.label else _DEFAULT
 
     @property
     def _tag(self) -> str:
-        return f"user:{self.group_name}"  # by this a DeviceMesh of torch 2.7 finds it
+        return f"user:{self.group_name}"  # a DeviceMesh of torch 2.7 finds the group by this
 
     def rank(self) -> int:
         """Return this rank's number in the group."""
@@ -157,7 +157,7 @@ class ScriptGroup(dist.ProcessGroup):
         if own not in self.ranks or max(self.ranks) >= self._world.size():
             raise LostPeerError(
                 f"the ranks have changed: this is rank {own} of {self._world.size()}, and the "
-                f"script made a group of {list(self.ranks)} with new_group(): it has to begin again"
+                f"script made a group of {list(self.ranks)} with new_group(): it must restart"
             )
         return self.ranks.index(own)
 
@@ -166,16 +166,16 @@ class ScriptGroup(dist.ProcessGroup):
         return len(self.ranks) if self.ranks is not None else self._world.size()
 
     def new_group(self, ranks: Sequence[int], **_: object) -> ScriptGroup | None:
-        """Make a group of some ranks, as torch's `new_group` asks its default group to.
+        """Make a group of some ranks; torch's `new_group` calls this on its default group.
 
-        torch hands on no backend, and its other options are for backends: the group has that of
-        the job.
+        torch passes no backend, and its other options are for backends: the group uses that of the
+        job.
         """
         assert self._make_group is not None
         return self._make_group(tuple(ranks)) if self._world.rank() in ranks else None
 
     def monitored_barrier(self, *_: object, **__: object) -> None:
-        """Wait until all members are here."""
+        """Wait until all members have called this."""
         self._carry_out(self, Collective("barrier", ())).wait()
 
     @property
@@ -189,19 +189,19 @@ class ScriptGroup(dist.ProcessGroup):
         return self._world._get_backend_name()
 
     def abort(self) -> None:
-        """Do nothing: the group that the job has formed is aborted."""
+        """Do nothing; the job aborts the group that it has formed."""
 
     def shutdown(self) -> None:
-        """Do nothing: the group that the job has formed is shut down."""
+        """Do nothing; the job shuts down the group that it has formed."""
 
 
 def _collective(name: str) -> Callable[..., dist.Work]:
     def carried_out(group: ScriptGroup, *arguments: Any, **named: Any) -> dist.Work:
         if name == "allgather" and len(arguments[0][0]) != group.size():
-            # Only C++ asks for another number, and of that only what DDP calls when it is made.
+            # Only C++ passes another number, and only for what DDP calls when it is created.
             raise ConfigurationError(
-                "DistributedDataParallel itself cannot go on when a rank is lost: make it with "
-                "job.wrap(model), which takes its arguments"
+                "DistributedDataParallel cannot continue when a rank is lost: create it with "
+                "job.wrap(model), which accepts its arguments"
             )
         return group._carry_out(group, Collective(name, (*arguments, *named.values())))
 
@@ -213,7 +213,7 @@ for _name in _NAMES:
 
 
 def _new_group(ranks: Sequence[int] | None = None, *arguments: Any, **named: Any) -> Any:
-    """Make a group as torch 2.13 does, which asks its default group to."""
+    """Make a group like torch 2.13, which calls `new_group` of its default group."""
     world = distributed_c10d._get_default_group()
     if not isinstance(world, ScriptGroup):
         return _torch_new_group(ranks, *arguments, **named)

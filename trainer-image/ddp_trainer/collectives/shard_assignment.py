@@ -1,11 +1,11 @@
-"""Which parts of a step each rank computes.
+"""Assigns the parts of a step to ranks.
 
-Logical shard s of a step is what rank s would have of it, if there were as many ranks as shards. A
-step is cut into equal parts, and rank r of W has parts r, r + W, r + 2 W, ... All ranks compute as
-many, so that whatever a script does together in its loop it does as often on each of them. Where
-the ranks divide the shards, a part is a shard; else it is smaller, so that all have as much to do.
-Where the order of sums is to stay, parts are shards always: where there are none left, a rank
-computes another's once more, for nothing.
+Logical shard s of a step contains the samples that rank s would have if there were as many ranks as
+shards. A step is divided into equal parts, and rank r of W computes parts r, r + W, r + 2 W, ...
+All ranks compute the same number of parts, so a script calls its own collectives equally often on
+each of them. A part is a shard if the number of ranks divides the number of shards. Otherwise parts
+are smaller, so that all ranks have the same work. If the order of sums must not change, parts are
+always shards; a rank without a shard of its own computes another one again, and it is ignored.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ class ShardAssignment:
     """One rank's share of each step."""
 
     shards: int
-    """Of a step."""
+    """Logical shards of a step."""
     rank: int
     size: int
-    """Ranks that share them out."""
+    """Number of ranks."""
     exact: bool = False
-    """Whether gradients are summed shard by shard, in the order of shards."""
+    """True if gradients are summed shard by shard, in the order of shards."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether each rank has its own shard, and no more, as DDP has it."""
+        """Return whether each rank has exactly one shard, as with plain DDP."""
         return self.shards == self.size and not self.exact
 
     @property
     def slots(self) -> int:
-        """Parts that each rank computes in a step, one after the other: each fits in a shard."""
+        """Return how many parts each rank computes in a step; each fits into a shard."""
         return -(-self.shards // self.size)
 
     @property
     def parts(self) -> int:
-        """Into which a step is cut; samples are dealt out to them one by one, like cards."""
+        """Return the number of parts of a step; samples are distributed to them one by one."""
         return self.shards if self.exact else self.slots * self.size
 
     def part(self, slot: int) -> int:
-        """The one that this rank computes there."""
+        """Return the part that this rank computes in a slot."""
         return (self.rank + slot * self.size) % self.parts
 
     def counts(self, slot: int) -> bool:
-        """Whether it is this rank's own, and not another's once more."""
+        """Return whether the part in a slot is this rank's own, not a repetition of another."""
         return self.rank + slot * self.size < self.parts
 
     def owner(self, part: int) -> tuple[int, int]:
-        """The rank that has a part for its own, and the slot there."""
+        """Return the rank that owns a part, and its slot there."""
         return part % self.size, part // self.size

@@ -1,10 +1,9 @@
-"""The gradients of a model by logical shards, from their computation to their mean over all ranks.
+"""Collects the gradients of a model by logical shards and averages them over all ranks.
 
-DDP averages what each rank has computed, one rank as much as the other. Here a rank may have
-computed several shards, smaller parts of them, or none that counts. Their gradients are taken out
-of the script's hands as they come, so that a script may clip or clear what it finds after each
-batch as if that were the only one: what counts is put in its place at the end of the last batch's
-backward pass.
+DDP averages the gradients of all ranks with equal weights. Here, a rank may compute several shards,
+smaller parts of them, or one that is ignored. This module copies their gradients as they are
+computed. So after each batch a script may clip or clear the gradients that it sees, as if that
+batch were the only one. At the end of the last batch's backward pass, the means replace them.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from ddp_trainer.exit_codes import ConfigurationError
 
 
 class ShardGradients:
-    """Those of one model on one rank, in one group.
+    """The gradients of one model on one rank, in one group.
 
-    Summed as they come they take the memory of one more copy of the gradients. Where their sum has
-    to be the same to the bit, each shard of this rank has a copy of its own: pieces of all shards
-    go to the rank that sums them, and the sums to all ranks.
+    Summed as they are computed, they need the memory of one more copy of the gradients. If sums
+    must be the same to the bit, each shard of this rank needs its own copy: pieces of all shards go
+    to the rank that sums them, and the sums go to all ranks.
     """
 
     def __init__(
@@ -40,10 +39,10 @@ class ShardGradients:
         may_leave_out: bool,
         when_computed: Callable[[], None],
     ) -> None:
-        """`piece_bytes` of gradients travel at a time; `travel_as`: as this type, if not their own.
+        """`piece_bytes`: bytes sent at a time; `travel_as`: another type in which they travel.
 
-        `may_leave_out`: whether the loss may not depend on all parameters. `when_computed` is
-        called at the end of a step's last backward pass, and calls `finish`.
+        `may_leave_out`: the loss may not depend on all parameters. `when_computed` is called at the
+        end of a step's last backward pass, and calls `finish`.
         """
         self._group = group
         self._assignment = assignment
@@ -70,21 +69,21 @@ class ShardGradients:
         self._is_last = False
         self._is_queued = False
         self._seen: set[int] = set()
-        """Parameters that have a gradient of the present batch."""
+        """Parameters with a gradient of the present batch."""
         self._written: set[tuple[int, int]] = set()
-        """Rows and parameters that have one of this step."""
+        """Rows and parameters with a gradient of this step."""
         self._left_out: set[int] = set()
-        """Parameters that some batch of this step has none of."""
+        """Parameters without a gradient in some batch of this step."""
 
     def close(self) -> None:
-        """Leave the gradients to whoever comes next."""
+        """Stop collecting gradients, so that the next group can."""
         for hook in self._hooks:
             hook.remove()
 
     def begin_batch(self, slot: int, *, weight: float, is_first: bool, is_last: bool) -> None:
-        """What is computed next is of the part in this slot; `is_first`, `is_last`: of a step.
+        """Prepare for a batch of the part in this slot; `is_first`, `is_last`: in the step.
 
-        `weight`: how many shards' worth the part is; 0: the batch counts for nothing.
+        `weight`: size of the part in shards; 0: the batch is ignored.
         """
         if is_first:
             self._written.clear()
@@ -99,14 +98,14 @@ class ShardGradients:
 
     @property
     def left_out(self) -> list[str]:
-        """Parameters that the loss of some batch of this step did not depend on, if it has to."""
+        """Return parameters on which the loss of some batch did not depend, unless allowed."""
         return [] if self._may_leave_out else [self._names[n] for n in sorted(self._left_out)]
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Put the means over all shards in the place of the gradients, unless that is done.
+        """Replace the gradients by their means over all shards, unless that is done.
 
-        They are whole when the gate says so.
+        The gate reports whether they are complete.
 
         Raises:
             Exception: the group broke.
@@ -154,7 +153,7 @@ class ShardGradients:
         self._left_out |= set(range(len(self._parameters))) - self._seen
 
     def _used(self) -> Collection[int]:
-        """The parameters that some rank has a gradient of."""
+        """Return the parameters for which some rank has a gradient."""
         every = range(len(self._parameters))
         if not self._may_leave_out:
             return every
@@ -192,7 +191,7 @@ class _Memory:
     """Gradients of one type, one after the other, in rows."""
 
     def __init__(self, parameters: dict[int, Tensor], rows: int, width: int, parts: int) -> None:
-        """`parameters` by their numbers. A row is cut into pieces of `width`, of equal parts."""
+        """`parameters` by number. A row is divided into pieces of `width`, each of equal parts."""
         self.offsets: dict[int, int] = {}
         self._shapes = {number: parameter.shape for number, parameter in parameters.items()}
         end = 0
@@ -207,22 +206,22 @@ class _Memory:
 
     @property
     def numbers(self) -> Collection[int]:
-        """Of the parameters."""
+        """Return the numbers of the parameters."""
         return self.offsets.keys()
 
     def view(self, row: int, number: int) -> Tensor:
-        """The place of a parameter's gradient."""
+        """Return the memory of a parameter's gradient."""
         shape, begin = self._shapes[number], self.offsets[number]
         return self.flat[row, begin : begin + shape.numel()].view(shape)
 
 
 def fill(whole: Tensor, travelled: Tensor) -> None:
-    """Put what has travelled as another type in its place."""
+    """Copy gradients that travelled as another type back."""
     whole.copy_(travelled)
 
 
 def mean_in_order(total: Tensor, came: Tensor, assignment: ShardAssignment) -> None:
-    """The mean of all shards, summed in their order; `came` has them by rank and slot."""
+    """Compute the mean of all shards, summed in order; `came` has them by rank and slot."""
     total.copy_(came[0, 0])
     for shard in range(1, assignment.shards):
         total.add_(came[assignment.owner(shard)])

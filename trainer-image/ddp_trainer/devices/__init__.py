@@ -1,1 +1,1 @@
-"""What a rank computes on, and when what it was told is done."""
+"""The device of a rank, and the wait until its queued work is done."""

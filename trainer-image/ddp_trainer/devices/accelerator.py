@@ -1,9 +1,9 @@
-"""Devices that are told their work in advance, and the communicators that join those of all ranks.
+"""Devices that execute work asynchronously, and the communicators between those of all ranks.
 
-A collective on them has begun when it returns. It ends later, or when the communicator is aborted,
-which looks the same from here: `gate` tells one from the other.
+When a collective on them returns, it has only begun. It ends later, or when the communicator is
+aborted, and the two look the same from here: `gate` distinguishes them.
 
-What is here for NCCL follows torch's sources, and has run on one GPU that two ranks shared.
+The code for NCCL follows torch's sources, and has run on one GPU that two ranks shared.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from ddp_trainer.settings.environment import Placement
 _logger = logging.getLogger(__name__)
 
 _NCCL_SETTINGS = {
-    # torch's watchdog notes that a collective failed or took too long, and touches nothing: 1 and 3
-    # end the process, 2 would abort the communicator before this process knows that it is broken.
-    # torch's documentation asks for 0 wherever a program aborts communicators by itself.
+    # torch's watchdog only records that a collective failed or took too long. 1 and 3 end the
+    # process; 2 aborts the communicator before this process knows that it is broken. torch's
+    # documentation requires 0 for programs that abort communicators themselves.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    # The watchdog asks all processes, by a key in the store that outlives the group, to tell what
-    # they do and end minutes later. Successors would find it there.
+    # The watchdog would ask all processes, by a key in the store, to dump their state and to end
+    # minutes later. The store outlives the group, so later processes would find the key.
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    # Four times this long it sleeps after an error, and nobody waits for what it would be good for.
+    # After an error the watchdog sleeps four times this long, for dumps that are not used here.
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
-    # Else an error of CUDA that torch's watchdog meets ends the process.
+    # Otherwise a CUDA error that torch's watchdog finds ends the process.
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-    # NVIDIA asks for 0 where processes outlive a lost peer: NVLink SHARP, of nodes with NVSwitch,
+    # NVIDIA requires 0 if processes outlive a lost peer: NVLink SHARP, on nodes with NVSwitch,
     # shares memory among the processes of a node.
     "NCCL_NVLS_ENABLE": "0",
 }
@@ -47,13 +47,13 @@ _NCCL_SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Contact:
-    """How this rank meets the others, which have just come."""
+    """Parameters of the first contact with the other ranks, which have just registered."""
 
     store: Store
     rank: int
     world_size: int
     timeout: timedelta
-    """Of the first contact between CPUs, and of all their messages."""
+    """Timeout of the first contact between CPUs, and of all their messages."""
 
     def make_group(self, backend: str) -> None:
         """Make torch's default group.
@@ -71,33 +71,33 @@ class Contact:
 
 
 class Communicator(Protocol):
-    """What joins the devices of one group."""
+    """Connects the devices of one group."""
 
     control: dist.ProcessGroup | None
-    """What takes messages between CPUs along; None: torch's default group."""
+    """The group for messages between CPUs; None: torch's default group."""
 
     def trouble(self) -> str | None:
-        """What it knows to be wrong with itself, in a few words; from any thread."""
+        """Return a known error in a few words, or None; callable from any thread."""
 
     def abort(self) -> None:
-        """Release all collectives, whole or not; from any thread."""
+        """Release all collectives, complete or not; callable from any thread."""
 
 
 class Accelerator(Protocol):
     """One rank's device, in one group after another."""
 
     def join(self, contact: Contact, *, on_contact: Callable[[], object]) -> Communicator:
-        """Make torch's default group, whose collectives of the device's tensors run on the device.
+        """Make torch's default group; its collectives of the device's tensors run on the device.
 
-        `on_contact` is called after the first contact. Whoever cuts the TCP sockets that are opened
-        from then on ends the wait for the other devices.
+        `on_contact` is called after the first contact. Cutting TCP sockets that are opened after it
+        ends the wait for the other devices.
 
         Raises:
             RuntimeError: another rank was lost.
         """
 
     def record(self) -> Event:
-        """Mark the end of what the device was told so far."""
+        """Mark the end of the work queued on the device so far."""
 
 
 class Nccl:
@@ -107,13 +107,13 @@ class Nccl:
         self._device = device
 
     def join(self, contact: Contact, *, on_contact: Callable[[], object]) -> Communicator:
-        """Make the group; the communicator too, while it is known that all ranks have just come.
+        """Make the group, and at once the communicator, because all ranks have just registered.
 
-        NCCL's initialisation has no timeout of its own: it waits for ever for a rank that is lost
-        meanwhile. torch could begin it without blocking (TORCH_NCCL_USE_COMM_NONBLOCKING), but no
-        longer does so by itself since NCCL 2.26 was seen to hang that way
-        (pytorch/pytorch#153960), and would not abort it either: it waits for it with its lock held.
-        So it blocks. It meets by TCP, and fails when its sockets are cut, listening ones included.
+        NCCL's initialisation has no timeout: it waits for ever for a rank that is lost meanwhile.
+        torch can start it without blocking (TORCH_NCCL_USE_COMM_NONBLOCKING). That is no longer its
+        default since NCCL 2.26 hung that way (pytorch/pytorch#153960), and torch could not abort it
+        either, because it waits with its lock held. So it blocks here. It connects by TCP, and
+        fails when its sockets are cut, including listening ones.
         """
         contact.make_group("cpu:gloo,cuda:nccl")
         on_contact()
@@ -124,7 +124,7 @@ class Nccl:
         return _NcclCommunicator(backend)
 
     def record(self) -> Event:
-        """An event on the stream that computes: DDP let it wait for the streams of collectives."""
+        """Record an event on the computing stream; DDP makes it wait for those of collectives."""
         return mark(self._device)
 
 
@@ -135,7 +135,7 @@ class _NcclCommunicator:
         self._backend = backend
 
     def trouble(self) -> str | None:
-        """What torch's watchdog found, a fraction of a second after it came to pass."""
+        """Return the error that torch's watchdog found, a fraction of a second after it began."""
         error = self._backend.get_error()
         return None if error == ErrorType.SUCCESS else f"NCCL: {error.name}"
 
@@ -145,7 +145,7 @@ class _NcclCommunicator:
 
 
 def accelerator_for(placement: Placement, device: torch.device) -> Accelerator | None:
-    """A rank's accelerator; None where it computes on the CPU, which does as it is told at once."""
+    """Return a rank's accelerator; None on the CPU, which executes work at once."""
     if placement.backend != "nccl":
         return None
     _check_nccl(os.environ)
@@ -153,13 +153,13 @@ def accelerator_for(placement: Placement, device: torch.device) -> Accelerator |
 
 
 def prepare_nccl(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what makes a broken collective this process's own affair; what the user set stays."""
+    """Set variables that let this process handle broken collectives; keep the user's values."""
     for name, value in _NCCL_SETTINGS.items():
         environment.setdefault(name, value)
 
 
 def _check_nccl(environment: Mapping[str, str]) -> None:
-    """Warn of a setting of the user's that takes broken collectives out of this process's hands."""
+    """Warn of a user's setting that keeps this process from handling broken collectives."""
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     value, wanted = environment.get(name, ""), _NCCL_SETTINGS[name]
     if value != wanted:

@@ -1,13 +1,12 @@
-"""What collectives wrote is not used before it is known to be whole.
+"""Keeps results of collectives from being used before they are complete.
 
-A device that is told its work in advance, as a GPU is, lets `backward()` return while the gradients
-are still on their way, and the optimizer's step queues behind them. If a peer is lost, aborting the
-group is the only way to end its collectives: the device then goes on as if they had ended well, and
-whatever stands behind them computes with what never arrived. torch's documentation of
-`Work.get_future` says that its own means against that, TORCH_NCCL_BLOCKING_WAIT, does not reach the
-futures that DDP waits for.
+A device that executes work asynchronously, like a GPU, lets `backward()` return while the gradients
+are still on their way. The optimizer's step is queued behind them. If a peer is lost, collectives
+end only by aborting the group. The device then continues as if they had succeeded, and the work
+queued behind them uses data that never arrived. torch's own protection, TORCH_NCCL_BLOCKING_WAIT,
+does not cover the futures for which DDP waits (documentation of `Work.get_future`).
 
-So the host waits here, before it queues anything that cannot be taken back.
+So the host waits here before it queues work that cannot be undone.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from ddp_trainer.exit_codes import BrokenGroupError, LostDeviceError
 from ddp_trainer.system.backoff import Backoff
 
 pause_after = Backoff(shortest_seconds=50e-6, longest_seconds=500e-6, per_doubling=64).after
-"""The shortest is about what the kernel's timers are good for; of the longest a device idles for
-half on average: nothing beside the step that took so long."""
+"""The shortest pause is about the resolution of the kernel's timers. A device idles on average for
+half of a pause, which is negligible beside a step that took that long."""
 _STOP_SECONDS = 5.0
-"""What a rank that was told to stop still waits here: of the 15 s of a pod on a spot node, it needs
-the rest to leave the group and to save."""
+"""How long a rank that must stop still waits here. It needs the rest of a spot node's 15 s to leave
+the group and to save."""
 
 
 class Event(Protocol):
-    """A place in the queue of a device."""
+    """A point in the queue of a device."""
 
     def query(self) -> bool:
-        """Whether the device has come so far; raises if the device has failed.
+        """Return whether the device has reached this point; raise if the device has failed.
 
-        Returns at once, whatever the device and other threads wait for.
+        Returns at once, even if the device or other threads are blocked.
         """
 
 
 class Gate:
-    """Stands between the collectives of one group and whoever reads what they wrote."""
+    """The gate between the collectives of one group and the code that reads their results."""
 
     def __init__(
         self,
@@ -50,11 +49,11 @@ class Gate:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`record` marks the end of what this rank's device was told so far.
+        """`record` marks the end of the work queued on this rank's device.
 
-        None: the device does as it is told at once, and collectives have been waited for. `failure`
-        is what broke the group, or None, from the moment on at which anything may release a
-        collective that has not ended: it must be known before.
+        None: the device executes work at once, and collectives have been waited for. `failure`
+        returns the error that broke the group, or None. It must return the error before an
+        incomplete collective can be released.
         """
         self._record = record
         self._failure = failure
@@ -64,15 +63,15 @@ class Gate:
         self._sleep = sleep
 
     def wait(self) -> None:
-        """Return when all that was queued on this rank's device is done, and the group is whole.
+        """Return when this rank's device has done all queued work and the group is not broken.
 
         Raises:
-            BrokenGroupError: the device did not come so far within the group's timeout.
-            Exception: what broke the group, whichever the connection reports.
+            BrokenGroupError: the device needed longer than the group's timeout.
+            Exception: the error that broke the group.
         """
         if self._record is not None:
             self._wait_for(self._record())
-        # Not before the event has come: it may have come because the group was aborted.
+        # After the event, because an abort of the group may have completed it.
         failure = self._failure()
         if failure is not None:
             raise failure
@@ -87,8 +86,8 @@ class Gate:
             now = self._clock()
             if now >= until:
                 raise BrokenGroupError(
-                    f"what this rank's device was told took more than {self._timeout_seconds:g} s: "
-                    "a collective, or the device, hangs"
+                    f"work on this rank's device took more than {self._timeout_seconds:g} s: a "
+                    "collective or the device hangs"
                 )
             if self._told_to_stop():
                 until = min(until, now + _STOP_SECONDS)
@@ -96,10 +95,10 @@ class Gate:
 
 
 def expect(event: Event, *, within_seconds: float, what: str) -> None:
-    """Wait for a device that nobody else keeps from coming so far.
+    """Wait for a device that no other rank blocks.
 
     Raises:
-        LostDeviceError: it has not, in that time; `what` says what it should have done.
+        LostDeviceError: it did not reach the event in time; `what` describes the awaited work.
     """
     begin = time.monotonic()
     while not event.query():

@@ -1,4 +1,4 @@
-"""Which device a rank computes on, and how exactly; what a device cannot do is said at once."""
+"""Selects and configures a rank's device; refuses options that the device does not support."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ddp_trainer.settings.options import Options
 def pin_device(
     placement: Placement, *, local_rank: int, device_ids: tuple[int, ...] | None
 ) -> torch.device:
-    """The device of a rank, from here on its process's default.
+    """Return the device of a rank and make it the process's default.
 
     Raises:
-        ConfigurationError: this pod has not the GPUs that its ranks need.
+        ConfigurationError: this pod lacks GPUs that its ranks need.
     """
     if placement.backend == "gloo":
         if device_ids is not None:
@@ -36,7 +36,7 @@ def pin_device(
             device_ids=device_ids,
         ),
     )
-    # Before any group or model exists: whoever touches CUDA unpinned takes memory on GPU 0.
+    # Before any group or model exists: without this, the first use of CUDA takes memory on GPU 0.
     torch.cuda.set_device(device)
     return device
 
@@ -44,10 +44,10 @@ def pin_device(
 def gpu_of(
     local_rank: int, *, local_world_size: int, gpus: int, device_ids: tuple[int, ...] | None
 ) -> int:
-    """The GPU of a local rank, where `gpus` are visible.
+    """Return the GPU of a local rank; `gpus`: number of visible GPUs.
 
     Raises:
-        ConfigurationError: there are too few, or `device_ids` names some that are not there.
+        ConfigurationError: there are too few, or `device_ids` names missing ones.
     """
     visible = f"{gpus} {'is' if gpus == 1 else 'are'} visible"
     if device_ids is None:
@@ -61,7 +61,7 @@ def gpu_of(
     names = ",".join(str(number) for number in device_ids)
     if len(device_ids) != local_world_size or len(set(device_ids)) != local_world_size:
         raise ConfigurationError(
-            f"--device-ids {names}: name a GPU of its own for each of the {local_world_size} "
+            f"--device-ids {names}: name a different GPU for each of the {local_world_size} "
             "processes in this pod"
         )
     if not all(0 <= number < gpus for number in device_ids):
@@ -73,28 +73,28 @@ def gpu_of(
 
 
 def check_abilities(options: Options, device: torch.device) -> None:
-    """Refuse what this machine cannot do.
+    """Refuse options that this machine does not support.
 
     Raises:
-        ConfigurationError: with the remedy.
+        ConfigurationError: an option is not supported.
     """
     if device.type != "cuda":
         if options.optimization.precision == "fp16":
             raise ConfigurationError("--precision fp16 needs a GPU: use bf16 on CPUs")
         if options.ddp.sync_batch_norm:
             raise ConfigurationError(
-                "--sync-batch-norm needs GPUs, since torch has it for them alone: leave it out"
+                "--sync-batch-norm needs GPUs, because torch supports it only there: remove it"
             )
     if options.hardware.compile == "inductor" and (lacking := _lacking_to_compile(device)):
         raise ConfigurationError(
-            f"--compile inductor needs {' and '.join(lacking)}, which this machine has not: build "
-            "an image that has"
+            f"--compile inductor needs {' and '.join(lacking)}, which this machine lacks: add "
+            "it to the image"
         )
 
 
 def make_deterministic() -> None:
-    """Let torch use only algorithms that give the same bits each time, in this process."""
-    # Read by cuBLAS when it is first used; either of two values makes it deterministic:
+    """Restrict torch in this process to algorithms that return the same bits each time."""
+    # cuBLAS reads this at its first use; either of two values makes it deterministic:
     # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
@@ -102,10 +102,10 @@ def make_deterministic() -> None:
 
 
 def prepare_model(model: nn.Module, options: Options, device: torch.device) -> nn.Module:
-    """The model as it trains here; what it computes stays the same.
+    """Return the model prepared for training; its results stay the same.
 
-    It is compiled in place, inside its DDP wrapper: a group that is formed anew has a new wrapper,
-    but nothing to compile again.
+    It is compiled in place, inside its DDP wrapper: a new group needs a new wrapper, but no new
+    compilation.
     """
     if options.ddp.sync_batch_norm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
@@ -116,7 +116,7 @@ def prepare_model(model: nn.Module, options: Options, device: torch.device) -> n
 
 
 def _lacking_to_compile(device: torch.device) -> list[str]:
-    """What inductor writes is C++, and on GPUs Triton's, which starts its kernels by way of C."""
+    """Return the tools that inductor lacks: it generates C++, and Triton on GPUs generates C."""
     language, variable, usual = "C++", "CXX", ("g++", "clang++")
     if device.type == "cuda":
         language, variable, usual = "C", "CC", ("gcc", "clang")

@@ -1,14 +1,14 @@
-"""Marks in the queue of a GPU that Python can look at while it keeps its lock.
+"""Marks in the queue of a GPU that can be queried without blocking Python's lock.
 
-`query` of torch.cuda.Event, and of torch.Event, keeps Python's lock (the GIL) while it asks the
-driver. The driver may let it wait for another thread of this process, such as one that allocates
+`query` of torch.cuda.Event, and of torch.Event, holds Python's lock (the GIL) while it calls the
+driver. The driver may make it wait for another thread of this process, such as one that allocates
 memory and itself waits for a collective. The thread that would abort this collective then never
 gets Python's lock, and nothing ends the wait. `synchronize` releases the lock before it waits, in
-all releases of torch that this package supports (torch/csrc/cuda/Event.cpp). So a thread waits
-there, and everybody else looks at what it found.
+all supported releases of torch (torch/csrc/cuda/Event.cpp). So one thread waits there, and all
+others read its result.
 
-On an H200 (driver 580) neither way kept the lock for more than 5 ms, with another thread that took
-and returned memory of the GPU for seconds.
+On an H200 (driver 580), neither call held the lock for more than 5 ms while another thread
+allocated and freed GPU memory for seconds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ddp_trainer.devices.gate import Event
 
 
 def mark(device: torch.device) -> Event:
-    """Mark the end of what a GPU's current stream was told so far."""
-    # `blocking`: the waiting thread sleeps, instead of keeping a CPU core busy.
+    """Mark the end of the work queued on a GPU's current stream."""
+    # `blocking`: the waiting thread sleeps instead of using a CPU core.
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     made = _Mark(event)
@@ -46,7 +46,7 @@ class _Mark:
         self._ended.set()
 
     def query(self) -> bool:
-        """Whether the device has come so far; raises if the device has failed."""
+        """Return whether the device has reached this point; raise if the device has failed."""
         if not self._ended.is_set():
             return False
         if self._failure is not None:
@@ -59,7 +59,7 @@ def _marks_to_wait_for(device: torch.device) -> SimpleQueue[_Mark]:
     marks: SimpleQueue[_Mark] = SimpleQueue()
 
     def wait_for_each() -> None:
-        # Threads begin with GPU 0: the first call of CUDA would take memory there.
+        # Threads start on GPU 0: the first CUDA call would allocate memory there.
         torch.cuda.set_device(device)
         while True:
             marks.get().wait()

@@ -1,4 +1,4 @@
-"""Numbers with fewer bits where they do no harm: autocast, and a scaler where gradients need it."""
+"""Lower precision: autocast, and a gradient scaler where it is needed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _TYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.fl
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """A context for forward passes and losses."""
+    """Return a context for forward passes and losses."""
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=_TYPES[precision])
 
 
 def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:
-    """What keeps small gradients from vanishing in fp16; bf16 has the exponents of fp32."""
+    """Return a scaler that keeps small gradients from vanishing in fp16; bf16 needs none."""
     return torch.amp.GradScaler(device.type) if precision == "fp16" else None

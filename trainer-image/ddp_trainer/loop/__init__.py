@@ -1,1 +1,1 @@
-"""The bundled training loop, and the rank that runs it."""
+"""The bundled training loop."""

@@ -1,4 +1,4 @@
-"""What the bundled loop trains: a workload's model, and what takes its steps."""
+"""The bundled loop's model, optimizer, scheduler and scaler, made from a workload."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ddp_trainer.workloads.base import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """All that a training changes, at step 0; the same on all ranks."""
+    """The objects that training changes, at step 0; the same on all ranks."""
 
     workload: Workload
     model: nn.Module
@@ -33,13 +33,13 @@ class Learner:
 
     @classmethod
     def new(cls, environment: Environment, options: Options, *, device: torch.device) -> Self:
-        """Load the workload that the options name, and what trains it.
+        """Load the workload that the options name, and create the objects that train it.
 
         Raises:
-            ConfigurationError: the workload cannot be had, or the device, or this machine, cannot
-                do what the options ask for.
+            ConfigurationError: the workload cannot be loaded, or the device or this machine does
+                not support an option.
         """
-        seed_everything(options.seed)  # a workload may draw its samples, or split them, at random
+        seed_everything(options.seed)  # a workload may draw or split its samples at random
         workload = workloads.load(options.workload, options.workload_options)
         placement = environment.placement
         batch = placement.batch.with_logical_shards(options.optimization.logical_shards)
@@ -50,10 +50,10 @@ class Learner:
     def of(
         cls, workload: Workload, options: Options, *, world_size: int, device: torch.device
     ) -> Self:
-        """What trains a workload.
+        """Create the objects that train a workload.
 
         Raises:
-            ConfigurationError: the device, or this machine, cannot do what the options ask for.
+            ConfigurationError: the device or this machine does not support an option.
         """
         check_abilities(options, device)
         if options.hardware.deterministic:
@@ -77,7 +77,7 @@ class Learner:
         )
 
     def parts(self) -> dict[str, Any]:
-        """What has a state of its own, by its name in checkpoints."""
+        """Return the stateful parts of the training, by their names in checkpoints."""
         parts = {
             "model": self.model,
             "optimizer": self.optimizer,

@@ -21,7 +21,7 @@ def loader_of(
     batch_size: int,
     shuffle: bool = False,
 ) -> DataLoader[Any]:
-    """A loader of pairs (inputs, targets) for a device."""
+    """Return a loader of pairs (inputs, targets) for a device."""
     has_workers = options.workers > 0
     settings: dict[str, Any] = {
         "batch_size": batch_size,
@@ -29,7 +29,7 @@ def loader_of(
         "num_workers": options.workers,
         "prefetch_factor": options.prefetch_batches if has_workers else None,
         "persistent_workers": has_workers,
-        "pin_memory": device.type == "cuda",  # copied to the GPU while that computes
+        "pin_memory": device.type == "cuda",  # copied while the GPU computes
     }
     if isinstance(samples, MapSamples):
         return DataLoader(samples.dataset, collate_fn=samples.collate, **settings)
@@ -37,7 +37,7 @@ def loader_of(
 
 
 class _Batches(Dataset[Any]):
-    """Samples that come by the batch."""
+    """Samples that are loaded by the batch."""
 
     def __init__(self, samples: SampleSet) -> None:
         self._samples = samples

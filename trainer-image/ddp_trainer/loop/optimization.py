@@ -1,4 +1,4 @@
-"""What takes a step: the workload's own optimizer and scheduler, or those of the flags."""
+"""Creates the optimizer and the scheduler: the workload's own, or those of the flags."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ddp_trainer.workloads.base import Workload
 
 
 def optimizer_of(workload: Workload, model: nn.Module, options: OptimizationOptions) -> Optimizer:
-    """The workload's own, or AdamW.
+    """Return the workload's optimizer, or AdamW.
 
     Raises:
-        ConfigurationError: what the workload brings is none.
+        ConfigurationError: the workload returned another type.
     """
     found: object = (
         workload.optimizer(model, options.lr)
@@ -36,23 +36,23 @@ def optimizer_of(workload: Workload, model: nn.Module, options: OptimizationOpti
 def scheduler_of(
     workload: Workload, optimizer: Optimizer, options: OptimizationOptions, course: Course
 ) -> Schedule | LRScheduler:
-    """The workload's own, or that of the flags.
+    """Return the workload's scheduler, or that of the flags.
 
     Raises:
-        ConfigurationError: what the workload brings is none, or does not do what flags ask for.
+        ConfigurationError: the workload returned another type, or flags set its schedule.
     """
     if workload.scheduler is None:
         return Schedule(optimizer, options, course)
     for name in ("schedule", "warmup_steps", "min_lr_ratio"):
         if getattr(options, name) != getattr(OptimizationOptions, name):
             raise ConfigurationError(
-                f"--{name.replace('_', '-')} is for the bundled schedule, and this workload brings "
-                "a scheduler of its own: leave it out"
+                f"--{name.replace('_', '-')} is for the bundled schedule, but this workload has "
+                "its own scheduler: remove the flag"
             )
     found: object = workload.scheduler(optimizer, course.steps_at_most)
     if isinstance(found, ReduceLROnPlateau):
         raise ConfigurationError(
-            "the workload's scheduler is a ReduceLROnPlateau, which wants a score at each step: "
+            "the workload's scheduler is a ReduceLROnPlateau, which needs a score at each step: "
             "choose one that counts steps"
         )
     if not isinstance(found, LRScheduler):
@@ -68,10 +68,10 @@ def _kind(value: object) -> str:
 
 
 def _drop_zero_gradients(optimizer: Optimizer, *_: object) -> None:
-    """Let the optimizer see no gradient where all of it is zero.
+    """Remove gradients that are entirely zero.
 
-    To an optimizer a zero is a gradient like any other: it would decay the weight and go on in the
-    direction of past steps.
+    An optimizer treats a zero like any other gradient: it would decay the weight and continue in
+    the direction of past steps.
     """
     groups = (group["params"] for group in optimizer.param_groups)
     gradients = {p: p.grad for parameters in groups for p in parameters if p.grad is not None}

@@ -1,4 +1,4 @@
-"""The life of one rank of the bundled trainer, and how it ended, in one exit code."""
+"""Runs one rank of the bundled trainer and returns its exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 def run_rank(environment: Environment, options: Options) -> ExitCode:
-    """Train as this rank; returns how it ended, which the rank's report tells in words."""
+    """Train as this rank; return the exit code. The rank's report has the reason in words."""
     report = report_of(environment, options)
     error: Exception | None = None
     try:
@@ -36,7 +36,7 @@ def run_rank(environment: Environment, options: Options) -> ExitCode:
 
 def _train(environment: Environment, options: Options, report: RankReport) -> None:
     job = Job(environment, options, report)
-    # Before meeting anybody: wrong options need not wait for other ranks.
+    # First: wrong options are refused without waiting for other ranks.
     learner = Learner.new(environment, options, device=job.device)
     with job.joined(learner.parts()):
         train(job, learner, options)

@@ -1,4 +1,4 @@
-"""The training loop. It fits on a screen, and is what a script of anybody's own looks like."""
+"""The training loop. It fits on a screen, and a script of your own looks the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddp_trainer.workloads.base import Workload
 
 
 def train(job: Job, learner: Learner, options: Options) -> None:
-    """Train from where the job stands to the end."""
+    """Train from the job's present position to the end."""
     workload, optimization = learner.workload, options.optimization
     loader = loader_of(
         workload.train, options.loading, job.device, batch_size=options.batch_size, shuffle=True
@@ -40,7 +40,7 @@ def train(job: Job, learner: Learner, options: Options) -> None:
 
 @torch.no_grad()
 def evaluate(job: Job, net: nn.Module, workload: Workload, options: Options) -> float:
-    """Mean score over the whole test set, each sample counted once however the set divides."""
+    """Return the mean score over the test set, in which each sample counts exactly once."""
     size = options.evaluation_batch_size
     loader = loader_of(workload.test, options.loading, job.device, batch_size=size)
     net.eval()
@@ -49,7 +49,7 @@ def evaluate(job: Job, net: nn.Module, workload: Workload, options: Options) -> 
         inputs, targets = _on(job.device, batch)
         with autocast(options.optimization.precision, job.device):
             outputs = net(inputs)
-        # In float64, so that the mean does not depend on which samples make a batch.
+        # In float64, so that the mean does not depend on the batches.
         score += workload.score(outputs, targets).sum(dtype=torch.float64).item()
         count += len(targets)
     net.train()

@@ -1,1 +1,1 @@
-"""What a training run is made of, and all that it must remember."""
+"""The state of a training run, and the steps that change it."""

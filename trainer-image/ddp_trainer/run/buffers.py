@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _SMALL_BYTES = 1 << 16
-"""Copying so little takes less than what could be saved."""
+"""Copying so little costs less than checking for changes."""
 
 
 @dataclass(kw_only=True)
@@ -17,16 +17,16 @@ class _Copy:
     of: Tensor
     value: Tensor
     version: int
-    """Of the buffer when both were the same."""
+    """Version of the buffer when both were equal."""
 
     @classmethod
     def new(cls, buffer: Tensor) -> _Copy:
-        """Memory for a copy, which is still to be made."""
+        """Allocate memory for a copy; the copy itself follows later."""
         value = torch.empty_like(buffer, requires_grad=False)
         return cls(of=buffer, value=value, version=-1)
 
     def fits(self, buffer: Tensor) -> bool:
-        """Whether its memory will do for a buffer."""
+        """Return whether its memory fits a buffer."""
         value = self.value
         return (
             value.shape == buffer.shape
@@ -36,11 +36,12 @@ class _Copy:
 
     @property
     def is_current(self) -> bool:
-        """Whether the buffer is known not to have changed since.
+        """Return whether the buffer is known to be unchanged since the copy.
 
-        torch counts a tensor's changes, but for those by batch norm, which writes its running
-        statistics uncounted, and those through `.data`, as usual for averages of code books.
-        Packed weights and masks, which are large and no floating-point numbers, do not change so.
+        torch counts the changes of a tensor. Exceptions are those by batch norm, which writes its
+        running statistics uncounted, and those through `.data`, as is usual for averages of code
+        books. Packed weights and masks, which are large and not floating-point, do not change that
+        way.
         """
         buffer = self.of
         if buffer.is_floating_point() or buffer.is_complex() or buffer.nbytes <= _SMALL_BYTES:
@@ -48,23 +49,23 @@ class _Copy:
         return not buffer.is_inference() and self.version == buffer._version
 
     def note(self) -> None:
-        """Both are the same now."""
+        """Note that both are equal now."""
         self.version = -1 if self.of.is_inference() else self.of._version
 
 
 class Copies:
-    """The buffers as they were at one moment, in memory that is used again for the next one."""
+    """Copies of the buffers at one moment; the next copies reuse the memory."""
 
     def __init__(self) -> None:
         self._copies: list[_Copy] = []
 
     @property
     def values(self) -> Sequence[Tensor]:
-        """In the order of the buffers."""
+        """The copies in the order of the buffers."""
         return [copy.value for copy in self._copies]
 
     def take(self, buffers: Iterable[Tensor]) -> None:
-        """Copy all that may have changed since the last time."""
+        """Copy all buffers that may have changed since the last call."""
         copies: list[_Copy] = []
         for number, buffer in enumerate(buffers):
             copy = self._copies[number] if number < len(self._copies) else None
@@ -80,7 +81,7 @@ class Copies:
             copy.note()
 
     def put_back(self, buffers: Iterable[Tensor]) -> None:
-        """Write the values into the buffers, which no backward pass needs any more."""
+        """Write the copies to the buffers, which no backward pass may need any longer."""
         for copy, buffer in zip(self._copies, buffers, strict=True):
             if copy.of is not buffer:
                 copy.of, copy.version = buffer, -1
@@ -92,7 +93,7 @@ class Copies:
 
 @torch.no_grad()
 def _copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """In one launch for all of one type, rather than in one for each."""
+    """Copy all tensors of one type in one launch instead of one for each."""
     alike: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
     for source, target in zip(sources, targets, strict=True):
         ours, theirs = alike.setdefault((source.dtype, source.device), ([], []))

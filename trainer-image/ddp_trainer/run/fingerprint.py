@@ -1,4 +1,4 @@
-"""Numbers that differ where tensors differ, so that what two ranks have need not be sent."""
+"""Fingerprints of tensors, so that equal tensors need not be sent between ranks."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from torch import Tensor
 _CHUNK_BYTES = 32 << 20
 _MASK = (1 << 64) - 1
 _FACTORS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
-"""Odd, as those of splitmix64: each bit of a word changes half of the bits of what it becomes."""
+"""Odd factors, like those of splitmix64: each input bit changes half of the output bits."""
 
 
 def fingerprint(tensor: Tensor) -> int:
-    """64 bits of a tensor's content, for comparison with tensors on devices of the same kind.
+    """Return 64 bits that identify a tensor's content; comparable between devices of one kind.
 
-    Tensors that differ by accident have the same one with a probability of about 2^-64.
+    Different tensors have the same fingerprint by accident with a probability of about 2^-64.
     """
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return by_hash(data) if data.device.type == "cpu" else by_sum(data)
 
 
 def by_hash(data: Tensor) -> int:
-    """Of bytes on the CPU, by one that other threads do not wait for."""
+    """Return the fingerprint of bytes on the CPU; the hash releases Python's lock."""
     return int.from_bytes(hashlib.blake2b(data.numpy().data, digest_size=8).digest())
 
 
 def by_sum(data: Tensor) -> int:
-    """Of bytes on any device, computed there; in whole numbers, so that no order of sums matters.
+    """Return the fingerprint of bytes on any device, computed there.
 
-    It is no defence against somebody who looks for tensors that have the same one.
+    It uses integers, so the order of sums does not matter. It does not protect against tensors that
+    were made to have the same fingerprint.
     """
     found = data.numel()
     for begin in range(0, data.numel(), _CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""What a run consists of, by name: whatever has a state of its own."""
+"""The stateful parts of a run, by name."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from ddp_trainer.run.position import Position
 from ddp_trainer.run.savable import check
 
 _RESERVED = frozenset({"position", "order", "answers", "bookmarks", "epoch", "score"})
-"""Names of what is no part."""
+"""Names in a state that are no parts."""
 
 
 class Part(Protocol):
-    """What can tell its state, and take over one."""
+    """An object that can save and load its state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state."""
+        """Return its state."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Take over what `state_dict` returned."""
+        """Load a state that `state_dict` returned."""
 
 
 @runtime_checkable
 class PositionalSchedule(Protocol):
-    """Sets learning rates by how far the run has come; torch's own count their steps instead."""
+    """Sets learning rates by the position of the run; torch's schedulers count steps instead."""
 
     def set_rates(self, position: Position) -> None:
-        """Set those of the step that begins at `position`."""
+        """Set the rates of the step that begins at `position`."""
 
     def take_steps_of(self, ranks: int) -> None:
-        """From here on so many ranks train."""
+        """Note that this number of ranks trains from now on."""
 
 
 class Parts:
-    """All of them, and those of each kind."""
+    """All parts of a run, and those of each kind."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
-        """See that each can be remembered.
+        """Check that the state of each part can be saved.
 
         Raises:
-            ConfigurationError: one cannot.
+            ConfigurationError: that of one part cannot.
         """
         self.by_name = {name: _checked(name, part) for name, part in parts.items()}
         self.models = self._of_kind(nn.Module)
@@ -63,22 +63,22 @@ class Parts:
         self.scaler: torch.amp.GradScaler | None = self._one("scaler", torch.amp.GradScaler)
 
     def expect(self, state: Mapping[str, Any]) -> None:
-        """See that a state is of parts like these.
+        """Check that a state belongs to parts like these.
 
         Raises:
-            ValueError: it is not.
+            ValueError: it does not.
         """
-        # With or without one a run may go on.
+        # A run may continue with or without a scaler.
         optional = {"scaler"} - set(self.by_name)
         for name, part in self.by_name.items():
             if isinstance(part, torch.amp.GradScaler):
                 optional.add(name)
         found, wanted = set(state) - _RESERVED, set(self.by_name)
         if found - optional != wanted - optional:
-            raise ValueError(f"it holds {_names(found)}, and this run has {_names(wanted)}")
+            raise ValueError(f"it contains {_names(found)}, but this run has {_names(wanted)}")
         for name, part in self.by_name.items():
             if isinstance(part, LRScheduler) and "last_epoch" not in state[name]:
-                raise ValueError("it is of a run with another learning rate scheduler")
+                raise ValueError("it belongs to a run with another learning rate scheduler")
 
     def _of_kind(self, kind: type[Any]) -> list[Any]:
         return [part for part in self.by_name.values() if isinstance(part, kind)]
@@ -86,15 +86,15 @@ class Parts:
     def _one(self, what: str, kind: type[Any]) -> Any:
         found = self._of_kind(kind)
         if len(found) > 1:
-            raise ConfigurationError(f"join() got several parts of kind {what}: give one")
+            raise ConfigurationError(f"join() got more than one {what}: pass only one")
         return found[0] if found else None
 
 
 def move(model: nn.Module, device: torch.device, *, name: str) -> None:
-    """Move a model to a device, unless all of it is there: quantised ones refuse to be moved.
+    """Move a model to a device, unless it is there: quantised models cannot be moved.
 
     Raises:
-        ConfigurationError: it is elsewhere, and cannot be moved.
+        ConfigurationError: it is on another device and cannot be moved.
     """
     tensors = itertools.chain(model.parameters(), model.buffers())
     if all(_is_on(tensor.device, device) for tensor in tensors):
@@ -103,22 +103,22 @@ def move(model: nn.Module, device: torch.device, *, name: str) -> None:
         model.to(device)
     except Exception as error:
         raise ConfigurationError(
-            f"join() cannot move {name} to {device} ({error}): place it there before, for example "
+            f"join() cannot move {name} to {device} ({error}): load it there, for example "
             'with device_map={"": int(os.environ["LOCAL_RANK"])} for a quantised model'
         ) from error
 
 
 def check_whole(*models: nn.Module) -> None:
-    """See that each rank has all of these models, so that it can give them to another one.
+    """Check that each rank holds these models completely, so that it can send them to another.
 
     Raises:
-        ConfigurationError: one is sharded, or may be.
+        ConfigurationError: a model has DTensor parameters, which may be sharded.
     """
     for name, parameter in itertools.chain(*(model.named_parameters() for model in models)):
         if hasattr(parameter, "device_mesh"):
             raise ConfigurationError(
-                f"{name} is a DTensor, and join() cannot restore the part that a lost rank had of "
-                "it: leave out fully_shard() and parallelize_module(), or train without join()"
+                f"{name} is a DTensor, and join() cannot restore a lost rank's part of it: remove "
+                "fully_shard() and parallelize_module(), or train without join()"
             )
 
 
@@ -137,25 +137,24 @@ def _names(parts: set[str]) -> str:
 
 def _checked(name: str, part: Any) -> Part:
     if name in _RESERVED:
-        raise ConfigurationError(f"join() uses the name {name} itself: call it something else")
+        raise ConfigurationError(f"join() uses the name {name} itself: choose another name")
     if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(part).__mro__):
         raise ConfigurationError(
-            f"{name} is a ZeroRedundancyOptimizer: each rank has a part of its state, which would "
-            "be lost with the rank; give join() the optimizer that it is made of"
+            f"{name} is a ZeroRedundancyOptimizer: a lost rank's part of its state would be lost. "
+            "Pass the optimizer that it wraps to join()"
         )
     if isinstance(part, Optimizer) and _needs_closure(part):
         raise ConfigurationError(
-            f"{name} is a {type(part).__name__}, which computes the loss several times within a "
-            "step, and job.step() takes a step with the gradients that there are: choose another, "
-            "such as Adam"
+            f"{name} is a {type(part).__name__}, which computes the loss several times in a step, "
+            "but job.step() uses existing gradients: choose another, such as Adam"
         )
     methods: list[Callable[..., Any] | None] = [
         getattr(part, method, None) for method in ("state_dict", "load_state_dict")
     ]
     if not all(callable(method) for method in methods):
         raise ConfigurationError(
-            f"{name} is a {type(part).__name__} and cannot be remembered: give join() objects with "
-            "state_dict and load_state_dict, such as models and optimizers"
+            f"{name} is a {type(part).__name__}, and its state cannot be saved: pass join() "
+            "objects with state_dict and load_state_dict, such as models and optimizers"
         )
     checked: Part = part
     check(checked.state_dict(), of=name)

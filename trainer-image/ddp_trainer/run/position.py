@@ -1,4 +1,4 @@
-"""How far a run has come, and in which order it goes on."""
+"""The position of a run, and the order of its samples."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class Position:
-    """How far a run has come: always at a boundary between steps of optimizers."""
+    """The position of a run; always at a boundary between optimizer steps."""
 
     step: int = 0
     """Steps completed since the beginning of training."""
     epoch: int = 0
     samples: int = 0
-    """Samples of this epoch that all ranks together have consumed, padding not counted; batches,
-    where each rank reads a stream of its own."""
+    """Samples of this epoch that all ranks together have consumed, without padding. Where each rank
+    reads its own stream: batches."""
     turns: int = 0
-    """Of the step that comes next: those of its optimizers' turns that are over, where they step
-    one after the other."""
+    """Completed turns of the next step, where several optimizers step one after the other."""
     is_at_end: bool = False
-    """All steps of this epoch are over; an evaluation may be due."""
+    """True after the last step of this epoch; an evaluation may follow."""
 
     def advance(self, samples: int, *, epoch_length: int) -> None:
-        """One more step, on `samples` samples over all ranks, padding included.
+        """Count a step on `samples` samples over all ranks, padding included.
 
-        `epoch_length`: samples in all, or 0 where nobody knows.
+        `epoch_length`: samples of the epoch; 0: unknown.
         """
         self.step += 1
         self.turns = 0
@@ -34,13 +33,13 @@ class Position:
             self.end(epoch_length=epoch_length)
 
     def end(self, *, epoch_length: int) -> None:
-        """There are no more steps in this epoch."""
+        """Note that this epoch has no more steps."""
         self.samples, self.is_at_end = epoch_length, True
 
     def before_evaluation(self, *, epoch_length: int) -> Position:
-        """The same place, but the end of an epoch where it is the beginning of the next one.
+        """Return this position; at the start of an epoch, return the end of the previous one.
 
-        Whoever goes on from there evaluates, again if need be.
+        A run that resumes from there repeats the evaluation if needed.
         """
         if self.epoch == 0 or self.samples > 0 or self.turns > 0 or self.is_at_end:
             return self
@@ -49,30 +48,30 @@ class Position:
         return ended
 
     def next_epoch(self) -> None:
-        """The epoch is complete."""
+        """Move to the next epoch."""
         self.epoch += 1
         self.samples, self.is_at_end = 0, False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What decides which samples come in which order, and which random numbers are drawn."""
+    """The values that determine the order of samples and the random numbers."""
 
     seed: int
     samples: int = 0
-    """In the training set; 0: nobody has said yet, or knows."""
+    """Samples in the training set; 0: unknown."""
     readers: int = 0
-    """Ranks that each read a stream of their own; 0: they share out samples."""
+    """Ranks that each read their own stream; 0: ranks divide samples."""
     shards: int = 0
-    """Logical shards that make a step; 0: as many as there are ranks."""
+    """Logical shards of a step; 0: the number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bookmarks:
-    """Where the streams stood that the ranks read, as each stream has told it."""
+    """Positions of the ranks' streams, as each stream reported it."""
 
     epoch: int
     batches: int
-    """That each rank had read of it."""
+    """Batches that each rank had read in the epoch."""
     states: list[Any]
-    """By rank."""
+    """States of the streams by rank."""

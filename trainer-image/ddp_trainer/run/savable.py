@@ -1,6 +1,6 @@
-"""What a state may consist of, so that a checkpoint can hold it and other ranks can take it over.
+"""Checks that a state can be saved in a checkpoint and sent to other ranks.
 
-Both are data, which must not be able to run code: torch reads plain values and tensors out of them.
+Both are data that must not run code: torch reads only plain values and tensors from them.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ddp_trainer.system.buffers import tensors
 
 
 def pack(state: Any, *, of: str) -> bytes:
-    """As bytes; `of`: whose state it is, for people.
+    """Return a state as bytes; `of`: name of its owner, for the error.
 
     Raises:
-        ConfigurationError: torch could not read it again.
+        ConfigurationError: torch could not load it again.
     """
     file = io.BytesIO()
     with _refused(of):
         torch.save(state, file)
         file.seek(0)
         if strange := torch.serialization.get_unsafe_globals_in_checkpoint(file):
-            raise TypeError(f"it holds {', '.join(sorted(strange))}")
+            raise TypeError(f"it contains {', '.join(sorted(strange))}")
     return file.getvalue()
 
 
 def check(state: Any, *, of: str) -> None:
-    """See that `pack` can do it, without its tensors.
+    """Check that `pack` can save a state, without copying its tensors.
 
     Raises:
         ConfigurationError: it cannot.
@@ -46,7 +46,7 @@ def check(state: Any, *, of: str) -> None:
 
 
 def without_tensors(state: Any) -> Any:
-    """The same with tensors that hold nothing ("meta") in the place of its own."""
+    """Return the state with empty tensors (device "meta") instead of its own."""
     holes = {id(tensor): _hole(tensor) for tensor in tensors(state)}
     return copy.deepcopy(state, dict[int, Any](holes))
 
@@ -57,8 +57,8 @@ def _refused(of: str) -> Iterator[None]:
         yield
     except (TypeError, AttributeError, RuntimeError, pickle.PicklingError) as error:
         raise ConfigurationError(
-            f"state_dict() of {of} cannot be saved: let it consist of numbers, strings, lists, "
-            f"dictionaries and tensors ({error})"
+            f"state_dict() of {of} cannot be saved: it may contain numbers, strings, lists, "
+            f"dictionaries and tensors only ({error})"
         ) from error
 
 

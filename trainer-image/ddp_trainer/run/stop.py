@@ -1,8 +1,8 @@
-"""How a run is told to stop, and how all its ranks stop, save, or leave, at the same step.
+"""Makes all ranks stop, save, or leave the group at the same step.
 
-A signal, or word of another group, reaches them at different moments, and their clocks differ. Each
-rank puts what it knows into a sum over all ranks now and then; the sum is begun before a step's
-computation and read after it, so that its time hides behind the computation.
+A signal, or the news of another group, reaches ranks at different moments, and their clocks differ.
+So ranks regularly sum their votes. The sum begins before a step's computation and is read after it,
+so that its time is hidden by the computation.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ import torch
 from ddp_trainer.collectives.group import Group
 
 _INTERVAL_SECONDS = 0.25
-"""Between votes: little of what a pod has to save before it is killed, a lot of small steps."""
+"""Time between votes: short compared with a pod's grace period, and many small steps."""
 _ROUNDING = 1e-9
-"""More than what sums of a million shares are off, and less than one of them."""
+"""More than the rounding error of a sum of a million shares, and less than one share."""
 
 
 class StopSignal:
-    """Remembers that this rank was told to stop; being told twice changes nothing."""
+    """Remembers that this rank must stop; a second signal changes nothing."""
 
     def __init__(self, *, within_seconds: float, leave_seconds: float = 0.0) -> None:
-        """`within_seconds` after being told the process has to end, everything saved.
+        """`within_seconds`: time from the signal until the process must have saved and ended.
 
-        `leave_seconds`: what it gives the others to go on without it, before all have to stop.
+        `leave_seconds`: time for the others to continue without this rank before all must stop.
         """
         self.within_seconds = within_seconds
         self._leave_seconds = min(leave_seconds, within_seconds / 2)
         self.told_at = math.inf
-        """When it was told (monotonic)."""
+        """Time of the signal (monotonic)."""
 
     @property
     def deadline(self) -> float:
-        """When the process has to have ended (monotonic)."""
+        """Return the time by which the process must have ended (monotonic)."""
         return self.told_at + self.within_seconds
 
     def told(self) -> bool:
-        """Whether this rank was told to stop."""
+        """Return whether this rank must stop."""
         return self.told_at < math.inf
 
     def vote(self, ranks: int) -> float:
-        """How much this rank, of so many, wants all of them to stop: at 1 they do.
+        """Return this rank's vote, among `ranks` ranks, to stop all of them: a sum of 1 decides.
 
-        Who has to stop can say so alone. Who gives the others time to go on without it has a share:
-        where all are told, there is nobody to go on.
+        A rank that must stop now has a full vote. A rank that gives the others time to continue
+        without it has a share of one, so that all stop if all of them were signalled.
         """
         if time.monotonic() >= self.told_at + self._leave_seconds:
             return 1.0
         return 1 / ranks if self.told() else 0.0
 
     def listen(self) -> None:
-        """From here on a signal is remembered instead of ending the process at once."""
+        """Remember a signal from now on, instead of ending the process at once."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._remember)
 
@@ -65,12 +65,12 @@ class StopSignal:
 
 
 def is_carried(votes: float) -> bool:
-    """Whether the sum of all ranks' votes has them stop."""
+    """Return whether the sum of all ranks' votes makes them stop."""
     return votes > 1 - _ROUNDING
 
 
 class Votes:
-    """Asks all ranks of a group, every few steps, whether to stop, save or leave the group."""
+    """Regular votes of a group's ranks on whether to stop, save or leave the group."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class Votes:
         save: Callable[[], bool],
         leave: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`stop`: this rank's vote among so many ranks, as `StopSignal.vote` has it.
+        """`stop`: this rank's vote among a number of ranks, see `StopSignal.vote`.
 
-        `save`, `leave`: what this rank wants; one rank that wants it is enough.
+        `save`, `leave`: this rank's wish; one rank is enough.
         """
         self._group = group
         self._wants = stop, save, leave
@@ -90,30 +90,30 @@ class Votes:
         self._counts = torch.zeros(4)
         self._wait: Callable[[], None] | None = None
         self.stop = False
-        """Whether all had to stop when the last vote began; the same on all ranks."""
+        """True if all had to stop when the last vote began; the same on all ranks."""
         self.save = False
-        """Whether any rank wanted to save then; the same on all ranks."""
+        """True if any rank wanted to save then; the same on all ranks."""
         self.leave = False
-        """Whether any rank knew then of another group, to be formed now; the same on all ranks."""
+        """True if any rank knew of a newer group then; the same on all ranks."""
         self.has_end = False
-        """Whether any rank has nothing to train on after the step; the same on all ranks."""
+        """True if any rank has no data after the step; the same on all ranks."""
 
     def begin(self, step: int, *, has_end: bool | None = None) -> None:
-        """Begin to ask, if it is time, before the computation that follows `step`.
+        """Begin a vote, if it is time, before the computation that follows `step`.
 
-        `has_end`: whether this rank has nothing to train on after that, where each rank knows it of
-        itself alone: then it is always time. None: all ranks know.
+        `has_end`: whether this rank has no data after that computation, if each rank knows only its
+        own; then each step has a vote. None: all ranks know.
         """
         self.stop = self.save = self.leave = self.has_end = False
         if has_end is not None or step % self._every_steps == 0:
-            # Not in the same memory: the answers to a step that is tried again may yet come.
+            # In new memory: the result for a step that is tried again may still arrive.
             stop, save, leave = self._wants
             wants = stop(self._group.size), save(), leave(), bool(has_end)
             self._counts = torch.tensor(wants, dtype=torch.float64)
             self._wait = self._group.start_sum(self._counts)
 
     def read(self) -> None:
-        """Wait for the answers, if any were asked for; without, nobody wants anything."""
+        """Wait for the result of the vote; without a vote, all answers are False."""
         if self._wait is not None:
             self._wait()
             self._wait = None
@@ -122,5 +122,5 @@ class Votes:
             self.save, self.leave, self.has_end = save > 0, leave > 0, has_end > 0
 
     def pace(self, step_seconds: float) -> None:
-        """Ask no more often than is of use; all ranks must be told the same at the same step."""
+        """Set how often to vote; all ranks must call this with the same value at the same step."""
         self._every_steps = max(1, int(_INTERVAL_SECONDS / max(step_seconds, 1e-9)))

@@ -1,7 +1,7 @@
-"""All that a run must remember to go on as if it had never stopped.
+"""The complete state of a training run, so that it can resume as if it had never stopped.
 
-The same state is what checkpoints hold and what a rank that lags behind or starts anew takes from
-another one, so resuming follows one path wherever the state comes from. Random numbers are no
+Checkpoints contain the same state that a rank which is behind, or has restarted, receives from
+another one. So resuming works the same way wherever the state comes from. Random numbers are no
 part of it: see `seeds`.
 """
 
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 Asked = tuple[int, int, int]
-"""Where in the script something was asked."""
+"""A place in the script at which ranks asked each other for a sum."""
 BEFORE_TRAINING: Asked = (0, 0, 0)
 
 
@@ -43,7 +43,7 @@ def after_step(step: int, *, epoch: int) -> Asked:
 
 
 class TrainState:
-    """What changes from step to step, part by part; it outlives broken groups."""
+    """The state that changes from step to step, part by part; it outlives broken groups."""
 
     def __init__(
         self,
@@ -54,35 +54,35 @@ class TrainState:
         scheduler_interval: SchedulerInterval = "step",
         batch: Batch | None = None,
     ) -> None:
-        """`parts`: whatever has a state, by its name in the state of the run.
+        """`parts`: the stateful objects, by their names in the state of the run.
 
-        Models move to the device, unless all of one is there. `scheduler_interval`: what torch's
-        schedulers count. `batch`: whose batches make a step; None: those of the ranks that there
-        are.
+        Models move to the device, unless they are there. `scheduler_interval`: unit in which
+        torch's schedulers count. `batch`: how a step is divided into shards; None: one shard for
+        each rank.
 
         Raises:
-            ConfigurationError: a part cannot be remembered.
+            ConfigurationError: the state of a part cannot be saved.
         """
         self.batch = batch or Batch()
         self.order = Order(seed=seed, shards=self.batch.shards)
         self.position = Position()
         self.is_fresh = True
-        """Whether this holds nothing that another rank could go on from."""
+        """True if this contains no state from which another rank could continue."""
         self.is_torn = False
-        """Whether a part of another state has come into this one, and never the rest."""
+        """True if only a part of another rank's state has arrived here."""
         self.epoch = 0
-        """The epoch that the script is in: the position's, or beyond it where training has ended
-        within an epoch."""
+        """The script's epoch: that of the position, or a later one if training ended within an
+        epoch."""
         self.bookmarks: Bookmarks | None = None
-        """Where the ranks' streams stood at some step before, if they can tell."""
+        """Positions of the ranks' streams at an earlier step, if they can report them."""
         self.answers: dict[Asked, list[list[float]]] = {}
-        """What all ranks were told when they asked each other, by place in the script.
+        """Sums that ranks asked each other for, by place in the script.
 
-        Since the last step, and what a new rank asks again on its way. A rank may be an epoch
+        Those since the last step, and those that a new rank asks for again. A rank may be an epoch
         further than one that still waits for an answer.
         """
         self.score: float | None = None
-        """Of the evaluation since the last step, of which more is better."""
+        """Score of the evaluation since the last step; higher is better."""
         self._before, self._copies = Copies(), Copies()
         self._parts = Parts(parts)
         self.models, self.optimizers = self._parts.models, self._parts.optimizers
@@ -94,17 +94,17 @@ class TrainState:
     # State.
 
     def progress(self) -> list[int]:
-        """How far this has come, to be compared with how far other ranks have.
+        """Return the progress of this state, to compare it with that of other ranks.
 
-        What was answered after a step counts too.
+        Answers after a step count too.
         """
         answers = sum(map(len, self.answers.values()))
         return [self.position.step, self.epoch, self.position.turns, answers]
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, in the very tensors that the next step changes.
+        """Return the complete state, in the original tensors, which the next step changes.
 
-        The same for everybody who has completed the same step, evaluated or not.
+        It is the same on all ranks that have completed the same step, evaluated or not.
         """
         parts = {name: part.state_dict() for name, part in self._parts.by_name.items()}
         position = self.position.before_evaluation(epoch_length=self.order.samples)
@@ -114,7 +114,7 @@ class TrainState:
         return state
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The same with what ranks need that go on together from here, in this very moment."""
+        """Return the state with what other ranks need to continue from this very moment."""
         return self.state_dict() | {
             "position": asdict(self.position),
             "epoch": self.epoch,
@@ -123,20 +123,20 @@ class TrainState:
         }
 
     def untrained(self) -> Iterator[Tensor]:
-        """Tensors of the models that no gradient changes: buffers, and frozen parameters.
+        """Return the models' tensors that no gradient changes: buffers and frozen parameters.
 
-        Something else may change them, as it does an average of weights.
+        Something else may change them, for example an average of weights.
         """
         for model in self.models:
             yield from (each for each in model.parameters() if not each.requires_grad)
             yield from model.buffers()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` or `memory` has told, in the same tensors that the model has now.
+        """Load the result of `state_dict` or `full_state_dict`, into the model's present tensors.
 
         Raises:
-            ValueError: it is of a run that cannot go on as this one.
-            RuntimeError, KeyError: it is of another model or optimizer.
+            ValueError: the state belongs to a run that cannot continue as this one.
+            RuntimeError, KeyError: the state belongs to another model or optimizer.
         """
         self._check(state)
         for name, part in self._parts.by_name.items():
@@ -146,42 +146,40 @@ class TrainState:
             setattr(self.position, name, value)
         self.order = self._as_begun(Order(**state["order"]))
         self.bookmarks = Bookmarks(**state["bookmarks"]) if "bookmarks" in state else None
-        # A checkpoint is of a step, after which nothing was answered yet.
+        # A checkpoint contains a step without answers after it.
         self.epoch = state.get("epoch", self.position.epoch)
         self.answers = {tuple(place): values for place, values in state.get("answers", [])}
         self.score = state.get("score")
         self.is_torn = False
 
     def choose_samples(self, samples: int) -> None:
-        """The training set has so many.
+        """Set the number of samples in the training set.
 
         Raises:
-            ConfigurationError: the run is in the midst of another one, in which positions mean
-                something else.
+            ConfigurationError: the run has begun with another training set, in which positions have
+                another meaning.
         """
         if self.order.samples not in (0, samples) or self.order.readers > 0:
-            had = (
-                f"{self.order.samples} samples" if self.order.samples else "no known number of them"
-            )
+            had = f"{self.order.samples} samples" if self.order.samples else "an unknown number"
             raise ConfigurationError(
-                f"the training set has {samples} samples, and had {had} when this run began: "
-                "choose another checkpoint directory to begin anew"
+                f"the training set has {samples} samples, but had {had} when this run began: "
+                "to train from the beginning, choose another checkpoint directory"
             )
         self.order = replace(self.order, samples=samples, readers=0)
 
     def choose_streams(self, readers: int) -> None:
-        """The training set is what so many ranks read, each a stream of its own.
+        """Set the number of ranks that each read their own stream.
 
         Raises:
-            ConfigurationError: the run is in the midst of other ones.
+            ConfigurationError: the run is in the middle of an epoch of other streams or samples.
         """
         order, begins_epoch = self.order, self.position.samples == 0
         if order.samples > 0 or (order.readers not in (0, readers) and not begins_epoch):
             what = f"{order.readers} streams" if order.readers else f"{order.samples} samples"
             raise ConfigurationError(
-                f"this run has trained on a part of {what}, and nobody knows which part of "
-                f"{readers} streams that is: let as many ranks go on, or choose another checkpoint "
-                "directory to begin anew"
+                f"this run has trained on a part of {what}, which cannot be mapped to {readers} "
+                "streams: continue with as many ranks as before; or, to train from the beginning, "
+                "choose another checkpoint directory"
             )
         self.order = replace(order, samples=0, readers=readers)
 
@@ -189,7 +187,7 @@ class TrainState:
         shards = self.batch.shards_of(order.shards)
         if shards not in (0, self.batch.shards):
             _logger.info(
-                "a step has the batches of %d ranks, as when this training began, not those of %d",
+                "a step has the batches of %d ranks, as when this training began, not of %d",
                 shards,
                 self.batch.shards,
             )
@@ -198,38 +196,38 @@ class TrainState:
     # Steps.
 
     def shard_assignment(self, *, rank: int, size: int) -> ShardAssignment:
-        """What one of so many ranks computes of each step."""
+        """Return the share of each step that one of `size` ranks computes."""
         shards = self.order.shards or size
         return ShardAssignment(shards=shards, rank=rank, size=size, exact=self.batch.exact)
 
     def take_steps_of(self, ranks: int) -> None:
-        """From here on steps are those of so many ranks."""
+        """Note that steps are those of this number of ranks from now on."""
         for schedule in self._parts.schedules:
             schedule.take_steps_of(ranks)
         if self.order.readers not in (0, ranks):
             self.choose_streams(ranks)
 
     def buffers(self) -> Iterator[Tensor]:
-        """Those of all models."""
+        """Return the buffers of all models."""
         for model in self.models:
             yield from model.buffers()
 
     def before(self) -> Copies:
-        """What `take_back` needs to undo the passes that begin now; until this is called again."""
+        """Copy the buffers so that `take_back` can undo later passes; valid until the next call."""
         self._before.take(self.buffers())
         return self._before
 
     def copy_buffers(self) -> Copies:
-        """The buffers as they are now; until this is called again."""
+        """Copy the present buffers; the copies are valid until the next call."""
         self._copies.take(self.buffers())
         return self._copies
 
     def set_buffers(self, copies: Copies) -> None:
-        """Put the buffers back to what they were; no backward pass needs them any more."""
+        """Restore the buffers; no backward pass may need them any longer."""
         copies.put_back(self.buffers())
 
     def put_buffers(self, values: Sequence[Tensor]) -> None:
-        """Put others in the place of `buffers`: a backward pass may yet need those."""
+        """Replace the buffers by other tensors: a backward pass may still need the old ones."""
         others = dict(zip(self.buffers(), values, strict=True))
         for model in self.models:
             for module in model.modules():
@@ -237,9 +235,9 @@ class TrainState:
                     module._buffers[name] = others[buffer]
 
     def take_back(self, before: Copies, *, in_turn: bool = False) -> None:
-        """Undo what the passes of a step have left that is not taken.
+        """Undo the changes of a step's passes, because the step is not taken.
 
-        `in_turn`: what they have computed may go on to be used.
+        `in_turn`: the script may still use what they computed.
         """
         if in_turn:
             self.put_buffers([value.clone() for value in before.values])
@@ -250,16 +248,16 @@ class TrainState:
         self.forget_unscaling()
 
     def forget_unscaling(self) -> None:
-        """The gradients that a script may have unscaled are not those that a step is taken with."""
+        """Forget that the script unscaled gradients: the step uses other ones."""
         self._updates.forget_unscaling()
 
     def complete_step(
         self, samples: int, *, ends_epoch: bool = False, clip_grad_norm: float | None = None
     ) -> None:
-        """Take a step with the averaged gradients of so many samples over all ranks.
+        """Take a step with the averaged gradients of `samples` samples, padding included.
 
-        Padding included. The gradients have come. Nothing in here waits for another rank: a run is
-        at a boundary between steps whenever a collective fails.
+        The gradients must be complete. Nothing here waits for another rank, so whenever a
+        collective fails, a run is at a boundary between steps.
         """
         self._updates.apply(
             self.position, self.optimizers, clip_grad_norm, ends_step=True, score=self.score
@@ -267,14 +265,14 @@ class TrainState:
         self._advance(samples, ends_epoch=ends_epoch)
 
     def take_turn(self, optimizer: Optimizer, *, clip_grad_norm: float | None = None) -> None:
-        """Step with one of several optimizers, of a step that `complete_turns` completes."""
+        """Step with one of several optimizers; `complete_turns` completes the step."""
         self._updates.apply(
             self.position, [optimizer], clip_grad_norm, ends_step=False, score=self.score
         )
         self.position.turns += 1
 
     def complete_turns(self, samples: int, *, ends_epoch: bool = False) -> None:
-        """The script has stepped with all optimizers that it wants to step, on so many samples."""
+        """Complete a step in which several optimizers took turns, on `samples` samples."""
         self._updates.apply(self.position, [], None, ends_step=True)
         self._advance(samples, ends_epoch=ends_epoch)
 
@@ -287,18 +285,18 @@ class TrainState:
         self.score = None
 
     def end_epoch(self) -> None:
-        """The script has come to the end of an epoch."""
+        """Note that the script has reached the end of an epoch."""
         self.position.next_epoch()
         self.epoch = self.position.epoch
 
     def end_training(self, *, epochs: int) -> None:
-        """The script has come to the end of its training, perhaps within one of so many epochs."""
+        """Note that the script has reached the end of training, perhaps within an epoch."""
         if self.position.is_at_end:
             self.position.next_epoch()
         self.epoch = epochs
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        """See that a state is of a run like this; raises ValueError if not."""
+        """Check that a state belongs to a run like this; raise ValueError if not."""
         self._parts.expect(state)
         theirs, samples = Order(**state["order"]), self.order.samples
         if theirs.seed != self.order.seed or samples not in (0, theirs.samples):
@@ -308,6 +306,6 @@ class TrainState:
             )
         if self.batch.exact and theirs.shards not in (0, self.batch.shards):
             raise ValueError(
-                f"it is of a run with {theirs.shards} shards a step: set --logical-shards "
+                f"it belongs to a run with {theirs.shards} shards in a step: set --logical-shards "
                 f"{theirs.shards}"
             )

@@ -1,4 +1,4 @@
-"""What a step does once its gradients have come: rates, limits of gradients, and new weights."""
+"""Applies a step once its gradients are complete: learning rates, clipping, and new weights."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SchedulerInterval = Literal["step", "epoch"]
 
 
 class Updates:
-    """Those of a run's models, by its optimizers, schedules and scaler, which step nowhere else."""
+    """Updates of a run's models by its optimizers, schedules and scaler; they step only here."""
 
     def __init__(self, parts: Parts, *, scheduler_interval: SchedulerInterval) -> None:
-        """`scheduler_interval`: what torch's schedulers count."""
+        """`scheduler_interval`: unit in which torch's schedulers count."""
         self._parts = parts
         self._scheduler_interval = scheduler_interval
         self._may_step = False
@@ -27,8 +27,8 @@ class Updates:
             optimizer.register_step_pre_hook(self._expect_gate)
 
     def forget_unscaling(self) -> None:
-        """The gradients that a script may have unscaled are not those that a step is taken with."""
-        if self._parts.scaler is not None:  # or it would think that they are unscaled already
+        """Forget that the script unscaled gradients: the step uses other ones."""
+        if self._parts.scaler is not None:  # otherwise it would treat the new ones as unscaled
             self._parts.scaler._per_optimizer_states.clear()
 
     def apply(
@@ -40,21 +40,21 @@ class Updates:
         ends_step: bool,
         score: float | None = None,
     ) -> None:
-        """Step with these optimizers, at a position; `ends_step`: they are the last ones to.
+        """Step with these optimizers at a position; `ends_step`: none follows in this step.
 
-        `score`: that of the evaluation since the step before, of which more is better.
+        `score`: result of an evaluation since the previous step; higher is better.
         """
         for schedule in self._parts.schedules:
             schedule.set_rates(position)
         begins_epoch = position.epoch > 0 and position.samples == 0 and position.turns == 0
-        # With the epoch's first step rather than at the end of the one before: after that there are
-        # states with and without an evaluation, which must not differ.
+        # With the epoch's first step, not at the end of the previous epoch: states there exist with
+        # and without an evaluation, and they must not differ.
         if begins_epoch and score is not None:
             for plateau in self._parts.plateaus:
                 plateau.step(score if plateau.mode == "max" else -score)
         if self._scheduler_interval == "epoch" and begins_epoch:
             with warnings.catch_warnings():
-                # The steps before, after which this is right, may have been another process's.
+                # The required optimizer steps may have happened in another process.
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
                 for scheduler in self._parts.schedulers:
                     scheduler.step()
@@ -73,14 +73,14 @@ class Updates:
 
     def _clip(self, optimizers: Sequence[Optimizer], norm: float) -> None:
         scaler = self._parts.scaler
-        if scaler is not None:  # limits are meant for true gradients, not for scaled ones
+        if scaler is not None:  # the limit applies to unscaled gradients
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
         groups = (group for optimizer in optimizers for group in optimizer.param_groups)
         clip_grad_norm_([parameter for group in groups for parameter in group["params"]], norm)
 
     def _step(self, optimizers: Sequence[Optimizer]) -> bool:
-        """Whether the optimizers have taken it: gradients may be too large for fp16."""
+        """Return whether the optimizers took the step: gradients may be too large for fp16."""
         scaler = self._parts.scaler
         if scaler is None or not optimizers:
             for optimizer in optimizers:
@@ -96,5 +96,5 @@ class Updates:
         if not self._may_step:
             raise RuntimeError(
                 "optimizer.step() was called: call job.step() instead, which does it when the "
-                "gradients of all ranks are known to have come"
+                "gradients of all ranks are complete"
             )
