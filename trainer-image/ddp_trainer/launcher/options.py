@@ -105,8 +105,8 @@ def _parser() -> Parser:
         "--max-restarts",
         type=int,
         default=3,
-        help="how many failures of ranks are restarted inside the pod within the window before the "
-        "pod fails; for the bundled trainer and scripts that use ddp_trainer.join (default: 3)",
+        help="restarts of failed ranks within the window before the pod fails; only for the "
+        "bundled trainer and scripts that use ddp_trainer.join (default: 3)",
     )
     flags.add_argument(
         "--restart-window-seconds",

@@ -49,7 +49,7 @@ class PutResponse:
     """The answer of a launcher."""
 
     knows: bool
-    """True: it accepts the generation. False: it has another one, or a later one."""
+    """True: it accepts the generation. False: it has it from the operator, or has a later one."""
     ended: bool = False
     """True: no process of an earlier generation runs in its pod."""
 

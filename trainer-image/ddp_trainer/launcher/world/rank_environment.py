@@ -12,7 +12,7 @@ from ddp_trainer.settings.environment import Placement
 GENERATION = "DDP_GENERATION"
 """Generation of the assignment in the environment; operators that send new assignments set it."""
 HELD = "DDP_HELD"
-"""1: ranks wait for a signal to start, since other pods still run the previous generation."""
+"""1: ranks wait until the operator lets them start: other pods run the previous generation."""
 HOLD_SECONDS = "DDP_HOLD_SECONDS"
 """How long ranks wait for an assignment from the operator; then they start with that of the
 environment."""

@@ -235,8 +235,8 @@ class World:
     def is_ready_for(self, assignment: Assignment, *, wait_seconds: float) -> bool:
         """Wait until no ranks of an earlier generation run; return whether that is so.
 
-        A spare pod must also be warm. Otherwise processes that restart in other pods could mistake
-        old ranks for their peers. Waits at most `wait_seconds`.
+        Processes that restart in other pods could mistake old ranks for their peers. A pod without
+        a node rank must also be warm. Waits at most `wait_seconds`.
         """
 
         def is_done() -> bool:
