@@ -11,7 +11,7 @@ from ddp_operator.api.rules import SPEC_RULES
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.pods.prerequisites import beforehand
+from ddp_operator.job.pods.prerequisites import prerequisites
 from ddp_operator.kube import ApiClient, check_served
 from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import InvalidError
@@ -112,7 +112,7 @@ async def test_a_gang_of_kubernetes_own_is_made_and_resized(admin: ApiClient, jo
     path = pod_groups.NATIVE.path(namespace=jobs.namespace, name="job")
 
     async def group_of(stored: Json) -> Json:
-        [needed] = beforehand(DDPJob.parse(stored))
+        [needed] = prerequisites(DDPJob.parse(stored))
         await ours.apply(needed.manifest)
         group: Json = await admin.request("GET", path)
         return group

@@ -12,7 +12,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.planning.words import unknown_accelerators
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.prerequisites import beforehand
+from ddp_operator.job.pods.prerequisites import prerequisites
 from ddp_operator.job.pods.state import Identity
 
 from tests.unit.job.builders import fresh_job
@@ -53,7 +53,7 @@ def test_its_jobs_are_good_ones(manifest: dict[str, Any]) -> None:
     for index in range(job.spec.replicas):
         pod = manifests.pod(job, Identity(index, 0))
         assert pod["spec"]["serviceAccountName"] == "trainer"
-    kinds = [needed.manifest["kind"] for needed in beforehand(job)]
+    kinds = [needed.manifest["kind"] for needed in prerequisites(job)]
     assert kinds == (["ResourceClaimTemplate"] if accelerator.fabric == "dranet" else [])
 
 

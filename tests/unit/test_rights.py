@@ -8,7 +8,7 @@ from typing import Any, Final
 import yaml
 from ddp_operator import startup
 from ddp_operator.endpoints.metrics import PATH
-from ddp_operator.job.pods.prerequisites import beforehand
+from ddp_operator.job.pods.prerequisites import prerequisites
 from ddp_operator.kube import NODES, PODS, Permission
 from ddp_operator.kube.resources import Resource, resource_of
 from ddp_operator.ports import Key
@@ -109,7 +109,7 @@ def test_claims_take_two_more() -> None:
 def test_gangs_take_three_more_of_each_scheduler() -> None:
     granted = GANGS["ClusterRole", "ddp-operator-gangs"]
     for gang in ("native", "coscheduling", "volcano"):
-        [needed] = beforehand(fresh_job(scheduling={"gang": gang}))
+        [needed] = prerequisites(fresh_job(scheduling={"gang": gang}))
         resource = resource_of(needed.manifest)
         verbs = ("get", "create", "update")
         assert all(covers(granted, Permission(verb, resource)) for verb in verbs)

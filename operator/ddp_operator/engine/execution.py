@@ -14,7 +14,7 @@ from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import Access, SecretKey
 from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.job.pods.network_policy import network_policy
-from ddp_operator.job.pods.prerequisites import Beforehand, beforehand
+from ddp_operator.job.pods.prerequisites import Prerequisite, prerequisites
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -163,7 +163,7 @@ class Execution:
             await self._cluster.delete_network_policy(job.key, owner_uid=job.uid)
         if planned.create_service:
             await self._cluster.create_service(manifests.service(job))
-            for needed in beforehand(job):
+            for needed in prerequisites(job):
                 await self._apply(needed)
 
         _raise_heaviest(await self._create_pods(job, planned.create, overtaken))
@@ -218,7 +218,7 @@ class Execution:
             await self._secrets.create(job, existing)
         return self._access.variable(job.namespace, job.uid, source)
 
-    async def _apply(self, needed: Beforehand) -> None:
+    async def _apply(self, needed: Prerequisite) -> None:
         try:
             await self._cluster.apply(needed.manifest)
         except (NotServedError, ForbiddenError) as error:

@@ -17,10 +17,10 @@ from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.membership.launcher_protocol import (
     FIRST_PAUSE_SECONDS,
-    NOTHING,
-    Heard,
+    NO_LAUNCHERS,
+    Assignment,
+    LauncherStates,
     LauncherStatus,
-    Telling,
     pause_seconds,
 )
 from ddp_operator.job.membership.rank_order import follows_topology
@@ -104,26 +104,26 @@ class Launchers:
         # jobs.
         self._slots: FairSlots[Key] = FairSlots(own_share().tellings)
 
-    def of(self, job: DDPJob) -> Heard:
+    def of(self, job: DDPJob) -> LauncherStates:
         """Return what is known of a job's launchers."""
         known = self._known.get(job.key)
         if known is None or known.uid != job.uid:  # an earlier job of the same name
-            return NOTHING
+            return NO_LAUNCHERS
         # The status of another pod does not count: it may have another image, or be of another
         # attempt.
         status = known.status if known.leader in _asked(job) else None
         present = world_of(job).generation
         refused = known.refused.values()
-        return Heard(
+        return LauncherStates(
             told=known.told,
             unreached_since=known.unreached_since,
             failures=known.status.failures if known.status else (),
             scope=status.scope if status else "",
-            said=status,
+            leader=status,
             ahead=max((knows for told, knows in refused if told == present), default=0),
         )
 
-    def tell(self, job: DDPJob, tellings: Iterable[Telling]) -> None:
+    def tell(self, job: DDPJob, tellings: Iterable[Assignment]) -> None:
         """Start to send these announcements, except those already under way."""
         known = self._of(job)
         for telling in tellings:
@@ -194,7 +194,7 @@ class Launchers:
             known = self._known[job.key] = _Known(job.uid)
         return known
 
-    async def _tell(self, key: Key, known: _Known, telling: Telling) -> None:
+    async def _tell(self, key: Key, known: _Known, telling: Assignment) -> None:
         token = self._access.token_of(key.namespace, known.uid, telling.token_source)
         try:
             async with self._slots.of(key):

@@ -15,11 +15,11 @@ from ddp_operator.engine.launchers import Launchers
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.engine.status_writer import PROGRESS_WRITES_PER_SECOND, StatusWriter
-from ddp_operator.job.membership.launcher_protocol import NOTHING
-from ddp_operator.job.planning.convergence import forbidden, hold
+from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS
+from ddp_operator.job.planning.convergence import explain_refusal, report_refusal
 from ddp_operator.job.planning.decisions import fail
 from ddp_operator.job.planning.group import spares
-from ddp_operator.job.planning.model import Plan, accounted
+from ddp_operator.job.planning.model import Plan, with_goodput
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.rejection import reject
 from ddp_operator.job.pods.access import Access
@@ -149,7 +149,7 @@ class Reconciler:
                 job = _as_seen(unfit.job, planned)
                 now = self._clock()
                 planned = fail(job, "InvalidPodTemplate", unfit.message, now)
-                planned = accounted(unfit.job, planned, now)
+                planned = with_goodput(unfit.job, planned, now)
                 await self._status.decide(key, entry, planned)
         raise RuntimeError(f"{key}: {_MAX_DECISIONS} decisions in a row; this is a bug")
 
@@ -162,7 +162,7 @@ class Reconciler:
                 now,
                 nodes=self._cluster.nodes(),
                 report=self._report_of(key),
-                heard=self._launchers.of(entry.job) if self._launchers else NOTHING,
+                launchers=self._launchers.of(entry.job) if self._launchers else NO_LAUNCHERS,
             )
         return reject(entry.manifest, entry.job, pods, now)
 
@@ -191,7 +191,7 @@ class Reconciler:
             if refused and running and running.reason in (NAME_TAKEN, PODS_FORBIDDEN):
                 return  # already reported
             seen = _as_seen(job, self._plan(key, entry))
-            held = accounted(job, hold(seen, API_SERVER_ERROR, message, now), now)
+            held = with_goodput(job, report_refusal(seen, API_SERVER_ERROR, message, now), now)
             with contextlib.suppress(ClusterError):
                 await self._status.record(key, entry, held.status, held.events)
                 events = ()
@@ -207,8 +207,8 @@ class Reconciler:
         if planned.delete_job:
             await self._cluster.delete_job(key, uid=entry.uid)
             return None
-        if planned.tell and self._launchers and isinstance(entry.job, DDPJob):
-            self._launchers.tell(entry.job, planned.tell)
+        if planned.assignments and self._launchers and isinstance(entry.job, DDPJob):
+            self._launchers.tell(entry.job, planned.assignments)
         status, events, requeue_at = planned.status, planned.events, planned.requeue_at
         overtaken = self._overtaken_check(key, entry, planned)
         try:
@@ -220,9 +220,9 @@ class Reconciler:
             taken = isinstance(refused, AlreadyExistsError)
             reason = NAME_TAKEN if taken else PODS_FORBIDDEN
             job, now = _as_seen(entry.job, planned), self._clock()
-            message = refused.message if taken else forbidden(job, refused.message)
-            held = hold(job, reason, message, now, wanted=planned.create)
-            held = accounted(entry.job, held, now)
+            message = refused.message if taken else explain_refusal(job, refused.message)
+            held = report_refusal(job, reason, message, now, wanted=planned.create)
+            held = with_goodput(entry.job, held, now)
             await self._status.record(key, entry, held.status, held.events)
             raise
         if overtaken():
@@ -280,10 +280,10 @@ class Reconciler:
 
     def _outside_reports(self, entry: Entry) -> object:
         """Return what launchers and nodes report that pods do not show."""
-        heard = NOTHING
+        states = NO_LAUNCHERS
         if self._launchers and isinstance(entry.job, DDPJob):
-            heard = self._launchers.of(entry.job)
-        return heard.failures, self._cluster.nodes().signalled
+            states = self._launchers.of(entry.job)
+        return states.failures, self._cluster.nodes().signalled
 
 
 def _as_seen(job: DDPJob, planned: Plan) -> DDPJob:

@@ -230,4 +230,4 @@ def _same_step(one: Report, other: Report) -> bool:
 
 
 def _step(report: Report) -> int | None:
-    return report.said.step if report.said else None
+    return report.status.step if report.status else None

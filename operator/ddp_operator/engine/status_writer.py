@@ -13,8 +13,8 @@ from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.rate_limit import RateLimiter
 from ddp_operator.engine.statuspatch import News, as_stored, forgotten, news, pruned, status_patch
-from ddp_operator.job.planning.convergence import hold
-from ddp_operator.job.planning.model import Plan, accounted
+from ddp_operator.job.planning.convergence import report_refusal
+from ddp_operator.job.planning.model import Plan, with_goodput
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.conditions import STATUS_NOT_STORED
 from ddp_operator.ports import (
@@ -106,7 +106,7 @@ class StatusWriter:
             f"the CRD does not keep {fields}: apply the CRD of the operator's release, "
             f"{__version__} (crds/ddpjobs.yaml); until then nothing is decided for this job"
         )
-        held = accounted(job, hold(job, STATUS_NOT_STORED, message, now), now)
+        held = with_goodput(job, report_refusal(job, STATUS_NOT_STORED, message, now), now)
         until = self._retry_decision_at[job.key] = now + _DECISION_RETRY
         if await self._store(job.key, partly, held.status) is not None:
             await self.emit(partly, held.events)

@@ -49,7 +49,7 @@ def _recovery(facts: Facts, failure: Failure, *, until: datetime | None) -> Reco
         rank=failure.rank,
         pod=clean(failure.pod, 253),
         node=clean(failure.node, 253),
-        cause=clean(records.in_words(failure)),
+        cause=clean(records.describe(failure)),
         class_=failure.class_,
         action=failure.action,
         charged=failure.charged,

@@ -17,8 +17,8 @@ from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.launchers import Launchers
 from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.membership.launcher_protocol import (
+    Assignment,
     LauncherStatus,
-    Telling,
     pause_seconds,
 )
 from ddp_operator.ports import Key, OutOfFilesError, SentToken, WorldAnswer
@@ -233,7 +233,7 @@ async def test_launchers_whose_processes_take_time_keep_the_news_from_nobody() -
     of = DDPJob.parse(job())
     document = {"generation": 1, "start": False}
     all_of_them = {f"pod-{number}": f"10.0.{number}.1:28737" for number in range(500)}
-    told.tell(of, [Telling(pod, at, 1, False, document) for pod, at in all_of_them.items()])
+    told.tell(of, [Assignment(pod, at, 1, False, document) for pod, at in all_of_them.items()])
     await eventually(lambda: waiting == {*all_of_them.values()}, describe=lambda: len(waiting))
     may_answer.set()
     await eventually(lambda: told.of(of).told == dict.fromkeys(all_of_them, (1, False)))
@@ -268,12 +268,12 @@ async def test_pods_that_never_answer_delay_no_other_job(jobs: int, pods: int) -
     document = {"generation": 1, "start": False}
     for number in range(jobs):
         addresses = (f"10.1.{pod // 250}.{pod % 250}:28737" for pod in range(pods))
-        tellings = [Telling(at, at, 1, False, document) for at in addresses]
+        tellings = [Assignment(at, at, 1, False, document) for at in addresses]
         told.tell(named(f"silent-{number}"), tellings)
     await eventually(lambda: silent.waiting >= min(jobs * 40, 500))
     for number in range(10):
         other = named(f"other-{number}")
-        told.tell(other, [Telling("pod", f"10.2.0.{number}:28737", 1, False, document)])
+        told.tell(other, [Assignment("pod", f"10.2.0.{number}:28737", 1, False, document)])
     await eventually(lambda: len(silent.told) == 10, describe=lambda: silent.waiting)
     for task in told._telling:
         task.cancel()
@@ -289,7 +289,7 @@ async def test_who_could_not_be_told_for_want_of_files_is_not_called_silent() ->
     launchers_ = WithoutFiles()
     told = alone(launchers_)
     of = DDPJob.parse(job())
-    telling = Telling("train-0-0", "10.0.0.1:28737", 1, False, {"generation": 1})
+    telling = Assignment("train-0-0", "10.0.0.1:28737", 1, False, {"generation": 1})
     for times in (1, 2):
         told.tell(of, [telling])
         await eventually(lambda: launchers_.in_vain == times)  # noqa: B023
@@ -351,7 +351,7 @@ async def test_a_launcher_that_knows_a_led_generation_has_not_heard_of_ours() ->
     of = DDPJob.parse(job())
     of = replace(of, status=DDPJobStatus(world=Group(generation=3)))
     trainers.led["10.0.0.1:28737"] = 3
-    telling = Telling("train-0-0", "10.0.0.1:28737", 3, False, {"generation": 3, "start": False})
+    telling = Assignment("train-0-0", "10.0.0.1:28737", 3, False, {"generation": 3, "start": False})
     told.tell(of, [telling])
     await eventually(lambda: told.of(of).ahead == 3)
     assert told.of(of).told == {}

@@ -19,7 +19,7 @@ from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.network_policy import network_policy
-from ddp_operator.job.pods.prerequisites import beforehand
+from ddp_operator.job.pods.prerequisites import prerequisites
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.kube import ApiClient, Credentials, KubeCluster, Reflector
 from ddp_operator.kube.election.lease import LeaderLease
@@ -86,7 +86,7 @@ async def sent(
     await cluster.apply({**manifests.service(job), **template})
     for replicas in (2, 3):
         asked = DDPJob.parse(stored_job(replicas=replicas, scheduling={"gang": "volcano"}))
-        for needed in beforehand(asked):
+        for needed in prerequisites(asked):
             await cluster.apply(needed.manifest)
     for namespace in (None, "ddp-operator"):
         await cluster.apply(network_policy(job, operator_namespace=namespace))

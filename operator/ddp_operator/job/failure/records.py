@@ -93,7 +93,7 @@ def of_lost(
     )
 
 
-def in_words(failure: Failure) -> str:
+def describe(failure: Failure) -> str:
     """One sentence for people, naming rank, pod and cause."""
     of_several = failure.rank is not None and failure.rank != failure.index
     rank = f", rank {failure.rank}" if of_several else ""

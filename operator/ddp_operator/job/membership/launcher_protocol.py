@@ -78,7 +78,7 @@ def pause_seconds(silent: int, *, has_answered: bool) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class LauncherStates:
     """What is known of the launchers of one job's pods; nothing, where nobody has asked."""
 
     told: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Heard:
     failures: tuple[PodFailure, ...] = ()
     scope: Literal["InPlace", "Pod", ""] = ""
     """What that of node rank 0 says that its processes can; empty: it has not answered."""
-    said: LauncherStatus | None = None
+    leader: LauncherStatus | None = None
     """All that it has said; None: it has not answered."""
     ahead: int = 0
     """The highest generation that was led and for which a launcher refuses the present one; 0: none
@@ -101,11 +101,11 @@ class Heard:
         return known > generation or (known == generation and (started or not start))
 
 
-NOTHING: Final = Heard()
+NO_LAUNCHERS: Final = LauncherStates()
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class Assignment:
     """What the launcher of one pod is to be told of the group."""
 
     pod: str

@@ -52,13 +52,13 @@ def slots_of(stored: World | None, replicas: int, *, elastic: bool = False) -> S
     return found if len(found) == size > 0 else range(replicas)
 
 
-def least_size(spec: DDPJobSpec) -> int:
+def min_size(spec: DDPJobSpec) -> int:
     """The fewest pods that a job trains with."""
     least = spec.elastic and spec.elastic.min_replicas
     return least or spec.replicas
 
 
-def wanted_size(spec: DDPJobSpec) -> int:
+def max_size(spec: DDPJobSpec) -> int:
     """As many pods as a job would have in its group."""
     most = spec.elastic and spec.elastic.max_replicas
     return most or spec.replicas
@@ -71,7 +71,7 @@ def outside_slots(job: DDPJob) -> Sequence[int]:
     taken = node_ranks(job)
     wanted = job.spec.spares
     if job.spec.elastic and job.status.bookkeeping.launcher:  # which can take them in
-        wanted += max(wanted_size(job.spec) - len(taken), 0)
+        wanted += max(max_size(job.spec) - len(taken), 0)
     return tuple(islice((slot for slot in count() if slot not in taken), wanted))
 
 
@@ -86,7 +86,7 @@ def members_to_lead(job: DDPJob) -> str:
     """
     if job.spec.restart.scope not in ("Auto", "InPlace"):
         return ""
-    text = in_words(members(job))
+    text = format_slots(members(job))
     return text if len(text) <= MAX_MEMBERS else ""
 
 
@@ -101,21 +101,21 @@ def next_generation(
     status: DDPJobStatus,
     now: datetime,
     *,
-    heirs: Mapping[int, int] | None = None,
+    new_slots: Mapping[int, int] | None = None,
     without: Collection[int] = (),
-    joined_by: Sequence[int] = (),
+    joining: Sequence[int] = (),
     lost: int = 0,
     grace_seconds: int | None = None,
 ) -> DDPJobStatus:
     """Return the status of the group's next generation, in which processes restart that cannot join
     another group.
 
-    `heirs`: the slots of pods that take other pods' places, by node rank. `without`: node ranks
-    that are given up; those after them move up. `joined_by`: the slots of pods that come last.
+    `new_slots`: the slots of pods that take other pods' places, by node rank. `without`: node ranks
+    that are given up; those after them move up. `joining`: the slots of pods that come last.
     `lost`: how many pods are gone. `grace_seconds`: how long processes of before may save, unless
     it follows from who leaves: rank 0 saves, or nobody.
     """
-    taken = heirs or {}
+    taken = new_slots or {}
     if grace_seconds is None:
         grace_seconds = 0 if 0 in taken or 0 in without else RESTART_GRACE_SECONDS
     kept = [
@@ -123,11 +123,11 @@ def next_generation(
         for node_rank, slot in enumerate(members(job))
         if node_rank not in without
     ]
-    slots = [*kept, *joined_by]
+    slots = [*kept, *joining]
     world = World(
         generation=world_of(job).generation + 1,
         size=len(slots),
-        members=in_words(slots),
+        members=format_slots(slots),
         lost=lost,
         grace_seconds=grace_seconds,
         changed_at=now,
@@ -137,7 +137,7 @@ def next_generation(
     return status.model_copy(update={"world": world, "gaps": gaps})
 
 
-def of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | None:
+def world_of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | None:
     """Return the group that pods of another attempt form, if any was ever on record: who hears of
     it late must not take it for the attempt before.
     """
@@ -155,7 +155,7 @@ def replaced(status: DDPJobStatus, slots: Iterable[int]) -> dict[str, int]:
     return counts
 
 
-def in_words(slots: Sequence[int]) -> str:
+def format_slots(slots: Sequence[int]) -> str:
     """Slots in any order, such as `0-2,5,4`."""
     parts: list[str] = []
     begin = 0
@@ -176,7 +176,7 @@ def first_world(size: int) -> World:
 
 @lru_cache(maxsize=256)
 def _read(text: str) -> tuple[int, ...]:
-    """What `in_words` has written; of anything else, what can be understood, each slot once."""
+    """What `format_slots` has written; of anything else, what can be understood, each slot once."""
     found: dict[int, None] = {}
     for part in text.split(","):
         first, _, last = part.partition("-")

@@ -17,7 +17,7 @@ from ddp_operator.job.membership.world import RESTART_GRACE_SECONDS, members
 from ddp_operator.job.planning import gaps, local_checkpoints
 from ddp_operator.job.planning.decisions import active_deadline, queued
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.planning.old_pods import awaited, given_up_at
+from ddp_operator.job.planning.old_pods import awaited, awaited_until
 from ddp_operator.job.planning.scheduling import timeout_due
 from ddp_operator.job.planning.words import not_queued, some, unknown_accelerators, waiting_for
 from ddp_operator.job.pods.completion import next_settled_at
@@ -68,7 +68,7 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         planned = _wait(job, "WaitingToStart", message, paused_until, now)
     elif old := awaited(job, pods, now):
         message = f"waiting for old pods to end: {some(sorted(pod.key.name for pod in old))}"
-        until = max(given_up_at(job, pod, now) for pod in old)
+        until = max(awaited_until(job, pod, now) for pod in old)
         planned = _wait(job, "WaitingForOldPods", message, until, now)
     else:
         planned = _create(job, pods, now)
@@ -84,7 +84,7 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         fence=tuple(pod.key for pod in rivals if pod.in_dns),
     )
     deadline = active_deadline(replace(job, status=planned.status))
-    return planned.looking_again(deadline, cause_due(job, pods, now), gaps.next_due(job, pods))
+    return planned.requeued_at(deadline, cause_due(job, pods, now), gaps.next_due(job, pods))
 
 
 def _create(job: DDPJob, pods: Observed, now: datetime) -> Plan:
@@ -93,7 +93,7 @@ def _create(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     service = _needs_service(job, pods)
     planned = Plan(status, create=pods.creatable, create_service=service, events=events)
     settled_at = next_settled_at(pods.current.values(), now)
-    return planned.looking_again(timeout_due(job, pods), settled_at)
+    return planned.requeued_at(timeout_due(job, pods), settled_at)
 
 
 def _wait(job: DDPJob, reason: str, message: str, until: datetime, now: datetime) -> Plan:
@@ -112,7 +112,7 @@ def _needs_service(job: DDPJob, pods: Observed) -> bool:
     return not (job.status.is_true("PodsCreated") or exists or blocked)
 
 
-def forbidden(job: DDPJob, refusal: str) -> str:
+def explain_refusal(job: DDPJob, refusal: str) -> str:
     """Return the server's refusal of pods; one of Pod Security's as what to change in the job."""
     where, template = _refused_template(job, refusal)
     found = read_refusal(refusal, template["spec"])
@@ -144,7 +144,7 @@ def _refused_template(job: DDPJob, refusal: str) -> tuple[str, Mapping[str, Any]
     return where, spec_of(job.spec, index).template
 
 
-def hold(
+def report_refusal(
     job: DDPJob, reason: str, message: str, now: datetime, *, wanted: Sequence[Identity] = ()
 ) -> Plan:
     """Say that the API server refuses for now what the job needs: `wanted` pods, or something else.
@@ -200,4 +200,4 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
             events.append(Event(reason, message, warning=warning))
         status = with_condition(status, "Running", False, reason, message, now)
     status = queued(status, now, waits=reason == QUEUED)
-    return with_phase(status, pods_scheduled=pods.placed), tuple(events)
+    return with_phase(status, pods_scheduled=pods.all_scheduled), tuple(events)

@@ -7,7 +7,7 @@ from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus, Failure
 from ddp_operator.job.failure import records
-from ddp_operator.job.membership.world import members, of_next_attempt
+from ddp_operator.job.membership.world import members, world_of_next_attempt
 from ddp_operator.job.planning import isolation
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed
@@ -16,7 +16,7 @@ from ddp_operator.ports import Event
 
 RESTART_REQUESTED: Final = "RestartRequested"
 RESCHEDULED: Final = "Rescheduled"
-_NO_TROUBLE: Final = (
+_HARMLESS: Final = (
     "Disrupted",
     "SpecChanged",
     "GroupShrunk",
@@ -101,7 +101,7 @@ def suspend(job: DDPJob, now: datetime) -> Plan:
     message = "spec.suspend is true: pods are deleted, state is kept"
     status = with_condition(job.status, "Suspended", True, "Suspended", message, now)
     status = with_condition(status, "PodsCreated", False, "Suspended", message, now)
-    status = _clear(_placed_anew(status), "Suspended", message, now)
+    status = _clear(_without_placement(status), "Suspended", message, now)
     return decided(status, Event("Suspended", message))
 
 
@@ -150,7 +150,7 @@ def _inactive(status: DDPJobStatus, since: datetime, now: datetime) -> DDPJobSta
 
 def next_attempt(job: DDPJob, status: DDPJobStatus) -> DDPJobStatus:
     """Return the status that names the pods of another start of the whole gang."""
-    world = of_next_attempt(job.spec, status)
+    world = world_of_next_attempt(job.spec, status)
     update = {"attempt": status.attempt + 1, "completed_indexes": "", "world": world, "gaps": ()}
     status = status.model_copy(update=update)
     return status.noting(
@@ -181,11 +181,11 @@ def restarting(
     """
     status = with_condition(status, "Restarting", True, reason, message, now)
     if creates:
-        status = queued(_placed_anew(status), now, waits=False)
+        status = queued(_without_placement(status), now, waits=False)
         status = with_condition(status, "PodsCreated", False, reason, message, now)
     if status.condition("Running"):
         status = with_condition(status, "Running", False, reason, message, now)
-    warning = reason not in _NO_TROUBLE
+    warning = reason not in _HARMLESS
     return decided(status, Event(event, message, warning=warning))
 
 
@@ -212,6 +212,6 @@ def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DD
     return status
 
 
-def _placed_anew(status: DDPJobStatus) -> DDPJobStatus:
+def _without_placement(status: DDPJobStatus) -> DDPJobStatus:
     """Where new pods will run is not known yet; of a job that has ended it stays on record."""
     return status.model_copy(update={"placement": ""})

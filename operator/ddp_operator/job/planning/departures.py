@@ -44,7 +44,7 @@ def leave(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     return recovery.failed(job, pods, failure, lost, now, leaving=True)
 
 
-def saved(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
+def with_checkpoint_request(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
     """Complete the plan of an active job: ask its trainer for a checkpoint, once for each node of
     its pods that is about to go, or whose end is known and near.
     """
@@ -63,7 +63,7 @@ def saved(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
             waits.append(node.ends_at - SAVE_BEFORE)
         elif node.ends_at:
             why[f"{_start(node)} ends"] = f"node {node.name} ends at {format_time(node.ends_at)}"
-    planned = planned.looking_again(*waits)
+    planned = planned.requeued_at(*waits)
     # Of more than there is room for, the same ones each time.
     keys = sorted(why)[:MAX_LEFT]
     new = [key for key in keys if key not in job.status.bookkeeping.asked_nodes]
@@ -102,7 +102,7 @@ def _is_place(job: DDPJob, pods: Observed, doomed: Sequence[tuple[PodState, Node
     """
     going = {node.name: node for _, node in doomed}
     places = [pod.identity.index for pod, _ in doomed]
-    if len(spares.for_places(job, pods, places, leaving=True)) == len(doomed):
+    if len(spares.take_over(job, pods, places, leaving=True)) == len(doomed):
         return True
     fits = fitting(job, places)
     near = _bound_to(job, pods, doomed)

@@ -159,14 +159,14 @@ def in_present_group(job: DDPJob, pods: Observed, pod: PodState, *, started: boo
     held = started and (is_held(job, pod.identity) or is_first_due(job))
     if pod.generation >= generation and not held:
         return True
-    return pods.heard.knows(pod.key.name, generation, start=started)
+    return pods.launchers.knows(pod.key.name, generation, start=started)
 
 
 def _reasons(
     job: DDPJob, pods: Observed, known: dict[int, GapRecord], now: datetime
 ) -> Iterator[Gap]:
     # All of a group that runs have said that they know it, if to an operator that is gone.
-    unreached = {} if job.status.is_true("Running") else pods.heard.unreached_since
+    unreached = {} if job.status.is_true("Running") else pods.launchers.unreached_since
     for node_rank, pod in pods.current.items():
         reason = None if pod.succeeded else _reason(pod)
         told = None

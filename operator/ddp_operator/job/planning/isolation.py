@@ -20,7 +20,7 @@ def begin_change(job: DDPJob) -> Plan | None:
     return Plan(job.status.noting(isolation=CHANGING), decided=True)
 
 
-def isolated(job: DDPJob, planned: Plan) -> Plan:
+def with_network_policy(job: DDPJob, planned: Plan) -> Plan:
     """Complete the plan of an active job: make the policy, before any pod, or remove it."""
     wanted = _wanted(job)
     if job.status.bookkeeping.isolation == wanted:

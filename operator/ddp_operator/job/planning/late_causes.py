@@ -36,12 +36,12 @@ def correct(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     status = _corrected(job.status, wrong, failure, charged=charged)
     if wrong.charged and not charged:
         status = budget.count_for_node(status, failure)
-    words = records.in_words(failure)
+    words = records.describe(failure)
     message = f"what began attempt {wrong.attempt + 1} is known now: {words}"
     return decided(_retold(status, message, now), Event("CauseFound", message))
 
 
-def absolve(job: DDPJob, pods: Observed, cause: Failure) -> Plan | None:
+def take_back_charge(job: DDPJob, pods: Observed, cause: Failure) -> Plan | None:
     """Decide to take back what was charged for a failure of which `cause`, in a pod of the same
     group, is seen only now; None where nothing is to be taken back.
     """
@@ -54,7 +54,7 @@ def absolve(job: DDPJob, pods: Observed, cause: Failure) -> Plan | None:
     if not (classes.is_consequence(charged) or _came_first(pods, cause, charged)):
         return None
     status = _corrected(job.status, charged, cause)
-    message = f"the cause of the last restart is known now: {records.in_words(cause)}"
+    message = f"the cause of the last restart is known now: {records.describe(cause)}"
     return Plan(status, decided=True, events=(Event("CauseFound", message),))
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launcher_protocol import Heard
-from ddp_operator.job.membership.world import members, scope_of, wanted_size
+from ddp_operator.job.membership.launcher_protocol import LauncherStates
+from ddp_operator.job.membership.world import max_size, members, scope_of
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.local_checkpoints import named_paths
 from ddp_operator.ports import Event
@@ -31,9 +31,9 @@ def warnings(job: DDPJob) -> Sequence[Event]:
     return (Event(CHECKPOINT_IN_POD, message, warning=True),)
 
 
-def note(job: DDPJob, heard: Heard) -> Plan | None:
+def note(job: DDPJob, launchers: LauncherStates) -> Plan | None:
     """Record that rank 0 of this attempt has saved to its pod's own disk; None: no news."""
-    said = heard.said
+    said = launchers.leader
     # Processes that form their group by themselves get the state from each other.
     if said is None or not said.saved_in_pod or said.scope != "InPlace":
         return None
@@ -58,4 +58,4 @@ def forbid_in_place(job: DDPJob) -> bool:
 
 
 def _is_group(job: DDPJob) -> bool:
-    return max(len(members(job)), wanted_size(job.spec)) > 1
+    return max(len(members(job)), max_size(job.spec)) > 1

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.membership.launcher_protocol import Telling
+from ddp_operator.job.membership.launcher_protocol import Assignment
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status import goodput
 from ddp_operator.ports import Event, Key
@@ -41,13 +41,13 @@ class Plan:
     """Addresses of trainers to ask for their stacks before any pod is deleted."""
     ask_checkpoint: str = ""
     """Address of the trainer to ask for a checkpoint, since a node will be gone soon."""
-    tell: tuple[Telling, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
     """What launchers are to be told of the group."""
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     requeue_at: datetime | None = None
 
-    def looking_again(self, *moments: datetime | None, after: datetime | None = None) -> "Plan":
+    def requeued_at(self, *moments: datetime | None, after: datetime | None = None) -> "Plan":
         """The same, looked at again by the first of these moments, those `after` one if that is
         given, or as soon as before.
         """
@@ -57,7 +57,7 @@ class Plan:
         return self if first == self.requeue_at else replace(self, requeue_at=first)
 
 
-def accounted(
+def with_goodput(
     job: DDPJob, planned: Plan, now: datetime, *, started: datetime | None = None
 ) -> Plan:
     """Return the plan with what the job's time went into, up to now; `started`: when the last of

@@ -23,7 +23,7 @@ def awaited(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
     policy = job.spec.restart.replace_when
     if policy == "Terminating" or not pods.missing:
         return []
-    candidates = (*pods.old, *pods.strangers)
+    candidates = (*pods.old, *pods.foreign)
     if replacing := frozenset(job.status.bookkeeping.replacing):
         if policy != "Gone":
             return []
@@ -32,7 +32,7 @@ def awaited(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
             for pod in pods.old
             if pod.identity.attempt == job.status.attempt and pod.identity.slot in replacing
         )
-    return [pod for pod in candidates if not _is_over(pod) and now < given_up_at(job, pod, now)]
+    return [pod for pod in candidates if not _is_over(pod) and now < awaited_until(job, pod, now)]
 
 
 def still_at_work(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
@@ -43,10 +43,10 @@ def still_at_work(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
         return []
     attempt = job.status.attempt
     mine = (pod for pod in pods.old if pod.identity.attempt == attempt and pod.started)
-    return [pod for pod in mine if not _is_over(pod) and now < given_up_at(job, pod, now)]
+    return [pod for pod in mine if not _is_over(pod) and now < awaited_until(job, pod, now)]
 
 
-def given_up_at(job: DDPJob, pod: PodState, now: datetime) -> datetime:
+def awaited_until(job: DDPJob, pod: PodState, now: datetime) -> datetime:
     """Until when a pod is waited for."""
     if pod.ends_by is not None:
         return pod.ends_by + timedelta(seconds=SILENT_SECONDS)

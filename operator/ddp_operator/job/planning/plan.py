@@ -14,7 +14,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure import budget, causes, restart_rules, starts
 from ddp_operator.job.failure.nodes import with_bad_nodes
-from ddp_operator.job.membership.launcher_protocol import NOTHING, Heard
+from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates
 from ddp_operator.job.membership.rank_order import is_first_due
 from ddp_operator.job.membership.world import members, world_of
 from ddp_operator.job.planning import (
@@ -32,7 +32,7 @@ from ddp_operator.job.planning import (
 )
 from ddp_operator.job.planning.gaps import in_present_group
 from ddp_operator.job.planning.group import assignments, elasticity, leading, spares, topology
-from ddp_operator.job.planning.model import Plan, accounted
+from ddp_operator.job.planning.model import Plan, with_goodput
 from ddp_operator.job.planning.scheduling import release_half_placed
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.observed import Observed, observe
@@ -49,15 +49,15 @@ def plan(
     *,
     nodes: Sequence[Node] = (),
     report: Report | None = None,
-    heard: Heard = NOTHING,
+    launchers: LauncherStates = NO_LAUNCHERS,
 ) -> Plan:
     """Decide what one job needs now. `nodes`: those that its pods may be placed on; `report`: its
-    trainer's last; `heard`: what is known of its pods' launchers.
+    trainer's last; `launchers`: what is known of its pods' launchers.
     """
     if job.deleting:
         return Plan(job.status)  # what it owns goes with it
     known = nodes if isinstance(nodes, Nodes) else Nodes(nodes)
-    observed = restart_rules.ignoring(job, observe(job, pods, heard, known), now)
+    observed = restart_rules.ignoring(job, observe(job, pods, launchers, known), now)
     if job.status.finished:
         seen = replace(job, status=_with_counts(job, observed, now))
         return watchdog.with_stacks(job, observed, cleanup.clean_up(seen, observed, now))
@@ -87,7 +87,7 @@ def plan(
         )
     planned = watchdog.with_stacks(job, observed, planned)
     began = (pod.started for pod in observed.current.values() if pod.started)
-    return accounted(job, planned, now, started=max(began, default=None))
+    return with_goodput(job, planned, now, started=max(began, default=None))
 
 
 def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan | None:
@@ -102,14 +102,14 @@ def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -
     if job.spec.suspend:
         return decisions.suspend(job, now)
     return (
-        local_checkpoints.note(job, pods.heard)
+        local_checkpoints.note(job, pods.launchers)
         or leading.accept(job, pods, now)
         or decisions.end_at_deadline(job, now)
         or elasticity.begin(job)
         or decisions.restart_as_requested(job, now)
         or late_causes.correct(job, pods, now)
         or recovery.recover(job, pods, now)
-        or recovery.give_up(job, pods, now)
+        or recovery.recover_overdue(job, pods, now)
         or departures.leave(job, pods, now)
         or _end_hang(job, pods, report, now)
         or spares.relieve(job, pods, now)
@@ -131,13 +131,13 @@ def _end_hang(job: DDPJob, pods: Observed, report: Report | None, now: datetime)
 def _carry_out(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan:
     if job.spec.suspend:
         return convergence.stay_suspended(job, pods)
-    planned = isolation.isolated(job, convergence.converge(job, pods, now))
-    planned = departures.saved(job, pods, planned, now)
-    planned = spares.provided(job, pods, planned, now)
-    planned = planned.looking_again(elasticity.next_change(job, pods), after=now)
-    planned = topology.awaited(job, pods, planned, now)
-    planned = assignments.told(job, pods, planned, now)
-    return watchdog.watched(job, planned, report, now)
+    planned = isolation.with_network_policy(job, convergence.converge(job, pods, now))
+    planned = departures.with_checkpoint_request(job, pods, planned, now)
+    planned = spares.with_spares(job, pods, planned, now)
+    planned = planned.requeued_at(elasticity.next_change(job, pods), after=now)
+    planned = topology.with_order_due(job, pods, planned, now)
+    planned = assignments.with_assignments(job, pods, planned, now)
+    return watchdog.with_silence_warning(job, planned, report, now)
 
 
 def _without_late_losses(job: DDPJob, pods: Observed, report: Report | None) -> Observed:
@@ -187,7 +187,7 @@ def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:
             "gaps": gaps.record(pods.gaps),
         }
         status = status.model_copy(update=update).noting(
-            launcher=pods.heard.scope or _known_launcher(job),
+            launcher=pods.launchers.scope or _known_launcher(job),
             ran_spec_hash=starts.seen(job, pods),
             spares=spares.seen(job, pods),
         )
@@ -197,7 +197,7 @@ def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:
             "ready_replicas": ready,
             "ready": f"{ready}/{wanted}{waiting}",
             "selector": f"{LABEL_JOB_NAME}={job.name}" if job.spec.elastic else "",
-            "completed_indexes": completion.in_words(completed),
+            "completed_indexes": completion.format_indexes(completed),
         }
     )
 

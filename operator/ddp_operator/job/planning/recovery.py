@@ -39,7 +39,7 @@ def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     return failed(job, pods, cause.failure, cause.lost, now, excused=excused)
 
 
-def give_up(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+def recover_overdue(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that pods are lost which were waited for too long; None where there are none."""
     late = gaps.overdue(job, pods, now)
     return failed(job, pods, *late, now) if late else None
@@ -61,11 +61,11 @@ def failed(
     charged unless a rule says so. `leaving`: the pods could stay for now.
     """
     # A job's rules may charge what they like, but no failure twice.
-    continued = bool(lost) and failure.index in pods.behind
-    if continued and (absolved := late_causes.absolve(job, pods, failure)):
-        return absolved
+    continued = bool(lost) and failure.index in pods.not_restarted
+    if continued and (refund := late_causes.take_back_charge(job, pods, failure)):
+        return refund
     verdict = restart_rules.judge(job, failure)
-    words = records.in_words(failure)
+    words = records.describe(failure)
     by_rule = f", {verdict.rule}" if verdict.rule else ""
     if verdict.action == "FailJob":
         reason = _reason_to_fail(failure, by_rule=bool(verdict.rule))
@@ -82,16 +82,16 @@ def failed(
 
     action, gone, why_gang = _action(job, pods, failure, verdict, lost)
     # A spare takes a place over in the write that records the loss.
-    heirs = spares.for_places(job, pods, gone, leaving=leaving)
-    awaited = [node_rank for node_rank in gone if node_rank not in heirs]
+    takeovers = spares.take_over(job, pods, gone, leaving=leaving)
+    awaited = [node_rank for node_rank in gone if node_rank not in takeovers]
     without: Sequence[int] = ()
     if awaited and elasticity.can_go_without(job, pods, awaited):
         awaited, without = [], awaited
-    anew = action != "RestartPod"
+    restarts_all = action != "RestartPod"
     update = {"action": action, "charged": charged, "continued": continued or None}
     failure = failure.model_copy(update=update)
     status = budget.count(records.remember(status, failure), failure)
-    pause = _pause(job, status, failure) if anew or awaited else timedelta()
+    pause = _pause(job, status, failure) if restarts_all or awaited else timedelta()
     if pause:
         until = max(status.next_start_time or now, now + pause)
         status = status.model_copy(update={"next_start_time": until})
@@ -99,13 +99,13 @@ def failed(
         status = next_attempt(job, status)
     else:
         status = replacing(job, status, gone, awaited)
-        status = _broken(job, status, gone, heirs, now, continued=continued)
-    if action == "RestartInPlace" or heirs or without:
+        status = _broken(job, status, gone, takeovers, now, continued=continued)
+    if action == "RestartInPlace" or takeovers or without:
         status = next_generation(
             job,
             status,
             now,
-            heirs=spares.slots_of(heirs),
+            new_slots=spares.slots_by_rank(takeovers),
             without=without,
             lost=len(gone),
             grace_seconds=0 if 0 in lost else None,
@@ -114,7 +114,7 @@ def failed(
     if continued:
         cost += ": same failure"
     wait = f" after {int(pause.total_seconds())} s" if pause else ""
-    what = _what(job, status, action, heirs, awaited, without)
+    what = _what(job, status, action, takeovers, awaited, without)
     message = f"{what}{wait} ({cost}{by_rule}{why_gang}): {words}"
     creates = action == "RestartGang" or bool(awaited)
     return restarting(status, _reason_to_restart(failure), message, now, creates=creates)
@@ -129,7 +129,7 @@ def note_ignored(job: DDPJob, pods: Observed) -> Plan | None:
         return None
     status = records.remember(job.status, *(failure for failure, _ in new))
     events = (
-        Event("FailureIgnored", f"{rule} (Ignore): {records.in_words(failure)}")
+        Event("FailureIgnored", f"{rule} (Ignore): {records.describe(failure)}")
         for failure, rule in new
     )
     return Plan(status, decided=True, events=tuple(events))
@@ -137,7 +137,7 @@ def note_ignored(job: DDPJob, pods: Observed) -> Plan | None:
 
 def _is_excused(job: DDPJob, pods: Observed, now: datetime) -> bool:
     """Whether a mere consequence, whose cause nobody saw, is not charged."""
-    if job.status.is_paused(now) or elasticity.absentees(pods):
+    if job.status.is_paused(now) or elasticity.absent_node_ranks(pods):
         return True  # who waits in vain for pods that are not there has not failed once more
     # A lost node is noticed only after its peers have failed. Such a failure shall not end a job by
     # itself; two in a row do.
@@ -152,7 +152,7 @@ def _action(
     """What is started anew, which pods are replaced for it, and why it is more than was wanted."""
     wanted = verdict.action
     in_place = wanted == "RestartInPlace"
-    kept = {index for index, pod in pods.current.items() if pod.kept} if in_place else set()
+    kept = {index for index, pod in pods.current.items() if pod.restartable} if in_place else set()
     gone = [index for index in lost if index not in kept]
     if pods.any_succeeded:
         return "RestartGang", (), ""  # it will not come back
@@ -206,7 +206,7 @@ def _broken(
     job: DDPJob,
     status: DDPJobStatus,
     gone: Sequence[int],
-    heirs: Mapping[int, PodState],
+    takeovers: Mapping[int, PodState],
     now: datetime,
     *,
     continued: bool,
@@ -215,7 +215,7 @@ def _broken(
     one is part of one failure once.
     """
     new = {members(job)[node_rank] for node_rank in gone}
-    new.update(spare.identity.slot for spare in heirs.values())
+    new.update(spare.identity.slot for spare in takeovers.values())
     if continued:
         new.update(status.bookkeeping.renewed)
     return status.noting(broken_since=now, renewed=tuple(sorted(new)))
@@ -225,38 +225,40 @@ def _what(
     job: DDPJob,
     status: DDPJobStatus,
     action: FailureAction,
-    heirs: Mapping[int, PodState],
+    takeovers: Mapping[int, PodState],
     awaited: Sequence[int],
     without: Sequence[int],
 ) -> str:
     if action == "RestartGang":
         return f"starting all {job.spec.replicas} pods as attempt {status.attempt}"
     # Of several things each is said in few words: the reason comes after them.
-    several = bool(heirs) + bool(awaited) + bool(without) > 1
+    several = bool(takeovers) + bool(awaited) + bool(without) > 1
     parts: list[str] = []
     in_place = action == "RestartInPlace"
     if in_place:
         parts.append("all start anew" if several else "all processes start anew in place")
-    if len(heirs) == 1:
-        [(node_rank, spare)] = heirs.items()
+    if len(takeovers) == 1:
+        [(node_rank, spare)] = takeovers.items()
         name = "a spare" if several and in_place else f"spare {spare.key.name}"
         parts.append(f"{name} becomes node rank {node_rank}")
-    elif heirs:
-        parts.append(f"spares become node ranks {_first(completion.in_words(heirs))}")
+    elif takeovers:
+        parts.append(f"spares become node ranks {_first(completion.format_indexes(takeovers))}")
     if awaited:
         parts.append(_replaced(awaited, briefly=several))
     if without:
-        rest, ranks = len(members(job)) - len(without), _first(completion.in_words(without))
+        rest, ranks = len(members(job)) - len(without), _first(completion.format_indexes(without))
         parts.append(train_on(rest) + ("" if several else f" without node rank {ranks}"))
     return ", ".join(parts)
 
 
 def _replaced(lost: Sequence[int], *, briefly: bool) -> str:
     if briefly:
-        return f"node rank {_first(completion.in_words(lost))} replaced"
+        return f"node rank {_first(completion.format_indexes(lost))} replaced"
     if len(lost) == 1:
         return f"replacing the pod of node rank {lost[0]}"
-    return f"replacing the {len(lost):,} pods of node ranks {_first(completion.in_words(lost))}"
+    return (
+        f"replacing the {len(lost):,} pods of node ranks {_first(completion.format_indexes(lost))}"
+    )
 
 
 def _first(ranges: str) -> str:

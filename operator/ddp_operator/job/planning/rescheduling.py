@@ -29,7 +29,7 @@ def reschedule(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     neither is needed.
     """
     if barred := _barred(job, pods):
-        return _made_anew(job, pods, barred, now)
+        return _recreate(job, pods, barred, now)
     if not (pods.creatable or pods.spares_missing):
         return None
     status = avoiding_signalled(job, job.status, pods.nodes)
@@ -57,9 +57,7 @@ def _barred(job: DDPJob, pods: Observed) -> dict[int, Sequence[str]]:
     return found
 
 
-def _made_anew(
-    job: DDPJob, pods: Observed, barred: dict[int, Sequence[str]], now: datetime
-) -> Plan:
+def _recreate(job: DDPJob, pods: Observed, barred: dict[int, Sequence[str]], now: datetime) -> Plan:
     node_ranks = sorted(barred)
     if job.spec.kueue_queue or len(node_ranks) == len(members(job)):
         status = next_attempt(job, job.status)

@@ -45,13 +45,13 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
     pause = pause_seconds(retries)
     # Two jobs that gave up at one moment must not meet again at the next.
     pause += pause * zlib.crc32(f"{job.uid}/{retries}".encode()) // 2**32
-    message = _in_words(job, pods)
+    message = _message(job, pods)
     status = next_attempt(job, job.status).noting(scheduling_retries=retries + 1)
     status = status.model_copy(update={"next_start_time": now + timedelta(seconds=pause)})
     return restarting(status, SCHEDULING_TIMEOUT, message, now, event=SCHEDULING_TIMEOUT)
 
 
-def _in_words(job: DDPJob, pods: Observed) -> str:
+def _message(job: DDPJob, pods: Observed) -> str:
     """Say which pods wait and, once for each, what they wait for."""
     waiting = [pod for pod in pods.current.values() if not (pod.scheduled or pod.failed)]
     running = job.status.condition("Running")

@@ -35,9 +35,9 @@ def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> F
     progress = job.status.progress
     if limit is None or running_since is None or report is None or not report.concerns(job):
         return None
-    if report.said is None:
+    if report.status is None:
         return _not_begun(job, pods, report, now, limit, running_since)
-    if progress is None or report.said.step != progress.step:
+    if progress is None or report.status.step != progress.step:
         return None
     # An earlier attempt may have been at that step too, which says nothing of this one.
     known_since = progress.updated_at
@@ -97,7 +97,7 @@ def _silence_due(job: DDPJob, report: Report | None) -> datetime | None:
     limit, running_since, progress = _deadline(job), _running_since(job), job.status.progress
     if limit is None or running_since is None:
         return None
-    if report is not None and report.concerns(job) and (report.said or _reports_steps(job)):
+    if report is not None and report.concerns(job) and (report.status or _reports_steps(job)):
         return None
     # An operator that was restarted knows from the status that there were reports.
     if progress is not None and progress.updated_at > running_since:
@@ -105,7 +105,7 @@ def _silence_due(job: DDPJob, report: Report | None) -> datetime | None:
     return running_since + limit
 
 
-def watched(job: DDPJob, planned: Plan, report: Report | None, now: datetime) -> Plan:
+def with_silence_warning(job: DDPJob, planned: Plan, report: Report | None, now: datetime) -> Plan:
     """Complete the plan of an active job: tell once of one that reports nothing."""
     due = _silence_due(replace(job, status=planned.status), report)
     status, events = planned.status, planned.events
@@ -127,7 +127,7 @@ def watched(job: DDPJob, planned: Plan, report: Report | None, now: datetime) ->
             )
         status = with_phase(status, pods_scheduled=True)
     planned = replace(planned, status=status, events=events)
-    return planned.looking_again(due, after=now)
+    return planned.requeued_at(due, after=now)
 
 
 def with_stacks(job: DDPJob, pods: Observed, planned: Plan) -> Plan:

@@ -15,13 +15,13 @@ SETTLED_SECONDS: Final = 5
 the job with them, which needs no record. A node's clock may be wrong by as much."""
 
 
-def in_words(indices: Iterable[int]) -> str:
+def format_indexes(indices: Iterable[int]) -> str:
     """Indices as a Job's `completedIndexes` has them, such as `0-2,5`."""
-    return world.in_words(sorted(indices))
+    return world.format_slots(sorted(indices))
 
 
 def read(text: str, *, below: int) -> frozenset[int]:
-    """What `in_words` has written; what else it may be, means nothing."""
+    """What `format_indexes` has written; what else it may be, means nothing."""
     found: set[int] = set()
     end = 0
     for part in text.split(","):

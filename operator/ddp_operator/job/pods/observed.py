@@ -10,7 +10,7 @@ from ddp_operator.api.rules import wants_host_network
 from ddp_operator.api.spec.overrides import spec_of
 from ddp_operator.api.status import Failure, GapReason
 from ddp_operator.job.membership import world
-from ddp_operator.job.membership.launcher_protocol import NOTHING, Heard, PodFailure
+from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates, PodFailure
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
 from ddp_operator.ports import Nodes
@@ -34,7 +34,7 @@ class Observed:
     current: dict[int, PodState]
     """Those of the group, by node rank."""
     old: tuple[PodState, ...]
-    strangers: tuple[PodState, ...]
+    foreign: tuple[PodState, ...]
     """Pods of another owner: of an earlier job of the same name, as a rule."""
     blocking: tuple[PodState, ...]
     """Strangers that bear a name which this job needs, as objects or in DNS."""
@@ -48,14 +48,14 @@ class Observed:
     """Of these, those whose names nobody else bears."""
     completed: frozenset[int] = frozenset()
     """Indices of pods that have ended well and are gone."""
-    behind: frozenset[int] = frozenset()
+    not_restarted: frozenset[int] = frozenset()
     """Node ranks of the pods that are left of a group which a failure broke, and have not begun
     again since: what fails in them is part of that failure."""
     ignored: tuple[tuple[Failure, str], ...] = ()
     """Failures of current pods that count as good ends, each with the rule that says so."""
     gaps: tuple[Gap, ...] = ()
     """Of the group's places those in which nothing trains."""
-    heard: Heard = NOTHING
+    launchers: LauncherStates = NO_LAUNCHERS
     """What the pods' launchers say."""
     nodes: Nodes = NO_NODES
     """Those that the pods may be placed on."""
@@ -66,26 +66,29 @@ class Observed:
         return bool(self.completed) or any(pod.succeeded for pod in self.current.values())
 
     @property
-    def placed(self) -> bool:
+    def all_scheduled(self) -> bool:
         """All pods of the group are there and have nodes."""
         return not self.missing and all(pod.scheduled for pod in self.current.values())
 
 
 def observe(
-    job: DDPJob, pods: Sequence[PodState], heard: Heard = NOTHING, nodes: Nodes = NO_NODES
+    job: DDPJob,
+    pods: Sequence[PodState],
+    launchers: LauncherStates = NO_LAUNCHERS,
+    nodes: Nodes = NO_NODES,
 ) -> Observed:
     """Sort a job's pods by what they mean to it."""
     unready = {name for name, node in nodes.signalled.items() if node.unready}
     status = job.status
     node_ranks, slots, free = world.node_ranks(job), world.members(job), world.outside_slots(job)
-    ended = _ended(job, heard)
+    ended = _ended(job, launchers)
     replacements: dict[int, int] = {}
     if stored := status.bookkeeping.replacements:
         replacements = {slot: stored.get(str(slot), 0) for slot in (*slots, *free)}
     current: dict[int, PodState] = {}
     spares: dict[int, PodState] = {}
     old: list[PodState] = []
-    strangers: list[PodState] = []
+    foreign: list[PodState] = []
     for pod in pods:
         if pod.has_nodes_ip:
             pod = with_own_address(job, pod)  # noqa: PLW2901
@@ -95,7 +98,7 @@ def observe(
         slot = identity.slot
         wanted = (status.attempt, replacements.get(slot, 0))
         if pod.owner_uid != job.uid:
-            strangers.append(pod)
+            foreign.append(pod)
         elif (identity.attempt, identity.replacement) != wanted:
             old.append(pod)
         elif (index := node_ranks.get(slot)) is not None:
@@ -104,7 +107,7 @@ def observe(
                 pod = replace(pod, identity=identity)  # noqa: PLW2901
             current[index] = _as_its_launcher_says(pod, ended) if ended else pod
         elif slot in free:
-            unheard = pod.key.name in heard.unreached_since
+            unheard = pod.key.name in launchers.unreached_since
             spares[slot] = replace(pod, silent=pod.silent or unheard)
         else:
             old.append(pod)
@@ -119,25 +122,25 @@ def observe(
         for slot in free
         if slot not in spares
     ]
-    by_name = {pod.key.name: pod for pod in strangers}
-    by_host_name = {pod.identity.host_name(job.name): pod for pod in strangers if pod.in_dns}
+    by_name = {pod.key.name: pod for pod in foreign}
+    by_host_name = {pod.identity.host_name(job.name): pod for pod in foreign if pod.in_dns}
 
     def bearer(i: Identity) -> PodState | None:
         return by_name.get(i.pod_name(job.name)) or by_host_name.get(i.host_name(job.name))
 
-    borne = {i: other for i in missing if strangers and (other := bearer(i))}
+    borne = {i: other for i in missing if foreign and (other := bearer(i))}
     return Observed(
         current=current,
         old=tuple(old),
-        strangers=tuple(strangers),
+        foreign=tuple(foreign),
         blocking=tuple({other.key: other for other in borne.values()}.values()),
         missing=missing,
         creatable=tuple(i for i in missing if i not in borne) if borne else missing,
         spares=tuple(spares[slot] for slot in sorted(spares)),
         spares_missing=tuple(i for i in spares_missing if bearer(i) is None),
         completed=done.difference(current),
-        behind=_behind(job, current, heard),
-        heard=heard,
+        not_restarted=_not_restarted(job, current, launchers),
+        launchers=launchers,
         nodes=nodes,
     )
 
@@ -153,12 +156,16 @@ def member_names(job: DDPJob, most: int | None = None) -> Sequence[str]:
     ]
 
 
-def _ended(job: DDPJob, heard: Heard) -> dict[str, PodFailure]:
+def _ended(job: DDPJob, launchers: LauncherStates) -> dict[str, PodFailure]:
     """By the name of a pod: how its processes ended in the present generation."""
     generation = world.world_of(job).generation
-    if heard.said is not None and heard.said.led and heard.said.generation > generation:
+    if (
+        launchers.leader is not None
+        and launchers.leader.led
+        and launchers.leader.generation > generation
+    ):
         return {}  # launchers have started them again
-    return {one.pod: one for one in heard.failures if one.generation == generation}
+    return {one.pod: one for one in launchers.failures if one.generation == generation}
 
 
 def _as_its_launcher_says(pod: PodState, ends: Mapping[str, PodFailure]) -> PodState:
@@ -172,10 +179,12 @@ def _as_its_launcher_says(pod: PodState, ends: Mapping[str, PodFailure]) -> PodS
 def with_failure(pod: PodState, failed: PodFailure) -> PodState:
     """Return the pod as one whose processes have ended, and which has not."""
     ended = ContainerExit(failed.exit_code, 0, "Error", failed.message, failed.time)
-    return replace(pod, exit=ended, kept=True)
+    return replace(pod, exit=ended, restartable=True)
 
 
-def _behind(job: DDPJob, current: dict[int, PodState], heard: Heard) -> frozenset[int]:
+def _not_restarted(
+    job: DDPJob, current: dict[int, PodState], launchers: LauncherStates
+) -> frozenset[int]:
     notes = job.status.bookkeeping
     if notes.broken_since is None:
         return frozenset()
@@ -185,8 +194,8 @@ def _behind(job: DDPJob, current: dict[int, PodState], heard: Heard) -> frozense
         if pod is None or generation == 0:
             return False
         # Processes that form their group by themselves are the same ones in each generation.
-        told = in_place and heard.knows(pod.key.name, generation, start=True)
-        return pod.kept or told or pod.generation >= generation
+        told = in_place and launchers.knows(pod.key.name, generation, start=True)
+        return pod.restartable or told or pod.generation >= generation
 
     return frozenset(
         index

@@ -18,7 +18,7 @@ _CLAIMS_NEED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Beforehand:
+class Prerequisite:
     """An object of a kind that not every cluster has, nor lets the operator make."""
 
     manifest: Manifest
@@ -26,15 +26,15 @@ class Beforehand:
     """The field that asks for it and what that takes: for where the server refuses it."""
 
 
-def beforehand(job: DDPJob) -> Iterator[Beforehand]:
+def prerequisites(job: DDPJob) -> Iterator[Prerequisite]:
     """Return what must exist before the job's pods; it is the job's own, and goes with it."""
     if template := claim_template(job):
-        yield Beforehand(template, _CLAIMS_NEED)
+        yield Prerequisite(template, _CLAIMS_NEED)
     for scheduler in schedulers(job):
         if scheduler.group:
             group = scheduler.group(job)
             metadata = {**own_metadata(job), **group.get("metadata", {})}
-            yield Beforehand({**group, "metadata": metadata}, scheduler.needs)
+            yield Prerequisite({**group, "metadata": metadata}, scheduler.needs)
 
 
 def claim_template(job: DDPJob) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from itertools import groupby
 from ddp_operator.api.rules import gpu_limit
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.spec.overrides import kinds, spec_of
-from ddp_operator.job.membership.world import wanted_size
+from ddp_operator.job.membership.world import max_size
 
 
 def local_world_size(spec: DDPJobSpec, index: int) -> int:
@@ -40,7 +40,7 @@ def ranks(spec: DDPJobSpec, index: int) -> range:
 def pod_of(spec: DDPJobSpec, rank: int) -> int:
     """The index of the pod that has a rank; of one that no pod has, the last."""
     if not spec.overrides:
-        return min(rank // processes(spec), wanted_size(spec) - 1)
+        return min(rank // processes(spec), max_size(spec) - 1)
     # The last pod that begins at it or before: each has a process at least.
     found = bisect_right(range(spec.replicas), rank, key=lambda index: first_rank(spec, index))
     return max(found - 1, 0)

@@ -159,7 +159,7 @@ class PodState:
     generation: int = 0
     """Of the job's group, when it was made."""
     token_source: TokenSource = TokenSource.VARIABLE
-    kept: bool = False
+    restartable: bool = False
     """Its processes have ended, as its launcher says, but it has not: they can start anew in it."""
     silent: bool = False
     """Its launcher was told of the group in vain, or has not left what was before; or its node does

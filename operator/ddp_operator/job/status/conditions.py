@@ -47,7 +47,7 @@ def with_condition(
 
 
 # In this order: the first that is true names the phase.
-_NAMING: tuple[Literal["Failed", "Succeeded", "Suspended", "Running", "Restarting"], ...] = (
+_BY_PRECEDENCE: tuple[Literal["Failed", "Succeeded", "Suspended", "Running", "Restarting"], ...] = (
     "Failed",
     "Succeeded",
     "Suspended",
@@ -59,7 +59,7 @@ _NAMING: tuple[Literal["Failed", "Succeeded", "Suspended", "Running", "Restartin
 def with_phase(status: DDPJobStatus, *, pods_scheduled: bool) -> DDPJobStatus:
     """Return the status with phase, reason and message derived from its conditions."""
     running = status.condition("Running")
-    naming = next((type_ for type_ in _NAMING if status.is_true(type_)), None)
+    naming = next((type_ for type_ in _BY_PRECEDENCE if status.is_true(type_)), None)
     phase: Phase
     if naming == "Restarting" and running is not None and running.reason == QUEUED:
         naming = None  # it is nobody's loss but the queue's

@@ -32,12 +32,12 @@ def with_placement(
     names = [pod.node for pod in pods.current.values() if pod.node]
     if not names or not all(name in known for name in names):
         return status, ()
-    words, spread = _in_words([known[name] for name in names])
+    words, spread = _describe([known[name] for name in names])
     status = status.model_copy(update={"placement": words})
     return status, (Event(SPREAD, spread),) if spread else ()
 
 
-def _in_words(nodes: Sequence[Node]) -> tuple[str, str]:
+def _describe(nodes: Sequence[Node]) -> tuple[str, str]:
     """What the nodes share, from the closest on, until they share it; and what they do not."""
     parts, spread = [], ""
     for level in reversed(_LEVELS):

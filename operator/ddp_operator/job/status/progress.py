@@ -73,7 +73,7 @@ class Report:
 
     owner_uid: str
     identity: Identity
-    said: TrainerStatus | None
+    status: TrainerStatus | None
     """None: its launcher answers, and no step has been reported yet."""
     first_received: datetime
     """When this pod was first heard to be at this step."""
@@ -90,10 +90,10 @@ class Report:
 
 def with_report(job: DDPJob, report: Report | None) -> DDPJobStatus:
     """Return the job's status with what its trainer said last."""
-    if report is None or report.said is None or not report.concerns(job):
+    if report is None or report.status is None or not report.concerns(job):
         return job.status
-    progress = _progress(job.status.progress, report.said, report.received)
-    checkpoint = _checkpoint(job.status.checkpoint, report.said)
+    progress = _progress(job.status.progress, report.status, report.received)
+    checkpoint = _checkpoint(job.status.checkpoint, report.status)
     if (progress, checkpoint) == (job.status.progress, job.status.checkpoint):
         return job.status
     return job.status.model_copy(update={"progress": progress, "checkpoint": checkpoint})

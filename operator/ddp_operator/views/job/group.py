@@ -5,10 +5,10 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import GapRecord
-from ddp_operator.job.membership.world import least_size, members, wanted_size
+from ddp_operator.job.membership.world import min_size, members, max_size
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.words import some
-from ddp_operator.job.pods.completion import in_words
+from ddp_operator.job.pods.completion import format_indexes
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, counted, duration
@@ -23,16 +23,16 @@ def size(job: JobSnapshot, now: datetime) -> str:
     changed = job.status.world and job.status.world.changed_at
     if changed and not job.status.finished:
         said += f" for {duration((now - changed).total_seconds())}"
-    return f"{said}; {wanted_size(spec)} wanted, {least_size(spec)} enough"
+    return f"{said}; {max_size(spec)} wanted, {min_size(spec)} enough"
 
 
 def changes(job: DDPJob, observed: Observed) -> Iterator[tuple[datetime | None, str]]:
     """Yield when the group's size will change, and how."""
     due, now = elasticity.next_change(job, observed), len(members(job))
-    if absent := elasticity.absentees(observed):
+    if absent := elasticity.absent_node_ranks(observed):
         fewer = f"training continues with {now - len(absent)} of {counted(now, 'pod')}"
         yield due, f"{fewer}, unless the others are ready (spec.elastic.shrinkAfterSeconds)"
-    elif (joining := min(len(spares.ready(job, observed)), wanted_size(job.spec) - now)) > 0:
+    elif (joining := min(len(spares.ready(job, observed)), max_size(job.spec) - now)) > 0:
         who = "one more pod joins" if joining == 1 else f"{joining} more pods join"
         yield due, f"{who} the group (spec.elastic.growAfterSeconds)"
 
@@ -44,7 +44,7 @@ def gaps(job: JobSnapshot, now: datetime) -> list[str]:
         found.setdefault(gap.reason, []).append(gap)
     lines = []
     for reason, places in found.items():
-        ranks = in_words(gap.node_rank for gap in places)
+        ranks = format_indexes(gap.node_rank for gap in places)
         nodes = sorted({gap.node for gap in places if gap.node})
         where = f" on {some([clean(node) for node in nodes])}" if nodes else ""
         age = duration((now - places[0].since).total_seconds())

@@ -192,7 +192,7 @@ def in_words(failure: Failure, now: datetime) -> str:
     """Return one failure as text: time, pod, cause, and the operator's action."""
     ago = duration((now - failure.time).total_seconds())
     charged = ", charged" if failure.charged else ""
-    return f"{ago} ago: {clean(records.in_words(failure))} [{failure.action}{charged}]"
+    return f"{ago} ago: {clean(records.describe(failure))} [{failure.action}{charged}]"
 
 
 def change(job: JobSnapshot) -> str:

@@ -147,14 +147,14 @@ class TestRecord:
         said = json.dumps({"step": 7, "rank": 6, "exitCode": 3, "error": "ValueError: no"})
         record = records.of_pod(job, ended(job, 1, code=3, message=said), NOW)
         assert (record.index, record.rank, record.message) == (1, 6, "ValueError: no")
-        assert "(node rank 1, rank 6) exited with code 3" in records.in_words(record)
+        assert "(node rank 1, rank 6) exited with code 3" in records.describe(record)
 
     def test_what_a_script_printed_under_the_launcher_is_what_it_said(self) -> None:
         job = fresh_job()
         words = printed('ValueError: --lr "-3" is no learning rate')
         record = records.of_pod(job, ended(job, 0, code=1, message=words), NOW)
         assert record.message.endswith('\nValueError: --lr "-3" is no learning rate')
-        said = records.in_words(record)
+        said = records.describe(record)
         assert said.endswith(': ValueError: --lr "-3" is no learning rate')
 
     def test_a_rank_of_another_pod_is_not_believed(self) -> None:
@@ -173,7 +173,7 @@ class TestRecord:
         log = "x\n" * 2000 + "ValueError: no"
         record = records.of_pod(job, ended(job, 1, code=1, message=log), NOW)
         assert record.message.endswith("ValueError: no")
-        assert records.in_words(record).endswith("on node node-a: ValueError: no")
+        assert records.describe(record).endswith("on node node-a: ValueError: no")
 
     def test_an_image_without_python_gets_no_launcher(self) -> None:
         trainer = container(command=["./train"])
@@ -182,7 +182,7 @@ class TestRecord:
         failed = ended(job, 0, code=128, reason="StartError", message=said)
         record = records.of_pod(job, failed, NOW)
         assert record.class_ == "Configuration"
-        words = records.in_words(record)
+        words = records.describe(record)
         assert (
             "spec.launcher: inject needs Python 3.11 or newer in the image; take an image" in words
         )
@@ -197,7 +197,7 @@ class TestRecord:
         stuck = pod(fresh_job(), 0, waiting="ImagePullBackOff", waiting_message="no such image")
         record = records.of_pod(fresh_job(), stuck, NOW)
         assert (record.reason, record.message) == ("ImagePullBackOff", "no such image")
-        words = records.in_words(record)
+        words = records.describe(record)
         assert words == "pod digits-0-0 (node rank 0) cannot start: ImagePullBackOff: no such image"
 
 

@@ -68,7 +68,7 @@ def seconds_for(message: str) -> float:
     classes.is_secondary(pod)
     failure = records.of_pod(job, pod, later(60))
     classes.is_consequence(failure)
-    records.in_words(failure)
+    records.describe(failure)
     return time.process_time() - began
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership import world
-from ddp_operator.job.membership.launcher_protocol import Heard
-from ddp_operator.job.planning.convergence import hold
+from ddp_operator.job.membership.launcher_protocol import LauncherStates
+from ddp_operator.job.planning.convergence import report_refusal
 from ddp_operator.job.planning.gaps import NODE_SECONDS, POLICY, UNSTARTABLE_SECONDS
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
@@ -306,7 +306,7 @@ class TestPauses:
         known = knowing(others, job.status.world.generation)
         job = stored(job, told(job, others, later(70), **known))
         assert (job.status.phase, job.status.ready_replicas) == ("Running", 3)
-        new = plan(job, others, later(71), heard=Heard())
+        new = plan(job, others, later(71), launchers=LauncherStates())
         assert new.status.ready_replicas == 3
         assert condition(new, "Running") == ("True", "PodsReady")
 
@@ -321,7 +321,7 @@ def test_an_elastic_group_begins_without_a_pod_that_is_refused() -> None:
         assert not planned.decided
         assert planned.seen is not None
         seen = replace(job, status=planned.seen)
-        held = hold(seen, "PodsForbidden", "quota", later(now), wanted=planned.create)
+        held = report_refusal(seen, "PodsForbidden", "quota", later(now), wanted=planned.create)
         job = stored(job, held)
     assert reasons(job) == {3: "Refused"}
     planned = told(job, pods, later(31))

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from ddp_operator.api.constants import OPERATOR_LABELS
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.planning.convergence import hold
+from ddp_operator.job.planning.convergence import report_refusal
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.old_pods import COLLECTION_SECONDS
 from ddp_operator.job.planning.plan import plan
@@ -187,11 +187,13 @@ def running(planned: Plan) -> Any:
 def test_a_job_that_runs_runs_on_when_it_may_not_be_isolated() -> None:
     job, pods = running_job()
     job = with_status(edited(job, isolation="Job"), isolation="Changing")
-    held = hold(job, "NameTaken", "networkpolicies research/digits exists already", later(20))
+    held = report_refusal(
+        job, "NameTaken", "networkpolicies research/digits exists already", later(20)
+    )
     assert running(held) == (("True", "NameTaken"), "Running", 1)
     assert held.status.message == "networkpolicies research/digits exists already"
     job = stored(job, held)
-    assert running(hold(job, "NameTaken", "it does", later(25))) == (
+    assert running(report_refusal(job, "NameTaken", "it does", later(25))) == (
         ("True", "NameTaken"),
         "Running",
         0,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launcher_protocol import Heard, LauncherStatus
+from ddp_operator.job.membership.launcher_protocol import LauncherStates, LauncherStatus
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 
@@ -15,32 +15,32 @@ from tests.unit.job.planning.group.test_elasticity import born, elastic_job, set
 from tests.unit.job.planning.group.test_in_place import (
     LISTENS,
     failure,
-    heard,
     in_place,
     knowing,
+    launchers,
 )
 
 
-def saying(scope: Any = "InPlace", **more: Any) -> Heard:
+def saying(scope: Any = "InPlace", **more: Any) -> LauncherStates:
     said = LauncherStatus(number=2, generation=0, scope=scope, saved_in_pod=True, **more)
-    return replace(LISTENS, scope=scope, said=said)
+    return replace(LISTENS, scope=scope, leader=said)
 
 
-def saved(job: DDPJob, pods: list[PodState], of: Heard) -> DDPJob:
-    return stored(job, plan(job, pods, later(50), heard=of))
+def saved(job: DDPJob, pods: list[PodState], of: LauncherStates) -> DDPJob:
+    return stored(job, plan(job, pods, later(50), launchers=of))
 
 
 def test_the_first_checkpoint_in_a_pod_is_noted_once_and_warned_of() -> None:
     job, pods = in_place()
-    planned = plan(job, pods, later(50), heard=saying())
+    planned = plan(job, pods, later(50), launchers=saying())
     assert event_reasons(planned) == ["CheckpointInPod"]
     assert planned.events[0].warning
     assert planned.status.bookkeeping.saved_in_pod == 0
     job = stored(job, planned)
-    assert not plan(job, pods, later(51), heard=saying()).decided
+    assert not plan(job, pods, later(51), launchers=saying()).decided
     # It is warned of once in the job's life.
     status = job.status.model_copy(update={"attempt": 1})
-    again = plan(replace(job, status=status), [], later(60), heard=saying())
+    again = plan(replace(job, status=status), [], later(60), launchers=saying())
     assert (event_reasons(again), again.status.bookkeeping.saved_in_pod) == ([], 1)
 
 
@@ -49,7 +49,7 @@ def test_a_lost_pod_restarts_all_pods_where_rank_0_holds_a_checkpoint_alone() ->
     job = saved(job, pods, saying())
     lost = ended(job, 1, code=137, at=59)
     spare = born(job, 3)
-    planned = plan(job, [pods[0], lost, pods[2], spare], later(63), heard=saying())
+    planned = plan(job, [pods[0], lost, pods[2], spare], later(63), launchers=saying())
     [failed] = planned.status.failures
     assert (failed.action, planned.status.attempt) == ("RestartGang", 1)
     assert "rank 0 saved to its pod's own disk" in planned.events[0].message
@@ -58,7 +58,7 @@ def test_a_lost_pod_restarts_all_pods_where_rank_0_holds_a_checkpoint_alone() ->
 def test_a_failed_rank_does_so_too_since_the_others_have_no_checkpoint() -> None:
     job, pods = in_place()
     job = saved(job, pods, saying())
-    planned = plan(job, pods, later(60), heard=heard(failure(pods[1])))
+    planned = plan(job, pods, later(60), launchers=launchers(failure(pods[1])))
     assert planned.status.failures[0].action == "RestartGang"
     assert (planned.status.attempt, planned.status.restarts) == (1, 1)
 
@@ -68,14 +68,14 @@ def test_the_next_attempt_restarts_in_place_until_it_saves() -> None:
     status = job.status.noting(saved_in_pod=0).model_copy(update={"attempt": 1})
     old = replace(job, status=status)
     pods = [replace(pod, identity=replace(pod.identity, attempt=1)) for pod in pods]
-    planned = plan(old, pods, later(60), heard=heard(failure(pods[1])))
+    planned = plan(old, pods, later(60), launchers=launchers(failure(pods[1])))
     assert planned.status.failures[0].action == "RestartInPlace"
 
 
 @pytest.mark.parametrize("scope", ["Pod", "InPlace"])
 def test_processes_that_form_their_group_by_themselves_are_not_concerned(scope: str) -> None:
     job, pods = in_place(restart={"scope": scope})
-    assert not plan(job, pods, later(50), heard=saying("Pod")).decided
+    assert not plan(job, pods, later(50), launchers=saying("Pod")).decided
 
 
 def test_a_single_pod_keeps_its_checkpoint() -> None:
@@ -83,20 +83,20 @@ def test_a_single_pod_keeps_its_checkpoint() -> None:
     job = settled(job, [], later(0))
     pods = [born(job, 0)]
     job = settled(job, pods, later(10))
-    assert not plan(job, pods, later(50), heard=saying()).decided
+    assert not plan(job, pods, later(50), launchers=saying()).decided
 
 
 def test_no_pod_joins_a_group_whose_rank_0_holds_a_checkpoint_alone() -> None:
     job, pods = elastic_job(replicas=2, maxReplicas=3, growAfterSeconds=30)
-    job = stored(job, plan(job, pods, later(50), heard=saying()))
+    job = stored(job, plan(job, pods, later(50), launchers=saying()))
     waiting = born(job, 2)
     known = knowing([*pods, waiting], 1)
-    planned = plan(job, [*pods, waiting], later(900), heard=replace(saying(), **known))
+    planned = plan(job, [*pods, waiting], later(900), launchers=replace(saying(), **known))
     assert planned.status.world is not None
     assert planned.status.world.members == "0-1"
     without = job.status.noting(saved_in_pod=None)
     job = replace(job, status=without)
-    planned = plan(job, [*pods, waiting], later(900), heard=replace(LISTENS, **known))
+    planned = plan(job, [*pods, waiting], later(900), launchers=replace(LISTENS, **known))
     assert event_reasons(planned) == ["GroupGrown"]
 
 

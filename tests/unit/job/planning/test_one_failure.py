@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launcher_protocol import Heard, PodFailure
+from ddp_operator.job.membership.launcher_protocol import LauncherStates, PodFailure
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS
 from ddp_operator.job.planning.plan import plan
@@ -38,11 +38,11 @@ def look(
     at: float,
     *failures: PodFailure,
     nodes: Sequence[Node] = (),
-    **heard: Any,
+    **launchers: Any,
 ) -> DDPJob:
     """What an operator stores when it looks, until it has nothing left to decide."""
-    said = Heard(scope="InPlace", failures=failures, **heard)
-    while (planned := plan(job, pods, later(at), heard=said, nodes=nodes)).decided:
+    said = LauncherStates(scope="InPlace", failures=failures, **launchers)
+    while (planned := plan(job, pods, later(at), launchers=said, nodes=nodes)).decided:
         job = stored(job, planned)
     return stored(job, planned)
 

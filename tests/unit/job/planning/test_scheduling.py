@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.planning.convergence import hold
+from ddp_operator.job.planning.convergence import report_refusal
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 
@@ -100,7 +100,7 @@ class TestQuota:
             planned = plan(job, [], now)
             assert planned.seen is not None
             job, pods = replace(job, status=planned.seen), planned.create
-            held = hold(job, "PodsForbidden", "exceeded quota: gpus", now, wanted=pods)
+            held = report_refusal(job, "PodsForbidden", "exceeded quota: gpus", now, wanted=pods)
             job = stored(job, held)
         return job
 
@@ -133,7 +133,7 @@ class TestQuota:
     @pytest.mark.parametrize("reason", ["NameTaken", "ServerError"])
     def test_another_refusal_is_not_a_quota(self, reason: str) -> None:
         job = fresh_job(replicas=3, schedulingTimeoutSeconds=600)
-        job = stored(job, hold(job, reason, "no", later(60)))
+        job = stored(job, report_refusal(job, reason, "no", later(60)))
         assert not plan(job, [placed(job, 0)], later(99999)).decided
 
 

@@ -174,7 +174,7 @@ class TestBeforeTheFirstStep:
     """A launcher that lives answers that there is nothing to report yet."""
 
     def lives(self, received: float, attempt: int = 0) -> Report:
-        return replace(report(0, received=received, attempt=attempt), said=None)
+        return replace(report(0, received=received, attempt=attempt), status=None)
 
     def test_it_takes_longer_than_any_other_step_may(self) -> None:
         job, pods = watched_job(restart={"scope": "Pod"})

@@ -19,7 +19,7 @@ from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.job.membership.rank_order import HOLD_SECONDS
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.fabrics import on_fabric
-from ddp_operator.job.pods.prerequisites import beforehand
+from ddp_operator.job.pods.prerequisites import prerequisites
 from ddp_operator.job.pods.schedulers import scheduled
 from ddp_operator.job.pods.state import Identity
 
@@ -217,7 +217,7 @@ def test_parts_that_are_there_are_not_added_again(fabric: str, bought: str, gang
 
 @pytest.mark.parametrize(("fabric", "bought", "gang"), POSSIBLE)
 def test_each_part_has_its_object_beforehand(fabric: str, bought: str, gang: str) -> None:
-    made = [dict(needed.manifest) for needed in beforehand(job_of(fabric, bought, gang))]
+    made = [dict(needed.manifest) for needed in prerequisites(job_of(fabric, bought, gang))]
     groups = [name for name in test_schedulers.GANGS if name in gang]
     if fabric == "dranet":
         claims = made.pop(0)

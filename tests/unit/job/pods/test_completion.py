@@ -82,7 +82,7 @@ def test_a_replacement_would_find_nobody_who_has_ended() -> None:
 
 @given(st.frozensets(st.integers(0, 60)))
 def test_what_is_written_is_read_again(indices: frozenset[int]) -> None:
-    text = completion.in_words(indices)
+    text = completion.format_indexes(indices)
     assert completion.read(text, below=61) == indices
     assert completion.read(text, below=30) == {index for index in indices if index < 30}
 

@@ -3,7 +3,7 @@ which the integration tests have the API server say.
 """
 
 import pytest
-from ddp_operator.job.planning.convergence import forbidden
+from ddp_operator.job.planning.convergence import explain_refusal
 from ddp_operator.job.pods.pod_security import PodSecurity, read_refusal
 
 from tests.good_manifests import Json, container, template
@@ -124,15 +124,17 @@ def test_a_job_says_in_which_of_its_templates() -> None:
     job = fresh_job(replicas=3, template=template(container()), overrides=overrides)
     head = "namespace research enforces Pod Security restricted: in "
     for pod in ("digits-0-0", "digits-4-1-r2"):
-        said = forbidden(job, refusal(PLAIN, pod=pod))
+        said = explain_refusal(job, refusal(PLAIN, pod=pod))
         assert said == f"{head}spec.template.spec {WHAT_PLAIN_LACKS}"
-    said = forbidden(job, refusal(PLAIN.replace('"trainer"', '"logs"'), pod="digits-0-2"))
+    said = explain_refusal(job, refusal(PLAIN.replace('"trainer"', '"logs"'), pod="digits-0-2"))
     assert said.startswith(f"{head}spec.overrides[1].template.spec set containers[logs].")
 
 
 def test_a_volume_that_the_operator_adds_is_traced_to_its_field() -> None:
     job = fresh_job(checkpoint={"hostPath": "/saved"})
-    said = forbidden(job, refusal('hostPath volumes (volume "ddp-checkpoints")', level="baseline"))
+    said = explain_refusal(
+        job, refusal('hostPath volumes (volume "ddp-checkpoints")', level="baseline")
+    )
     assert said.endswith(
         'change hostPath volumes (volume "ddp-checkpoints"); ddp-checkpoints is of '
         "spec.checkpoint.hostPath"

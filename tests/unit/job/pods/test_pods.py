@@ -628,7 +628,7 @@ def test_identities_have_names_of_their_own_and_a_host_name_per_rank() -> None:
 class TestWords:
     def test_exit_code(self) -> None:
         job = fresh_job()
-        said = records.in_words(
+        said = records.describe(
             records.of_pod(fresh_job(), ended(job, 1, code=3, message="boom", node="node-a"), NOW)
         )
         assert (
@@ -641,11 +641,11 @@ class TestWords:
             fresh_job(), ended(fresh_job(), 0, code=code, reason="OOMKilled"), NOW
         )
         assert failure.signal == signal
-        assert f"was killed by signal {signal} (OOMKilled)" in records.in_words(failure)
+        assert f"was killed by signal {signal} (OOMKilled)" in records.describe(failure)
 
     def test_disruption(self) -> None:
         gone = pod(fresh_job(), 0, deleting=True, node="node-a")
-        said = records.in_words(records.of_pod(fresh_job(), gone, NOW))
+        said = records.describe(records.of_pod(fresh_job(), gone, NOW))
         assert said.startswith("pod digits-0-0 (node rank 0) was disrupted: Deleted on node node-a")
 
     def test_long_words_fit_the_status(self) -> None:

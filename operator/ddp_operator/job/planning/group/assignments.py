@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launcher_protocol import Telling
+from ddp_operator.job.membership.launcher_protocol import Assignment
 from ddp_operator.job.membership.rank_order import is_due, is_first_due
 from ddp_operator.job.membership.world import members_to_lead, scope_of, world_of
 from ddp_operator.job.planning.gaps import in_present_group
@@ -22,22 +22,22 @@ _SELDOM: Final = timedelta(seconds=30)
 """The same, at most, where it is of a pod outside the group and has not heard for that long."""
 
 
-def told(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
+def with_assignments(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
     """Complete the plan of an active job: have the launchers told that do not know the group."""
     if world_of(job).generation == 0:
         return planned  # as all pods were made
-    tellings = tuple(_tellings(job, pods, now))
-    if not (tellings or _must_wait(job, pods, now)):
+    assigned = tuple(_assignments(job, pods, now))
+    if not (assigned or _must_wait(job, pods, now)):
         return planned
     pause = _AGAIN
-    if tellings and all(telling.document["nodeRank"] is None for telling in tellings):
+    if assigned and all(each.document["nodeRank"] is None for each in assigned):
         # Whoever is in the group is given up before long; others may never answer.
-        since = max(pods.heard.unreached_since.get(telling.pod, now) for telling in tellings)
+        since = max(pods.launchers.unreached_since.get(each.pod, now) for each in assigned)
         pause = min(max(now - since, _AGAIN), _SELDOM)
-    return replace(planned, tell=tellings).looking_again(now + pause)
+    return replace(planned, assignments=assigned).requeued_at(now + pause)
 
 
-def _tellings(job: DDPJob, pods: Observed, now: datetime) -> Iterator[Telling]:
+def _assignments(job: DDPJob, pods: Observed, now: datetime) -> Iterator[Assignment]:
     generation = world_of(job).generation
     start = _may_start(job, pods, now)
     ignorant: list[tuple[int | None, PodState]] = [
@@ -47,13 +47,15 @@ def _tellings(job: DDPJob, pods: Observed, now: datetime) -> Iterator[Telling]:
     ]
     # Who has lost its place leaves; and who never had one says whether it could have one.
     outside = pods.spares if job.status.bookkeeping.launcher else ()
-    ignorant += [(None, pod) for pod in outside if not pods.heard.knows(pod.key.name, generation)]
+    ignorant += [
+        (None, pod) for pod in outside if not pods.launchers.knows(pod.key.name, generation)
+    ]
     for index, pod in ignorant:
         if pod.address and pod.started and not (pod.exit or pod.deleting):
             starts = start and index is not None
             document = _document(job, pods, index, start=starts)
             source = pod.token_source
-            yield Telling(pod.key.name, pod.address, generation, starts, document, source)
+            yield Assignment(pod.key.name, pod.address, generation, starts, document, source)
 
 
 def _may_start(job: DDPJob, pods: Observed, now: datetime) -> bool:

@@ -11,11 +11,11 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.world import (
     first_world,
-    least_size,
+    max_size,
     members,
+    min_size,
     next_generation,
     scope_of,
-    wanted_size,
     world_of,
 )
 from ddp_operator.job.planning import local_checkpoints
@@ -44,7 +44,7 @@ def begin(job: DDPJob) -> Plan | None:
     return Plan(job.status.model_copy(update={"world": world}), decided=True)
 
 
-def absentees(pods: Observed) -> Sequence[int]:
+def absent_node_ranks(pods: Observed) -> Sequence[int]:
     """The node ranks whose pods have not begun to run; what has ended is decided elsewhere."""
     return [gap.node_rank for gap in pods.gaps if POLICY[gap.reason].absent]
 
@@ -53,7 +53,7 @@ def can_go_without(job: DDPJob, pods: Observed, node_ranks: Sequence[int]) -> bo
     """Whether the group may train on at once without some of its pods, which are lost or going."""
     elastic = job.spec.elastic
     rest = len(members(job)) - len(node_ranks)
-    if not elastic or rest < least_size(job.spec) or not _may_change(job, pods):
+    if not elastic or rest < min_size(job.spec) or not _may_change(job, pods):
         return False
     if rest >= job.spec.replicas or elastic.shrink_after_seconds == 0:
         return True
@@ -68,10 +68,10 @@ def resize(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         return None
     if any(gap.reason == "Paused" or POLICY[gap.reason].lost for gap in pods.gaps):
         return None  # pods that are held back, or whose cause is awaited
-    if absent := absentees(pods):
+    if absent := absent_node_ranks(pods):
         return _shrink(job, pods, absent, now)
-    if len(members(job)) > wanted_size(job.spec):
-        return _dismiss(job, now)
+    if len(members(job)) > max_size(job.spec):
+        return _shrink_to_wanted(job, now)
     return _grow(job, pods, now)
 
 
@@ -79,7 +79,7 @@ def next_change(job: DDPJob, pods: Observed) -> datetime | None:
     """When the group may change by itself; None where nothing is to be awaited."""
     if not job.spec.elastic or not _may_change(job, pods):
         return None
-    if absent := absentees(pods):
+    if absent := absent_node_ranks(pods):
         return _shrink_due(job, pods, absent)
     return _grow_due(job) if _room(job) and pods.spares else None
 
@@ -91,12 +91,12 @@ def _may_change(job: DDPJob, pods: Observed) -> bool:
 
 def _announces(pod: PodState | None) -> bool:
     """Whether a pod that is to go runs yet: nobody waits for it to come back."""
-    return pod is not None and pod.started is not None and not (pod.exit or pod.kept)
+    return pod is not None and pod.started is not None and not (pod.exit or pod.restartable)
 
 
 def _shrink_due(job: DDPJob, pods: Observed, absent: Sequence[int]) -> datetime | None:
     elastic, rest = job.spec.elastic, len(members(job)) - len(absent)
-    if elastic is None or rest < least_size(job.spec):
+    if elastic is None or rest < min_size(job.spec):
         return None
     since = min(gap.since for gap in pods.gaps if POLICY[gap.reason].absent)
     patience = 0
@@ -111,7 +111,7 @@ def _shrink(job: DDPJob, pods: Observed, absent: Sequence[int], now: datetime) -
     if due is None or due > now:
         return None
     slots = members(job)
-    status = spares.made_anew(job.status, [slots[node_rank] for node_rank in absent])
+    status = spares.recreated_as_spares(job.status, [slots[node_rank] for node_rank in absent])
     status = next_generation(job, status, now, without=absent, lost=len(absent))
     size, before = len(slots) - len(absent), len(slots)
     names = member_names(job)
@@ -120,9 +120,9 @@ def _shrink(job: DDPJob, pods: Observed, absent: Sequence[int], now: datetime) -
     return regrouped(status, GROUP_SHRUNK, message, now, event=GROUP_SHRUNK)
 
 
-def _dismiss(job: DDPJob, now: datetime) -> Plan:
+def _shrink_to_wanted(job: DDPJob, now: datetime) -> Plan:
     """The last ones go, so that rank 0 stays where it is."""
-    before, size = len(members(job)), wanted_size(job.spec)
+    before, size = len(members(job)), max_size(job.spec)
     if local_checkpoints.forbid_in_place(job):
         what = f"starting all {job.spec.replicas} pods: spec.replicas changed"
         return restarting(next_attempt(job, job.status), GROUP_SHRUNK, what, now)
@@ -139,19 +139,21 @@ def _grow(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         return None
     generation = world_of(job).generation
     # Who was told of the present group, and has left what was before, is ready for the next.
-    waiting = [pod for pod in spares.ready(job, pods) if pods.heard.knows(pod.key.name, generation)]
+    waiting = [
+        pod for pod in spares.ready(job, pods) if pods.launchers.knows(pod.key.name, generation)
+    ]
     joining = sorted(pod.identity.slot for pod in waiting[: _room(job)])
     if not joining:
         return None
     before = len(members(job))
-    status = next_generation(job, job.status, now, joined_by=joining)
+    status = next_generation(job, job.status, now, joining=joining)
     more = "one more is there" if len(joining) == 1 else f"{len(joining)} more are there"
     message = f"{train_on(before + len(joining))}, {before} did: {more}"
     return regrouped(status, GROUP_GROWN, message, now, event=GROUP_GROWN)
 
 
 def _room(job: DDPJob) -> int:
-    return max(wanted_size(job.spec) - len(members(job)), 0)
+    return max(max_size(job.spec) - len(members(job)), 0)
 
 
 def _grow_due(job: DDPJob) -> datetime | None:

@@ -12,7 +12,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import budget, causes, records, restart_rules
 from ddp_operator.job.membership.launcher_protocol import LauncherStatus, PodFailure
-from ddp_operator.job.membership.world import in_words, members, world_of
+from ddp_operator.job.membership.world import format_slots, members, world_of
 from ddp_operator.job.planning.decisions import regrouped
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed, with_failure
@@ -30,24 +30,24 @@ def accept(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
     If it is of other pods than on record, all processes restart in a generation above both.
     """
-    heard = pods.heard
-    said, known = heard.said, world_of(job).generation
+    launchers = pods.launchers
+    said, known = launchers.leader, world_of(job).generation
     led = said.generation if said is not None and said.led else 0
-    if max(led, heard.ahead) > _LARGEST:
+    if max(led, launchers.ahead) > _LARGEST:
         return None
-    own = in_words(members(job))
+    own = format_slots(members(job))
     is_led = said is not None and led > known
     if said is None or not is_led:
         leader = pods.current.get(0)
         if said is None and leader and leader.started and not leader.exit:
             return None  # it may still answer
         differs = said is not None and led == known > 0 and said.members not in ("", own)
-        if not (differs or heard.ahead >= known > 0):
+        if not (differs or launchers.ahead >= known > 0):
             return None
-        return _above(job, job.status, max(led, heard.ahead, known), now)
+        return _above(job, job.status, max(led, launchers.ahead, known), now)
     status, failures = _accounted(job, pods, said, now)
     if said.members != own:
-        return _above(job, status, max(led, heard.ahead), now)
+        return _above(job, status, max(led, launchers.ahead), now)
     charged = sum(failure.charged for failure in failures)
     message = (
         f"generation {led} was led while no operator was there: {len(failures)} failures since "

@@ -32,7 +32,7 @@ def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
     return sorted(waiting, key=lambda pod: (pod.node in bad, pod.identity.slot))
 
 
-def for_places(
+def take_over(
     job: DDPJob, pods: Observed, node_ranks: Sequence[int], *, leaving: bool = False
 ) -> Mapping[int, PodState]:
     """The spares that take places over, by node rank: none where nobody can be told of a place.
@@ -40,13 +40,13 @@ def for_places(
     """
     # Of scope Pod trainers need no launcher that answers, until it is told.
     can_be_told = job.spec.restart.scope == "Pod" or job.status.bookkeeping.launcher
-    heirs = [pod for pod in ready(job, pods) if not (leaving and pod.node in pods.nodes.unwell)]
-    return dict(zip(node_ranks, heirs, strict=False)) if can_be_told else {}
+    takeovers = [pod for pod in ready(job, pods) if not (leaving and pod.node in pods.nodes.unwell)]
+    return dict(zip(node_ranks, takeovers, strict=False)) if can_be_told else {}
 
 
-def slots_of(heirs: Mapping[int, PodState]) -> Mapping[int, int]:
+def slots_by_rank(takeovers: Mapping[int, PodState]) -> Mapping[int, int]:
     """The slots of spares that take places over, by node rank."""
-    return {node_rank: spare.identity.slot for node_rank, spare in heirs.items()}
+    return {node_rank: spare.identity.slot for node_rank, spare in takeovers.items()}
 
 
 def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
@@ -54,18 +54,20 @@ def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     None where there are none of either. A later spare may have the only free node.
     """
     waiting = [gap.node_rank for gap in pods.gaps if POLICY[gap.reason].spare]
-    heirs = for_places(job, pods, sorted(waiting))
-    if not heirs or scope_of(job) == "Gang":
+    takeovers = take_over(job, pods, sorted(waiting))
+    if not takeovers or scope_of(job) == "Gang":
         return None
     slots = members(job)
-    status = made_anew(job.status, [slots[node_rank] for node_rank in heirs])
-    status = next_generation(job, status, now, heirs=slots_of(heirs), lost=len(heirs))
-    said = some([f"{pod.key.name} becomes node rank {rank}" for rank, pod in heirs.items()])
+    status = recreated_as_spares(job.status, [slots[node_rank] for node_rank in takeovers])
+    status = next_generation(
+        job, status, now, new_slots=slots_by_rank(takeovers), lost=len(takeovers)
+    )
+    said = some([f"{pod.key.name} becomes node rank {rank}" for rank, pod in takeovers.items()])
     message = f"spares take the places of pods that cannot start or have no node: {said}"
     return regrouped(status, "Disrupted", message, now, event="Restarting")
 
 
-def made_anew(status: DDPJobStatus, slots: Collection[int]) -> DDPJobStatus:
+def recreated_as_spares(status: DDPJobStatus, slots: Collection[int]) -> DDPJobStatus:
     """Return the status in which pods that had a place and had not begun are others, without."""
     notes = status.bookkeeping
     return status.noting(
@@ -113,17 +115,17 @@ def refused(job: DDPJob, message: str, now: datetime) -> Plan:
     return Plan(job.status.noting(no_spare_before=due), decided=True, events=(event,))
 
 
-def provided(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
+def with_spares(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
     """Complete the plan of an active job: create the spares that are missing, once all pods of the
     group have nodes.
     """
-    is_placed = pods.placed and job.status.is_true("PodsCreated")
+    is_placed = pods.all_scheduled and job.status.is_true("PodsCreated")
     if not pods.spares_missing or planned.create or not is_placed:
         return planned
     due = planned.status.bookkeeping.no_spare_before
     if due is None or due <= now:
         return replace(planned, create_spares=pods.spares_missing)
-    return planned.looking_again(due)
+    return planned.requeued_at(due)
 
 
 def _is_well(pod: PodState) -> bool:

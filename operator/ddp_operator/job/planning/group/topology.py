@@ -69,17 +69,17 @@ def order(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     return _changed(job, wanted, now, why) if first or wanted != slots else _kept(job)
 
 
-def awaited(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
+def with_order_due(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
     """Complete the plan of an active job: look again when the order has to be decided."""
     if not (is_first_due(job) and _is_placed(pods)):
         return planned
     unheard_of = _unheard_of(pods)
-    return planned.looking_again(_due(pods), now + _NODES_AGAIN if unheard_of else None)
+    return planned.requeued_at(_due(pods), now + _NODES_AGAIN if unheard_of else None)
 
 
 def _is_placed(pods: Observed) -> bool:
     """Whether all pods have nodes, and none is about to be decided about."""
-    return pods.placed and not any(POLICY[gap.reason].lost for gap in pods.gaps)
+    return pods.all_scheduled and not any(POLICY[gap.reason].lost for gap in pods.gaps)
 
 
 def _due(pods: Observed) -> datetime | None:
@@ -144,8 +144,9 @@ def _changed(job: DDPJob, slots: Sequence[int], now: datetime, why: str = "") ->
     in_place = scope_of(job) == "InPlace"
     grace_seconds = world_of(job).grace_seconds if in_place else RESTART_GRACE_SECONDS
     status = job.status.noting(ordered=(attempt, replaced))
-    heirs = dict(enumerate(slots))
-    status = next_generation(job, status, now, grace_seconds=grace_seconds, heirs=heirs, lost=lost)
+    status = next_generation(
+        job, status, now, grace_seconds=grace_seconds, new_slots=dict(enumerate(slots)), lost=lost
+    )
     moved = sum(new != old for new, old in zip(slots, members(job), strict=True))
     events = _not_ordered(why)
     if moved:

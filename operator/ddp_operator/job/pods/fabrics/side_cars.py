@@ -40,13 +40,13 @@ class SideCars(BaseModel):
             return cls.model_validate(dict(data))
         except ValidationError as error:
             problems = error.errors(include_url=False, include_context=False, include_input=False)
-            raise ValueError("; ".join(_in_words(p["type"], p["loc"]) for p in problems)) from None
+            raise ValueError("; ".join(_explain(p["type"], p["loc"]) for p in problems)) from None
 
 
 DEFAULT_SIDE_CARS = SideCars()
 
 
-def _in_words(kind: str, where: tuple[int | str, ...]) -> str:
+def _explain(kind: str, where: tuple[int | str, ...]) -> str:
     name = f"data.{'.'.join(map(str, where))}"
     if kind == "extra_forbidden":
         return f"{name}: not a fabric with a side car; choose {' or '.join(SideCars.model_fields)}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership import world
-from ddp_operator.job.membership.launcher_protocol import Heard
+from ddp_operator.job.membership.launcher_protocol import LauncherStates
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.manifests import LEAVE_SECONDS, environment
@@ -28,7 +28,7 @@ from tests.unit.job.builders import (
 )
 from tests.unit.job.planning.group.test_in_place import knowing, listening
 
-JOINS = Heard(scope="Pod")
+JOINS = LauncherStates(scope="Pod")
 
 
 def elastic_job(replicas: int = 4, **elastic: Any) -> tuple[DDPJob, list[PodState]]:
@@ -59,8 +59,8 @@ def settled(job: DDPJob, pods: Sequence[PodState], now: datetime, *, decisions: 
     raise AssertionError(f"decides without end: {planned}")
 
 
-def told(job: DDPJob, pods: Sequence[PodState], now: datetime, **heard: Any) -> Plan:
-    return plan(job, list(pods), now, heard=replace(JOINS, **heard))
+def told(job: DDPJob, pods: Sequence[PodState], now: datetime, **launchers: Any) -> Plan:
+    return plan(job, list(pods), now, launchers=replace(JOINS, **launchers))
 
 
 def members(planned: Plan) -> str:
@@ -115,12 +115,12 @@ def test_after_some_patience_the_others_go_on_without_the_lost_one(victim: int) 
     [outside] = planned.create_spares
     assert (outside.slot, outside.replacement) == (victim, 2)
     assert "NODE_RANK" not in environment(job, outside, token="secret")
-    for rank, telling in enumerate(planned.tell):
+    for rank, telling in enumerate(planned.assignments):
         document = telling.document
         assert (document["nodeRank"], document["nodes"], document["broken"]) == (rank, 3, True)
         assert document["masterAddr"] == f"digits-0-{1 if victim == 0 else 0}.digits"
-    assert len(planned.tell) == 3
-    known = told(job, others, later(94), **knowing(others, planned.tell[0].generation))
+    assert len(planned.assignments) == 3
+    known = told(job, others, later(94), **knowing(others, planned.assignments[0].generation))
     assert condition(known, "Running") == ("True", "PodsReady")
     assert known.status.ready == "3/4 +0"
 
@@ -178,7 +178,7 @@ def test_who_waits_outside_joins_after_a_while_and_comes_last() -> None:
     assert planned.status.world.lost == 0, "they leave the group of before in order"
     job = stored(job, planned)
     planned = told(job, all_of_them, later(183), **known)
-    assert {t.pod: t.document["nodeRank"] for t in planned.tell}["digits-0-0-r1"] == 3
+    assert {t.pod: t.document["nodeRank"] for t in planned.assignments}["digits-0-0-r1"] == 3
     assert planned.create_spares == ()
 
 
@@ -205,7 +205,7 @@ def test_a_job_is_scaled_while_it_runs() -> None:
     smaller = stored(smaller, planned)
     planned = told(smaller, pods, later(30))
     assert planned.delete == tuple(each.key for each in pods[2:])
-    assert [telling.document["nodes"] for telling in planned.tell] == [2, 2]
+    assert [telling.document["nodes"] for telling in planned.assignments] == [2, 2]
     larger = edited(smaller, replicas=3, elastic={"minReplicas": 1})
     known = knowing(pods[:2], world.world_of(smaller).generation)
     planned = told(larger, pods[:2], later(40), **known)

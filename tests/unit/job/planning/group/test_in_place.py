@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.membership.launcher_protocol import NOTHING, Heard, PodFailure
+from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates, PodFailure
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.planning.cleanup import KEPT_SECONDS
 from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS
@@ -18,7 +18,7 @@ from ddp_operator.job.pods.state import Identity, PodState
 
 from tests.unit.job.builders import condition, ended, later, pod, ready, running_job, stored
 
-LISTENS = Heard(scope="InPlace")
+LISTENS = LauncherStates(scope="InPlace")
 
 
 def in_place(**spec: Any) -> tuple[DDPJob, list[PodState]]:
@@ -26,7 +26,7 @@ def in_place(**spec: Any) -> tuple[DDPJob, list[PodState]]:
     restart = {"scope": "InPlace", **spec.pop("restart", {})}
     job, pods = running_job(replicas=3, restart=restart, **spec)
     pods = [listening(each) for each in pods]
-    return stored(job, plan(job, pods, later(20), heard=LISTENS)), pods
+    return stored(job, plan(job, pods, later(20), launchers=LISTENS)), pods
 
 
 def listening(each: PodState) -> PodState:
@@ -40,12 +40,12 @@ def failure(of: PodState, *, generation: int = 0, code: int = 1, at: float = 59)
     )
 
 
-def heard(*failures: PodFailure, **more: Any) -> Heard:
+def launchers(*failures: PodFailure, **more: Any) -> LauncherStates:
     return replace(LISTENS, failures=failures, **more)
 
 
 def told(job: DDPJob, pods: list[PodState], when: datetime, **what: Any) -> Plan:
-    return plan(job, pods, when, heard=replace(LISTENS, **what))
+    return plan(job, pods, when, launchers=replace(LISTENS, **what))
 
 
 def knowing(pods: list[PodState], generation: int, *, start: bool = True) -> Mapping[str, Any]:
@@ -54,9 +54,9 @@ def knowing(pods: list[PodState], generation: int, *, start: bool = True) -> Map
 
 def test_processes_start_anew_and_no_pod_is_touched() -> None:
     job, pods = in_place()
-    planned = plan(job, pods, later(60), heard=heard(failure(pods[1])))
+    planned = plan(job, pods, later(60), launchers=launchers(failure(pods[1])))
     assert planned.decided
-    assert planned.tell == (), "not before it is on record"
+    assert planned.assignments == (), "not before it is on record"
     world = planned.status.world
     assert world is not None
     assert (world.generation, world.size, world.members) == (1, 3, "0-2")
@@ -69,16 +69,20 @@ def test_processes_start_anew_and_no_pod_is_touched() -> None:
     assert condition(planned, "Running")[0] == "False"
 
     job = stored(job, planned)
-    planned = plan(job, pods, later(60), heard=heard(failure(pods[1])))
+    planned = plan(job, pods, later(60), launchers=launchers(failure(pods[1])))
     assert not planned.decided
     assert (planned.create, planned.delete) == ((), ())
-    assert [telling.document["nodeRank"] for telling in planned.tell] == [0, 1, 2]
-    assert not any(telling.start for telling in planned.tell), "those of before may run elsewhere"
+    assert [telling.document["nodeRank"] for telling in planned.assignments] == [0, 1, 2]
+    assert not any(telling.start for telling in planned.assignments), (
+        "those of before may run elsewhere"
+    )
     some = told(job, pods, later(61), **knowing(pods[:2], 1, start=False))
-    assert [(telling.pod, telling.start) for telling in some.tell] == [(pods[2].key.name, False)]
+    assert [(telling.pod, telling.start) for telling in some.assignments] == [
+        (pods[2].key.name, False)
+    ]
     planned = told(job, pods, later(61), **knowing(pods, 1, start=False))
-    assert all(telling.start and telling.generation == 1 for telling in planned.tell)
-    assert planned.tell[2].document == {
+    assert all(telling.start and telling.generation == 1 for telling in planned.assignments)
+    assert planned.assignments[2].document == {
         "jobUid": job.uid,
         "attempt": 0,
         "generation": 1,
@@ -93,25 +97,27 @@ def test_processes_start_anew_and_no_pod_is_touched() -> None:
         "leader": "digits-0-0",
         "members": "",
     }
-    assert planned.tell[0].document["members"] == "0-2", "node rank 0 may have to lead"
+    assert planned.assignments[0].document["members"] == "0-2", "node rank 0 may have to lead"
     assert condition(planned, "Running")[0] == "False", "nobody knows of it yet"
 
 
 def test_who_has_taken_note_is_not_told_again_and_runs() -> None:
     job, pods = in_place()
-    job = stored(job, plan(job, pods, later(60), heard=heard(failure(pods[1]))))
+    job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
     both = {**knowing(pods, 1, start=False)["told"], **knowing(pods[:2], 1)["told"]}
     some = told(job, pods, later(61), told=both)
-    assert [(telling.pod, telling.start) for telling in some.tell] == [(pods[2].key.name, True)]
+    assert [(telling.pod, telling.start) for telling in some.assignments] == [
+        (pods[2].key.name, True)
+    ]
     assert condition(some, "Running")[0] == "False"
     done = told(job, pods, later(61), **knowing(pods, 1))
-    assert done.tell == ()
+    assert done.assignments == ()
     assert condition(done, "Running") == ("True", "PodsReady")
 
 
 def test_the_pod_of_rank_0_saves_or_nobody_does() -> None:
     job, pods = in_place()
-    planned = plan(job, pods, later(60), heard=heard(failure(pods[0])))
+    planned = plan(job, pods, later(60), launchers=launchers(failure(pods[0])))
     assert planned.status.world is not None
     assert planned.status.world.grace_seconds == 0
 
@@ -119,26 +125,28 @@ def test_the_pod_of_rank_0_saves_or_nobody_does() -> None:
 def test_a_pod_that_is_gone_is_replaced_and_the_others_wait_for_it() -> None:
     job, pods = in_place()
     lost = ended(job, 2, code=137, at=59)
-    planned = plan(job, [*pods[:2], lost], later(63), heard=LISTENS)
+    planned = plan(job, [*pods[:2], lost], later(63), launchers=LISTENS)
     assert planned.status.world is not None
     assert planned.status.world.generation == 1
     assert planned.status.bookkeeping.replacements == {"2": 1}
     job = stored(job, planned)
 
-    planned = plan(job, [*pods[:2], lost], later(63), heard=LISTENS)
+    planned = plan(job, [*pods[:2], lost], later(63), launchers=LISTENS)
     assert [each.replacement for each in planned.create] == [1]
-    assert [(telling.pod, telling.start) for telling in planned.tell] == [
+    assert [(telling.pod, telling.start) for telling in planned.assignments] == [
         (pods[0].key.name, False),
         (pods[1].key.name, False),
     ]
     new = pod(job, 2, replacement=1, generation=1)
     waiting = told(job, [*pods[:2], new], later(64), **knowing(pods[:2], 1, start=False))
-    assert waiting.tell == ()
+    assert waiting.assignments == ()
     new = listening(ready(job, 2, replacement=1, generation=1))
     going = told(job, [*pods[:2], new], later(65), **knowing(pods[:2], 1, start=False))
-    assert [telling.start for telling in going.tell] == [True, True, True], "the new one waits, too"
+    assert [telling.start for telling in going.assignments] == [True, True, True], (
+        "the new one waits, too"
+    )
     done = told(job, [*pods[:2], new], later(66), **knowing([*pods[:2], new], 1))
-    assert done.tell == ()
+    assert done.assignments == ()
     assert condition(done, "Running")[0] == "True"
 
 
@@ -146,37 +154,41 @@ def test_a_pod_that_is_gone_is_replaced_and_the_others_wait_for_it() -> None:
 def test_none_starts_while_a_pod_that_is_to_go_may_save(policy: Any, waits: bool) -> None:
     job, pods = in_place(restart=policy)
     going = replace(pods[0], deleting=True, ends_by=later(90))
-    planned = plan(job, [going, *pods[1:]], later(60), heard=LISTENS)
+    planned = plan(job, [going, *pods[1:]], later(60), launchers=LISTENS)
     job = stored(job, planned)
     new = listening(ready(job, 0, replacement=1, generation=1))
     there = [going, new, *pods[1:]]
-    job = stored(job, plan(job, there, later(65), heard=LISTENS))
+    job = stored(job, plan(job, there, later(65), launchers=LISTENS))
     knows = knowing(pods[1:], 1, start=False)
     planned = told(job, there, later(65), **knows)
-    assert [telling.start for telling in planned.tell] == ([] if waits else [True] * 3)
+    assert [telling.start for telling in planned.assignments] == ([] if waits else [True] * 3)
     assert condition(planned, "Running")[0] == "False"
     assert planned.requeue_at is not None
     for seen, when in ((there[1:], 66), (there, 101)):  # it has gone, or is given up
-        assert [each.start for each in told(job, seen, later(when), **knows).tell] == [True] * 3
+        assert [each.start for each in told(job, seen, later(when), **knows).assignments] == [
+            True
+        ] * 3
 
 
 def test_failures_of_another_generation_are_none() -> None:
     job, pods = in_place()
-    assert not plan(job, pods, later(60), heard=heard(failure(pods[1], generation=3))).decided
+    assert not plan(
+        job, pods, later(60), launchers=launchers(failure(pods[1], generation=3))
+    ).decided
     stranger = PodFailure(pod="another", generation=0, exit_code=1, time=later(59))
-    assert not plan(job, pods, later(60), heard=heard(stranger)).decided
+    assert not plan(job, pods, later(60), launchers=launchers(stranger)).decided
 
 
 @pytest.mark.parametrize("code", [64, 1])
 def test_what_ends_a_job_ends_it_here_too(code: int) -> None:
     job, pods = in_place(restart={"maxRestarts": 0})
-    planned = plan(job, pods, later(60), heard=heard(failure(pods[1], code=code)))
+    planned = plan(job, pods, later(60), launchers=launchers(failure(pods[1], code=code)))
     assert condition(planned, "Failed")[0] == "True"
 
 
 def test_where_a_job_has_failed_the_pod_of_its_cause_may_end_and_keep_its_log() -> None:
     job, pods = in_place(restart={"maxRestarts": 0})
-    job = stored(job, plan(job, pods, later(60), heard=heard(failure(pods[1]))))
+    job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
     planned = plan(job, pods, later(61))
     assert planned.delete == (pods[0].key, pods[2].key)
     assert planned.requeue_at == later(60 + KEPT_SECONDS)
@@ -209,19 +221,19 @@ def test_a_pause_holds_processes_back_as_it_does_pods() -> None:
     job, pods = in_place()
     for number in range(2):
         generation = job.status.world.generation if job.status.world else 0
-        fault = heard(failure(pods[1], generation=generation, at=60 + number))
+        fault = launchers(failure(pods[1], generation=generation, at=60 + number))
         fault = replace(fault, **knowing(pods, generation))
-        job = stored(job, plan(job, pods, later(60 + number), heard=fault))
+        job = stored(job, plan(job, pods, later(60 + number), launchers=fault))
     assert job.status.next_start_time is not None
     held = told(job, pods, later(62), **knowing(pods, 2, start=False))
-    assert held.tell == ()
+    assert held.assignments == ()
     after = told(job, pods, later(600), **knowing(pods, 2, start=False))
-    assert [telling.start for telling in after.tell] == [True] * 3
+    assert [telling.start for telling in after.assignments] == [True] * 3
 
 
 def test_a_launcher_that_cannot_be_told_loses_its_pod() -> None:
     job, pods = in_place()
-    job = stored(job, plan(job, pods, later(60), heard=heard(failure(pods[1]))))
+    job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
     deaf = {"unreached_since": {pods[2].key.name: later(61)}, **knowing(pods[:2], 1)}
     early = told(job, pods, later(61 + UNREACHABLE_SECONDS - 1), **deaf)
     assert not early.decided
@@ -235,19 +247,19 @@ def test_a_launcher_that_cannot_be_told_loses_its_pod() -> None:
 
 def test_a_group_that_trains_loses_nobody_to_an_operator_that_cannot_reach_it() -> None:
     job, pods = in_place()
-    job = stored(job, plan(job, pods, later(60), heard=heard(failure(pods[1]))))
+    job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
     job = stored(job, told(job, pods, later(61), **knowing(pods, 1)))
     deaf = {"unreached_since": {pods[2].key.name: later(100)}}  # to the one that comes next
     asks = told(job, pods, later(100 + 2 * UNREACHABLE_SECONDS), **deaf)
     assert not asks.decided
-    assert len(asks.tell) == 3
+    assert len(asks.assignments) == 3
 
 
 def test_a_gang_that_starts_anew_goes_on_counting() -> None:
     job, pods = in_place(restart={"rules": [{"exitCodes": [9], "action": "RestartGang"}]})
-    job = stored(job, plan(job, pods, later(60), heard=heard(failure(pods[1]))))
-    fault = heard(failure(pods[1], generation=1, code=9, at=70), **knowing(pods, 1))
-    planned = plan(job, pods, later(70), heard=fault)
+    job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
+    fault = launchers(failure(pods[1], generation=1, code=9, at=70), **knowing(pods, 1))
+    planned = plan(job, pods, later(70), launchers=fault)
     assert planned.status.attempt == 1
     assert planned.status.world is not None
     assert planned.status.world.generation == 2
@@ -267,11 +279,11 @@ def test_what_starts_anew_is_what_the_launcher_says_it_can(
 ) -> None:
     job, pods = running_job(replicas=3, restart={"scope": "Auto"}, **spec)
     pods = [listening(each) for each in pods]
-    known = replace(NOTHING, scope=said)
-    job = stored(job, plan(job, pods, later(20), heard=known))
+    known = replace(NO_LAUNCHERS, scope=said)
+    job = stored(job, plan(job, pods, later(20), launchers=known))
     assert job.status.bookkeeping.launcher == said
     lost = [*pods[:2], ended(job, 2, code=1, at=59)]
-    planned = plan(job, lost, later(60), heard=NOTHING)  # what was said once is on record
+    planned = plan(job, lost, later(60), launchers=NO_LAUNCHERS)  # what was said once is on record
     assert planned.status.failures[-1].action == action
     if action == "RestartGang":
         assert planned.status.bookkeeping.launcher == "", "new pods may be of another image"

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord
-from ddp_operator.job.membership.launcher_protocol import Heard, LauncherStatus, Led, PodFailure
+from ddp_operator.job.membership.launcher_protocol import (
+    LauncherStates,
+    LauncherStatus,
+    Led,
+    PodFailure,
+)
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
@@ -35,7 +40,7 @@ def training(**spec: Any) -> tuple[DDPJob, list[PodState]]:
         replace(each, address=f"10.0.0.{each.identity.index}:29501", started=later(1))
         for each in pods
     ]
-    return stored(job, plan(job, pods, later(20), heard=Heard(scope="InPlace"))), pods
+    return stored(job, plan(job, pods, later(20), launchers=LauncherStates(scope="InPlace"))), pods
 
 
 def blow(of: PodState, generation: int, at: float, *, code: int = 1, says: str = "") -> PodFailure:
@@ -44,13 +49,15 @@ def blow(of: PodState, generation: int, at: float, *, code: int = 1, says: str =
     )
 
 
-def heard(*failures: PodFailure, led: dict[int, float], members: str = "0-2", **more: Any) -> Heard:
+def launchers(
+    *failures: PodFailure, led: dict[int, float], members: str = "0-2", **more: Any
+) -> LauncherStates:
     """What rank 0's launcher says that has led generations, which began at these times."""
     news = tuple(Led(generation=number, time=later(at)) for number, at in led.items())
     said = LauncherStatus(
         number=9, generation=max(led), failures=failures, members=members, led=news
     )
-    return Heard(scope="InPlace", failures=failures, said=said, **more)
+    return LauncherStates(scope="InPlace", failures=failures, leader=said, **more)
 
 
 def seconds(job: DDPJob, name: str) -> int:
@@ -62,9 +69,9 @@ def seconds(job: DDPJob, name: str) -> int:
     return int(getattr(books, f"{name}_seconds"))
 
 
-def look(job: DDPJob, pods: Sequence[PodState], at: float, said: Heard) -> Plan:
+def look(job: DDPJob, pods: Sequence[PodState], at: float, said: LauncherStates) -> Plan:
     """The first plan that is not a decision, and what was decided before it is stored."""
-    while (planned := plan(job, pods, later(at), heard=said)).decided:
+    while (planned := plan(job, pods, later(at), launchers=said)).decided:
         job = stored(job, planned)
     return planned
 
@@ -72,8 +79,8 @@ def look(job: DDPJob, pods: Sequence[PodState], at: float, said: Heard) -> Plan:
 def test_every_restart_and_second_of_an_absence_is_accounted_for() -> None:
     job, pods = training()
     blows = [blow(pods[n % 3], n, 600 * n + 100) for n in range(3)]
-    said = heard(*blows, led={n + 1: 600 * n + 110 for n in range(3)})
-    planned = plan(job, pods, later(HOUR), heard=said)
+    said = launchers(*blows, led={n + 1: 600 * n + 110 for n in range(3)})
+    planned = plan(job, pods, later(HOUR), launchers=said)
     assert planned.decided
     assert event_reasons(planned) == ["LedWithoutOperator"]
     after = stored(job, planned)
@@ -88,18 +95,18 @@ def test_every_restart_and_second_of_an_absence_is_accounted_for() -> None:
     assert seconds(after, "lost") == 30
     assert condition(planned, "Running")[0] == "True", "it trains"
     # What launchers led is told to them once more, as the operator's own.
-    again = plan(after, pods, later(HOUR), heard=said)
+    again = plan(after, pods, later(HOUR), launchers=said)
     assert not again.decided
-    assert {telling.generation for telling in again.tell} == {3}
+    assert {telling.generation for telling in again.assignments} == {3}
     assert (again.create, again.delete) == ((), ())
-    confirmed = Heard(
+    confirmed = LauncherStates(
         scope="InPlace",
-        said=LauncherStatus(number=10, generation=3, members="0-2"),
+        leader=LauncherStatus(number=10, generation=3, members="0-2"),
         told={each.key.name: (3, True) for each in pods},
     )
-    done = plan(after, pods, later(HOUR + 1), heard=confirmed)
+    done = plan(after, pods, later(HOUR + 1), launchers=confirmed)
     assert not done.decided
-    assert not done.tell
+    assert not done.assignments
     over = [ended(job, index, code=0, at=HOUR + 100) for index in range(3)]
     end = look(after, over, HOUR + 100, confirmed)
     assert end.status.phase == "Succeeded"
@@ -109,10 +116,10 @@ def test_every_restart_and_second_of_an_absence_is_accounted_for() -> None:
 def test_a_job_that_trains_is_not_ended_for_what_it_got_over() -> None:
     job, pods = training(restart={"maxRestarts": 1})
     blows = [blow(pods[1], n, 100 * n + 100) for n in range(4)]
-    said = heard(*blows, led={n + 1: 100 * n + 101 for n in range(4)})
+    said = launchers(*blows, led={n + 1: 100 * n + 101 for n in range(4)})
     job = stored(job, look(job, pods, HOUR, said))
     assert (job.status.restarts, job.status.phase) == (4, "Running")
-    next_one = replace(said, said=None, failures=(blow(pods[1], 4, HOUR + 10),))
+    next_one = replace(said, leader=None, failures=(blow(pods[1], 4, HOUR + 10),))
     assert look(job, pods, HOUR + 11, next_one).status.reason == "MaxRestartsExceeded"
 
 
@@ -121,7 +128,7 @@ def test_a_checkpoint_between_two_failures_is_progress_between_them() -> None:
     saved = CheckpointRecord(step=900, time=later(150))
     job = with_status(job, checkpoint=saved)
     blows = [blow(pods[1], 0, 100), blow(pods[1], 1, 200)]
-    job = stored(job, look(job, pods, HOUR, heard(*blows, led={1: 101, 2: 201})))
+    job = stored(job, look(job, pods, HOUR, launchers(*blows, led={1: 101, 2: 201})))
     assert job.status.restarts == 2
     assert job.status.bookkeeping.restarts_without_progress == 1
 
@@ -135,7 +142,7 @@ def test_rules_and_classes_charge_as_if_the_operator_had_been_there() -> None:
         blow(pods[2], 2, 301, code=75),
         blow(pods[0], 2, 302),
     ]
-    job = stored(job, look(job, pods, HOUR, heard(*blows, led={1: 101, 2: 201, 3: 303})))
+    job = stored(job, look(job, pods, HOUR, launchers(*blows, led={1: 101, 2: 201, 3: 303})))
     assert (job.status.restarts, job.status.disruptions) == (1, 2)
     classes = [(each.class_, each.index, each.charged) for each in job.status.failures]
     assert classes == [
@@ -148,52 +155,57 @@ def test_rules_and_classes_charge_as_if_the_operator_had_been_there() -> None:
 def test_what_the_operator_has_counted_is_not_counted_again() -> None:
     job, pods = training()
     first = blow(pods[1], 0, 59)
-    job = stored(job, plan(job, pods, later(60), heard=Heard(scope="InPlace", failures=(first,))))
+    job = stored(
+        job,
+        plan(job, pods, later(60), launchers=LauncherStates(scope="InPlace", failures=(first,))),
+    )
     assert (world_of(job).generation, job.status.restarts) == (1, 1)
     # It had no time to tell anybody; the launcher led this one and another.
-    said = heard(first, blow(pods[2], 1, 500), led={1: 95, 2: 510})
+    said = launchers(first, blow(pods[2], 1, 500), led={1: 95, 2: 510})
     job = stored(job, look(job, pods, HOUR, said))
     assert (world_of(job).generation, job.status.restarts) == (2, 2)
 
 
 def test_a_failure_of_the_present_generation_is_for_the_operator() -> None:
     job, pods = training()
-    said = heard(blow(pods[1], 0, 100), blow(pods[2], 1, HOUR - 5), led={1: 101})
+    said = launchers(blow(pods[1], 0, 100), blow(pods[2], 1, HOUR - 5), led={1: 101})
     planned = look(job, pods, HOUR, said)
     assert planned.status.restarts == 2
     assert planned.status.world is not None
     assert planned.status.world.generation == 2
-    assert planned.tell
+    assert planned.assignments
 
 
 def test_a_group_that_was_changed_meanwhile_starts_above_what_was_led() -> None:
     job, pods = training(spares=1)
     spare = replace(ready(job, 3), address="10.0.0.3:29501", started=later(1))
     lost = ended(job, 2, code=137, at=59)
-    listens = Heard(scope="InPlace")
-    job = stored(job, plan(job, [*pods, spare], later(30), heard=listens))
-    job = stored(job, plan(job, [*pods[:2], lost, spare], later(60), heard=listens))
+    listens = LauncherStates(scope="InPlace")
+    job = stored(job, plan(job, [*pods, spare], later(30), launchers=listens))
+    job = stored(job, plan(job, [*pods[:2], lost, spare], later(60), launchers=listens))
     assert (world_of(job).generation, world_of(job).members) == (1, "0-1,3")
-    said = heard(blow(pods[0], 0, 58, code=75), led={1: 90})
-    for now_led in (said, heard(blow(pods[0], 1, 95), led={1: 90, 2: 100})):
+    said = launchers(blow(pods[0], 0, 58, code=75), led={1: 90})
+    for now_led in (said, launchers(blow(pods[0], 1, 95), led={1: 90, 2: 100})):
         planned = look(job, [*pods[:2], spare], 120, now_led)
         assert planned.status.world is not None
         assert planned.status.world.members == "0-1,3"
-        assert now_led.said is not None
-        assert planned.status.world.generation == now_led.said.generation + 1
-        assert {telling.generation for telling in planned.tell} == {now_led.said.generation + 1}
+        assert now_led.leader is not None
+        assert planned.status.world.generation == now_led.leader.generation + 1
+        assert {telling.generation for telling in planned.assignments} == {
+            now_led.leader.generation + 1
+        }
 
 
 def test_a_new_rank_0_takes_the_others_above_what_the_last_one_led() -> None:
     job, pods = training()
-    job = stored(job, plan(job, pods[1:], later(60), heard=Heard(scope="InPlace")))
+    job = stored(job, plan(job, pods[1:], later(60), launchers=LauncherStates(scope="InPlace")))
     assert world_of(job).generation == 1
     new = replace(
         ready(job, 0, replacement=1, generation=1), address="10.0.0.9:29501", started=later(70)
     )
     born = LauncherStatus(number=1, generation=1, members="0-2")
-    refused = Heard(scope="InPlace", said=born, ahead=4)
-    waits = plan(job, [new, *pods[1:]], later(80), heard=replace(refused, said=None))
+    refused = LauncherStates(scope="InPlace", leader=born, ahead=4)
+    waits = plan(job, [new, *pods[1:]], later(80), launchers=replace(refused, leader=None))
     assert not waits.decided, "its launcher has not answered yet"
     planned = look(job, [new, *pods[1:]], 80, refused)
     assert planned.status.world is not None
@@ -204,14 +216,16 @@ def test_a_new_rank_0_takes_the_others_above_what_the_last_one_led() -> None:
 @pytest.mark.parametrize("generation", [2**31, 2**53 - 1])
 def test_no_launcher_leads_so_often(generation: int) -> None:
     job, pods = training()
-    said = heard(led={generation: 100})
-    assert not plan(job, pods, later(HOUR), heard=said).decided
-    assert not plan(job, pods, later(HOUR), heard=replace(said, ahead=generation)).decided
+    said = launchers(led={generation: 100})
+    assert not plan(job, pods, later(HOUR), launchers=said).decided
+    assert not plan(job, pods, later(HOUR), launchers=replace(said, ahead=generation)).decided
 
 
 def test_times_of_clocks_that_are_wrong_add_up_all_the_same() -> None:
     job, pods = training()
-    said = heard(blow(pods[1], 0, -500), blow(pods[1], 1, 9 * HOUR), led={1: -400, 2: 10 * HOUR})
+    said = launchers(
+        blow(pods[1], 0, -500), blow(pods[1], 1, 9 * HOUR), led={1: -400, 2: 10 * HOUR}
+    )
     job = stored(job, look(job, pods, HOUR, said))
     assert seconds(job, "lost") == 0
     assert job.status.restarts == 2

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership import world
-from ddp_operator.job.membership.launcher_protocol import NOTHING, Heard
+from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates
 from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS
 from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan
@@ -38,18 +38,18 @@ def with_spares(
     job, pods = running_job(replicas=3, spares=count, restart={"scope": scope}, **spec)
     pods += [ready(job, 3 + number) for number in range(count)]
     pods = [listening(each) for each in pods]
-    return stored(job, plan(job, pods, later(20), heard=listens(scope))), pods
+    return stored(job, plan(job, pods, later(20), launchers=listens(scope))), pods
 
 
-def listens(scope: str) -> Heard:
+def listens(scope: str) -> LauncherStates:
     """What is known of launchers of that scope: nobody asks those of others."""
-    return Heard(scope="InPlace") if scope == "InPlace" else NOTHING
+    return LauncherStates(scope="InPlace") if scope == "InPlace" else NO_LAUNCHERS
 
 
 def recorded(job: DDPJob, planned: Plan) -> DDPJob:
     assert planned.decided
     assert (planned.create, planned.create_spares, planned.delete) == ((), (), ())
-    assert planned.tell == (), "not before it is on record"
+    assert planned.assignments == (), "not before it is on record"
     return stored(job, planned)
 
 
@@ -111,11 +111,11 @@ def test_a_spare_takes_the_place_in_the_write_that_records_the_loss(victim: int)
     assert planned.delete == (lost.key,)
     assert planned.create == ()
     assert names(planned.create_spares) == [f"digits-0-{victim}-r1"]
-    assert {telling.pod: telling.document["nodeRank"] for telling in planned.tell} == {
+    assert {telling.pod: telling.document["nodeRank"] for telling in planned.assignments} == {
         each.key.name: rank
         for rank, each in enumerate([pods[3 if i == victim else i] for i in range(3)])
     }
-    for telling in planned.tell:
+    for telling in planned.assignments:
         assert telling.document["broken"], "nobody is to wait for the lost one"
         assert telling.start, "they form no group with ranks of another generation"
         leader = 3 if victim == 0 else 0
@@ -124,8 +124,8 @@ def test_a_spare_takes_the_place_in_the_write_that_records_the_loss(victim: int)
     assert condition(planned, "Running")[0] == "False"
 
     others = [each for each in pods if each.identity.index != victim]
-    planned = plan(job, others, later(64), heard=replace(NOTHING, **knowing(others, 1)))
-    assert planned.tell == ()
+    planned = plan(job, others, later(64), launchers=replace(NO_LAUNCHERS, **knowing(others, 1)))
+    assert planned.assignments == ()
     assert condition(planned, "Running")[0] == "True"
     assert planned.status.ready == "3/3 +0"
 
@@ -149,8 +149,8 @@ def test_places_change_hands_again_and_again() -> None:
         now = later(60 + 60 * round_)
         lost = replace(by_slot.pop(slot), phase="Failed", reason="Evicted")
         job = recorded(job, plan(job, [*by_slot.values(), lost], now))
-        told = replace(NOTHING, **knowing(list(by_slot.values()), round_))
-        planned = plan(job, list(by_slot.values()), now, heard=told)
+        told = replace(NO_LAUNCHERS, **knowing(list(by_slot.values()), round_))
+        planned = plan(job, list(by_slot.values()), now, launchers=told)
         assert condition(planned, "Running")[0] == "True"
         [new] = planned.create_spares
         assert (new.slot, new.replacement) == (slot, (round_ + 1) // 2)
@@ -202,9 +202,9 @@ def test_a_later_spare_takes_the_place_of_a_pod_that_has_no_node(is_there: bool)
     planned = plan(job, [*group, pods[3]], later(66))
     assert planned.create == ()
     assert planned.delete == ((new.key,) if is_there else ())
-    assert len(planned.tell) == 3
-    told = replace(NOTHING, **knowing([pods[0], pods[2], pods[3]], 1))
-    planned = plan(job, [pods[0], pods[2], pods[3]], later(67), heard=told)
+    assert len(planned.assignments) == 3
+    told = replace(NO_LAUNCHERS, **knowing([pods[0], pods[2], pods[3]], 1))
+    planned = plan(job, [pods[0], pods[2], pods[3]], later(67), launchers=told)
     assert condition(planned, "Running")[0] == "True"
 
 
@@ -225,24 +225,24 @@ def test_a_spare_that_takes_a_place_before_the_job_has_begun_restarts_nothing() 
 def test_processes_of_others_start_anew_with_the_spare_in_place() -> None:
     job, pods = with_spares(scope="InPlace")
     seen = [*pods[:2], ended(job, 2, code=137, at=59), pods[3]]
-    planned = plan(job, seen, later(63), heard=listens("InPlace"))
+    planned = plan(job, seen, later(63), launchers=listens("InPlace"))
     job = recorded(job, planned)
     [event] = planned.events
     said = "all processes start anew in place, spare digits-0-3 becomes node rank 2"
     assert said in event.message
     group = [*pods[:2], pods[3]]
-    planned = plan(job, seen, later(63), heard=listens("InPlace"))
-    assert [telling.start for telling in planned.tell] == [False] * 3
-    heard = replace(listens("InPlace"), **knowing(group, 1, start=False))
-    planned = plan(job, group, later(70), heard=heard)
-    assert [telling.start for telling in planned.tell] == [True] * 3
+    planned = plan(job, seen, later(63), launchers=listens("InPlace"))
+    assert [telling.start for telling in planned.assignments] == [False] * 3
+    launchers = replace(listens("InPlace"), **knowing(group, 1, start=False))
+    planned = plan(job, group, later(70), launchers=launchers)
+    assert [telling.start for telling in planned.assignments] == [True] * 3
     # What fails in its pod keeps it, and its place.
     told = replace(
         listens("InPlace"),
         **knowing(group, 1),
         failures=(failure(pods[3], generation=1, at=80),),
     )
-    planned = plan(job, group, later(81), heard=told)
+    planned = plan(job, group, later(81), launchers=told)
     assert planned.status.world is not None
     assert (planned.status.world.generation, planned.status.world.members) == (2, "0-1,3")
     assert planned.status.failures[-1].index == 2
@@ -251,10 +251,10 @@ def test_processes_of_others_start_anew_with_the_spare_in_place() -> None:
 def test_a_spare_that_cannot_be_reached_either_takes_no_place() -> None:
     job, pods = with_spares(scope="InPlace")
     fault = replace(listens("InPlace"), failures=(failure(pods[1]),))
-    job = recorded(job, plan(job, pods, later(60), heard=fault))
+    job = recorded(job, plan(job, pods, later(60), launchers=fault))
     deaf = {pods[number].key.name: later(61) for number in (2, 3)}
     cut_off = replace(listens("InPlace"), **knowing(pods[:2], 1), unreached_since=deaf)
-    planned = plan(job, pods, later(61 + UNREACHABLE_SECONDS), heard=cut_off)
+    planned = plan(job, pods, later(61 + UNREACHABLE_SECONDS), launchers=cut_off)
     assert planned.status.failures[-1].pod == pods[2].key.name
     assert planned.status.world is not None
     assert planned.status.world.members == "0-2"
@@ -263,18 +263,18 @@ def test_a_spare_that_cannot_be_reached_either_takes_no_place() -> None:
 
 def test_who_does_not_answer_is_no_spare_until_it_does() -> None:
     job, pods = with_spares(scope="InPlace", count=2)
-    heard = listens("InPlace")
-    silent = replace(heard, unreached_since={pods[3].key.name: later(50)})
-    assert plan(job, pods, later(60), heard=silent).status.ready == "3/3 +1"
-    assert plan(job, pods, later(60), heard=heard).status.ready == "3/3 +2"
-    neither = replace(heard, unreached_since={pod.key.name: later(50) for pod in pods[3:]})
+    launchers = listens("InPlace")
+    silent = replace(launchers, unreached_since={pods[3].key.name: later(50)})
+    assert plan(job, pods, later(60), launchers=silent).status.ready == "3/3 +1"
+    assert plan(job, pods, later(60), launchers=launchers).status.ready == "3/3 +2"
+    neither = replace(launchers, unreached_since={pod.key.name: later(50) for pod in pods[3:]})
     left = [pods[0], *pods[2:]]
     for known, members in (
-        (heard, "0,3,2"),
+        (launchers, "0,3,2"),
         (silent, "0,4,2"),
         (neither, "0-2"),
     ):
-        status = plan(job, left, later(60), heard=known).status
+        status = plan(job, left, later(60), launchers=known).status
         assert status.world is not None
         assert status.world.members == members
         assert status.bookkeeping.replacements == {"1": 1}, "the lost one is never made again"
@@ -390,8 +390,8 @@ def test_more_and_fewer_spares_while_the_job_runs() -> None:
     # A pod that has taken a place keeps it, whatever its number.
     job = recorded(job, plan(job, [*pods[1:], ended(job, 0, code=137, at=59)], later(63)))
     none = replace(job, spec=job.spec.model_copy(update={"spares": 0}))
-    told = replace(NOTHING, **knowing(pods[1:], 1))
-    planned = plan(none, pods[1:], later(70), heard=told)
+    told = replace(NO_LAUNCHERS, **knowing(pods[1:], 1))
+    planned = plan(none, pods[1:], later(70), launchers=told)
     assert (planned.delete, planned.create, planned.create_spares) == ((), (), ())
     assert condition(planned, "Running")[0] == "True"
 
@@ -420,5 +420,5 @@ def test_a_record_that_makes_no_group_is_none(members: str) -> None:
     [((0, 1, 2), "0-2"), ((3, 1, 2), "3,1-2"), ((2, 1, 0), "2,1,0"), ((7,), "7"), ((0, 9), "0,9")],
 )
 def test_slots_in_words_are_read_again(slots: tuple[int, ...], text: str) -> None:
-    assert world.in_words(slots) == text
+    assert world.format_slots(slots) == text
     assert world._read(text) == slots

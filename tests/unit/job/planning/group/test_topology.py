@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.launchers import _listened_to
-from ddp_operator.job.membership.launcher_protocol import NOTHING, Heard
+from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates
 from ddp_operator.job.membership.rank_order import ANSWER_SECONDS, HOLD_SECONDS
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning.group.topology import along
@@ -35,7 +35,7 @@ NODES = [
     for name in ("11a", "11b", "12a", "21a", "21b", "22a")
 ]
 TOPOLOGY = {"topology": {"level": "block"}}
-IN_PLACE, RE_FORMS = Heard(scope="InPlace"), Heard(scope="Pod")
+IN_PLACE, RE_FORMS = LauncherStates(scope="InPlace"), LauncherStates(scope="Pod")
 HEARD = {"Pod": RE_FORMS, "InPlace": IN_PLACE, "Gang": IN_PLACE}
 
 
@@ -55,20 +55,20 @@ def on(job: DDPJob, slot: int, name: str, *, started: float = 1, **state: Any) -
 
 
 def seen(
-    job: DDPJob, pods: Sequence[PodState], at: float, heard: Heard, nodes: Any = NODES
+    job: DDPJob, pods: Sequence[PodState], at: float, launchers: LauncherStates, nodes: Any = NODES
 ) -> Plan:
-    return plan(job, pods, later(at), nodes=nodes, heard=heard)
+    return plan(job, pods, later(at), nodes=nodes, launchers=launchers)
 
 
-def trains(*names: str, scope: str, **spec: Any) -> tuple[DDPJob, list[PodState], Heard]:
+def trains(*names: str, scope: str, **spec: Any) -> tuple[DDPJob, list[PodState], LauncherStates]:
     """The same job once its ranks run in their order."""
     job, pods = placed(*names, scope=scope, **spec)
     pods += [on(job, len(names) + number, "22a") for number in range(job.spec.spares)]
     job = stored(job, seen(job, pods, 2, HEARD[scope]))
-    heard = replace(HEARD[scope], **knowing(pods, 1))
-    planned = seen(job, pods, 3, heard)
+    launchers = replace(HEARD[scope], **knowing(pods, 1))
+    planned = seen(job, pods, 3, launchers)
     assert condition(planned, "Running")[0] == "True"
-    return stored(job, planned), pods, heard
+    return stored(job, planned), pods, launchers
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_the_first_ranks_wait_for_their_order(scope: str) -> None:
     told = environment(job, Identity(1, 0), token="secret")
     assert told["DDP_HOLD_SECONDS"] == str(HOLD_SECONDS)
     unplaced = [*pods[:2], replace(pods[2], node="", started=None, ready=False)]
-    for waiting, heard in ((unplaced, HEARD[scope]), (pods, NOTHING)):
-        planned = seen(job, waiting, 2, heard)
+    for waiting, launchers in ((unplaced, HEARD[scope]), (pods, NO_LAUNCHERS)):
+        planned = seen(job, waiting, 2, launchers)
         assert not planned.decided
-        assert planned.tell == ()
+        assert planned.assignments == ()
         assert condition(planned, "Running")[0] == "False", "no rank has started"
     planned = seen(job, pods, 2, HEARD[scope])
     assert planned.decided
-    assert planned.tell == (), "not before it is on record"
+    assert planned.assignments == (), "not before it is on record"
     world = planned.status.world
     assert world is not None
     assert (world.generation, world.members, world.lost) == (1, "0,2,1", 0)
@@ -111,11 +111,11 @@ def test_the_first_ranks_wait_for_their_order(scope: str) -> None:
     job = stored(job, planned)
     planned = seen(job, pods, 2, HEARD[scope])
     assert not planned.decided
-    ranks = {telling.pod: telling.document["nodeRank"] for telling in planned.tell}
+    ranks = {telling.pod: telling.document["nodeRank"] for telling in planned.assignments}
     assert ranks == {"digits-0-0": 0, "digits-0-1": 2, "digits-0-2": 1}
-    assert all(telling.start is (scope == "Pod") for telling in planned.tell)
+    assert all(telling.start is (scope == "Pod") for telling in planned.assignments)
     planned = seen(job, pods, 3, replace(HEARD[scope], **knowing(pods, 1)))
-    assert planned.tell == ()
+    assert planned.assignments == ()
     assert condition(planned, "Running")[0] == "True"
     assert "DDP_HOLD_SECONDS" not in environment(job, Identity(1, 0), token="secret")
 
@@ -145,7 +145,7 @@ def test_where_pods_stand_is_not_known(nodes: list[Node], why: str) -> None:
     assert event.reason == "RanksNotOrdered"
     assert why in event.message
     job = stored(job, planned)
-    assert all(not t.start for t in seen(job, pods, 2, IN_PLACE, nodes).tell)
+    assert all(not t.start for t in seen(job, pods, 2, IN_PLACE, nodes).assignments)
 
 
 def test_a_node_that_has_just_come_is_waited_for() -> None:
@@ -161,16 +161,16 @@ def test_a_node_that_has_just_come_is_waited_for() -> None:
 
 def test_pods_without_the_launcher_are_never_told_and_lose_nothing() -> None:
     job, pods = placed("11a", "21a", "11b", scope="Gang")
-    waiting = seen(job, pods, ANSWER_SECONDS, NOTHING)
+    waiting = seen(job, pods, ANSWER_SECONDS, NO_LAUNCHERS)
     assert not waiting.decided
     assert waiting.requeue_at == later(1 + ANSWER_SECONDS)
-    planned = seen(job, pods, 1 + ANSWER_SECONDS, NOTHING)
+    planned = seen(job, pods, 1 + ANSWER_SECONDS, NO_LAUNCHERS)
     assert event_reasons(planned) == ["RanksNotOrdered"]
     assert "no launcher has answered" in planned.events[0].message
     assert planned.status.world is None
     job = stored(job, planned)
-    planned = seen(job, pods, 2 + ANSWER_SECONDS, NOTHING)
-    assert (planned.tell, planned.decided) == ((), False)
+    planned = seen(job, pods, 2 + ANSWER_SECONDS, NO_LAUNCHERS)
+    assert (planned.assignments, planned.decided) == ((), False)
     assert condition(planned, "Running")[0] == "True"
     assert "RanksNotOrdered" not in event_reasons(planned), "once"
 
@@ -193,9 +193,9 @@ def test_pods_that_differ_have_their_own_ranks() -> None:
 
 
 def test_each_attempt_is_ordered_by_itself() -> None:
-    job, pods, heard = trains("11a", "21a", "11b", scope="Gang")
+    job, pods, launchers = trains("11a", "21a", "11b", scope="Gang")
     lost = [*pods[:2], ended(job, 2, code=1, at=59)]
-    job = stored(job, seen(job, lost, 60, heard))
+    job = stored(job, seen(job, lost, 60, launchers))
     assert (job.status.attempt, list(members(job))) == (1, [0, 1, 2])
     new = [
         on(job, slot, name, started=70, generation=2)
@@ -209,32 +209,32 @@ def test_each_attempt_is_ordered_by_itself() -> None:
 
 @pytest.mark.parametrize("scope", ["InPlace", "Pod"])
 def test_a_spare_in_another_block_changes_the_order_before_anybody_is_told(scope: str) -> None:
-    job, pods, heard = trains("11a", "11b", "22a", scope=scope, spares=1)
+    job, pods, launchers = trains("11a", "11b", "22a", scope=scope, spares=1)
     lost = [ended(job, 0, code=137, at=59, node="11a"), *pods[1:]]
-    planned = seen(job, lost, 63, heard)
+    planned = seen(job, lost, 63, launchers)
     assert planned.status.world is not None
     assert (planned.status.world.generation, planned.status.world.members) == (2, "3,1-2")
     job = stored(job, planned)
-    planned = seen(job, lost, 63, heard)
+    planned = seen(job, lost, 63, launchers)
     assert planned.decided
     world = planned.status.world
     assert world is not None
     assert (world.generation, world.members, world.lost) == (3, "3,2,1", 1)
     assert world.grace_seconds == (0 if scope == "InPlace" else 15), "as was decided before"
     job = stored(job, planned)
-    planned = seen(job, lost, 63, heard)
+    planned = seen(job, lost, 63, launchers)
     assert not planned.decided
-    assert {telling.generation for telling in planned.tell} == {3}
-    assert all(telling.document["broken"] for telling in planned.tell)
+    assert {telling.generation for telling in planned.assignments} == {3}
+    assert all(telling.document["broken"] for telling in planned.assignments)
 
 
 def test_ranks_that_start_anew_wait_for_the_new_pods_place() -> None:
-    job, pods, heard = trains("11a", "11b", "21a", scope="InPlace")
+    job, pods, launchers = trains("11a", "11b", "21a", scope="InPlace")
     lost = [ended(job, 0, code=137, at=59), *pods[1:]]
-    job = stored(job, seen(job, lost, 63, heard))
+    job = stored(job, seen(job, lost, 63, launchers))
     new = replace(on(job, 0, "", replacement=1, generation=2), started=None, address="")
     known = replace(IN_PLACE, **knowing(pods[1:], 2, start=False))
-    assert seen(job, [new, *pods[1:]], 64, known).tell == ()
+    assert seen(job, [new, *pods[1:]], 64, known).assignments == ()
     planned = seen(job, [replace(new, node="22a"), *pods[1:]], 65, known)
     assert planned.status.world is not None
     assert (planned.status.world.generation, planned.status.world.members) == (3, "0,2,1")
@@ -242,26 +242,26 @@ def test_ranks_that_start_anew_wait_for_the_new_pods_place() -> None:
 
 @pytest.mark.parametrize(("name", "decides"), [("11b", False), ("12a", False), ("21b", True)])
 def test_ranks_that_re_form_do_so_for_another_block_alone(name: str, decides: bool) -> None:
-    job, pods, heard = trains("11a", "11a", "21a", "21a", scope="Pod")
+    job, pods, launchers = trains("11a", "11a", "21a", "21a", scope="Pod")
     lost = [ended(job, 0, code=137, at=59), *pods[1:]]
-    job = stored(job, seen(job, lost, 63, heard))
+    job = stored(job, seen(job, lost, 63, launchers))
     there = [on(job, 0, name, replacement=1, generation=1, started=70), *pods[1:]]
-    planned = seen(job, there, 71, heard)
+    planned = seen(job, there, 71, launchers)
     assert planned.decided, "once for each replacement"
     assert (planned.status.world != job.status.world) is decides
     job = stored(job, planned)
     assert list(members(job)) == ([0, 2, 3, 1] if decides else [0, 1, 2, 3])
-    planned = seen(job, there, 72, heard)
+    planned = seen(job, there, 72, launchers)
     assert not planned.decided
-    assert bool(planned.tell) is decides
-    assert all(telling.start for telling in planned.tell)
+    assert bool(planned.assignments) is decides
+    assert all(telling.start for telling in planned.assignments)
 
 
 def test_a_failure_without_a_new_pod_changes_no_order() -> None:
-    job, pods, heard = trains("11a", "21a", "11b", scope="InPlace")
-    failed = replace(heard, failures=(failure(pods[1], generation=1),))
+    job, pods, launchers = trains("11a", "21a", "11b", scope="InPlace")
+    failed = replace(launchers, failures=(failure(pods[1], generation=1),))
     job = stored(job, seen(job, pods, 63, failed))
     assert list(members(job)) == [0, 2, 1]
     planned = seen(job, pods, 63, failed)
     assert not planned.decided
-    assert {telling.generation for telling in planned.tell} == {2}
+    assert {telling.generation for telling in planned.assignments} == {2}

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 from ddp_operator.api.gpus import GPUS, Fabric, networks
-from ddp_operator.job.planning.convergence import forbidden
+from ddp_operator.job.planning.convergence import explain_refusal
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.fabrics import PRIVILEGES, SideCars, on_fabric
 from ddp_operator.job.pods.prerequisites import claim_template
@@ -179,10 +179,10 @@ REFUSAL = (
 
 def test_a_namespace_that_forbids_it_is_told_with_what_and_why() -> None:
     job = fresh_job(accelerator={"type": "nvidia-h100-mega-80gb", "count": 8, "network": "auto"})
-    assert forbidden(job, REFUSAL) == (
+    assert explain_refusal(job, REFUSAL) == (
         "namespace research enforces Pod Security baseline: set spec.accelerator.network to none, "
         "or run the job in a namespace that enforces privileged; tcpxo needs "
         f"{PRIVILEGES['tcpxo']}"
     )
-    assert forbidden(job, "exceeded quota: pods") == "exceeded quota: pods"
+    assert explain_refusal(job, "exceeded quota: pods") == "exceeded quota: pods"
     assert PRIVILEGES.keys() == set(FABRICS)

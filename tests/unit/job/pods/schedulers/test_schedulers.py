@@ -14,7 +14,7 @@ import pytest
 import yaml
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.prerequisites import beforehand
+from ddp_operator.job.pods.prerequisites import prerequisites
 from ddp_operator.job.pods.schedulers import scheduled, schedulers
 from ddp_operator.job.pods.state import Identity
 
@@ -92,11 +92,11 @@ def test_a_job_that_asks_for_none_has_none() -> None:
     job = fresh_job(template=template())
     assert scheduled(job, Identity(0, 1), OWN) == OWN
     empty = fresh_job(scheduling={})
-    assert [*schedulers(job), *schedulers(empty), *beforehand(job), *beforehand(empty)] == []
+    assert [*schedulers(job), *schedulers(empty), *prerequisites(job), *prerequisites(empty)] == []
 
 
 def group(job: DDPJob) -> Json:
-    [needed] = beforehand(job)
+    [needed] = prerequisites(job)
     return dict(needed.manifest)
 
 
@@ -107,7 +107,7 @@ def test_a_gang_has_its_group_beforehand(name: str) -> None:
     assert made == golden(f"{name}-group", made)
     metadata = manifests.pod(job, Identity(0, 3))["metadata"]
     assert made["metadata"]["ownerReferences"] == metadata["ownerReferences"]
-    assert f"spec.scheduling.gang: {name} needs" in next(beforehand(job)).needs
+    assert f"spec.scheduling.gang: {name} needs" in next(prerequisites(job)).needs
 
 
 def test_pods_and_group_of_kubernetes_own_know_each_other() -> None:
