@@ -17,8 +17,7 @@ from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
 from ddp_operator.endpoints.metrics import PATH as METRICS_PATH
 from ddp_operator.engine.metrics import JOBS
 from ddp_operator.engine.reports import PROGRESS_SECONDS
-from ddp_operator.job.pods.access import Access
-from ddp_operator.job.pods.fabrics import SideCars
+from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.kube import (
     AccessReviews,
     ApiClient,
@@ -109,7 +108,7 @@ async def _serve(options: Options) -> None:
             key = Key(own_namespace, options.lease_name)
             lease = await stack.enter_async_context(Leadership(_credentials(options), key))
 
-        async def look() -> tuple[Access, SideCars, str, bool, Difference]:
+        async def look() -> tuple[PodSettings, bool, Difference]:
             async with ApiClient(credentials) as client:
                 key = lease.key if lease else None
                 await startup.check(client, options.namespace, secret=secret, lease=key)
@@ -119,18 +118,17 @@ async def _serve(options: Options) -> None:
                 crd = await startup.crd_difference(client)
                 side_cars = await startup.side_cars(client, own_namespace)
                 image = options.launcher_image or await startup.own_image(client)
-                return access, side_cars, image, await startup.may_see_nodes(client), crd
+                settings = PodSettings(access=access, side_cars=side_cars, launcher_image=image)
+                return settings, await startup.may_see_nodes(client), crd
 
-        access, side_cars, launcher_image, may_see_nodes, crd = await startup.when_reachable(look)
+        settings, may_see_nodes, crd = await startup.when_reachable(look)
         open_files.raise_limit()  # logs, so after the checks: a failed start logs only its error
         ready = asyncio.Event()
         client = ApiClient(credentials, before_write=lease.check if lease else None)
         replica = Replica(
             await stack.enter_async_context(client),
             namespace=options.namespace,
-            access=access,
-            side_cars=side_cars,
-            launcher_image=launcher_image,
+            settings=settings,
             lease=lease,
             ready=ready,
             may_see_nodes=may_see_nodes,

@@ -16,9 +16,8 @@ from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.metrics import JOBS as JOBS_IN_METRICS
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.handlers import JOBS
-from ddp_operator.job.pods.access import Access
-from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.job.pods.projection import job_of, project
+from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.kube import (
     ALL_NODES,
     NODES,
@@ -69,9 +68,7 @@ class Replica:
         client: ApiClient,
         *,
         namespace: str | None,
-        access: Access,
-        side_cars: SideCars,
-        launcher_image: str,
+        settings: PodSettings,
         lease: Leadership | None,
         ready: asyncio.Event,
         may_see_nodes: bool,
@@ -98,9 +95,7 @@ class Replica:
         self._cluster = KubeCluster(client, job_resource=JOBS, pods=self._pods, nodes=self._nodes)
         self._engine = Engine(
             self._cluster,
-            access=access,
-            side_cars=side_cars,
-            launcher_image=launcher_image,
+            settings=settings,
             trainers=HttpTrainers(),
             progress_seconds=progress_seconds,
             metrics_jobs=metrics_jobs,

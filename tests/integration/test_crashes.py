@@ -26,7 +26,7 @@ from tests.good_manifests import Json, job
 from tests.integration.conftest import new_namespace
 from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet
-from tests.unit.engine.fakes import ACCESS
+from tests.unit.engine.fakes import SETTINGS
 
 SIDE_BY_SIDE = 4
 """Runs at the same time: they wait more than they work."""
@@ -102,7 +102,7 @@ async def one_life(client: ApiClient, namespace: str) -> AsyncIterator[None]:
         on_change=job_changed,
     )
     cluster = KubeCluster(client, job_resource=JOBS, pods=pods)
-    engine = Engine(cluster, access=ACCESS, workers=2)
+    engine = Engine(cluster, settings=SETTINGS, workers=2)
     tasks = [asyncio.create_task(pods.run())]
     try:
         await pods.wait_synced(timeout_seconds=60)

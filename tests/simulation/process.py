@@ -5,6 +5,7 @@ from ddp_operator.engine.job_cache import Entry
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.projection import job_of, project
+from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube.view.cache import ObjectCache
 from ddp_operator.ports import Key, Manifest, Trainers
@@ -17,7 +18,7 @@ from tests.simulation.watch import Watch
 _PRUNE_SECONDS = 300.0
 """As `replica` does: how often the names of jobs are compared."""
 
-_ACCESS = Access(secret=b"the same in every life", has_secrets=True)
+_SETTINGS = PodSettings(access=Access(secret=b"the same in every life", has_secrets=True))
 
 
 class OperatorProcess:
@@ -39,7 +40,7 @@ class OperatorProcess:
         )
         self.engine = Engine(
             self.cluster,
-            access=_ACCESS,
+            settings=_SETTINGS,
             clock=clock.operators_now,
             workers=1,
             trainers=trainers,

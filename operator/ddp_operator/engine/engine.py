@@ -14,8 +14,7 @@ from ddp_operator.engine.metrics.totals import count_jobs
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.engine.reports import PROGRESS_SECONDS, ProgressReports
-from ddp_operator.job.pods.access import Access
-from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars
+from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import (
     Cluster,
@@ -65,9 +64,7 @@ class Engine:
         self,
         cluster: Cluster[PodState],
         *,
-        access: Access,
-        side_cars: SideCars = DEFAULT_SIDE_CARS,
-        launcher_image: str = "",
+        settings: PodSettings,
         clock: Callable[[], datetime] = utc_now,
         workers: int = _WORKERS,
         trainers: Trainers | None = None,
@@ -95,14 +92,17 @@ class Engine:
                 on_report=self.enqueue,
             )
             self._launchers = Launchers(
-                cluster, self.jobs, trainers, access=access, clock=clock, on_news=self.enqueue
+                cluster,
+                self.jobs,
+                trainers,
+                access=settings.access,
+                clock=clock,
+                on_news=self.enqueue,
             )
         self._reconciler = Reconciler(
             cluster,
             self.jobs,
-            access=access,
-            side_cars=side_cars,
-            launcher_image=launcher_image,
+            settings=settings,
             clock=clock,
             report_of=self._reports.of if self._reports else lambda _: None,
             launchers=self._launchers,

@@ -11,10 +11,10 @@ from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.engine.token_secrets import TokenSecrets
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.access import Access, SecretKey
-from ddp_operator.job.pods.fabrics import SideCars
+from ddp_operator.job.pods.access import SecretKey
 from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.prerequisites import Prerequisite, prerequisites
+from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -59,26 +59,19 @@ class UnfitTemplateError(Exception):
 
 
 class Execution:
-    """Makes the writes of plans.
-
-    `trainers`, if given, are asked for stacks and checkpoints first. `launcher_image` has the
-    launcher that jobs may inject into their pods; empty if unknown.
-    """
+    """Makes the writes of plans. `trainers`, if given, are asked for stacks and checkpoints first."""
 
     def __init__(
         self,
         cluster: Cluster[PodState],
         *,
-        access: Access,
-        side_cars: SideCars,
-        launcher_image: str,
+        settings: PodSettings,
         trainers: Trainers | None,
     ) -> None:
         self._cluster = cluster
-        self._access = access
-        self._secrets = TokenSecrets(cluster, access)
-        self._side_cars = side_cars
-        self._launcher_image = launcher_image
+        self._settings = settings
+        self._access = settings.access
+        self._secrets = TokenSecrets(cluster, settings.access)
         self._trainers = trainers
 
     async def act(
@@ -153,7 +146,7 @@ class Execution:
         which they find each other; then their other prerequisites. Then one pod, because what is
         wrong with it is wrong with all; then more and more at a time.
         """
-        if job.spec.launcher == "inject" and not self._launcher_image:
+        if job.spec.launcher == "inject" and not self._settings.launcher_image:
             raise ForbiddenError(_NO_LAUNCHER_IMAGE)
         if planned.isolate:
             operator_namespace = self._access.operator_namespace
@@ -191,8 +184,8 @@ class Execution:
                 job,
                 identity,
                 token=token,
-                side_cars=self._side_cars,
-                launcher_image=self._launcher_image,
+                side_cars=self._settings.side_cars,
+                launcher_image=self._settings.launcher_image,
             )
             try:
                 await self._cluster.create_pod(pod)

@@ -22,8 +22,7 @@ from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan, with_goodput
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.rejection import reject
-from ddp_operator.job.pods.access import Access
-from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars
+from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.conditions import (
     API_SERVER_ERROR,
@@ -70,9 +69,7 @@ class Reconciler:
         cluster: Cluster[PodState],
         jobs: JobCache,
         *,
-        access: Access,
-        side_cars: SideCars = DEFAULT_SIDE_CARS,
-        launcher_image: str = "",
+        settings: PodSettings,
         clock: Callable[[], datetime],
         report_of: Callable[[Key], Report | None] = lambda _: None,
         launchers: Launchers | None = None,
@@ -83,17 +80,10 @@ class Reconciler:
     ) -> None:
         self._cluster = cluster
         self._jobs = jobs
-        self._access = access
         self._clock = clock
         self._report_of = report_of
         self._launchers = launchers
-        self._execution = Execution(
-            cluster,
-            access=access,
-            side_cars=side_cars,
-            launcher_image=launcher_image,
-            trainers=trainers,
-        )
+        self._execution = Execution(cluster, settings=settings, trainers=trainers)
         self._status = StatusWriter(
             cluster,
             jobs,

@@ -33,7 +33,7 @@ from tests.bench.reports.in_place import Restart, table
 from tests.bench.server.control_plane import say
 from tests.bench.server.launchers import LauncherCluster
 from tests.ports import free_port
-from tests.unit.engine.fakes import ACCESS
+from tests.unit.engine.fakes import SETTINGS
 from tests.waiting import eventually
 
 SIZES = (50, 200, 500)
@@ -144,7 +144,7 @@ class _Job:
             folder, ["--no-preload", "--", "sh", "-c", _RANK, str(folder)]
         )
         self._trainers = _Watched()
-        self.engine = Engine(self._cluster, access=ACCESS, trainers=self._trainers)
+        self.engine = Engine(self._cluster, settings=SETTINGS, trainers=self._trainers)
         self._generation = 0
         self._recorded_at: dict[int, float] = {}
         self._cluster.tell = self.engine.pods_changed

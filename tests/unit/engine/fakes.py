@@ -7,6 +7,7 @@ from typing import Any
 from ddp_operator.engine.statuspatch import merge_patch
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.projection import job_of, project
+from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import (
     AlreadyExistsError,
@@ -29,6 +30,7 @@ _IMMUTABLE = ("priorityClassName", "priority", "disruptionMode", "schedulingCons
 """Immutable fields of Kubernetes 1.37's PodGroups (pkg/apis/scheduling/validation)."""
 
 ACCESS = Access(secret=b"of the operator's own")
+SETTINGS = PodSettings(access=ACCESS)
 TOKEN = ACCESS.token_of("default", "u1", TokenSource.VARIABLE)
 """Token of the job in the engine's tests."""
 

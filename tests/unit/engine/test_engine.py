@@ -16,7 +16,7 @@ from ddp_operator.ports import Key, Manifest, Node, UnavailableError, WorldAnswe
 
 from tests.simulation.clock import BEGINNING, Clock, VirtualLoop
 from tests.unit.cpu_budget import LOOP_SECONDS, loops
-from tests.unit.engine.fakes import ACCESS, TOKEN, FakeCluster
+from tests.unit.engine.fakes import SETTINGS, TOKEN, FakeCluster
 from tests.unit.engine.test_reconciler import CRASHED, READY, job
 
 
@@ -44,7 +44,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 async def test_a_poison_job_delays_no_other_and_is_tried_again() -> None:
     cluster = PoisonedCluster()
-    engine = Engine(cluster, access=ACCESS, workers=1)
+    engine = Engine(cluster, settings=SETTINGS, workers=1)
     engine.start()
     engine.job_changed(cluster.store_job(named("poison")))
     for i in range(20):
@@ -57,7 +57,7 @@ async def test_a_poison_job_delays_no_other_and_is_tried_again() -> None:
 async def test_an_unavailable_server_is_tried_again_until_it_answers() -> None:
     cluster = FakeCluster()
     cluster.refuse["create_pod"] = UnavailableError("down", retry_after_seconds=0.01)
-    engine = Engine(cluster, access=ACCESS)
+    engine = Engine(cluster, settings=SETTINGS)
     engine.start()
     engine.job_changed(cluster.store_job(job()))
     await until(lambda: sum(call.startswith("create_pod") for call in cluster.calls) >= 2)
@@ -68,7 +68,7 @@ async def test_an_unavailable_server_is_tried_again_until_it_answers() -> None:
 
 async def test_our_own_echo_is_no_news() -> None:
     cluster = FakeCluster()
-    engine = Engine(cluster, access=ACCESS)
+    engine = Engine(cluster, settings=SETTINGS)
     stored = cluster.store_job(job())
     engine.start()
     engine.job_changed(stored)
@@ -88,7 +88,7 @@ async def test_stopping_lets_a_reconcile_end_and_begins_none() -> None:
             await super().create_service(manifest)
 
     cluster = SlowCluster()
-    engine = Engine(cluster, access=ACCESS, workers=1)
+    engine = Engine(cluster, settings=SETTINGS, workers=1)
     engine.start()
     engine.job_changed(cluster.store_job(job()))
     await entered.wait()
@@ -104,7 +104,7 @@ async def test_stopping_lets_a_reconcile_end_and_begins_none() -> None:
 
 async def test_a_standby_does_nothing_and_then_everything() -> None:
     cluster = FakeCluster()
-    engine = Engine(cluster, access=ACCESS)
+    engine = Engine(cluster, settings=SETTINGS)
     engine.job_changed(cluster.store_job(named("early")))
     engine.enqueue(Key("default", "gone"))
     await asyncio.sleep(0)
@@ -128,7 +128,7 @@ async def test_stopping_at_once_breaks_off_what_is_under_way() -> None:
                 broken_off.set()
 
     cluster = StuckCluster()
-    engine = Engine(cluster, access=ACCESS)
+    engine = Engine(cluster, settings=SETTINGS)
     engine.start()
     engine.job_changed(cluster.store_job(job()))
     await entered.wait()
@@ -154,7 +154,7 @@ class VirtualEngine:
         clock = Clock()
         self.loop = VirtualLoop(clock)  # type: ignore[abstract]
         self.cluster = CountingCluster()
-        self.engine = Engine(self.cluster, access=ACCESS, clock=clock.now, workers=1)
+        self.engine = Engine(self.cluster, settings=SETTINGS, clock=clock.now, workers=1)
         self.engine.job_changed(self.cluster.store_job(job(replicas=500)))
         self.loop.call_soon(self.engine.start)
         self.loop.run_until(100.0)
@@ -193,7 +193,7 @@ def test_pods_that_come_up_within_a_second_cost_a_handful_of_looks(world: Virtua
 @pytest.mark.parametrize("replicas", [500, 5000])
 def test_looks_at_pods_that_come_up_take_a_small_share_of_the_time(replicas: int) -> None:
     cluster = FakeCluster()
-    engine = Engine(cluster, access=ACCESS)
+    engine = Engine(cluster, settings=SETTINGS)
     engine.job_changed(cluster.store_job(job(replicas=replicas)))
     key = Key("default", "train")
     entry = engine.jobs.get(key)
@@ -215,7 +215,7 @@ def test_looks_at_pods_that_come_up_take_a_small_share_of_the_time(replicas: int
 )
 def test_large_jobs_are_looked_at_more_rarely(replicas: int, looks_a_second: int) -> None:
     cluster = FakeCluster()
-    engine = Engine(cluster, access=ACCESS)
+    engine = Engine(cluster, settings=SETTINGS)
     engine.job_changed(cluster.store_job(job(replicas=replicas)))
     assert int(1 / engine._rest_seconds(Key("default", "train"))) == looks_a_second
 
@@ -252,7 +252,7 @@ async def test_jobs_hear_of_nodes_that_are_about_to_go_and_of_no_other_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = FakeCluster()
-    engine = Engine(cluster, access=ACCESS)
+    engine = Engine(cluster, settings=SETTINGS)
     engine.start()
     cluster.node_list = [Node(f"node-{letter}", {}) for letter in "abcdefgh"]
     engine.job_changed(cluster.store_job(job(restart={"scope": "Pod"})))
@@ -312,7 +312,7 @@ class AskedTrainers:
 
 async def test_a_trainer_that_cannot_leave_its_node_is_asked_to_save_once() -> None:
     cluster, trainers, key = FakeCluster(), AskedTrainers(), Key("default", "train")
-    engine = Engine(cluster, access=ACCESS, trainers=trainers)
+    engine = Engine(cluster, settings=SETTINGS, trainers=trainers)
     engine.start()
     cluster.node_list = [Node("node-a", {})]
     engine.job_changed(cluster.store_job(job()))

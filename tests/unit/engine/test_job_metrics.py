@@ -23,7 +23,7 @@ from ddp_operator.ports import Key
 
 from tests.good_manifests import container, gpus, template
 from tests.unit.cpu_budget import loops
-from tests.unit.engine.fakes import ACCESS, FakeCluster
+from tests.unit.engine.fakes import SETTINGS, FakeCluster
 from tests.unit.engine.test_metrics import samples
 from tests.unit.job.builders import NOW, fresh_job, later, stored_job, with_status
 
@@ -183,7 +183,7 @@ def test_a_job_that_is_not_understood_is_none_that_is_left_out() -> None:
 
 
 def engine(*, limit: int, jobs: int) -> Engine:
-    engine = Engine(FakeCluster(), access=ACCESS, metrics_jobs=limit)
+    engine = Engine(FakeCluster(), settings=SETTINGS, metrics_jobs=limit)
     for i in range(jobs):
         engine.job_changed(stored_job(name=f"job-{i}"))
     return engine

@@ -23,7 +23,7 @@ from ddp_operator.job.membership.launcher_protocol import (
 )
 from ddp_operator.ports import Key, OutOfFilesError, SentToken, WorldAnswer
 
-from tests.unit.engine.fakes import ACCESS, TOKEN, FakeCluster
+from tests.unit.engine.fakes import ACCESS, SETTINGS, TOKEN, FakeCluster
 from tests.unit.engine.test_reconciler import READY, job
 from tests.waiting import eventually
 
@@ -103,7 +103,7 @@ class World:
         self.ahead = timedelta()
         self.engine = Engine(
             self.cluster,
-            access=ACCESS,
+            settings=SETTINGS,
             clock=lambda: datetime.now(UTC) + self.ahead,
             trainers=self.launchers,
         )

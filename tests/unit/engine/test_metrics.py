@@ -10,7 +10,7 @@ from ddp_operator.engine.metrics.totals import Totals
 from ddp_operator.job.failure.budget import after_progress, count
 from ddp_operator.ports import Key
 
-from tests.unit.engine.fakes import ACCESS, FakeCluster
+from tests.unit.engine.fakes import SETTINGS, FakeCluster
 from tests.unit.engine.test_reconciler import CRASHED, job
 from tests.unit.job.builders import NOW, edited, ended, fresh_job, ready, stored_job
 from tests.unit.job.status.test_goodput import look, trained
@@ -43,7 +43,7 @@ def samples(text: str) -> dict[str, float]:
 
 async def test_jobs_restarts_and_failures_are_counted() -> None:
     cluster = FakeCluster()
-    engine = Engine(cluster, access=ACCESS)
+    engine = Engine(cluster, settings=SETTINGS)
     cluster.tell = engine.enqueue
     engine.start()
     engine.job_changed(cluster.store_job(job()))
@@ -153,7 +153,7 @@ def test_errors_of_the_api_server_are_told() -> None:
 
 
 def test_jobs_of_a_newer_operator_count_as_no_failures() -> None:
-    engine = Engine(FakeCluster(), access=ACCESS)
+    engine = Engine(FakeCluster(), settings=SETTINGS)
     engine.job_changed(stored_job(name="newer", novelty=1))
     engine.job_changed(stored_job(name="wrong", replicas=0))
     engine.job_changed(stored_job(name="good"))

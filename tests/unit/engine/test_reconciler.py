@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,7 +26,7 @@ from ddp_operator.ports import (
 )
 
 from tests.good_manifests import container, template
-from tests.unit.engine.fakes import ACCESS, TOKEN, FakeCluster
+from tests.unit.engine.fakes import SETTINGS, TOKEN, FakeCluster
 
 KEY = Key("default", "train")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -77,7 +78,7 @@ class World:
         self.reconciler = Reconciler(
             self.cluster,
             self.jobs,
-            access=ACCESS,
+            settings=SETTINGS,
             clock=lambda: self.now,
             metrics=self.metrics,
         )
@@ -508,7 +509,7 @@ async def test_progress_alone_is_written_once_in_an_interval() -> None:
         )
 
     world.reconciler = Reconciler(
-        world.cluster, world.jobs, access=ACCESS, clock=lambda: world.now, report_of=report_of
+        world.cluster, world.jobs, settings=SETTINGS, clock=lambda: world.now, report_of=report_of
     )
     world.apply(job())
     await world.reconcile()
@@ -538,7 +539,7 @@ async def test_progress_of_all_jobs_together_is_written_so_often_a_second() -> N
     world.reconciler = Reconciler(
         world.cluster,
         world.jobs,
-        access=ACCESS,
+        settings=SETTINGS,
         clock=lambda: world.now,
         report_of=report_of,
         progress_writes_per_second=0.1,
@@ -714,8 +715,7 @@ async def test_pods_get_the_side_cars_that_an_administrator_has_chosen(world: Wo
     world.reconciler = Reconciler(
         world.cluster,
         world.jobs,
-        access=ACCESS,
-        side_cars=SideCars(tcpxo="mirror.example/rxdm:v9"),
+        settings=replace(SETTINGS, side_cars=SideCars(tcpxo="mirror.example/rxdm:v9")),
         clock=lambda: world.now,
     )
     accelerator = {"type": "nvidia-h100-mega-80gb", "count": 8, "network": "tcpxo"}

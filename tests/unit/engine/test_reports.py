@@ -14,7 +14,7 @@ from ddp_operator.trainers import HttpTrainers
 
 from tests.mergepatch import merged
 from tests.trainer_server import TrainerServer
-from tests.unit.engine.fakes import ACCESS, FakeCluster
+from tests.unit.engine.fakes import SETTINGS, FakeCluster
 from tests.unit.engine.test_reconciler import READY, job
 from tests.waiting import eventually
 
@@ -29,7 +29,7 @@ class World:
         self.ahead = timedelta()
         self.engine = Engine(
             self.cluster,
-            access=ACCESS,
+            settings=SETTINGS,
             clock=lambda: datetime.now(UTC) + self.ahead,
             trainers=HttpTrainers(),
             progress_seconds=EVERY_SECONDS,

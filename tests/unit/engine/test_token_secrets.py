@@ -9,6 +9,7 @@ import pytest
 from ddp_operator.engine import token_secrets
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.reconciler import Reconciler
+from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.ports import ForbiddenError, Key, TokenSource, UnavailableError
 
 from tests.unit.engine.fakes import ACCESS, TOKEN, FakeCluster
@@ -41,9 +42,9 @@ class HidingWorld(World):
         self.restart_operator()
 
     def restart_operator(self, *, has_secrets: bool = True) -> None:
-        access = replace(ACCESS, has_secrets=has_secrets)
+        settings = PodSettings(access=replace(ACCESS, has_secrets=has_secrets))
         self.reconciler = Reconciler(
-            self.cluster, self.jobs, access=access, clock=lambda: self.now, metrics=self.metrics
+            self.cluster, self.jobs, settings=settings, clock=lambda: self.now, metrics=self.metrics
         )
 
 
@@ -91,7 +92,7 @@ async def test_it_is_created_once_for_all_jobs_and_attempts(world: HidingWorld) 
 
 async def test_jobs_that_start_together_create_one() -> None:
     cluster = FakeCluster()
-    engine = Engine(cluster, access=HIDING)
+    engine = Engine(cluster, settings=PodSettings(access=HIDING))
     engine.start()
     for number in range(20):
         made = job()

@@ -12,7 +12,7 @@ from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube import PODS, ApiClient, Credentials, KubeCluster, Reflector
 
-from tests.unit.engine.fakes import ACCESS
+from tests.unit.engine.fakes import SETTINGS
 from tests.unit.engine.test_reconciler import KEY, job
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 from tests.waiting import eventually
@@ -55,7 +55,7 @@ async def test_what_a_server_answers_for_a_while_reaches_whoever_made_the_job(
         )
         watching = asyncio.create_task(pods.run())
         cluster = KubeCluster(client, job_resource=JOBS, pods=pods)
-        engine = Engine(cluster, access=ACCESS, clock=lambda: datetime.now(UTC) + ahead)
+        engine = Engine(cluster, settings=SETTINGS, clock=lambda: datetime.now(UTC) + ahead)
         await pods.wait_synced(timeout_seconds=10)
         engine.start()
         engine.job_changed(server.create("ddpjobs", job()))

@@ -11,6 +11,7 @@ from ddp_operator.engine.engine import Engine
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.projection import project
+from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.local.machine import LocalCluster, Workdir
 from ddp_operator.local.run.display import Display
 from ddp_operator.local.run.kills import KillRequest
@@ -56,8 +57,10 @@ class Session:
         )
         self._engine = Engine(
             self._cluster,
-            access=Access(secret=secrets.token_bytes(32)),  # no pod outlives the run
-            launcher_image="none",  # this machine's own launcher is run
+            settings=PodSettings(
+                access=Access(secret=secrets.token_bytes(32)),  # no pod outlives the run
+                launcher_image="none",  # this machine's own launcher is run
+            ),
             workers=1,
             trainers=HttpTrainers(),
             progress_seconds=progress_seconds,

@@ -17,6 +17,7 @@ from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
 from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.job.pods.projection import project
+from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.local.machine import LocalCluster, Workdir, WorkdirInUseError
 from ddp_operator.local.run.command import refuse_what_cannot_run
@@ -59,7 +60,8 @@ class LocalBackend:
         )
         self._engine = Engine(
             self._cluster,
-            access=Access(secret=secrets.token_bytes(32)),  # no pod outlives the context
+            # No pod outlives the context.
+            settings=PodSettings(access=Access(secret=secrets.token_bytes(32))),
             trainers=HttpTrainers(),
             progress_seconds=_PROGRESS_SECONDS,
         )
