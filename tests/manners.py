@@ -19,7 +19,7 @@ _ADVICE: Final = re.compile(r"[:;,(] ?\S+ \S+")
 
 _WAITING: Final = re.compile(r"^waiting until \S+: ")
 _TESTIMONY: Final = re.compile(
-    r"(?<= on node )\S+: |(?<=rank 0 says: )|(?<=denied it: )|(?<=server fail: )|(?<=waiting were )"
+    r"(?<= on node )\S+: |(?<=rank 0 says: )|(?<=denied it: )|(?<=server fail: )|(?<=; waiting: )"
     r"|(?<=: )\d+/\d+ nodes are available"
 )
 

@@ -165,7 +165,7 @@ async def test_helm_test_runs_a_job_to_its_end(
         for rank in ranks:
             await kubelet.run(rank)
             await kubelet.succeed(rank)
-        assert (await ended).endswith(f"{name}: Succeeded: all 2 pods ended well\n")
+        assert (await ended).endswith(f"{name}: Succeeded: all 2 pods completed\n")
         await kubelet.succeed(TEST_POD)
         await trying
         assert not await jobs.exists(name)

@@ -126,7 +126,7 @@ async def test_every_check_of_this_server_is_understood(admin: ApiClient, namesp
         f"set {context}.privileged: false, {context}.allowPrivilegeEscalation: false, "
         f"{context}.capabilities.drop: [ALL], {context}.runAsNonRoot: true, "
         f"{context}.seccompProfile.type: RuntimeDefault; "
-        f"take out {context}.capabilities.add: NET_ADMIN, {context}.runAsUser: 0; "
+        f"remove {context}.capabilities.add: NET_ADMIN, {context}.runAsUser: 0; "
         'change forbidden AppArmor profile (pod must not set AppArmor profile type to "Unconfined"'
         '), host namespaces (hostNetwork=true), hostPort (container "trainer" uses hostPort 8080), '
         "seLinuxOptions (pod set forbidden securityContext.seLinuxOptions: user may not be set), "

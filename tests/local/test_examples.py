@@ -54,9 +54,9 @@ async def test_digits_loses_a_rank_and_finishes_all_the_same(tmp_path: Path) -> 
 async def test_an_elastic_job_grows_shrinks_and_takes_the_same_steps(tmp_path: Path) -> None:
     file = EXAMPLES / "elastic-digits.yaml"
     async with running(file, tmp_path, "--kill-rank", "1@step120") as command:
-        await command.read_until("3 pods train on, 2 did: one more is there")
+        await command.read_until("training continues with 3 pods: 1 more joined")
         assert await command.wait() == 0, command.output
-    assert "2 pods train on without node rank 1" in command.output
+    assert "training continues with 2 of 3 pods, without node rank 1" in command.output
     resumed = re.findall(r"group of 2 ranks .*\n.* continuing from memory at step", command.output)
     assert resumed, command.output
     assert "resuming from checkpoint" not in command.output

@@ -108,7 +108,7 @@ def test_a_decision_is_not_judged_by_a_clock_that_was_set_back_since(*, is_right
     old = with_status(
         fresh_job(elastic={"minReplicas": 1}), next_start_time=now + timedelta(seconds=100)
     )
-    status = with_condition(old.status, "Restarting", True, GROUP_SHRUNK, "1 pod trains on", now)
+    status = with_condition(old.status, "Restarting", True, GROUP_SHRUNK, "1 of 2 pods", now)
     broken: list[str] = []
 
     def require(holds: object, claim: str) -> None:

@@ -1,3 +1,1 @@
-"""The brain: pure functions from (job, its pods, now) to a plan. No I/O, no clock, no
-randomness.
-"""
+"""Everything about one job, pure: plan it, judge its failures, build its pods."""

@@ -328,7 +328,7 @@ async def test_a_job_for_a_newer_operator_is_left_alone(world: World) -> None:
     await world.reconcile()
     assert (world.status["phase"], world.status["reason"]) == ("Pending", "NewerThanOperator")
     assert "spec.novelty: unknown field" in world.status["message"]
-    assert "upgrade it" in world.status["message"]
+    assert "upgrade the operator" in world.status["message"]
     assert await world.reconcile() == []
     assert set(world.cluster.pods) == pods
     assert [event.reason for event in world.cluster.events if event.warning] == [

@@ -42,7 +42,7 @@ def test_a_job_that_succeeds(run: Run, tmp_path: Path) -> None:
     assert code == 0
     assert "rank 0 | step 5/9" in output
     assert "rank 1 | step 6/9" in output
-    assert "Succeeded: all 2 pods ended well" in output
+    assert "Succeeded: all 2 pods completed" in output
     assert "tiny: Succeeded after" in output
     assert (tmp_path / "work" / "logs" / "tiny-0-1.log").read_text() == "step 6/9\n"
 
@@ -88,7 +88,7 @@ def test_a_script_that_hangs_shows_its_stacks_and_starts_again(run: Run) -> None
     trainer["command"] = ["python", "-c", HANGING]
     code, output = run(manifest, arguments=("--progress-poll-seconds", "0.2"))
     assert code == 0
-    assert "NoProgress: step 7 has not moved" in output
+    assert "NoProgress: stuck at step 7" in output
     assert "rank 0 | stacks of rank 0" in output
     assert "rank 1 | stacks of rank 1" in output
     assert "1 of 3 allowed" in output

@@ -313,8 +313,8 @@ class TestWhy:
         assert told(builders.stored_job()).startswith("digits is unattended: no operator has")
 
     def test_a_success(self) -> None:
-        text = told(stored("Succeeded", "Completed", "all 2 pods ended well"))
-        assert text == "digits has succeeded 20m ago: all 2 pods ended well."
+        text = told(stored("Succeeded", "Completed", "all 2 pods completed"))
+        assert text == "digits has succeeded 20m ago: all 2 pods completed."
 
 
 class TestWait:

@@ -1,3 +1,1 @@
-"""What failed, of which class, whose consequence it was, and what the job's rules, its budget and
-its nodes have to do with it.
-"""
+"""Failures: their class and cause, and what rules, restart budget and nodes make of them."""

@@ -1,7 +1,7 @@
 """How often a job may restart, and how soon.
 
-Charged restarts count against `spec.restart.maxRestarts`. Failures of nodes do not at first, but
-are bounded too: a job that breaks every node is broken. Disruptions are not bounded.
+Charged restarts count against `spec.restart.maxRestarts`. Node failures are free at first, but
+limited too: a job that breaks every node is itself broken. Disruptions have no limit.
 """
 
 from datetime import timedelta
@@ -13,19 +13,18 @@ from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import DDPJobStatus, Failure
 
 MIN_NODE_FAILURES: Final = 3
-"""Node-level failures without progress that are forgiven even where `maxRestarts` is less: a first
-broken GPU must not end a job that allows its own code no failure.
-"""
+"""Free node failures without progress, even if `maxRestarts` is less: one broken GPU must not end a
+job whose own code may not fail."""
 
 _MAX_DOUBLINGS: Final = 20
-"""More than `backoff.maxSeconds` can ever need."""
+"""More than `backoff.maxSeconds` ever needs."""
 
 
 def after_progress(status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status with a new count where a later step has been checkpointed since.
+    """Return the status with the counts reset if a later step was checkpointed since.
 
-    A count begins at 0, and after checkpoints were lost at the number of times that they were: to
-    train the same steps once more is progress, to lose them again and again is none.
+    Counts restart at 0. After checkpoints were lost, they restart at the number of losses: to train
+    the same steps once more is progress, to lose them repeatedly is not.
     """
     notes, saved = status.bookkeeping, status.checkpoint
     if saved is None or saved.step == notes.checkpoint_step_at_restart:
@@ -41,7 +40,7 @@ def after_progress(status: DDPJobStatus) -> DDPJobStatus:
 
 
 def after_resuming(status: DDPJobStatus, step: int | None) -> DDPJobStatus:
-    """Return the status measured from the step that a new group began with; None: there is none."""
+    """Return the status measured from the step at which a new group resumed; None: it did not."""
     notes = status.bookkeeping
     if step is None:
         return status
@@ -53,7 +52,7 @@ def after_resuming(status: DDPJobStatus, step: int | None) -> DDPJobStatus:
 
 
 def _behind(status: DDPJobStatus, step: int) -> DDPJobStatus:
-    """Return the status of a job that is back at `step`, behind what it had checkpointed."""
+    """Return the status of a job that is back at `step`, behind its last checkpoint."""
     notes = status.bookkeeping
     return status.noting(
         checkpoint_step_at_restart=step,
@@ -63,7 +62,7 @@ def _behind(status: DDPJobStatus, step: int) -> DDPJobStatus:
 
 
 def is_charged(job: DDPJob, status: DDPJobStatus, class_: FailureClass) -> bool:
-    """Whether a failure of this class counts, where no rule says."""
+    """Whether a failure of this class is charged if no rule decides."""
     if class_ == "Infrastructure":
         forgiven = max(job.spec.restart.max_restarts, MIN_NODE_FAILURES)
         return status.bookkeeping.node_failures_without_progress >= forgiven
@@ -71,7 +70,7 @@ def is_charged(job: DDPJob, status: DDPJobStatus, class_: FailureClass) -> bool:
 
 
 def used(job: DDPJob, status: DDPJobStatus) -> int:
-    """Charged restarts that count against `maxRestarts` now."""
+    """Return the charged restarts that count against `maxRestarts` now."""
     refills = job.spec.restart.reset_after_progress
     return status.bookkeeping.restarts_without_progress if refills else status.restarts
 
@@ -82,7 +81,7 @@ def is_spent(job: DDPJob, status: DDPJobStatus) -> bool:
 
 
 def count(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
-    """Count the restart that a failure brings."""
+    """Count the restart for a failure."""
     notes = status.bookkeeping
     if failure.charged:
         status = status.model_copy(update={"restarts": status.restarts + 1})
@@ -93,7 +92,7 @@ def count(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
 
 
 def count_for_node(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
-    """Count a failure if it is a node's."""
+    """Count a failure of class Infrastructure."""
     if failure.class_ != "Infrastructure":
         return status
     failures = status.bookkeeping.node_failures_without_progress + 1
@@ -101,15 +100,15 @@ def count_for_node(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
 
 
 def refund(status: DDPJobStatus) -> DDPJobStatus:
-    """Take back the charge of a restart, which counts as a disruption instead."""
+    """Take back the charge of a restart, which becomes a disruption."""
     without = max(status.bookkeeping.restarts_without_progress - 1, 0)
     counts = {"restarts": status.restarts - 1, "disruptions": status.disruptions + 1}
     return status.model_copy(update=counts).noting(restarts_without_progress=without)
 
 
 def pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
-    """How long to wait before the restart that has been counted last: not at all before the first
-    without progress, then twice as long each time.
+    """Return the wait before the restart counted last: none before the first without progress, then
+    it doubles.
     """
     backoff = job.spec.restart.backoff
     if failure.class_ == "Disruption" and not failure.charged:
@@ -126,8 +125,10 @@ def pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
 
 
 def _forgiven_in_a_row(status: DDPJobStatus) -> int:
-    """How many of the latest failures, since the last checkpoint, were the training's but did not
-    count: a rule that charges nothing must not have a job start again and again in no time.
+    """Return how many of the latest failures since the last checkpoint were the training's but
+    free.
+
+    A rule that charges nothing must not cause restarts in a tight loop.
     """
     saved = status.checkpoint.time if status.checkpoint else None
     latest = takewhile(

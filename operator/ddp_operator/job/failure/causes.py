@@ -1,6 +1,6 @@
-"""Finds the failure that others followed from.
+"""Find the failure that caused the others.
 
-Kubelets report ends in any order: the earliest that is not a consequence is the cause.
+Kubelets report exits in any order. The earliest one that is not a consequence is the cause.
 """
 
 from collections.abc import Sequence
@@ -16,32 +16,32 @@ from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import Identity, PodState
 
 CAUSE_WAIT_SECONDS: Final = 3
-"""How long a rank that only fell over another one waits for that other one to be seen. Kubelets
-report exits in any order, and look for them once a second (PLEG)."""
+"""How long to wait for the cause of a consequence. Kubelets look for exits once a second (PLEG) and
+report them in any order."""
 
 CLOCK_SKEW: Final = timedelta(seconds=CAUSE_WAIT_SECONDS)
-"""By how much the clocks of two nodes, or of a node and the API server, may differ: a pod that ends
-this little before another one is taken away may well have ended because of that."""
+"""How far the clocks of two nodes, or of a node and the API server, may differ. A pod that ends
+this little before another is removed may have ended because of it."""
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What failed first, and which pods are lost by now."""
+    """The first failure, and the lost pods."""
 
     failure: Failure
     lost: tuple[int, ...]
-    """Replica indices."""
+    """Replica indexes."""
     secondary: bool = False
-    """It can only be a consequence, but its cause never showed."""
+    """It can only be a consequence, but its cause never appeared."""
 
 
 def find(job: DDPJob, pods: Observed, now: datetime) -> Cause | None:
-    """Return the cause of what failed or went missing; None when nothing did, or while the cause is
-    still awaited.
+    """Return the cause of failed or missing pods; None if there are none or the cause
+    is awaited.
     """
-    # Of thousands of pods that are well, each is looked at no more than it takes.
+    # Cheap for thousands of healthy pods.
     failed = _failed(pods)
     gone = vanished(job, pods)
     lost = (*(pod.identity.index for pod in failed), *(place.index for place in gone))
@@ -64,15 +64,13 @@ def find(job: DDPJob, pods: Observed, now: datetime) -> Cause | None:
 
 
 def primary(pods: Sequence[PodState]) -> PodState:
-    """Return the pod whose failure came first; one that fell over another's failure only if
-    there is no other.
-    """
+    """Return the pod that failed first; a consequence only if there is no other."""
     return min(pods, key=lambda pod: (_is_consequence(pod), _began(pod), pod.identity.index))
 
 
 def cause_due(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
-    """Return until when to wait for the cause of failures that can only be consequences; None: the
-    cause is in sight, or the time is up.
+    """Return until when to wait for the cause of failures that are consequences; None: it is known,
+    or the time is up.
     """
     failed = _failed(pods)
     if not failed or vanished(job, pods):
@@ -83,18 +81,20 @@ def cause_due(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
         return None
     ends = [pod.exit.finished for pod in failed if pod.exit and pod.exit.finished]
     due = max(ends, default=now) + timedelta(seconds=CAUSE_WAIT_SECONDS)
-    # A node's clock that is ahead must not hold the job back.
+    # A node's clock that is ahead must not delay the job.
     return due if now < due <= now + timedelta(seconds=CAUSE_WAIT_SECONDS) else None
 
 
 def _failed(pods: Observed) -> list[PodState]:
-    """Those that failed or are taken away, by index."""
+    """Return failed or disrupted pods by index."""
     found = [pod for pod in pods.current.values() if pod.failed or pod.disrupted]
     return sorted(found, key=lambda pod: pod.identity.index)
 
 
 def vanished(job: DDPJob, pods: Observed) -> tuple[Identity, ...]:
-    """Those that were there: while single pods are being replaced, all others were."""
+    """Return pods that existed and are missing. While pods are being replaced, all
+    others existed.
+    """
     status = job.status
     if not status.is_true("PodsCreated") and not status.bookkeeping.replacing:
         return ()
@@ -107,7 +107,7 @@ def _is_consequence(pod: PodState) -> bool:
 
 
 def _began(pod: PodState) -> datetime:
-    """When the trouble with a pod began; long ago, where nobody knows."""
+    """Return when the pod's failure began; long ago if unknown."""
     if pod.disrupted:
         return pod.disrupted_at - CLOCK_SKEW if pod.disrupted_at else _LONG_AGO
     return (pod.exit.finished if pod.exit else None) or _LONG_AGO

@@ -1,4 +1,4 @@
-"""Whose fault a failure was: only what the training did itself is charged to the job."""
+"""Failure classes: only failures of the training itself are charged to the job."""
 
 from typing import Final
 
@@ -18,16 +18,15 @@ from ddp_operator.job.pods.access import lacks_token
 from ddp_operator.job.pods.state import CONTAINER_LOST, PodState
 
 _START_FAILED: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
-"""Kubelet's reasons for a container that was made but could not be started: its runtime's fault or
-its command's."""
+"""Kubelet's reasons for a container that was created but not started: the runtime or the command is
+at fault."""
 
 _NODE_REASONS: Final = frozenset(
     {"UnexpectedAdmissionError", "TopologyAffinityError", "SMTAlignmentError", "InvalidNodeInfo",
      "UnexpectedPredicateFailureType"}
 )  # fmt: skip
-"""Kubelet's reasons for pods that it refuses since a device plugin fails on its node, since what is
-free there lies too far apart for its topology policy (of which no scheduler knows), or since it
-does not know its own node."""
+"""Kubelet's reasons for refusing a pod because of the node: a device plugin fails, free devices do
+not fit the topology policy (which no scheduler knows), or the node's own data is missing."""
 
 _PASSING: Final = re2.compile(
     r"(?i)(?:^|[\s(])(?:5\d\d|429|408)\b"  # as HTTP says it; in an image's name it follows : or /
@@ -36,22 +35,23 @@ _PASSING: Final = re2.compile(
     r"|connection (?:refused|reset)|no route to host|(?:network|host) is (?:unreachable|down)"
     r"|broken pipe|\bEOF\b|server misbehaving|temporary failure|certificate has expired"
 )
-"""What registries, and the network on the way to them, say of themselves and not of an image."""
+"""Errors of registries, and of the network to them, rather than of an image."""
 _BARE: Final = re2.compile(r'Back-off pulling image "[^"]*"')
-"""All that kubelets before 1.32 say between two tries."""
+"""All that kubelets before 1.32 say between two pulls."""
 
 _NEVER_RAN: Final = _START_FAILED | {CONTAINER_LOST}
-"""Reasons of ends that do not say that a process ran: the kubelet also calls a container lost whose
-image it was still pulling when the pod was deleted."""
+"""Reasons after which a process need not have run. The kubelet also reports a container as lost
+whose image it was still pulling when the pod was deleted."""
 
 _CERTAIN: Final = frozenset({"OOMKilled", "DeadlineExceeded"})
-"""Kubelet's reasons for ends that no other rank brings about."""
+"""Kubelet's reasons for exits that no other rank can cause."""
 
 
 def of_pod(pod: PodState, *, has_run: bool = False) -> FailureClass:
-    """Class of a pod that failed, was taken away, or cannot start; `has_run`: others like it did.
+    """Return the class of a pod that failed, was disrupted, or cannot start.
 
-    A spec that has run is no wrong configuration, nor is any whose registry cannot answer now.
+    `has_run`: pods of this spec have run, so it is no wrong configuration. Nor is a spec whose
+    registry cannot answer now.
     """
     if pod.disrupted:
         return "Disruption"
@@ -65,12 +65,12 @@ def of_pod(pod: PodState, *, has_run: bool = False) -> FailureClass:
 
 
 def has_run(job: DDPJob) -> bool:
-    """Whether pods of this very spec have started before."""
+    """Whether pods of this exact spec have started before."""
     return job.status.bookkeeping.ran_spec_hash == job.spec_hash
 
 
 def is_hopeless(pod: PodState, *, has_run: bool = False) -> bool:
-    """Whether starting it again cannot help: its trainer says so, or it cannot ever start."""
+    """Whether a restart cannot help: the trainer says so, or the pod can never start."""
     ended = pod.exit
     if ended is None:
         return pod.waiting == "InvalidImageName" and not has_run
@@ -78,8 +78,8 @@ def is_hopeless(pod: PodState, *, has_run: bool = False) -> bool:
 
 
 def is_passing(pod: PodState) -> bool:
-    """Whether it waits for a registry, or a network, that cannot answer now, or for a Secret that
-    the operator itself creates.
+    """Whether it waits for a registry or network that is down, or for a Secret that the operator
+    creates.
     """
     if pod.waiting == "RegistryUnavailable" or lacks_token(pod):
         return True
@@ -87,18 +87,18 @@ def is_passing(pod: PodState) -> bool:
 
 
 def tells_nothing(pod: PodState) -> bool:
-    """Whether the kubelet only says that it will try again."""
+    """Whether the kubelet only says that it retries."""
     return bool(_BARE.fullmatch(pod.waiting_message))
 
 
 def has_begun(pod: PodState) -> bool:
-    """Whether its trainer runs, or has run."""
+    """Whether its trainer runs or has run."""
     ended = pod.exit
     return pod.started is not None or (ended is not None and ended.reason not in _NEVER_RAN)
 
 
 def lacks_command(pod: PodState) -> bool:
-    """Whether it could not be started because its image does not have the command."""
+    """Whether its image lacks the command."""
     ended = pod.exit
     return (
         ended is not None
@@ -108,9 +108,9 @@ def lacks_command(pod: PodState) -> bool:
 
 
 def is_secondary(pod: PodState) -> bool:
-    """Whether it failed because of another rank's failure."""
+    """Whether another rank's failure caused it."""
     ended = pod.exit
-    if ended is None or pod.reason:  # the latter: kubelet ended it, and says why
+    if ended is None or pod.reason:  # with a reason, the kubelet ended it
         return False
     if ended.code in (EXIT_PEER_LOST, EXIT_SIGTERM):
         return True
@@ -121,7 +121,7 @@ def is_secondary(pod: PodState) -> bool:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Whether what is on record can only be another rank's failure seen from here."""
+    """Whether a recorded failure can only be a consequence of another rank's."""
     if failure.class_ != "Application" or failure.reason in _CERTAIN:
         return False
     if failure.exit_code in (EXIT_PEER_LOST, EXIT_SIGTERM):
@@ -134,7 +134,7 @@ def _is_of_node(pod: PodState) -> bool:
     if ended is None:
         return pod.reason in _NODE_REASONS
     if ended.reason == "OOMKilled":
-        # Below no limit of its own it can only have been the node's memory that ran out.
+        # Without a limit of its own, the node ran out of memory.
         return not pod.memory_limited
     said = symptoms.last_words(ended.message)
     return ended.reason in _START_FAILED or symptoms.is_of_node(said.text)

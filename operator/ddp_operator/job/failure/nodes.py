@@ -1,4 +1,4 @@
-"""Which nodes a job's next pods avoid, by failures on record and by what nodes report."""
+"""Which nodes a job's next pods avoid, because of recorded failures and what nodes report."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,19 +13,17 @@ from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest, Node, Nodes
 
 MAX_SHARE = 4
-"""At most one in so many of the nodes that fit is avoided: a job that fails everywhere must not
-run out of places."""
+"""At most one in this many fitting nodes is avoided, so that a job that fails everywhere still
+finds nodes."""
 
 
 def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobStatus:
-    """Return the status with the failures of each node, as far as they are on record, and the
-    nodes to avoid because of them.
+    """Return the status with the failures of each node and the nodes to avoid because of them.
 
-    A node is bad once `restart.nodeFailureLimit` failures are charged to it, if one of them was
-    of the machine (class Infrastructure) or training failed on no other node; and at once when a
-    rank's last words are of a GPU that is broken or lost, which the node's own state may take half
-    an hour to show. It stays so until it is started anew, which its boot ID tells; when there are
-    more than may be avoided, the oldest are given another chance.
+    A node is bad after `restart.nodeFailureLimit` charged failures, if one was of class
+    Infrastructure or the training failed on no other node. It is bad at once if a rank's last words
+    report a broken or lost GPU, which the node's own state may show only half an hour later. It
+    stays bad until its boot ID changes. If too many are bad, the oldest are used again.
     """
     boot_ids = {node.name: node.boot_id for node in nodes}
     status = _with_boot_ids(status, boot_ids)
@@ -51,7 +49,7 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobSta
     ]
     status = status.model_copy(update={"node_failures": dict(counts)})
     if not nodes:
-        return status  # not to be known, or not known yet
+        return status  # no permission to see nodes, or none seen yet
     since = status.bookkeeping.excluded_boot_ids
     earlier = [
         node for node in _by_failures(status) if _is_same(since.get(node), boot_ids.get(node))
@@ -68,8 +66,10 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobSta
 
 
 def avoiding_signalled(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobStatus:
-    """Return the status with what signals say of nodes that the job's pods could run on: silent
-    ones are avoided, and broken ones and those that are about to go as far as failures leave room.
+    """Return the status with the nodes to avoid because of their own signals.
+
+    Nodes that do not answer are avoided. Broken and leaving ones are avoided as far as bad nodes
+    leave room.
     """
     if not nodes or not (nodes.unwell or status.bookkeeping.signalled_nodes):
         return status
@@ -80,7 +80,7 @@ def avoiding_signalled(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJo
         room = max(_most(job, nodes) - len(failing), 0)
         chosen = [node for node in nodes.unwell.values() if node.name not in failing and fits(node)]
         chosen.sort(key=lambda node: (not node.unready, not node.bad, node.name))
-        # On what does not answer nothing runs, which takes no place from the job.
+        # Nothing runs on silent nodes, so avoiding them costs the job nothing.
         room = max(room, min(sum(node.unready for node in chosen), MAX_EXCLUDED - len(failing)))
     names = tuple(node.name for node in chosen[:room])
     status = status.model_copy(update={"excluded_nodes": (*failing, *names)})
@@ -93,7 +93,7 @@ def _by_failures(status: DDPJobStatus) -> list[str]:
 
 
 def _with_boot_ids(status: DDPJobStatus, boot_ids: Mapping[str, str]) -> DDPJobStatus:
-    """Say of failures of nodes which start of the machine they belong to."""
+    """Return the status whose node failures have the node's boot ID."""
     failures = tuple(
         failure.model_copy(update={"boot_id": boot_ids[failure.node]})
         if not failure.boot_id and boot_ids.get(failure.node) and _is_charged_to_node(failure)
@@ -104,12 +104,12 @@ def _with_boot_ids(status: DDPJobStatus, boot_ids: Mapping[str, str]) -> DDPJobS
 
 
 def _is_same(then: str | None, now: str | None) -> bool:
-    """Whether a node was not started anew meanwhile, as far as is known."""
+    """Whether the node did not reboot meanwhile, as far as is known."""
     return not then or not now or then == now
 
 
 def _each_once(failures: Iterable[Failure]) -> Iterator[Failure]:
-    """Leave out what is told once more of a pod: by its launcher, and by the pod's own end."""
+    """Skip failures reported twice for a pod: by its launcher, and by the pod's own end."""
     told: set[str] = set()
     for failure in failures:
         if not failure.continued:
@@ -120,22 +120,20 @@ def _each_once(failures: Iterable[Failure]) -> Iterator[Failure]:
 
 
 def _is_charged_to_node(failure: Failure) -> bool:
-    """What a rank suffered because of another one says nothing of its own node, and what a rule
-    ignores is no failure.
-    """
+    """Whether a failure counts for its node. Consequences and ignored failures do not."""
     if not failure.node or failure.action == "Ignore" or classes.is_consequence(failure):
         return False
     return failure.class_ in ("Application", "Infrastructure")
 
 
 def _most(job: DDPJob, nodes: Nodes) -> int:
-    """How many nodes may be avoided at most."""
+    """Return how many nodes may be avoided."""
     return min(sum(map(fitting(job), nodes)) // MAX_SHARE, MAX_EXCLUDED)
 
 
 def fitting(job: DDPJob, indices: Collection[int] | None = None) -> Callable[[Node], bool]:
-    """Return what says whether some of the job's pods, or of those of these indices, may run on a
-    node, as far as their selectors and tolerations tell.
+    """Return a predicate for nodes on which some of the job's pods, or of those with these indexes,
+    may run by their selectors and tolerations.
     """
     firsts = [
         pods[0].start
@@ -155,7 +153,7 @@ def _fits(pod_spec: Manifest, node: Node) -> bool:
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
-    """Kubernetes' rule: what a toleration leaves empty, it does not ask about."""
+    """Whether a toleration matches a taint by Kubernetes' rule: an empty field matches anything."""
     if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
         return False
     if toleration.get("key") and toleration["key"] != taint.get("key"):

@@ -1,4 +1,4 @@
-"""Says what failed, in words and as a record."""
+"""Record failures, and describe them."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,7 +12,7 @@ from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, Identity, PodState
 
 MAX_FAILURES = 10
 MAX_IGNORED = 5
-"""Of an attempt's failures that a rule ignores, only the first few are kept on record."""
+"""How many ignored failures of an attempt are recorded."""
 # Reasons of failures; `api.reasons` says what each means.
 NO_PROGRESS = "NoProgress"
 NODE_LEAVING = "NodeLeaving"
@@ -27,13 +27,13 @@ _MAX_HEADLINE = 300
 
 
 def of_pod(job: DDPJob, pod: PodState, now: datetime) -> Failure:
-    """Record how a pod failed, how it was taken away, or why it cannot start."""
+    """Record how a pod failed, how it was disrupted, or why it cannot start."""
     ended = pod.exit
     rank, said = _last_words(job, pod)
     if pod.disrupted:
         lost = pod.exit.reason if pod.exit and not pod.ended_by_deletion else ""
         reason = pod.disruption or pod.reason or lost or "Deleted"
-        message = pod.message or "the pod was taken away from outside"
+        message = pod.message or "the cluster or a user deleted the pod"
     elif pod.over_storage_limit:
         reason, message = OVER_STORAGE_LIMIT, pod.message
     elif ended:
@@ -56,13 +56,13 @@ def of_pod(job: DDPJob, pod: PodState, now: datetime) -> Failure:
         exit_code=ended.code if ended else None,
         signal=(ended.signal or _signal(ended.code)) if ended else None,
         reason=reason,
-        message=message[-_MAX_MESSAGE:],  # of a log, the end tells
+        message=message[-_MAX_MESSAGE:],  # the end of a log matters
         class_=classes.of_pod(pod, has_run=classes.has_run(job)),
     )
 
 
 def of_missing(job: DDPJob, identity: Identity, now: datetime) -> Failure:
-    """Record that a pod vanished: nobody can say any more how it ended."""
+    """Record that a pod vanished; how it ended is unknown."""
     return Failure(
         time=now,
         attempt=identity.attempt,
@@ -77,7 +77,7 @@ def of_missing(job: DDPJob, identity: Identity, now: datetime) -> Failure:
 def of_lost(
     job: DDPJob, pod: PodState, reason: str, message: str, class_: FailureClass, now: datetime
 ) -> Failure:
-    """Record that a pod which has not ended cannot stay."""
+    """Record that a pod which has not ended must be given up."""
     own = ranks.ranks(job.spec, pod.identity.index)
     return Failure(
         time=now,
@@ -94,7 +94,7 @@ def of_lost(
 
 
 def describe(failure: Failure) -> str:
-    """One sentence for people, naming rank, pod and cause."""
+    """Return one sentence with rank, pod and cause."""
     of_several = failure.rank is not None and failure.rank != failure.index
     rank = f", rank {failure.rank}" if of_several else ""
     text = f"pod {failure.pod} (node rank {failure.index}{rank})"
@@ -115,15 +115,15 @@ def describe(failure: Failure) -> str:
 
 
 def latest_event(failures: Sequence[Failure]) -> Sequence[Failure]:
-    """Return the last failure that stands by itself and what followed as part of it."""
+    """Return the last failure that stands by itself, and those that are part of it."""
     found = [failure for failure in failures if failure.action != "Ignore"]
     first = max((i for i, failure in enumerate(found) if not failure.continued), default=0)
     return found[first:]
 
 
 def remember(status: DDPJobStatus, *new: Failure) -> DDPJobStatus:
-    """Keep failures on record. The oldest give way, but not the first that was charged in the
-    present attempt: it says how the trouble began.
+    """Add failures to the record. The oldest are dropped, but not the attempt's first charged one,
+    which says how the trouble began.
     """
     kept = [*status.failures, *new]
     charged = (f for f in kept if f.charged and f.attempt == status.attempt)
@@ -134,7 +134,7 @@ def remember(status: DDPJobStatus, *new: Failure) -> DDPJobStatus:
 
 
 def _last_words(job: DDPJob, pod: PodState) -> tuple[int | None, str]:
-    """The global rank that failed, where known, and what it said of it."""
+    """Return the global rank that failed, if known, and its message."""
     own = ranks.ranks(job.spec, pod.identity.index)
     said = symptoms.last_words(pod.exit.message if pod.exit else "")
     rank = symptoms.torchrun_rank(said.text) if said.rank is None else said.rank
@@ -144,5 +144,7 @@ def _last_words(job: DDPJob, pod: PodState) -> tuple[int | None, str]:
 
 
 def _signal(exit_code: int) -> int | None:
-    """Shells and container runtimes report death by signal n as exit code 128 + n."""
+    """Return the signal: shells and container runtimes report death by signal n as exit code 128 +
+    n.
+    """
     return exit_code - 128 if 128 < exit_code < 160 else None

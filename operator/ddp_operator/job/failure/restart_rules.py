@@ -1,4 +1,4 @@
-"""Applies `spec.restart.rules`: what to do about a failure, and whether it is charged."""
+"""Apply `spec.restart.rules`: the action for a failure, and whether it is charged."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,17 +27,16 @@ class Verdict:
 
     action: FailureAction
     charged: bool | None = None
-    """None: as the failure's class says."""
+    """None: by the failure's class."""
     rule: str = ""
-    """The field of the rule that says so; empty where none matched."""
+    """The path of the matching rule; empty if none matched."""
 
 
 def judge(job: DDPJob, failure: Failure) -> Verdict:
-    """Return what the first rule that matches says, else what the failure's class and the job's
-    scope say.
+    """Return the verdict of the first matching rule, else of the failure's class and the job's
+    scope.
 
-    Rules that ignore a failure are passed over: only what has ended can count as a good end, and
-    that is no failure any more (see `ignoring`).
+    Rules with action Ignore are skipped here; `ignoring` applies them to pods that ended.
     """
     ruled = _first(job, failure, lambda rule: rule.action != "Ignore")
     if ruled:
@@ -48,13 +47,13 @@ def judge(job: DDPJob, failure: Failure) -> Verdict:
 
 
 def ignoring(job: DDPJob, pods: Observed, now: datetime) -> Observed:
-    """Mark the failed pods that count as ended well, by the first rule that matches them."""
+    """Mark failed pods as completed whose first matching rule ignores them."""
     if all(rule.action != "Ignore" for rule in job.spec.restart.rules):
         return pods
     current = dict(pods.current)
     ignored: list[tuple[Failure, str]] = []
     for index, pod in pods.current.items():
-        if pod.failed and not pod.deleting:  # what is deleted will be missing, and created again
+        if pod.failed and not pod.deleting:  # a deleted pod is recreated anyway
             failure = records.of_pod(job, pod, now)
             verdict = _first(job, failure, lambda _: True)
             if verdict and verdict.action == "Ignore":
@@ -71,7 +70,7 @@ def _first(job: DDPJob, failure: Failure, applies: Callable[[RestartRule], bool]
 
 
 def _matches(job: DDPJob, rule: RestartRule, failure: Failure) -> bool:
-    """Whether every matcher that the rule has does match."""
+    """Whether all matchers of the rule match."""
     return (
         (rule.exit_codes is None or failure.exit_code in rule.exit_codes)
         and (rule.reasons is None or failure.reason in rule.reasons)
@@ -82,7 +81,7 @@ def _matches(job: DDPJob, rule: RestartRule, failure: Failure) -> bool:
 
 
 def _ranks(job: DDPJob, failure: Failure) -> set[int]:
-    """The ranks that may have failed: all of the pod, where it is not known which."""
+    """Return the ranks that may have failed: all of the pod if it is unknown which."""
     if failure.rank is not None:
         return {failure.rank}
     return set(ranks.ranks(job.spec, failure.index))

@@ -1,6 +1,6 @@
-"""Pods whose processes never start, and whose fault that is.
+"""Pods whose processes never start, and the class of that failure.
 
-A spec that has run once is no wrong configuration, nor is any while its registry cannot answer.
+A spec that has run once is no wrong configuration. Nor is one whose registry cannot answer.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,14 @@ NODE_LOST: Final = "NodeLost"
 
 
 def seen(job: DDPJob, pods: Observed) -> str:
-    """Return the digest of the spec that has run, of each kind of pod one at least."""
+    """Return the hash of the spec if at least one pod of each kind has run, else the
+    recorded one.
+    """
     if classes.has_run(job):
         return job.spec_hash
     began = {
         pod.identity.index
-        # Nobody may have looked before a restart; and spares are made like the others.
+        # Old pods count too: a restart may come before the first observation.
         for pod in (*pods.current.values(), *pods.spares, *pods.old)
         if classes.has_begun(pod) and pod.spec_hash == job.spec_hash
     }
@@ -36,14 +38,14 @@ def seen(job: DDPJob, pods: Observed) -> str:
 
 
 def of_gap(job: DDPJob, pod: PodState, gap: Gap, now: datetime) -> Failure:
-    """Record why a pod that was waited for in vain does not train."""
+    """Record why a pod in an overdue gap does not train."""
     if gap.reason == "CannotStart":
         return records.of_pod(job, pod, now)
     seconds = int((now - gap.since).total_seconds())
     class_: FailureClass = "Infrastructure"
     if gap.reason == "NotStarted":
         reason, class_ = START_TIMEOUT, _class_of_late(job, pod)
-        message = f"no process has started in {seconds} s (spec.startTimeoutSeconds): "
+        message = f"no process started within {seconds} s (spec.startTimeoutSeconds): "
         message += _lacking(job, pod)
     elif pod.silent:
         reason, class_ = NODE_LOST, "Disruption"
@@ -51,14 +53,14 @@ def of_gap(job: DDPJob, pod: PodState, gap: Gap, now: datetime) -> Failure:
     else:
         reason = records.LAUNCHER_UNREACHABLE
         message = (
-            f"its launcher has not begun the group's present generation in {seconds} s; the "
-            f"operator has to reach port {job.spec.status_port} of the job's pods"
+            f"its launcher did not join the group's present generation within {seconds} s; the "
+            f"operator must reach port {job.spec.status_port} of the job's pods"
         )
     return records.of_lost(job, pod, reason, message, class_, now)
 
 
 def _class_of_late(job: DDPJob, pod: PodState) -> FailureClass:
-    """A second node that cannot give a new spec its volumes is no accident of one of them."""
+    """Return the class: a second node that cannot mount a new spec's volumes is no accident."""
     if classes.has_run(job):
         return "Disruption"
     again = any(failure.reason == START_TIMEOUT for failure in job.status.failures)
@@ -68,14 +70,14 @@ def _class_of_late(job: DDPJob, pod: PodState) -> FailureClass:
 
 def _lacking(job: DDPJob, pod: PodState) -> str:
     if pod.stage == "image":
-        return "its image is not there yet"
+        return "its image is not pulled yet"
     wanted = ", ".join(list(_wanted(job, pod))[:3])
-    exist = f"; see that they exist: {wanted}" if wanted else ""
-    return f"its volumes or its network are not ready{exist} (kubectl describe pod says more)"
+    exist = f"; check that these exist: {wanted}" if wanted else ""
+    return f"its volumes or its network are not ready{exist} (see kubectl describe pod)"
 
 
 def _wanted(job: DDPJob, pod: PodState) -> Iterator[str]:
-    """The objects that a pod's volumes cannot do without."""
+    """Yield the objects that a pod's volumes require."""
     template = spec_of(job.spec, pod.identity.index).template.get("spec") or {}
     for volume in template.get("volumes") or ():
         sources: list[dict[str, Any]] = [volume]

@@ -1,10 +1,10 @@
-"""What the last words of a container give away: who broke, this rank, another one, or the node.
+"""What a container's last words say: whether this rank, another one or the node failed.
 
-PyTorch reports a lost peer as an exception like any other, and a broken GPU too; where an exit code
-does not tell, only the text does. Words of which none is known are the training's own failure.
+PyTorch reports a lost peer as an ordinary exception, and a broken GPU too. Where the exit code does
+not tell, only the text does. Unknown text means the training itself failed.
 
-Anybody can prepare such a text: RE2 takes time in proportion to it, whatever is in it, where
-Python's own engine takes seconds for some of the 4 KB that a container may leave.
+Users control this text. RE2 takes linear time on it, where Python's own engine can take seconds for
+the 4 KB that a container may leave.
 """
 
 import json
@@ -22,17 +22,17 @@ _DEVICE: Final = re2.compile("|".join(messages.DEVICE))
 _NODE: Final = re2.compile("|".join(messages.NODE))
 
 _XID: Final = re2.compile(r"\b(?:Xid \([^)]*\):|NVRM:? Xid:?) (\d+)")
-"""How the driver numbers a GPU's errors."""
+"""How the driver numbers GPU errors."""
 _XIDS_OF_TRAININGS: Final = frozenset({"13", "31", "43", "45"})
-"""Those that NVIDIA's catalogue lays at the application's door."""
+"""Errors that NVIDIA's catalogue attributes to the application."""
 
 _BAD_COMMAND: Final = re2.compile(
     r'exec: ".*": (executable file not found|stat .*: no such file|permission denied)'
     r"|exec .*: (no such file or directory|exec format error|permission denied)"
 )
-"""What runc says of a command that the image does not have."""
+"""runc's errors for a command that the image lacks."""
 
-# The line that ends a Python traceback; torch puts «[rank1]: » before each line of its own.
+# The line that ends a Python traceback; torch prefixes its own lines with «[rank1]: ».
 _EXCEPTION: Final = re2.compile(
     r"(?m)^(?P<rank>\[rank\d+\])?:? *(?:[A-Za-z_][\w.]*\.)?"
     r"(?P<name>\w*(?:Error|Exception|Interrupt|Exit|Failure))\b(?::|$)"
@@ -52,33 +52,33 @@ _ROOT_CAUSE: Final = re2.compile(
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
-    """A termination message, read."""
+    """A parsed termination message."""
 
     text: str
-    """What was said of the failure."""
+    """The message about the failure."""
     rank: int | None = None
-    """The global rank that failed, as its launcher says."""
+    """The global rank that failed, as its launcher reports it."""
     judged: bool = False
-    """Whether the exit code says what the text means: the launcher, or a rank that it has started,
-    has read it; but not what a script has printed."""
+    """Whether the exit code is already derived from the text, by the launcher or a rank it started.
+    Text that a script printed is not."""
 
 
 _KEPT: Final = 1024
-"""Messages whose meaning is remembered: a pod is asked for it whenever its job is looked at."""
+"""Cached messages: each plan asks again for the same pods."""
 
 
 @lru_cache(maxsize=_KEPT)
 def last_words(message: str) -> LastWords:
-    """Read a termination message: the bundled launcher's JSON, or the end of a log."""
+    """Parse a termination message: the bundled launcher's JSON, or the end of a log."""
     message = message.strip()
     if not message.startswith("{"):
         return LastWords(message)
     try:
         report = json.loads(message)
     except (ValueError, RecursionError):
-        return LastWords(message)  # a log whose lines are JSON
+        return LastWords(message)  # a log with lines of JSON
     rank, error = report.get("rank"), report.get("error")
-    if isinstance(error, str) and error:  # which may hold what no other JSON can
+    if isinstance(error, str) and error:  # it may hold lone surrogates
         message = error.encode(errors="replace").decode()
     judged = report.get("printed") is not True
     return LastWords(message, rank if isinstance(rank, int) else None, judged)
@@ -88,24 +88,24 @@ def last_words(message: str) -> LastWords:
 def is_of_another_rank(message: str) -> bool:
     """Whether it says that another rank is gone.
 
-    The exceptions count that ended the pod's processes: a connection that broke earlier, and was
-    mended, is not what ended one.
+    Only the exceptions that ended the processes count. A connection that broke earlier and
+    recovered did not end them.
     """
     said = _last_exceptions(message)
     if not said and _ROOT_CAUSE.search(message):
-        return False  # the processes' own words are further up in the log
+        return False  # the processes' own messages are further up in the log
     return all(map(_lost_another, said or [message]))
 
 
 @lru_cache(maxsize=_KEPT)
 def is_of_node(message: str) -> bool:
-    """Whether it says that the node is broken: its GPUs, their links or their driver."""
+    """Whether it says that the node's GPUs, links or driver are broken."""
     return bool(_NODE.search(message)) or is_of_device(message)
 
 
 @lru_cache(maxsize=_KEPT)
 def is_of_device(message: str) -> bool:
-    """Whether it says that a GPU itself is broken or lost, as no other start will change."""
+    """Whether it says that a GPU is broken or lost, which no restart fixes."""
     if _DEVICE.search(message):
         return True
     return any(found[1] not in _XIDS_OF_TRAININGS for found in _XID.finditer(message))
@@ -119,14 +119,14 @@ def is_of_command(message: str) -> bool:
 
 @lru_cache(maxsize=_KEPT)
 def torchrun_rank(message: str) -> int | None:
-    """The global rank that torchrun names as the first to fail."""
+    """Return the global rank that torchrun reports as the first to fail."""
     found = _ROOT_CAUSE.search(message)
     return int(found["rank"]) if found else None
 
 
 @lru_cache(maxsize=_KEPT)
 def headline(message: str) -> str:
-    """One line for people: the exception that ended a Python program, else the last line."""
+    """Return one line: the exception that ended a Python program, else the last line."""
     said = _last_exceptions(message)
     if said:
         own = (text for text in said if not _lost_another(text))
@@ -142,9 +142,10 @@ def _lost_another(text: str) -> bool:
 
 
 def _last_exceptions(message: str) -> list[str]:
-    """The exception that ended each process, with its text but without torch's further log lines.
+    """Return the exception that ended each process, with its text but without torch's further log
+    lines.
 
-    Only that of the process which torchrun names as the first to fail, where it names one.
+    If torchrun names the process that failed first, return only that one's.
     """
     found = {m["rank"]: m for m in _EXCEPTION.finditer(message) if m["name"] != _OF_TORCHRUN}
     by_rank = [match for rank, match in found.items() if rank] or list(found.values())

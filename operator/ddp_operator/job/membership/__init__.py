@@ -1,1 +1,1 @@
-"""Who is in a job's group: the table, what launchers are told of it, what they say."""
+"""Who is in a job's group, and the protocol with launchers."""

@@ -1,6 +1,4 @@
-"""Answers of the programs in a job's pods. They are other people's: each field is checked before it
-decides anything, or comes near the API server.
-"""
+"""Answers of programs in a job's pods. They are untrusted: each field is validated first."""
 
 import json
 from typing import Annotated, Final, Self
@@ -13,15 +11,15 @@ from ddp_operator.api.spec.base import explained
 Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
 """Up to the largest integer that every JSON reader keeps exactly (RFC 8259, section 6)."""
 YEARS: Final = range(1970, 9999)
-"""Those that every writer of RFC 3339 spells with four digits, in any time zone."""
+"""Years that every RFC 3339 writer spells with four digits in any time zone."""
 
 
 class InvalidAnswerError(ValueError):
-    """An answer cannot be understood; the text names the field."""
+    """An answer is invalid; the text names the field."""
 
 
 class Answer(BaseModel):
-    """Base of what they say."""
+    """Base class of answers."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True, strict=True
@@ -29,13 +27,13 @@ class Answer(BaseModel):
 
     @classmethod
     def read(cls, content: bytes | str) -> Self:
-        """Read an answer.
+        """Parse an answer.
 
         Raises:
             InvalidAnswerError: it is not JSON, or a field is missing or wrong.
         """
         try:
-            # Python's own writer spells a loss that has diverged `NaN`, which JSON does not know.
+            # Python writes a diverged loss as `NaN`, which is not JSON.
             return cls.model_validate(json.loads(content, parse_constant=lambda _: None))
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]

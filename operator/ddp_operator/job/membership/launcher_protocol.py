@@ -1,4 +1,4 @@
-"""What the launchers in a job's pods say, and what they are told."""
+"""The protocol between the operator and the launchers in a job's pods."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,19 +12,19 @@ from ddp_operator.ports import TokenSource
 
 FIRST_PAUSE_SECONDS: Final = 2.0
 LONGEST_PAUSE_SECONDS: Final = 60.0
-"""Until a launcher is asked again that has not answered. One that has answered before is there, and
-is asked again soon; one that never has is none, as a rule: of ten thousand images without one, each
-asked every two seconds, the operator would do little else."""
+"""Pauses before a silent launcher is asked again: short if it has answered before, growing if it
+never has. Most images without a launcher would otherwise keep the operator busy: think of ten
+thousand pods, each asked every 2 s."""
 _MAX_LED: Final = 64
 _MAX_FAILURES: Final = 64 + 2 * _MAX_LED
-"""As many as a launcher keeps: of the present generation, and two for each that was led."""
+"""Launchers keep this many: of the present generation, and two for each generation they led."""
 MAX_MEMBERS: Final = 2048
-"""Characters of a group that a launcher may have to lead; it takes no more."""
+"""Most characters of a group that a launcher may lead."""
 
 
 def _in_a_zone(moment: datetime) -> datetime:
     if moment.tzinfo is None or moment.year not in YEARS:
-        raise ValueError("it is no time of this age, in a time zone")
+        raise ValueError("must be a time with a time zone, from 1970 on")
     return moment
 
 
@@ -32,10 +32,9 @@ _Moment = Annotated[datetime, Field(strict=False), AfterValidator(_in_a_zone)]
 
 
 class PodFailure(Answer):
-    """The processes of one pod have ended, and the pod has not."""
+    """The processes of a pod have ended, but the pod has not."""
 
     pod: Annotated[str, Field(max_length=253)]
-    """Its name."""
     generation: Count
     exit_code: Annotated[int, Field(ge=1, le=255)]
     message: Annotated[str, Field(max_length=4096)] = ""
@@ -44,7 +43,7 @@ class PodFailure(Answer):
 
 
 class Led(Answer):
-    """A generation that node rank 0's launcher began, since no operator asked it."""
+    """A generation that node rank 0's launcher started without an operator."""
 
     generation: Count
     time: _Moment
@@ -55,23 +54,23 @@ class LauncherStatus(Answer):
     """The answer to GET /world."""
 
     number: Count
-    """Another one whenever anything else in it has changed."""
+    """Changes whenever another field changes."""
     generation: Count
     scope: Literal["InPlace", "Pod"] = "InPlace"
-    """How its processes get into another group: started anew, or by themselves."""
+    """How its processes join another group: by restarting in place, or by themselves."""
     failures: Annotated[tuple[PodFailure, ...], Field(max_length=_MAX_FAILURES, strict=False)] = ()
-    """Of this generation, and those that later generations were led for."""
+    """Failures of this generation, and those that later generations were led for."""
     members: Annotated[str, Field(max_length=MAX_MEMBERS)] = ""
-    """The slots of the group's pods in the order of their node ranks, as `World.members` has them;
-    empty: the launcher never leads."""
+    """Slots of the group's pods by node rank, as in `World.members`; empty: the launcher never
+    leads."""
     led: Annotated[tuple[Led, ...], Field(max_length=_MAX_LED, strict=False)] = ()
-    """The newest generations that the operator has not told of, up to the present one."""
+    """Newest generations that no operator announced, up to the present one."""
     saved_in_pod: bool = False
-    """Whether processes of the pod have saved to a disk that no other pod sees."""
+    """Whether processes saved to a disk that no other pod can read."""
 
 
 def pause_seconds(silent: int, *, has_answered: bool) -> float:
-    """How long not to ask a launcher that was `silent` so many times in a row."""
+    """Return how long not to ask a launcher that was `silent` so many times in a row."""
     if has_answered:
         return FIRST_PAUSE_SECONDS
     return min(FIRST_PAUSE_SECONDS * 2.0 ** min(silent - 1, 10), LONGEST_PAUSE_SECONDS)
@@ -79,24 +78,23 @@ def pause_seconds(silent: int, *, has_answered: bool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LauncherStates:
-    """What is known of the launchers of one job's pods; nothing, where nobody has asked."""
+    """What the launchers of one job's pods reported; empty if nobody asked them."""
 
     told: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
-    """By the name of a pod: the generation that its launcher knows, whose predecessors' processes
-    have all ended in it, and whether it was told to start."""
+    """By pod name: the generation that its launcher acknowledged after all earlier processes ended,
+    and whether it was to start."""
     unreached_since: Mapping[str, datetime] = field(default_factory=dict)
-    """By the name of a pod: since when its launcher was told in vain, or has not ended what ran."""
+    """By pod name: since when its launcher has not answered or not ended old processes."""
     failures: tuple[PodFailure, ...] = ()
     scope: Literal["InPlace", "Pod", ""] = ""
-    """What that of node rank 0 says that its processes can; empty: it has not answered."""
+    """The scope that node rank 0's launcher reports; empty: it has not answered."""
     leader: LauncherStatus | None = None
-    """All that it has said; None: it has not answered."""
+    """The status of node rank 0's launcher; None: it has not answered."""
     ahead: int = 0
-    """The highest generation that was led and for which a launcher refuses the present one; 0: none
-    does."""
+    """The highest generation that was led and makes a launcher refuse the present one; 0: none."""
 
     def knows(self, pod: str, generation: int, *, start: bool = False) -> bool:
-        """Whether a pod has been told of a generation and, where it may `start`, of that, too."""
+        """Whether a pod acknowledged a generation and, with `start`, that it may start."""
         known, started = self.told.get(pod, (0, False))
         return known > generation or (known == generation and (started or not start))
 
@@ -106,12 +104,11 @@ NO_LAUNCHERS: Final = LauncherStates()
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the launcher of one pod is to be told of the group."""
+    """What to send to one pod's launcher about the group."""
 
     pod: str
-    """Its name."""
     address: str
-    """`ip:port`, where it listens."""
+    """`ip:port` of the launcher."""
     generation: int
     start: bool
     document: Mapping[str, Any]

@@ -1,7 +1,7 @@
-"""Which jobs have their ranks given out along the network, and whether that is still to be decided.
+"""Which jobs order their ranks along the network, and whether an order is due.
 
-The first order of an attempt is awaited by all its pods: their launchers hold the ranks back, for a
-while. A later one, after a pod was replaced, by those alone that start anew anyway.
+All pods wait for the first order of an attempt: their launchers hold the ranks for a while. For a
+later order, after a replacement, only pods wait that restart anyway.
 """
 
 from typing import Final
@@ -10,18 +10,16 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 
 ANSWER_SECONDS: Final = 30
-"""How long after the last pod's start the operator waits for a launcher's answer, and for word of
-the nodes: a launcher that is there and within reach answers within seconds.
-"""
+"""How long the operator waits, after the last pod's start, for a launcher's answer and for news of
+nodes. A reachable launcher answers within seconds."""
 HOLD_SECONDS: Final = 2 * ANSWER_SECONDS
-"""How long after its start a launcher waits for the operator's word before it starts its ranks: it
-may be out of reach. The rest is for clocks that differ, and for telling thousands.
-"""
+"""How long a launcher waits for the order before it starts its ranks, since the operator may be
+unreachable. The extra time covers clock differences and thousands of assignments."""
 
 
 def follows_topology(job: DDPJob) -> bool:
-    """Whether node ranks go along the network. Where pods are unlike each other they do not: none
-    could take another one's place.
+    """Whether node ranks follow the network. With `overrides` they do not, since pods that differ
+    cannot swap ranks.
     """
     asked = job.spec.scheduling
     wanted = bool(asked and asked.topology)
@@ -29,17 +27,17 @@ def follows_topology(job: DDPJob) -> bool:
 
 
 def is_due(job: DDPJob) -> bool:
-    """Whether pods have come whose places nobody has looked at yet."""
+    """Whether there are new pods without a decision about their order."""
     return follows_topology(job) and job.status.bookkeeping.ordered != present(job.status)
 
 
 def is_first_due(job: DDPJob) -> bool:
-    """Whether no order has been decided yet in this attempt."""
+    """Whether this attempt has no order yet."""
     ordered = job.status.bookkeeping.ordered
     return follows_topology(job) and ordered[:1] != (job.status.attempt,)
 
 
 def present(status: DDPJobStatus) -> tuple[int, int]:
-    """What an order is decided for: another one after each replacement of a pod of the group."""
+    """Return what an order is decided for: the attempt and its number of replacements."""
     attempt, _, replaced = status.incarnation
     return attempt, replaced

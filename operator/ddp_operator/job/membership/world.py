@@ -1,7 +1,7 @@
-"""Who is in a job's group: each generation is on record before any pod is told.
+"""The pods of a job's group. Each generation is stored before any pod learns of it.
 
-Pods are known by their slots, the numbers in their names. The first ones are the group as it
-begins; the rest wait outside. `planning` decides what changes that.
+A pod's slot is the number in its name. The first slots form the initial group; the others wait
+outside. `planning` decides about changes.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,13 +18,13 @@ from ddp_operator.api.status.world import World
 from ddp_operator.job.membership.launcher_protocol import MAX_MEMBERS
 
 RESTART_GRACE_SECONDS: Final = 15
-"""How long the old processes of a group that restarts may save: as long as a spot node has."""
+"""How long old processes of a restarting group may save: as long as a spot node has."""
 _DIGITS: Final = 5
-"""Of a slot: `MAX_REPLICAS` has as many."""
+"""Digits of a slot, as many as in `MAX_REPLICAS`."""
 
 
 def scope_of(job: DDPJob) -> Literal["Gang", "InPlace", "Pod"]:
-    """What a failure starts anew, as the job says it or its pods' launcher."""
+    """Return what a failure restarts: as the job says, or as its launcher reported."""
     asked = job.spec.restart.scope
     if asked != "Auto":
         return asked
@@ -33,56 +33,56 @@ def scope_of(job: DDPJob) -> Literal["Gang", "InPlace", "Pod"]:
 
 
 def world_of(job: DDPJob) -> World:
-    """The group as it is stored, else as it begins."""
+    """Return the group on record, else the initial one."""
     return job.status.world or first_world(job.spec.replicas)
 
 
 def members(job: DDPJob) -> Sequence[int]:
-    """The slots of the group's pods, in the order of their node ranks."""
+    """Return the slots of the group's pods by node rank."""
     return slots_of(job.status.world, job.spec.replicas, elastic=job.spec.elastic is not None)
 
 
 def slots_of(stored: World | None, replicas: int, *, elastic: bool = False) -> Sequence[int]:
-    """The same, of a group as it is on record; None: as it begins."""
+    """Return the slots of a group on record by node rank; None: of the initial group."""
     if stored is None:
         return range(replicas)
     found = _read(stored.members)
     size = stored.size if elastic else replicas
-    # A record that people have changed is none.
+    # Ignore a record that was edited by hand.
     return found if len(found) == size > 0 else range(replicas)
 
 
 def min_size(spec: DDPJobSpec) -> int:
-    """The fewest pods that a job trains with."""
+    """Return the fewest pods that a job trains with."""
     least = spec.elastic and spec.elastic.min_replicas
     return least or spec.replicas
 
 
 def max_size(spec: DDPJobSpec) -> int:
-    """As many pods as a job would have in its group."""
+    """Return the most pods of a job's group."""
     most = spec.elastic and spec.elastic.max_replicas
     return most or spec.replicas
 
 
 def outside_slots(job: DDPJob) -> Sequence[int]:
-    """The slots of those that are wanted beyond the group, as spares or to join it: the lowest
-    that are free.
+    """Return the lowest free slots for pods outside the group: spares, and pods that
+    can join it.
     """
     taken = node_ranks(job)
     wanted = job.spec.spares
-    if job.spec.elastic and job.status.bookkeeping.launcher:  # which can take them in
+    if job.spec.elastic and job.status.bookkeeping.launcher:  # without one they cannot join
         wanted += max(max_size(job.spec) - len(taken), 0)
     return tuple(islice((slot for slot in count() if slot not in taken), wanted))
 
 
 def node_ranks(job: DDPJob) -> Mapping[int, int]:
-    """The node rank of each slot that has one."""
+    """Return the node rank of each slot in the group."""
     return by_slot(members(job))
 
 
 def members_to_lead(job: DDPJob) -> str:
-    """The group, as the launcher of node rank 0 has to know it to lead while no operator is there;
-    empty where it must not, or the group is too large.
+    """Return the group as node rank 0's launcher needs it to lead without an operator; empty if it
+    may not lead or the group is too large.
     """
     if job.spec.restart.scope not in ("Auto", "InPlace"):
         return ""
@@ -92,7 +92,7 @@ def members_to_lead(job: DDPJob) -> str:
 
 @lru_cache(maxsize=256)
 def by_slot(slots: Sequence[int]) -> Mapping[int, int]:
-    """The node rank of each of a group's slots, which `slots_of` has found."""
+    """Return the node rank of each of these slots."""
     return {slot: node_rank for node_rank, slot in enumerate(slots)}
 
 
@@ -107,13 +107,11 @@ def next_generation(
     lost: int = 0,
     grace_seconds: int | None = None,
 ) -> DDPJobStatus:
-    """Return the status of the group's next generation, in which processes restart that cannot join
-    another group.
+    """Return the status of the group's next generation, in which processes restart or rejoin.
 
-    `new_slots`: the slots of pods that take other pods' places, by node rank. `without`: node ranks
-    that are given up; those after them move up. `joining`: the slots of pods that come last.
-    `lost`: how many pods are gone. `grace_seconds`: how long processes of before may save, unless
-    it follows from who leaves: rank 0 saves, or nobody.
+    `new_slots`: slots that take over node ranks. `without`: node ranks to drop; later ones move up.
+    `joining`: slots to append. `lost`: how many pods are gone. `grace_seconds`: how long old
+    processes may save; by default none if rank 0 is dropped or replaced, since only rank 0 saves.
     """
     taken = new_slots or {}
     if grace_seconds is None:
@@ -132,14 +130,14 @@ def next_generation(
         grace_seconds=grace_seconds,
         changed_at=now,
     )
-    # Those after a place that nobody has any more move up: what was on record is of others.
+    # Later node ranks move up, so recorded gaps would belong to other pods.
     gaps = () if without else status.gaps
     return status.model_copy(update={"world": world, "gaps": gaps})
 
 
 def world_of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | None:
-    """Return the group that pods of another attempt form, if any was ever on record: who hears of
-    it late must not take it for the attempt before.
+    """Return the group of the next attempt; None if none was ever recorded. Its generation is new,
+    so that a late reader does not confuse the attempts.
     """
     if status.world is None:
         return None
@@ -148,7 +146,7 @@ def world_of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | Non
 
 
 def replaced(status: DDPJobStatus, slots: Iterable[int]) -> dict[str, int]:
-    """How often the pod of each slot was replaced, once those of these slots are once more."""
+    """Return the replacement counts, with those of these slots increased."""
     counts = dict(status.bookkeeping.replacements)
     for slot in slots:
         counts[str(slot)] = counts.get(str(slot), 0) + 1
@@ -156,7 +154,7 @@ def replaced(status: DDPJobStatus, slots: Iterable[int]) -> dict[str, int]:
 
 
 def format_slots(slots: Sequence[int]) -> str:
-    """Slots in any order, such as `0-2,5,4`."""
+    """Return slots in any order as text, such as `0-2,5,4`."""
     parts: list[str] = []
     begin = 0
     for end in range(1, len(slots) + 1):
@@ -169,14 +167,14 @@ def format_slots(slots: Sequence[int]) -> str:
 
 @lru_cache(maxsize=256)
 def first_world(size: int) -> World:
-    """The group as it begins."""
+    """Return the initial group."""
     last = size - 1
     return World(size=size, members=f"0-{last}" if last else "0")
 
 
 @lru_cache(maxsize=256)
 def _read(text: str) -> tuple[int, ...]:
-    """What `format_slots` has written; of anything else, what can be understood, each slot once."""
+    """Parse the output of `format_slots`. Skip anything invalid, and repeated slots."""
     found: dict[int, None] = {}
     for part in text.split(","):
         first, _, last = part.partition("-")

@@ -1,1 +1,3 @@
-"""What to do next: `plan.plan` decides, and carries out what is decided."""
+"""Decide what a job needs next: `plan.plan` returns a decision, or the API writes that carry one
+out.
+"""

@@ -1,4 +1,4 @@
-"""What becomes of the pods of a job that has finished, and of the job itself."""
+"""Cleanup of a finished job: its pods, then the job itself."""
 
 from datetime import datetime, timedelta
 from typing import Final
@@ -9,18 +9,18 @@ from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
 
 SIDE_CAR_SECONDS: Final = 30
-"""What a side car gets to end by itself after a finished job's trainer, such as one that ships its
-logs, before its pod is told to go: as long as Kubernetes leaves a pod by default."""
+"""How long side cars may run after the trainer of a finished job, for example to ship logs. Then
+the pod is deleted. It equals Kubernetes' default grace period."""
 
 
 KEPT_SECONDS: Final = 75
-"""What a pod gets to end by itself, and keep its log, in which the processes have failed that its
-job has failed of: its launcher waits a minute for what is decided, and then ends."""
+"""How long a pod stays whose processes made the job fail. Its launcher waits a minute for a
+decision and then ends by itself, which keeps the pod's log."""
 
 
 def clean_up(job: DDPJob, pods: Observed, now: datetime) -> Plan:
-    """Plan for a job that has finished: give up what holds resources, then the job when its time
-    has come.
+    """Plan for a finished job: delete the pods that hold resources, and the job once its TTL is
+    over.
     """
     policy = job.spec.clean_pod_policy
     doomed = [pod for pod in (*pods.old, *pods.spares) if not pod.deleting]
@@ -46,7 +46,7 @@ def clean_up(job: DDPJob, pods: Observed, now: datetime) -> Plan:
 
 
 def _runs_until(job: DDPJob, pod: PodState, now: datetime) -> datetime | None:
-    """Until when a pod of a finished job may run; None for one that has ended."""
+    """Return until when a pod of a finished job may run; None for one that has ended."""
     if not (pod.succeeded or pod.failed):
         ended = job.status.completion_time if _has_failed_inside(job, pod) else None
         return min(ended, now) + timedelta(seconds=KEPT_SECONDS) if ended else now
@@ -57,7 +57,7 @@ def _runs_until(job: DDPJob, pod: PodState, now: datetime) -> datetime | None:
 
 
 def _has_failed_inside(job: DDPJob, pod: PodState) -> bool:
-    """Whether the job has failed of processes that have ended in a pod which has not."""
+    """Whether processes in this pod made the job fail while the pod itself still runs."""
     cause = job.status.failures[-1] if job.status.failures else None
     if cause is None or cause.action != "FailJob" or pod.started is None:
         return False
@@ -65,7 +65,7 @@ def _has_failed_inside(job: DDPJob, pod: PodState) -> bool:
 
 
 def expiry(job: DDPJob) -> datetime | None:
-    """Return when a job that has finished is deleted; None: not by itself."""
+    """Return when a finished job is to be deleted; None if nobody asked for that."""
     ttl, completed = job.spec.ttl_seconds_after_finished, job.status.completion_time
     if ttl is None or completed is None:
         return None

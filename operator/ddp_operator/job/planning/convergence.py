@@ -1,5 +1,5 @@
-"""Plans that carry out what a job's stored status says: pods to create and delete, and how far
-they are.
+"""Plans that carry out a job's stored status: create and delete pods, and report how
+far they are.
 """
 
 import re
@@ -40,27 +40,26 @@ from ddp_operator.job.status.conditions import (
 from ddp_operator.ports import Event
 
 _REFUSED_POD: Final = re.compile(r'^pods "[^"]*-(\d+)(?:-r\d+)?" is forbidden')
-"""Its name ends with its index, and with how often it was replaced."""
+"""Matches the pod's name, which ends with its index and its replacement count."""
 
 _REFUSALS = (NAME_TAKEN, PODS_FORBIDDEN, API_SERVER_ERROR, STATUS_NOT_STORED)
 _PASSING = (PODS_READY, PODS_NOT_READY, *_REFUSALS)
-"""Reasons of a job that runs, which are as right as what is seen. What is said of one that reports
-no progress stays."""
+"""Reasons of a running job that each plan may overwrite. NoProgressReports is not among them."""
 
 
 def stay_suspended(job: DDPJob, pods: Observed) -> Plan:
-    """Plan for a suspended job: no pods."""
+    """Plan for a suspended job: delete all pods."""
     live = [pod for pod in (*pods.current.values(), *pods.spares, *pods.old) if not pod.deleting]
     status, suspended = job.status, job.status.condition("Suspended")
     running = status.condition("Running")
-    if suspended and running and running.reason in _REFUSALS:  # which this plan does not meet
+    if suspended and running and running.reason in _REFUSALS:  # no longer true without pods
         said = (suspended.reason, suspended.message, running.last_transition_time)
         status = with_condition(status, "Running", False, *said)
     return Plan(status, delete=tuple(pod.key for pod in live))
 
 
 def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
-    """Plan for an active job: create what is missing, give up what is old, say how far it is."""
+    """Plan for an active job: create missing pods, delete old ones, report how many are ready."""
     paused_until = job.status.next_start_time
     if paused_until is not None and now < paused_until:
         why = job.status.condition("Restarting")
@@ -73,9 +72,9 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     else:
         planned = _create(job, pods, now)
     leaving = [pod for pod in pods.old if not pod.deleting]
-    # Pods of old attempts shall save and go: new ones may need their nodes.
+    # Pods of old attempts save and leave quickly: new pods may need their nodes.
     hurried = (pod for pod in leaving if pod.grace_seconds > RESTART_GRACE_SECONDS)
-    # One of this attempt may still answer to the host name that its replacement bears.
+    # A replaced pod of this attempt may still answer to the host name of its replacement.
     rivals = (pod for pod in pods.old if pod.identity.attempt == job.status.attempt)
     planned = replace(
         planned,
@@ -88,7 +87,6 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
 
 
 def _create(job: DDPJob, pods: Observed, now: datetime) -> Plan:
-    """Create the pods that are missing."""
     status, events = _progress(job, pods, now)
     service = _needs_service(job, pods)
     planned = Plan(status, create=pods.creatable, create_service=service, events=events)
@@ -103,9 +101,9 @@ def _wait(job: DDPJob, reason: str, message: str, until: datetime, now: datetime
 
 
 def _needs_service(job: DDPJob, pods: Observed) -> bool:
-    """Whether pods are about to find each other; not while all that are missing wait for a name.
+    """Whether to create the Service: some pods can be created, and none of this attempt exists yet.
 
-    The first pod of an attempt comes after the Service: no retry for the others needs it again.
+    It precedes the first pod of an attempt, so retries for other pods need not repeat it.
     """
     exists = pods.current and not job.status.bookkeeping.replacing
     blocked = pods.blocking and not pods.creatable
@@ -113,7 +111,9 @@ def _needs_service(job: DDPJob, pods: Observed) -> bool:
 
 
 def explain_refusal(job: DDPJob, refusal: str) -> str:
-    """Return the server's refusal of pods; one of Pod Security's as what to change in the job."""
+    """Return the API server's refusal of a pod. If Pod Security refused it, say what to change in
+    the job.
+    """
     where, template = _refused_template(job, refusal)
     found = read_refusal(refusal, template["spec"])
     if found is None:
@@ -127,17 +127,17 @@ def explain_refusal(job: DDPJob, refusal: str) -> str:
             f"enforces privileged; {needs}"
         )
     ours = f'"{CHECKPOINT_VOLUME}"' in refusal
-    why = f"; {CHECKPOINT_VOLUME} is of spec.checkpoint.hostPath" if ours else ""
+    why = f"; {CHECKPOINT_VOLUME} comes from spec.checkpoint.hostPath" if ours else ""
     return f"{head}: in {where}.spec {found.remedy}{why}"
 
 
 def _refused_template(job: DDPJob, refusal: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the field that has the containers of the pod that is refused, and its template."""
+    """Return the path and the template of the refused pod's containers."""
     pod = _REFUSED_POD.search(refusal)
     index = int(pod[1]) if pod else 0
     where = "spec.template"
     for number, override in enumerate(job.spec.overrides or ()):
-        # A template of an override adds to the job's, but its list of containers is its own.
+        # An override's template extends the job's, but replaces its list of containers.
         has_containers = "containers" in ((override.template or {}).get("spec") or {})
         if has_containers and any(index in pods for pods in ranges(override)):
             where = f"spec.overrides[{number}].template"
@@ -147,9 +147,10 @@ def _refused_template(job: DDPJob, refusal: str) -> tuple[str, Mapping[str, Any]
 def report_refusal(
     job: DDPJob, reason: str, message: str, now: datetime, *, wanted: Sequence[Identity] = ()
 ) -> Plan:
-    """Say that the API server refuses for now what the job needs: `wanted` pods, or something else.
+    """Plan for a job while the API server refuses something it needs: its `wanted` pods or another
+    object.
 
-    A job all of whose pods run goes on; the status of one that has finished stays.
+    A job whose pods all run keeps running. The status of a finished job stays.
     """
     event = Event(reason, message, warning=True)
     if job.status.finished:
@@ -166,7 +167,7 @@ def report_refusal(
 
 
 def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus, tuple[Event, ...]]:
-    """Say how far the pods are, once those to create exist."""
+    """Return the status and events for the pods' progress, assuming the planned pods exist."""
     replicas = len(members(job))
     status = job.status
     status = status.model_copy(update={"next_start_time": None})

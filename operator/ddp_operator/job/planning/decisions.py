@@ -1,4 +1,4 @@
-"""Plans that decide: each moves a counter or ends the job, and touches no pod."""
+"""Plans that decide: each changes a counter or ends the job, and changes no pod."""
 
 from datetime import datetime, timedelta
 from typing import Final
@@ -24,20 +24,20 @@ _HARMLESS: Final = (
     RESTART_REQUESTED,
     RESCHEDULED,
 )
-"""Reasons of restarts that nobody has to look into."""
+"""Reasons of restarts that need nobody's attention."""
 _FIRST_PAUSE_SECONDS: Final = 10
 _LONGEST_PAUSE_SECONDS: Final = 300
-"""Kubernetes' own back-off limits for pods that crash."""
+"""Both values are Kubernetes' back-off for crashing containers."""
 
 
 def pause_seconds(retries: int) -> int:
-    """Return how long to wait after so many retries: twice as long each time, up to a limit."""
+    """Return how long to wait after this many retries: the pause doubles up to a limit."""
     return min(_FIRST_PAUSE_SECONDS << min(retries, 10), _LONGEST_PAUSE_SECONDS)
 
 
 def active_deadline(job: DDPJob) -> datetime | None:
-    """Return when the job's active time runs out; None when it may run for ever, has not begun, or
-    does not run in a queue.
+    """Return when spec.activeDeadlineSeconds runs out; None without that field, before the job
+    starts, or while it waits in a queue.
     """
     limit, start = job.spec.active_deadline_seconds, job.status.start_time
     notes = job.status.bookkeeping
@@ -49,7 +49,7 @@ def active_deadline(job: DDPJob) -> datetime | None:
 def finish(
     status: DDPJobStatus, type_: ConditionType, reason: str, message: str, now: datetime
 ) -> Plan:
-    """Decide that a job has ended this way for good."""
+    """Decide that a job has ended permanently."""
     status = status.model_copy(update={"completion_time": now})
     status = with_condition(status, type_, True, reason, message, now)
     failed = type_ == "Failed"
@@ -60,7 +60,7 @@ def finish(
 def fail(
     job: DDPJob, reason: str, message: str, now: datetime, failure: Failure | None = None
 ) -> Plan:
-    """Decide that a job has failed for good, of `failure` if that is given."""
+    """Decide that a job has failed permanently, because of `failure` if given."""
     status = job.status
     if failure:
         status = records.remember(status, failure.model_copy(update={"action": "FailJob"}))
@@ -68,7 +68,7 @@ def fail(
 
 
 def end_at_deadline(job: DDPJob, now: datetime) -> Plan | None:
-    """Decide that a job has been active for too long; None while it has not."""
+    """Fail a job that was active for too long; None while it was not."""
     deadline = active_deadline(job)
     if deadline is None or now < deadline:
         return None
@@ -78,26 +78,26 @@ def end_at_deadline(job: DDPJob, now: datetime) -> Plan | None:
 
 
 def succeed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that a job is done; None while a pod that `spec.successPolicy` asks for is not."""
+    """Decide that a job has succeeded; None while a pod that `spec.successPolicy` names has not."""
     first = pods.current.get(0)
     if job.spec.success_policy == "Rank0":
         done = first.succeeded if first else 0 in pods.completed
-        message = "rank 0's pod ended well (spec.successPolicy)"
+        message = "rank 0's pod completed (spec.successPolicy)"
     else:
         done = not pods.missing and all(pod.succeeded for pod in pods.current.values())
-        message = f"all {len(members(job))} pods ended well"
+        message = f"all {len(members(job))} pods completed"
     if not done:
         return None
     said = first.exit if first else None
     if pods.ignored:
-        message += f", {len(pods.ignored)} of them by spec.restart.rules"
+        message += f" ({len(pods.ignored)} failed, ignored by spec.restart.rules)"
     if said and said.message:
         message += f"; rank 0 says: {' '.join(said.message.split())}"
     return finish(job.status, "Succeeded", "Completed", message, now)
 
 
 def suspend(job: DDPJob, now: datetime) -> Plan:
-    """Decide to give up all pods and to keep the state."""
+    """Decide to delete all pods and keep the state."""
     message = "spec.suspend is true: pods are deleted, state is kept"
     status = with_condition(job.status, "Suspended", True, "Suspended", message, now)
     status = with_condition(status, "PodsCreated", False, "Suspended", message, now)
@@ -106,14 +106,14 @@ def suspend(job: DDPJob, now: datetime) -> Plan:
 
 
 def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
-    """Decide to go on with a suspended job."""
+    """Decide to create the pods of a suspended job again."""
     message = "spec.suspend is false again; pods are created"
     status = job.status.noting(restart_requested=job.restart_requested)
     suspended = status.condition("Suspended")
     if status.start_time and suspended:
         status = _inactive(status, suspended.last_transition_time, now)
     if status.start_time or status.world or pods.current or pods.spares or pods.old:
-        # A pod of before may still be terminating: the new ones need names of their own.
+        # An earlier pod may still be terminating: the new pods need other names.
         status = next_attempt(job, status)
     status = with_condition(status, "Suspended", False, "Resumed", message, now)
     status = with_condition(status, "PodsCreated", False, "Resumed", message, now)
@@ -121,19 +121,20 @@ def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
 
 
 def restart_as_requested(job: DDPJob, now: datetime) -> Plan | None:
-    """Decide to start all pods anew since a person wants it; None where nobody does."""
+    """Decide to restart all pods because the annotation asks for it; None where it does not."""
     wanted = job.restart_requested
     if wanted == job.status.bookkeeping.restart_requested:
         return None
     status = job.status.noting(restart_requested=wanted)
     if not wanted or status.start_time is None:
-        return Plan(status, decided=True)  # there is nothing to start anew
-    message = f"starting all {job.spec.replicas} pods anew: {ANNOTATION_RESTART_REQUESTED} says so"
+        return Plan(status, decided=True)  # nothing runs yet
+    requested = f"requested by annotation {ANNOTATION_RESTART_REQUESTED}"
+    message = f"restarting all {job.spec.replicas} pods: {requested}"
     return restarting(next_attempt(job, status), RESTART_REQUESTED, message, now)
 
 
 def queued(status: DDPJobStatus, now: datetime, *, waits: bool) -> DDPJobStatus:
-    """Return the status that has taken note of the time in a queue: that it goes on, or is over."""
+    """Return the status with the time in a queue recorded: as still running, or as over."""
     notes = status.bookkeeping
     if waits:
         return status.noting(queued_since=notes.queued_since or now)
@@ -143,13 +144,13 @@ def queued(status: DDPJobStatus, now: datetime, *, waits: bool) -> DDPJobStatus:
 
 
 def _inactive(status: DDPJobStatus, since: datetime, now: datetime) -> DDPJobStatus:
-    """Return the status in which this time does not count as active."""
+    """Return the status with the time since then recorded as inactive."""
     seconds = max(int((now - since).total_seconds()), 0)
     return status.noting(suspended_seconds=status.bookkeeping.suspended_seconds + seconds)
 
 
 def next_attempt(job: DDPJob, status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status that names the pods of another start of the whole gang."""
+    """Return the status of the next attempt, which has new pods for all ranks."""
     world = world_of_next_attempt(job.spec, status)
     update = {"attempt": status.attempt + 1, "completed_indexes": "", "world": world, "gaps": ()}
     status = status.model_copy(update=update)
@@ -162,7 +163,7 @@ def next_attempt(job: DDPJob, status: DDPJobStatus) -> DDPJobStatus:
         no_spare_before=None,
         broken_since=None,
         renewed=(),
-        # The policy of the last attempt may have been removed by hand, and may not fit any more.
+        # Somebody may have deleted the NetworkPolicy, or it may be outdated.
         isolation=isolation.CHANGING if status.bookkeeping.isolation else isolation.NONE,
     )
 
@@ -176,7 +177,7 @@ def restarting(
     event: str = "Restarting",
     creates: bool = True,
 ) -> Plan:
-    """Decide that the pods which `status` names restart; `creates`: some do not exist yet.
+    """Decide that the pods named by `status` restart. `creates`: some of them do not exist yet.
     `event`: the reason of the Event.
     """
     status = with_condition(status, "Restarting", True, reason, message, now)
@@ -192,19 +193,21 @@ def restarting(
 def regrouped(
     status: DDPJobStatus, reason: str, message: str, now: datetime, *, event: str
 ) -> Plan:
-    """Decide that existing pods form another group; a job that has not begun does not restart."""
+    """Decide that existing pods form another group. A job that has not started yet does not
+    restart.
+    """
     if status.is_true("Running") or status.is_true("Restarting"):
         return restarting(status, reason, message, now, event=event, creates=False)
     return decided(status, Event(event, message))
 
 
 def decided(status: DDPJobStatus, *events: Event) -> Plan:
-    """Return the plan to store a status, and to tell of it, before anything is done."""
+    """Return a plan that only stores a status and its events."""
     return Plan(with_phase(status, pods_scheduled=False), decided=True, events=events)
 
 
 def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:
-    """Running and Restarting, where they were ever set, hold no longer, and no pod is awaited."""
+    """Return the status with Running and Restarting false and without gaps."""
     status = queued(status, now, waits=False).model_copy(update={"gaps": ()})
     for known in status.conditions:
         if known.type in ("Running", "Restarting"):
@@ -213,5 +216,5 @@ def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DD
 
 
 def _without_placement(status: DDPJobStatus) -> DDPJobStatus:
-    """Where new pods will run is not known yet; of a job that has ended it stays on record."""
+    """Return the status without the placement: new pods may run elsewhere."""
     return status.model_copy(update={"placement": ""})

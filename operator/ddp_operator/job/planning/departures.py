@@ -1,4 +1,4 @@
-"""Nodes that are about to go: their pods leave for other places, or the trainer saves in time."""
+"""Nodes that are about to be terminated: replace their pods, or ask the trainer to save in time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,16 +19,16 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Event, Node
 
 MAX_LEFT: Final = 100
-"""Nodes on record that a job has left, which it leaves no second time."""
+"""How many nodes a job remembers to have left, so that it leaves each only once."""
 CHECKPOINT_REQUESTED: Final = "CheckpointRequested"
 _MAX_START: Final = 240
 SAVE_BEFORE: Final = timedelta(minutes=10)
-"""How long before the known end of a machine its job is asked to save."""
+"""How long before a node's known end its job is asked for a checkpoint."""
 
 
 def leave(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide to replace the pods on nodes that are about to go, as an early disruption; None where
-    there are none, no other place, or something else to do first.
+    """Decide to replace the pods on nodes that are about to be terminated, as an early disruption.
+    None where there are no such nodes, no other place, or something else to do first.
     """
     doomed = _doomed(job, pods)
     if not doomed:
@@ -45,8 +45,9 @@ def leave(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 
 def with_checkpoint_request(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
-    """Complete the plan of an active job: ask its trainer for a checkpoint, once for each node of
-    its pods that is about to go, or whose end is known and near.
+    """Add a request for a checkpoint to the plan of an active job.
+
+    There is one request for each node of its pods that is about to be terminated or ends soon.
     """
     pod_0 = pods.current.get(0)
     if pod_0 is None or not (pod_0.address and pod_0.ready):
@@ -64,13 +65,13 @@ def with_checkpoint_request(job: DDPJob, pods: Observed, planned: Plan, now: dat
         elif node.ends_at:
             why[f"{_start(node)} ends"] = f"node {node.name} ends at {format_time(node.ends_at)}"
     planned = planned.requeued_at(*waits)
-    # Of more than there is room for, the same ones each time.
+    # Sorted, so that too many keys are cut in the same way each time.
     keys = sorted(why)[:MAX_LEFT]
     new = [key for key in keys if key not in job.status.bookkeeping.asked_nodes]
     if not new:
         return planned
     others = f", and {len(new) - 1} more node{'s' if len(new) > 2 else ''}" if len(new) > 1 else ""
-    message = f"asked for a checkpoint: {why[new[0]]}{others}"
+    message = f"requested a checkpoint: {why[new[0]]}{others}"
     return replace(
         planned,
         status=planned.status.noting(asked_nodes=tuple(keys)),
@@ -80,13 +81,13 @@ def with_checkpoint_request(job: DDPJob, pods: Observed, planned: Plan, now: dat
 
 
 def _is_at_work(job: DDPJob, pods: Observed) -> bool:
-    """Whether all pods of the job train, as far as is known, and none has ended."""
+    """Whether all pods train, as far as is known, and none has completed."""
     waits = any(gap.reason != "Starting" for gap in pods.gaps)
     return job.status.is_true("Running") and not (pods.any_succeeded or waits)
 
 
 def _doomed(job: DDPJob, pods: Observed) -> list[tuple[PodState, Node]]:
-    """The pods of a job at work whose nodes are about to go, by index, and those nodes."""
+    """Return the pods on nodes that are about to be terminated, by index, with their nodes."""
     leaving = {name: node for name, node in pods.nodes.signalled.items() if node.leaving}
     if not leaving or not _is_at_work(job, pods):
         return []
@@ -97,8 +98,9 @@ def _doomed(job: DDPJob, pods: Observed) -> list[tuple[PodState, Node]]:
 
 
 def _is_place(job: DDPJob, pods: Observed, doomed: Sequence[tuple[PodState, Node]]) -> bool:
-    """Whether there are as many other nodes that suit the pods, as far as can be told: what others
-    run there is not known. And whether the new pods will not come back to the old ones.
+    """Whether enough other nodes suit the pods, and the new pods cannot return to the old nodes.
+
+    What else runs on those nodes is unknown.
     """
     going = {node.name: node for _, node in doomed}
     places = [pod.identity.index for pod, _ in doomed]
@@ -123,8 +125,8 @@ def _is_place(job: DDPJob, pods: Observed, doomed: Sequence[tuple[PodState, Node
 def _bound_to(
     job: DDPJob, pods: Observed, doomed: Sequence[tuple[PodState, Node]]
 ) -> Mapping[str, str]:
-    """The labels of nodes that pods which are replaced one by one have to go to: those of the
-    others' nodes, where the job wants them in one place.
+    """Return the node labels that replacements need: those of the other pods' nodes, where the job
+    requires one place for all.
     """
     topology = job.spec.scheduling.topology if job.spec.scheduling else None
     if not (topology and topology.required and scope_of(job) != "Gang"):
@@ -137,5 +139,5 @@ def _bound_to(
 
 
 def _start(node: Node) -> str:
-    """This start of a machine, else its name."""
+    """Return an identifier of this boot of the machine, else its name."""
     return (node.boot_id or node.name)[:_MAX_START]

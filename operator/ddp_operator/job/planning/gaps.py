@@ -1,7 +1,6 @@
-"""Places of the group in which nothing trains: why, since when, and what is done about each.
+"""Gaps: node ranks at which nothing trains, with reason and start time, and what to do about each.
 
-This is their only clock. `POLICY` says for each reason who may fill the place, `_due` how long it
-may stay empty.
+This is the only clock for them. `POLICY` says who may fill a gap, `_due` how long it may last.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,16 +21,16 @@ from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, PodState
 
 
 class Policy(NamedTuple):
-    """What may be done about a place in which nothing trains."""
+    """What may be done about a gap of some reason."""
 
     spare: bool = False
-    """A spare takes it at once."""
+    """A spare takes over at once."""
     absent: bool = False
-    """An elastic group may go on without it."""
+    """An elastic group may continue without it."""
     unplaced: bool = False
-    """It takes no node: with others that do, the gang is half placed."""
+    """It holds no node. If others do, the gang is partly placed."""
     lost: bool = False
-    """Its pod has failed or goes, which is decided at once."""
+    """Its pod has failed or is leaving, which is decided at once."""
 
 
 POLICY: Final[dict[GapReason, Policy]] = {
@@ -49,25 +48,25 @@ POLICY: Final[dict[GapReason, Policy]] = {
 }
 
 _TIMED: Final = frozenset[GapReason](("Silent", "CannotStart", "NotStarted"))
-"""Reasons that end a wait by themselves, `_due` says when."""
+"""Reasons that last only until `_due`."""
 
 UNSTARTABLE_SECONDS: Final = 300
-"""How long a pod may lack its image, Secret or ConfigMap: time for a person to create it, and for a
-registry to come back."""
+"""How long a pod may lack its image, Secret or ConfigMap: time for a person to create it, or for a
+registry to recover."""
 _PULLS: Final = 3
-"""An image may take so many times as long as all else that a pod needs before it starts."""
+"""Factor on startTimeoutSeconds for pulling the image, compared with everything else
+before start.
+"""
 UNREACHABLE_SECONDS: Final = 30
-"""How long a launcher may be told in vain before its pod counts as lost: one that has just started,
-or whose node swaps, answers within seconds, and processes get `RESTART_GRACE_SECONDS` to end."""
+"""How long a launcher may not answer before its pod counts as lost. One that has just started, or
+whose node swaps, answers within seconds; processes get `RESTART_GRACE_SECONDS` to end."""
 NODE_SECONDS: Final = 90
-"""How long a node may not answer before its pods count as lost that nobody would evict: kubelets
-start again within a minute."""
+"""How long a node may not answer before its pods count as lost, if nobody else would evict them.
+Kubelets restart within a minute."""
 
 
 def find(job: DDPJob, pods: Observed, now: datetime) -> tuple[Gap, ...]:
-    """Return the places in which nothing trains; each keeps the time from which its reason was
-    seen first.
-    """
+    """Return the gaps. Each keeps the time at which its reason was first seen."""
     known = {gap.node_rank: gap for gap in job.status.gaps}
     found: list[Gap] = []
     for gap in _reasons(job, pods, known, now):
@@ -79,27 +78,27 @@ def find(job: DDPJob, pods: Observed, now: datetime) -> tuple[Gap, ...]:
 
 
 def record(gaps: Sequence[Gap]) -> tuple[GapRecord, ...]:
-    """Return what is stored of them: of more than there is room for, the oldest."""
+    """Return the gaps as stored: the oldest ones, up to the limit."""
     oldest_first = sorted(gaps, key=attrgetter("since", "node_rank"))
     return tuple(map(_record, sorted(oldest_first[:MAX_GAPS])))
 
 
 @lru_cache(maxsize=4096)
 def _record(gap: Gap) -> GapRecord:
-    """Return what is stored of one: each look makes the same ones again, and checks are dear."""
+    """Return a stored gap. The cache saves validating the same gaps at each plan."""
     return GapRecord(**gap._asdict())
 
 
 def stored(status: DDPJobStatus) -> tuple[Gap, ...]:
-    """Return the places that are on record."""
+    """Return the gaps on record."""
     return tuple(Gap(g.node_rank, g.reason, g.since, g.node) for g in status.gaps)
 
 
 def with_reason(
     status: DDPJobStatus, node_ranks: Sequence[int], reason: GapReason, now: datetime
 ) -> DDPJobStatus:
-    """Return the status in which these places have this reason: their pods were created or
-    refused.
+    """Return the status in which these node ranks have this reason: pods were created
+    or refused.
     """
     if not node_ranks:
         return status
@@ -111,8 +110,8 @@ def with_reason(
 
 
 def overdue(job: DDPJob, pods: Observed, now: datetime) -> tuple[Failure, tuple[int, ...]] | None:
-    """Return what has kept a pod from training for too long, and the node ranks of all such; None
-    while all may be waited for.
+    """Return the failure of the first gap that lasted too long, and the node ranks of all gaps of
+    that reason; None if none did.
     """
     late = [gap for gap in _timed(pods) if (due := _due(job, pods, gap)) and due <= now]
     if not late:
@@ -123,13 +122,13 @@ def overdue(job: DDPJob, pods: Observed, now: datetime) -> tuple[Failure, tuple[
 
 
 def next_due(job: DDPJob, pods: Observed) -> datetime | None:
-    """Return when a pod will have been waited for long enough; None while none is."""
+    """Return when a gap will have lasted too long; None if none can."""
     dues = (_due(job, pods, gap) for gap in _timed(pods))
     return min((due for due in dues if due), default=None)
 
 
 def _timed(pods: Observed) -> list[Gap]:
-    """Return the places that may stay empty for some time only: few of thousands."""
+    """Return the gaps that may last only some time: few, even of thousands."""
     return [gap for gap in pods.gaps if gap.reason in _TIMED]
 
 
@@ -143,7 +142,7 @@ def _due(job: DDPJob, pods: Observed, gap: Gap) -> datetime | None:
     elif gap.reason == "Silent":
         seconds, moved = NODE_SECONDS, job.status.progress
         if moved is not None and job.status.is_true("Running"):
-            since = max(since, moved.updated_at)  # no step is completed without any of the ranks
+            since = max(since, moved.updated_at)  # a step needs all ranks
     elif gap.reason == "CannotStart":
         seconds = max(UNSTARTABLE_SECONDS, start if classes.tells_nothing(pod) else 0)
     elif gap.reason == "NotStarted":
@@ -152,8 +151,8 @@ def _due(job: DDPJob, pods: Observed, gap: Gap) -> datetime | None:
 
 
 def in_present_group(job: DDPJob, pods: Observed, pod: PodState, *, started: bool = False) -> bool:
-    """Whether no process of an earlier generation runs in a pod; and, if asked, whether those of
-    the present one may.
+    """Whether no process of an earlier generation runs in a pod. With `started`: and whether those
+    of the present generation may run.
     """
     generation = world_of(job).generation
     held = started and (is_held(job, pod.identity) or is_first_due(job))
@@ -165,7 +164,7 @@ def in_present_group(job: DDPJob, pods: Observed, pod: PodState, *, started: boo
 def _reasons(
     job: DDPJob, pods: Observed, known: dict[int, GapRecord], now: datetime
 ) -> Iterator[Gap]:
-    # All of a group that runs have said that they know it, if to an operator that is gone.
+    # All pods of a running group have acknowledged it, perhaps to an earlier operator.
     unreached = {} if job.status.is_true("Running") else pods.launchers.unreached_since
     for node_rank, pod in pods.current.items():
         reason = None if pod.succeeded else _reason(pod)
@@ -198,7 +197,7 @@ def _reason(pod: PodState) -> GapReason | None:
 
 
 def _stage(pod: PodState) -> GapReason:
-    """How far a pod is that has a node."""
+    """Return how far a scheduled pod has started."""
     if pod.started is not None:
         return "Starting"
     if pod.waiting in UNSTARTABLE_REASONS:

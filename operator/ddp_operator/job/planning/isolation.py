@@ -1,6 +1,6 @@
-"""Has a job's NetworkPolicy created and removed as its spec says.
+"""Create and remove a job's NetworkPolicy as `spec.isolation` says.
 
-It is not watched: the status says whether it exists and, before that changes, that it may.
+The policy is not watched. The status records whether it exists, and before a change that it may.
 """
 
 from dataclasses import replace
@@ -14,14 +14,16 @@ NONE = ""
 
 
 def begin_change(job: DDPJob) -> Plan | None:
-    """Decide that the NetworkPolicy is made or removed; None where it is as wanted."""
+    """Decide to create or remove the NetworkPolicy; None if it is as wanted."""
     if job.status.bookkeeping.isolation in (_wanted(job), CHANGING):
         return None
     return Plan(job.status.noting(isolation=CHANGING), decided=True)
 
 
 def with_network_policy(job: DDPJob, planned: Plan) -> Plan:
-    """Complete the plan of an active job: make the policy, before any pod, or remove it."""
+    """Add the NetworkPolicy's creation, before any pod, or its removal to the plan of an active
+    job.
+    """
     wanted = _wanted(job)
     if job.status.bookkeeping.isolation == wanted:
         return planned

@@ -1,6 +1,6 @@
-"""Corrects what was decided about a failure before its cause was seen.
+"""Correct a decision about a failure once its cause is seen.
 
-A lost node is noticed after its peers have failed, and the job has restarted at its own expense.
+A lost node is noticed after its peers fail. By then the job has restarted and charged it.
 """
 
 from datetime import datetime
@@ -17,8 +17,10 @@ from ddp_operator.ports import Event
 
 
 def correct(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that the failure for which the gang restarted had a cause that is seen only now; None
-    when there is nothing to correct. The restart stays; its charge may be taken back.
+    """Decide that the cause of the last restart of all pods was another failure; None if nothing
+    changed.
+
+    The restart stays, its charge may be taken back.
     """
     event = records.latest_event(job.status.failures)
     if not event or event[-1].action != "RestartGang":
@@ -37,29 +39,29 @@ def correct(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     if wrong.charged and not charged:
         status = budget.count_for_node(status, failure)
     words = records.describe(failure)
-    message = f"what began attempt {wrong.attempt + 1} is known now: {words}"
+    message = f"found the cause of attempt {wrong.attempt + 1}: {words}"
     return decided(_retold(status, message, now), Event("CauseFound", message))
 
 
 def take_back_charge(job: DDPJob, pods: Observed, cause: Failure) -> Plan | None:
-    """Decide to take back what was charged for a failure of which `cause`, in a pod of the same
-    group, is seen only now; None where nothing is to be taken back.
+    """Decide to take back the charge for a failure, since `cause` in the same group is seen only
+    now; None if there is nothing to take back.
     """
     event = records.latest_event(job.status.failures)
     charged = next((failure for failure in event if failure.charged), None)
     if charged is None or classes.is_consequence(cause) or _is_charged(job, cause):
         return None
     if cause.class_ == "Configuration":
-        return None  # which ends the job, and excuses nothing
+        return None  # it ends the job
     if not (classes.is_consequence(charged) or _came_first(pods, cause, charged)):
         return None
     status = _corrected(job.status, charged, cause)
-    message = f"the cause of the last restart is known now: {records.describe(cause)}"
+    message = f"found the cause of the last restart: {records.describe(cause)}"
     return Plan(status, decided=True, events=(Event("CauseFound", message),))
 
 
 def _came_first(pods: Observed, cause: Failure, charged: Failure) -> bool:
-    """Whether the cluster was taking the very pod away whose processes had failed."""
+    """Whether the cluster was already removing the pod whose processes failed."""
     pod = pods.current.get(cause.index)
     if pod is None or pod.key.name != charged.pod or pod.disrupted_at is None:
         return False
@@ -74,7 +76,9 @@ def _is_charged(job: DDPJob, failure: Failure) -> bool:
 def _corrected(
     status: DDPJobStatus, wrong: Failure, cause: Failure, *, charged: bool = False
 ) -> DDPJobStatus:
-    """Return the status with the cause on record instead, and the charge taken back if it was."""
+    """Return the status with the cause recorded instead, and the charge taken back if
+    it was one.
+    """
     update = {"action": wrong.action, "charged": charged, "continued": wrong.continued}
     right = cause.model_copy(update=update)
     failures = tuple(right if failure is wrong else failure for failure in status.failures)
@@ -83,7 +87,7 @@ def _corrected(
 
 
 def _of_attempt(pods: Observed, attempt: int) -> list[PodState]:
-    """The attempt's last pod of each slot: earlier ones had been replaced."""
+    """Return the attempt's last pod of each slot; earlier ones were replaced."""
     newest: dict[int, PodState] = {}
     for pod in pods.old:
         known = newest.get(pod.identity.slot)
@@ -94,7 +98,7 @@ def _of_attempt(pods: Observed, attempt: int) -> list[PodState]:
 
 
 def _tells(pod: PodState, last: Failure) -> bool:
-    """Whether a pod, which has been told to go since, failed by itself before, or was lost."""
+    """Whether a pod, since deleted, had failed by itself before or was lost."""
     if pod.lost_to_cluster:
         return True
     ended = pod.exit.finished if pod.exit else None
@@ -104,7 +108,7 @@ def _tells(pod: PodState, last: Failure) -> bool:
 
 
 def _retold(status: DDPJobStatus, message: str, now: datetime) -> DDPJobStatus:
-    """Replace the words of the restart wherever they still stand."""
+    """Return the status with the restart's message replaced in all conditions."""
     restarting = status.condition("Restarting")
     if restarting is None or restarting.status != "True":
         return status

@@ -1,8 +1,8 @@
-"""Keeps pods that hold a checkpoint of their own out of groups with pods that hold none.
+"""Keep pods with a checkpoint on their own disk apart from pods without one.
 
-The launcher of rank 0 reports a checkpoint on its pod's own disk. From then on the job restarts all
-pods where it would otherwise restart in place, and takes no new pod into its group: the others
-do not see that checkpoint, and a script that loads what it finds would begin at different steps.
+The launcher of rank 0 reports such a checkpoint. From then on the job restarts all pods instead of
+restarting in place, and adds no new pod to its group: the others cannot read that checkpoint, and a
+script that loads what it finds would start at different steps.
 """
 
 from collections.abc import Sequence
@@ -17,24 +17,26 @@ from ddp_operator.ports import Event
 
 CHECKPOINT_IN_POD: Final = "CheckpointInPod"
 _THEN: Final = (
-    "which other pods do not see: a failure restarts all pods without it; set "
+    "which other pods cannot read: a failure restarts all pods without it; set "
     "persistentVolumeClaim or gcsBucket in spec.checkpoint"
 )
 
 
 def warnings(job: DDPJob) -> Sequence[Event]:
-    """Return what to tell at the first start of a job that names such a place to save to."""
+    """Return the warning for a job whose template saves to a pod's own disk, at its
+    first attempt.
+    """
     paths = named_paths(job.spec) if _is_group(job) else ()
     if not paths or job.status.attempt:
         return ()
-    message = f"each pod has a {', '.join(paths)} of its own, {_THEN}"
+    message = f"{', '.join(paths)} is on each pod's own disk, {_THEN}"
     return (Event(CHECKPOINT_IN_POD, message, warning=True),)
 
 
 def note(job: DDPJob, launchers: LauncherStates) -> Plan | None:
-    """Record that rank 0 of this attempt has saved to its pod's own disk; None: no news."""
+    """Record that rank 0 of this attempt saved to its pod's own disk; None if that is not new."""
     said = launchers.leader
-    # Processes that form their group by themselves get the state from each other.
+    # With scope Pod, processes get the state from each other.
     if said is None or not said.saved_in_pod or said.scope != "InPlace":
         return None
     if saved_in_pod(job) or not _is_group(job):
@@ -47,13 +49,13 @@ def note(job: DDPJob, launchers: LauncherStates) -> Plan | None:
 
 
 def saved_in_pod(job: DDPJob) -> bool:
-    """Return whether rank 0 of this attempt has saved to its pod's own disk."""
+    """Return whether rank 0 of this attempt saved to its pod's own disk."""
     noted = job.status.bookkeeping.saved_in_pod == job.status.attempt
     return noted and scope_of(job) == "InPlace"
 
 
 def forbid_in_place(job: DDPJob) -> bool:
-    """Return whether a restart in place would bring unlike pods together."""
+    """Return whether a restart in place would mix pods with and without a checkpoint."""
     return saved_in_pod(job) and len(members(job)) > 1
 
 

@@ -1,4 +1,4 @@
-"""The plan: what to do, and what to say."""
+"""The plan: API writes, the status to store, and events."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,10 +14,10 @@ from ddp_operator.ports import Event, Key
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now, and when to look again.
+    """What to do now, and when to plan again.
 
-    A plan that `decided` has only a status to store; then a new plan is made. Otherwise `status`
-    holds once the writes have succeeded, and `seen` is stored if they are refused.
+    A `decided` plan only stores its status; then a new plan is made. For others, `status` holds
+    once the writes succeed, and `seen` is stored if they are refused.
     """
 
     status: DDPJobStatus
@@ -25,31 +25,29 @@ class Plan:
     decided: bool = False
     create: tuple[Identity, ...] = ()
     create_spares: tuple[Identity, ...] = ()
-    """Pods without a place, of which the job is not to suffer if they are refused."""
+    """Pods outside the group. The job continues if they are refused."""
     create_service: bool = False
-    """Whether the Service may be missing: it is not watched, so it is created again with an
-    attempt.
-    """
+    """Whether the Service may be missing. It is not watched, so each attempt creates it again."""
     isolate: bool | None = None
-    """Whether the job's NetworkPolicy is made or removed; None: neither."""
+    """Create (True) or remove (False) the job's NetworkPolicy; None: neither."""
     delete: tuple[Key, ...] = ()
     grace_seconds: Mapping[Key, int] = field(default_factory=dict)
-    """What pods to delete get to end, where that is less than their own grace period."""
+    """Grace period of pods to delete, where it is shorter than their own."""
     fence: tuple[Key, ...] = ()
-    """Pods to take out of DNS, since a replacement bears their host name."""
+    """Pods to take out of DNS, because a replacement has their host name."""
     dump_stacks: tuple[str, ...] = ()
     """Addresses of trainers to ask for their stacks before any pod is deleted."""
     ask_checkpoint: str = ""
-    """Address of the trainer to ask for a checkpoint, since a node will be gone soon."""
+    """Address of the trainer to ask for a checkpoint, because a node ends soon."""
     assignments: tuple[Assignment, ...] = ()
-    """What launchers are to be told of the group."""
+    """Updates of the group to send to launchers."""
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     requeue_at: datetime | None = None
 
     def requeued_at(self, *moments: datetime | None, after: datetime | None = None) -> "Plan":
-        """The same, looked at again by the first of these moments, those `after` one if that is
-        given, or as soon as before.
+        """Return the plan with an earlier `requeue_at`: the first of these moments that is after
+        `after`.
         """
         new = (moment for moment in moments if moment and (after is None or after < moment))
         known = [*new, *([self.requeue_at] if self.requeue_at else ())]
@@ -60,8 +58,8 @@ class Plan:
 def with_goodput(
     job: DDPJob, planned: Plan, now: datetime, *, started: datetime | None = None
 ) -> Plan:
-    """Return the plan with what the job's time went into, up to now; `started`: when the last of
-    the trainers was that run.
+    """Return the plan with the job's time accounted up to now; `started`: when its last trainer
+    started.
     """
     status = goodput.account(
         planned.status, before=job.status, created=job.created, now=now, started=started

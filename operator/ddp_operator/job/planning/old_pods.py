@@ -1,5 +1,6 @@
-"""Who has to end before new pods come: two ranks 0 may write into one checkpoint, and old pods hold
-the GPUs that the new ones want.
+"""Which old pods must end before new ones are created.
+
+Two ranks 0 could write into one checkpoint, and old pods hold the GPUs that new ones need.
 """
 
 from datetime import datetime, timedelta
@@ -10,16 +11,15 @@ from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
 
 SILENT_SECONDS: Final = 10
-"""How long after its time a pod that does not end is waited for: kubelets kill what is left at once
-and say so within seconds. One that does not is out of reach, and so may its node be for hours."""
+"""How long to wait for a pod after its grace period. Kubelets kill the rest at once and report it
+within seconds; an unreachable node may stay so for hours."""
 
 COLLECTION_SECONDS: Final = 30
-"""How long pods of an earlier job may take to be told that it is gone: the garbage collector tells
-them within moments, unless it is busy."""
+"""How long the garbage collector may take to delete the pods of an earlier job of the same name."""
 
 
 def awaited(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
-    """Return the pods that are to end before this job's missing ones are created."""
+    """Return the pods that must end before this job's missing pods are created."""
     policy = job.spec.restart.replace_when
     if policy == "Terminating" or not pods.missing:
         return []
@@ -36,8 +36,8 @@ def awaited(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
 
 
 def still_at_work(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
-    """Return the pods of this attempt that have lost their places and may still save: processes
-    that start anew in place would save to where those do.
+    """Return replaced pods of this attempt that may still save. Processes that restart in place
+    would save to the same place.
     """
     if job.spec.restart.replace_when == "Terminating":
         return []
@@ -47,16 +47,16 @@ def still_at_work(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
 
 
 def awaited_until(job: DDPJob, pod: PodState, now: datetime) -> datetime:
-    """Until when a pod is waited for."""
+    """Return until when to wait for a pod."""
     if pod.ends_by is not None:
         return pod.ends_by + timedelta(seconds=SILENT_SECONDS)
     if pod.owner_uid != job.uid:
         return job.created + timedelta(seconds=COLLECTION_SECONDS)
-    return now + timedelta(seconds=pod.grace_seconds + SILENT_SECONDS)  # it will be told at once
+    return now + timedelta(seconds=pod.grace_seconds + SILENT_SECONDS)  # it is deleted at once
 
 
 def _is_over(pod: PodState) -> bool:
-    """Whether its trainer writes no more, or will never begin: what has no node is gone at once
-    when it is deleted, but until then it may get one.
+    """Whether its trainer writes no more or will never start. A deleted pod without a node is gone
+    at once; one that is not deleted may still get a node.
     """
     return pod.succeeded or pod.failed or (pod.deleting and not pod.scheduled)

@@ -1,8 +1,8 @@
-"""The whole decision: from a job, its pods and the time to what to do next.
+"""Plan a job: from the job, its pods and the time to the next action.
 
-A plan either *decides*: it moves a counter or ends the job, and touches nothing. Or it *carries
-out* what the stored status says. So each decision is on record before any pod is touched, and a
-crash between two API calls loses and doubles nothing.
+A plan either *decides*: it changes a counter or ends the job, and changes no pod. Or it *carries
+out* the stored status. Each decision is stored before any pod changes, so a crash between two API
+calls loses and repeats nothing.
 """
 
 from collections.abc import Sequence
@@ -51,11 +51,13 @@ def plan(
     report: Report | None = None,
     launchers: LauncherStates = NO_LAUNCHERS,
 ) -> Plan:
-    """Decide what one job needs now. `nodes`: those that its pods may be placed on; `report`: its
-    trainer's last; `launchers`: what is known of its pods' launchers.
+    """Return what a job needs now.
+
+    `nodes`: the nodes its pods may run on. `report`: the trainer's last report. `launchers`: what
+    its pods' launchers reported.
     """
     if job.deleting:
-        return Plan(job.status)  # what it owns goes with it
+        return Plan(job.status)  # the garbage collector deletes what it owns
     known = nodes if isinstance(nodes, Nodes) else Nodes(nodes)
     observed = restart_rules.ignoring(job, observe(job, pods, launchers, known), now)
     if job.status.finished:
@@ -95,8 +97,7 @@ def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -
         return None if job.spec.suspend else decisions.resume(job, pods, now)
     if noted := recovery.note_ignored(job, pods):
         return noted
-    # What has ended well has succeeded, also where nobody looked before it was suspended or its
-    # time was up.
+    # Completed pods count, even if they completed just before a suspension or a deadline.
     if succeeded := decisions.succeed(job, pods, now):
         return succeeded
     if job.spec.suspend:
@@ -124,7 +125,7 @@ def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -
 
 def _end_hang(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan | None:
     hang = watchdog.hung(job, pods, report, now)
-    # Nobody knows which of the pods holds the others up.
+    # It is unknown which pod blocks the others.
     return recovery.failed(job, pods, hang, (), now) if hang else None
 
 
@@ -141,8 +142,9 @@ def _carry_out(job: DDPJob, pods: Observed, report: Report | None, now: datetime
 
 
 def _without_late_losses(job: DDPJob, pods: Observed, report: Report | None) -> Observed:
-    """Count pods as completed that were lost after the last step was made and saved, as a completed
-    pod or the trainer of this attempt tells.
+    """Count pods as completed that were lost after the last step was saved.
+
+    A completed pod, or a report of this attempt's trainer, is the evidence.
     """
     is_known = pods.any_succeeded or (report and report.concerns(job))
     if not (progress.is_complete(job.status) and is_known):
@@ -162,10 +164,10 @@ def _without_late_losses(job: DDPJob, pods: Observed, report: Report | None) -> 
 
 
 def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:
-    """The stored status with what is simply seen: the spec's generation, ready and done pods."""
+    """Return the stored status with what was observed: generation, ready and completed pods."""
     present = pods.current.values()
-    # All of a group that runs have said that they know it, if to an operator that is gone; of one
-    # that is as it began there is nothing to know.
+    # All pods of a running group have acknowledged it, perhaps to an earlier operator. The group
+    # as it begins needs no acknowledgement.
     known = job.status.is_true("Running") or not (world_of(job).generation or is_first_due(job))
     ready = sum(
         pod.succeeded
@@ -203,7 +205,7 @@ def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:
 
 
 def _first_start(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
-    """When the first pod ran, as far as is known; None where none has."""
+    """Return when the first pod ran, as far as is known; None if none has."""
     known = job.status.first_pod_start_time
     if known or pods.completed:
         return known or now
@@ -212,7 +214,7 @@ def _first_start(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
 
 
 def _known_launcher(job: DDPJob) -> str:
-    """What the pods' launcher has said before; empty where pods may be of another image since."""
+    """Return the scope that the launcher reported earlier; empty if the spec changed since."""
     notes = job.status.bookkeeping
     is_edited = notes.accepted_spec_hash not in ("", job.spec_hash)
     return "" if is_edited else notes.launcher

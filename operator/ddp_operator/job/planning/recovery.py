@@ -1,4 +1,4 @@
-"""Decides about failures, whoever noticed them: what restarts, and what it costs."""
+"""Decide about failures: which pods restart, and whether the job is charged."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -20,17 +20,20 @@ from ddp_operator.job.pods.state import START_TIMEOUT, PodState
 from ddp_operator.ports import Event
 
 DISRUPTED_START_PAUSE_SECONDS: Final = 10
-"""Pause after pods were taken away before all of them ran: no budget bounds disruptions, so without
-it a job that no node wants to keep would start pods without end. Kubernetes' own Job controller
-begins with ten seconds too."""
+"""Pause after pods were disrupted before all of them ran.
+
+Disruptions have no limit, so a job that no node can keep would create pods endlessly. Kubernetes'
+Job controller starts with 10 s too."""
 
 _MOST_RANGES: Final = 8
 
 
 def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide about what failed or went missing; None when nothing did, or its cause is awaited."""
+    """Decide about failed or missing pods; None if there are none, or while the cause
+    is awaited.
+    """
     if any(pod.spec_hash != job.spec_hash for pod in pods.current.values()):
-        what = f"starting all {job.spec.replicas} pods anew: spec changed"
+        what = f"restarting all {job.spec.replicas} pods: spec changed"
         return restarting(next_attempt(job, job.status), "SpecChanged", what, now)
     cause = causes.find(job, pods, now)
     if cause is None:
@@ -40,7 +43,7 @@ def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 
 def recover_overdue(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that pods are lost which were waited for too long; None where there are none."""
+    """Decide that pods are lost whose gaps lasted too long; None if there are none."""
     late = gaps.overdue(job, pods, now)
     return failed(job, pods, *late, now) if late else None
 
@@ -55,12 +58,12 @@ def failed(
     excused: bool = False,
     leaving: bool = False,
 ) -> Plan:
-    """Decide about one failure, by the job's rules, its class, and what is left of the budget.
+    """Decide about one failure by the job's rules, its class, and the remaining restarts.
 
-    `lost`: node ranks of the pods that cannot go on; empty when none can. `excused`: it is not
-    charged unless a rule says so. `leaving`: the pods could stay for now.
+    `lost`: node ranks whose pods cannot continue; empty if none can. `excused`: not charged unless
+    a rule says so. `leaving`: the pods still run for now.
     """
-    # A job's rules may charge what they like, but no failure twice.
+    # Rules may charge any failure, but none twice.
     continued = bool(lost) and failure.index in pods.not_restarted
     if continued and (refund := late_causes.take_back_charge(job, pods, failure)):
         return refund
@@ -81,7 +84,7 @@ def failed(
         return fail(job, "MaxRestartsExceeded", told, now, failure)
 
     action, gone, why_gang = _action(job, pods, failure, verdict, lost)
-    # A spare takes a place over in the write that records the loss.
+    # The write that records the loss also lets a spare take over.
     takeovers = spares.take_over(job, pods, gone, leaving=leaving)
     awaited = [node_rank for node_rank in gone if node_rank not in takeovers]
     without: Sequence[int] = ()
@@ -121,7 +124,7 @@ def failed(
 
 
 def note_ignored(job: DDPJob, pods: Observed) -> Plan | None:
-    """Decide to put failures that a rule ignores on record; None when they are."""
+    """Decide to record failures that a rule ignores; None if all are recorded."""
     known = {f.pod for f in job.status.failures if f.action == "Ignore"}
     room = records.MAX_IGNORED - len(known)
     new = [(failure, rule) for failure, rule in pods.ignored if failure.pod not in known][:room]
@@ -136,11 +139,11 @@ def note_ignored(job: DDPJob, pods: Observed) -> Plan | None:
 
 
 def _is_excused(job: DDPJob, pods: Observed, now: datetime) -> bool:
-    """Whether a mere consequence, whose cause nobody saw, is not charged."""
+    """Whether a consequence without a known cause is not charged."""
     if job.status.is_paused(now) or elasticity.absent_node_ranks(pods):
-        return True  # who waits in vain for pods that are not there has not failed once more
-    # A lost node is noticed only after its peers have failed. Such a failure shall not end a job by
-    # itself; two in a row do.
+        return True  # waiting in vain for absent pods is no new failure
+    # A lost node is noticed only after its peers fail. One such failure does not end a job; two in
+    # a row do.
     last = job.status.failures[-1] if job.status.failures else None
     doubted = last is not None and not last.charged and classes.is_consequence(last)
     return budget.is_spent(job, budget.after_progress(job.status)) and not doubted
@@ -149,16 +152,18 @@ def _is_excused(job: DDPJob, pods: Observed, now: datetime) -> bool:
 def _action(
     job: DDPJob, pods: Observed, failure: Failure, verdict: Verdict, lost: Sequence[int]
 ) -> tuple[FailureAction, Sequence[int], str]:
-    """What is started anew, which pods are replaced for it, and why it is more than was wanted."""
+    """Return the action, the node ranks to replace, and why it is more than the rule or scope asked
+    for.
+    """
     wanted = verdict.action
     in_place = wanted == "RestartInPlace"
     kept = {index for index, pod in pods.current.items() if pod.restartable} if in_place else set()
     gone = [index for index in lost if index not in kept]
     if pods.any_succeeded:
-        return "RestartGang", (), ""  # it will not come back
+        return "RestartGang", (), ""  # a completed pod joins no other group
     if not verdict.rule and _began_without(job, pods, failure, gone):
         return "RestartPod", gone, ""
-    # Less would restart, if a launcher had answered.
+    # With a launcher, fewer pods would restart.
     asked = {"InPlace"} if job.spec.kueue_queue else {"InPlace", "Auto"}
     hears_none = job.spec.restart.scope in asked and not job.status.bookkeeping.launcher
     if not verdict.rule and hears_none:
@@ -167,12 +172,12 @@ def _action(
     if unlike or wanted == "RestartGang" or len(gone) == len(members(job)):
         return "RestartGang", (), "; rank 0 saved to its pod's own disk" if unlike else ""
     if not in_place and not gone:
-        return "RestartGang", (), ""  # nobody knows which pod it is
+        return "RestartGang", (), ""  # it is unknown which pod failed
     return wanted, gone, ""
 
 
 def _began_without(job: DDPJob, pods: Observed, failure: Failure, gone: Sequence[int]) -> bool:
-    """Whether the pods that are to be replaced have never begun: the others wait for them still."""
+    """Whether the pods to replace never started, so that the others still wait for them."""
     was_made = failure.class_ == "Infrastructure" and failure.reason != START_TIMEOUT
     if was_made or job.spec.kueue_queue:
         return False
@@ -191,12 +196,12 @@ def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
 def replacing(
     job: DDPJob, status: DDPJobStatus, gone: Sequence[int], awaited: Sequence[int]
 ) -> DDPJobStatus:
-    """Return the status in which the pods of node ranks are others; `awaited`: of those that no
-    spare takes over.
+    """Return the status in which the pods of node ranks `gone` are replaced; `awaited`: those that
+    no spare takes over.
     """
     slots = members(job)
     replacements = replaced(status, (slots[node_rank] for node_rank in gone))
-    new: set[int] = set()  # before all pods of the attempt existed, nobody knows which do
+    new: set[int] = set()  # unknown before all pods of the attempt existed
     if status.bookkeeping.replacing or status.is_true("PodsCreated"):
         new = {*status.bookkeeping.replacing, *(slots[node_rank] for node_rank in awaited)}
     return status.noting(replacements=replacements, replacing=tuple(sorted(new)))
@@ -211,8 +216,8 @@ def _broken(
     *,
     continued: bool,
 ) -> DDPJobStatus:
-    """Return the status of a group that a failure broke, and which pods are new since: each other
-    one is part of one failure once.
+    """Return the status that records which pods are new since this failure. Each other pod is part
+    of one failure once.
     """
     new = {members(job)[node_rank] for node_rank in gone}
     new.update(spare.identity.slot for spare in takeovers.values())
@@ -230,13 +235,13 @@ def _what(
     without: Sequence[int],
 ) -> str:
     if action == "RestartGang":
-        return f"starting all {job.spec.replicas} pods as attempt {status.attempt}"
-    # Of several things each is said in few words: the reason comes after them.
+        return f"restarting all {job.spec.replicas} pods as attempt {status.attempt}"
+    # Several parts are kept short: the reason follows them.
     several = bool(takeovers) + bool(awaited) + bool(without) > 1
     parts: list[str] = []
     in_place = action == "RestartInPlace"
     if in_place:
-        parts.append("all start anew" if several else "all processes start anew in place")
+        parts.append("all restart" if several else "all processes restart in place")
     if len(takeovers) == 1:
         [(node_rank, spare)] = takeovers.items()
         name = "a spare" if several and in_place else f"spare {spare.key.name}"
@@ -246,8 +251,9 @@ def _what(
     if awaited:
         parts.append(_replaced(awaited, briefly=several))
     if without:
-        rest, ranks = len(members(job)) - len(without), _first(completion.format_indexes(without))
-        parts.append(train_on(rest) + ("" if several else f" without node rank {ranks}"))
+        size, ranks = len(members(job)), _first(completion.format_indexes(without))
+        headline = train_on(size - len(without), size)
+        parts.append(headline + ("" if several else f", without node rank {ranks}"))
     return ", ".join(parts)
 
 
@@ -262,7 +268,7 @@ def _replaced(lost: Sequence[int], *, briefly: bool) -> str:
 
 
 def _first(ranges: str) -> str:
-    """The first of many ranges: what comes after them in a message says why."""
+    """Return the first few ranges, so that a message has room for the reason."""
     parts = ranges.split(",")
     return ", ".join(parts[:_MOST_RANGES]) + (", …" if len(parts) > _MOST_RANGES else "")
 

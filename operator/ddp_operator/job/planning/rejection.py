@@ -1,4 +1,4 @@
-"""The plan for a job that cannot be understood."""
+"""Plan for a job whose manifest is invalid."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,8 +22,8 @@ NEWER_JOB = "NewerThanOperator"
 def reject(
     manifest: Manifest, error: InvalidJobError, pods: Sequence[PodState], now: datetime
 ) -> Plan:
-    """Decide that the job has failed of its spec, then give its pods up. A job that only a newer
-    operator understands is left as it is.
+    """Decide that the job failed because of its spec, then delete its pods. A job that only a newer
+    operator understands stays unchanged.
     """
     metadata = manifest["metadata"]
     status = before = _status(manifest)
@@ -50,8 +50,8 @@ def reject(
 
 def _leave(status: DDPJobStatus, error: NewerJobError) -> Plan:
     message = (
-        f"left as it is: this operator ({__version__}) is older than the CRD that is installed; "
-        f"upgrade it. {error}"
+        f"job left unchanged: this operator ({__version__}) is older than the installed CRD; "
+        f"upgrade the operator. {error}"
     )
     told = status.reason == NEWER_JOB
     events = () if told else (Event(NEWER_JOB, message, warning=True),)
@@ -59,7 +59,7 @@ def _leave(status: DDPJobStatus, error: NewerJobError) -> Plan:
 
 
 def _expiry(manifest: Manifest, status: DDPJobStatus) -> datetime | None:
-    """When the job's own time to live ends; None where it has none that can be read."""
+    """Return when the TTL of the unvalidated spec ends; None if it has no valid one."""
     spec = manifest.get("spec")
     ttl = spec.get("ttlSecondsAfterFinished") if isinstance(spec, Mapping) else None
     completed = status.completion_time
@@ -69,7 +69,7 @@ def _expiry(manifest: Manifest, status: DDPJobStatus) -> datetime | None:
 
 
 def _status(manifest: Manifest) -> DDPJobStatus:
-    """The stored status; an unreadable one counts as none, for it may be what is wrong."""
+    """Return the stored status. An unreadable one is ignored, since it may be the invalid part."""
     try:
         return DDPJobStatus.model_validate(manifest.get("status") or {})
     except ValidationError:

@@ -1,7 +1,7 @@
-"""Pods keep off the nodes that are to be avoided now, not off those that were when they were made.
+"""Recreate pending pods that avoid nodes which are usable again.
 
-A pod's node affinity cannot be changed. One that no node takes, and that keeps off a node which is
-well again, would wait without end: it is made anew.
+A pod's node affinity cannot change. A pod that fits no node and avoids a recovered one would wait
+forever.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,12 @@ from ddp_operator.job.pods.avoided_nodes import kept_off
 from ddp_operator.job.pods.observed import Observed
 
 UNSCHEDULABLE: Final = "Unschedulable"
-"""The scheduler's reason for a pod that fits on no node, which it tries again."""
+"""The scheduler's reason for a pod that fits on no node; it retries."""
 
 
 def reschedule(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that pods which are about to be created avoid nodes by their signals of now, and that
-    those which wait in vain because of earlier signals or failures are made anew; None where
-    neither is needed.
+    """Decide to recreate pods that wait because of outdated node affinity, or update the nodes to
+    avoid before pods are created; None if neither is needed.
     """
     if barred := _barred(job, pods):
         return _recreate(job, pods, barred, now)
@@ -39,7 +38,7 @@ def reschedule(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 
 def _barred(job: DDPJob, pods: Observed) -> dict[int, Sequence[str]]:
-    """Return the nodes that pods without a node keep off and need not, by the pods' node ranks."""
+    """Return the nodes that pending pods need not avoid any more, by node rank."""
     waiting = [
         (node_rank, pod)
         for node_rank, pod in pods.current.items()
@@ -66,7 +65,7 @@ def _recreate(job: DDPJob, pods: Observed, barred: dict[int, Sequence[str]], now
     names = some([pods.current[node_rank].key.name for node_rank in node_ranks])
     well = some(sorted({name for names in barred.values() for name in names}))
     message = (
-        f"creating {names} again (not charged): no node took it while it kept off {well}, "
-        "which may be used again"
+        f"recreating {names} (not charged): no node fits while {well} is avoided, "
+        "which can be used again"
     )
     return restarting(status, RESCHEDULED, message, now)

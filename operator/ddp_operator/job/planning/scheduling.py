@@ -1,7 +1,7 @@
-"""Gangs of which only a part finds nodes, or room in a quota.
+"""Gangs of which only a part gets nodes or quota.
 
-Two jobs that each hold half of what one needs would wait for each other for ever: a job that has
-waited long enough releases its pods, and retries later.
+Two jobs that each hold half of what one needs would block each other forever. After a timeout a job
+deletes its pods and retries later.
 """
 
 import zlib
@@ -19,8 +19,10 @@ SCHEDULING_TIMEOUT = "SchedulingTimeout"
 
 
 def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
-    """Return when a gang gives up of which some pods hold nodes, or room in a quota, that others
-    wait for; None when none do: a gang without any keeps its place in the queue.
+    """Return when a partly placed gang releases its nodes or quota; None while none waits for the
+    rest.
+
+    A gang without any node keeps its place in the queue.
     """
     limit = job.spec.scheduling_timeout_seconds
     waiting = [gap for gap in pods.gaps if POLICY[gap.reason].unplaced]
@@ -35,7 +37,7 @@ def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
 
 
 def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide to give up the nodes of a gang that waited for the others for too long; None while it
+    """Decide to delete the pods of a gang that waited too long for its other pods; None while it
     may wait.
     """
     due = timeout_due(job, pods)
@@ -43,7 +45,7 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
         return None
     retries = job.status.bookkeeping.scheduling_retries
     pause = pause_seconds(retries)
-    # Two jobs that gave up at one moment must not meet again at the next.
+    # Jitter, so that two jobs that released at the same time do not collide again.
     pause += pause * zlib.crc32(f"{job.uid}/{retries}".encode()) // 2**32
     message = _message(job, pods)
     status = next_attempt(job, job.status).noting(scheduling_retries=retries + 1)
@@ -52,20 +54,20 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
 
 
 def _message(job: DDPJob, pods: Observed) -> str:
-    """Say which pods wait and, once for each, what they wait for."""
+    """Return which pods wait, grouped by what they wait for."""
     waiting = [pod for pod in pods.current.values() if not (pod.scheduled or pod.failed)]
     running = job.status.condition("Running")
     by_cause: dict[str, list[str]] = {}
     if pods.missing and running is not None:
         by_cause[running.message] = [each.pod_name(job.name) for each in pods.missing]
     for pod in sorted(waiting, key=lambda pod: pod.identity.index):
-        cause = pod.waiting_message or "the scheduler has not said why"
+        cause = pod.waiting_message or "the scheduler gave no reason"
         by_cause.setdefault(cause, []).append(pod.key.name)
     causes = "; ".join(f"{some(names)}: {cause}" for cause, names in by_cause.items())
     size = len(members(job))
     placed = size - len(waiting) - len(pods.missing)
     return (
         f"only {placed} of {size} pods got a node within "
-        f"spec.schedulingTimeoutSeconds ({job.spec.scheduling_timeout_seconds}), and give it "
-        f"up for others; waiting were {causes}"
+        f"spec.schedulingTimeoutSeconds ({job.spec.scheduling_timeout_seconds}), so all "
+        f"release theirs; waiting: {causes}"
     )

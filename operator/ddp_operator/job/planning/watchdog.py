@@ -1,7 +1,7 @@
-"""Notices a training that hangs: its trainer still answers, but with the same step for too long.
+"""Detect a hang: the trainer still answers, but reports the same step for too long.
 
-Only an answer is evidence: the clock stops at the last one. Before the first step, a launcher
-answers that there is nothing to report, which is evidence for trainings that do report steps.
+Only an answer is evidence, so the clock stops at the last one. Before the first step, a launcher
+answers that there is no report, which is evidence for trainings that do report steps.
 """
 
 from dataclasses import replace
@@ -22,14 +22,14 @@ from ddp_operator.ports import Event
 NO_REPORTS = "NoProgressReports"
 _FIRST_STEP_TIMES: Final = 3
 _FIRST_STEP_LEAST: Final = timedelta(minutes=10)
-"""The first step may take so many times the deadline of any other, and this long in any case: it
-comes after imports, the data, the checkpoint, the connections of all ranks, and compilation."""
+"""The first step may take 3 times progressDeadlineSeconds, and at least 10 minutes: imports, data,
+the checkpoint, connections of all ranks and compilation come first."""
 
 
 def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Failure | None:
-    """Return the failure of a job whose step has not moved for too long; None while it moves.
+    """Return the failure of a job whose step has not changed for too long; None while it changes.
 
-    The time counts from when the step was first seen in this attempt, all of whose pods ran.
+    The time counts from when the step was first seen in this attempt with all pods running.
     """
     limit, running_since = _deadline(job), _running_since(job)
     progress = job.status.progress
@@ -39,14 +39,14 @@ def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> F
         return _not_begun(job, pods, report, now, limit, running_since)
     if progress is None or report.status.step != progress.step:
         return None
-    # An earlier attempt may have been at that step too, which says nothing of this one.
+    # An earlier attempt may have reported the same step.
     known_since = progress.updated_at
     since = known_since if known_since > running_since else report.first_received
     stood = report.received - max(since, running_since)
     if stood < limit:
         return None
     message = (
-        f"step {progress.step} has not moved for {int(stood.total_seconds())} s "
+        f"stuck at step {progress.step} for {int(stood.total_seconds())} s "
         f"(spec.progressDeadlineSeconds: {job.spec.progress_deadline_seconds})"
     )
     return _failure(job, pods, message, progress.slowest_rank, now)
@@ -55,7 +55,7 @@ def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> F
 def _not_begun(
     job: DDPJob, pods: Observed, report: Report, now: datetime, limit: timedelta, since: datetime
 ) -> Failure | None:
-    """Return the failure of a job that completes no step since all its pods run."""
+    """Return the failure of a job that completed no step since all its pods run."""
     progress, world = job.status.progress, job.status.world
     since = max(since, (world.changed_at if world else None) or since)
     stood = report.received - since
@@ -64,9 +64,9 @@ def _not_begun(
     if has_reported or is_early or not _reports_steps(job):
         return None
     message = (
-        f"no step was completed in {int(stood.total_seconds())} s since all pods run, and the "
-        f"launcher answers (spec.progressDeadlineSeconds: {job.spec.progress_deadline_seconds}; "
-        f"a first step may take {_FIRST_STEP_TIMES} times as long)"
+        f"no step completed within {int(stood.total_seconds())} s of all pods running; the "
+        f"launcher answers (spec.progressDeadlineSeconds: {job.spec.progress_deadline_seconds}, "
+        f"{_FIRST_STEP_TIMES} times as long for the first step)"
     )
     return _failure(job, pods, message, None, now)
 
@@ -91,22 +91,22 @@ def _failure(job: DDPJob, pods: Observed, message: str, rank: int | None, now: d
 
 
 def _silence_due(job: DDPJob, report: Report | None) -> datetime | None:
-    """Return when a job that has reported nothing in this attempt is told about; None for one that
-    has, does not run, or has no deadline for its progress.
+    """Return when to warn that a job reported nothing in this attempt; None if it did, does not
+    run, or has no progress deadline.
     """
     limit, running_since, progress = _deadline(job), _running_since(job), job.status.progress
     if limit is None or running_since is None:
         return None
     if report is not None and report.concerns(job) and (report.status or _reports_steps(job)):
         return None
-    # An operator that was restarted knows from the status that there were reports.
+    # After a restart of the operator, the status shows that there were reports.
     if progress is not None and progress.updated_at > running_since:
         return None
     return running_since + limit
 
 
 def with_silence_warning(job: DDPJob, planned: Plan, report: Report | None, now: datetime) -> Plan:
-    """Complete the plan of an active job: tell once of one that reports nothing."""
+    """Add one warning to the plan of an active job that reports no progress."""
     due = _silence_due(replace(job, status=planned.status), report)
     status, events = planned.status, planned.events
     running = status.condition("Running")
@@ -114,9 +114,9 @@ def with_silence_warning(job: DDPJob, planned: Plan, report: Report | None, now:
         silent = due is not None and due <= now
         if silent and running.reason == PODS_READY:
             message = (
-                f"no progress was reported for {job.spec.progress_deadline_seconds} s "
-                "(spec.progressDeadlineSeconds), so that no hang would be noticed: pod 0 has to "
-                f"answer GET /status on port {job.spec.status_port}, or its log to match "
+                f"no progress reported for {job.spec.progress_deadline_seconds} s "
+                "(spec.progressDeadlineSeconds), so a hang would go unnoticed: pod 0 must "
+                f"answer GET /status on port {job.spec.status_port}, or its log must match "
                 "spec.progress.logPattern"
             )
             status = with_condition(status, "Running", True, NO_REPORTS, message, now)
@@ -131,7 +131,7 @@ def with_silence_warning(job: DDPJob, planned: Plan, report: Report | None, now:
 
 
 def with_stacks(job: DDPJob, pods: Observed, planned: Plan) -> Plan:
-    """Have the stacks of pods dumped that are deleted because the training in them hung."""
+    """Add a dump of the stacks of pods that are deleted because the training hung."""
     last = job.status.failures[-1] if job.status.failures else None
     if last is None or last.reason != NO_PROGRESS or not planned.delete:
         return planned
@@ -146,13 +146,13 @@ def with_stacks(job: DDPJob, pods: Observed, planned: Plan) -> Plan:
 
 def _deadline(job: DDPJob) -> timedelta | None:
     seconds = job.spec.progress_deadline_seconds
-    # The times that it counts from are stored without their fractions of a second.
+    # Stored times lack fractions of a second.
     return timedelta(seconds=seconds + 1) if seconds is not None else None
 
 
 def _reports_steps(job: DDPJob) -> bool:
-    """Whether the training reports its steps, as far as is known: a script that never does so looks
-    before its first step as it does while it trains.
+    """Whether the training is known to report its steps. A script that never does looks the same
+    before its first step as while it trains.
     """
     return scope_of(job) == "Pod" or job.status.progress is not None
 

@@ -1,4 +1,4 @@
-"""How plans speak: of many things, of what a job waits for, of what people should look at."""
+"""Texts of plans: lists of names, what a job waits for, and warnings."""
 
 from collections.abc import Sequence
 
@@ -16,25 +16,25 @@ NOT_QUEUED = "NotQueued"
 
 
 def some(names: Sequence[str]) -> str:
-    """The first three names, and how many more there are."""
+    """Return the first three names, and how many more there are."""
     shown = ", ".join(names[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
-def train_on(pods: int) -> str:
-    """What so many pods do."""
-    return "1 pod trains on" if pods == 1 else f"{pods} pods train on"
+def train_on(pods: int, of: int) -> str:
+    """Return the headline of a group that continues without some of its pods."""
+    return f"training continues with {pods} of {of} pods"
 
 
 def unknown_accelerators(job: DDPJob) -> list[Event]:
-    """A type may be newer than this release, or misspelt: then its pods will find no node."""
+    """Warn about accelerator types that this release does not know. A misspelt one fits no node."""
     accelerators = [kind.accelerator for kind, _ in kinds(job.spec)]
     types = dict.fromkeys(one.type for one in accelerators if one and one.type)
     return [
         Event(
             UNKNOWN_ACCELERATOR,
-            f"{type_} is no accelerator that this release knows, and was not checked: it stands in "
-            f"the node selector as it is. Known: {', '.join(GPUS)}",
+            f"accelerator type {type_} is unknown to this release and goes unchecked into the "
+            f"node selector. Known: {', '.join(GPUS)}",
             warning=True,
         )
         for type_ in types
@@ -43,26 +43,26 @@ def unknown_accelerators(job: DDPJob) -> list[Event]:
 
 
 def not_queued(job: DDPJob, pods: Observed) -> list[Event]:
-    """Where nobody gates the pods of a queue, they start, and nobody knows that they take quota."""
+    """Warn about pods that run without Kueue's gate. Kueue does not know that they use quota."""
     queue = job.spec.kueue_queue
     loose = sum(not pod.managed for pod in pods.current.values())
     if queue is None or not loose:
         return []
     message = (
-        f"spec.scheduling.queueName ({queue}): {loose} of {job.spec.replicas} pods run without "
-        "having been queued; Kueue is not there, or does not manage pods of this namespace (its "
-        "integration pod, its managedJobsNamespaceSelector)"
+        f"spec.scheduling.queueName ({queue}): {loose} of {job.spec.replicas} pods run outside "
+        "the queue; Kueue is not installed or does not manage pods of this namespace (integration "
+        "pod, managedJobsNamespaceSelector)"
     )
     return [Event(NOT_QUEUED, message, warning=True)]
 
 
 def waiting_for(job: DDPJob, pods: Observed, counted: str) -> tuple[str, str, bool]:
-    """Reason, message and whether a person should look: what the job is waiting for."""
+    """Return reason, message and whether it is a warning: what the job waits for."""
     if pods.blocking:
         names = ", ".join(sorted(pod.key.name for pod in pods.blocking))
         return (
             NAME_TAKEN,
-            f"waiting for pods of another owner to go, to use their names: {names}",
+            f"waiting for another owner's pods with the same names to be deleted: {names}",
             True,
         )
     stuck = [pod for pod in pods.current.values() if pod.waiting and not pod.gated]
@@ -84,6 +84,6 @@ def _for_whom(job: DDPJob) -> str:
         what = "quota and nodes" if nodes else "quota"
         return (
             f"in spec.scheduling.queueName ({job.spec.kueue_queue}) for {what}; "
-            f"kubectl describe workload {workload} says what for"
+            f"see kubectl describe workload {workload}"
         )
-    return "for somebody to remove their scheduling gates"
+    return "for their scheduling gates to be removed"

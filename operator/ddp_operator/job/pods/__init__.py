@@ -1,1 +1,1 @@
-"""A job's pods: what is known of them, what they mean to the job, and what they are made of."""
+"""A job's pods: how they are built, and what the operator reads of them."""

@@ -1,6 +1,6 @@
-"""The tokens by which a job's pods, and the operator, recognise each other's requests.
+"""Tokens by which a job's pods and the operator authenticate each other's requests.
 
-Pods have them from a Secret of their namespace, since many who may not read Secrets may read pods.
+Pods get them from a Secret, since many users may read pods but not Secrets.
 """
 
 import base64
@@ -15,11 +15,11 @@ from ddp_operator.job.pods.state import CONFIG_ERROR, PodState
 from ddp_operator.ports import SentToken, TokenSource
 
 SECRET_PREFIX: Final = "ddp-operator-tokens-"
-"""Of the names of the Secrets that pods have their tokens from."""
+"""Prefix of the names of these Secrets."""
 
 _NAME_DIGITS: Final = 10
 _KEY_DIGITS: Final = 2
-"""A Secret has 256 tokens: jobs of one namespace rarely share one, and it stays small (24 KB)."""
+"""A Secret has 256 tokens: jobs of a namespace rarely share one, and it stays small (24 KB)."""
 
 
 @dataclass(frozen=True)
@@ -27,37 +27,36 @@ class SecretKey:
     """One entry of a Secret."""
 
     secret: str
-    """The Secret's name, in the namespace of the pod."""
+    """Name of the Secret in the pod's namespace."""
     key: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """The operator's own secret, from which all tokens are computed, and where the operator is."""
+    """The operator's own secret, from which all tokens are derived, and its namespace."""
 
     secret: bytes = field(repr=False)
-    """The same in all replicas of the operator and in all its lives, or pods of one job would not
-    know each other.
-    """
+    """The same for all replicas and restarts of the operator, or pods of one job would
+    not match."""
 
     operator_namespace: str | None = None
-    """Of the operator's pod; None where it runs in none."""
+    """Namespace of the operator's pod; None where it does not run in one."""
 
     has_secrets: bool = False
-    """The operator may create Secrets where jobs are; without, tokens are in plain text in pods."""
+    """Whether the operator may create Secrets. If not, pods have their tokens in plain text."""
 
     def token_of(self, namespace: str, job_uid: str, source: TokenSource) -> str:
-        """Return the token that a job's pods have from this source: 64 hexadecimal digits."""
+        """Return the token of a job's pods from this source: 64 hexadecimal digits."""
         if source is TokenSource.SECRET:
             return self._token(namespace, _key(job_uid))
         token = self._digest(job_uid)
         return SentToken(token) if source is TokenSource.SENT else token
 
     def source_for(self, job_uid: str, attempt: int, pods: Iterable[PodState]) -> TokenSource:
-        """Return where new pods of an attempt have their token from.
+        """Return the source of tokens for new pods of an attempt.
 
-        All pods of an attempt must have one token, also those that an operator of another release,
-        or one with other rights, has created.
+        All pods of an attempt need the same token, even if another release, or an operator with
+        other rights, created the existing ones.
         """
         sources = {
             pod.token_source
@@ -68,7 +67,7 @@ class Access:
         return TokenSource.SECRET if has_secret else TokenSource.VARIABLE
 
     def variable(self, namespace: str, job_uid: str, source: TokenSource) -> str | SecretKey:
-        """Return what a new pod has in its environment: the token, or where it is."""
+        """Return the value of a new pod's variable: the token, or the Secret that has it."""
         if source is TokenSource.SECRET:
             return SecretKey(self.secret_name(namespace), _key(job_uid))
         return self.token_of(namespace, job_uid, TokenSource.VARIABLE)
@@ -76,13 +75,13 @@ class Access:
     def secret_name(self, namespace: str) -> str:
         """Return the name of a namespace's Secret.
 
-        It depends on the operator's own secret: a Secret of that name was made from the same one,
-        or by somebody who may change the namespace's pods as well.
+        It depends on the operator's own secret. So a Secret of that name comes from the same
+        operator, or from somebody who may change the namespace's pods anyway.
         """
         return f"{SECRET_PREFIX}{self._digest(f'{namespace}/name')[:_NAME_DIGITS]}"
 
     def secret_manifest(self, namespace: str) -> dict[str, Any]:
-        """Return the Secret that the pods of a namespace have their tokens from."""
+        """Return the Secret with the tokens of a namespace's pods."""
         keys = (f"{number:0{_KEY_DIGITS}x}" for number in range(16**_KEY_DIGITS))
         tokens = {key: self._token(namespace, key).encode() for key in keys}
         return {
@@ -106,10 +105,10 @@ class Access:
 
 
 def lacks_token(pod: PodState, secret: str = SECRET_PREFIX) -> bool:
-    """Return whether a pod cannot start for want of the Secret with its token."""
+    """Return whether a pod cannot start because the Secret with its token is missing."""
     return pod.waiting == CONFIG_ERROR and f'secret "{secret}' in pod.waiting_message
 
 
 def _key(job_uid: str) -> str:
-    """Return the key of a job's token in the Secret of its namespace."""
+    """Return the key of a job's token in the Secret."""
     return hashlib.sha256(job_uid.encode()).hexdigest()[:_KEY_DIGITS]

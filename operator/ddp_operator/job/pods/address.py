@@ -1,9 +1,8 @@
-"""Where a pod's trainer may be asked how far it is.
+"""The address at which the operator may ask a pod's trainer for progress.
 
-Users decide that in part: the port may be a variable of their own. The operator may reach what they
-cannot, so it is held to the pod: to an address that a pod can have, and to a port that needs no
-rights. A node's own address is that of everything else on the node; whoever may have pods there
-(hostNetwork) reaches it without us, and says so in the template.
+Users control part of it: the port may be a variable of theirs. The operator may reach what they
+cannot, so it only asks an address that a pod can have, at an unprivileged port. A node's own
+address serves everything on that node; a template that sets hostNetwork allows it.
 """
 
 import re
@@ -18,7 +17,7 @@ _LOWEST_PORT, _HIGHEST_PORT = 1024, 65535
 
 
 def trainer_address(trainer: str, spec: Manifest, status: Manifest) -> str:
-    """Return `ip:port` of the container of this name; empty where there is none to be asked."""
+    """Return `ip:port` of the container of this name; empty if it cannot be asked."""
     container: Manifest = next((c for c in spec["containers"] if c.get("name") == trainer), {})
     ip, port = status.get("podIP") or "", told_port(container)
     if port is None or not ip or not _may_be_a_pods(ip):
@@ -27,27 +26,29 @@ def trainer_address(trainer: str, spec: Manifest, status: Manifest) -> str:
 
 
 def is_the_nodes(spec: Manifest, status: Manifest) -> bool:
-    """Whether the pod has no address but its node's."""
+    """Whether the pod has only its node's address."""
     hosts = {status.get("hostIP"), *(host.get("ip") for host in status.get("hostIPs") or ())}
     return spec.get("hostNetwork") is True or status.get("podIP") in hosts - {None, ""}
 
 
 def told_port(trainer: Manifest) -> int | None:
-    """Return the port that a container is told in its variables; None where it is no such port."""
+    """Return the status port in a container's variables; None if it is missing or invalid."""
     variables = trainer.get("env") or ()
     port = next((str(v.get("value")) for v in variables if v["name"] == ENV_STATUS_PORT), "")
-    # Nothing but a number may get into a URL of ours.
+    # Only a number may get into the operator's URL.
     if _PORT.fullmatch(port) and _LOWEST_PORT <= int(port) <= _HIGHEST_PORT:
         return int(port)
     return None
 
 
 def _may_be_a_pods(ip: str) -> bool:
-    """Link-local ones are of a node's own services, such as a cloud's metadata server."""
+    """Whether a pod can have this address. Link-local ones serve a node, such as a cloud's metadata
+    server.
+    """
     try:
         address = ip_address(ip)
     except ValueError:
         return False
     if isinstance(address, IPv6Address) and (address.scope_id or address.ipv4_mapped):
-        return False  # other ways to write what is refused here, and more than an address
+        return False  # other spellings of refused addresses, and zones
     return not (address.is_link_local or address.is_multicast or address.is_unspecified)

@@ -1,4 +1,4 @@
-"""Which nodes a pod keeps off, on top of what its user asks of nodes."""
+"""Node affinity that keeps a pod off nodes, in addition to its template's."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,7 +11,7 @@ _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def prefer_others(spec: dict[str, Any], nodes: Sequence[str]) -> None:
-    """Have a pod go to nodes other than these, where there is room on any."""
+    """Let a pod prefer other nodes than these."""
     term = {"weight": 100, "preference": {"matchFields": _not_in(nodes)}}
     affinity = spec.get("affinity") or {}
     node_affinity = affinity.get("nodeAffinity") or {}
@@ -20,11 +20,11 @@ def prefer_others(spec: dict[str, Any], nodes: Sequence[str]) -> None:
 
 
 def keep_off(spec: dict[str, Any], nodes: Sequence[str]) -> None:
-    """Keep a pod off nodes, on top of what its user asks of nodes."""
+    """Keep a pod off these nodes."""
     affinity = spec.get("affinity") or {}
     node_affinity = affinity.get("nodeAffinity") or {}
     required = node_affinity.get(_REQUIRED) or {}
-    # A pod may run where any one of the terms holds.
+    # The terms are alternatives, so each needs the fields.
     terms = required.get("nodeSelectorTerms") or [{}]
     fields = _not_in(nodes)
     terms = [{**term, "matchFields": [*(term.get("matchFields") or ()), *fields]} for term in terms]
@@ -35,7 +35,7 @@ def keep_off(spec: dict[str, Any], nodes: Sequence[str]) -> None:
 
 
 def kept_off(spec: Manifest) -> tuple[str, ...]:
-    """Return the nodes that each term of a pod's node affinity keeps it off by their names."""
+    """Return the node names that all terms of a pod's node affinity exclude."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or ()
     each = [
@@ -51,5 +51,5 @@ def kept_off(spec: Manifest) -> tuple[str, ...]:
 
 
 def _not_in(nodes: Sequence[str]) -> list[dict[str, Any]]:
-    # By the node's own name: a field takes one value an expression, and all of them must hold.
+    # A field expression takes one value, and all expressions must hold.
     return [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]

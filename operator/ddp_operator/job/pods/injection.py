@@ -1,4 +1,4 @@
-"""Puts the bundled launcher into a pod of any image, before the trainer's command."""
+"""Inject the bundled launcher into a pod of any image, in front of the trainer's command."""
 
 from typing import Any, Final
 
@@ -7,12 +7,12 @@ from ddp_operator.api.constants import LAUNCHER_PATH
 from ddp_operator.job.pods.pod_security import RESTRICTED_CONTAINER, RESTRICTED_POD
 
 NAME: Final = "ddp-launcher"
-"""Of the init container and of the volume; the API server refuses a template with its own."""
+"""Name of the init container and the volume. The API server refuses templates that use it."""
 _SOURCE: Final = "/launcher"
-"""Where the operator's image has it (Dockerfile)."""
+"""The launcher's folder in the operator's image (Dockerfile)."""
 
-# As requests and limits alike, a pod keeps its quality of service; and a pod asks for no more by
-# it, for an init container's requests count only where they exceed those of what runs later.
+# Requests equal limits, so a pod keeps its quality of service. They rarely add to the pod's
+# requests: an init container's count only if they exceed those of the other containers.
 _RESOURCES: Final = {"cpu": "100m", "memory": "64Mi"}
 _SECURITY: Final = {
     **RESTRICTED_CONTAINER,
@@ -20,11 +20,11 @@ _SECURITY: Final = {
     "readOnlyRootFilesystem": True,
     "runAsUser": 65532,
 }
-"""Admitted by the Pod Security Standard `restricted`, whatever the pod's own says."""
+"""Satisfies the Pod Security Standard `restricted`, whatever the pod's own settings are."""
 
 
 def inject(spec: dict[str, Any], trainer: dict[str, Any], *, image: str) -> None:
-    """Change a pod's spec and its trainer container, which has a command; `image` is the
+    """Change a pod's spec and its trainer container, which must have a command. `image` is the
     operator's.
     """
     mount = {"name": NAME, "mountPath": LAUNCHER_PATH}
@@ -46,7 +46,7 @@ def inject(spec: dict[str, Any], trainer: dict[str, Any], *, image: str) -> None
         *(spec.get("initContainers") or []),
     ]
     command = trainer["command"]
-    # A command's own Python has the packages that the ranks need, and so can be forked for them.
+    # The command's own Python has the packages of the ranks, so the launcher can fork them.
     python = command[0] if is_python(command[0]) else "python3"
     trainer["command"] = [python, LAUNCHER_PATH, "--", *command]
     trainer["volumeMounts"] = [

@@ -1,7 +1,7 @@
-"""Paths that a job's script may save to and that each pod has for itself: they go with their pod.
+"""Paths of a job's script that are on a pod's own disk and disappear with the pod.
 
-Pods that hold a checkpoint and pods that hold none must not form one group: a script that loads
-what it finds would begin at a different step in each of them.
+Pods with a checkpoint and pods without one must not form one group: a script that loads what it
+finds would start at different steps.
 """
 
 import re
@@ -16,17 +16,17 @@ from ddp_operator.api.spec import DDPJobSpec
 
 MAX_PATHS: Final = 8
 _PATH: Final = re.compile(r"(?<![\w.)}/-])/[\w.@+/-]*\w")
-"""An absolute path within a word. One that begins with a variable is left out: its value is not
-known here, and DDP_CHECKPOINT_DIR is listed anyway."""
+"""An absolute path within a word, unless it begins with a variable: that value is unknown here, and
+DDP_CHECKPOINT_DIR is listed anyway."""
 _SAVES: Final = re.compile(
     r"check_?point|ckpt|snapshot|save|\.(pt|pth|safetensors)\b", re.IGNORECASE
 )
-"""Words that tell a path to save to from one of caches and scratch files."""
+"""Words that suggest a path for checkpoints rather than for caches and scratch files."""
 _PER_POD: Final = frozenset({"emptyDir", "ephemeral"})
 
 
 def dies_with_pods(spec: DDPJobSpec) -> bool:
-    """Return whether what is saved in spec.checkpoint.path goes with its pod."""
+    """Return whether files in spec.checkpoint.path disappear with the pod."""
     where = spec.checkpoint
     if where.persistent_volume_claim or where.gcs_bucket or where.host_path:
         return False
@@ -35,14 +35,14 @@ def dies_with_pods(spec: DDPJobSpec) -> bool:
 
 
 def local_paths(spec: DDPJobSpec) -> Sequence[str]:
-    """Return the paths in which a checkpoint would be one pod's own."""
+    """Return the paths in which a checkpoint would be on one pod's disk."""
     found = [spec.checkpoint.path] if dies_with_pods(spec) else []
     found += _on_empty_dirs(spec)
     return [path for path in dict.fromkeys(found) if ":" not in path][:MAX_PATHS]
 
 
 def named_paths(spec: DDPJobSpec) -> Sequence[str]:
-    """Return those of them that the template names as a place to save to."""
+    """Return those of these paths that the template names for saving."""
     words = [word for pair in _words(trainer_container(spec.template)) for word in pair]
     where = ("DDP_CHECKPOINT_DIR", spec.checkpoint.path)
     named = any(each in word for word in words for each in where)
@@ -54,7 +54,7 @@ def _on_empty_dirs(spec: DDPJobSpec) -> Iterator[str]:
     container = trainer_container(spec.template)
     volumes = pod_spec(spec).get("volumes") or ()
     if not (container.get("volumeMounts") and any(map(_is_per_pod, volumes))):
-        return  # most have none, and each pod is asked
+        return  # the common case, which must be fast
     for before, word in _words(container):
         for path in _PATH.findall(word) if _SAVES.search(f"{before} {word}") else ():
             volume = _volume_at(spec, path)
@@ -63,8 +63,8 @@ def _on_empty_dirs(spec: DDPJobSpec) -> Iterator[str]:
 
 
 def _words(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the words of the command and the values of the environment, each with what names it:
-    the word before, such as an option, or the variable.
+    """Yield the command's words and the environment's values, each with the option or variable
+    before it.
     """
     argv = [*(container.get("command") or ()), *(container.get("args") or ())]
     yield from zip(["", *argv], argv, strict=False)
@@ -73,7 +73,7 @@ def _words(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _volume_at(spec: DDPJobSpec, path: str) -> Mapping[str, Any] | None:
-    """Return the volume of the template that a path of the trainer container is on."""
+    """Return the template's volume for a path of the trainer container."""
     mounts = {
         normpath(mount.get("mountPath") or ""): mount.get("name")
         for mount in trainer_container(spec.template).get("volumeMounts") or ()

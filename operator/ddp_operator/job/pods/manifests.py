@@ -1,4 +1,4 @@
-"""Builds a job's Service and Pods: names, distributed environment, GPU placement, volumes."""
+"""Build a job's Service and pods: names, distributed environment, GPU placement, volumes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,21 +32,20 @@ SHARED_MEMORY_VOLUME = "ddp-shared-memory"
 SHARED_MEMORY_PATH = "/dev/shm"
 
 LEAVE_SECONDS = 5
-"""How long a pod that is told to end trains on, so that the others can go on without it: the word
-takes a tenth of that on its way, and a spot node leaves 15 s in all, in which it may have to save.
-"""
+"""How long a pod keeps training after it was told to end, so that the others can continue without
+it. The message takes a tenth of that. A spot node leaves 15 s in all, which must include a save."""
 
 _OF_A_PLACE = frozenset(
     {"MASTER_ADDR", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "PET_NNODES",
      "PET_NODE_RANK", "PET_MASTER_ADDR"}
 )  # fmt: skip
-"""Variables that a pod without a place does not have."""
+"""Variables that a spare does not get."""
 _NEVER_BEGAN = UNSTARTABLE_REASONS | {START_TIMEOUT}
 
 
 def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str]:
-    """The trainer container's environment: PyTorch's `env://` contract, torchrun's PET_*, and
-    our own. Without a token it is told of none.
+    """Return the trainer container's environment: PyTorch's `env://` variables, torchrun's PET_*,
+    and the operator's own. An empty token is left out.
     """
     spec = job.spec
     pods, local_world_size = len(members(job)), ranks.local_world_size(spec, identity.index)
@@ -72,13 +71,11 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
         "PET_MASTER_ADDR": master_addr,
         "PET_MASTER_PORT": spec.master_port,
     }
-    if is_spare(
-        job, identity
-    ):  # its launcher is told; a script without one fails, and joins nobody
+    if is_spare(job, identity):  # its launcher gets them later; a script without one fails
         variables = {name: value for name, value in variables.items() if name not in _OF_A_PLACE}
     elif local_world_size == 1:
-        # With several processes the launcher knows these; a plain script then fails at once on the
-        # missing RANK instead of hanging in a group that never completes.
+        # With several processes the launcher sets these. Without one, a plain script fails on the
+        # missing RANK, rather than hang in a group that never completes.
         variables |= {"RANK": ranks.first_rank(spec, identity.index), "LOCAL_RANK": 0}
     if sizes := ranks.pod_sizes(spec):
         variables[constants.ENV_POD_SIZES] = sizes
@@ -109,36 +106,34 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
 
 
 def master_addr_of(job: DDPJob, attempt: int) -> str:
-    """The name by which an attempt's pods find rank 0's: fully qualified within the cluster's
-    search domains, and resolvable from any of the job's pods.
-    """
+    """Return the DNS name of rank 0's pod, which resolves from any of the job's pods."""
     return f"{Identity(index=members(job)[0], attempt=attempt).host_name(job.name)}.{job.name}"
 
 
 def is_spare(job: DDPJob, identity: Identity) -> bool:
-    """Whether a pod has no place in the group."""
+    """Whether a pod is outside the group."""
     return identity.slot not in node_ranks(job)
 
 
 def is_held(job: DDPJob, identity: Identity) -> bool:
-    """Whether a pod's processes are not to start before it is told: those of the pods that it comes
-    to may be of an earlier generation, as may be rank 0, which it would take for its own.
+    """Whether a pod's processes wait for an assignment before they start: the other pods, and the
+    rank 0 that it would join, may still be of an earlier generation.
     """
     if identity.replacement == 0 or world_of(job).generation == 0:
         return False
-    # Where nobody has answered who could tell it, it starts as pods do that know of no launcher.
+    # Without a launcher that answered, nothing could release it.
     return scope_of(job) == "InPlace" and bool(job.status.bookkeeping.launcher)
 
 
 def _trackers(job: DDPJob) -> dict[str, str]:
-    """What makes a training one run of W&B's, however often it starts anew; for rank 0's pod alone,
-    since a run that several processes write is spoilt. MLflow gives runs their ids itself.
+    """Return variables that make all restarts one W&B run. Only rank 0's pod gets them, since
+    several writers corrupt a run. MLflow assigns run ids itself.
     """
     return {"WANDB_RUN_ID": job.uid, "WANDB_RESUME": "allow", "WANDB_NAME": job.name}
 
 
 def owner_reference(job: DDPJob) -> dict[str, Any]:
-    """What makes an object go with its job."""
+    """Return the reference that deletes an object with its job."""
     return {
         "apiVersion": constants.API_VERSION,
         "kind": constants.KIND,
@@ -150,7 +145,7 @@ def owner_reference(job: DDPJob) -> dict[str, Any]:
 
 
 def own_metadata(job: DDPJob) -> dict[str, Any]:
-    """Of an object that a job has one of."""
+    """Return the metadata of an object that a job has one of."""
     return {
         "name": job.name,
         "namespace": job.namespace,
@@ -160,7 +155,7 @@ def own_metadata(job: DDPJob) -> dict[str, Any]:
 
 
 def service(job: DDPJob) -> dict[str, Any]:
-    """The headless Service that gives the job's pods their DNS names."""
+    """Return the headless Service that gives the job's pods their DNS names."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -183,10 +178,10 @@ def pod(
     side_cars: SideCars = DEFAULT_SIDE_CARS,
     launcher_image: str = "",
 ) -> dict[str, Any]:
-    """One pod, from the user's template; `token` is the job's, left out where no pod comes of it,
-    as may be `launcher_image`, which only jobs with `launcher: inject` need.
+    """Return one pod, built from the user's template.
 
-    It shares the template's unchanged parts, so neither may be changed in place.
+    `token` and `launcher_image` may be empty if the pod is not created; only `launcher: inject`
+    uses the latter. The pod shares unchanged parts with the template, so change neither in place.
     """
     own = spec_of(job.spec, identity.index)
     template = own.template
@@ -200,7 +195,7 @@ def pod(
         constants.LABEL_REPLACEMENT: str(identity.replacement),
         constants.LABEL_SERVING: "true",
     }
-    # The end of the log is what a plain script has to say of its failure.
+    # A plain script reports its failure in its log.
     trainer: dict[str, Any] = {
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **trainer_container(template),
@@ -222,7 +217,7 @@ def pod(
         subdomain=job.name,
     )
     if spec.get("hostNetwork") and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
-        # By Kubernetes' default it would ask its node's name server, which knows of no rank.
+        # By default it would use its node's name server, which does not know the ranks.
         spec["dnsPolicy"] = "ClusterFirstWithHostNet"
     if is_spare(job, identity) and (lower := job.spec.spares_priority_class_name):
         for of_another_class in ("priority", "preemptionPolicy"):
@@ -265,7 +260,7 @@ def pod(
 
 
 def _users(marks: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the labels or annotations of a template that are its user's to choose."""
+    """Return the template's labels or annotations without the operator's own prefix."""
     return {
         key: value
         for key, value in (marks or {}).items()
@@ -304,7 +299,7 @@ def _add_checkpoint(
     elif checkpoint.host_path:
         source = {"hostPath": {"path": checkpoint.host_path, "type": "DirectoryOrCreate"}}
     elif _mounts(trainer, checkpoint.path):
-        return  # the user's own volume serves
+        return  # the user's own volume is mounted there
     else:
         source = {"emptyDir": {}}
     _mount(spec, trainer, {"name": CHECKPOINT_VOLUME, **source}, checkpoint.path)
@@ -334,8 +329,8 @@ def _add_accelerator(
     spec: dict[str, Any], trainer: dict[str, Any], accelerator: Accelerator
 ) -> None:
     selector = {constants.GKE_ACCELERATOR_LABEL: accelerator.type} if accelerator.type else {}
-    # GKE adds this toleration itself only to pods that request the resource in the classic way;
-    # without it a pod waits for ever.
+    # GKE adds this toleration only to pods that request the resource in the classic way. Without
+    # it a pod stays pending.
     tolerations: list[dict[str, Any]] = [
         {"key": constants.GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
     ]
@@ -353,7 +348,7 @@ def _add_accelerator(
         selector[label] = "true"
         tolerations.append(_tolerating(label, "true"))
     if accelerator.provisioning == "queued":
-        # Which nodes were made for them is not known before: Kueue says so when it admits the pods.
+        # Kueue selects the provisioned nodes when it admits the pods.
         tolerations.append(_tolerating(constants.GKE_QUEUED_LABEL, "true"))
     elif accelerator.max_run_seconds:
         selector[constants.GKE_MAX_RUN_LABEL] = str(accelerator.max_run_seconds)

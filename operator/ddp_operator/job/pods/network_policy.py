@@ -1,4 +1,4 @@
-"""The NetworkPolicy of a job that is to be left alone (`spec.isolation: Job`)."""
+"""The NetworkPolicy of a job with `spec.isolation: Job`."""
 
 from typing import Any
 
@@ -11,12 +11,11 @@ from ddp_operator.job.pods.manifests import own_metadata
 
 
 def network_policy(job: DDPJob, *, operator_namespace: str | None) -> dict[str, Any]:
-    """Let the job's own pods in, and the operator where it asks; nobody else, and all out.
+    """Return the policy: the job's own pods and the operator may connect, and all egress is
+    allowed.
 
-    All that the API server would fill in is said, so that it stores what is written here.
-
-    Args:
-        operator_namespace: None: the operator is no pod that could be let in.
+    It spells out the API server's defaults, so that the stored object equals this one.
+    `operator_namespace` is None if the operator runs in no pod.
     """
     own_pods = {LABEL_JOB_NAME: job.name}
     ingress: list[dict[str, Any]] = [{"from": [{"podSelector": {"matchLabels": own_pods}}]}]

@@ -1,4 +1,4 @@
-"""A job's pods, sorted by what they mean to it."""
+"""A job's pods, sorted by their role in it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ NO_NODES: Final = Nodes()
 
 
 class Gap(NamedTuple):
-    """A place of the group in which nothing trains."""
+    """A node rank at which nothing trains."""
 
     node_rank: int
     reason: GapReason
@@ -29,45 +29,43 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A job's pods, sorted by what they mean."""
+    """A job's pods, sorted by their role."""
 
     current: dict[int, PodState]
-    """Those of the group, by node rank."""
+    """Pods of the group, by node rank."""
     old: tuple[PodState, ...]
     foreign: tuple[PodState, ...]
-    """Pods of another owner: of an earlier job of the same name, as a rule."""
+    """Pods of another owner, usually of an earlier job of the same name."""
     blocking: tuple[PodState, ...]
-    """Strangers that bear a name which this job needs, as objects or in DNS."""
+    """Foreign pods whose object or DNS name this job needs."""
     missing: tuple[Identity, ...]
-    """Those that ended well before they went are not."""
+    """Members without a pod, except those that completed."""
     creatable: tuple[Identity, ...]
-    """Of the missing ones those whose names nobody else bears."""
+    """Missing ones whose names are free."""
     spares: tuple[PodState, ...] = ()
-    """Those that wait without a place, for another one's or to join the group."""
+    """Pods outside the group that can take over or join."""
     spares_missing: tuple[Identity, ...] = ()
-    """Of these, those whose names nobody else bears."""
+    """Missing spares whose names are free."""
     completed: frozenset[int] = frozenset()
-    """Indices of pods that have ended well and are gone."""
+    """Indexes of pods that completed and are gone."""
     not_restarted: frozenset[int] = frozenset()
-    """Node ranks of the pods that are left of a group which a failure broke, and have not begun
-    again since: what fails in them is part of that failure."""
+    """Node ranks of pods that have not restarted since a failure broke the group. Failures in them
+    are part of that failure."""
     ignored: tuple[tuple[Failure, str], ...] = ()
-    """Failures of current pods that count as good ends, each with the rule that says so."""
+    """Failures of current pods that a rule counts as success, each with that rule."""
     gaps: tuple[Gap, ...] = ()
-    """Of the group's places those in which nothing trains."""
     launchers: LauncherStates = NO_LAUNCHERS
-    """What the pods' launchers say."""
     nodes: Nodes = NO_NODES
-    """Those that the pods may be placed on."""
+    """Nodes that the pods may run on."""
 
     @property
     def any_succeeded(self) -> bool:
-        """A pod has ended well: it comes to no other group."""
+        """Whether a pod completed: it can join no other group."""
         return bool(self.completed) or any(pod.succeeded for pod in self.current.values())
 
     @property
     def all_scheduled(self) -> bool:
-        """All pods of the group are there and have nodes."""
+        """Whether all pods of the group exist and have nodes."""
         return not self.missing and all(pod.scheduled for pod in self.current.values())
 
 
@@ -77,7 +75,7 @@ def observe(
     launchers: LauncherStates = NO_LAUNCHERS,
     nodes: Nodes = NO_NODES,
 ) -> Observed:
-    """Sort a job's pods by what they mean to it."""
+    """Sort a job's pods by their role."""
     unready = {name for name, node in nodes.signalled.items() if node.unready}
     status = job.status
     node_ranks, slots, free = world.node_ranks(job), world.members(job), world.outside_slots(job)
@@ -146,9 +144,7 @@ def observe(
 
 
 def member_names(job: DDPJob, most: int | None = None) -> Sequence[str]:
-    """The names of the group's pods, in the order of their node ranks; `most`: of the first ones
-    alone.
-    """
+    """Return the names of the group's pods by node rank; `most`: only the first ones."""
     attempt, replacements = job.status.attempt, job.status.bookkeeping.replacements
     return [
         Identity(slot, attempt, replacements.get(str(slot), 0)).pod_name(job.name)
@@ -157,27 +153,27 @@ def member_names(job: DDPJob, most: int | None = None) -> Sequence[str]:
 
 
 def _ended(job: DDPJob, launchers: LauncherStates) -> dict[str, PodFailure]:
-    """By the name of a pod: how its processes ended in the present generation."""
+    """Return how processes ended in the present generation, by pod name."""
     generation = world.world_of(job).generation
     if (
         launchers.leader is not None
         and launchers.leader.led
         and launchers.leader.generation > generation
     ):
-        return {}  # launchers have started them again
+        return {}  # launchers already restarted them
     return {one.pod: one for one in launchers.failures if one.generation == generation}
 
 
 def _as_its_launcher_says(pod: PodState, ends: Mapping[str, PodFailure]) -> PodState:
     ended = ends.get(pod.key.name)
-    # What happens to the pod itself counts more.
+    # Events of the pod itself take precedence.
     if ended is None or pod.started is None or pod.exit or pod.deleting or pod.lost_to_cluster:
         return pod
     return with_failure(pod, ended)
 
 
 def with_failure(pod: PodState, failed: PodFailure) -> PodState:
-    """Return the pod as one whose processes have ended, and which has not."""
+    """Return the pod as one whose processes ended while it still runs."""
     ended = ContainerExit(failed.exit_code, 0, "Error", failed.message, failed.time)
     return replace(pod, exit=ended, restartable=True)
 
@@ -193,7 +189,7 @@ def _not_restarted(
     def has_begun(pod: PodState | None) -> bool:
         if pod is None or generation == 0:
             return False
-        # Processes that form their group by themselves are the same ones in each generation.
+        # With scope Pod, the same processes stay in each generation.
         told = in_place and launchers.knows(pod.key.name, generation, start=True)
         return pod.restartable or told or pod.generation >= generation
 
@@ -205,7 +201,9 @@ def _not_restarted(
 
 
 def with_own_address(job: DDPJob, pod: PodState) -> PodState:
-    """The same pod; without its address, where that is its node's and the job asks for no such."""
+    """Return the pod without its address if that is its node's and the job does not ask for
+    hostNetwork.
+    """
     if pod.has_nodes_ip and not wants_host_network(spec_of(job.spec, pod.identity.index)):
         return replace(pod, address="")
     return pod

@@ -1,7 +1,7 @@
-"""Pod Security: the level that a namespace enforces, and what its refusals ask a template for.
+"""Pod Security: the level that a namespace enforces, and the remedies for its refusals.
 
-The levels are at https://kubernetes.io/docs/concepts/security/pod-security-standards/. The texts of
-refusals are those of Kubernetes' module `k8s.io/pod-security-admission`, package `policy`.
+Levels: https://kubernetes.io/docs/concepts/security/pod-security-standards/. The texts of refusals
+come from Kubernetes' module `k8s.io/pod-security-admission`, package `policy`.
 """
 
 import re
@@ -15,22 +15,22 @@ RESTRICTED_POD: Final[Mapping[str, Any]] = {
     "runAsNonRoot": True,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-"""The securityContext of a pod that `restricted` admits, whatever the level's version."""
+"""A securityContext of pods that `restricted` admits in any version."""
 RESTRICTED_CONTAINER: Final[Mapping[str, Any]] = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }
-"""The securityContext of each of its containers, init containers included."""
+"""The same for each of its containers, including init containers."""
 
 _LEVELS: Final[tuple[Level, ...]] = ("privileged", "baseline", "restricted")
 _LABEL: Final = "pod-security.kubernetes.io/enforce"
 _MOST_NAMES: Final = 3
 _MOST_CHARACTERS: Final = 1000
-"""Of what a refusal asks for: names and values in it are the users'."""
+"""Limits of a remedy: it contains users' names and values."""
 
 _REFUSAL: Final = re.compile(r'violates PodSecurity "(\w+):[^"]*": (.+)', re.DOTALL)
 _CHECK: Final = re.compile(r'([^()"]+) \(((?:"[^"]*"|[^()"])*)\)(?:, |$)')
-"""A check that failed: its reason, and the details in parentheses."""
+"""A failed check: its reason, and the details in parentheses."""
 _VALUE: Final = re.compile(
     r"(?P<who>.+?) must (?P<no>not )?set (?P<field>[\w.]+)(=| to )(?P<value>.+)"
 )
@@ -39,7 +39,7 @@ _ITEM: Final = re.compile(
 )
 _NAME: Final = re.compile(r'"([^"]*)"')
 _INSTEAD: Final = {"true": "false", "false": "true", "Unconfined": "RuntimeDefault"}
-"""What to set where a value must not be set."""
+"""What to set instead of a forbidden value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class PodSecurity:
 
     level: Level
     version: str = "latest"
-    """The Kubernetes release whose rules hold."""
+    """The Kubernetes release of the rules."""
 
     @classmethod
     def of_labels(cls, labels: Mapping[str, str]) -> Self | None:
-        """Return what a namespace's labels enforce; None where the API server's default holds."""
+        """Return what a namespace's labels enforce; None: the API server's default."""
         said = labels.get(_LABEL)
         if said is None:
             return None
-        # As the API server does: a level that does not exist is the strictest one.
+        # Like the API server, take an unknown level as the strictest one.
         level: Level = next((known for known in _LEVELS if known == said), "restricted")
         return cls(level, labels.get(f"{_LABEL}-version", "latest"))
 
@@ -67,11 +67,11 @@ class Refusal:
 
     level: str
     remedy: str
-    """What to change in the pod's spec; in the server's own words where those are not known."""
+    """What to change in the pod's spec; the server's own words if unknown."""
 
 
 def read_refusal(message: str, pod: Mapping[str, Any]) -> Refusal | None:
-    """Read an API server's refusal of a pod with this spec; None: it is another one's."""
+    """Parse an API server's refusal of a pod with this spec; None: not by Pod Security."""
     found = _REFUSAL.search(message)
     if found is None:
         return None
@@ -84,7 +84,7 @@ def read_refusal(message: str, pod: Mapping[str, Any]) -> Refusal | None:
 
 def _remedy(checks: str, pod: Mapping[str, Any]) -> str:
     if _CHECK.sub("", checks):
-        return f"change what it refuses: {checks}"
+        return f"change this: {checks}"
     wanted: list[str] = []
     unwanted: list[str] = []
     others: list[str] = []
@@ -96,7 +96,7 @@ def _remedy(checks: str, pod: Mapping[str, Any]) -> str:
             continue
         for each in known:
             field = each["field"].removeprefix("securityContext.")
-            # Of several values that would be right, the first.
+            # The first of several allowed values.
             value = each["value"].split(" or ")[0].replace('"', "")
             fields = unwanted if each["no"] and value not in _INSTEAD else wanted
             if each["no"]:
@@ -105,16 +105,16 @@ def _remedy(checks: str, pod: Mapping[str, Any]) -> str:
                 value = f"[{value}]"
             holders = _holders(each["who"], pod)
             fields += [f"{holder}securityContext.{field}: {value}" for holder in holders]
-    parts = (("set", wanted), ("take out", unwanted), ("change", others))
+    parts = (("set", wanted), ("remove", unwanted), ("change", others))
     return "; ".join(f"{verb} {', '.join(fields)}" for verb, fields in parts if fields)
 
 
 def _holders(who: str, pod: Mapping[str, Any]) -> Iterable[str]:
-    """Yield the paths of what a check names: the pod, some of its containers, or both."""
+    """Yield the paths that a check names: the pod, some of its containers, or both."""
     if who.startswith("pod"):
         yield ""
     if who.startswith("pod or"):
-        return  # what the pod has, its containers have
+        return  # containers inherit the pod's settings
     left = _NAME.findall(who)
     for kind in ("initContainers", "containers"):
         known = {container.get("name") for container in pod.get(kind) or ()}

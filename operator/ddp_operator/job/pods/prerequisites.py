@@ -1,4 +1,4 @@
-"""What a job needs before its pods, beside its Service and its NetworkPolicy."""
+"""Objects that a job needs before its pods, besides its Service and NetworkPolicy."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,21 +13,22 @@ from ddp_operator.ports import Manifest
 
 _CLAIMS_NEED: Final = (
     "spec.accelerator.network: dranet needs Kubernetes 1.34 or later, and an operator that may "
-    "make claim templates (manifests/components/dranet)"
+    "create claim templates (manifests/components/dranet)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Prerequisite:
-    """An object of a kind that not every cluster has, nor lets the operator make."""
+    """An object whose kind may be missing, or that the operator may not be allowed to create."""
 
     manifest: Manifest
     needs: str
-    """The field that asks for it and what that takes: for where the server refuses it."""
+    """The field that asks for it and what that requires, for the message when the server refuses
+    it."""
 
 
 def prerequisites(job: DDPJob) -> Iterator[Prerequisite]:
-    """Return what must exist before the job's pods; it is the job's own, and goes with it."""
+    """Yield the objects that must exist before the job's pods. The job owns them."""
     if template := claim_template(job):
         yield Prerequisite(template, _CLAIMS_NEED)
     for scheduler in schedulers(job):
@@ -38,7 +39,7 @@ def prerequisites(job: DDPJob) -> Iterator[Prerequisite]:
 
 
 def claim_template(job: DDPJob) -> dict[str, Any] | None:
-    """The ResourceClaimTemplate of a job's pods, by its own name; None where they claim nothing."""
+    """Return the ResourceClaimTemplate of a job's pods; None if they claim nothing."""
     accelerators = (kind.accelerator for kind, _ in kinds(job.spec))
     if all(one is None or one.fabric != "dranet" for one in accelerators):
         return None

@@ -1,4 +1,4 @@
-"""What decisions need of a pod, taken from what the API server has of it."""
+"""Read from an API server's pod what decisions need."""
 
 import re
 from datetime import datetime, timedelta
@@ -34,36 +34,34 @@ from ddp_operator.job.pods.state import (
 from ddp_operator.ports import Key, MalformedError, Manifest, TokenSource
 
 _PLACE: Final = re.compile(r"-(\d{1,9})-(\d{1,9})(?:-r(\d{1,9}))?", re.ASCII)
-"""What follows the job's name in a pod's: attempt, index and replacement."""
+"""The part of a pod's name after the job's name: attempt, index and replacement."""
 _MAX_DIGITS: Final = 9
 _NOWHERE: Final = Identity(index=-1, attempt=-1)
-"""The identity of a pod that a job controls, and whose place in it nobody can tell."""
+"""Identity of a pod that a job controls but whose name and labels are invalid."""
 
 _MAX_TEXT: Final = 4096
-"""Characters of a message; no kubelet takes more bytes of what a container leaves."""
+"""Characters of a message; no kubelet accepts more bytes from a container."""
 _MAX_WORD: Final = 256
 _DISRUPTIONS: Final = ("DisruptionTarget", "TerminationTarget")
-"""Conditions of pods that are about to be taken away: by Kubernetes, and by Kueue, which says so of
-pods that it evicts before it deletes them.
-"""
+"""Conditions of pods that will be evicted: Kubernetes' own, and Kueue's, which precedes its
+deletions."""
 _DELETION_CODES: Final = (137, 143)
-"""Of processes that SIGKILL or SIGTERM ended."""
+"""Exit codes after SIGKILL or SIGTERM."""
 _LOST_BY_RUNTIME: Final = (255, "Unknown")
-"""What containerd says of a container that ran when its machine was started again."""
+"""containerd's words for a container that ran when its machine rebooted."""
 
 _UNREACHABLE: Final = "node.kubernetes.io/unreachable"
 _MANAGED_LABEL: Final = "kueue.x-k8s.io/managed"
-"""Kueue's mark on the pods that it has taken in."""
+"""Kueue's label on pods that it manages."""
 _MAX_GRACE_SECONDS: Final = 10 * 365 * 24 * 3600
-"""Longer than any cluster lives; it can be added to any time."""
+"""Longer than any cluster lives, and safe to add to any time."""
 
 
 def project(manifest: Manifest) -> PodState:
-    """Take what decisions need from a pod as the API server has it. Labels and annotations that
-    cannot be read hide no pod that a job controls.
+    """Read a pod. Invalid labels and annotations do not hide a pod that a job controls.
 
     Raises:
-        MalformedError: nothing controls the pod, and it has no place among a job's pods.
+        MalformedError: nothing controls the pod, and it is not identified as a job's.
     """
     metadata: Manifest = manifest["metadata"]
     labels: Manifest = metadata["labels"]
@@ -127,9 +125,7 @@ def _token_source(annotations: Manifest) -> TokenSource:
 
 
 def job_of(manifest: Manifest) -> Key | None:
-    """Return the job that controls a pod, else the one that its label names, None for a pod of
-    nobody.
-    """
+    """Return the job that controls a pod, else the one of its label; None if there is none."""
     metadata = manifest["metadata"]
     owner = _controller(metadata)
     label = (metadata.get("labels") or {}).get(LABEL_JOB_NAME)
@@ -138,15 +134,13 @@ def job_of(manifest: Manifest) -> Key | None:
 
 
 def _controller(metadata: Manifest) -> Manifest:
-    """Return the reference to what controls an object, an empty one where nothing does."""
+    """Return the reference to an object's controller; empty if there is none."""
     owners = metadata.get("ownerReferences") or ()
     return next((owner for owner in owners if owner.get("controller")), {})
 
 
 def _identity(manifest: Manifest, *, is_controlled: bool) -> Identity:
-    """Return which pod of the job it is: by its name, which nobody can change; by its labels where
-    that is not one of the job's.
-    """
+    """Return which pod of the job it is: by its name, which cannot change, else by its labels."""
     key, labels = job_of(manifest), manifest["metadata"]["labels"]
     name, job = manifest["metadata"]["name"], key.name if key else ""
     if name.startswith(job) and (found := _PLACE.fullmatch(name, len(job))):
@@ -159,11 +153,11 @@ def _identity(manifest: Manifest, *, is_controlled: bool) -> Identity:
         return Identity(slot, start, _number(labels.get(LABEL_REPLACEMENT)) or 0)
     if is_controlled:
         return _NOWHERE
-    raise MalformedError(f"nothing controls it, and it is no pod of {job} by its name or labels")
+    raise MalformedError(f"it has no controller, and neither name nor labels fit job {job}")
 
 
 def _number(text: str | None) -> int | None:
-    """Read a count as the operator writes it; None where there is no such."""
+    """Parse a count as the operator writes it; None if it is no such."""
     is_count = text and len(text) <= _MAX_DIGITS and text.isascii() and text.isdigit()
     return int(text) if text and is_count else None
 
@@ -173,7 +167,7 @@ def _word(value: str | None) -> str:
 
 
 def _text(value: str | None) -> str:
-    # Of a log, the end tells; and `kubectl describe` prints it as it is.
+    # The end of a log matters. `kubectl describe` prints it unescaped.
     return printable((value or "")[-_MAX_TEXT:], kept="\n\t")
 
 
@@ -186,9 +180,7 @@ def _is_true(condition: Manifest | None) -> bool:
 
 
 def _decisive_state(name: str, status: Manifest) -> tuple[str, Manifest]:
-    """Return name and state of the container that trains, of this name, or of the one that it
-    waits for.
-    """
+    """Return name and state of the trainer container, or of the init container that blocks it."""
     statuses = status.get("containerStatuses") or ()
     trainer: Manifest = next((s for s in statuses if s.get("name") == name), {})
     state: Manifest = trainer.get("state") or {}
@@ -206,9 +198,9 @@ def _decisive_state(name: str, status: Manifest) -> tuple[str, Manifest]:
 def _is_ready(
     spec: Manifest, status: Manifest, conditions: dict[str, Manifest], trainer: str
 ) -> bool:
-    """Whether the trainer is at work and all side cars are, or have ended.
+    """Whether the trainer is ready and all side cars are ready or have ended.
 
-    Kubelets take a pod for unready once any of its containers has ended, whatever it was there for.
+    Kubelets report a pod as not ready once any container has ended.
     """
     if _is_true(conditions.get("Ready")):
         return True
@@ -229,14 +221,14 @@ def _is_ready(
 
 
 def _running_on(status: Manifest) -> str:
-    """Return the name of an ordinary container that runs, empty when none does."""
+    """Return the name of a running ordinary container; empty if there is none."""
     statuses = status.get("containerStatuses") or ()
     running = (s["name"] for s in statuses if "running" in (s.get("state") or {}))
     return next(running, "")
 
 
 def _crash_loop(status: Manifest) -> tuple[str, str]:
-    """Return reason and message for a side car that keeps ending, empty ones when none does."""
+    """Return reason and message of a side car that keeps ending; empty if there is none."""
     for each in status.get("initContainerStatuses") or ():
         waiting: Manifest = (each.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") == CRASH_LOOP and status.get("phase") in ("Pending", "Running"):
@@ -257,11 +249,11 @@ def _has_memory_limit(spec: Manifest, container: str) -> bool:
 def _deleted_at(
     ends_by: datetime | None, grace_seconds: int | None, ended: ContainerExit | None
 ) -> datetime | None:
-    """Return when somebody asked for the pod's deletion; None if nobody did.
+    """Return when the pod's deletion was requested; None if it was not.
 
-    The API server sets `deletionTimestamp` to the moment of the request plus the grace period. The
-    kubelet's own last request, with a grace period of 0, sets it again: that is seen where a
-    finalizer, such as Kueue's, keeps the pod. A deletion's own signals then came before.
+    The API server sets `deletionTimestamp` to the request plus the grace period. The kubelet's own
+    last request, with a grace period of 0, sets it again, which is visible if a finalizer such as
+    Kueue's keeps the pod. The signals of the deletion came before that.
     """
     if ends_by is None:
         return None
@@ -273,11 +265,10 @@ def _deleted_at(
 def _ended_by_deletion(
     deleted_at: datetime | None, ended: ContainerExit | None, status: Manifest
 ) -> bool:
-    """Return whether the trainer ended only after somebody had asked for the pod's deletion.
+    """Return whether the trainer ended only after the pod's deletion was requested.
 
-    Of a container that it kept from starting the kubelet reports no end at all, only that the pod
-    has failed. Where it names a reason as well, the pod failed first: no kubelet refuses a pod that
-    is being deleted.
+    If the deletion kept a container from starting, the kubelet reports no exit, only a failed pod.
+    With a reason, the pod failed first: kubelets do not refuse pods that are being deleted.
     """
     if deleted_at is None:
         return False
@@ -303,7 +294,7 @@ def _stage(
 
 
 def _outlasts_node(toleration: Manifest) -> bool:
-    """Whether a pod with this toleration stays on a node that does not answer, without end."""
+    """Whether a pod with this toleration stays on an unreachable node without a limit."""
     bounded = toleration.get("tolerationSeconds") is not None
     key = toleration.get("key") or _UNREACHABLE
     evicts = (toleration.get("effect") or "NoExecute") == "NoExecute"

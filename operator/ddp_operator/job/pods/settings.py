@@ -1,4 +1,4 @@
-"""Settings of one operator installation that every job's pods depend on."""
+"""Settings of the operator's installation for pods."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
-"""Pods as far as decisions need them: identity, and a slim view of a pod's state.
+"""Pods as decisions see them: identity and reduced state.
 
-Thousands of pods are held in memory and compared at every step, so nothing else of them is kept.
+Thousands of pods are kept in memory and compared at each step, so nothing else is stored.
 """
 
 import re
@@ -15,83 +15,78 @@ DISRUPTION_REASONS = frozenset(
     {"Evicted", "Preempting", "Preempted", "NodeShutdown", "Terminated", "Shutdown", "NodeLost",
      "NodeAffinity", "NodeName", "NodePorts", "NodeUnschedulable", "TaintToleration"}
 )  # fmt: skip
-"""`status.reason` of pods that the cluster ended, not the training: kubelet's eviction, node
-shutdown (`Terminated` and `Shutdown` in different releases) and the pod garbage collector; and
-kubelet's admission, which repeats the scheduler's checks and may find that they hold no longer. It
-also says `OutOf` and the name of a resource."""
+"""`status.reason` of pods that the cluster ended: evictions, node shutdown (`Terminated` or
+`Shutdown` by release), the pod garbage collector, and kubelet's admission, which repeats the
+scheduler's checks. It also reports `OutOf` and a resource."""
 
 _OWN_STORAGE = re.compile(
     r"Usage of EmptyDir volume .* exceeds the limit"
     r"|exceeded its local ephemeral storage limit"
     r"|ephemeral local storage usage exceeds the total limit of containers"
 )
-"""The kubelet's words for an eviction by the pod's own fault (`pkg/kubelet/eviction/helpers.go`);
-evictions because of a node's shortage begin with "The node was low on resource"."""
+"""The kubelet's words for an eviction that the pod caused (`pkg/kubelet/eviction/helpers.go`).
+Evictions for a shortage of the node begin with "The node was low on resource"."""
 
 CRASH_LOOP = "CrashLoopBackOff"
-"""Kubelet's reason for a container that keeps ending: in pods that start none again, only a side
-car can, which is an init container with a restart policy of its own."""
+"""Kubelet's reason for a container that keeps ending. With restartPolicy Never, only a native side
+car can do that."""
 
 GATED = "SchedulingGated"
-"""Reason of the condition PodScheduled that pods have from the API server while somebody's
-scheduling gate keeps them from the scheduler."""
+"""Reason of the condition PodScheduled while a scheduling gate keeps a pod from the scheduler."""
 
 CONTAINER_LOST = "ContainerStatusUnknown"
-"""Kubelet's reason for a container that it found gone, as after a reboot of the node."""
+"""Kubelet's reason for a container that disappeared, as after a reboot."""
 
 CONFIG_ERROR = "CreateContainerConfigError"
-"""Kubelet's reason for a container whose environment cannot be made: a Secret is missing."""
+"""Kubelet's reason for a container whose environment is incomplete: a Secret is missing."""
 
 UNSTARTABLE_REASONS = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull",
      "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed",
      CONFIG_ERROR, "CreateContainerError", "RunContainerError"}
 )  # fmt: skip
-"""Waiting reasons of kubelet that a user must hear of; `ContainerCreating` and `PodInitializing`
-are the normal ones.
-"""
+"""Kubelet's waiting reasons that need a user's attention; `ContainerCreating` and `PodInitializing`
+do not."""
 
 
 START_TIMEOUT = "StartTimeout"
-"""The operator's own reason for a pod that has a node, and in which no process has started."""
+"""The operator's reason for a scheduled pod in which no process has started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which pod of a job: replica index (node rank), attempt of the gang, replacement within the
-    attempt.
-    """
+    """Which pod of a job: node rank, attempt of the gang, replacement within the attempt."""
 
     index: int
-    """Of a pod without a place in the group, its slot."""
+    """The node rank; of a pod outside the group, its slot."""
     attempt: int
     replacement: int = 0
     other_slot: int | None = None
-    """The number in its name, where that is not its index: it has taken another pod's place."""
+    """The number in its name if that differs from its index: it took another pod's node rank."""
 
     @classmethod
     def at(cls, slot: int, attempt: int, replacement: int, *, index: int) -> Self:
-        """The pod of a slot that has this place."""
+        """Return the pod of a slot at this node rank."""
         return cls(index, attempt, replacement, slot if slot != index else None)
 
     @property
     def slot(self) -> int:
-        """The number in its name, which stays its own."""
+        """The number in its name, which never changes."""
         return self.index if self.other_slot is None else self.other_slot
 
     def in_place(self, node_ranks: Mapping[int, int]) -> "Identity":
-        """The same, whose index is its node rank by its slot, where it has one."""
+        """Return the identity with the node rank of its slot, if it has one."""
         index = node_ranks.get(self.slot, self.slot)
         return Identity.at(self.slot, self.attempt, self.replacement, index=index)
 
     def host_name(self, job_name: str) -> str:
-        """Name under which the other ranks know it: the same for all replacements within an
+        """Return the name by which other ranks reach it, the same for all its replacements in an
         attempt.
         """
         return f"{job_name}-{self.attempt}-{self.slot}"
 
     def pod_name(self, job_name: str) -> str:
-        """Name of the pod object; no two pods that a job ever has share one."""
+        """Return the pod's name; a job never uses one twice."""
         suffix = f"-r{self.replacement}" if self.replacement else ""
         return self.host_name(job_name) + suffix
 
@@ -119,68 +114,63 @@ class PodState:
     ready: bool = False
     deleting: bool = False
     ended_by_deletion: bool = False
-    """It was told to end before it ended."""
+    """It ended after its deletion was requested."""
     disrupted_at: datetime | None = None
-    """When it was told to end, or that it would have to."""
+    """When its deletion was requested or announced."""
     ends_by: datetime | None = None
-    """When the kubelet kills what is left of it; None before it was told to end."""
+    """When the kubelet kills what is left of it; None before a deletion."""
     grace_seconds: int = 30
-    """What its own spec gives it to end, after it was told to."""
+    """Its own grace period."""
     serving: bool = True
     node: str = ""
     address: str = ""
-    """`ip:port` at which its trainer may be asked for its progress; empty before it has an IP."""
+    """`ip:port` of its trainer's progress endpoint; empty before it has an IP."""
     has_nodes_ip: bool = False
-    """That IP is its node's own: it is asked there only if its job wants it there."""
+    """That IP is its node's own, which is asked only if the job uses hostNetwork."""
     container: str = ""
-    """The container that is spoken of here: the trainer, or an init container that keeps it from
-    starting.
-    """
+    """The container described here: the trainer, or an init container that blocks it."""
     memory_limited: bool = True
-    """That container has a memory limit of its own, or its pod has one."""
+    """That container or its pod has a memory limit."""
     started: datetime | None = None
-    """When the trainer was, while it runs."""
+    """When the running trainer started."""
     exit: ContainerExit | None = None
     reason: str = ""
     message: str = ""
     disruption: str = ""
-    """Reason of the `DisruptionTarget` condition, or of Kueue's own, where the pod has one."""
+    """Reason of its `DisruptionTarget` condition or Kueue's."""
     waiting: str = ""
-    """Why the pod is not ready, where that is more than the normal course."""
+    """Why the pod is not ready, if that is unusual."""
     waiting_message: str = ""
     stage: Literal["", "sandbox", "image"] = ""
-    """What keeps a pod with a node from its first process: volumes and network, or an image."""
+    """What a scheduled pod waits for before its first process: volumes and network, or an image."""
     avoids: tuple[str, ...] = ()
-    """The nodes that its affinity keeps it off, while it has none."""
+    """Nodes that its affinity excludes, while it has no node."""
     stays_on_lost_node: bool = False
-    """It tolerates a node that does not answer for ever: nobody evicts it."""
+    """It tolerates an unreachable node without a limit, so nobody evicts it."""
     managed: bool = False
-    """Kueue has taken it in."""
+    """Kueue manages it."""
     generation: int = 0
-    """Of the job's group, when it was made."""
+    """Of the job's group when it was created."""
     token_source: TokenSource = TokenSource.VARIABLE
     restartable: bool = False
-    """Its processes have ended, as its launcher says, but it has not: they can start anew in it."""
+    """Its launcher reports that its processes ended. The pod still runs, and they can restart in
+    it."""
     silent: bool = False
-    """Its launcher was told of the group in vain, or has not left what was before; or its node does
-    not answer.
-    """
+    """Its launcher does not answer or has not ended old processes, or its node does not answer."""
     held_by: str = ""
-    """A side car that runs on after the trainer has ended, and keeps the pod from ending: not one
-    among the init containers, which the kubelet ends itself.
-    """
+    """A side car that still runs after the trainer and keeps the pod from ending. Native side cars
+    are not meant; the kubelet ends those."""
     ignored: bool = False
-    """It failed, and a rule of the job has that count as a good end; never seen in the cluster."""
+    """It failed, but a rule of the job counts that as success. Not stored in the cluster."""
 
-    # What follows from the above, once for each state: a plan asks a dozen times for each pod.
+    # Derived once, since a plan reads each a dozen times.
     succeeded: bool = field(init=False, compare=False, repr=False)
-    """The training in it is complete (a side car may still run). Exit code 0 does not say so after
-    the pod was told to end: many scripts save and exit with 0 on SIGTERM.
-    """
+    """The training in it is complete; a side car may still run. Exit code 0 after a deletion was
+    requested does not count: many scripts save and exit with 0 on SIGTERM."""
     failed: bool = field(init=False, compare=False, repr=False)
-    """It will never train again, and did not end well."""
+    """It will never train again and did not complete."""
     disrupted: bool = field(init=False, compare=False, repr=False)
-    """The cluster or a person took it away: not the training's fault."""
+    """The cluster or a person removed it."""
 
     def __post_init__(self) -> None:
         over = self.phase in ("Succeeded", "Failed") or self.exit is not None
@@ -194,7 +184,9 @@ class PodState:
 
     @property
     def lost_to_cluster(self) -> bool:
-        """The cluster says that it took the pod away, or has to, whoever deletes it besides."""
+        """The cluster reports that it removed or must remove the pod, whoever deletes
+        it besides.
+        """
         if self.over_storage_limit:
             return False
         by_kubelet = self.reason in DISRUPTION_REASONS or self.reason.startswith("OutOf")
@@ -203,12 +195,12 @@ class PodState:
 
     @property
     def over_storage_limit(self) -> bool:
-        """The kubelet evicted it because it wrote more than its own volumes or limits hold."""
+        """The kubelet evicted it because it exceeded its own storage limits."""
         return self.reason == "Evicted" and _OWN_STORAGE.search(self.message) is not None
 
     @property
     def _told_to_end(self) -> bool:
-        """Whether its trainer ended only after the pod was told to, as far as anybody knows."""
+        """Whether its trainer ended only after the pod was told to, as far as is known."""
         if self.exit is None:
             return False
         if self.ended_by_deletion or self.over_storage_limit:
@@ -216,20 +208,18 @@ class PodState:
         if not self.lost_to_cluster:
             return False
         if not self.disruption:
-            return True  # the kubelet ended it, and a deletion may have come long after that
+            return True  # the kubelet ended it; a deletion may have come much later
         finished, told = self.exit.finished, self.disrupted_at
         return finished is None or told is None or finished >= told
 
     @property
     def in_dns(self) -> bool:
-        """It answers to its host name: until all of it has ended, a side car that outlives the
-        trainer included.
-        """
+        """It answers to its host name: until all containers have ended, including side cars."""
         return self.serving and self.phase not in ("Succeeded", "Failed")
 
     @property
     def gated(self) -> bool:
-        """It waits to be admitted before any scheduler looks at it."""
+        """It waits for a scheduling gate to be removed."""
         return self.waiting == GATED
 
     @property

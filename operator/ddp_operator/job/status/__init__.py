@@ -1,1 +1,1 @@
-"""What a job's status says of how it goes: conditions and phase, progress, goodput."""
+"""Derive a job's status: conditions and phase, progress, goodput."""

@@ -1,4 +1,4 @@
-"""Conditions, and the phase that follows from them."""
+"""Conditions, and the phase derived from them."""
 
 from datetime import datetime
 from typing import Literal
@@ -24,10 +24,7 @@ def with_condition(
     message: str,
     now: datetime,
 ) -> DDPJobStatus:
-    """Return the status with one condition set.
-
-    Its transition time moves only when its value does; its generation is that of the status.
-    """
+    """Return the status with one condition set. Its transition time changes only with its value."""
     old = status.condition(type_)
     new_status: ConditionStatus = "True" if value else "False"
     changed = old is None or old.status != new_status
@@ -46,7 +43,7 @@ def with_condition(
     return status.model_copy(update={"conditions": conditions})
 
 
-# In this order: the first that is true names the phase.
+# The first that is true names the phase.
 _BY_PRECEDENCE: tuple[Literal["Failed", "Succeeded", "Suspended", "Running", "Restarting"], ...] = (
     "Failed",
     "Succeeded",
@@ -62,12 +59,12 @@ def with_phase(status: DDPJobStatus, *, pods_scheduled: bool) -> DDPJobStatus:
     naming = next((type_ for type_ in _BY_PRECEDENCE if status.is_true(type_)), None)
     phase: Phase
     if naming == "Restarting" and running is not None and running.reason == QUEUED:
-        naming = None  # it is nobody's loss but the queue's
+        naming = None  # a wait in the queue is no restart
     if naming is None:
         phase, condition = "Starting" if pods_scheduled else "Pending", running
     else:
         phase, condition = naming, status.condition(naming)
-    # A restart says why it came to be, unless something keeps the new pods from starting.
+    # Show the reason of the restart, unless something keeps the new pods from starting.
     if naming == "Restarting" and running is not None and running.reason != PODS_STARTING:
         condition = running
     return status.model_copy(

@@ -1,19 +1,17 @@
-"""What a job's age was spent on, in whole seconds that add up exactly.
+"""How a job spent its time, in whole seconds that add up exactly.
 
-Each change of phase moves `accountedUntil` on, and books the stretch that it closes to what the job
-was doing until then. Where all processes start again, training goes back to its last checkpoint,
-where one was reported: the seconds since then are lost. Steps are lost once they are trained again:
-when the next group says where it began.
+Each change of phase advances `accountedUntil` and books the time since to what the job was doing.
+If all processes restart, training goes back to its last checkpoint if one was reported, so the
+seconds since then are lost. Steps are lost once they are trained again, when the next group reports
+where it began.
 
-Pods that are ready do not train yet. Where the trainer says when it last completed a step, a
-restart begins an *outage*, whose time is lost until a step is completed that was not before. So
-work that is done again counts once: as lost before the restart, where its checkpoint's time is
-known, and otherwise as lost while it is redone.
+Ready pods do not train yet. If the trainer reports when it completed its last step, a restart
+begins an *outage*: its time is lost until a new step is completed. So repeated work counts once: as
+lost before the restart if the checkpoint's time is known, otherwise as lost while it is repeated.
 
-An outage begins with the failure, which a node tells of a second later. What ends it is the
-trainer's own time of that step, taken for what it is: no report ends one before the failure, before
-all pods had started (those that were left may complete the step that was under way), or in the
-future, whatever that clock says.
+An outage begins with the failure, which a node reports a second later. It ends at the trainer's own
+time of a step. That time is never before the failure, before all pods had started (remaining pods
+may finish the current step), or in the future, whatever the trainer's clock says.
 """
 
 from collections import Counter
@@ -37,8 +35,8 @@ KINDS: Final = tuple(_KIND_OF.values())
 
 
 def spent(status: DDPJobStatus, *, created: datetime, now: datetime) -> Counter[str]:
-    """Seconds of a job's age until now by what they were spent on: each stretch that is closed,
-    and, unless the job has ended, the one that is open as what it looks like so far.
+    """Return the seconds of a job's age by what they were spent on, with the open stretch as it
+    looks now.
     """
     books = status.goodput
     seconds = Counter[str]()
@@ -60,9 +58,8 @@ def account(
     now: datetime,
     started: datetime | None = None,
 ) -> DDPJobStatus:
-    """Return a planned status with the time until now accounted for, if it is in another phase or
-    attempt than the stored one, `before`, or an outage is over; and with the steps that are seen to
-    be lost. `started`: when the last of the trainers was that run.
+    """Return the planned status with the time until now booked, if phase or attempt changed since
+    `before` or an outage ended, and with lost steps. `started`: when the last trainer started.
     """
     if before.finished:
         return after
@@ -70,7 +67,7 @@ def account(
     ended = _ended(books, before, after, started=started, now=now)
     books = ended or books
     is_another = (after.phase, after.attempt) != (before.phase, before.attempt)
-    # A pod that was to end an outage is replaced.
+    # A pod whose step would have ended the outage was replaced.
     failed_again = books.outage is not None and after.incarnation != before.incarnation
     if is_another or failed_again:
         name = "training_seconds" if ended else _booked_to(before.phase, books)
@@ -88,8 +85,8 @@ def account(
 def with_downtimes(
     status: DDPJobStatus, downtimes: Iterable[tuple[datetime, datetime]], *, created: datetime
 ) -> DDPJobStatus:
-    """Return the status with restarts booked that nobody has seen, each from the failure until its
-    processes could start again.
+    """Return the status with unobserved restarts booked, each from the failure until processes
+    restarted.
     """
     books = status.goodput or Goodput(accounted_until=created)
     for failed, started in downtimes:
@@ -100,7 +97,7 @@ def with_downtimes(
 
 def _booked_to(phase: Phase, books: Goodput | None) -> str:
     is_out = books is not None and books.outage is not None
-    # Anybody who may write a status may store a final phase whose conditions do not say so.
+    # A user may have stored a final phase that the conditions contradict.
     booked_to = _BOOKED_TO.get(phase, "pending_seconds")
     return "lost_seconds" if is_out and phase == "Running" else booked_to
 
@@ -113,7 +110,7 @@ def _ended(
     started: datetime | None,
     now: datetime,
 ) -> Goodput | None:
-    """The books with an outage that is over, None while it is not."""
+    """Return the books with the outage ended; None while it has not."""
     outage, progress = books.outage, after.progress
     over = after.phase in ("Running", "Succeeded", "Failed")
     trains = before.phase in ("Restarting", "Running") and over
@@ -126,7 +123,7 @@ def _ended(
     saved = after.checkpoint.time if after.checkpoint else None
     kept = 0
     if saved is not None:
-        # It went on from a newer checkpoint than was known.
+        # It resumed from a newer checkpoint than was known.
         kept = max(int((min(saved, outage.since) - outage.lost_from).total_seconds()), 0)
     return books.model_copy(
         update={
@@ -138,7 +135,7 @@ def _ended(
 
 
 def _booked(books: Goodput, name: str, until: datetime) -> Goodput:
-    # Whole seconds, as they are stored; a clock that was set back closes no stretch.
+    # Whole seconds, as stored; a clock that was set back books nothing.
     until = max(until.replace(microsecond=0), books.accounted_until)
     seconds = int((until - books.accounted_until).total_seconds())
     return books.model_copy(update={name: getattr(books, name) + seconds, "accounted_until": until})
@@ -152,12 +149,12 @@ def _closed(
     until = booked.accounted_until
     checkpoint, told = after.checkpoint, after.progress
     resumes_at = told.step if told else 0
-    # Pods that were given up for another cause than a failure could save first.
+    # Pods that were deleted without a failure could save first.
     failed = after.failures != before.failures
     stopped = lost_from = min(after.failures[-1].time, until) if failed else until
     if failed and checkpoint is not None and checkpoint.time is not None:
         restarts = after.incarnation[:2] > before.incarnation[:2]
-        if restarts and after.failures[-1].action != "RestartPod":  # else from memory
+        if restarts and after.failures[-1].action != "RestartPod":  # RestartPod keeps the memory
             lost_from = min(lost_from, checkpoint.time)
             resumes_at = min(resumes_at, checkpoint.step)
     lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
@@ -177,14 +174,14 @@ def _closed(
 def _with_outage(
     before: DDPJobStatus, after: DDPJobStatus, new: Outage, *, may_begin: bool
 ) -> DDPJobStatus:
-    """Begin an outage at a restart, or go on with the one that there is."""
+    """Begin an outage at a restart, or continue the present one."""
     books = after.goodput
     if books is None:
         return after
     outage = books.outage
     restarts = before.incarnation != after.incarnation
     if after.finished or after.phase == "Suspended":
-        outage = None  # what follows is no more than a start
+        outage = None  # the next start is no recovery
     elif outage is not None and restarts:
         outage = outage.model_copy(update={"since": new.since})
     elif may_begin and outage is None and (before.phase, after.phase) == ("Running", "Restarting"):

@@ -1,4 +1,4 @@
-"""Progress of a script that reports none: read in what its pod prints."""
+"""Progress of a script without reports, parsed from its pod's log."""
 
 import json
 import re
@@ -9,21 +9,20 @@ from ddp_operator.job.status.progress import TrainerStatus
 from ddp_operator.ports import LOG_END_BYTES
 
 _LINE_BYTES: Final = 1024
-"""Of a line, that are searched: the expression is a stranger's, and the operator waits for it."""
+"""Bytes of a line that are searched: the expression is a user's, and the operator waits for it."""
 _ENDS: Final = re.compile(rb"[\r\n]+")
-"""A progress bar begins its line anew with a carriage return."""
+"""A progress bar restarts its line with a carriage return."""
 
 
 def read(pattern: str, log: bytes) -> TrainerStatus | None:
-    """What the end of a log says, of each of the pattern's groups the newest; None: no step.
+    """Return the newest value of each group of the pattern in the end of a log; None: no step.
 
     Raises:
-        InvalidAnswerError: what a group holds is no number of its kind.
+        InvalidAnswerError: a group's text is no number of its kind.
     """
     found: dict[str, str] = {}
     wanted = len(group_names(pattern))
-    # What follows the last end of a line may be the half of a number; so may what a log that was
-    # cut begins with.
+    # Skip an incomplete last line, and an incomplete first line of a truncated log.
     lines = _ENDS.split(log)[len(log) >= LOG_END_BYTES : -1]
     for line in reversed(lines):
         for name, text in groups(pattern, line[:_LINE_BYTES]).items():
@@ -36,7 +35,7 @@ def read(pattern: str, log: bytes) -> TrainerStatus | None:
 
 
 def _number(text: str) -> int | float | str:
-    """A number as people print it, also `1,200`; whatever else stays to be refused."""
+    """Parse a number as people print it, such as `1,200`; other text stays, to be refused."""
     plain = text.strip().replace(",", "").replace("_", "")
     for kind in (int, float):
         try:

@@ -1,4 +1,4 @@
-"""How near to each other the pods of a job run, by the labels of their nodes."""
+"""How close to each other the pods of a job run, by the labels of their nodes."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,18 @@ from ddp_operator.ports import Event, Node
 SPREAD: Final = "Spread"
 
 Place = tuple[str | None, ...]
-"""From the widest to the closest."""
+"""Labels from the widest to the closest level."""
 _LEVELS: Final = tuple(GKE_TOPOLOGY_LABELS)
 _SHOWN: Final = 3
-"""So many places are named: there may be as many as pods."""
+"""How many places a message names; there may be as many as pods."""
 
 
 def with_placement(
     status: DDPJobStatus, pods: Observed, nodes: Sequence[Node]
 ) -> tuple[DDPJobStatus, tuple[Event, ...]]:
-    """Return the status that says where the pods run, and what to tell of it.
+    """Return the status with the pods' placement, and its event.
 
-    It is said once, when all of them run: none of them moves, and a new one comes with a restart,
-    which forgets it. It is also said later, once all their nodes are known.
+    It is set once, when all pods run and all their nodes are known. A restart clears it.
     """
     if status.placement or not nodes or not status.is_true("Running"):
         return status, ()
@@ -38,13 +37,15 @@ def with_placement(
 
 
 def _describe(nodes: Sequence[Node]) -> tuple[str, str]:
-    """What the nodes share, from the closest on, until they share it; and what they do not."""
+    """Return the levels from the closest to the first that all nodes share, and what they do not
+    share.
+    """
     parts, spread = [], ""
     for level in reversed(_LEVELS):
         places = Counter(place_of(node, level) for node in nodes)
         if any(place[-1] is None for place in places):
             if level != "host":
-                continue  # nobody knows what they share
+                continue  # unknown at this level
             places = Counter((node.name,) for node in nodes)
         parts.append(f"{len(places)} {level}{'s' if len(places) > 1 else ''}")
         if len(places) == 1:
@@ -55,8 +56,8 @@ def _describe(nodes: Sequence[Node]) -> tuple[str, str]:
 
 
 def place_of(node: Node, level: str) -> Place:
-    """Where a node stands, from the widest place to that of the level: names may be unique only
-    within the next wider one.
+    """Return the labels from the widest level to this one; names may be unique only within the next
+    wider level.
     """
     wider = _LEVELS[: _LEVELS.index(level) + 1]
     return tuple(node.labels.get(GKE_TOPOLOGY_LABELS[each]) for each in wider)

@@ -1,4 +1,4 @@
-"""How far training is: what trainers report, and what the job's status keeps of it."""
+"""Training progress: what trainers report, and what the status keeps of it."""
 
 import math
 from collections.abc import Mapping
@@ -16,15 +16,13 @@ from ddp_operator.job.pods.state import Identity, PodState
 
 
 def _rounded(value: float | None) -> float | None:
-    """Six digits are enough for people; and a loss that is not a number is no reason to disbelieve
-    the step.
-    """
+    """Round to six digits. A loss that is not finite becomes None, which keeps the step valid."""
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
 def _in_utc(moment: datetime) -> datetime:
     if moment.year not in YEARS:
-        raise ValueError(f"year {moment.year} is none in which anything trains")
+        raise ValueError(f"year {moment.year} is out of range")
     return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
 
 
@@ -41,7 +39,7 @@ class ReportedCheckpoint(Answer):
 
 
 class ReportedProgress(Answer):
-    """How far training is."""
+    """Training progress as a trainer reports it."""
 
     step: Count
     last_step_time: _Moment | None = None
@@ -53,11 +51,11 @@ class ReportedProgress(Answer):
 
 
 class ReportedResumption(Answer):
-    """Where the group that trains began."""
+    """Where the present group began."""
 
     step: Count
     time: _Moment
-    """When it formed."""
+    """When the group formed."""
 
 
 class TrainerStatus(ReportedProgress):
@@ -69,19 +67,19 @@ class TrainerStatus(ReportedProgress):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the trainer of one pod said last."""
+    """The last report of one pod's trainer."""
 
     owner_uid: str
     identity: Identity
     status: TrainerStatus | None
-    """None: its launcher answers, and no step has been reported yet."""
+    """None: its launcher answers, but no step was reported yet."""
     first_received: datetime
-    """When this pod was first heard to be at this step."""
+    """When this pod first reported this step."""
     received: datetime
-    """When it said so last; by a clock that has not been set since it said so first."""
+    """When it last did, by a clock that does not jump in between."""
 
     def concerns(self, job: DDPJob) -> bool:
-        """Whether the pod that said it is the one that speaks for the job now."""
+        """Whether the reporting pod has node rank 0 in the job's present group."""
         slot = members(job)[0]
         replacement = job.status.bookkeeping.replacements.get(str(slot), 0)
         current = Identity.at(slot, job.status.attempt, replacement, index=0)
@@ -89,7 +87,7 @@ class Report:
 
 
 def with_report(job: DDPJob, report: Report | None) -> DDPJobStatus:
-    """Return the job's status with what its trainer said last."""
+    """Return the job's status with its trainer's last report."""
     if report is None or report.status is None or not report.concerns(job):
         return job.status
     progress = _progress(job.status.progress, report.status, report.received)
@@ -100,8 +98,8 @@ def with_report(job: DDPJob, report: Report | None) -> DDPJobStatus:
 
 
 def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -> DDPJobStatus:
-    """Return the status with the last step and checkpoint of a trainer that has ended: the bundled
-    trainer leaves its last report as its termination message.
+    """Return the status with the last report of a trainer that has ended, from its termination
+    message.
     """
     message = pod.exit.message if pod and pod.exit else ""
     if not message.lstrip().startswith("{"):
@@ -121,17 +119,17 @@ def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -
 
 
 def resumption(before: DDPJobStatus, after: DDPJobStatus) -> int | None:
-    """Return the step that a new group began with, if a report tells of one; None otherwise.
+    """Return the step at which a new group began, if a report shows one; None otherwise.
 
-    A trainer that does not say so has resumed where its step goes back, or where all pods are new:
-    from the newest checkpoint that was there by then, unless that is beyond its step.
+    A trainer that does not report it has resumed if its step goes back or all pods are new: from
+    the newest checkpoint of that time, unless that is beyond its step.
     """
     old, new = before.progress, after.progress
     if old is None or new is None or old == new:
         return None
     if new.resumed_at is not None:
         is_same = (new.resumed_step, new.resumed_at) == (old.resumed_step, old.resumed_at)
-        # An earlier operator did not store it.
+        # An earlier release did not store it.
         is_old = old.resumed_at is None and new.resumed_at <= old.updated_at
         return None if is_same or is_old else new.resumed_step
     running = before.condition("Running")
@@ -148,7 +146,7 @@ def resumption(before: DDPJobStatus, after: DDPJobStatus) -> int | None:
 
 
 def is_complete(status: DDPJobStatus) -> bool:
-    """Whether the last step has been made, and saved."""
+    """Whether the last step was made and saved."""
     progress, saved = status.progress, status.checkpoint
     if progress is None or saved is None or not progress.total_steps:
         return False
@@ -173,9 +171,7 @@ def _progress(known: Progress | None, said: TrainerStatus, received: datetime) -
 
 
 def _checkpoint(known: CheckpointRecord | None, said: TrainerStatus) -> CheckpointRecord | None:
-    """The newer checkpoint of the two; an older one only where training has gone back behind the
-    one that is known, and so has not resumed from it.
-    """
+    """Return the newer checkpoint; an older one only if training went back behind the known one."""
     new = said.checkpoint
     if new is None or (known is not None and new.step < known.step <= said.step):
         return known

@@ -192,7 +192,7 @@ class TestIgnore:
         job = stored(job, plan(job, seen, later(60)))
         planned = plan(job, seen, later(60))
         assert planned.status.phase == "Succeeded"
-        assert "1 of them by spec.restart.rules" in planned.status.message
+        assert "(1 failed, ignored by spec.restart.rules)" in planned.status.message
 
     def test_even_what_would_fail_the_job_at_once(self) -> None:
         job, pods = running_job(restart={"rules": [{"exitCodes": [64], "action": "Ignore"}]})

@@ -32,7 +32,7 @@ def test_an_accelerator_that_nobody_knows_is_told_of_once() -> None:
     assert event_reasons(planned) == ["PodsCreated", "UnknownAccelerator"]
     told = planned.events[1]
     assert told.warning
-    assert told.message.startswith("nvidia-l40 is no accelerator that this release knows")
+    assert told.message.startswith("accelerator type nvidia-l40 is unknown to this release")
     assert "nvidia-l4," in told.message
     assert plan(stored(job, planned), [pod(job, 0), pod(job, 1)], later(1)).events == ()
 
@@ -156,7 +156,7 @@ class TestSuccess:
     def test_what_rank_0_leaves_stands_on_one_line(self) -> None:
         job, _ = running_job()
         pods = [ended(job, 0, code=0, message="\nloss 0.1\n  done\n"), ended(job, 1, code=0)]
-        said = "all 2 pods ended well; rank 0 says: loss 0.1 done"
+        said = "all 2 pods completed; rank 0 says: loss 0.1 done"
         assert plan(job, pods, later(60)).status.message == said
 
     def test_all_pods_ended_well(self) -> None:
@@ -215,7 +215,7 @@ class TestSuccess:
             over = [ended(job, 0, code=0, message="loss 0.1"), worker, pods[2]]
             planned = plan(job, over, later(60))
             assert planned.status.phase == "Succeeded"
-            said = "rank 0's pod ended well (spec.successPolicy); rank 0 says: loss 0.1"
+            said = "rank 0's pod completed (spec.successPolicy); rank 0 says: loss 0.1"
             assert planned.status.message == said
         done = stored(job, plan(job, [over[0], pods[1], pods[2]], later(60)))
         assert plan(done, [over[0], pods[1], pods[2]], later(61)).delete == (pods[1].key,)

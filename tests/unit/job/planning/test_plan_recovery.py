@@ -375,7 +375,7 @@ class TestWords:
         message = plan(job, [*lost, pods[-1]], later(60)).status.message
         assert message.startswith("replacing the 2,999 pods of node ranks 0-2998")
         assert message.endswith(
-            "was disrupted: Deleted on node spot-1: the pod was taken away from outside"
+            "was disrupted: Deleted on node spot-1: the cluster or a user deleted the pod"
         )
         assert len(message) < 250
 

@@ -75,7 +75,7 @@ def test_nodes_that_are_queued_for_are_waited_for_there() -> None:
 def test_gates_of_others_are_not_the_queues() -> None:
     job = created()
     said = plan(job, [gated(job, 0), admitted(job, 1)], later(1)).status.message
-    assert said == "1 of 2 pods wait for somebody to remove their scheduling gates"
+    assert said == "1 of 2 pods wait for their scheduling gates to be removed"
 
 
 def test_what_keeps_an_admitted_pod_from_starting_is_said_first() -> None:

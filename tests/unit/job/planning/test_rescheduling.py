@@ -66,8 +66,8 @@ def test_a_pod_that_keeps_off_a_node_which_is_well_again_is_made_anew() -> None:
     assert planned.decided
     [event] = planned.events
     assert event.message == (
-        "creating digits-0-2-r1 again (not charged): no node took it while it kept off node-2, "
-        "which may be used again"
+        "recreating digits-0-2-r1 (not charged): no node fits while node-2 is avoided, "
+        "which can be used again"
     )
     job = stored(job, planned)
     assert job.status.bookkeeping.replacements == {"2": 2}

@@ -49,7 +49,7 @@ def refusal(checks: str, *, pod: str = "digits-0-0", level: str = "restricted") 
             'unrestricted capabilities (container "trainer" must set '
             'securityContext.capabilities.drop=["ALL"]; container "trainer" must not include '
             '"NET_ADMIN", "SYS_PTRACE" in securityContext.capabilities.add)',
-            "set containers[trainer].securityContext.capabilities.drop: [ALL]; take out "
+            "set containers[trainer].securityContext.capabilities.drop: [ALL]; remove "
             "containers[trainer].securityContext.capabilities.add: [NET_ADMIN, SYS_PTRACE]",
         ),
         (
@@ -61,7 +61,7 @@ def refusal(checks: str, *, pod: str = "digits-0-0", level: str = "restricted") 
             "set securityContext.runAsNonRoot: true, "
             "containers[trainer].securityContext.runAsNonRoot: true, "
             "securityContext.seccompProfile.type: RuntimeDefault, "
-            "containers[trainer].securityContext.seccompProfile.type: RuntimeDefault; take out "
+            "containers[trainer].securityContext.seccompProfile.type: RuntimeDefault; remove "
             "containers[trainer].securityContext.procMount: Unmasked, "
             "securityContext.runAsUser: 0, containers[trainer].securityContext.runAsUser: 0",
         ),
@@ -88,7 +88,7 @@ def refusal(checks: str, *, pod: str = "digits-0-0", level: str = "restricted") 
             "set (in containers that the template does not have: istio-init) "
             "securityContext.privileged: false",
         ),
-        ("a check of tomorrow", "change what it refuses: a check of tomorrow"),
+        ("a check of tomorrow", "change this: a check of tomorrow"),
     ],
 )
 def test_a_refusal_says_what_to_change(checks: str, remedy: str) -> None:
@@ -136,7 +136,7 @@ def test_a_volume_that_the_operator_adds_is_traced_to_its_field() -> None:
         job, refusal('hostPath volumes (volume "ddp-checkpoints")', level="baseline")
     )
     assert said.endswith(
-        'change hostPath volumes (volume "ddp-checkpoints"); ddp-checkpoints is of '
+        'change hostPath volumes (volume "ddp-checkpoints"); ddp-checkpoints comes from '
         "spec.checkpoint.hostPath"
     )
 

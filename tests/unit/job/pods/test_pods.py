@@ -565,7 +565,7 @@ def test_what_nothing_controls_and_has_no_place_is_no_pod_of_a_job(
     label: str, value: str | None
 ) -> None:
     metadata = {"name": "mine", "ownerReferences": []}
-    with pytest.raises(MalformedError, match="no pod of digits by its name or labels"):
+    with pytest.raises(MalformedError, match="neither name nor labels fit job digits"):
         project(marked(manifest(metadata=metadata), "labels", label, value))
 
 

@@ -1,1 +1,1 @@
-"""Plans that decide who is in the group, and have its launchers told."""
+"""Decide which pods form the group, and send that to their launchers."""

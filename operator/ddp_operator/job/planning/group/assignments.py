@@ -1,4 +1,6 @@
-"""What launchers are told of the group: only what is on record; the highest generation holds."""
+"""Assignments: what launchers receive about the group. Only what is on record is sent, and the
+highest generation wins.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,21 +19,21 @@ from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
 
 _AGAIN: Final = timedelta(seconds=1)
-"""Until a launcher is told once more."""
+"""Pause before an assignment is sent again."""
 _SELDOM: Final = timedelta(seconds=30)
-"""The same, at most, where it is of a pod outside the group and has not heard for that long."""
+"""Longest pause, for pods outside the group that have not answered for that long."""
 
 
 def with_assignments(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
-    """Complete the plan of an active job: have the launchers told that do not know the group."""
+    """Add assignments for the launchers that do not know the group to the plan of an active job."""
     if world_of(job).generation == 0:
-        return planned  # as all pods were made
+        return planned  # pods know it from their environment
     assigned = tuple(_assignments(job, pods, now))
     if not (assigned or _must_wait(job, pods, now)):
         return planned
     pause = _AGAIN
     if assigned and all(each.document["nodeRank"] is None for each in assigned):
-        # Whoever is in the group is given up before long; others may never answer.
+        # Pods in the group soon count as lost; those outside it may never answer.
         since = max(pods.launchers.unreached_since.get(each.pod, now) for each in assigned)
         pause = min(max(now - since, _AGAIN), _SELDOM)
     return replace(planned, assignments=assigned).requeued_at(now + pause)
@@ -45,7 +47,7 @@ def _assignments(job: DDPJob, pods: Observed, now: datetime) -> Iterator[Assignm
         for index, pod in pods.current.items()
         if not in_present_group(job, pods, pod, started=start)
     ]
-    # Who has lost its place leaves; and who never had one says whether it could have one.
+    # A pod that left the group stops its processes; one outside reports that it could join.
     outside = pods.spares if job.status.bookkeeping.launcher else ()
     ignorant += [
         (None, pod) for pod in outside if not pods.launchers.knows(pod.key.name, generation)
@@ -59,10 +61,10 @@ def _assignments(job: DDPJob, pods: Observed, now: datetime) -> Iterator[Assignm
 
 
 def _may_start(job: DDPJob, pods: Observed, now: datetime) -> bool:
-    """Whether all pods are there and no process of an earlier generation runs.
+    """Whether all pods exist and no process of an earlier generation runs.
 
-    One that starts alone may wait in vain, or take an old process for its peer; unless processes
-    form the group by themselves, which meet only those of their generation.
+    A process that starts alone may wait in vain, or take an old process for its peer. With scope
+    Pod, processes only meet those of their own generation.
     """
     if scope_of(job) == "Pod":
         return not is_first_due(job)
@@ -75,7 +77,7 @@ def _may_start(job: DDPJob, pods: Observed, now: datetime) -> bool:
 
 
 def _must_wait(job: DDPJob, pods: Observed, now: datetime) -> bool:
-    """Whether pods of before may still save where those of the group would."""
+    """Whether replaced pods may still save where the group would."""
     return scope_of(job) == "InPlace" and bool(still_at_work(job, pods, now))
 
 

@@ -1,7 +1,7 @@
-"""Groups that change their size: which pods they continue without, and which join.
+"""Change the size of an elastic group: continue without pods, or let pods join.
 
-Pods beyond the group wait like spares. A pod that loses its place before it ran is created again
-without one, so that its processes never meet a group that does not know them.
+Pods beyond the group wait like spares. A pod that leaves the group before it ran is recreated
+outside it, so its processes never meet a group that does not know them.
 """
 
 from collections.abc import Sequence
@@ -30,27 +30,27 @@ from ddp_operator.job.pods.state import PodState
 GROUP_SHRUNK: Final = "GroupShrunk"
 GROUP_GROWN: Final = "GroupGrown"
 _BEGINNING_SECONDS: Final = 30
-"""How long the pods that a group begins with are waited for, at least: they come one by one."""
+"""Minimum wait for the pods that a group starts with, since they come one by one."""
 
 
 def begin(job: DDPJob) -> Plan | None:
-    """Decide which pods the group begins with: `spec.replicas` may be another number later. None
-    where that is on record, or always the same.
+    """Decide which pods the group starts with, since `spec.replicas` may change later; None if that
+    is on record or not needed.
     """
     if not job.spec.elastic or job.status.world is not None:
         return None
-    # Not in the generation that pods know who were told of none.
+    # Generation 0 is that of pods without any assignment.
     world = first_world(job.spec.replicas).model_copy(update={"generation": 1})
     return Plan(job.status.model_copy(update={"world": world}), decided=True)
 
 
 def absent_node_ranks(pods: Observed) -> Sequence[int]:
-    """The node ranks whose pods have not begun to run; what has ended is decided elsewhere."""
+    """Return the node ranks whose pods have not started. Pods that ended are handled elsewhere."""
     return [gap.node_rank for gap in pods.gaps if POLICY[gap.reason].absent]
 
 
 def can_go_without(job: DDPJob, pods: Observed, node_ranks: Sequence[int]) -> bool:
-    """Whether the group may train on at once without some of its pods, which are lost or going."""
+    """Whether the group may continue at once without these pods, which are lost or leaving."""
     elastic = job.spec.elastic
     rest = len(members(job)) - len(node_ranks)
     if not elastic or rest < min_size(job.spec) or not _may_change(job, pods):
@@ -61,13 +61,13 @@ def can_go_without(job: DDPJob, pods: Observed, node_ranks: Sequence[int]) -> bo
 
 
 def resize(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that the group goes on without pods that did not come in time, or that are wanted no
-    more; or that those which wait outside join it. None where it stays as it is.
+    """Decide that the group continues without pods that are late or not wanted any more, or that
+    waiting pods join; None if it stays as it is.
     """
     if not job.spec.elastic or not _may_change(job, pods):
         return None
     if any(gap.reason == "Paused" or POLICY[gap.reason].lost for gap in pods.gaps):
-        return None  # pods that are held back, or whose cause is awaited
+        return None  # pods that wait for a pause, or failures without a decision yet
     if absent := absent_node_ranks(pods):
         return _shrink(job, pods, absent, now)
     if len(members(job)) > max_size(job.spec):
@@ -76,7 +76,7 @@ def resize(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 
 def next_change(job: DDPJob, pods: Observed) -> datetime | None:
-    """When the group may change by itself; None where nothing is to be awaited."""
+    """Return when the group may change by itself; None if nothing is awaited."""
     if not job.spec.elastic or not _may_change(job, pods):
         return None
     if absent := absent_node_ranks(pods):
@@ -90,7 +90,7 @@ def _may_change(job: DDPJob, pods: Observed) -> bool:
 
 
 def _announces(pod: PodState | None) -> bool:
-    """Whether a pod that is to go runs yet: nobody waits for it to come back."""
+    """Whether a leaving pod still runs: then nobody waits for it to come back."""
     return pod is not None and pod.started is not None and not (pod.exit or pod.restartable)
 
 
@@ -113,21 +113,21 @@ def _shrink(job: DDPJob, pods: Observed, absent: Sequence[int], now: datetime) -
     slots = members(job)
     status = spares.recreated_as_spares(job.status, [slots[node_rank] for node_rank in absent])
     status = next_generation(job, status, now, without=absent, lost=len(absent))
-    size, before = len(slots) - len(absent), len(slots)
     names = member_names(job)
     late = some([names[node_rank] for node_rank in absent])
-    message = f"{train_on(size)}, {before} were to: not there in time: {late}"
+    headline = train_on(len(slots) - len(absent), len(slots))
+    message = f"{headline}; not ready in time: {late}"
     return regrouped(status, GROUP_SHRUNK, message, now, event=GROUP_SHRUNK)
 
 
 def _shrink_to_wanted(job: DDPJob, now: datetime) -> Plan:
-    """The last ones go, so that rank 0 stays where it is."""
+    """Drop the last pods, so that rank 0 stays."""
     before, size = len(members(job)), max_size(job.spec)
     if local_checkpoints.forbid_in_place(job):
-        what = f"starting all {job.spec.replicas} pods: spec.replicas changed"
+        what = f"restarting all {job.spec.replicas} pods: spec.replicas changed"
         return restarting(next_attempt(job, job.status), GROUP_SHRUNK, what, now)
     status = next_generation(job, job.status, now, without=range(size, before))
-    message = f"{train_on(size)}, {before} did: no more are wanted"
+    message = f"{train_on(size, before)}; the spec allows no more"
     return regrouped(status, GROUP_SHRUNK, message, now, event=GROUP_SHRUNK)
 
 
@@ -138,17 +138,16 @@ def _grow(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     if local_checkpoints.saved_in_pod(job):
         return None
     generation = world_of(job).generation
-    # Who was told of the present group, and has left what was before, is ready for the next.
+    # A pod that acknowledged the present group is ready for the next one.
     waiting = [
         pod for pod in spares.ready(job, pods) if pods.launchers.knows(pod.key.name, generation)
     ]
     joining = sorted(pod.identity.slot for pod in waiting[: _room(job)])
     if not joining:
         return None
-    before = len(members(job))
+    size = len(members(job)) + len(joining)
     status = next_generation(job, job.status, now, joining=joining)
-    more = "one more is there" if len(joining) == 1 else f"{len(joining)} more are there"
-    message = f"{train_on(before + len(joining))}, {before} did: {more}"
+    message = f"training continues with {size} pods: {len(joining)} more joined"
     return regrouped(status, GROUP_GROWN, message, now, event=GROUP_GROWN)
 
 

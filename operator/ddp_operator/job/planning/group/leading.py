@@ -1,7 +1,7 @@
-"""Accepts the restarts in place that launchers led while no operator was there.
+"""Accept the restarts in place that launchers led while no operator was running.
 
-Each has a record, a class and perhaps a charge, as if the operator had decided it. But a job that
-trains is not ended for failures that it has got over.
+Each gets a record, a class and perhaps a charge, as if the operator had decided it. But failures
+that the training has overcome do not end the job.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,14 @@ from ddp_operator.ports import Event
 
 LED: Final = "LedWithoutOperator"
 _LARGEST: Final = 2**30
-"""No launcher leads that often; what claims to is not believed."""
+"""Larger generations are not believed: no launcher leads that often."""
 
 
 def accept(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that the group is in the generation that launchers led; None where none did.
+    """Decide that the group is in the generation that launchers led; None if they led none.
 
-    If it is of other pods than on record, all processes restart in a generation above both.
+    If that group has other pods than the one on record, all processes restart in a newer
+    generation.
     """
     launchers = pods.launchers
     said, known = launchers.leader, world_of(job).generation
@@ -40,7 +41,7 @@ def accept(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     if said is None or not is_led:
         leader = pods.current.get(0)
         if said is None and leader and leader.started and not leader.exit:
-            return None  # it may still answer
+            return None  # its launcher may still answer
         differs = said is not None and led == known > 0 and said.members not in ("", own)
         if not (differs or launchers.ahead >= known > 0):
             return None
@@ -50,8 +51,8 @@ def accept(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         return _above(job, status, max(led, launchers.ahead), now)
     charged = sum(failure.charged for failure in failures)
     message = (
-        f"generation {led} was led while no operator was there: {len(failures)} failures since "
-        f"generation {known}, {charged} of them charged"
+        f"launchers restarted up to generation {led} while no operator was running: "
+        f"{len(failures)} failures since generation {known}, {charged} of them charged"
     )
     world = world_of(job).model_copy(
         update={"generation": led, "lost": 0, "changed_at": min(said.led[-1].time, now)}
@@ -61,12 +62,12 @@ def accept(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 
 def _above(job: DDPJob, status: DDPJobStatus, known: int, now: datetime) -> Plan:
-    """Decide that the group on record is told again, under a generation that nobody knows."""
+    """Decide to restart the group on record in a generation that no launcher has seen."""
     world = world_of(job).model_copy(update={"generation": known + 1, "changed_at": now})
     status = status.model_copy(update={"world": world})
     message = (
-        f"all processes start again in place: launchers led generation {known} of another group "
-        "while no operator was there"
+        f"all processes restart in place: launchers led generation {known} of another group "
+        "while no operator was running"
     )
     return regrouped(status, LED, message, now, event=LED)
 
@@ -74,7 +75,7 @@ def _above(job: DDPJob, status: DDPJobStatus, known: int, now: datetime) -> Plan
 def _accounted(
     job: DDPJob, pods: Observed, said: LauncherStatus, now: datetime
 ) -> tuple[DDPJobStatus, Sequence[Failure]]:
-    """Return the status with what launchers led for, and the failures of it."""
+    """Return the status with the failures that launchers led restarts for, and those failures."""
     known, status = world_of(job).generation, job.status
     starts = {led.generation: min(led.time, now) for led in said.led}
     failures: list[Failure] = []
@@ -99,7 +100,7 @@ def _accounted(
 
 
 def _first(job: DDPJob, pods: Observed, told: Sequence[PodFailure], now: datetime) -> Failure:
-    """What came first of the failures of one generation."""
+    """Return the first failure of one generation."""
     by_name = {pod.key.name: pod for pod in (*pods.current.values(), *pods.old)}
     states: list[PodState] = [
         with_failure(by_name[one.pod], one) for one in told if one.pod in by_name

@@ -1,4 +1,6 @@
-"""Pods that wait without a place: one that fails costs nothing, none takes a node of the group."""
+"""Spares: pods that wait outside the group. Their failures cost nothing, and they take no node of
+it.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +21,12 @@ from ddp_operator.ports import Event
 SPARES_REFUSED: Final = "SparesRefused"
 SPARES_LOST: Final = "SparesLost"
 REFUSED_PAUSE_SECONDS: Final = 60
-"""Until spares are asked for again for which there was no quota."""
+"""Pause before spares are created again after a quota refused them."""
 
 
 def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
-    """The spares that can take a place, those on nodes to avoid or named by a signal last. One that
-    does not answer would hold the group up.
+    """Return the spares that can take over, those on bad nodes last. A spare whose launcher does
+    not answer is ignored, because it would block the group.
     """
     bad = {*pods.nodes.unwell, *job.status.excluded_nodes}
     listening = [pod for pod in pods.spares if pod.started and pod.address and not pod.silent]
@@ -35,23 +37,25 @@ def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
 def take_over(
     job: DDPJob, pods: Observed, node_ranks: Sequence[int], *, leaving: bool = False
 ) -> Mapping[int, PodState]:
-    """The spares that take places over, by node rank: none where nobody can be told of a place.
-    Pods that only leave their nodes do so for no node that a signal names.
+    """Return the spares that take over these node ranks; empty if no launcher can receive an
+    assignment.
+
+    Pods that only leave their nodes are not moved to a node that reports itself broken.
     """
-    # Of scope Pod trainers need no launcher that answers, until it is told.
+    # With scope Pod, no launcher needs to have answered yet.
     can_be_told = job.spec.restart.scope == "Pod" or job.status.bookkeeping.launcher
     takeovers = [pod for pod in ready(job, pods) if not (leaving and pod.node in pods.nodes.unwell)]
     return dict(zip(node_ranks, takeovers, strict=False)) if can_be_told else {}
 
 
 def slots_by_rank(takeovers: Mapping[int, PodState]) -> Mapping[int, int]:
-    """The slots of spares that take places over, by node rank."""
+    """Return the slots of these spares, by node rank."""
     return {node_rank: spare.identity.slot for node_rank, spare in takeovers.items()}
 
 
 def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that spares take the places of pods that have no node, cannot start, or do not exist;
-    None where there are none of either. A later spare may have the only free node.
+    """Decide that spares replace pods that have no node, cannot start, or do not exist; None if
+    there are no such pods or no spares. A later spare may have got the only free node.
     """
     waiting = [gap.node_rank for gap in pods.gaps if POLICY[gap.reason].spare]
     takeovers = take_over(job, pods, sorted(waiting))
@@ -63,12 +67,14 @@ def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         job, status, now, new_slots=slots_by_rank(takeovers), lost=len(takeovers)
     )
     said = some([f"{pod.key.name} becomes node rank {rank}" for rank, pod in takeovers.items()])
-    message = f"spares take the places of pods that cannot start or have no node: {said}"
+    message = f"spares replace pods that cannot start or have no node: {said}"
     return regrouped(status, "Disrupted", message, now, event="Restarting")
 
 
 def recreated_as_spares(status: DDPJobStatus, slots: Collection[int]) -> DDPJobStatus:
-    """Return the status in which pods that had a place and had not begun are others, without."""
+    """Return the status in which these pods, which had not started, are recreated outside the
+    group.
+    """
     notes = status.bookkeeping
     return status.noting(
         replacements=replaced(status, slots),
@@ -78,7 +84,7 @@ def recreated_as_spares(status: DDPJobStatus, slots: Collection[int]) -> DDPJobS
 
 
 def renew(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that others take the place of spares that have ended; None where there are none."""
+    """Decide to replace spares that have ended; None if there are none."""
     ended = [
         pod.identity for pod in pods.spares if not _is_well(pod) or pod.spec_hash != job.spec_hash
     ]
@@ -94,13 +100,13 @@ def renew(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         no_spare_before=now + timedelta(seconds=pause_seconds(renewed)),
     )
     names = some([identity.pod_name(job.name) for identity in ended])
-    said = f"spares ended and are replaced, which costs the job nothing: {names}"
+    said = f"replacing spares that ended (not charged): {names}"
     return Plan(status, decided=True, events=(Event(SPARES_LOST, said),))
 
 
 def seen(job: DDPJob, pods: Observed) -> tuple[int, ...]:
-    """The slots of the spares that are there, or were: one that is gone is not made again under
-    the name that it had.
+    """Return the slots of spares that exist or existed. A spare that is gone is not recreated under
+    its old name.
     """
     wanted = {identity.slot for identity in pods.spares_missing}
     known = wanted.intersection(job.status.bookkeeping.spares)
@@ -108,16 +114,16 @@ def seen(job: DDPJob, pods: Observed) -> tuple[int, ...]:
 
 
 def refused(job: DDPJob, message: str, now: datetime) -> Plan:
-    """Decide to ask again later for spares that the API server does not take."""
+    """Decide to retry later, since the API server refuses spares."""
     due = now + timedelta(seconds=REFUSED_PAUSE_SECONDS)
-    said = f"the API server takes no spares, and the job goes on without: {message}"
+    said = f"the API server refuses spares; the job continues without them: {message}"
     event = Event(SPARES_REFUSED, said, warning=True)
     return Plan(job.status.noting(no_spare_before=due), decided=True, events=(event,))
 
 
 def with_spares(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
-    """Complete the plan of an active job: create the spares that are missing, once all pods of the
-    group have nodes.
+    """Add the missing spares to the plan of an active job, once all pods of the group
+    have nodes.
     """
     is_placed = pods.all_scheduled and job.status.is_true("PodsCreated")
     if not pods.spares_missing or planned.create or not is_placed:
@@ -129,6 +135,6 @@ def with_spares(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Pl
 
 
 def _is_well(pod: PodState) -> bool:
-    """Whether it waits, or is about to."""
+    """Whether a spare waits or starts."""
     over = pod.failed or pod.succeeded or pod.deleting or pod.lost_to_cluster
     return not (over or pod.exit)

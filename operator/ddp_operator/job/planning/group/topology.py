@@ -1,8 +1,7 @@
-"""The order of node ranks along the network: pods of one block follow each other, in it those of
-one sub-block, and so on.
+"""Order node ranks along the network: pods of one block are consecutive, then those of a sub-block.
 
-Rank 0 keeps its place. The order is decided when all pods have nodes: before any rank starts, and
-again after a pod was replaced.
+Rank 0 stays. The order is decided when all pods have nodes: before any rank starts, and again after
+a pod was replaced.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,14 +29,14 @@ RANKS_ORDERED: Final = "RanksOrdered"
 RANKS_NOT_ORDERED: Final = "RanksNotOrdered"
 
 _BLOCKS: Final = 2
-"""Levels for which ranks that train change places: block and sub-block, not host."""
+"""Levels for which running ranks are reordered: block and sub-block, not host."""
 _NODES_AGAIN: Final = timedelta(seconds=2)
-"""Until a node is looked for again that a pod has and the operator has not heard of."""
+"""Pause before looking again for a pod's node that the operator does not know yet."""
 
 
 def along(slots: Sequence[int], places: Mapping[int, Place]) -> tuple[int, ...]:
-    """Return the slots in the order in which those of one place, at each level, follow each other;
-    otherwise as they are.
+    """Return the slots so that those of one place are consecutive at each level, otherwise
+    unchanged.
     """
     first: dict[Place, int] = {}
     for position, slot in enumerate(slots):
@@ -47,30 +46,30 @@ def along(slots: Sequence[int], places: Mapping[int, Place]) -> tuple[int, ...]:
 
 
 def order(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide the node ranks of pods that have come; None where that was done, or is too early."""
+    """Decide the node ranks of new pods; None if that is done or too early."""
     if not is_due(job):
         return None
     first = is_first_due(job)
     if pods.any_succeeded or (first and job.status.is_true("Running")):
-        return _kept(job)  # too late; or an older operator has begun it
+        return _kept(job)  # too late, or an older operator started it
     if not _is_placed(pods):
         return None
-    # A first order is waited for, others as long as pods start anyway.
+    # Pods wait for the first order; later orders must not delay them.
     due = _due(pods)
     late = due is not None and (now >= due or not first)
     may_pass, why = _obstacle(job, pods)
     if may_pass and not late:
         return None
     if late and first:  # ranks start by themselves, or have
-        return _kept(job, why or "the operator was away while pods waited; restart the job")
+        return _kept(job, why or "no operator was running while pods waited; restart the job")
     slots = tuple(members(job))
     wanted = slots if why else _wanted(job, pods, first=first)
-    # The first time also where they stay: at that word they start.
+    # The first order is sent even if nothing moves: launchers start at it.
     return _changed(job, wanted, now, why) if first or wanted != slots else _kept(job)
 
 
 def with_order_due(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
-    """Complete the plan of an active job: look again when the order has to be decided."""
+    """Requeue the plan of an active job at the time its order is due."""
     if not (is_first_due(job) and _is_placed(pods)):
         return planned
     unheard_of = _unheard_of(pods)
@@ -78,12 +77,12 @@ def with_order_due(job: DDPJob, pods: Observed, planned: Plan, now: datetime) ->
 
 
 def _is_placed(pods: Observed) -> bool:
-    """Whether all pods have nodes, and none is about to be decided about."""
+    """Whether all pods have nodes, and no failure awaits a decision."""
     return pods.all_scheduled and not any(POLICY[gap.reason].lost for gap in pods.gaps)
 
 
 def _due(pods: Observed) -> datetime | None:
-    """Until when an order is awaited; None while not all pods have started."""
+    """Return until when an order is awaited; None before all pods have started."""
     starts = [pod.started for pod in pods.current.values() if pod.started]
     if not starts or len(starts) < len(pods.current):
         return None
@@ -91,37 +90,41 @@ def _due(pods: Observed) -> datetime | None:
 
 
 def _obstacle(job: DDPJob, pods: Observed) -> tuple[bool, str]:
-    """Why pods cannot be given other ranks, empty where they can; and whether that may pass."""
+    """Return whether the obstacle to new ranks may pass, and its message; empty if
+    there is none.
+    """
     if not job.status.bookkeeping.launcher:
         return True, (
-            f"no launcher has answered within {ANSWER_SECONDS} s; see that the image has it "
+            f"no launcher answered within {ANSWER_SECONDS} s; check that the image has it "
             f"(spec.launcher: inject) and the operator reaches port {job.spec.status_port}"
         )
     if not pods.nodes:
-        return False, "the operator sees no nodes; let it list and watch them"
+        return False, "the operator sees no nodes; allow it to list and watch them"
     if unheard_of := _unheard_of(pods):
-        return True, f"the operator knows nothing of {some(unheard_of)}; look whether they exist"
+        return True, f"the operator does not know {some(unheard_of)}; check that they exist"
     labels = GKE_TOPOLOGY_LABELS.values()
     known = _by_name(pods)
     bare = [name for name, node in known.items() if not any(map(node.labels.get, labels))]
     if bare:
         places = some(sorted(bare))
-        return False, f"no label says where {places} stand; use nodes with compact placement"
+        return False, f"{places} have no topology labels; use nodes with compact placement"
     return False, ""
 
 
 def _unheard_of(pods: Observed) -> list[str]:
-    """Nodes that pods have; none where the operator knows of no node at all."""
+    """Return the nodes of pods that the operator does not know; none if it knows no
+    nodes at all.
+    """
     names = {pod.node for pod in pods.current.values()} if pods.nodes else set()
     return sorted(names.difference(_by_name(pods)))
 
 
 def _wanted(job: DDPJob, pods: Observed, *, first: bool) -> tuple[int, ...]:
-    """The slots in the order of the node ranks that they are to have."""
+    """Return the slots in the order of their new node ranks."""
     slots = members(job)
     re_forms = scope_of(job) == "Pod"
     if job.status.is_true("Running"):
-        return tuple(slots)  # who trains is left alone
+        return tuple(slots)  # a running group keeps its ranks
     known = _by_name(pods)
     closest = list(GKE_TOPOLOGY_LABELS)[-1]
     places: dict[int, Place] = {}
@@ -131,12 +134,12 @@ def _wanted(job: DDPJob, pods: Observed, *, first: bool) -> tuple[int, ...]:
     if not first and re_forms:
         blocks = {slot: place[:_BLOCKS] for slot, place in places.items()}
         if along(slots, blocks) == tuple(slots):
-            return tuple(slots)  # nearly as good, and ranks need not form their group anew
+            return tuple(slots)  # nearly as good, and ranks need not form a new group
     return along(slots, places)
 
 
 def _changed(job: DDPJob, slots: Sequence[int], now: datetime, why: str = "") -> Plan:
-    """Decide on the next generation, in which these slots have the node ranks in turn."""
+    """Decide the next generation, in which these slots have consecutive node ranks."""
     ordered = job.status.bookkeeping.ordered
     attempt, replaced = present(job.status)
     before = ordered[1] if ordered[:1] == (attempt,) else replaced
@@ -150,24 +153,24 @@ def _changed(job: DDPJob, slots: Sequence[int], now: datetime, why: str = "") ->
     moved = sum(new != old for new, old in zip(slots, members(job), strict=True))
     events = _not_ordered(why)
     if moved:
-        said = f"node ranks follow blocks, sub-blocks and hosts: {moved} of {len(slots)} pods have"
-        events = (Event(RANKS_ORDERED, f"{said} another one than before"),)
+        said = f"node ranks follow blocks, sub-blocks and hosts: {moved} of {len(slots)} pods moved"
+        events = (Event(RANKS_ORDERED, said),)
     return Plan(status, decided=True, events=events)
 
 
 def _kept(job: DDPJob, why: str = "") -> Plan:
-    """Decide that all pods keep their node ranks, and that nobody is told anything."""
+    """Decide that all pods keep their node ranks; no assignment is sent."""
     status = job.status.noting(ordered=present(job.status))
     return Plan(status, decided=True, events=_not_ordered(why))
 
 
 def _not_ordered(why: str) -> tuple[Event, ...]:
-    said = f"node ranks are not given out along spec.scheduling.topology: {why}"
+    said = f"node ranks do not follow spec.scheduling.topology: {why}"
     return (Event(RANKS_NOT_ORDERED, said),) if why else ()
 
 
 def _prefixes(place: Place) -> list[Place]:
-    """Names may be unique only within the next wider place."""
+    """Return the place at each level; names may be unique only within the next wider level."""
     return [place[: end + 1] for end in range(len(place))]
 
 

@@ -1,7 +1,6 @@
-"""What a pod needs so that NCCL reaches the GPUs of other nodes past their CPUs, one file a fabric.
+"""Settings of a pod for direct networking between GPUs (NCCL), one file for each fabric.
 
-Each adds to the draft of a pod what is not there: what a user's template says of the same thing
-stands, so that applying it twice changes nothing.
+Each adds what the pod lacks. The user's template wins, so applying a fabric twice changes nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +39,9 @@ PRIVILEGES: Final[Mapping[Fabric, str]] = {
 def on_fabric(
     fabric: Fabric, pod: Manifest, *, trainer: str, side_cars: SideCars = DEFAULT_SIDE_CARS
 ) -> dict[str, Any]:
-    """Return the pod with all that its fabric needs; `trainer` is its container that trains."""
+    """Return the pod with everything its fabric needs; `trainer` is the name of its training
+    container.
+    """
     draft: edits.Draft = deepcopy(dict(pod))
     _FABRICS[fabric](draft, trainer, side_cars)
     return draft

@@ -1,6 +1,6 @@
-"""RDMA by DRANET: the pod claims its node's network cards, and needs no interfaces by name.
+"""RDMA with DRANET: the pod claims its node's network cards and names no interfaces.
 
-Held against gpudirect-rdma/nccl-test-managed-rdma.yaml of
+Based on gpudirect-rdma/nccl-test-managed-rdma.yaml of
 https://github.com/GoogleCloudPlatform/container-engine-accelerators at 992db812 (June 2026).
 """
 
@@ -32,7 +32,7 @@ CLAIMED: Final[Manifest] = {
 
 
 def dranet(draft: edits.Draft, trainer: str, side_cars: SideCars) -> None:
-    """Give the pod RDMA by a claim, from the template that its job has by its own name."""
+    """Give the pod RDMA through a claim. The job's claim template has the job's name."""
     del side_cars  # it has none
     template = draft["metadata"]["labels"][LABEL_JOB_NAME]
     edits.claim(draft, trainer, _CLAIM, template=template)

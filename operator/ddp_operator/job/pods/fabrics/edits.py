@@ -1,4 +1,4 @@
-"""Small edits of a pod's draft, each of which leaves alone what is there already."""
+"""Small edits of a pod's draft. Each keeps what is already there."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ Draft = dict[str, Any]
 """A copy of a pod, or of a part of it, that may be changed."""
 
 LIBRARIES = "/usr/local/nvidia/lib64"
-"""Where GKE's pods find NVIDIA's libraries, and the NCCL that an installer put beside them."""
+"""Where GKE's pods find NVIDIA's libraries, and the NCCL that an installer adds."""
 HOST_LIBRARIES = "/home/kubernetes/bin/nvidia/lib64"
 
 
@@ -19,13 +19,15 @@ def container(pod: Draft, name: str) -> Draft:
 
 
 def annotate(pod: Draft, key: str, value: str) -> None:
-    """Say something to GKE about the pod."""
+    """Annotate the pod."""
     metadata = pod.setdefault("metadata", {})
     metadata["annotations"] = {key: value, **(metadata.get("annotations") or {})}
 
 
 def give_interfaces(pod: Draft, networks: Sequence[tuple[str, str]]) -> None:
-    """Give the pod network cards of its node: (interface, network) beside the default one."""
+    """Give the pod network cards of its node: (interface, network) pairs besides the
+    default one.
+    """
     all_of_them = [("eth0", "default"), *networks]
     entries = [{"interfaceName": name, "network": network} for name, network in all_of_them]
     annotate(pod, "networking.gke.io/default-interface", "eth0")
@@ -33,13 +35,13 @@ def give_interfaces(pod: Draft, networks: Sequence[tuple[str, str]]) -> None:
 
 
 def give_devices(pod: Draft, container_name: str, devices: Sequence[str]) -> None:
-    """Let a container that asks for no GPU use devices of its node."""
+    """Give a container that requests no GPU some devices of its node."""
     lines = "".join(f"- path: {device}\n" for device in devices)
     annotate(pod, f"devices.gke.io/container.{container_name}", lines)
 
 
 def add_host_path(pod: Draft, name: str, path: str, *, kind: str = "") -> None:
-    """Add a volume that is a directory of the node; of kind Directory, it is waited for."""
+    """Add a hostPath volume. With kind Directory, the kubelet waits for it."""
     source = {"path": path, **({"type": kind} if kind else {})}
     volumes = pod["spec"].get("volumes") or []
     if all(volume.get("name") != name for volume in volumes):
@@ -54,7 +56,7 @@ def mount(holder: Draft, name: str, path: str) -> None:
 
 
 def set_variables(holder: Draft, **variables: str) -> None:
-    """Set variables that the container has not."""
+    """Set variables that the container does not have."""
     own = holder.get("env") or []
     taken = {entry.get("name") for entry in own}
     added = [{"name": name, "value": v} for name, v in variables.items() if name not in taken]
@@ -62,17 +64,17 @@ def set_variables(holder: Draft, **variables: str) -> None:
 
 
 def find_libraries(holder: Draft, *paths: str) -> None:
-    """Have the container look for libraries there, before where it looks by its own variable."""
+    """Put library paths in front of the container's LD_LIBRARY_PATH."""
     name = "LD_LIBRARY_PATH"
     entries = holder.get("env") or []
     given = next((entry for entry in entries if entry.get("name") == name), None)
     if given is not None and "value" not in given:
-        return  # from elsewhere: nothing can be put before it
+        return  # valueFrom cannot be extended
     known = [path for path in str((given or {}).get("value") or "").split(":") if path]
     wanted = {"name": name, "value": ":".join(dict.fromkeys([*paths, *known]))}
     if given is None:
         holder["env"] = [wanted, *entries]
-    else:  # in its own place: it may refer to those before it
+    else:  # at its own position, since it may refer to variables before it
         holder["env"] = [wanted if entry is given else entry for entry in entries]
 
 
@@ -85,7 +87,7 @@ def allow(holder: Draft, *capabilities: str) -> None:
 
 
 def claim(pod: Draft, container_name: str, name: str, *, template: str) -> None:
-    """Claim devices for a container, by a template of claims."""
+    """Claim devices for a container from a claim template."""
     claims = pod["spec"].get("resourceClaims") or []
     if all(other.get("name") != name for other in claims):
         added = {"name": name, "resourceClaimTemplateName": template}
@@ -98,8 +100,8 @@ def claim(pod: Draft, container_name: str, name: str, *, template: str) -> None:
 
 
 def add_daemon(pod: Draft, trainer: str, daemon: Draft) -> None:
-    """Add a container that receives for the GPUs, runs beside the others and ends with them; give
-    it and the trainer NVIDIA's libraries, and it the node's network cards.
+    """Add a native side car that receives for the GPUs. It and the trainer get NVIDIA's libraries,
+    and it gets the node's network settings.
     """
     add_host_path(pod, "ddp-nvidia-libraries", HOST_LIBRARIES, kind="Directory")
     add_host_path(pod, "ddp-host-sys", "/sys")

@@ -1,8 +1,8 @@
-"""GPUDirect-RDMA over RoCE, with Google's plugin gIB: a3-ultragpu-8g and a4-highgpu-8g.
+"""GPUDirect-RDMA over RoCE with Google's plugin gIB: a3-ultragpu-8g and a4-highgpu-8g.
 
-Held against gpudirect-rdma/nccl-test.yaml and nccl-test-a4.yaml of
+Based on gpudirect-rdma/nccl-test.yaml and nccl-test-a4.yaml of
 https://github.com/GoogleCloudPlatform/container-engine-accelerators at 992db812 (June 2026). There
-the diagnostic image's entry script makes gIB's libraries known; here LD_LIBRARY_PATH does.
+the image's entry script sets the path of gIB's libraries; here LD_LIBRARY_PATH does.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ _GIB: Final = "/usr/local/gib"
 
 
 def rdma(draft: edits.Draft, trainer: str, side_cars: SideCars) -> None:
-    """Give the pod RDMA by interfaces of its own."""
+    """Give the pod RDMA through interfaces of its own."""
     del side_cars  # it has none
     edits.give_interfaces(draft, _NETWORKS)
     give_gib(draft, trainer)
@@ -27,7 +27,7 @@ def rdma(draft: edits.Draft, trainer: str, side_cars: SideCars) -> None:
 
 
 def give_gib(draft: edits.Draft, trainer: str) -> None:
-    """Give the trainer NVIDIA's and gIB's libraries, which an installer puts on the nodes."""
+    """Give the trainer NVIDIA's and gIB's libraries, which an installer puts on nodes."""
     edits.add_host_path(draft, "ddp-nvidia", "/home/kubernetes/bin/nvidia", kind="Directory")
     edits.add_host_path(draft, "ddp-gib", "/home/kubernetes/bin/gib", kind="Directory")
     trains = edits.container(draft, trainer)

@@ -1,5 +1,5 @@
-"""The daemons that some fabrics want beside the trainer: Google's images, in versions of today, or
-what an administrator has in their place.
+"""Images of the daemons that some fabrics run beside the trainer: Google's, or an
+administrator's.
 """
 
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-# A name with a tag, a digest, or both: one that changes by itself would differ from pod to pod.
+# A name with a tag or digest: without one, the image could differ from pod to pod.
 _Image = Annotated[
     str,
     Field(
@@ -21,7 +21,7 @@ class SideCars(BaseModel):
     """The image of each fabric's daemon.
 
     Versions of https://github.com/GoogleCloudPlatform/container-engine-accelerators at 992db812
-    (June 2026); a daemon has to fit the plugin that is installed on the nodes.
+    (June 2026). A daemon must match the plugin on the nodes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -31,10 +31,10 @@ class SideCars(BaseModel):
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Self:
-        """Take the images of a ConfigMap's data, by fabric; the others are what they were.
+        """Read images from a ConfigMap's data, by fabric. Others keep their default.
 
         Raises:
-            ValueError: an entry is of no fabric with a side car, or no image; names each.
+            ValueError: an entry names no fabric with a side car, or no image; lists each.
         """
         try:
             return cls.model_validate(dict(data))

@@ -1,9 +1,9 @@
 """GPUDirect-TCPX: a3-highgpu-8g, four network cards and a daemon that receives for the GPUs.
 
-Held against gpudirect-tcpx/nccl-test-latest.yaml and nccl-config.yaml of
+Based on gpudirect-tcpx/nccl-test-latest.yaml and nccl-config.yaml of
 https://github.com/GoogleCloudPlatform/container-engine-accelerators at 992db812 (June 2026). Two
-differences: the daemon is a native side car, so that it ends with the trainer, and its socket is
-mounted at its own path, since over /tmp it would hide the trainer's files.
+differences: the daemon is a native side car, so it ends with the trainer. Its socket has its own
+mount path, since a mount over /tmp would hide the trainer's files.
 """
 
 from typing import Final
@@ -20,7 +20,7 @@ _DEVICES: Final = (
     "/dev/nvidia-uvm",
 )
 _NCCL: Final = {
-    # No script of the node says these. The bindings are of the machine's CPUs to its cards.
+    # No script on the node sets these. The bindings assign the machine's CPUs to its cards.
     "NCCL_SOCKET_IFNAME": "eth0",
     "NCCL_ALGO": "Ring,Tree",
     "NCCL_PROTO": "Simple",

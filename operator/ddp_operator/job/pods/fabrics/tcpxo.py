@@ -1,8 +1,8 @@
 """GPUDirect-TCPXO (FasTrak): a3-megagpu-8g, eight network cards and a daemon that receives.
 
-Held against gpudirect-tcpxo/nccl-test-latest.yaml and best-practice.md (native side car, start-up
-probe, environment script) of
-https://github.com/GoogleCloudPlatform/container-engine-accelerators at 992db812 (June 2026).
+Based on gpudirect-tcpxo/nccl-test-latest.yaml and best-practice.md (native side car, startup probe,
+environment script) of https://github.com/GoogleCloudPlatform/container-engine-accelerators at
+992db812 (June 2026).
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ from ddp_operator.job.pods.fabrics.side_cars import SideCars
 DAEMON: Final = "tcpxo-daemon"
 _ENTRYPOINT: Final = "/fts/entrypoint_rxdm_container.sh"
 _HEALTHY: Final = "/run/health-check"
-"""Written by the daemon when it is ready; it takes no name with an underscore."""
+"""The daemon writes this file when it is ready. Its path must not contain an underscore."""
 _APERTURES: Final = "/dev/aperture_devices"
 _NCCL: Final = {
     "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": _APERTURES,
@@ -30,7 +30,7 @@ _DEVICES: Final = (
 )
 _PROBE_SECONDS: Final = 5
 _PROBES: Final = 24
-"""Two minutes: it takes half a minute as a rule, and a node where it never gets ready is bad."""
+"""Two minutes: it usually takes half a minute, and a node where it never gets ready is bad."""
 
 
 def tcpxo(draft: edits.Draft, trainer: str, side_cars: SideCars) -> None:

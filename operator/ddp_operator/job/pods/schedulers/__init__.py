@@ -1,7 +1,6 @@
-"""Those who admit or place the pods of a job together, one file each.
+"""Schedulers and queues that admit or place a job's pods together, one file each.
 
-Each is pure: what a pod has to say to them, and the object, if any, that tells them of the gang
-before it has pods.
+Each is pure: it marks a pod, and may need an object that describes the gang before its pods.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,15 +24,15 @@ __all__ = ["Scheduler", "kueue_group", "scheduled", "schedulers"]
 
 
 class Scheduler(NamedTuple):
-    """One of them."""
+    """One way to admit or place pods together."""
 
     member: Callable[[DDPJob, Identity, Manifest], dict[str, Any]]
-    """From a pod to a pod that it takes for one of its job's."""
+    """Return the pod, marked as one of its job's."""
     group: Callable[[DDPJob], dict[str, Any]] | None = None
-    """The object that has to be there before the pods; of its metadata at most a name of its own.
-    """
+    """The object that must exist before the pods. Its metadata holds at most a name of its own."""
     needs: str = ""
-    """The field that asks for the group and what that takes, for where the server refuses it."""
+    """The field that asks for the group and what that requires, for the message when the server
+    refuses it."""
 
 
 _KUEUE: Final = Scheduler(kueue)
@@ -46,20 +45,20 @@ _GANGS: Final = {
 
 
 def schedulers(job: DDPJob) -> Iterator[Scheduler]:
-    """Return those that a job asks for."""
+    """Yield the schedulers that a job asks for."""
     asked = job.spec.scheduling
     if asked is None:
         return
     if asked.kueue_queue:
         yield _KUEUE
     elif asked.topology:
-        yield _NEAR  # Kueue looks for a place by itself, where there is room for all
+        yield _NEAR  # Kueue itself finds a place with room for all pods
     if asked.gang != "none":
         yield _GANGS[asked.gang]
 
 
 def scheduled(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
-    """Return the pod as the schedulers of its job want it."""
+    """Return the pod with the marks of its job's schedulers."""
     made = dict(pod)
     for scheduler in schedulers(job):
         made = scheduler.member(job, identity, made)

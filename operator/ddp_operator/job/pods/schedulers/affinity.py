@@ -1,11 +1,10 @@
-"""The cluster's own scheduler, told to place the pods of an attempt near each other.
+"""Pod affinity, which lets Kubernetes' own scheduler place the pods of an attempt near each other.
 
-https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/, "Inter-pod affinity": a
-pod that is itself one of those it wants to be near goes, as the first of them, to any node that has
-the label, and the others follow it there. Nobody looks first whether there is room for them: that
-takes somebody who sees all of them at once, such as Kueue. Volcano and the coscheduling plugin see
-to it that a part of them keeps no node; where the first one goes they choose no better (Volcano's
-own network topology knows tiers by the numbers that its administrator gave them, and no labels).
+https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/, "Inter-pod affinity": the
+first pod matches its own affinity and goes to any node with the label; the others follow it. Nobody
+checks first that the others fit there: that needs a scheduler that sees all of them, such as Kueue.
+Volcano and the coscheduling plugin ensure that a part of them keeps no node, but choose the first
+node no better. (Volcano's own network topology uses numbered tiers, not labels.)
 """
 
 from typing import Any, Final
@@ -18,19 +17,17 @@ from ddp_operator.ports import Manifest
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 _WEIGHT: Final = 100
-"""The most that one preference can weigh."""
+"""The largest weight of a preference."""
 _HOST: Final = "kubernetes.io/hostname"
-"""The label by which Kubernetes tells nodes apart."""
+"""The label that identifies a node."""
 
 
 def near_each_other(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
-    """Return the pod that wants to be where its attempt's others are, on top of what its template
-    wants.
-    """
+    """Return the pod with an affinity to the other pods of its attempt, added to its template's."""
     asked = job.spec.scheduling.topology if job.spec.scheduling else None
     if asked is None:
         return dict(pod)
-    # Pods of old attempts may still be ending: a new one is not bound to where they were.
+    # Not pods of old attempts, which may still be ending elsewhere.
     siblings = {LABEL_JOB_NAME: job.name, LABEL_ATTEMPT: str(identity.attempt)}
     term: dict[str, Any] = {"labelSelector": {"matchLabels": siblings}, "topologyKey": asked.label}
     kind, wanted = _REQUIRED, term
@@ -40,8 +37,8 @@ def near_each_other(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str,
 
 
 def apart_from_others(job: DDPJob, pod: Manifest) -> dict[str, Any]:
-    """Return the pod that rather goes where no other pod of its job is: one that is to take a lost
-    one's place had better not go with the same node.
+    """Return a spare with a preference for a node without other pods of its job, so that it is not
+    lost together with the pod it replaces.
     """
     siblings = {LABEL_JOB_NAME: job.name}
     term = {"labelSelector": {"matchLabels": siblings}, "topologyKey": _HOST}

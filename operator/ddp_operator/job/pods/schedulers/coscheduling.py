@@ -1,8 +1,8 @@
-"""The coscheduling plugin of Kubernetes' scheduler-plugins: no pod is bound before all can be.
+"""The coscheduling plugin of scheduler-plugins: no pod is bound before all can be.
 
-Held against pkg/coscheduling and apis/scheduling/v1alpha1 of
-https://github.com/kubernetes-sigs/scheduler-plugins. How its scheduler is called is up to the
-administrator, and may be as the cluster's own is: `schedulerName` stays the template's.
+Based on pkg/coscheduling and apis/scheduling/v1alpha1 of
+https://github.com/kubernetes-sigs/scheduler-plugins. The administrator chooses the scheduler's
+name, so `schedulerName` stays the template's.
 """
 
 from typing import Any, Final
@@ -14,18 +14,18 @@ from ddp_operator.ports import Manifest
 
 COSCHEDULING_NEEDS: Final = (
     "spec.scheduling.gang: coscheduling needs the PodGroups of scheduler-plugins, and an operator "
-    "that may make them (manifests/components/gangs); install what is missing, or leave gang out"
+    "that may create them (manifests/components/gangs); install what is missing, or remove gang"
 )
 
 
 def coscheduled(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     """Return the pod as one of its job's group."""
-    del identity  # a group has as many as run at a time, of whichever attempt
+    del identity  # one group for all attempts
     return marked(pod, labels={"scheduling.x-k8s.io/pod-group": job.name})
 
 
 def coscheduling_group(job: DDPJob) -> dict[str, Any]:
-    """What tells the scheduler how many belong together."""
+    """Return the PodGroup with the gang's size."""
     return {
         "apiVersion": "scheduling.x-k8s.io/v1alpha1",
         "kind": "PodGroup",

@@ -1,23 +1,23 @@
-"""Kueue: the pods of an attempt are one of its plain pod groups, which it admits all together.
+"""Kueue: the pods of an attempt form one plain pod group, which it admits as a whole.
 
 https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/ and, in keps/976-plain-pods of
 https://github.com/kubernetes-sigs/kueue, "Retrying Failed Pods" (both as of August 2026):
 
-Kueue keeps a group's quota for pods that may replace those that have failed, until as many have
-succeeded as the group counts. It cannot know that a job has failed, is suspended, or is given other
-pods, and would keep it then, too. So a group is one attempt, and none of its pods is retriable: the
-group is over once all its pods have ended, and a new attempt, a new group, asks for quota again.
+Kueue keeps a group's quota for pods that may replace failed ones, until enough pods have succeeded.
+It cannot know that a job has failed, is suspended, or gets other pods, and would keep the quota
+then. So each attempt is a group, and none of its pods is retriable: the group is over once all its
+pods have ended, and a new attempt asks for quota as a new group.
 
-Nodes that are provisioned for a queue are asked for by its admission check, once for each Workload,
-and so for each attempt; how long they may run is the pods' to say
+Nodes that are provisioned for a queue are requested by its admission check, once for each Workload,
+so for each attempt. How long they may run is stated on the pods
 (https://kueue.sigs.k8s.io/docs/concepts/admission_check/provisioning_request/).
 
-Fast admission is not asked for: it takes the first pod for all of them, which they need not be, and
-a group waits for nothing else that its operator would not create at once.
+Fast admission is not used: it assumes that all pods equal the first one, and it saves no time here,
+since the operator creates all pods of a group at once.
 
-Where pods belong near each other it chooses a place with room for all of them, if its administrator
-has given it a Topology of these labels (https://kueue.sigs.k8s.io/docs/tasks/run/topology_aware_scheduling/);
-for pods that `overrides` make different it chooses one for each kind.
+With `topology`, Kueue chooses a place with room for all pods, if its administrator set up a
+Topology of these labels (https://kueue.sigs.k8s.io/docs/tasks/run/topology_aware_scheduling/). For
+pods that differ by `overrides` it chooses one place for each kind.
 """
 
 from typing import Any, Final
@@ -30,12 +30,12 @@ from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
 
 _MAX_RUN: Final = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"
-"""Kueue passes on what follows its prefix as a parameter of the ProvisioningRequest."""
+"""Kueue passes the part after the prefix to the ProvisioningRequest as a parameter."""
 
 
 def kueue_group(job: DDPJob, attempt: int) -> str:
-    """The name of an attempt's group, and of the Workload that Kueue makes of it."""
-    # A job of the same name may be on its way out, and its group with it.
+    """Return the name of an attempt's group, which is also the name of its Workload."""
+    # An earlier job of the same name may still be ending, with its group.
     return f"{job.name}-{job.uid[:6]}-{attempt}"
 
 
@@ -47,7 +47,7 @@ def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     }
     annotations = {
         "kueue.x-k8s.io/pod-group-total-count": str(job.spec.replicas),
-        # Where Kueue knows the topology, neighbours by rank become neighbours there.
+        # Where Kueue knows the topology, it places neighbouring ranks close together.
         "kueue.x-k8s.io/pod-group-pod-index-label": LABEL_INDEX,
         "kueue.x-k8s.io/retriable-in-group": "false",
     }

@@ -1,4 +1,4 @@
-"""What pods say to schedulers."""
+"""Labels and annotations for schedulers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,8 +7,8 @@ from ddp_operator.ports import Manifest
 
 
 def marked(pod: Manifest, **marks: Mapping[str, str]) -> dict[str, Any]:
-    """Return the pod with these labels and annotations, whatever its template says of them: a gang
-    is one only if all its pods say the same.
+    """Return the pod with these labels and annotations, which override its template's: all pods of
+    a gang must have the same.
     """
     metadata = dict(pod.get("metadata") or {})
     for field, own in marks.items():

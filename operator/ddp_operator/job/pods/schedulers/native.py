@@ -1,7 +1,7 @@
 """Kubernetes' own scheduler, from 1.37: no pod of a group is bound before all can be.
 
-Held against https://kubernetes.io/docs/concepts/workloads/podgroup-api/ and the API's reference of
-1.37 (PodGroup, v1beta1). Versions before are alpha, each unlike the next, and not spoken.
+Based on https://kubernetes.io/docs/concepts/workloads/podgroup-api/ and the API reference of 1.37
+(PodGroup, v1beta1). Earlier versions are alpha, differ from each other, and are not supported.
 """
 
 from hashlib import sha256
@@ -13,21 +13,21 @@ from ddp_operator.ports import Manifest
 
 NATIVE_NEEDS: Final = (
     "spec.scheduling.gang: native needs the PodGroups of Kubernetes 1.37 or later, served where "
-    "the feature gate GenericWorkload is on, and an operator that may make them "
-    "(manifests/components/gangs); turn on what is off, or leave gang out"
+    "the feature gate GenericWorkload is on, and an operator that may create them "
+    "(manifests/components/gangs); enable what is missing, or remove gang"
 )
 
 
 def native(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     """Return the pod as one of its job's group."""
-    del identity  # a group has as many as run at a time, of whichever attempt
+    del identity  # one group for all attempts
     group = {"podGroupName": _name(job)}
     return {**pod, "spec": {**pod["spec"], "schedulingGroup": group}}
 
 
 def native_group(job: DDPJob) -> dict[str, Any]:
-    """What tells the scheduler how many belong together, and how urgent they are: for preemption
-    the group's class counts in place of its pods'.
+    """Return the PodGroup with the gang's size and priority class, which overrides its pods' in
+    preemption.
     """
     spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": job.spec.replicas}}}
     if priority := _priority_class(job):
@@ -41,8 +41,8 @@ def native_group(job: DDPJob) -> dict[str, Any]:
 
 
 def _name(job: DDPJob) -> str:
-    """Return the group's name: another one for another class, which no group can change. Those of
-    earlier classes have no pods, and go with the job.
+    """Return the group's name, which includes its priority class, since a group cannot change that.
+    Groups of earlier classes have no pods and are deleted with the job.
     """
     priority = _priority_class(job)
     return f"{job.name}-{sha256(priority.encode()).hexdigest()[:8]}" if priority else job.name

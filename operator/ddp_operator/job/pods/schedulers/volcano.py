@@ -1,6 +1,6 @@
-"""Volcano: its scheduler places a group once there is room for all of it in the group's queue.
+"""Volcano: its scheduler places a group once all of it fits, and the group's queue has room.
 
-Held against pkg/apis/scheduling/v1beta1 of https://github.com/volcano-sh/apis and the webhooks of
+Based on pkg/apis/scheduling/v1beta1 of https://github.com/volcano-sh/apis and the webhooks of
 https://github.com/volcano-sh/volcano, which refuse pods of a group that does not exist.
 """
 
@@ -12,25 +12,25 @@ from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
 
 VOLCANO_NEEDS: Final = (
-    "spec.scheduling.gang: volcano needs Volcano's PodGroups, and an operator that may make them "
-    "(manifests/components/gangs); install what is missing, or leave gang out"
+    "spec.scheduling.gang: volcano needs Volcano's PodGroups, and an operator that may create them "
+    "(manifests/components/gangs); install what is missing, or remove gang"
 )
 
 _DEFAULT_QUEUE: Final = "default"
-"""What Volcano writes where nobody names one."""
+"""Volcano's own default."""
 
 
 def volcanic(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
-    """Return the pod as one of its job's group, for Volcano's scheduler unless its template names
-    another.
+    """Return the pod as one of its job's group. Volcano schedules it unless its template names
+    another scheduler.
     """
-    del identity  # a group has as many as run at a time, of whichever attempt
+    del identity  # one group for all attempts
     made = marked(pod, annotations={"scheduling.k8s.io/group-name": job.name})
     return {**made, "spec": {"schedulerName": "volcano", **pod["spec"]}}
 
 
 def volcano_group(job: DDPJob) -> dict[str, Any]:
-    """What tells the scheduler how many belong together, in which queue, and how urgent it is."""
+    """Return the PodGroup with the gang's size, queue and priority class."""
     asked = job.spec.scheduling
     spec = {
         "minMember": job.spec.replicas,

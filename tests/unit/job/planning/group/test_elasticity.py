@@ -107,7 +107,7 @@ def test_after_some_patience_the_others_go_on_without_the_lost_one(victim: int) 
     [event] = planned.events
     assert event.reason == "GroupShrunk"
     late = waiting[-1].key.name
-    assert event.message == f"3 pods train on, 4 were to: not there in time: {late}"
+    assert event.message == f"training continues with 3 of 4 pods; not ready in time: {late}"
     assert planned.status.restarts == 1, "for the loss, and for nothing else"
     job = stored(job, planned)
     planned = told(job, waiting, later(93))
@@ -141,7 +141,7 @@ def test_without_patience_the_loss_and_the_smaller_group_are_one_write() -> None
     planned = told(job, [*pods[:2], lost, pods[3]], later(63))
     assert members(planned) == "0-1,3"
     [event] = planned.events
-    assert "3 pods train on without node rank 2 (" in event.message
+    assert "training continues with 3 of 4 pods, without node rank 2 (" in event.message
     assert planned.status.next_start_time is None, "nothing is waited for"
     planned = told(stored(job, planned), [*pods[:2], lost, pods[3]], later(63))
     assert [each.pod_name("digits") for each in planned.create_spares] == ["digits-0-2-r1"]

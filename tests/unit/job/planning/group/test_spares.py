@@ -228,7 +228,7 @@ def test_processes_of_others_start_anew_with_the_spare_in_place() -> None:
     planned = plan(job, seen, later(63), launchers=listens("InPlace"))
     job = recorded(job, planned)
     [event] = planned.events
-    said = "all processes start anew in place, spare digits-0-3 becomes node rank 2"
+    said = "all processes restart in place, spare digits-0-3 becomes node rank 2"
     assert said in event.message
     group = [*pods[:2], pods[3]]
     planned = plan(job, seen, later(63), launchers=listens("InPlace"))
