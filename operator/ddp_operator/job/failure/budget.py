@@ -62,7 +62,7 @@ def _behind(status: DDPJobStatus, step: int) -> DDPJobStatus:
 
 
 def is_charged(job: DDPJob, status: DDPJobStatus, class_: FailureClass) -> bool:
-    """Whether a failure of this class is charged if no rule decides."""
+    """Return whether a failure of this class is charged if no rule decides."""
     if class_ == "Infrastructure":
         forgiven = max(job.spec.restart.max_restarts, MIN_NODE_FAILURES)
         return status.bookkeeping.node_failures_without_progress >= forgiven
@@ -76,7 +76,7 @@ def used(job: DDPJob, status: DDPJobStatus) -> int:
 
 
 def is_spent(job: DDPJob, status: DDPJobStatus) -> bool:
-    """Whether the next charged failure ends the job."""
+    """Return whether the next charged failure ends the job."""
     return used(job, status) >= job.spec.restart.max_restarts
 
 

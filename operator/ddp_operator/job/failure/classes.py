@@ -65,12 +65,12 @@ def of_pod(pod: PodState, *, has_run: bool = False) -> FailureClass:
 
 
 def has_run(job: DDPJob) -> bool:
-    """Whether pods of this exact spec have started before."""
+    """Return whether pods of this exact spec have started before."""
     return job.status.bookkeeping.ran_spec_hash == job.spec_hash
 
 
 def is_hopeless(pod: PodState, *, has_run: bool = False) -> bool:
-    """Whether a restart cannot help: the trainer says so, or the pod can never start."""
+    """Return whether a restart cannot help: the trainer says so, or the pod can never start."""
     ended = pod.exit
     if ended is None:
         return pod.waiting == "InvalidImageName" and not has_run
@@ -78,8 +78,8 @@ def is_hopeless(pod: PodState, *, has_run: bool = False) -> bool:
 
 
 def is_passing(pod: PodState) -> bool:
-    """Whether it waits for a registry or network that is down, or for a Secret that the operator
-    creates.
+    """Return whether the pod waits for a registry or network that is down, or for a Secret that the
+    operator creates.
     """
     if pod.waiting == "RegistryUnavailable" or lacks_token(pod):
         return True
@@ -87,18 +87,18 @@ def is_passing(pod: PodState) -> bool:
 
 
 def tells_nothing(pod: PodState) -> bool:
-    """Whether the kubelet only says that it retries."""
+    """Return whether the kubelet only says that it retries."""
     return bool(_BARE.fullmatch(pod.waiting_message))
 
 
 def has_begun(pod: PodState) -> bool:
-    """Whether its trainer runs or has run."""
+    """Return whether the pod's trainer runs or has run."""
     ended = pod.exit
     return pod.started is not None or (ended is not None and ended.reason not in _NEVER_RAN)
 
 
 def lacks_command(pod: PodState) -> bool:
-    """Whether its image lacks the command."""
+    """Return whether the pod's image lacks the command."""
     ended = pod.exit
     return (
         ended is not None
@@ -108,7 +108,7 @@ def lacks_command(pod: PodState) -> bool:
 
 
 def is_secondary(pod: PodState) -> bool:
-    """Whether another rank's failure caused it."""
+    """Return whether another rank's failure caused the pod's."""
     ended = pod.exit
     if ended is None or pod.reason:  # with a reason, the kubelet ended it
         return False
@@ -121,7 +121,7 @@ def is_secondary(pod: PodState) -> bool:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Whether a recorded failure can only be a consequence of another rank's."""
+    """Return whether a recorded failure can only be a consequence of another rank's."""
     if failure.class_ != "Application" or failure.reason in _CERTAIN:
         return False
     if failure.exit_code in (EXIT_PEER_LOST, EXIT_SIGTERM):

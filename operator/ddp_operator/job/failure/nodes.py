@@ -104,7 +104,7 @@ def _with_boot_ids(status: DDPJobStatus, boot_ids: Mapping[str, str]) -> DDPJobS
 
 
 def _is_same(then: str | None, now: str | None) -> bool:
-    """Whether the node did not reboot meanwhile, as far as is known."""
+    """Return whether the node did not reboot meanwhile, as far as is known."""
     return not then or not now or then == now
 
 
@@ -120,7 +120,7 @@ def _each_once(failures: Iterable[Failure]) -> Iterator[Failure]:
 
 
 def _is_charged_to_node(failure: Failure) -> bool:
-    """Whether a failure counts for its node. Consequences and ignored failures do not."""
+    """Return whether a failure counts for its node. Consequences and ignored failures do not."""
     if not failure.node or failure.action == "Ignore" or classes.is_consequence(failure):
         return False
     return failure.class_ in ("Application", "Infrastructure")
@@ -153,7 +153,9 @@ def _fits(pod_spec: Manifest, node: Node) -> bool:
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
-    """Whether a toleration matches a taint by Kubernetes' rule: an empty field matches anything."""
+    """Return whether a toleration matches a taint by Kubernetes' rule: an empty field matches
+    anything.
+    """
     if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
         return False
     if toleration.get("key") and toleration["key"] != taint.get("key"):

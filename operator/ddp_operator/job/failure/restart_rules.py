@@ -23,7 +23,7 @@ _OF_SCOPE: Final[Mapping[str, FailureAction]] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do about a failure."""
+    """The reaction to a failure."""
 
     action: FailureAction
     charged: bool | None = None
@@ -70,7 +70,7 @@ def _first(job: DDPJob, failure: Failure, applies: Callable[[RestartRule], bool]
 
 
 def _matches(job: DDPJob, rule: RestartRule, failure: Failure) -> bool:
-    """Whether all matchers of the rule match."""
+    """Return whether all matchers of the rule match."""
     return (
         (rule.exit_codes is None or failure.exit_code in rule.exit_codes)
         and (rule.reasons is None or failure.reason in rule.reasons)

@@ -1,4 +1,4 @@
-"""What a container's last words say: whether this rank, another one or the node failed.
+"""Read a container's last words: did this rank fail, another one, or the node?
 
 PyTorch reports a lost peer as an ordinary exception, and a broken GPU too. Where the exit code does
 not tell, only the text does. Unknown text means the training itself failed.
@@ -59,7 +59,7 @@ class LastWords:
     rank: int | None = None
     """The global rank that failed, as its launcher reports it."""
     judged: bool = False
-    """Whether the exit code is already derived from the text, by the launcher or a rank it started.
+    """True if the exit code is already derived from the text, by the launcher or a rank it started.
     Text that a script printed is not."""
 
 
@@ -86,7 +86,7 @@ def last_words(message: str) -> LastWords:
 
 @lru_cache(maxsize=_KEPT)
 def is_of_another_rank(message: str) -> bool:
-    """Whether it says that another rank is gone.
+    """Return whether the message says that another rank is gone.
 
     Only the exceptions that ended the processes count. A connection that broke earlier and
     recovered did not end them.
@@ -99,13 +99,13 @@ def is_of_another_rank(message: str) -> bool:
 
 @lru_cache(maxsize=_KEPT)
 def is_of_node(message: str) -> bool:
-    """Whether it says that the node's GPUs, links or driver are broken."""
+    """Return whether the message says that the node's GPUs, links or driver are broken."""
     return bool(_NODE.search(message)) or is_of_device(message)
 
 
 @lru_cache(maxsize=_KEPT)
 def is_of_device(message: str) -> bool:
-    """Whether it says that a GPU is broken or lost, which no restart fixes."""
+    """Return whether the message says that a GPU is broken or lost, which no restart fixes."""
     if _DEVICE.search(message):
         return True
     return any(found[1] not in _XIDS_OF_TRAININGS for found in _XID.finditer(message))
@@ -113,7 +113,7 @@ def is_of_device(message: str) -> bool:
 
 @lru_cache(maxsize=_KEPT)
 def is_of_command(message: str) -> bool:
-    """Whether it says that the image lacks the command."""
+    """Return whether the message says that the image lacks the command."""
     return bool(_BAD_COMMAND.search(message))
 
 

@@ -38,7 +38,7 @@ class PodFailure(Answer):
     generation: Count
     exit_code: Annotated[int, Field(ge=1, le=255)]
     message: Annotated[str, Field(max_length=4096)] = ""
-    """What the pod would have left as its termination message."""
+    """The text that the pod would have left as its termination message."""
     time: _Moment
 
 
@@ -66,7 +66,7 @@ class LauncherStatus(Answer):
     led: Annotated[tuple[Led, ...], Field(max_length=_MAX_LED, strict=False)] = ()
     """Newest generations that no operator announced, up to the present one."""
     saved_in_pod: bool = False
-    """Whether processes saved to a disk that no other pod can read."""
+    """True if processes saved to a disk that no other pod can read."""
 
 
 def pause_seconds(silent: int, *, has_answered: bool) -> float:
@@ -78,7 +78,7 @@ def pause_seconds(silent: int, *, has_answered: bool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LauncherStates:
-    """What the launchers of one job's pods reported; empty if nobody asked them."""
+    """Reports of the launchers of one job's pods; empty if nobody asked them."""
 
     told: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     """By pod name: the generation that its launcher acknowledged after all earlier processes ended,
@@ -94,7 +94,7 @@ class LauncherStates:
     """The highest generation that was led and makes a launcher refuse the present one; 0: none."""
 
     def knows(self, pod: str, generation: int, *, start: bool = False) -> bool:
-        """Whether a pod acknowledged a generation and, with `start`, that it may start."""
+        """Return whether a pod acknowledged a generation and, with `start`, that it may start."""
         known, started = self.told.get(pod, (0, False))
         return known > generation or (known == generation and (started or not start))
 
@@ -104,7 +104,7 @@ NO_LAUNCHERS: Final = LauncherStates()
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What to send to one pod's launcher about the group."""
+    """The group and the node rank to send to one pod's launcher."""
 
     pod: str
     address: str

@@ -18,8 +18,8 @@ unreachable. The extra time covers clock differences and thousands of assignment
 
 
 def follows_topology(job: DDPJob) -> bool:
-    """Whether node ranks follow the network. With `overrides` they do not, since pods that differ
-    cannot swap ranks.
+    """Return whether node ranks follow the network. With `overrides` they do not, since pods that
+    differ cannot swap ranks.
     """
     asked = job.spec.scheduling
     wanted = bool(asked and asked.topology)
@@ -27,12 +27,12 @@ def follows_topology(job: DDPJob) -> bool:
 
 
 def is_due(job: DDPJob) -> bool:
-    """Whether there are new pods without a decision about their order."""
+    """Return whether there are new pods without a decision about their order."""
     return follows_topology(job) and job.status.bookkeeping.ordered != present(job.status)
 
 
 def is_first_due(job: DDPJob) -> bool:
-    """Whether this attempt has no order yet."""
+    """Return whether this attempt has no order yet."""
     ordered = job.status.bookkeeping.ordered
     return follows_topology(job) and ordered[:1] != (job.status.attempt,)
 

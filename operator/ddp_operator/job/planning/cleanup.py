@@ -57,7 +57,7 @@ def _runs_until(job: DDPJob, pod: PodState, now: datetime) -> datetime | None:
 
 
 def _has_failed_inside(job: DDPJob, pod: PodState) -> bool:
-    """Whether processes in this pod made the job fail while the pod itself still runs."""
+    """Return whether processes in this pod made the job fail while the pod itself still runs."""
     cause = job.status.failures[-1] if job.status.failures else None
     if cause is None or cause.action != "FailJob" or pod.started is None:
         return False

@@ -101,7 +101,8 @@ def _wait(job: DDPJob, reason: str, message: str, until: datetime, now: datetime
 
 
 def _needs_service(job: DDPJob, pods: Observed) -> bool:
-    """Whether to create the Service: some pods can be created, and none of this attempt exists yet.
+    """Return whether to create the Service: some pods can be created, and none of this attempt
+    exists yet.
 
     It precedes the first pod of an attempt, so retries for other pods need not repeat it.
     """

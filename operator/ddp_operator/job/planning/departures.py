@@ -81,7 +81,7 @@ def with_checkpoint_request(job: DDPJob, pods: Observed, planned: Plan, now: dat
 
 
 def _is_at_work(job: DDPJob, pods: Observed) -> bool:
-    """Whether all pods train, as far as is known, and none has completed."""
+    """Return whether all pods train, as far as is known, and none has completed."""
     waits = any(gap.reason != "Starting" for gap in pods.gaps)
     return job.status.is_true("Running") and not (pods.any_succeeded or waits)
 
@@ -98,7 +98,8 @@ def _doomed(job: DDPJob, pods: Observed) -> list[tuple[PodState, Node]]:
 
 
 def _is_place(job: DDPJob, pods: Observed, doomed: Sequence[tuple[PodState, Node]]) -> bool:
-    """Whether enough other nodes suit the pods, and the new pods cannot return to the old nodes.
+    """Return whether enough other nodes suit the pods, and the new pods cannot return to the old
+    nodes.
 
     What else runs on those nodes is unknown.
     """

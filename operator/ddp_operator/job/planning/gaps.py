@@ -21,7 +21,7 @@ from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, PodState
 
 
 class Policy(NamedTuple):
-    """What may be done about a gap of some reason."""
+    """The ways to deal with gaps of one reason."""
 
     spare: bool = False
     """A spare takes over at once."""
@@ -151,8 +151,8 @@ def _due(job: DDPJob, pods: Observed, gap: Gap) -> datetime | None:
 
 
 def in_present_group(job: DDPJob, pods: Observed, pod: PodState, *, started: bool = False) -> bool:
-    """Whether no process of an earlier generation runs in a pod. With `started`: and whether those
-    of the present generation may run.
+    """Return whether no process of an earlier generation runs in a pod. With `started`: and whether
+    those of the present generation may run.
     """
     generation = world_of(job).generation
     held = started and (is_held(job, pod.identity) or is_first_due(job))

@@ -61,7 +61,7 @@ def take_back_charge(job: DDPJob, pods: Observed, cause: Failure) -> Plan | None
 
 
 def _came_first(pods: Observed, cause: Failure, charged: Failure) -> bool:
-    """Whether the cluster was already removing the pod whose processes failed."""
+    """Return whether the cluster was already removing the pod whose processes failed."""
     pod = pods.current.get(cause.index)
     if pod is None or pod.key.name != charged.pod or pod.disrupted_at is None:
         return False
@@ -98,7 +98,7 @@ def _of_attempt(pods: Observed, attempt: int) -> list[PodState]:
 
 
 def _tells(pod: PodState, last: Failure) -> bool:
-    """Whether a pod, since deleted, had failed by itself before or was lost."""
+    """Return whether a pod, since deleted, had failed by itself before or was lost."""
     if pod.lost_to_cluster:
         return True
     ended = pod.exit.finished if pod.exit else None

@@ -14,7 +14,7 @@ from ddp_operator.ports import Event, Key
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now, and when to plan again.
+    """The next actions, and when to plan again.
 
     A `decided` plan only stores its status; then a new plan is made. For others, `status` holds
     once the writes succeed, and `seen` is stored if they are refused.
@@ -27,7 +27,7 @@ class Plan:
     create_spares: tuple[Identity, ...] = ()
     """Pods outside the group. The job continues if they are refused."""
     create_service: bool = False
-    """Whether the Service may be missing. It is not watched, so each attempt creates it again."""
+    """True if the Service may be missing. It is not watched, so each attempt creates it again."""
     isolate: bool | None = None
     """Create (True) or remove (False) the job's NetworkPolicy; None: neither."""
     delete: tuple[Key, ...] = ()

@@ -56,7 +56,7 @@ def awaited_until(job: DDPJob, pod: PodState, now: datetime) -> datetime:
 
 
 def _is_over(pod: PodState) -> bool:
-    """Whether its trainer writes no more or will never start. A deleted pod without a node is gone
-    at once; one that is not deleted may still get a node.
+    """Return whether its trainer writes no more or will never start. A deleted pod without a node
+    is gone at once; one that is not deleted may still get a node.
     """
     return pod.succeeded or pod.failed or (pod.deleting and not pod.scheduled)

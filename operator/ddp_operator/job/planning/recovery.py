@@ -139,7 +139,7 @@ def note_ignored(job: DDPJob, pods: Observed) -> Plan | None:
 
 
 def _is_excused(job: DDPJob, pods: Observed, now: datetime) -> bool:
-    """Whether a consequence without a known cause is not charged."""
+    """Return whether a consequence without a known cause is not charged."""
     if job.status.is_paused(now) or elasticity.absent_node_ranks(pods):
         return True  # waiting in vain for absent pods is no new failure
     # A lost node is noticed only after its peers fail. One such failure does not end a job; two in
@@ -177,7 +177,7 @@ def _action(
 
 
 def _began_without(job: DDPJob, pods: Observed, failure: Failure, gone: Sequence[int]) -> bool:
-    """Whether the pods to replace never started, so that the others still wait for them."""
+    """Return whether the pods to replace never started, so that the others still wait for them."""
     was_made = failure.class_ == "Infrastructure" and failure.reason != START_TIMEOUT
     if was_made or job.spec.kueue_queue:
         return False

@@ -151,8 +151,8 @@ def _deadline(job: DDPJob) -> timedelta | None:
 
 
 def _reports_steps(job: DDPJob) -> bool:
-    """Whether the training is known to report its steps. A script that never does looks the same
-    before its first step as while it trains.
+    """Return whether the training is known to report its steps. A script that never does looks the
+    same before its first step as while it trains.
     """
     return scope_of(job) == "Pod" or job.status.progress is not None
 

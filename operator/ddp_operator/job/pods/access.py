@@ -43,7 +43,7 @@ class Access:
     """Namespace of the operator's pod; None where it does not run in one."""
 
     has_secrets: bool = False
-    """Whether the operator may create Secrets. If not, pods have their tokens in plain text."""
+    """True if the operator may create Secrets. If not, pods have their tokens in plain text."""
 
     def token_of(self, namespace: str, job_uid: str, source: TokenSource) -> str:
         """Return the token of a job's pods from this source: 64 hexadecimal digits."""

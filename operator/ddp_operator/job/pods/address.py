@@ -26,7 +26,7 @@ def trainer_address(trainer: str, spec: Manifest, status: Manifest) -> str:
 
 
 def is_the_nodes(spec: Manifest, status: Manifest) -> bool:
-    """Whether the pod has only its node's address."""
+    """Return whether the pod has only its node's address."""
     hosts = {status.get("hostIP"), *(host.get("ip") for host in status.get("hostIPs") or ())}
     return spec.get("hostNetwork") is True or status.get("podIP") in hosts - {None, ""}
 
@@ -42,8 +42,8 @@ def told_port(trainer: Manifest) -> int | None:
 
 
 def _may_be_a_pods(ip: str) -> bool:
-    """Whether a pod can have this address. Link-local ones serve a node, such as a cloud's metadata
-    server.
+    """Return whether a pod can have this address. Link-local ones serve a node, such as a cloud's
+    metadata server.
     """
     try:
         address = ip_address(ip)

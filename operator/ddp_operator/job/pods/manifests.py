@@ -111,13 +111,13 @@ def master_addr_of(job: DDPJob, attempt: int) -> str:
 
 
 def is_spare(job: DDPJob, identity: Identity) -> bool:
-    """Whether a pod is outside the group."""
+    """Return whether a pod is outside the group."""
     return identity.slot not in node_ranks(job)
 
 
 def is_held(job: DDPJob, identity: Identity) -> bool:
-    """Whether a pod's processes wait for an assignment before they start: the other pods, and the
-    rank 0 that it would join, may still be of an earlier generation.
+    """Return whether a pod's processes wait for an assignment before they start: the other pods,
+    and the rank 0 that it would join, may still be of an earlier generation.
     """
     if identity.replacement == 0 or world_of(job).generation == 0:
         return False

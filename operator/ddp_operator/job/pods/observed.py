@@ -60,12 +60,12 @@ class Observed:
 
     @property
     def any_succeeded(self) -> bool:
-        """Whether a pod completed: it can join no other group."""
+        """Return whether a pod completed: it can join no other group."""
         return bool(self.completed) or any(pod.succeeded for pod in self.current.values())
 
     @property
     def all_scheduled(self) -> bool:
-        """Whether all pods of the group exist and have nodes."""
+        """Return whether all pods of the group exist and have nodes."""
         return not self.missing and all(pod.scheduled for pod in self.current.values())
 
 

@@ -39,12 +39,12 @@ _ITEM: Final = re.compile(
 )
 _NAME: Final = re.compile(r'"([^"]*)"')
 _INSTEAD: Final = {"true": "false", "false": "true", "Unconfined": "RuntimeDefault"}
-"""What to set instead of a forbidden value."""
+"""Values to set instead of forbidden ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodSecurity:
-    """What a namespace enforces by its labels."""
+    """The level that a namespace enforces by its labels."""
 
     level: Level
     version: str = "latest"
@@ -67,7 +67,7 @@ class Refusal:
 
     level: str
     remedy: str
-    """What to change in the pod's spec; the server's own words if unknown."""
+    """The change to the pod's spec; the server's own words if unknown."""
 
 
 def read_refusal(message: str, pod: Mapping[str, Any]) -> Refusal | None:

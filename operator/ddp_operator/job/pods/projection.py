@@ -198,7 +198,7 @@ def _decisive_state(name: str, status: Manifest) -> tuple[str, Manifest]:
 def _is_ready(
     spec: Manifest, status: Manifest, conditions: dict[str, Manifest], trainer: str
 ) -> bool:
-    """Whether the trainer is ready and all side cars are ready or have ended.
+    """Return whether the trainer is ready and all side cars are ready or have ended.
 
     Kubelets report a pod as not ready once any container has ended.
     """
@@ -294,7 +294,7 @@ def _stage(
 
 
 def _outlasts_node(toleration: Manifest) -> bool:
-    """Whether a pod with this toleration stays on an unreachable node without a limit."""
+    """Return whether a pod with this toleration stays on an unreachable node without a limit."""
     bounded = toleration.get("tolerationSeconds") is not None
     key = toleration.get("key") or _UNREACHABLE
     evicts = (toleration.get("effect") or "NoExecute") == "NoExecute"

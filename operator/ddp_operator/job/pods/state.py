@@ -126,11 +126,11 @@ class PodState:
     address: str = ""
     """`ip:port` of its trainer's progress endpoint; empty before it has an IP."""
     has_nodes_ip: bool = False
-    """That IP is its node's own, which is asked only if the job uses hostNetwork."""
+    """Its IP is its node's own, which is asked only if the job uses hostNetwork."""
     container: str = ""
     """The container described here: the trainer, or an init container that blocks it."""
     memory_limited: bool = True
-    """That container or its pod has a memory limit."""
+    """The container or its pod has a memory limit."""
     started: datetime | None = None
     """When the running trainer started."""
     exit: ContainerExit | None = None
@@ -142,7 +142,7 @@ class PodState:
     """Why the pod is not ready, if that is unusual."""
     waiting_message: str = ""
     stage: Literal["", "sandbox", "image"] = ""
-    """What a scheduled pod waits for before its first process: volumes and network, or an image."""
+    """The obstacle to the first process of a scheduled pod: volumes and network, or an image."""
     avoids: tuple[str, ...] = ()
     """Nodes that its affinity excludes, while it has no node."""
     stays_on_lost_node: bool = False
@@ -200,7 +200,7 @@ class PodState:
 
     @property
     def _told_to_end(self) -> bool:
-        """Whether its trainer ended only after the pod was told to, as far as is known."""
+        """Return whether its trainer ended only after the pod was told to, as far as is known."""
         if self.exit is None:
             return False
         if self.ended_by_deletion or self.over_storage_limit:

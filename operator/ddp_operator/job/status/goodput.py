@@ -31,7 +31,7 @@ _BOOKED_TO: Final[dict[Phase, str]] = {
 }
 _KIND_OF: Final = {name: name.removesuffix("_seconds") for name in _BOOKED_TO.values()}
 KINDS: Final = tuple(_KIND_OF.values())
-"""What time is spent on."""
+"""Ways to spend time."""
 
 
 def spent(status: DDPJobStatus, *, created: datetime, now: datetime) -> Counter[str]:

@@ -79,7 +79,7 @@ class Report:
     """When it last did, by a clock that does not jump in between."""
 
     def concerns(self, job: DDPJob) -> bool:
-        """Whether the reporting pod has node rank 0 in the job's present group."""
+        """Return whether the reporting pod has node rank 0 in the job's present group."""
         slot = members(job)[0]
         replacement = job.status.bookkeeping.replacements.get(str(slot), 0)
         current = Identity.at(slot, job.status.attempt, replacement, index=0)
@@ -146,7 +146,7 @@ def resumption(before: DDPJobStatus, after: DDPJobStatus) -> int | None:
 
 
 def is_complete(status: DDPJobStatus) -> bool:
-    """Whether the last step was made and saved."""
+    """Return whether the last step was made and saved."""
     progress, saved = status.progress, status.checkpoint
     if progress is None or saved is None or not progress.total_steps:
         return False

@@ -61,7 +61,7 @@ def _assignments(job: DDPJob, pods: Observed, now: datetime) -> Iterator[Assignm
 
 
 def _may_start(job: DDPJob, pods: Observed, now: datetime) -> bool:
-    """Whether all pods exist and no process of an earlier generation runs.
+    """Return whether all pods exist and no process of an earlier generation runs.
 
     A process that starts alone may wait in vain, or take an old process for its peer. With scope
     Pod, processes only meet those of their own generation.
@@ -77,7 +77,7 @@ def _may_start(job: DDPJob, pods: Observed, now: datetime) -> bool:
 
 
 def _must_wait(job: DDPJob, pods: Observed, now: datetime) -> bool:
-    """Whether replaced pods may still save where the group would."""
+    """Return whether replaced pods may still save where the group would."""
     return scope_of(job) == "InPlace" and bool(still_at_work(job, pods, now))
 
 

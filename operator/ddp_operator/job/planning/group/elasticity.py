@@ -50,7 +50,9 @@ def absent_node_ranks(pods: Observed) -> Sequence[int]:
 
 
 def can_go_without(job: DDPJob, pods: Observed, node_ranks: Sequence[int]) -> bool:
-    """Whether the group may continue at once without these pods, which are lost or leaving."""
+    """Return whether the group may continue at once without these pods, which are lost
+    or leaving.
+    """
     elastic = job.spec.elastic
     rest = len(members(job)) - len(node_ranks)
     if not elastic or rest < min_size(job.spec) or not _may_change(job, pods):
@@ -90,7 +92,7 @@ def _may_change(job: DDPJob, pods: Observed) -> bool:
 
 
 def _announces(pod: PodState | None) -> bool:
-    """Whether a leaving pod still runs: then nobody waits for it to come back."""
+    """Return whether a leaving pod still runs: then nobody waits for it to come back."""
     return pod is not None and pod.started is not None and not (pod.exit or pod.restartable)
 
 

@@ -135,6 +135,6 @@ def with_spares(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Pl
 
 
 def _is_well(pod: PodState) -> bool:
-    """Whether a spare waits or starts."""
+    """Return whether a spare waits or starts."""
     over = pod.failed or pod.succeeded or pod.deleting or pod.lost_to_cluster
     return not (over or pod.exit)

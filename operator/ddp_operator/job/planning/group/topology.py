@@ -77,7 +77,7 @@ def with_order_due(job: DDPJob, pods: Observed, planned: Plan, now: datetime) ->
 
 
 def _is_placed(pods: Observed) -> bool:
-    """Whether all pods have nodes, and no failure awaits a decision."""
+    """Return whether all pods have nodes, and no failure awaits a decision."""
     return pods.all_scheduled and not any(POLICY[gap.reason].lost for gap in pods.gaps)
 
 

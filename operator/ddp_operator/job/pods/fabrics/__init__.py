@@ -33,7 +33,7 @@ PRIVILEGES: Final[Mapping[Fabric, str]] = {
     "rdma": "host paths for NVIDIA's libraries and gIB's",
     "dranet": "host paths for NVIDIA's libraries and gIB's",
 }
-"""What each needs that a Pod Security Standard may forbid."""
+"""Parts of each fabric that a Pod Security Standard may forbid."""
 
 
 def on_fabric(
