@@ -14,7 +14,7 @@ from ddp_operator.api.status import DDPJobStatus, Failure
 
 MIN_NODE_FAILURES: Final = 3
 """Free node failures without progress, even if `maxRestarts` is less: one broken GPU must not end a
-job whose own code may not fail."""
+job that allows its own code no failure."""
 
 _MAX_DOUBLINGS: Final = 20
 """More than `backoff.maxSeconds` ever needs."""

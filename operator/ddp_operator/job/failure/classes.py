@@ -40,8 +40,8 @@ _BARE: Final = re2.compile(r'Back-off pulling image "[^"]*"')
 """All that kubelets before 1.32 say between two pulls."""
 
 _NEVER_RAN: Final = _START_FAILED | {CONTAINER_LOST}
-"""Reasons after which a process need not have run. The kubelet also reports a container as lost
-whose image it was still pulling when the pod was deleted."""
+"""Reasons after which a process need not have run. The kubelet also reports a container as lost if
+it was still pulling the image when the pod was deleted."""
 
 _CERTAIN: Final = frozenset({"OOMKilled", "DeadlineExceeded"})
 """Kubelet's reasons for exits that no other rank can cause."""
@@ -50,8 +50,8 @@ _CERTAIN: Final = frozenset({"OOMKilled", "DeadlineExceeded"})
 def of_pod(pod: PodState, *, has_run: bool = False) -> FailureClass:
     """Return the class of a pod that failed, was disrupted, or cannot start.
 
-    `has_run`: pods of this spec have run, so it is no wrong configuration. Nor is a spec whose
-    registry cannot answer now.
+    `has_run`: pods of this spec have run, so it is no wrong configuration. Nor is any spec while
+    its registry cannot answer.
     """
     if pod.disrupted:
         return "Disruption"

@@ -93,7 +93,7 @@ def _by_failures(status: DDPJobStatus) -> list[str]:
 
 
 def _with_boot_ids(status: DDPJobStatus, boot_ids: Mapping[str, str]) -> DDPJobStatus:
-    """Return the status whose node failures have the node's boot ID."""
+    """Return the status with the node's boot ID in each node failure."""
     failures = tuple(
         failure.model_copy(update={"boot_id": boot_ids[failure.node]})
         if not failure.boot_id and boot_ids.get(failure.node) and _is_charged_to_node(failure)

@@ -47,7 +47,7 @@ def judge(job: DDPJob, failure: Failure) -> Verdict:
 
 
 def ignoring(job: DDPJob, pods: Observed, now: datetime) -> Observed:
-    """Mark failed pods as completed whose first matching rule ignores them."""
+    """Mark failed pods as completed if the first matching rule ignores them."""
     if all(rule.action != "Ignore" for rule in job.spec.restart.rules):
         return pods
     current = dict(pods.current)

@@ -1,6 +1,7 @@
-"""Pods whose processes never start, and the class of that failure.
+"""Pods without any started process, and the class of that failure.
 
-A spec that has run once is no wrong configuration. Nor is one whose registry cannot answer.
+A spec that has run once is no wrong configuration. Nor is any spec while its registry cannot
+answer.
 """
 
 from collections.abc import Iterator

@@ -82,7 +82,7 @@ class LauncherStates:
 
     told: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     """By pod name: the generation that its launcher acknowledged after all earlier processes ended,
-    and whether it was to start."""
+    and whether it was sent with `start`."""
     unreached_since: Mapping[str, datetime] = field(default_factory=dict)
     """By pod name: since when its launcher has not answered or not ended old processes."""
     failures: tuple[PodFailure, ...] = ()

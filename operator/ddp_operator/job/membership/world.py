@@ -4,6 +4,7 @@ A pod's slot is the number in its name. The first slots form the initial group; 
 outside. `planning` decides about changes.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -19,8 +20,7 @@ from ddp_operator.job.membership.launcher_protocol import MAX_MEMBERS
 
 RESTART_GRACE_SECONDS: Final = 15
 """How long old processes of a restarting group may save: as long as a spot node has."""
-_DIGITS: Final = 5
-"""Digits of a slot, as many as in `MAX_REPLICAS`."""
+_NUMBER: Final = re.compile("[0-9]{1,18}")
 
 
 def scope_of(job: DDPJob) -> Literal["Gang", "InPlace", "Pod"]:
@@ -46,7 +46,7 @@ def slots_of(stored: World | None, replicas: int, *, elastic: bool = False) -> S
     """Return the slots of a group on record by node rank; None: of the initial group."""
     if stored is None:
         return range(replicas)
-    found = _read(stored.members)
+    found = read_slots(stored.members)
     size = stored.size if elastic else replicas
     # Ignore a record that was edited by hand.
     return found if len(found) == size > 0 else range(replicas)
@@ -173,15 +173,13 @@ def first_world(size: int) -> World:
 
 
 @lru_cache(maxsize=256)
-def _read(text: str) -> tuple[int, ...]:
+def read_slots(text: str) -> tuple[int, ...]:
     """Parse the output of `format_slots`. Skip anything invalid, and repeated slots."""
     found: dict[int, None] = {}
     for part in text.split(","):
         first, _, last = part.partition("-")
         last = last or first
-        if not all(each.isascii() and each.isdigit() for each in (first, last)):
-            continue
-        if max(len(first), len(last)) <= _DIGITS:
+        if _NUMBER.fullmatch(first) and _NUMBER.fullmatch(last):
             room = MAX_REPLICAS - len(found)
             found.update(dict.fromkeys(islice(range(int(first), int(last) + 1), room)))
     return tuple(found)

@@ -14,7 +14,7 @@ the pod is deleted. It equals Kubernetes' default grace period."""
 
 
 KEPT_SECONDS: Final = 75
-"""How long a pod stays whose processes made the job fail. Its launcher waits a minute for a
+"""How long a pod stays after its processes made the job fail. Its launcher waits a minute for a
 decision and then ends by itself, which keeps the pod's log."""
 
 
@@ -65,7 +65,7 @@ def _has_failed_inside(job: DDPJob, pod: PodState) -> bool:
 
 
 def expiry(job: DDPJob) -> datetime | None:
-    """Return when a finished job is to be deleted; None if nobody asked for that."""
+    """Return when to delete a finished job; None if nobody asked for that."""
     ttl, completed = job.spec.ttl_seconds_after_finished, job.status.completion_time
     if ttl is None or completed is None:
         return None

@@ -151,7 +151,7 @@ def report_refusal(
     """Plan for a job while the API server refuses something it needs: its `wanted` pods or another
     object.
 
-    A job whose pods all run keeps running. The status of a finished job stays.
+    If all pods of the job run, it keeps running. The status of a finished job stays.
     """
     event = Event(reason, message, warning=True)
     if job.status.finished:

@@ -59,7 +59,7 @@ before start.
 """
 UNREACHABLE_SECONDS: Final = 30
 """How long a launcher may not answer before its pod counts as lost. One that has just started, or
-whose node swaps, answers within seconds; processes get `RESTART_GRACE_SECONDS` to end."""
+is on a swapping node, answers within seconds; processes get `RESTART_GRACE_SECONDS` to end."""
 NODE_SECONDS: Final = 90
 """How long a node may not answer before its pods count as lost, if nobody else would evict them.
 Kubelets restart within a minute."""

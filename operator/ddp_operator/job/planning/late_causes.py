@@ -61,7 +61,7 @@ def take_back_charge(job: DDPJob, pods: Observed, cause: Failure) -> Plan | None
 
 
 def _came_first(pods: Observed, cause: Failure, charged: Failure) -> bool:
-    """Return whether the cluster was already removing the pod whose processes failed."""
+    """Return whether the cluster was already removing the pod when its processes failed."""
     pod = pods.current.get(cause.index)
     if pod is None or pod.key.name != charged.pod or pod.disrupted_at is None:
         return False

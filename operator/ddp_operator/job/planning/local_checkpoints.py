@@ -23,9 +23,7 @@ _THEN: Final = (
 
 
 def warnings(job: DDPJob) -> Sequence[Event]:
-    """Return the warning for a job whose template saves to a pod's own disk, at its
-    first attempt.
-    """
+    """Return the warning, at the first attempt, that the template saves to a pod's own disk."""
     paths = named_paths(job.spec) if _is_group(job) else ()
     if not paths or job.status.attempt:
         return ()

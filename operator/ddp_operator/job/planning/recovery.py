@@ -1,6 +1,6 @@
 """Decide about failures: which pods restart, and whether the job is charged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -43,7 +43,7 @@ def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 
 def recover_overdue(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that pods are lost whose gaps lasted too long; None if there are none."""
+    """Decide that pods are lost because their gaps lasted too long; None if there are none."""
     late = gaps.overdue(job, pods, now)
     return failed(job, pods, *late, now) if late else None
 
@@ -60,8 +60,8 @@ def failed(
 ) -> Plan:
     """Decide about one failure by the job's rules, its class, and the remaining restarts.
 
-    `lost`: node ranks whose pods cannot continue; empty if none can. `excused`: not charged unless
-    a rule says so. `leaving`: the pods still run for now.
+    `lost`: node ranks that cannot continue; empty if none can. `excused`: not charged unless a rule
+    says so. `leaving`: the pods still run for now.
     """
     # Rules may charge any failure, but none twice.
     continued = bool(lost) and failure.index in pods.not_restarted
@@ -236,41 +236,25 @@ def _what(
 ) -> str:
     if action == "RestartGang":
         return f"restarting all {job.spec.replicas} pods as attempt {status.attempt}"
-    # Several parts are kept short: the reason follows them.
-    several = bool(takeovers) + bool(awaited) + bool(without) > 1
-    parts: list[str] = []
-    in_place = action == "RestartInPlace"
-    if in_place:
-        parts.append("all restart" if several else "all processes restart in place")
+    parts = ["all processes restart in place"] if action == "RestartInPlace" else []
     if len(takeovers) == 1:
         [(node_rank, spare)] = takeovers.items()
-        name = "a spare" if several and in_place else f"spare {spare.key.name}"
-        parts.append(f"{name} becomes node rank {node_rank}")
+        parts.append(f"spare {spare.key.name} becomes node rank {node_rank}")
     elif takeovers:
-        parts.append(f"spares become node ranks {_first(completion.format_indexes(takeovers))}")
+        parts.append(f"spares become {_node_ranks(takeovers)}")
     if awaited:
-        parts.append(_replaced(awaited, briefly=several))
+        parts.append(f"replacing the pod{'s' * (len(awaited) > 1)} of {_node_ranks(awaited)}")
     if without:
-        size, ranks = len(members(job)), _first(completion.format_indexes(without))
-        headline = train_on(size - len(without), size)
-        parts.append(headline + ("" if several else f", without node rank {ranks}"))
+        size = len(members(job))
+        parts.append(f"{train_on(size - len(without), size)}, without {_node_ranks(without)}")
     return ", ".join(parts)
 
 
-def _replaced(lost: Sequence[int], *, briefly: bool) -> str:
-    if briefly:
-        return f"node rank {_first(completion.format_indexes(lost))} replaced"
-    if len(lost) == 1:
-        return f"replacing the pod of node rank {lost[0]}"
-    return (
-        f"replacing the {len(lost):,} pods of node ranks {_first(completion.format_indexes(lost))}"
-    )
-
-
-def _first(ranges: str) -> str:
-    """Return the first few ranges, so that a message has room for the reason."""
-    parts = ranges.split(",")
-    return ", ".join(parts[:_MOST_RANGES]) + (", …" if len(parts) > _MOST_RANGES else "")
+def _node_ranks(node_ranks: Collection[int]) -> str:
+    """Return node ranks as text: only the first few ranges, since the reason follows them."""
+    ranges = completion.format_indexes(node_ranks).split(",")
+    more = ", …" if len(ranges) > _MOST_RANGES else ""
+    return f"node rank{'s' * (len(node_ranks) > 1)} {', '.join(ranges[:_MOST_RANGES])}{more}"
 
 
 def _reason_to_restart(failure: Failure) -> str:

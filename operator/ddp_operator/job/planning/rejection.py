@@ -1,4 +1,4 @@
-"""Plan for a job whose manifest is invalid."""
+"""Plan for a job with an invalid manifest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

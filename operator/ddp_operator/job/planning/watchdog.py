@@ -1,7 +1,7 @@
 """Detect a hang: the trainer still answers, but reports the same step for too long.
 
 Only an answer is evidence, so the clock stops at the last one. Before the first step, a launcher
-answers that there is no report, which is evidence for trainings that do report steps.
+answers that there is no report, which is evidence if the training does report steps.
 """
 
 from dataclasses import replace
@@ -27,7 +27,8 @@ the checkpoint, connections of all ranks and compilation come first."""
 
 
 def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Failure | None:
-    """Return the failure of a job whose step has not changed for too long; None while it changes.
+    """Return the failure of a job that reports the same step for too long; None while the step
+    changes.
 
     The time counts from when the step was first seen in this attempt with all pods running.
     """

@@ -1,14 +1,11 @@
 """Record which pods completed, since anybody may delete them while others still train."""
 
-import re
 from collections.abc import Iterable, Set
 from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.job.membership import world
 from ddp_operator.job.pods.state import PodState
-
-_INDEX: Final = re.compile("[0-9]{1,18}")
 
 SETTLED_SECONDS: Final = 5
 """How long after its end a pod is recorded. Usually the other pods have ended by then, and the job
@@ -22,16 +19,7 @@ def format_indexes(indices: Iterable[int]) -> str:
 
 def read(text: str, *, below: int) -> frozenset[int]:
     """Parse the output of `format_indexes`; skip anything invalid."""
-    found: set[int] = set()
-    end = 0
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not (_INDEX.fullmatch(first) and _INDEX.fullmatch(last or first)):
-            continue
-        begin = max(int(first), end)  # each index once, since they are sorted
-        end = max(min(int(last or first) + 1, below), end)
-        found.update(range(begin, end))
-    return frozenset(found)
+    return frozenset(index for index in world.read_slots(text) if index < below)
 
 
 def settled(pods: Iterable[PodState], now: datetime) -> Set[int]:

@@ -20,7 +20,7 @@ _SECURITY: Final = {
     "readOnlyRootFilesystem": True,
     "runAsUser": 65532,
 }
-"""Satisfies the Pod Security Standard `restricted`, whatever the pod's own settings are."""
+"""Satisfies the Pod Security Standard `restricted` with any settings of the pod."""
 
 
 def inject(spec: dict[str, Any], trainer: dict[str, Any], *, image: str) -> None:

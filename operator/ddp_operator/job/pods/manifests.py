@@ -32,8 +32,9 @@ SHARED_MEMORY_VOLUME = "ddp-shared-memory"
 SHARED_MEMORY_PATH = "/dev/shm"
 
 LEAVE_SECONDS = 5
-"""How long a pod keeps training after it was told to end, so that the others can continue without
-it. The message takes a tenth of that. A spot node leaves 15 s in all, which must include a save."""
+"""How long a pod keeps training after a deletion is requested, so that the others can continue
+without it. The message takes a tenth of that. A spot node leaves 15 s in all, which must include a
+save."""
 
 _OF_A_PLACE = frozenset(
     {"MASTER_ADDR", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "PET_NNODES",

@@ -37,15 +37,15 @@ class Observed:
     foreign: tuple[PodState, ...]
     """Pods of another owner, usually of an earlier job of the same name."""
     blocking: tuple[PodState, ...]
-    """Foreign pods whose object or DNS name this job needs."""
+    """Foreign pods with an object or DNS name that this job needs."""
     missing: tuple[Identity, ...]
     """Members without a pod, except those that completed."""
     creatable: tuple[Identity, ...]
-    """Missing ones whose names are free."""
+    """Missing ones with free names."""
     spares: tuple[PodState, ...] = ()
     """Pods outside the group that can take over or join."""
     spares_missing: tuple[Identity, ...] = ()
-    """Missing spares whose names are free."""
+    """Missing spares with free names."""
     completed: frozenset[int] = frozenset()
     """Indexes of pods that completed and are gone."""
     not_restarted: frozenset[int] = frozenset()
@@ -92,17 +92,15 @@ def observe(
             pod = with_own_address(job, pod)  # noqa: PLW2901
         if unready and pod.node in unready and pod.stays_on_lost_node:
             pod = replace(pod, silent=True)  # noqa: PLW2901
-        identity = pod.identity
-        slot = identity.slot
+        slot = pod.identity.slot
         wanted = (status.attempt, replacements.get(slot, 0))
         if pod.owner_uid != job.uid:
             foreign.append(pod)
-        elif (identity.attempt, identity.replacement) != wanted:
+        elif (pod.identity.attempt, pod.identity.replacement) != wanted:
             old.append(pod)
         elif (index := node_ranks.get(slot)) is not None:
             if index != slot:
-                identity = Identity.at(slot, *wanted, index=index)
-                pod = replace(pod, identity=identity)  # noqa: PLW2901
+                pod = replace(pod, identity=Identity.at(slot, *wanted, index=index))  # noqa: PLW2901
             current[index] = _as_its_launcher_says(pod, ended) if ended else pod
         elif slot in free:
             unheard = pod.key.name in launchers.unreached_since
@@ -110,16 +108,16 @@ def observe(
         else:
             old.append(pod)
     done = completion.read(status.completed_indexes, below=len(slots))
+
+    def identity_at(slot: int, index: int) -> Identity:
+        return Identity.at(slot, status.attempt, replacements.get(slot, 0), index=index)
+
     missing = tuple(
-        Identity.at(slot, status.attempt, replacements.get(slot, 0), index=index)
+        identity_at(slot, index)
         for index, slot in enumerate(slots)
         if index not in current and index not in done
     )
-    spares_missing = [
-        Identity(slot, status.attempt, replacements.get(slot, 0))
-        for slot in free
-        if slot not in spares
-    ]
+    spares_missing = [identity_at(slot, slot) for slot in free if slot not in spares]
     by_name = {pod.key.name: pod for pod in foreign}
     by_host_name = {pod.identity.host_name(job.name): pod for pod in foreign if pod.in_dns}
 
@@ -155,11 +153,8 @@ def member_names(job: DDPJob, most: int | None = None) -> Sequence[str]:
 def _ended(job: DDPJob, launchers: LauncherStates) -> dict[str, PodFailure]:
     """Return how processes ended in the present generation, by pod name."""
     generation = world.world_of(job).generation
-    if (
-        launchers.leader is not None
-        and launchers.leader.led
-        and launchers.leader.generation > generation
-    ):
+    leader = launchers.leader
+    if leader is not None and leader.led and leader.generation > generation:
         return {}  # launchers already restarted them
     return {one.pod: one for one in launchers.failures if one.generation == generation}
 
@@ -173,7 +168,7 @@ def _as_its_launcher_says(pod: PodState, ends: Mapping[str, PodFailure]) -> PodS
 
 
 def with_failure(pod: PodState, failed: PodFailure) -> PodState:
-    """Return the pod as one whose processes ended while it still runs."""
+    """Return the pod with its processes ended, while the pod itself still runs."""
     ended = ContainerExit(failed.exit_code, 0, "Error", failed.message, failed.time)
     return replace(pod, exit=ended, restartable=True)
 

@@ -19,7 +19,7 @@ _CLAIMS_NEED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Prerequisite:
-    """An object whose kind may be missing, or that the operator may not be allowed to create."""
+    """An object of a kind that the cluster may lack, or that the operator may not create."""
 
     manifest: Manifest
     needs: str

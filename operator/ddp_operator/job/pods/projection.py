@@ -37,7 +37,7 @@ _PLACE: Final = re.compile(r"-(\d{1,9})-(\d{1,9})(?:-r(\d{1,9}))?", re.ASCII)
 """The part of a pod's name after the job's name: attempt, index and replacement."""
 _MAX_DIGITS: Final = 9
 _NOWHERE: Final = Identity(index=-1, attempt=-1)
-"""Identity of a pod that a job controls but whose name and labels are invalid."""
+"""Identity of a pod that a job controls but that has no valid name or labels."""
 
 _MAX_TEXT: Final = 4096
 """Characters of a message; no kubelet accepts more bytes from a container."""
@@ -289,7 +289,7 @@ def _stage(
         return ""
     sandbox = conditions.get("PodReadyToStartContainers")
     if sandbox is None and not status.get("startTime"):
-        return "sandbox"  # the kubelet has not taken note of it at all
+        return "sandbox"  # the kubelet has not seen it yet
     return "image" if sandbox is None or _is_true(sandbox) else "sandbox"
 
 

@@ -43,7 +43,7 @@ def pod_of(spec: DDPJobSpec, rank: int) -> int:
     """Return the index of the pod with this rank; the last pod if none has it."""
     if not spec.overrides:
         return min(rank // processes(spec), max_size(spec) - 1)
-    # The last pod whose first rank is not beyond it; each pod has at least one process.
+    # The last pod that starts at or before it; each pod has at least one process.
     found = bisect_right(range(spec.replicas), rank, key=lambda index: first_rank(spec, index))
     return max(found - 1, 0)
 

@@ -38,7 +38,7 @@ CONTAINER_LOST = "ContainerStatusUnknown"
 """Kubelet's reason for a container that disappeared, as after a reboot."""
 
 CONFIG_ERROR = "CreateContainerConfigError"
-"""Kubelet's reason for a container whose environment is incomplete: a Secret is missing."""
+"""Kubelet's reason for a container with an incomplete environment: a Secret is missing."""
 
 UNSTARTABLE_REASONS = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull",
@@ -184,8 +184,8 @@ class PodState:
 
     @property
     def lost_to_cluster(self) -> bool:
-        """The cluster reports that it removed or must remove the pod, whoever deletes
-        it besides.
+        """The cluster reports that it removed or must remove the pod. A user may have deleted it
+        too.
         """
         if self.over_storage_limit:
             return False
@@ -200,7 +200,7 @@ class PodState:
 
     @property
     def _told_to_end(self) -> bool:
-        """Return whether its trainer ended only after the pod was told to, as far as is known."""
+        """True if its trainer ended only after the pod's end was requested, as far as is known."""
         if self.exit is None:
             return False
         if self.ended_by_deletion or self.over_storage_limit:

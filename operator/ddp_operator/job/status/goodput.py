@@ -11,7 +11,7 @@ lost before the restart if the checkpoint's time is known, otherwise as lost whi
 
 An outage begins with the failure, which a node reports a second later. It ends at the trainer's own
 time of a step. That time is never before the failure, before all pods had started (remaining pods
-may finish the current step), or in the future, whatever the trainer's clock says.
+may finish the current step), or in the future, even if the trainer's clock is wrong.
 """
 
 from collections import Counter
@@ -67,7 +67,7 @@ def account(
     ended = _ended(books, before, after, started=started, now=now)
     books = ended or books
     is_another = (after.phase, after.attempt) != (before.phase, before.attempt)
-    # A pod whose step would have ended the outage was replaced.
+    # The pod that would have ended the outage was replaced.
     failed_again = books.outage is not None and after.incarnation != before.incarnation
     if is_another or failed_again:
         name = "training_seconds" if ended else _booked_to(before.phase, books)
@@ -159,31 +159,29 @@ def _closed(
             resumes_at = min(resumes_at, checkpoint.step)
     lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
     seconds = int((until - lost_from).total_seconds()) if name == "training_seconds" else 0
-    booked = booked.model_copy(
-        update={
-            "training_seconds": booked.training_seconds - seconds,
-            "lost_seconds": booked.lost_seconds + seconds,
-        }
-    )
-    after = after.model_copy(update={"goodput": booked})
     new = Outage(since=stopped, until_step=resumes_at + 1, lost_from=lost_from)
     says_when = told is not None and told.last_step_time is not None
-    return _with_outage(before, after, new, may_begin=says_when)
+    update = {
+        "training_seconds": booked.training_seconds - seconds,
+        "lost_seconds": booked.lost_seconds + seconds,
+        "outage": _outage(before, after, booked.outage, new, may_begin=says_when),
+    }
+    return after.model_copy(update={"goodput": booked.model_copy(update=update)})
 
 
-def _with_outage(
-    before: DDPJobStatus, after: DDPJobStatus, new: Outage, *, may_begin: bool
-) -> DDPJobStatus:
-    """Begin an outage at a restart, or continue the present one."""
-    books = after.goodput
-    if books is None:
-        return after
-    outage = books.outage
-    restarts = before.incarnation != after.incarnation
+def _outage(
+    before: DDPJobStatus,
+    after: DDPJobStatus,
+    known: Outage | None,
+    new: Outage,
+    *,
+    may_begin: bool,
+) -> Outage | None:
+    """Return the outage after this step: none, the known one, or a new one at a restart."""
     if after.finished or after.phase == "Suspended":
-        outage = None  # the next start is no recovery
-    elif outage is not None and restarts:
-        outage = outage.model_copy(update={"since": new.since})
-    elif may_begin and outage is None and (before.phase, after.phase) == ("Running", "Restarting"):
-        outage = new
-    return after.model_copy(update={"goodput": books.model_copy(update={"outage": outage})})
+        return None  # the next start is no recovery
+    if known is None:
+        begins = may_begin and (before.phase, after.phase) == ("Running", "Restarting")
+        return new if begins else None
+    restarts = before.incarnation != after.incarnation
+    return known.model_copy(update={"since": new.since}) if restarts else known

@@ -373,7 +373,7 @@ class TestWords:
         job, pods = running_job(replicas=3000, restart={"scope": "Pod"})
         lost = [replace(each, deleting=True, node="spot-1") for each in pods[:-1]]
         message = plan(job, [*lost, pods[-1]], later(60)).status.message
-        assert message.startswith("replacing the 2,999 pods of node ranks 0-2998")
+        assert message.startswith("replacing the pods of node ranks 0-2998")
         assert message.endswith(
             "was disrupted: Deleted on node spot-1: the cluster or a user deleted the pod"
         )
@@ -383,9 +383,7 @@ class TestWords:
         job, pods = running_job(replicas=100, restart={"scope": "Pod"})
         mixed = [replace(p, deleting=p.identity.index % 2 == 0) for p in pods]
         message = plan(job, mixed, later(60)).status.message
-        assert message.startswith(
-            "replacing the 50 pods of node ranks 0, 2, 4, 6, 8, 10, 12, 14, … ("
-        )
+        assert message.startswith("replacing the pods of node ranks 0, 2, 4, 6, 8, 10, 12, 14, … (")
 
 
 def test_running_does_not_say_that_pods_are_ready_which_are_not() -> None:

@@ -45,7 +45,7 @@ def begin(job: DDPJob) -> Plan | None:
 
 
 def absent_node_ranks(pods: Observed) -> Sequence[int]:
-    """Return the node ranks whose pods have not started. Pods that ended are handled elsewhere."""
+    """Return the node ranks without a started pod. Pods that ended are handled elsewhere."""
     return [gap.node_rank for gap in pods.gaps if POLICY[gap.reason].absent]
 
 

@@ -25,8 +25,8 @@ REFUSED_PAUSE_SECONDS: Final = 60
 
 
 def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
-    """Return the spares that can take over, those on bad nodes last. A spare whose launcher does
-    not answer is ignored, because it would block the group.
+    """Return the spares that can take over, those on bad nodes last. Spares are ignored while their
+    launchers do not answer, because they would block the group.
     """
     bad = {*pods.nodes.unwell, *job.status.excluded_nodes}
     listening = [pod for pod in pods.spares if pod.started and pod.address and not pod.silent]

@@ -112,9 +112,7 @@ def _obstacle(job: DDPJob, pods: Observed) -> tuple[bool, str]:
 
 
 def _unheard_of(pods: Observed) -> list[str]:
-    """Return the nodes of pods that the operator does not know; none if it knows no
-    nodes at all.
-    """
+    """Return the nodes of pods that the operator does not know; none if it knows no node."""
     names = {pod.node for pod in pods.current.values()} if pods.nodes else set()
     return sorted(names.difference(_by_name(pods)))
 

@@ -9,14 +9,10 @@ from typing import Any, Final, NamedTuple
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.world import node_ranks
 from ddp_operator.job.pods.schedulers.affinity import apart_from_others, near_each_other
-from ddp_operator.job.pods.schedulers.coscheduling import (
-    COSCHEDULING_NEEDS,
-    coscheduled,
-    coscheduling_group,
-)
+from ddp_operator.job.pods.schedulers.coscheduling import coscheduled, coscheduling_group
 from ddp_operator.job.pods.schedulers.kueue import kueue, kueue_group
-from ddp_operator.job.pods.schedulers.native import NATIVE_NEEDS, native, native_group
-from ddp_operator.job.pods.schedulers.volcano import VOLCANO_NEEDS, volcanic, volcano_group
+from ddp_operator.job.pods.schedulers.native import native, native_group
+from ddp_operator.job.pods.schedulers.volcano import volcanic, volcano_group
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
 
@@ -37,10 +33,20 @@ class Scheduler(NamedTuple):
 
 _KUEUE: Final = Scheduler(kueue)
 _NEAR: Final = Scheduler(near_each_other)
+_GANG_NEEDS: Final = (
+    "spec.scheduling.gang: {} needs {}, and an operator that may create them "
+    "(manifests/components/gangs); install or enable what is missing, or remove gang"
+)
+_NATIVE_GROUPS: Final = (
+    "the PodGroups of Kubernetes 1.37 or later, served where the feature gate GenericWorkload is on"
+)
 _GANGS: Final = {
-    "coscheduling": Scheduler(coscheduled, coscheduling_group, COSCHEDULING_NEEDS),
-    "native": Scheduler(native, native_group, NATIVE_NEEDS),
-    "volcano": Scheduler(volcanic, volcano_group, VOLCANO_NEEDS),
+    gang: Scheduler(member, group, _GANG_NEEDS.format(gang, groups))
+    for gang, member, group, groups in (
+        ("coscheduling", coscheduled, coscheduling_group, "the PodGroups of scheduler-plugins"),
+        ("native", native, native_group, _NATIVE_GROUPS),
+        ("volcano", volcanic, volcano_group, "Volcano's PodGroups"),
+    )
 }
 
 

@@ -5,17 +5,12 @@ https://github.com/kubernetes-sigs/scheduler-plugins. The administrator chooses 
 name, so `schedulerName` stays the template's.
 """
 
-from typing import Any, Final
+from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods.schedulers.marks import marked
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
-
-COSCHEDULING_NEEDS: Final = (
-    "spec.scheduling.gang: coscheduling needs the PodGroups of scheduler-plugins, and an operator "
-    "that may create them (manifests/components/gangs); install what is missing, or remove gang"
-)
 
 
 def coscheduled(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:

@@ -5,17 +5,11 @@ Based on https://kubernetes.io/docs/concepts/workloads/podgroup-api/ and the API
 """
 
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
-
-NATIVE_NEEDS: Final = (
-    "spec.scheduling.gang: native needs the PodGroups of Kubernetes 1.37 or later, served where "
-    "the feature gate GenericWorkload is on, and an operator that may create them "
-    "(manifests/components/gangs); enable what is missing, or remove gang"
-)
 
 
 def native(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:

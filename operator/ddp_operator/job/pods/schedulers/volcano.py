@@ -11,11 +11,6 @@ from ddp_operator.job.pods.schedulers.marks import marked
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
 
-VOLCANO_NEEDS: Final = (
-    "spec.scheduling.gang: volcano needs Volcano's PodGroups, and an operator that may create them "
-    "(manifests/components/gangs); install what is missing, or remove gang"
-)
-
 _DEFAULT_QUEUE: Final = "default"
 """Volcano's own default."""
 

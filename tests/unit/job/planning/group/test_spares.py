@@ -170,7 +170,9 @@ def test_of_more_lost_ones_than_spares_the_rest_is_replaced() -> None:
     assert planned.status.world.members == "0,3,2"
     assert planned.status.bookkeeping.replacing == (2,)
     [event] = planned.events
-    assert "spare digits-0-3 becomes node rank 1, node rank 2 replaced (" in event.message
+    assert (
+        "spare digits-0-3 becomes node rank 1, replacing the pod of node rank 2 (" in event.message
+    )
     planned = plan(job, seen, later(70))
     assert names(planned.create) == ["digits-0-2-r1"]
     assert planned.create_spares == (), "not before the group is whole"
@@ -421,4 +423,4 @@ def test_a_record_that_makes_no_group_is_none(members: str) -> None:
 )
 def test_slots_in_words_are_read_again(slots: tuple[int, ...], text: str) -> None:
     assert world.format_slots(slots) == text
-    assert world._read(text) == slots
+    assert world.read_slots(text) == slots
