@@ -59,7 +59,7 @@ class UnfitTemplateError(Exception):
 
 
 class Execution:
-    """Makes the writes of plans. `trainers`, if given, are asked for stacks and checkpoints first."""
+    """Makes the writes of plans, after asking `trainers`, if given, for stacks and checkpoints."""
 
     def __init__(
         self,
