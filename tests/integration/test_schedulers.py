@@ -79,7 +79,7 @@ async def test_a_queue_is_waited_in_and_what_it_takes_away_comes_back(
     for pod in pods:
         await kubelet.run(pod)
     await jobs.until_phase("Running")
-    assert "(team-a): 2 of 2 pods run without" in await jobs.until_told("NotQueued")
+    assert "(team-a): 2 of 2 pods run outside the queue" in await jobs.until_told("NotQueued")
     for pod in pods:
         await kubelet.evict_for_quota(pod, message="Preempted to accommodate a workload")
         await jobs.delete_pod(pod)

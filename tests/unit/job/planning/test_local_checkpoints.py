@@ -105,7 +105,7 @@ def test_a_job_that_names_such_a_place_is_warned_of_at_its_first_start() -> None
     job = fresh_job(replicas=2, template=template(container(command=command)))
     created = plan(job, [], later(0))
     assert event_reasons(created) == ["PodsCreated", "CheckpointInPod"]
-    assert "each pod has a /checkpoints of its own" in created.events[1].message
+    assert "/checkpoints is on each pod's own disk" in created.events[1].message
     shared = {"persistentVolumeClaim": "nfs"}
     for fields in ({"checkpoint": shared, "replicas": 2}, {"replicas": 1}):
         job = fresh_job(template=template(container(command=command)), **fields)

@@ -54,7 +54,7 @@ def test_a_queue_is_waited_in_and_that_is_no_warning() -> None:
     assert message.startswith("2 of 2 pods wait in spec.scheduling.queueName (team-a) for quota")
     labels = manifests.pod(job, Identity(0, 0))["metadata"]["labels"]
     group = labels["kueue.x-k8s.io/pod-group-name"]
-    assert f"kubectl describe workload {group} says" in message, "Kueue's Workload is called so"
+    assert f"see kubectl describe workload {group}" in message, "Kueue's Workload is called so"
     assert planned.events == (Event("Queued", message),)
     again = plan(stored(job, planned), [gated(job, index) for index in range(2)], later(5))
     assert again.events == ()
@@ -69,7 +69,7 @@ def test_nodes_that_are_queued_for_are_waited_for_there() -> None:
         job = created(scheduling=QUEUE, **spec)
         planned = plan(job, [gated(job, index) for index in range(2)], later(1))
         assert condition(planned, "Running") == ("False", "Queued")
-        assert "(team-a) for quota and nodes; kubectl" in planned.status.message
+        assert "(team-a) for quota and nodes; see kubectl" in planned.status.message
 
 
 def test_gates_of_others_are_not_the_queues() -> None:
@@ -162,7 +162,7 @@ def test_pods_that_nobody_has_queued_are_told_of() -> None:
     planned = plan(job, pods, later(5))
     assert event_reasons(planned) == ["Running", "NotQueued"]
     assert planned.events[1].warning
-    assert "(team-a): 1 of 2 pods run without" in planned.events[1].message
+    assert "(team-a): 1 of 2 pods run outside the queue" in planned.events[1].message
     assert event_reasons(plan(stored(job, planned), pods, later(9))) == []
     plain = created()
     assert event_reasons(plan(plain, [ready(plain, 0), ready(plain, 1)], later(5))) == ["Running"]

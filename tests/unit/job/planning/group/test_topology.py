@@ -166,7 +166,7 @@ def test_pods_without_the_launcher_are_never_told_and_lose_nothing() -> None:
     assert waiting.requeue_at == later(1 + ANSWER_SECONDS)
     planned = seen(job, pods, 1 + ANSWER_SECONDS, NO_LAUNCHERS)
     assert event_reasons(planned) == ["RanksNotOrdered"]
-    assert "no launcher has answered" in planned.events[0].message
+    assert "no launcher answered" in planned.events[0].message
     assert planned.status.world is None
     job = stored(job, planned)
     planned = seen(job, pods, 2 + ANSWER_SECONDS, NO_LAUNCHERS)
