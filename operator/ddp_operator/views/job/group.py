@@ -5,7 +5,7 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import GapRecord
-from ddp_operator.job.membership.world import min_size, members, max_size
+from ddp_operator.job.membership.world import max_size, members, min_size
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.completion import format_indexes
