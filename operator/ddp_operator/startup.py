@@ -270,8 +270,8 @@ async def crd_difference(client: ApiClient) -> Difference:
     """
     if await check_access(client, [READ_CRD]):
         logger.info(
-            "cannot compare the installed CRD with this release, because a permission is missing: "
-            "%s; a difference will only show in its effects on jobs",
+            "cannot compare the installed CRD with this release's, and will see a difference only "
+            "by its effects on jobs, because a permission is missing: %s",
             READ_CRD,
         )
         return Difference()

@@ -222,7 +222,7 @@ async def test_a_failed_release_is_said_and_does_not_raise(
         await asyncio.wait({task})
         server.faults = [Fault("PUT", 503, {"message": "starting"}, times=10**6)]
         await replica.release()
-    assert "cannot release the lease ns/operator, it will expire: starting" in caplog.text
+    assert "cannot release the lease ns/operator; it will expire: starting" in caplog.text
 
 
 async def test_a_standby_that_never_wrote_has_nothing_to_release(

@@ -114,7 +114,7 @@ def test_a_rank_lost_at_a_time_restarts_the_gang(run: Run) -> None:
     script = "[ $DDP_ATTEMPT = 1 ] || exec sleep 1000"
     code, output = run(job(script), arguments=("--kill-rank", "1@0s"))
     assert code == 0
-    assert "rank 1 (pod tiny-0-1) with SIGKILL, as --kill-rank 1@0s asks" in output
+    assert "rank 1 (pod tiny-0-1) with SIGKILL, as --kill-rank 1@0s requests" in output
     why = "restart 1 of 3; no launcher answers"
     assert f"as attempt 1 ({why}): pod tiny-0-1 (node rank 1) was killed" in output
     assert "rank 1 (pod tiny-0-1), killed on purpose" in output
@@ -267,7 +267,7 @@ def test_the_container_that_trains_is_kubectls_default_one(run: Run) -> None:
     template["spec"]["containers"] = [logs, {**main, "name": "main"}]
     code, said = run(document)
     assert code == 0, said
-    assert "other containers of the pod (logs)" in said
+    assert "other containers of the pod do not run here: logs" in said
 
 
 @pytest.mark.parametrize(
