@@ -110,5 +110,7 @@ def test_wrong_settings_of_wrap_are_named_too(no_launcher: None) -> None:
     with ddp_trainer.join(model=model) as job:
         with pytest.raises(ConfigurationError, match=r"^wrap\(\): bucket_cap_mb is 0: set it to"):
             job.wrap(model, bucket_cap_mb=0)
-        with pytest.raises(ConfigurationError, match=r"wrap\(\): static_graph finds .* remove find"):
+        with pytest.raises(
+            ConfigurationError, match=r"wrap\(\): static_graph finds .* remove find"
+        ):
             job.wrap(model, static_graph=True, find_unused_parameters=True)
