@@ -67,22 +67,25 @@ class Assignment:
         Raises:
             ValueError: the text is no valid assignment; the message names the field.
         """
-        place = from_json(cls, text)
-        if not 0 < place.nodes <= _MOST_NODES or (place.node_rank or 0) >= place.nodes:
+        assignment = from_json(cls, text)
+        if (
+            not 0 < assignment.nodes <= _MOST_NODES
+            or (assignment.node_rank or 0) >= assignment.nodes
+        ):
             raise ValueError("nodeRank: must be null or 0 to nodes - 1")
-        if not 0 < len(place.master_addr) <= _LONGEST_NAME:
+        if not 0 < len(assignment.master_addr) <= _LONGEST_NAME:
             raise ValueError(f"masterAddr: must be a host name of 1 to {_LONGEST_NAME} characters")
-        if place.master_address:
-            ip_address(place.master_address)
-        if len(place.host) > _LONGEST_NAME:
+        if assignment.master_address:
+            ip_address(assignment.master_address)
+        if len(assignment.host) > _LONGEST_NAME:
             raise ValueError(f"host: must have at most {_LONGEST_NAME} characters")
-        if len(place.leader) > _LONGEST_NAME:
+        if len(assignment.leader) > _LONGEST_NAME:
             raise ValueError(f"leader: must have at most {_LONGEST_NAME} characters")
-        if len(place.members) > LONGEST_MEMBERS:
+        if len(assignment.members) > LONGEST_MEMBERS:
             raise ValueError(f"members: must have at most {LONGEST_MEMBERS} characters")
-        if place.grace_seconds > _LONGEST_GRACE_SECONDS:
+        if assignment.grace_seconds > _LONGEST_GRACE_SECONDS:
             raise ValueError(f"graceSeconds: must be at most {_LONGEST_GRACE_SECONDS}")
-        return place
+        return assignment
 
     def concerns(self, placement: Placement) -> bool:
         """Return whether it is for the job and attempt of this pod."""
@@ -91,7 +94,7 @@ class Assignment:
     def of(self, process: Environment) -> Environment:
         """Return the environment of one of the pod's processes under this assignment.
 
-        Pods of unequal sizes keep their node ranks, because none fits the place of another.
+        Pods of unequal sizes keep their node ranks, because none fits the node rank of another.
         """
         assert self.node_rank is not None, "a pod without a node rank has no ranks"
         placement = replace(
@@ -124,13 +127,13 @@ class AssignmentFile:
         path = env.get(STATUS_FILE_VARIABLE)
         return cls(Path(path)) if path else None
 
-    def write(self, place: Assignment) -> None:
+    def write(self, assignment: Assignment) -> None:
         """Replace the assignment in the file.
 
         Raises:
             OSError: the file cannot be written.
         """
-        replace_file(self._path, to_json(place))
+        replace_file(self._path, to_json(assignment))
 
     def stamp(self) -> tuple[int, int] | None:
         """Return a value that changes with each `write`; None if there is no file."""

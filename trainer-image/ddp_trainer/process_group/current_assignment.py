@@ -49,17 +49,19 @@ class CurrentAssignment:
             LeftError: this pod is no longer in the group.
         """
         self._look()
-        place, before = self._newest, self.environment.placement
+        assignment, before = self._newest, self.environment.placement
         # The same generation too: it may have been sent again with an address that was unknown.
-        if place is None or place.generation < before.generation:
+        if assignment is None or assignment.generation < before.generation:
             return
-        if place.node_rank is None:
+        if assignment.node_rank is None:
             # It may still be saving: no generation is older than its own.
-            placement = replace(before, generation=place.generation)
+            placement = replace(before, generation=assignment.generation)
             self.environment = replace(self.environment, placement=placement)
-            raise LeftError(f"this pod is no longer in the group (generation {place.generation})")
-        self.environment = place.of(self.environment)
-        if place.generation > before.generation:
+            raise LeftError(
+                f"this pod is no longer in the group (generation {assignment.generation})"
+            )
+        self.environment = assignment.of(self.environment)
+        if assignment.generation > before.generation:
             _logger.info("%s", _change(before, self.environment.placement))
 
     def _look(self) -> None:

@@ -68,13 +68,13 @@ class Rendezvous:
         self,
         environment: Environment,
         announced: AnnouncedAddress | None = None,
-        places: AssignmentFile | None = None,
+        assignments: AssignmentFile | None = None,
     ) -> None:
         """`announced`: the address that rank 0's pod, or its replacement, has announced.
 
-        `places`: the file in which newer assignments of this pod arrive.
+        `assignments`: the file in which newer assignments of this pod arrive.
         """
-        self.current_assignment = CurrentAssignment(environment, places)
+        self.current_assignment = CurrentAssignment(environment, assignments)
         self._announced = announced
         self._announcer = Announcer(environment.placement)
         self._resolver = Resolver()
