@@ -1,1 +1,1 @@
-"""Runs on disk, and on the way there and back."""
+"""Checkpoints: saving a run to disk and loading it."""

@@ -1,4 +1,4 @@
-"""One save that runs beside the training, in a thread of its own."""
+"""A save that runs beside the training, in its own thread."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ _logger = logging.getLogger(__name__)
 
 
 class BackgroundSave:
-    """A save under way. How it ended is logged at once, whoever asks for it later."""
+    """A save in progress. Its result is logged as soon as it ends."""
 
     def __init__(
         self, save: Callable[[Transfer], Checkpoint], *, step: int, size_bytes: int
     ) -> None:
-        """Begin it. `size_bytes` of the state: written, then read back."""
+        """Begin the save. `size_bytes`: size of the state, which is written and then read back."""
         self.step = step
         self.begin = time.monotonic()
         self.failure: Exception | None = None
-        """Why it failed, once it has ended."""
+        """The error, if the save has ended with one."""
         self._save = save
         self._transfer = Transfer(2 * size_bytes)
         self._thread = start_thread(f"save-{step}", self._run)
 
     @property
     def fraction(self) -> float:
-        """How much of it is done, from 0 to 1."""
+        """Return the progress, from 0 to 1."""
         return self._transfer.fraction
 
     def ended(self, *, within_seconds: float = 0.0) -> bool:
-        """Whether it has ended, or does within that time."""
+        """Return whether the save has ended or ends within the time."""
         self._thread.join(within_seconds)
         return not self._thread.is_alive()
 
     def cancel(self) -> None:
-        """Give it up; it takes away what it has written as soon as the disk lets it."""
+        """Cancel the save; it removes its files as soon as the disk allows."""
         self._transfer.cancel()
 
     def should_be_overtaken(self, *, seconds_left: float) -> bool:
-        """Whether to give it up for the sake of a newer state of the same size."""
+        """Return whether to cancel it for a newer state of the same size."""
         return is_worth_overtaking(
             self._transfer.fraction,
             elapsed_seconds=time.monotonic() - self.begin,
@@ -69,10 +69,10 @@ class BackgroundSave:
 
 
 def is_worth_overtaking(fraction: float, *, elapsed_seconds: float, seconds_left: float) -> bool:
-    """Whether to give up a save that is done to `fraction` for another one of the same size.
+    """Return whether to cancel a save that is done to `fraction` for another of the same size.
 
-    Only if there is time for the other one, but not for both. When nothing has been written yet,
-    nothing is lost by giving up.
+    Cancel it only if there is time for the other one but not for both. A save that has written
+    nothing yet is always cancelled.
     """
     if fraction <= 0.0:
         return True

@@ -1,10 +1,10 @@
-"""Whose checkpoints a directory takes: those of a job's newest generation.
+"""Lets only the newest generation of a job save to its checkpoint directory.
 
-A process whose node was cut off may go on alone, and learn too late that another one is rank 0 in
-its place. Both would save into one directory, and a training that resumes would find the other
-one's steps. So rank 0 of each group that forms leaves a mark there, and whoever finds a newer one
-saves no more. A mark is a file of its own, whose name says all: nothing has to be replaced, which
-not all that is mounted can do at once.
+A process on a disconnected node may continue alone, and learn too late that another process has
+become rank 0. Both would save to one directory, and a resumed training could load the wrong steps.
+So rank 0 of each new group writes a mark to the directory, and a process that finds a newer mark
+stops saving. Each mark is a separate file with all data in its name. So no file must be replaced,
+which some mounted file systems cannot do atomically.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _MARK = re.compile(r"saved-by-(?P<job>.+)-(?P<attempt>\d{1,18})-(?P<generation>\
 _logger = logging.getLogger(__name__)
 
 _Age = tuple[int, int]
-"""Attempt, and generation in it: what is greater is newer."""
+"""Attempt and generation; a greater value is newer."""
 
 
 class Claim:
-    """Of the process that is rank 0 to the directory that it saves to."""
+    """The claim of rank 0's process to the directory in which it saves."""
 
     def __init__(self, root: Path, placement: Callable[[], Placement]) -> None:
-        """`placement`: the present one of this process."""
+        """`placement`: returns the present placement of this process."""
         self._root = root
         self._placement = placement
 
     def make(self) -> None:
-        """Let no older generation save here from now on.
+        """Keep older generations from saving here.
 
-        Nothing is written where nobody counts generations.
+        Writes nothing in jobs that have no generations.
 
         Raises:
-            SupersededError: a newer one has been here.
+            SupersededError: a newer generation has left a mark.
         """
         self.check()
         marks, mine = self._marks(), self._age
@@ -49,7 +49,7 @@ class Claim:
             self._root.mkdir(parents=True, exist_ok=True)
             name = f"saved-by-{self._job}-{mine[0]}-{mine[1]}"
             (self._root / name).write_text("no older generation of the job saves here\n")
-        except OSError as error:  # nor can be saved, which is survived as well
+        except OSError as error:  # saving will fail too, and training survives that
             _logger.warning("cannot keep older generations from saving: %s", error)
             return
         for path in marks.values():
@@ -57,16 +57,16 @@ class Claim:
                 path.unlink()
 
     def check(self) -> None:
-        """See that this process may save here.
+        """Check that this process may save here.
 
         Raises:
-            SupersededError: a newer generation does.
+            SupersededError: a newer generation saves here.
         """
         newest, mine = max(self._marks(), default=(0, 0)), self._age
         if newest > mine:
             raise SupersededError(
                 f"another generation has taken over: attempt {newest[0]}, generation {newest[1]} "
-                f"of the job saves to {self._root}, this process is of {mine[0]}, {mine[1]}"
+                f"of the job saves to {self._root}; this process is of {mine[0]}, {mine[1]}"
             )
 
     @property
@@ -79,7 +79,7 @@ class Claim:
         return re.sub(r"[^\w-]", "_", self._placement().job_uid) or "job"
 
     def _marks(self) -> dict[_Age, Path]:
-        """Those of this job; another one of the same directory is another matter."""
+        """Return the marks of this job; those of other jobs are ignored."""
         try:
             found = [(_MARK.fullmatch(path.name), path) for path in self._root.iterdir()]
         except OSError:

@@ -1,7 +1,7 @@
-"""Writes and checks files on whatever is mounted: disks, network shares, object stores.
+"""Writes and checks files on any mounted file system: disks, network shares, object stores.
 
-A mounted object store may know neither fsync nor rename, and may take a file only when it is
-closed. So nothing here relies on more than that a file which can be read back has been written.
+A mounted object store may support neither fsync nor rename, and may store a file only when it is
+closed. So this module only relies on reading back a file to know that it was written.
 """
 
 from __future__ import annotations
@@ -17,54 +17,54 @@ from typing import BinaryIO
 from ddp_trainer.system.buffers import allocate
 
 _CHUNK_BYTES = 4 * 2**20
-"""Between two looks whether to go on; large enough that system calls do not count."""
+"""Bytes between checks for a cancellation; large, so that system calls cost little."""
 _SYNC_UNKNOWN = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP})
-"""What file systems answer that do not know fsync; a full or broken disk answers otherwise."""
+"""Errors of file systems without fsync; a full or broken disk returns others."""
 
 
 class CancelledError(Exception):
-    """Somebody called the transfer off."""
+    """The transfer was cancelled."""
 
 
 class Transfer:
-    """How far a save has come, and the way to call it off from another thread."""
+    """The progress of a save, which another thread can cancel."""
 
     def __init__(self, total_bytes: int) -> None:
-        """`total_bytes` to be moved, about."""
+        """`total_bytes`: approximate bytes to transfer."""
         self._total_bytes = max(total_bytes, 1)
         self._done_bytes = 0
         self._cancelled = False
 
     @property
     def fraction(self) -> float:
-        """From 0 to 1."""
+        """Return the progress, from 0 to 1."""
         return min(self._done_bytes / self._total_bytes, 1.0)
 
     def cancel(self) -> None:
-        """Let it end with `CancelledError` when it looks next."""
+        """Make the transfer end with `CancelledError` at its next check."""
         self._cancelled = True
 
     def check(self) -> None:
-        """Raise `CancelledError` if it was called off."""
+        """Raise `CancelledError` if the transfer was cancelled."""
         if self._cancelled:
-            raise CancelledError("called off")
+            raise CancelledError("cancelled")
 
     def advance(self, count: int) -> None:
-        """Another `count` bytes are moved."""
+        """Count transferred bytes."""
         self.check()
         self._done_bytes += count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a file holds."""
+    """The size and hash of a file."""
 
     size: int
     sha256: str
 
 
 class Recorder:
-    """A file to write to that counts and hashes what goes through it."""
+    """A writable file that counts and hashes the bytes."""
 
     def __init__(self, file: BinaryIO, transfer: Transfer) -> None:
         self._file = file
@@ -72,7 +72,7 @@ class Recorder:
         self._hash = hashlib.sha256()
         self._size = 0
         self.failure: OSError | CancelledError | None = None
-        """Why not all could be written; torch.save makes errors of its own out of it."""
+        """The first error of a write; torch.save replaces it by its own errors."""
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all of `data`."""
@@ -94,21 +94,21 @@ class Recorder:
         self._size += len(chunk)
 
     def flush(self) -> None:
-        """Hand to the kernel what is buffered."""
+        """Flush buffered data to the kernel."""
         self._file.flush()
 
     @property
     def content(self) -> Content:
-        """What was written so far."""
+        """Return size and hash of the data written so far."""
         return Content(size=self._size, sha256=self._hash.hexdigest())
 
 
 def write_file(path: Path, produce: Callable[[Recorder], object], transfer: Transfer) -> Content:
-    """Write a file from front to end; returns what was written once it is closed and synced.
+    """Write a file sequentially; return size and hash after it is synced and closed.
 
     Raises:
         OSError: it could not be written.
-        CancelledError: the transfer was called off.
+        CancelledError: the transfer was cancelled.
     """
     with path.open("wb") as file:
         recorder = Recorder(file, transfer)
@@ -122,11 +122,11 @@ def write_file(path: Path, produce: Callable[[Recorder], object], transfer: Tran
 
 
 def read_content(path: Path, transfer: Transfer) -> Content:
-    """What a file holds.
+    """Return size and hash of a file.
 
     Raises:
         OSError: it cannot be read.
-        CancelledError: the transfer was called off.
+        CancelledError: the transfer was cancelled.
     """
     digest = hashlib.sha256()
     size = 0
@@ -139,7 +139,7 @@ def read_content(path: Path, transfer: Transfer) -> Content:
 
 
 def read_into_memory(path: Path, *, size: int) -> tuple[memoryview, Content]:
-    """The first `size` bytes of a file, and what all of it holds.
+    """Return the first `size` bytes of a file, and size and hash of the whole file.
 
     Raises:
         OSError: it cannot be read.
@@ -151,17 +151,17 @@ def read_into_memory(path: Path, *, size: int) -> tuple[memoryview, Content]:
         while at < size and (count := file.readinto(memory[at : at + _CHUNK_BYTES])):
             digest.update(memory[at : at + count])
             at += count
-        while chunk := file.read(_CHUNK_BYTES):  # more than there should be
+        while chunk := file.read(_CHUNK_BYTES):  # more bytes than expected
             digest.update(chunk)
             at += len(chunk)
     return memory[: min(at, size)], Content(size=at, sha256=digest.hexdigest())
 
 
 def sync(fd: int) -> None:
-    """Wait until a file is on the disk, as far as the file system knows of such a thing.
+    """Wait until a file is on the disk, if the file system supports that.
 
     Raises:
-        OSError: it did not get there.
+        OSError: it could not be written to the disk.
     """
     try:
         os.fsync(fd)
@@ -171,7 +171,7 @@ def sync(fd: int) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """The same for the names in a directory."""
+    """Wait until the names in a directory are on the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         sync(fd)
