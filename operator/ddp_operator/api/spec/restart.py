@@ -78,7 +78,7 @@ class RestartRule(ApiModel):
 
 
 class Restart(ApiModel):
-    """Handling of failures."""
+    """Handling of failures: restart scope, budget, pauses and rules."""
 
     scope: Literal["Gang", "Pod", "InPlace", "Auto"] = Field(
         default="Auto",

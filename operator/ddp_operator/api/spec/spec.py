@@ -202,8 +202,8 @@ class DDPJobSpec(ApiModel):
     isolation: Literal["None", "Job"] = Field(
         default="None",
         description=(
-            "Job: a NetworkPolicy admits only the job's own pods, and the operator on the status "
-            "port. May be changed while the job runs; it affects no pod."
+            "None: no restriction. Job: a NetworkPolicy admits only the job's own pods, and the "
+            "operator on the status port. May be changed while the job runs; it affects no pod."
         ),
     )
     suspend: bool = Field(
@@ -216,8 +216,8 @@ class DDPJobSpec(ApiModel):
     clean_pod_policy: Literal["Running", "All", "None"] = Field(
         default="Running",
         description=(
-            "Which pods to delete when the job has finished. Running: those that still run. This "
-            "releases GPUs and keeps the logs of finished pods."
+            "Which pods to delete when the job has finished. Running: those that still run, which "
+            "releases GPUs and keeps the logs of finished pods. All: all pods. None: no pod."
         ),
     )
     active_deadline_seconds: Seconds | None = Field(

@@ -37,7 +37,12 @@ class Failure(StatusModel):
     signal: Number | None = None
     reason: Reason
     message: Line = ""
-    class_: FailureClass = Field(description="Cause of the failure.")
+    class_: FailureClass = Field(
+        description=(
+            "Class of the failure, by its cause: Disruption (the cluster or a person), Application "
+            "(the training), Configuration, or Infrastructure (the node)."
+        )
+    )
     action: FailureAction = Field(
         default="RestartGang", description="What the operator did about it."
     )
