@@ -1,7 +1,7 @@
-"""Makes DDPJobs of what other projects run: PyTorchJobs, TrainJobs, JobSets, Jobs, StatefulSets and
-torchrun's commands.
+"""Convert PyTorchJobs, TrainJobs, JobSets, Jobs, StatefulSets and torchrun commands to DDPJobs.
 
-Pure: from text and words to manifests and notes. Nothing of a source is lost without a note.
+Pure functions: from text to manifests and notes. Each field of the source that is lost or changes
+its meaning gets a note.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,35 +28,35 @@ _KNOWN: Final = (
     "batch/v1 Job, apps/v1 StatefulSet"
 )
 
-_REMEDY: Final = "Or convert its command line: ddp convert -- torchrun ..."
+_REMEDY: Final = "Or convert the command line: ddp convert -- torchrun ..."
 _REMEDIES: Final[Mapping[str, str]] = {
     "sagemaker.amazonaws.com": (
-        "Write a batch/v1 Job: its template that of replicaSpecs[0], parallelism and completions "
-        "its replicas"
+        "Write a batch/v1 Job with the template of replicaSpecs[0], and its replicas as "
+        "parallelism and completions"
     ),
     "batch.volcano.sh": (
-        "Write a batch/v1 Job of the task that trains; then set spec.scheduling.gang: volcano, "
-        "and its queue in queueName"
+        "Write a batch/v1 Job with the task that trains; then set spec.scheduling.gang: volcano, "
+        "and queueName"
     ),
 }
-"""What else to do with the jobs of some API groups."""
+"""Advice for the jobs of some other API groups."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What became of one object."""
+    """The conversion of one object."""
 
     source: str
-    """Its kind and name."""
+    """Kind and name of the object."""
     manifest: dict[str, Any] | None
     """The DDPJob; None: there is none."""
     notes: tuple[Note, ...]
     problem: str = ""
-    """Why there is no DDPJob; empty too where none was to be expected, as of a ConfigMap."""
+    """Why there is no DDPJob; also empty for objects that are not jobs, such as a ConfigMap."""
 
 
 def of_manifests(text: str) -> Sequence[Conversion]:
-    """Convert all jobs in a file's text.
+    """Convert all jobs in the text of a file.
 
     Raises:
         ConversionError: the text cannot be read.
@@ -69,10 +69,10 @@ def of_manifests(text: str) -> Sequence[Conversion]:
 
 
 def of_command_line(argv: Sequence[str], *, image: str | None = None) -> Conversion:
-    """Convert a command line of torchrun's.
+    """Convert a torchrun command line.
 
     Raises:
-        ConversionError: it is none, or asks for what no DDPJob can have.
+        ConversionError: it is not one, or a DDPJob cannot do the same.
     """
     notes = Notes()
     manifest = command_line.convert(argv, notes, image=image)
@@ -101,7 +101,7 @@ def _manifest(
     runtimes: Sequence[dict[str, Any]],
     notes: Notes,
 ) -> dict[str, Any] | None:
-    """Convert one object; None where it is of another kind, or trains nothing."""
+    """Convert one object; None if it is of another kind, or does not train."""
     if (version, kind) == _PYTORCHJOB:
         return pytorchjob.convert(Source(document), notes)
     if kind == "TrainJob" and version.partition("/")[0] == _GROUPS[kind]:
@@ -114,7 +114,7 @@ def _manifest(
 
 
 def _unwrapped(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what an AppWrapper holds, with the queue of the whole; any other object as it is."""
+    """Yield the objects in an AppWrapper, with its queue; any other object unchanged."""
     spec = document.get("spec")
     if document.get("kind") != "AppWrapper" or not isinstance(spec, dict):
         yield document
@@ -126,27 +126,29 @@ def _unwrapped(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         held = one if isinstance(one, dict) else {}
         found = held.get("template") or held.get("generictemplate")
         if not isinstance(found, dict):
-            raise ConversionError("spec.components: has to hold objects by template; correct it")
+            raise ConversionError(
+                "spec.components: each must have a template with an object; correct it"
+            )
         if queue and isinstance(metadata := found.setdefault("metadata", {}), dict):
             metadata["labels"] = {job.QUEUE_LABEL: queue, **_labels(found)}
         yield found
 
 
 def _wrapper(document: dict[str, Any]) -> Conversion:
-    """Tell of an AppWrapper, of which only what it holds is converted."""
+    """Return the note about an AppWrapper: only its content is converted."""
     metadata = document.get("metadata")
     name = metadata.get("name", "") if isinstance(metadata, dict) else ""
     notes = Notes()
     notes.dropped(
         f"{document.get('apiVersion')} AppWrapper",
-        "what it holds is converted; the operator has retries of its own (spec.restart), and a "
-        "queue is kept: set on the DDPJob what else it says",
+        "only the wrapped objects and the queue are converted; use spec.restart for retries, and "
+        "set other fields on the DDPJob",
     )
     return Conversion(f"AppWrapper {name}".strip(), None, notes.all())
 
 
 def _queue(document: dict[str, Any]) -> Any:
-    """Return the queue that an object names by a label, or as some do by an annotation."""
+    """Return the queue that an object names in a label or an annotation."""
     metadata = document.get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
     by_annotation = annotations if isinstance(annotations, dict) else {}
@@ -167,10 +169,10 @@ def _other(
     if a_job or batch.trains(document):
         remedy = _REMEDIES.get(version.partition("/")[0], _REMEDY)
         known = f"cannot be converted; {_KNOWN} can. {remedy}"
-        why = "it is one already" if kind == KIND else known
+        why = "already a DDPJob; apply it" if kind == KIND else known
         return Conversion(title, None, (), f"{version} {kind}: {why}")
-    why = "starts no launcher and asks for no GPU; apply it as it is, if the job needs it"
+    why = "it does not train (no launcher, no GPU); apply it unchanged if the job needs it"
     if kind == "Service":
-        why = "the operator makes one of the job's name; leave it out if it was for the pods"
+        why = "the operator creates one with the job's name; drop this one if it was for the pods"
     notes.dropped(f"{version} {kind}", why)
     return Conversion(title, None, notes.all())

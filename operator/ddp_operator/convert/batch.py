@@ -1,4 +1,4 @@
-"""Kubernetes' own Job and StatefulSet, where their pods train as one group."""
+"""Convert a Kubernetes Job or StatefulSet with pods that train as one group."""
 
 from typing import Any, Final
 
@@ -14,14 +14,14 @@ from ddp_operator.convert.source import Source
 _INDEX_LABELS: Final = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
 _INDEX: Final = "$(NODE_RANK)"
 _STATEFUL_HINTS: Final = {
-    "volumeClaimTemplates": "pods get no claims of their own; give the template such volumes",
+    "volumeClaimTemplates": "pods get no claims of their own; add volumes to the template",
     "podManagementPolicy": "all pods start at once",
-    "updateStrategy": "a change of the pods' template replaces all of them",
+    "updateStrategy": "a change of the pods' template replaces all pods",
 }
 
 
 def trains(document: dict[str, Any]) -> bool:
-    """Whether some object's pods seem to train: a launcher, or accelerators."""
+    """Tell whether an object's pods seem to train: they start a launcher or use accelerators."""
     containers = _containers(document.get("spec"))
     words = [
         [*_texts(container.get("command")), *_texts(container.get("args"))]
@@ -31,7 +31,7 @@ def trains(document: dict[str, Any]) -> bool:
 
 
 def convert_job(source: Source, notes: Notes) -> dict[str, Any]:
-    """Convert one Job; what is left in the source is not carried over."""
+    """Convert one Job; fields left in the source are not carried over."""
     source.forget("status")
     meta = job.metadata(source, notes)
     batch = source.at("spec")
@@ -39,7 +39,7 @@ def convert_job(source: Source, notes: Notes) -> dict[str, Any]:
     replicas = jobset.pods_at_a_time(batch)
     if not 1 <= replicas <= MAX_REPLICAS:
         raise ConversionError(
-            f"{batch.field('parallelism')}: is {replicas}; a DDPJob has 1 to {MAX_REPLICAS} pods"
+            f"{batch.field('parallelism')}: {replicas} pods; a DDPJob has 1 to {MAX_REPLICAS}"
         )
     result: dict[str, Any] = {"replicas": replicas}
     result["restart"] = jobset.pods_replaced(batch, notes)
@@ -58,7 +58,7 @@ def convert_job(source: Source, notes: Notes) -> dict[str, Any]:
 
 
 def convert_stateful_set(source: Source, notes: Notes) -> dict[str, Any]:
-    """Convert one StatefulSet; what is left in the source is not carried over."""
+    """Convert one StatefulSet; fields left in the source are not carried over."""
     source.forget("status")
     meta = job.metadata(source, notes)
     spec = source.at("spec")
@@ -67,14 +67,14 @@ def convert_stateful_set(source: Source, notes: Notes) -> dict[str, Any]:
     name, service = meta.fields["name"], spec.word("serviceName") or ""
     notes.changed(
         source.field("kind"),
-        "a StatefulSet starts containers anew for ever; a DDPJob has succeeded when all pods have, "
-        "and restarts as spec.restart says",
+        "a StatefulSet restarts containers forever; a DDPJob succeeds when all pods succeed, and "
+        "restarts by spec.restart",
     )
     template = spec.fields("template")
     if "'metadata.name'" in repr(template):
         notes.changed(
             f"{spec.field('template')}.spec.containers",
-            "a pod's name (metadata.name) does not always end in its index; use NODE_RANK",
+            "a pod's name (metadata.name) may not end in its index; use NODE_RANK",
         )
     origin = _origin(name, template, {}, service)
     one, queue = _pods(template, spec.field("template"), meta, origin, notes)
@@ -95,10 +95,10 @@ def _pods(
 def _origin(
     name: str, template: dict[str, Any], names: dict[str, str], service: str = ""
 ) -> Origin:
-    """Say how the pods knew each other: by name and index, in a Service of the user's."""
+    """Return how the pods found each other: by name and index, in the user's own Service."""
     pod = template.get("spec")
     subdomain = service or str(pod.get("subdomain", "") if isinstance(pod, dict) else "")
-    # Without a Service pods have no names, and job-1 may be anything.
+    # Without a Service pods have no host names, and a text "job-1" may mean anything.
     hosts = [Hosts(f"{name}-", 1, lambda number: number, f".{subdomain}")] if subdomain else []
     return Origin(
         name, tuple(hosts), dict.fromkeys(_INDEX_LABELS, _INDEX), frozenset(_INDEX_LABELS), names
@@ -106,7 +106,7 @@ def _origin(
 
 
 def _containers(value: Any) -> list[dict[str, Any]]:
-    """Return the containers of all pod templates in an object, whatever it is."""
+    """Return the containers of all pod templates in any object."""
     if isinstance(value, list):
         return [found for inner in value for found in _containers(inner)]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A `torchrun …` command line, as one types it on each node."""
+"""Convert a `torchrun …` command line, as it is typed on each node."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _NOTHING_LOST: Final = frozenset({"nnodes", "nproc-per-node", "master-port", "ma
 
 
 def convert(argv: Sequence[str], notes: Notes, *, image: str | None) -> dict[str, Any]:
-    """Convert a command line, with assignments of variables before it, if need be."""
+    """Convert a command line; variable assignments may precede it."""
     env, begin = [], 0
     for text in argv[1:] if argv[:1] == ["env"] else argv:
         match = _ASSIGNMENT.fullmatch(text)
@@ -29,12 +29,12 @@ def convert(argv: Sequence[str], notes: Notes, *, image: str | None) -> dict[str
     found = launch(argv[begin:], take=PLACE_FLAGS | {"max-restarts"})
     if found is None:
         raise ConversionError(
-            "the command line: begins neither with torchrun nor with python -m "
-            "torch.distributed.run; write it as it is started on one node"
+            "the command line: must begin with torchrun or python -m torch.distributed.run; write "
+            "it as on one node"
         )
     taken = found.taken
     for flag in [flag for flag in taken if flag not in _NOTHING_LOST]:
-        notes.dropped(f"--{flag}", "the operator tells torchrun by variables where the group is")
+        notes.dropped(f"--{flag}", "the operator sets the rendezvous with environment variables")
     result: dict[str, Any] = _nodes(taken.get("nnodes", "1"), notes)
     processes = _processes(taken.get("nproc-per-node", "1"), notes)
     if processes != "auto":
@@ -44,10 +44,10 @@ def convert(argv: Sequence[str], notes: Notes, *, image: str | None) -> dict[str
     if restarts := taken.get("max-restarts"):
         limit = _number(restarts, "--max-restarts")
         result["restart"] = job.restarts(limit, "--max-restarts", notes)
-        notes.changed("--max-restarts", "all pods start anew, and progress sets the count to zero")
+        notes.changed("--max-restarts", "all pods restart, and progress resets the count")
     if image is None:
-        notes.changed("the image", f"is {DEFAULT_IMAGE}; give --image, or change it")
-    notes.changed(found.script, "has to be in the image, or on a volume of spec.template")
+        notes.changed("the image", f"set to {DEFAULT_IMAGE}; use --image, or change it")
+    notes.changed(found.script, "must be in the image, or on a volume of spec.template")
     container: dict[str, Any] = {"name": "trainer", "image": image or DEFAULT_IMAGE}
     container["command"] = list(found.command)
     container |= {"env": env} if env else {}
@@ -61,10 +61,10 @@ def _nodes(text: str, notes: Notes) -> dict[str, Any]:
     least, _, most = text.partition(":")
     nodes = _number(most or least, "--nnodes")
     if not 1 <= nodes <= MAX_REPLICAS:
-        raise ConversionError(f"--nnodes: is {nodes}; a DDPJob has 1 to {MAX_REPLICAS} pods")
+        raise ConversionError(f"--nnodes: {nodes} pods; a DDPJob has 1 to {MAX_REPLICAS}")
     if not most or most == least:
         return {"replicas": nodes}
-    notes.changed("--nnodes", f"{nodes} pods, with spec.elastic from {least} on; {ELASTIC}")
+    notes.changed("--nnodes", f"{nodes} pods, at least {least} (spec.elastic); {ELASTIC}")
     return {"replicas": nodes, "elastic": {"minReplicas": _number(least, "--nnodes")}}
 
 
@@ -74,13 +74,13 @@ def _processes(text: str, notes: Notes) -> int | str:
         if number > 1:
             notes.changed(
                 "--nproc-per-node",
-                f"the pods have no GPUs yet: set spec.accelerator (type, count: {number}) or the "
-                "container's limit nvidia.com/gpu, if these are processes for GPUs",
+                f"the pods have no GPUs yet: for GPU training set spec.accelerator (type, count: "
+                f"{number}), or the container's limit nvidia.com/gpu",
             )
         return number
     notes.changed(
         "--nproc-per-node",
-        f"{text} is one process for each GPU of the pod: set spec.accelerator (type, count), or "
+        f"{text} means one process per GPU: set spec.accelerator (type, count), or "
         "spec.nprocPerNode for processes without GPUs",
     )
     return "auto"
@@ -88,7 +88,7 @@ def _processes(text: str, notes: Notes) -> int | str:
 
 def _number(text: str, flag: str) -> int:
     if not (text.isdecimal() and len(text) < 7):
-        raise ConversionError(f"{flag}: is {text}; give a number")
+        raise ConversionError(f"{flag}: {text} is not a number; correct it")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""Reads the text of manifests, which may come from anywhere: bounded, and plain data alone."""
+"""Read the text of manifests, which is not trusted: bounded, and only plain data."""
 
 from collections.abc import Sequence
 from datetime import date
@@ -12,17 +12,17 @@ from ddp_operator.convert.notes import ConversionError
 MAX_BYTES: Final = 1024 * 1024
 MAX_DOCUMENTS: Final = 100
 _MAX_VALUES: Final = 100_000
-"""Of one file, each alias as often as it is used: a short text may stand for billions."""
+"""Most values of a file; an alias counts each time, because it can expand to billions."""
 _MAX_DEPTH: Final = 100
 _MAX_NUMBER: Final = 2**63
-"""As JSON's readers have them."""
+"""The usual limit of JSON parsers."""
 
 
 def read(text: str) -> Sequence[dict[str, Any]]:
-    """Return the objects of a file; those of a List are objects of their own.
+    """Return the objects of a file; a List is split into its items.
 
     Raises:
-        ConversionError: it is too long, no YAML, or something else than objects.
+        ConversionError: it is too long, not YAML, or does not contain objects.
     """
     if len(text.encode(errors="replace")) > MAX_BYTES:
         raise ConversionError(f"the file has more than {MAX_BYTES} bytes; split it")
@@ -35,8 +35,8 @@ def read(text: str) -> Sequence[dict[str, Any]]:
             plain = budget.plain(document)
             if not isinstance(plain, dict):
                 raise ConversionError(
-                    "the file holds something else than Kubernetes objects; give manifests, or a "
-                    "command line after --"
+                    "the file contains something other than Kubernetes objects; give manifests, or "
+                    "a command line after --"
                 )
             found += _items(plain) if plain.get("kind") == "List" else [plain]
             if len(found) > MAX_DOCUMENTS:
@@ -44,13 +44,13 @@ def read(text: str) -> Sequence[dict[str, Any]]:
     except ConversionError:
         raise
     except RecursionError:
-        raise ConversionError("the file is nested too deeply; no manifest is") from None
-    # A value that belies its tag, such as !!bool 7, makes PyYAML raise whatever comes.
+        raise ConversionError("the file is nested too deeply for a manifest; correct it") from None
+    # A value that contradicts its tag, such as !!bool 7, makes PyYAML raise any of these.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
         said = " ".join(str(error).split())
         if "{{" in text:
             raise ConversionError(
-                "the file is a template of Helm's, no YAML yet; give what helm template prints"
+                "the file is a Helm template, not YAML; give the output of helm template"
             ) from None
         raise ConversionError(f"the file is not YAML: {said}; correct it") from None
     return found
@@ -59,18 +59,18 @@ def read(text: str) -> Sequence[dict[str, Any]]:
 def _items(objects: dict[str, Any]) -> list[dict[str, Any]]:
     items = objects.get("items")
     if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
-        raise ConversionError("items: a List has to have a list of objects; correct it")
+        raise ConversionError("items: a List must have a list of objects; correct it")
     return items
 
 
 class _Budget:
-    """How much may still be read."""
+    """The number of values that may still be read."""
 
     def __init__(self) -> None:
         self._left = _MAX_VALUES
 
     def plain(self, value: Any, depth: int = 0) -> Any:
-        """Copy what JSON can hold as well, without what is null: Kubernetes takes it as absent."""
+        """Copy the values that JSON can hold, without nulls, which Kubernetes ignores."""
         self._left -= 1
         if self._left < 0 or depth > _MAX_DEPTH:
             raise ConversionError(
@@ -90,13 +90,13 @@ class _Budget:
         if isinstance(value, date):
             return value.isoformat()
         if isinstance(value, int) and abs(value) >= _MAX_NUMBER:
-            raise ConversionError("the file has a number of more than 64 bits, as no manifest does")
+            raise ConversionError("the file has a number of more than 64 bits; correct it")
         if isinstance(value, int) or (isinstance(value, float) and isfinite(value)):
             return value
-        raise ConversionError(f"the file holds a {type(value).__name__}, as no manifest does")
+        raise ConversionError(f"the file has a value of type {type(value).__name__}; correct it")
 
     @staticmethod
     def text(value: str) -> str:
         """Return a text that can be written again."""
-        value.encode()  # half a character cannot
+        value.encode()  # raises for a lone surrogate
         return value

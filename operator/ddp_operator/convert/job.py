@@ -1,6 +1,4 @@
-"""What all kinds of jobs have in common: metadata, queues, GPUs, processes, and the check that what
-comes out is a DDPJob.
-"""
+"""Shared by all kinds of jobs: metadata, queues, GPUs, processes, and the final check."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from ddp_operator.convert.source import Source
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 _GROUP_LABEL: Final = "kueue.x-k8s.io/pod-group-name"
 _KUEUE: Final = ("kueue.x-k8s.io/", "provreq.kueue.x-k8s.io/")
-"""Of labels and annotations that Kueue reads on what it admits, which are pods here."""
+"""Prefixes of labels and annotations that Kueue reads; for DDPJobs it reads them on pods."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 MAX_RESTARTS: Final = 1000
 _HINTS: Final = {
@@ -39,27 +37,29 @@ _HINTS: Final = {
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a job is called, and what it has for its pods."""
+    """A job's own metadata, and the metadata for its pods."""
 
     fields: dict[str, Any]
     queue: str | None
     labels: dict[str, str]
     annotations: dict[str, str]
-    """Those of Kueue, which reads them of pods here."""
+    """Kueue's annotations, for the pods."""
 
 
 def metadata(source: Source, notes: Notes) -> Metadata:
     """Take a job's metadata."""
     meta = source.at("metadata")
-    # What the API server writes into an object that it stores.
+    # Fields that the API server sets.
     meta.forget("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields")
     meta.forget("selfLink")
     name, prefix = meta.word("name"), meta.word("generateName")
     if not name:
         if not prefix:
-            raise ConversionError("metadata.name: is missing; give the job a name")
+            raise ConversionError("metadata.name: missing; give the job a name")
         name = prefix.rstrip("-")
-        notes.changed("metadata.generateName", f"the name is {name}; give each job one of its own")
+        notes.changed(
+            "metadata.generateName", f"the name is {name}; give each job a different name"
+        )
     fields: dict[str, Any] = {"name": name}
     if namespace := meta.word("namespace"):
         fields["namespace"] = namespace
@@ -67,7 +67,7 @@ def metadata(source: Source, notes: Notes) -> Metadata:
     annotations, pods_annotations = _sorted_out(
         meta.fields("annotations"), "metadata.annotations", notes
     )
-    by_annotation = pods_annotations.pop(QUEUE_LABEL, None)  # as Kueue had it first
+    by_annotation = pods_annotations.pop(QUEUE_LABEL, None)  # Kueue's older form
     queue = of_pods.pop(QUEUE_LABEL, by_annotation)
     if labels:
         fields["labels"] = labels
@@ -77,7 +77,7 @@ def metadata(source: Source, notes: Notes) -> Metadata:
 
 
 def with_metadata(template: dict[str, Any], meta: Metadata, path: str, notes: Notes) -> str | None:
-    """Give a template what its job has for pods; return the job's queue, if any."""
+    """Add the job's metadata for pods to a template; return the job's queue, if any."""
     check(template, path)
     own = template.setdefault("metadata", {})
     for name, values in (("labels", meta.labels), ("annotations", meta.annotations)):
@@ -87,9 +87,9 @@ def with_metadata(template: dict[str, Any], meta: Metadata, path: str, notes: No
     queue: str | None = labels.pop(QUEUE_LABEL, None)
     if queue and meta.queue and queue != meta.queue:
         field = f"{path}.metadata.labels[{QUEUE_LABEL}]"
-        notes.dropped(field, f"the job's own label counts, {meta.queue}")
+        notes.dropped(field, f"the job's own label {meta.queue} is used")
     if labels.pop(_GROUP_LABEL, None) is not None:
-        notes.dropped(f"{path}.metadata.labels", f"{_GROUP_LABEL} is the operator's to set")
+        notes.dropped(f"{path}.metadata.labels", f"the operator sets {_GROUP_LABEL}")
     if "labels" in own and not labels:
         del own["labels"]
     if not own:
@@ -98,40 +98,40 @@ def with_metadata(template: dict[str, Any], meta: Metadata, path: str, notes: No
 
 
 def queued(spec: dict[str, Any], queue: str | None, notes: Notes) -> None:
-    """Put a job into a queue of Kueue's."""
+    """Set the Kueue queue of a job."""
     if not queue:
         return
     scheduling = spec.setdefault("scheduling", {})
     if scheduling.get("gang") == "volcano":
         notes.dropped(
             f"metadata.labels[{QUEUE_LABEL}]",
-            f"a job is in one queue, and with Volcano in Volcano's; for {queue} set "
-            "spec.scheduling.queueName and take gang out",
+            f"the job is in Volcano's queue; to use {queue} instead, set "
+            "spec.scheduling.queueName and remove gang",
         )
         return
     scheduling["queueName"] = queue
     if spec.pop("suspend", None):
         notes.changed(
-            "spec.suspend", "Kueue held the whole job until it admitted it; here it holds the pods"
+            "spec.suspend", "Kueue suspended the job until admission; here it holds back the pods"
         )
 
 
 def restarts(limit: int, field: str, notes: Notes) -> dict[str, Any]:
-    """Say how many failures are forgiven."""
+    """Return the restart policy for a number of restarts."""
     if limit > MAX_RESTARTS:
-        notes.changed(field, f"{limit} is more than a DDPJob's most, {MAX_RESTARTS}")
+        notes.changed(field, f"{limit} is more than a DDPJob allows; set to {MAX_RESTARTS}")
     return {"maxRestarts": min(limit, MAX_RESTARTS)}
 
 
 def managed(source: Source, own: str, notes: Notes) -> None:
-    """Take who reconciles the job; there is only the operator here."""
+    """Read which controller manages the job; a DDPJob has only the operator."""
     who = source.word("managedBy")
     if who and who != own:
-        notes.dropped(source.field("managedBy"), f"{who} manages no DDPJobs")
+        notes.dropped(source.field("managedBy"), f"{who} does not manage DDPJobs")
 
 
 def run_policy(source: Source, own: str, result: dict[str, Any], notes: Notes) -> None:
-    """Take how long the job may run and stay, whether it waits, and who reconciles it."""
+    """Read time limits, suspend and the managing controller."""
     for name in ("ttlSecondsAfterFinished", "activeDeadlineSeconds"):
         if (seconds := source.integer(name)) is not None:
             result[name] = seconds
@@ -141,7 +141,7 @@ def run_policy(source: Source, own: str, result: dict[str, Any], notes: Notes) -
 
 
 def processes(pods: Pods, asked: int | str | None, field: str, notes: Notes) -> int | str:
-    """Return how many processes each pod has."""
+    """Return the number of processes of each pod."""
     found = pods.processes if asked in (None, "auto") and pods.processes else asked
     if isinstance(found, int):
         count: int | str = found
@@ -150,8 +150,8 @@ def processes(pods: Pods, asked: int | str | None, field: str, notes: Notes) -> 
         if not pods.gpus:
             notes.changed(
                 field,
-                "torchrun starts one process for each CPU where there is no GPU; here auto is one "
-                "a pod, set spec.nprocPerNode if you want more",
+                "without GPUs torchrun starts one process per CPU; here auto is one per pod: set "
+                "spec.nprocPerNode for more",
             )
     elif pods.gpus <= 1:
         count = "auto"
@@ -159,32 +159,32 @@ def processes(pods: Pods, asked: int | str | None, field: str, notes: Notes) -> 
         count = 1
         notes.changed(
             field,
-            f"a command without torchrun is one process for {pods.gpus} GPUs, as before; start "
-            "it by torchrun and leave spec.nprocPerNode out for one for each GPU",
+            f"without torchrun the command is one process for {pods.gpus} GPUs, as before; for "
+            "one process per GPU start it with torchrun and remove spec.nprocPerNode",
         )
     else:
         count = "auto"
         notes.changed(
             field,
-            f"what the image or its script starts is not in the manifest; {pods.gpus} processes a "
-            "pod, as torchrun has there; set spec.nprocPerNode: 1 if it starts one. A script that "
-            "means pods by RANK and WORLD_SIZE has to say PET_NODE_RANK and PET_NNODES",
+            f"the manifest does not show what the image starts; set to {pods.gpus} processes per "
+            "pod, as with torchrun; set spec.nprocPerNode: 1 if it starts one. A script that uses "
+            "RANK and WORLD_SIZE for pods must use PET_NODE_RANK and PET_NNODES",
         )
     many = count > 1 if isinstance(count, int) else pods.gpus > 1
     if many and speaks_of_ranks(trainer_container(pods.template)):
         notes.changed(
             field,
-            "with several processes a pod WORLD_SIZE counts processes, and RANK is each one's own; "
-            "say PET_NNODES and PET_NODE_RANK where the command means pods",
+            "with several processes per pod, RANK and WORLD_SIZE count processes; use "
+            "PET_NODE_RANK and PET_NNODES where the command means pods",
         )
     return count
 
 
 def accelerator(templates: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Make an accelerator of GKE's node selectors, where all templates agree and it is plain."""
+    """Return an accelerator for GKE's node selectors, if all templates agree; otherwise None."""
     asked = [_accelerator(template) for template in templates]
     if asked[0] is None or any(one != asked[0] for one in asked):
-        return None  # they say it as well as they stand
+        return None  # the node selectors stay and have the same effect
     for template in templates:
         selector = template["spec"]["nodeSelector"]
         for label in (GKE_ACCELERATOR_LABEL, GKE_SPOT_LABEL, GKE_FLEX_START_LABEL):
@@ -206,23 +206,23 @@ def checked(meta: Metadata, spec: Mapping[str, Any]) -> dict[str, Any]:
     try:
         DDPJob.parse({**manifest, "metadata": stored})
     except InvalidJobError as error:
-        raise ConversionError(f"the operator would refuse the {KIND} of it: {error}") from None
+        raise ConversionError(f"the operator would refuse the resulting {KIND}: {error}") from None
     return manifest
 
 
 def _sorted_out(
     values: dict[str, Any], path: str, notes: Notes
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return what stays with the job, and what goes to its pods."""
+    """Return the values for the job, and those for its pods."""
     values.pop(_LAST_APPLIED, None)
     stay, go = {}, {}
     for name, value in values.items():
         if not isinstance(value, str):
-            raise ConversionError(f"{path}[{name}]: has to be a text; put it into quotes")
+            raise ConversionError(f"{path}[{name}]: must be a string; quote it")
         if name.startswith(_KUEUE):
             go[name] = value
         elif is_foreign(name):
-            notes.dropped(f"{path}[{name}]", _HINTS.get(name, "nothing reads it on a DDPJob"))
+            notes.dropped(f"{path}[{name}]", _HINTS.get(name, "it has no effect on a DDPJob"))
         else:
             stay[name] = value
     return stay, go

@@ -1,4 +1,4 @@
-"""Kubernetes' JobSet (`jobset.x-k8s.io`) of one replicated job, whose pods train."""
+"""Convert a Kubernetes JobSet (`jobset.x-k8s.io`) of one replicated job that trains."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,14 +22,14 @@ _INDEX_0_SUCCEEDS: Final = (
     [{"succeededIndexes": "0", "succeededCount": 1}],
 )
 HINTS: Final = {
-    "rules": "say in spec.restart.rules what to do about which failures",
-    "podFailurePolicy": "say in spec.restart.rules what to do about which exit codes",
-    "volumeClaimPolicies": "make the claim yourself, and name it among the template's volumes",
+    "rules": "use spec.restart.rules to handle failures",
+    "podFailurePolicy": "use spec.restart.rules to handle exit codes",
+    "volumeClaimPolicies": "create the claim yourself, and add it to the template's volumes",
     "subdomain": "hosts are called <job>-<attempt>-<index>.<job>; use $(MASTER_ADDR)",
     "coordinator": "pod 0 is the master",
-    "dependsOn": "run what comes first as a Job of its own, or as an initContainer",
-    "ttlSecondsAfterFinished": "spec.ttlSecondsAfterFinished deletes the DDPJob, if you set it",
-    "restartStrategy": "spec.restart.replaceWhen says whether new pods wait for the old ones' end",
+    "dependsOn": "run earlier jobs as separate Jobs, or as initContainers",
+    "ttlSecondsAfterFinished": "set spec.ttlSecondsAfterFinished to delete the DDPJob",
+    "restartStrategy": "use spec.restart.replaceWhen: whether new pods wait for old ones to end",
 }
 
 
@@ -43,7 +43,7 @@ class Group:
     path: str
 
     def origin(self, name: str, child: str, subdomain: str) -> Origin:
-        """Say how the pods knew each other; `child` is the name of the replicated job."""
+        """Return how the pods found each other; `child` is the replicated job's name."""
         indexes = {*_COMPLETION_LABELS} if self.jobs == 1 else set()
         indexes |= {*_JOB_INDEXES} if self.pods_of_job == 1 else set()
         names = {"jobset.sigs.k8s.io/jobset-name": name}
@@ -67,15 +67,15 @@ class Group:
 
 
 def convert(source: Source, notes: Notes) -> dict[str, Any]:
-    """Convert one JobSet; what is left in the source is not carried over."""
+    """Convert one JobSet; fields left in the source are not carried over."""
     source.forget("status")
     meta = job.metadata(source, notes)
     spec = source.at("spec")
     jobs = spec.each("replicatedJobs")
     if len(jobs) != 1:
         raise ConversionError(
-            f"{spec.field('replicatedJobs')}: there are {len(jobs)}; a DDPJob is one group of "
-            "pods: leave the one that trains, and run the others by themselves"
+            f"{spec.field('replicatedJobs')}: {len(jobs)} jobs, but a DDPJob is one group of pods; "
+            "keep the one that trains, and run the others separately"
         )
     found = group(jobs[0], notes)
     origin = _origin(found, jobs[0], spec, meta.fields["name"], notes)
@@ -91,51 +91,51 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
 
 
 def group(replicated: Source, notes: Notes) -> Group:
-    """Take the pods of a replicated job."""
+    """Read the pods of a replicated job."""
     batch = replicated.at("template").at("spec")
     jobs = replicated.integer("replicas")
     jobs = 1 if jobs is None else jobs
     together = pods_at_a_time(batch)
-    replicated.forget("groupName")  # of one
+    replicated.forget("groupName")  # no effect with one job
     total = jobs * together
     if not 1 <= total <= MAX_REPLICAS:
         raise ConversionError(
-            f"{replicated.field('replicas')}: makes {total} pods; a DDPJob has 1 to {MAX_REPLICAS}"
+            f"{replicated.field('replicas')}: {total} pods; a DDPJob has 1 to {MAX_REPLICAS}"
         )
     if jobs > 1 and together > 1:
         notes.changed(
             replicated.field("replicas"),
-            f"{jobs} Jobs of {together} pods are one group of {total}, numbered through",
+            f"{jobs} Jobs of {together} pods become one group of {total} pods",
         )
     return Group(jobs, together, batch.fields("template"), batch.field("template"))
 
 
 def pods_at_a_time(batch: Source) -> int:
-    """Take how many pods of a Job run together, as all of them have to."""
+    """Read the number of pods of a Job; all must run at the same time."""
     parallelism, completions = batch.integer("parallelism"), batch.integer("completions")
     together = 1 if parallelism is None else parallelism
     if completions is not None and completions != together:
         raise ConversionError(
-            f"{batch.field('completions')}: is {completions}, while {together} pods run at a time; "
-            "ranks of one group run all together: make parallelism the same"
+            f"{batch.field('completions')}: {completions}, but {together} pods run at a time; all "
+            "ranks must run together: set parallelism to the same number"
         )
-    batch.forget("completionMode")  # all pods have indexes here
+    batch.forget("completionMode")  # all pods of a DDPJob have indexes
     return together
 
 
 def pods_replaced(batch: Source, notes: Notes) -> dict[str, Any]:
-    """Say how often a Job without more around it replaced failed pods."""
+    """Return the restart policy for a Job's backoffLimit."""
     often = batch.integer("backoffLimit")
     if often is None:
         often = _JOBS_DEFAULT_BACKOFF
         notes.changed(
             batch.field("backoffLimit"),
-            f"absent, a Job replaces {often} failed pods one by one; here all pods start anew as "
-            "often",
+            f"by default a Job replaces {often} failed pods one by one; here all pods restart, at "
+            f"most {often} times",
         )
     elif often:
         notes.changed(
-            batch.field("backoffLimit"), "failed pods were replaced one by one; here all start anew"
+            batch.field("backoffLimit"), "failed pods were replaced one by one; here all restart"
         )
     return job.restarts(often, batch.field("backoffLimit"), notes)
 
@@ -143,7 +143,7 @@ def pods_replaced(batch: Source, notes: Notes) -> dict[str, Any]:
 def limits(
     spec: Source, replicated: Source, result: dict[str, Any], notes: Notes, *, jobs: int
 ) -> None:
-    """Take what says when a JobSet ends, restarts, or goes."""
+    """Read when a JobSet ends, restarts, or is deleted."""
     batch = replicated.at("template").at("spec")
     failure = spec.at("failurePolicy")
     whole = failure.integer("maxRestarts") or 0
@@ -154,25 +154,27 @@ def limits(
         if batch.integer("backoffLimit"):
             notes.dropped(
                 batch.field("backoffLimit"),
-                f"single pods are not started anew; all pods are, {whole} times (maxRestarts)",
+                f"single pods are not restarted; all pods are, {whole} times (maxRestarts)",
             )
     success = spec.at("successPolicy")
-    success.forget("targetReplicatedJobs")  # there is one
+    success.forget("targetReplicatedJobs")  # no effect with one job
     if success.word("operator") == "Any" and jobs > 1:
         result["successPolicy"] = "Rank0"
-        notes.changed(success.field("operator"), "any Job's completion was enough; here pod 0's is")
+        notes.changed(
+            success.field("operator"), "any completed Job was a success; here pod 0 decides"
+        )
     successful_indexes(batch, result, notes, jobs=jobs)
     network = spec.at("network")
-    network.forget("publishNotReadyAddresses")  # as here
+    network.forget("publishNotReadyAddresses")  # a DDPJob does the same
     if network.flag("enableDNSHostnames") is False:
-        notes.changed(network.field("enableDNSHostnames"), "pods have host names")
-    spec.at("startupPolicy").forget("startupPolicyOrder")  # of one
+        notes.changed(network.field("enableDNSHostnames"), "a DDPJob's pods have host names")
+    spec.at("startupPolicy").forget("startupPolicyOrder")  # no effect with one job
     if (seconds := spec.integer("ttlSecondsAfterFinished")) is not None:
         result["ttlSecondsAfterFinished"] = seconds
     if (seconds := batch.integer("activeDeadlineSeconds")) is not None:
         result["activeDeadlineSeconds"] = seconds
         notes.changed(
-            batch.field("activeDeadlineSeconds"), "it held for each attempt; here for all together"
+            batch.field("activeDeadlineSeconds"), "it limited each attempt; here all attempts"
         )
     if spec.flag("suspend"):
         result["suspend"] = True
@@ -182,21 +184,19 @@ def limits(
 def successful_indexes(
     batch: Source, result: dict[str, Any], notes: Notes, *, jobs: int = 1
 ) -> None:
-    """Take which pods of an Indexed Job make it succeed: all, or that of index 0."""
+    """Read which pods of an Indexed Job must succeed: all, or only index 0."""
     policy = batch.at("successPolicy")
     rules = policy.elements("rules")
     if jobs == 1 and rules in _INDEX_0_SUCCEEDS:
         result["successPolicy"] = "Rank0"
     elif rules:
-        notes.dropped(
-            policy.field("rules"), "set spec.successPolicy: Rank0 where pod 0 alone is to decide"
-        )
+        notes.dropped(policy.field("rules"), "set spec.successPolicy: Rank0 if pod 0 alone decides")
 
 
 def finish(
     result: dict[str, Any], one: Pods, processes: int | str, queue: str | None, notes: Notes
 ) -> None:
-    """Put in what the pods say."""
+    """Add the fields that come from the pods."""
     if processes != "auto":
         result["nprocPerNode"] = processes
     if one.master_port:
@@ -208,7 +208,7 @@ def finish(
 
 
 def _origin(found: Group, replicated: Source, spec: Source, name: str, notes: Notes) -> Origin:
-    """Say how the pods knew each other."""
+    """Return how the pods found each other."""
     network = spec.at("network")
     subdomain = network.word("subdomain")
     if subdomain and subdomain != name:
@@ -217,16 +217,16 @@ def _origin(found: Group, replicated: Source, spec: Source, name: str, notes: No
 
 
 def give_index(template: dict[str, Any], path: str, notes: Notes, *, is_index: bool = True) -> None:
-    """Give pods the variable by which those of a Job know their index, where it is theirs here."""
+    """Add the variable with a Job's pod index, if it equals the pod's index here."""
     trainer: Any = trainer_container(template)
     if any(entry["name"] == _INDEX_VARIABLE for entry in trainer.get("env") or ()):
         return
     if is_index:
-        # First, so that other variables may refer to it.
+        # First, so that other variables can refer to it.
         entry = {"name": _INDEX_VARIABLE, "value": "$(NODE_RANK)"}
         trainer["env"] = [entry, *(trainer.get("env") or ())]
     else:
         notes.dropped(
             f"{path}.spec.containers[{trainer['name']}].env[{_INDEX_VARIABLE}]",
-            "a Job gave it to its pods; use NODE_RANK, which counts over all pods",
+            "a Job sets it in its pods; use NODE_RANK, which counts all pods",
         )

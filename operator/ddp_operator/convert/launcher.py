@@ -1,4 +1,4 @@
-"""torchrun's command line: what of it says where the group is, which is the operator's to say."""
+"""Parse torchrun's command line, and remove the flags that the operator sets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ PLACE_FLAGS: Final = frozenset(
         *("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"),
     }
 )
-"""What the operator tells torchrun by variables, PET_NNODES and so on."""
+"""Flags that the operator sets with environment variables such as PET_NNODES."""
 _VALUES: Final = frozenset(
     {
         *("max-restarts", "monitor-interval", "start-method", "role", "log-dir", "r", "redirects"),
@@ -27,28 +27,28 @@ _SWITCHES: Final = frozenset(
 )
 
 ELASTIC: Final = (
-    "the group changes under this project's launcher alone, which starts the script anew each "
-    "time: take torchrun out of the command and set spec.launcher: inject"
+    "only this project's launcher can change the group's size, by restarting the script: remove "
+    "torchrun from the command and set spec.launcher: inject"
 )
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A command line of torchrun's, taken apart."""
+    """A parsed torchrun command line."""
 
     command: tuple[str, ...]
-    """The same without the flags that were taken."""
+    """The command without the flags in `taken`."""
     taken: Mapping[str, str]
-    """Flags without their dashes, and what they say; a switch says nothing."""
+    """Removed flags without dashes, with their values; empty for a switch."""
     script: str
-    """What it runs."""
+    """The script that it runs."""
 
 
 def launch(argv: Sequence[str], *, take: frozenset[str] = PLACE_FLAGS) -> Launch | None:
-    """Take flags out of torchrun's own ones; None where the command line is not torchrun's.
+    """Remove flags from torchrun's own flags; None if the command line is not torchrun's.
 
     Raises:
-        ConversionError: a flag that is not known, of which it cannot be told where it ends.
+        ConversionError: a flag is unknown, so it is unclear whether it has a value.
     """
     found = started(argv)
     if not found.by_torchrun or found.in_shell:
@@ -62,8 +62,7 @@ def launch(argv: Sequence[str], *, take: frozenset[str] = PLACE_FLAGS) -> Launch
         if name not in _SWITCHES and not has_value:
             if name not in PLACE_FLAGS | _VALUES or index + 1 == len(argv):
                 raise ConversionError(
-                    f"{flag}: no flag of torchrun's that is known, or one without its value; write "
-                    "it in full, as --flag=value"
+                    f"{flag}: unknown torchrun flag, or missing value; write it as --flag=value"
                 )
             value, length = argv[index + 1], 2
         if name in take:
@@ -73,5 +72,5 @@ def launch(argv: Sequence[str], *, take: frozenset[str] = PLACE_FLAGS) -> Launch
         index += length
     rest = argv[index + 1 :] if argv[index : index + 1] == ["--"] else argv[index:]
     if not rest:
-        raise ConversionError("torchrun is given nothing to run; name the script behind its flags")
+        raise ConversionError("torchrun has no script to run; name the script after its flags")
     return Launch((*kept, *argv[index:]), taken, rest[0])

@@ -1,4 +1,4 @@
-"""How one template becomes another."""
+"""Patches between templates."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,13 +12,13 @@ _KEYS: Final = {
     "schedulingGates": "name",
     "volumeMounts": "mountPath",
 }
-"""Lists of what has names, and by what it is known."""
+"""Lists with named elements, and the key of each."""
 _MERGED: Final = ("containers", "initContainers")
-"""Those whose elements are merged; of the others one takes another's place."""
+"""Lists with elements that are merged; elements of the other lists are replaced."""
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON merge patch (RFC 7386) that makes the one of the other."""
+    """Return the JSON merge patch (RFC 7386) that turns `before` into `after`."""
     patch: dict[str, Any] = {name: None for name in before if name not in after}
     for name, value in after.items():
         old = before.get(name)
@@ -31,7 +31,7 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 
 def merged(target: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge as Kubernetes does (strategic merge): lists of what has names element by element."""
+    """Merge as Kubernetes' strategic merge does: lists with named elements by element."""
     result = dict(target)
     for name, value in changes.items():
         old = result.get(name)
@@ -47,7 +47,7 @@ def merged(target: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 def _by_key(old: list[Any], new: list[Any], field: str) -> list[Any]:
     key = _KEYS[field]
     if not all(isinstance(one, dict) for one in (*old, *new)):
-        return new  # whatever it is, it is looked at where it is used
+        return new  # checked later, where it is used
     changes = {str(one.get(key)): one for one in new}
     kept = []
     for one in old:

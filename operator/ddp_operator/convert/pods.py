@@ -1,7 +1,4 @@
-"""Makes of another project's pod template one that is right below a DDPJob.
-
-Whatever is not named here is carried as it is written.
-"""
+"""Convert another project's pod template to a DDPJob's. Other fields stay unchanged."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,13 +25,13 @@ _NODE_RANK_IS_MEANT: Final = re.compile(r"\$[({]?(?:RANK|WORLD_SIZE)\b")
 
 @dataclass(frozen=True)
 class Pods:
-    """A template that was converted, and what it told."""
+    """A converted template, and what it says about processes."""
 
     template: dict[str, Any]
     processes: int | Literal["auto"] | None
-    """How many its command line asks torchrun for."""
+    """The number of processes in torchrun's flags."""
     starts: Literal["launcher", "python", "unknown"]
-    """What its command line starts: Python alone is a single process."""
+    """The program that the command starts; plain Python is one process."""
     master_port: int | None
     gpus: int
 
@@ -47,11 +44,11 @@ def pods(
     trainer: str | None,
     origin: Origin,
 ) -> Pods:
-    """Convert a pod template, whose container of the name `trainer` trains, or of any."""
+    """Convert a pod template; `trainer` names the container that trains, None: find it."""
     metadata = template.get("metadata")
     if isinstance(metadata, dict):
         for name in ("name", "generateName", "namespace", "creationTimestamp"):
-            metadata.pop(name, None)  # a pod's own, which no controller takes from a template
+            metadata.pop(name, None)  # ignored in a template
         if not metadata:
             del template["metadata"]
     check(template, path)
@@ -61,12 +58,11 @@ def pods(
     if restart != "Never":
         notes.changed(
             f"{path}.spec.restartPolicy",
-            f"{restart} starts a container anew in its pod; here all pods start anew, as "
-            "spec.restart says",
+            f"{restart} restarts a container in its pod; here all pods restart by spec.restart",
         )
     for name in ("hostname", "subdomain"):
         if spec.pop(name, None) is not None:
-            notes.dropped(f"{path}.spec.{name}", "the operator names hosts; use $(MASTER_ADDR)")
+            notes.dropped(f"{path}.spec.{name}", "the operator sets host names; use $(MASTER_ADDR)")
     container = _trainer(template, f"{path}.spec.containers", trainer, notes)
     where = f"{path}.spec.containers[{container['name']}]"
     port, processes = _environment(container, where, notes, origin)
@@ -76,22 +72,26 @@ def pods(
     if any("MASTER_ADDR" in str(other) or origin.mentions_pods(str(other)) for other in others):
         notes.changed(
             f"{path}.spec",
-            "another container than the trainer speaks of the group's hosts, of whom only the "
-            "trainer is told, and whose names are others with each attempt; where it waits "
-            "for the master, take it out: torchrun waits by itself",
+            "a container other than the trainer uses the pods' host names; only the trainer gets "
+            "MASTER_ADDR, and the names change with each attempt. If it waits for the master, "
+            "remove it: torchrun waits itself",
         )
     gpus = sum(int(n) for n in accelerators(container).values() if str(n).isdecimal())
     return _launched(container, where, notes, Pods(template, processes, "unknown", port, gpus))
 
 
 def speaks_of_ranks(container: Mapping[str, Any]) -> bool:
-    """Whether a command uses RANK or WORLD_SIZE, which count processes and not pods."""
+    """Tell whether a command uses RANK or WORLD_SIZE, which count processes, not pods."""
     texts = [*(container.get("command") or ()), *(container.get("args") or ())]
     return any(_NODE_RANK_IS_MEANT.search(text) for text in texts)
 
 
 def check(template: dict[str, Any], path: str) -> None:
-    """Refuse what has not the shape of a pod template."""
+    """Check that a value has the structure of a pod template.
+
+    Raises:
+        ConversionError: it does not; names the field.
+    """
     try:
         PodTemplate.model_validate(template)
     except ValidationError as error:
@@ -100,25 +100,25 @@ def check(template: dict[str, Any], path: str) -> None:
         raise ConversionError(f"{path}.{where}: {explained(first)}; correct it") from None
     inits = template["spec"].get("initContainers", [])
     if not isinstance(inits, list):
-        raise ConversionError(f"{path}.spec.initContainers: has to be a list; correct it")
+        raise ConversionError(f"{path}.spec.initContainers: must be a list; correct it")
     for container in template["spec"]["containers"]:
         for name in ("command", "args"):
             texts = container.get(name, [])
             if not isinstance(texts, list) or not all(isinstance(one, str) for one in texts):
                 raise ConversionError(
-                    f"{path}.spec.containers[{container['name']}].{name}: has to be a list of "
-                    "texts; correct it"
+                    f"{path}.spec.containers[{container['name']}].{name}: must be a list of "
+                    "strings; correct it"
                 )
 
 
 def _metadata(template: dict[str, Any], path: str, notes: Notes) -> None:
-    """Take out what the old project's controllers read of pods."""
+    """Remove labels and annotations of the old project's controllers."""
     metadata = template.get("metadata") or {}
     for field in ("labels", "annotations"):
         values = metadata.get(field) or {}
         for name in [name for name in values if is_foreign(name) and "." in name]:
             del values[name]
-            notes.dropped(f"{path}.metadata.{field}[{name}]", "nothing reads it of a DDPJob's pods")
+            notes.dropped(f"{path}.metadata.{field}[{name}]", "it has no effect on a DDPJob's pods")
         if field in metadata and not values:
             del metadata[field]
     if "metadata" in template and not metadata:
@@ -126,32 +126,33 @@ def _metadata(template: dict[str, Any], path: str, notes: Notes) -> None:
 
 
 def _trainer(template: dict[str, Any], path: str, name: str | None, notes: Notes) -> dict[str, Any]:
-    """Find the container that trains, and have the operator find it, too."""
+    """Find the container that trains, and make sure that the operator finds the same."""
     spec = template["spec"]
     containers = spec["containers"]
     if name is None:
         found: Any = trainer_container(template)
         if len(containers) > 1 and found["name"] != TRAINER_CONTAINER:
             notes.changed(
-                path, f"{found['name']} is taken for the trainer; is it another, name that trainer"
+                path,
+                f"{found['name']} is used as the trainer; if another one trains, name it trainer",
             )
     else:
         found = next((one for one in containers if one["name"] == name), None)
         if found is None:
-            raise ConversionError(f"{path}: none is called {name}, which is the one that trains")
+            raise ConversionError(f"{path}: the training container {name} is missing; add it")
         if any(one["name"] == TRAINER_CONTAINER for one in containers if one is not found):
             raise ConversionError(
-                f"{path}: {TRAINER_CONTAINER} is what a DDPJob calls the container that trains, "
-                f"but here {name} does; rename the former"
+                f"{path}: a DDPJob trains in the container {TRAINER_CONTAINER}, but here {name} "
+                f"trains; rename {TRAINER_CONTAINER}"
             )
     if containers[0] is not found:
-        notes.changed(path, f"{found['name']} comes first, as the container that trains")
+        notes.changed(path, f"{found['name']} is now first, because it trains")
     spec["containers"] = [found, *(one for one in containers if one is not found)]
     by_rule = trainer_container(template)
     elsewhere = any(map(has_accelerators, containers)) and not has_accelerators(found)
     if name is not None and (by_rule is not found or elsewhere):
         found["name"] = TRAINER_CONTAINER
-        notes.changed(path, f"{name} is called {TRAINER_CONTAINER} now, to be the one that trains")
+        notes.changed(path, f"{name} is renamed to {TRAINER_CONTAINER}, because it trains")
     container: dict[str, Any] = found
     return container
 
@@ -159,7 +160,7 @@ def _trainer(template: dict[str, Any], path: str, name: str | None, notes: Notes
 def _environment(
     container: dict[str, Any], path: str, notes: Notes, origin: Origin
 ) -> tuple[int | None, int | None]:
-    """Take out what the operator sets; return the chosen port of rank 0's store, and processes."""
+    """Remove variables that the operator sets; return the master port and processes, if set."""
     port, processes, kept = None, None, []
     for entry in container.get("env") or []:
         name, value = entry["name"], str(entry.get("value", ""))
@@ -169,16 +170,16 @@ def _environment(
         elif name == "PET_NPROC_PER_NODE" and value.isdecimal() and len(value) < 5:
             processes = int(value)
         elif name in _PLACE or name in _PORTS or name.startswith(_RENDEZVOUS):
-            notes.dropped(field, "it says where the group is, which the operator does; remove it")
+            notes.dropped(field, "the operator sets the rendezvous; remove it")
         elif replacement := _of_metadata(entry, origin.places):
-            notes.changed(field, f"is {replacement} now; there are no such labels on the pods")
+            notes.changed(field, f"now {replacement}; the pods do not have these labels")
             kept.append({"name": name, "value": replacement})
         else:
             if origin.are_named_by_index and _field_path(entry) == "metadata.name":
                 notes.changed(
                     field,
-                    "a pod's name (metadata.name) is no host's name here, and does not always end "
-                    "in its index; use the hostname command, and PET_NODE_RANK",
+                    "here a pod's name (metadata.name) is not its host name, and may not end in "
+                    "its index; use the hostname command, and PET_NODE_RANK",
                 )
             kept.append(entry)
     if "env" in container:
@@ -200,13 +201,13 @@ def _of_metadata(entry: Mapping[str, Any], indexes: Mapping[str, str]) -> str | 
 
 
 def _launched(container: dict[str, Any], path: str, notes: Notes, told: Pods) -> Pods:
-    """Take from torchrun's flags what the operator says by variables."""
+    """Remove torchrun's flags that the operator sets with variables."""
     command, args = container.get("command") or [], container.get("args") or []
     argv = [*command, *args]
     try:
         found = launch(argv)
     except ConversionError as error:
-        notes.changed(f"{path}.command", f"left as it is written: {error}")
+        notes.changed(f"{path}.command", f"unchanged: {error}")
         found = None
     if found is None:
         return _left(argv, path, notes, told)
@@ -214,7 +215,7 @@ def _launched(container: dict[str, Any], path: str, notes: Notes, told: Pods) ->
         container["command"] = list(found.command)
         container.pop("args", None)
         flags = " ".join(f"--{k}={v}" if v else f"--{k}" for k, v in found.taken.items())
-        notes.changed(f"{path}.command", f"without {flags}; the operator tells torchrun by PET_*")
+        notes.changed(f"{path}.command", f"removed {flags}; the operator sets PET_* variables")
     asked = found.taken.get("nproc-per-node", "")
     processes = int(asked) if asked.isdecimal() and len(asked) < 5 else None
     port = found.taken.get("master-port", "")
@@ -233,21 +234,21 @@ def _launched(container: dict[str, Any], path: str, notes: Notes, told: Pods) ->
 
 
 def _left(argv: Sequence[str], path: str, notes: Notes, told: Pods) -> Pods:
-    """Read a command line that stays as it is written."""
+    """Read a command line that stays unchanged."""
     found = started(argv)
     if not found.launcher:
         return replace(told, starts="unknown" if found.python is None else "python")
     if not found.by_torchrun:
         notes.changed(
             f"{path}.command",
-            f"left as it is written; {found.called} has processes and pods from its own flags: "
-            "write PET_NNODES, PET_NODE_RANK, MASTER_ADDR and MASTER_PORT there, or torchrun",
+            f"unchanged; {found.called} takes processes and pods from its own flags: use "
+            "PET_NNODES, PET_NODE_RANK, MASTER_ADDR and MASTER_PORT there, or use torchrun",
         )
         return replace(told, starts="launcher")
     notes.changed(
         f"{path}.command",
-        "left as it is written; torchrun's flags win over the variables by which the operator "
-        "tells it of the group: remove --nnodes, --node_rank, --master_*, --rdzv_* if you can",
+        "unchanged; torchrun's flags override the operator's variables: remove --nnodes, "
+        "--node_rank, --master_*, --rdzv_* if you can",
     )
     try:
         line = launch(found.words) if found.in_shell else None

@@ -1,4 +1,4 @@
-"""Kubeflow's PyTorchJob (`kubeflow.org/v1`): a master and its workers."""
+"""Convert Kubeflow's PyTorchJob (`kubeflow.org/v1`): a master and its workers."""
 
 from typing import Any, Final
 
@@ -15,26 +15,26 @@ from ddp_operator.convert.source import Source
 _CONTAINER: Final = "pytorch"
 _PORT_NAME: Final = "pytorchjob-port"
 _MASTER, _WORKER = "Master", "Worker"
-_RENDEZVOUS: Final = "the operator tells torchrun where the group is; nothing is to be done"
+_RENDEZVOUS: Final = "the operator sets the rendezvous; no action is needed"
 _HINTS: Final = {
-    "elasticPolicy": "see whether spec.elastic, or the launcher's own flags, have it",
+    "elasticPolicy": "check whether spec.elastic or the launcher's flags can do the same",
     **dict.fromkeys(("rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId", "rdzvConf"), _RENDEZVOUS),
     "standalone": _RENDEZVOUS,
-    "metrics": "make a HorizontalPodAutoscaler of the DDPJob's scale, which sets spec.replicas",
-    "minResources": "a gang has what its pods ask for",
+    "metrics": "create a HorizontalPodAutoscaler for the DDPJob, which sets spec.replicas",
+    "minResources": "a gang needs the resources that its pods request",
     "priorityClass": "set priorityClassName in spec.template.spec",
-    "metadata": "the API server, or another controller, has to set it on the DDPJob anew",
+    "metadata": "the API server or another controller must set it on the DDPJob again",
 }
 _FIXED: Final = {
-    "overrides": "pods that differ cannot take each other's places (spec.overrides)",
-    "scheduling": "queues and gangs count a fixed number of pods (spec.scheduling)",
+    "overrides": "pods that differ cannot replace each other (spec.overrides)",
+    "scheduling": "queues and gangs need a fixed number of pods (spec.scheduling)",
 }
 _PERMANENT: Final = (range(1, 65), range(65, 128))
-"""Exit codes that ExitCode takes for final; a rule has room for 64."""
+"""Exit codes that the policy ExitCode does not restart; a rule holds at most 64."""
 
 
 def convert(source: Source, notes: Notes) -> dict[str, Any]:
-    """Convert one job; what is left in the source is not carried over."""
+    """Convert one job; fields left in the source are not carried over."""
     source.forget("status")
     meta = job.metadata(source, notes)
     spec = source.at("spec")
@@ -42,12 +42,12 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
     counts = {kind: _count(kind, replica) for kind, replica in replicas.items()}
     kinds = [kind for kind in (_MASTER, _WORKER) if counts.get(kind)]
     if not kinds:
-        raise ConversionError(f"{spec.field('pytorchReplicaSpecs')}: has no pods; give it some")
+        raise ConversionError(f"{spec.field('pytorchReplicaSpecs')}: no pods; set replicas")
     result: dict[str, Any] = {"replicas": sum(counts.values())}
     if result["replicas"] > MAX_REPLICAS:
         raise ConversionError(f"{spec.field('pytorchReplicaSpecs')}: more than {MAX_REPLICAS} pods")
     if len(kinds) > 1:
-        result["successPolicy"] = "Rank0"  # its master's; without one it waits for all workers
+        result["successPolicy"] = "Rank0"  # the master decides; without one, all workers
     run = spec.at("runPolicy")
     if restart := _restart(run, [replicas[kind] for kind in kinds], spec, notes):
         result["restart"] = restart
@@ -62,7 +62,7 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
         own = template["spec"].pop("restartPolicy", None)
         policy = replicas[kind].word("restartPolicy") or "OnFailure"
         if own not in (None, policy):
-            why = f"{own}; as with Kubeflow, that of the replicas counts, {policy}"
+            why = f"{own}; as in Kubeflow, the replicas' policy {policy} is used"
             notes.dropped(f"{path}.spec.restartPolicy", why)
         found[kind] = pods(template, path, notes, trainer=_CONTAINER, origin=origin)
     _processes(spec, found, result, notes)
@@ -81,7 +81,7 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
 
 
 def _origin(name: str, kinds: list[str]) -> Origin:
-    """Say how the pods knew each other: workers come behind the master, if there is one."""
+    """Return how the pods found each other; workers follow the master, if there is one."""
     ahead = kinds.index(_WORKER) if _WORKER in kinds else 0
     workers = Hosts(f"{name}-worker-", 1, lambda number: number + ahead)
     masters = Hosts(f"{name}-master-", 1, lambda number: number)
@@ -96,7 +96,7 @@ def _origin(name: str, kinds: list[str]) -> Origin:
 
 
 def _replicas(spec: Source) -> dict[str, Source]:
-    """Return the kinds of replicas; their names may be written in any case."""
+    """Return the replicas by kind; the names of kinds ignore case."""
     specs = spec.at("pytorchReplicaSpecs")
     found = {}
     for kind in (_MASTER, _WORKER):
@@ -111,14 +111,16 @@ def _count(kind: str, replica: Source) -> int:
     count = replica.integer("replicas")
     count = 1 if count is None else count
     if kind == _MASTER and count > 1:
-        raise ConversionError(f"{replica.field('replicas')}: there can be one master only")
+        raise ConversionError(
+            f"{replica.field('replicas')}: {count}, but only one master is allowed; set 1"
+        )
     if count == 0:
-        replica.forget("template", "restartPolicy")  # of no pod
+        replica.forget("template", "restartPolicy")  # unused without pods
     return count
 
 
 def _restart(run: Source, replicas: list[Source], spec: Source, notes: Notes) -> dict[str, Any]:
-    """Say which failures are forgiven, and how often."""
+    """Return the restart policy: which failures lead to a restart, and how often."""
     limit = run.integer("backoffLimit")
     elastic = spec.at("elasticPolicy")
     most = elastic.integer("maxRestarts")
@@ -126,10 +128,10 @@ def _restart(run: Source, replicas: list[Source], spec: Source, notes: Notes) ->
     field, policy = policies[-1]
     masters, workers = policies[0][1] or "OnFailure", policy or "OnFailure"
     if masters != workers:
-        notes.changed(policies[0][0], f"{masters}; all pods have the workers' policy, {workers}")
+        notes.changed(policies[0][0], f"{masters}; all pods get the workers' policy {workers}")
     if policy == "Never":
         if limit:
-            notes.dropped(run.field("backoffLimit"), "goes with restartPolicy: Never, as before")
+            notes.dropped(run.field("backoffLimit"), "it has no effect with restartPolicy: Never")
         return {"maxRestarts": 0}
     asked = limit if limit is not None else most
     asked_by = run.field("backoffLimit") if limit is not None else elastic.field("maxRestarts")
@@ -141,8 +143,8 @@ def _restart(run: Source, replicas: list[Source], spec: Source, notes: Notes) ->
     how_often = f"{restart['maxRestarts']} times" if restart else "3 times without progress"
     notes.changed(
         field,
-        f"{policy or 'OnFailure'} starts a failed pod's container anew by itself; here all pods "
-        f"start anew, {how_often} (spec.restart.maxRestarts)",
+        f"{policy or 'OnFailure'} restarts only the failed pod's container; here all pods "
+        f"restart, {how_often} (spec.restart.maxRestarts)",
     )
     if policy == "ExitCode":
         restart["rules"] = [
@@ -150,12 +152,12 @@ def _restart(run: Source, replicas: list[Source], spec: Source, notes: Notes) ->
             for codes in _PERMANENT
         ]
     elif policy not in (None, "OnFailure", "Always"):
-        raise ConversionError(f"{field}: is {policy}; choose Never, OnFailure, Always or ExitCode")
+        raise ConversionError(f"{field}: {policy}; use Never, OnFailure, Always or ExitCode")
     return restart
 
 
 def _run_policy(run: Source, result: dict[str, Any], notes: Notes) -> None:
-    # There the default is to leave all pods.
+    # Kubeflow's default is to keep all pods.
     result["cleanPodPolicy"] = run.word("cleanPodPolicy") or "None"
     job.run_policy(run, "kubeflow.org/training-operator", result, notes)
 
@@ -166,11 +168,11 @@ def _processes(spec: Source, found: dict[str, Pods], result: dict[str, Any], not
     elastic = spec.at("elasticPolicy").integer("nProcPerNode", least=1)
     asked: int | str | None = int(text) if text and text.isdecimal() and len(text) < 5 else text
     if text == "cpu":
-        notes.changed(field, "cpu: a pod's CPUs cannot be counted here; set spec.nprocPerNode")
+        notes.changed(field, "cpu: the number of CPUs is unknown here; set spec.nprocPerNode")
     elif isinstance(asked, str) and asked not in ("auto", "gpu"):
-        raise ConversionError(f"{field}: is {text}; choose a number, auto, gpu or cpu")
+        raise ConversionError(f"{field}: {text}; use a number, auto, gpu or cpu")
     if elastic is not None and text is not None:
-        notes.dropped(spec.at("elasticPolicy").field("nProcPerNode"), f"{field} wins")
+        notes.dropped(spec.at("elasticPolicy").field("nProcPerNode"), f"{field} is used")
     asked = elastic if text is None else "auto" if isinstance(asked, str) else asked
     counts = {kind: job.processes(one, asked, field, notes) for kind, one in found.items()}
     main = counts.get(_WORKER, counts.get(_MASTER, "auto"))
@@ -181,7 +183,7 @@ def _processes(spec: Source, found: dict[str, Pods], result: dict[str, Any], not
 
 
 def _port(master: Pods) -> int | None:
-    """Return the port of rank 0's store, which the master's container names."""
+    """Return the master port, which the master's container names."""
     ports = trainer_container(master.template).get("ports")
     for port in ports if isinstance(ports, list) else []:
         if isinstance(port, dict) and port.get("name") == _PORT_NAME:
@@ -191,26 +193,30 @@ def _port(master: Pods) -> int | None:
 
 
 def _gang(run: Source, template: dict[str, Any], result: dict[str, Any], notes: Notes) -> None:
-    """Pods all together: which scheduler sees to that only the training operator's flags say."""
+    """Read gang scheduling. Only the training operator's flags name the scheduler."""
     policy = run.at("schedulingPolicy")
     if seconds := policy.integer("scheduleTimeoutSeconds"):
         result["schedulingTimeoutSeconds"] = seconds
         field = policy.field("scheduleTimeoutSeconds")
-        notes.changed(field, "pods of which only a part has nodes are all given up, and come again")
+        notes.changed(field, "if only some pods get nodes, all pods are deleted and tried again")
     available = policy.integer("minAvailable")
     if available is not None and available < result["replicas"]:
-        notes.changed(policy.field("minAvailable"), f"{available}; a gang has all pods of the job")
+        notes.changed(
+            policy.field("minAvailable"), f"{available}; a gang always has all pods of the job"
+        )
     scheduler = template["spec"].get("schedulerName")
     queue = policy.word("queue")
     if scheduler == "volcano" and (queue or available is not None):
         result["scheduling"] = {"gang": "volcano", **({"queueName": queue} if queue else {})}
     elif queue or available is not None:
         field = policy.field("queue" if queue else "minAvailable")
-        notes.dropped(field, "set spec.scheduling.gang to the gang scheduler, queueName to a queue")
+        notes.dropped(
+            field, "set spec.scheduling.gang to the gang scheduler, and queueName to the queue"
+        )
 
 
 def _elastic(policy: Source, result: dict[str, Any], notes: Notes) -> None:
-    """Say between which sizes the group may change, where a DDPJob's may."""
+    """Set the sizes between which the group may change, if a DDPJob can do the same."""
     names, replicas = ("minReplicas", "maxReplicas"), result["replicas"]
     sizes = {name: size for name in names if (size := policy.integer(name, least=1)) is not None}
     scaled = policy.has("metrics")
@@ -219,14 +225,14 @@ def _elastic(policy: Source, result: dict[str, Any], notes: Notes) -> None:
     for name, size in sizes.items():
         field, least = policy.field(name), name == "minReplicas"
         if size == replicas:
-            continue  # what it is without
+            continue  # the default
         if fixed:
-            notes.dropped(field, f"{_FIXED[fixed]}; leave that out to set spec.elastic.{name}")
+            notes.dropped(field, f"{_FIXED[fixed]}; remove that field to set spec.elastic.{name}")
         elif (size > replicas) is least:
-            notes.dropped(field, f"{size} does not go with {replicas} pods; set spec.replicas, too")
+            notes.dropped(field, f"{size} does not fit {replicas} pods; set spec.replicas too")
         elif not least:
-            hint = "" if scaled else "; set spec.elastic.maxReplicas to ask for so many"
-            notes.dropped(field, f"bounds an autoscaler, which here has a bound of its own{hint}")
+            hint = "" if scaled else "; set spec.elastic.maxReplicas to grow that far"
+            notes.dropped(field, f"it limits an autoscaler, which has its own limit here{hint}")
         else:
             elastic[name] = size
     if elastic:
@@ -240,7 +246,7 @@ def _counts_pods(result: dict[str, Any]) -> bool:
 
 
 def _override(templates: list[dict[str, Any]], result: dict[str, Any]) -> None:
-    """Say where the master is another than the workers."""
+    """Add an override if the master differs from the workers."""
     patch = merge_patch(templates[-1], templates[0])
     if patch:
         override = result.setdefault("overrides", [{"indexes": ["0"]}])[0]

@@ -1,4 +1,4 @@
-"""Finds in a pod template what refers to the old project: hosts, and labels that its pods had."""
+"""Find references to the old project's host names and labels in a pod template."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -20,15 +20,15 @@ _OF_METADATA: Final = re.compile(r"metadata\.(?:labels|annotations)\['(?P<name>[
 
 @dataclass(frozen=True)
 class Hosts:
-    """Pods whose host names are alike but for numbers."""
+    """Pods with host names that differ only in numbers."""
 
     prefix: str
     numbers: int
-    """How many of them, with dashes between, follow the prefix."""
+    """How many numbers follow the prefix, separated by dashes."""
     place: Callable[..., int]
-    """The pod's index here, by its numbers."""
+    """Returns the pod's index here, from its numbers."""
     suffix: str = ""
-    """What follows them, such as `.service`."""
+    """The end of the name, such as `.service`."""
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -39,9 +39,7 @@ class Hosts:
 
     @property
     def computed(self) -> re.Pattern[str]:
-        """Match a host's name that is put together when it is needed: its beginning alone, or what
-        is no number behind that.
-        """
+        """Match the start of a host name that a script completes at run time."""
         end = rf"\S*{re.escape(self.suffix)}" if self.suffix else ""
         alone = r"(?:\d+-)*(?=[\"'\s]|$)"
         return re.compile(rf"(?<![\w.-]){re.escape(self.prefix)}(?:{alone}|[$%{{<]{end})")
@@ -49,24 +47,24 @@ class Hosts:
 
 @dataclass(frozen=True)
 class Origin:
-    """How the pods knew each other before."""
+    """How the pods found each other in the old project."""
 
     job: str = ""
     """The DDPJob's name."""
     hosts: tuple[Hosts, ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
-    """Labels and annotations that told a pod its place, and what says the same in the trainer."""
+    """Labels and annotations with a pod's position, and the trainer's variable for each."""
     indexes: frozenset[str] = frozenset()
-    """Those that were the index that the pod has here."""
+    """Labels with the same index that the pod has here."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Labels that all pods of the job had, and their value."""
+    """Labels of all pods of the job, and their value."""
     attempts: frozenset[str] = frozenset()
-    """Those that counted restarts."""
+    """Labels that counted restarts."""
     are_named_by_index: bool = False
-    """Each pod's name was its host's, and ended in its index."""
+    """Each pod's name was its host name and ended in its index."""
 
     def label(self, name: str) -> str | None:
-        """Return the label of DDPJobs' pods that means the same."""
+        """Return the label of a DDPJob's pods with the same meaning."""
         known = {
             LABEL_JOB_NAME: self.names,
             LABEL_INDEX: self.indexes,
@@ -75,17 +73,17 @@ class Origin:
         return next((label for label, names in known.items() if name in names), None)
 
     def mentions_pods(self, text: str) -> bool:
-        """Whether a text speaks of the host of one of the pods."""
+        """Tell whether a text contains a pod's host name."""
         return any(each.pattern.search(text) or each.computed.search(text) for each in self.hosts)
 
 
 def is_foreign(name: str) -> bool:
-    """Whether a label or annotation is one that other projects' controllers set or read."""
+    """Tell whether other projects' controllers set or read a label or annotation."""
     return _FOREIGN.fullmatch(name) is not None
 
 
 def rename_hosts(container: dict[str, Any], path: str, origin: Origin, notes: Notes) -> None:
-    """Say in the trainer's command and variables what the hosts are called now."""
+    """Replace host names in the trainer's command and variables."""
     for name in ("command", "args"):
         if texts := container.get(name):
             where = f"{path}.{name}"
@@ -102,7 +100,7 @@ def _renamed(text: str, path: str, origin: Origin, notes: Notes) -> str:
         def now(match: re.Match[str], hosts: Hosts = hosts) -> str:
             index = hosts.place(*map(int, match.groups()))
             name = f"{origin.job}-$(DDP_ATTEMPT)-{index}.{origin.job}" if index else MASTER
-            notes.changed(path, f"{match[0]} is {name} now, the name of pod {index}'s host")
+            notes.changed(path, f"{match[0]} is now {name}, the host name of pod {index}")
             return name
 
         is_computed = hosts.computed.search(text)
@@ -110,20 +108,20 @@ def _renamed(text: str, path: str, origin: Origin, notes: Notes) -> str:
         if is_computed:
             notes.changed(
                 path,
-                f"puts names of hosts together ({hosts.prefix}); write {origin.job}-"
-                f"$(DDP_ATTEMPT)-, the index, and .{origin.job}",
+                f"it builds host names from {hosts.prefix}; use {origin.job}-$(DDP_ATTEMPT)-, the "
+                f"index, and .{origin.job}",
             )
     return text
 
 
 def rename_labels(template: dict[str, Any], path: str, origin: Origin, notes: Notes) -> None:
-    """Say in field references and selectors what the pods' labels are called now."""
+    """Replace label names in field references and selectors."""
     own: set[str] = set((template.get("metadata") or {}).get("labels") or {})
     _Labels(origin, own, notes).walk(template["spec"], f"{path}.spec")
 
 
 class _Labels:
-    """Goes through a pod's spec."""
+    """Walks through a pod's spec."""
 
     def __init__(self, origin: Origin, own: set[str], notes: Notes) -> None:
         self._origin, self._own, self._notes = origin, own, notes
@@ -154,7 +152,7 @@ class _Labels:
         where = path.removesuffix(".valueFrom.fieldRef").removesuffix(".fieldRef")
         if label := self._origin.label(match["name"]):
             field_ref["fieldPath"] = f"metadata.labels['{label}']"
-            self._notes.changed(where, f"is of the label {label} now, in place of {match['name']}")
+            self._notes.changed(where, f"now uses the label {label} instead of {match['name']}")
         else:
             self._notes.changed(where, f"is empty: the pods have no {match['name']}; replace it")
 
@@ -163,9 +161,9 @@ class _Labels:
             return name
         label = self._origin.label(name)
         if label:
-            self._notes.changed(path, f"is of the label {label} now, in place of {name}")
+            self._notes.changed(path, f"now uses the label {label} instead of {name}")
         else:
-            self._notes.changed(path, f"the pods have no label {name}; take it out")
+            self._notes.changed(path, f"the pods have no label {name}; remove it")
         return label or name
 
     def _selector(self, selector: dict[str, Any], path: str) -> None:
@@ -191,12 +189,12 @@ class _Labels:
             value == self._origin.names[name] for value in values
         )
         if of_the_job and label:
-            self._notes.changed(path, f"is of the label {label} now, in place of {name}")
+            self._notes.changed(path, f"now uses the label {label} instead of {name}")
             return label
         self._notes.changed(
             path,
-            f"selects no pod: they have no label {name}; take it out, or select {LABEL_JOB_NAME}: "
-            f"{self._origin.job}",
+            f"selects no pod, because they have no label {name}; remove it, or select "
+            f"{LABEL_JOB_NAME}: {self._origin.job}",
         )
         return name
 

@@ -1,7 +1,7 @@
-"""Reads an object of another kind so that nothing in it is overlooked.
+"""Read an object so that no field is overlooked.
 
-What is understood is taken out of it; what is still there at the end was not, and is told. So a
-field that nobody thought of gives a note by itself.
+A field is removed when it is read. Fields that remain at the end get a note, so an unexpected field
+is never lost silently.
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ _T = TypeVar("_T")
 
 
 class Source:
-    """An object, or a part of one, from which fields are taken."""
+    """An object, or a part of one; reading a field removes it."""
 
     def __init__(self, value: Any, path: str = "") -> None:
         if not isinstance(value, dict):
-            raise ConversionError(f"{path or 'the document'}: has to hold fields; correct it")
+            raise ConversionError(f"{path or 'the document'}: must be an object; correct it")
         self._value: dict[str, Any] = value
         self._inner: dict[str, list[Source]] = {}
         self._path = path
@@ -27,70 +27,70 @@ class Source:
         return f"{self._path}.{name}" if self._path else name
 
     def has(self, name: str) -> bool:
-        """Whether a field is there, not taken yet."""
+        """Tell whether a field exists and was not read yet."""
         return name in self._value
 
     def peek(self, name: str) -> Any:
-        """Look at a field without taking it."""
+        """Return a field without removing it."""
         return self._value.get(name)
 
     def forget(self, *names: str) -> None:
-        """Take fields that mean nothing outside of the cluster, or the project, they are from."""
+        """Remove fields that have no meaning outside their cluster or project."""
         for name in names:
             self._value.pop(name, None)
 
     def integer(self, name: str, *, least: int = 0) -> int | None:
-        """Take a whole number."""
+        """Read an integer."""
         number = self._taken(name, int, "a whole number")
         if number is not None and number < least:
-            raise ConversionError(f"{self.field(name)}: is {number}, less than {least}; correct it")
+            raise ConversionError(f"{self.field(name)}: {number} is less than {least}; correct it")
         return number
 
     def word(self, name: str) -> str | None:
-        """Take a text."""
-        return self._taken(name, str, "a text")
+        """Read a string."""
+        return self._taken(name, str, "a string")
 
     def number_or_word(self, name: str) -> int | str | None:
-        """Take a whole number, or a text."""
+        """Read an integer or a string."""
         return self.word(name) if isinstance(self.peek(name), str) else self.integer(name, least=1)
 
     def flag(self, name: str) -> bool | None:
-        """Take what is true or false."""
+        """Read a boolean."""
         return self._taken(name, bool, "true or false")
 
     def fields(self, name: str) -> dict[str, Any]:
-        """Take an object as a whole, for its own fields are carried, or told of, elsewhere."""
-        return self._taken(name, dict, "an object with fields") or {}
+        """Read a whole object; its fields are handled elsewhere."""
+        return self._taken(name, dict, "an object") or {}
 
     def elements(self, name: str) -> "list[Any] | None":
-        """Take a list as a whole."""
+        """Read a whole list."""
         return self._taken(name, list, "a list")
 
     def texts(self, name: str) -> list[str] | None:
-        """Take a list of texts."""
-        found = self._taken(name, list, "a list of texts")
+        """Read a list of strings."""
+        found = self._taken(name, list, "a list of strings")
         if found is not None and not all(isinstance(one, str) for one in found):
-            raise ConversionError(f"{self.field(name)}: has to be a list of texts; correct it")
+            raise ConversionError(f"{self.field(name)}: must be a list of strings; correct it")
         return found
 
     def at(self, name: str) -> "Source":
-        """Return an object in this one; an empty one where there is none."""
+        """Return an inner object, empty if there is none."""
         if name not in self._inner:
             self._inner[name] = [Source(self._value.setdefault(name, {}), self.field(name))]
         return self._inner[name][0]
 
     def each(self, name: str) -> "list[Source]":
-        """Return the objects of a list in this one."""
+        """Return the objects of an inner list."""
         if name not in self._inner:
             value = self._value.get(name, [])
             if not isinstance(value, list):
-                raise ConversionError(f"{self.field(name)}: has to be a list; correct it")
+                raise ConversionError(f"{self.field(name)}: must be a list; correct it")
             paths = (f"{self.field(name)}[{number}]" for number in range(len(value)))
             self._inner[name] = [Source(*pair) for pair in zip(value, paths, strict=True)]
         return self._inner[name]
 
     def rest(self) -> Iterator[str]:
-        """Return the paths of what nobody has taken; as a whole what nobody has looked into."""
+        """Yield the paths of fields that were not read; an unread object is one path."""
         for name, value in self._value.items():
             if name in self._inner:
                 for inner in self._inner[name]:
@@ -100,9 +100,9 @@ class Source:
 
     def _taken(self, name: str, kind: type[_T], words: str) -> _T | None:
         value = self._value.pop(name, None)
-        # To Python true is a whole number, too.
+        # In Python, True is an int.
         if value is not None and (
             not isinstance(value, kind) or (kind is int and isinstance(value, bool))
         ):
-            raise ConversionError(f"{self.field(name)}: has to be {words}; correct it")
+            raise ConversionError(f"{self.field(name)}: must be {words}; correct it")
         return value

@@ -1,4 +1,4 @@
-"""Kubeflow's TrainJob (`trainer.kubeflow.org`), together with the runtime that it refers to."""
+"""Convert Kubeflow's TrainJob (`trainer.kubeflow.org`), with the runtime that it names."""
 
 import re
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ _PATCHES: Final = ("podTemplateOverrides", "podSpecOverrides")
 _OTHER_POLICIES: Final = ("mpi", "flux", "jax", "xgboost")
 _HINTS: Final = {
     **jobset.HINTS,
-    "initializer": "fetch data and models by an initContainer in spec.template, or beforehand",
-    "envInjection": "only the trainer's container is told of the group",
+    "initializer": "fetch data and models with an initContainer in spec.template, or earlier",
+    "envInjection": "only the trainer's container gets the rendezvous variables",
     "networkTopology": "spec.scheduling.topology keeps pods near each other",
-    "metadata": "set it on the DDPJob, if something reads it there",
+    "metadata": "set it on the DDPJob if you need it",
 }
 
 
 def convert(source: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) -> dict[str, Any]:
-    """Convert one job; what is left in it, or in its runtime, is not carried over."""
+    """Convert one job; fields left in it or in its runtime are not carried over."""
     source.forget("status")
     meta = job.metadata(source, notes)
     spec = source.at("spec")
@@ -43,12 +43,14 @@ def convert(source: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) ->
     policy = runtime.at("mlPolicy")
     for other in _OTHER_POLICIES:
         if policy.has(other):
-            raise ConversionError(f"{policy.field(other)}: is not torch, and so no DDPJob's")
+            raise ConversionError(
+                f"{policy.field(other)}: only torch can become a DDPJob; remove it"
+            )
     replicated = _training(runtime, notes)
     name = replicated.word("name") or _CONTAINER
     nodes = policy.integer("numNodes", least=1)
     nodes = trainer.integer("numNodes", least=1) or nodes
-    if nodes is not None:  # they take the place of the runtime's own
+    if nodes is not None:  # overrides the runtime's number
         replicated.at("template").at("spec").forget("parallelism", "completions")
     found = jobset.group(replicated, notes)
     result: dict[str, Any] = {"replicas": nodes or found.jobs * found.pods_of_job}
@@ -65,9 +67,9 @@ def convert(source: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) ->
     asked = trainer.number_or_word("numProcPerNode")
     asked = asked or policy.at("torch").number_or_word("numProcPerNode")
     if asked in (None, "auto", "cpu") and not one.processes and one.starts == "launcher":
-        asked = None if _has_devices(one.template) else _cpus(one.template)  # as Kubeflow has
+        asked = None if _has_devices(one.template) else _cpus(one.template)  # as in Kubeflow
     if isinstance(asked, str) and asked not in ("auto", "gpu", "cpu"):
-        raise ConversionError(f"{trainer.field('numProcPerNode')}: is {asked}; choose a number")
+        raise ConversionError(f"{trainer.field('numProcPerNode')}: {asked}; use a number")
     asked = "auto" if isinstance(asked, str) else asked
     field = trainer.field("numProcPerNode")
     jobset.finish(result, one, job.processes(one, asked, field, notes), queue, notes)
@@ -77,7 +79,7 @@ def convert(source: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) ->
 
 
 def _runtime(spec: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) -> Source:
-    """Find the runtime among those of the file."""
+    """Find the runtime in the file."""
     ref = spec.at("runtimeRef")
     ref.forget("apiGroup")
     kind, name = ref.word("kind") or RUNTIMES[0], ref.word("name") or ""
@@ -85,19 +87,19 @@ def _runtime(spec: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) -> 
         metadata = one.get("metadata")
         if one.get("kind") == kind and isinstance(metadata, dict) and metadata.get("name") == name:
             found = Source(deepcopy(one), "runtime")
-            found.forget("apiVersion", "kind", "metadata", "status")  # its own
+            found.forget("apiVersion", "kind", "metadata", "status")
             return found
     if (kind, name) != (RUNTIMES[0], _BUILT_IN):
         raise ConversionError(
-            f"{ref.field('name')}: {kind} {name} is not in the file; add what kubectl get "
-            f"{kind.lower()} {name} -o yaml prints, behind a line ---"
+            f"{ref.field('name')}: {kind} {name} is not in the file; add the output of kubectl get "
+            f"{kind.lower()} {name} -o yaml after a line ---"
         )
     has_image = isinstance(spec.at("trainer").peek("image"), str)
-    image = f"; set the image, too, it is {_IMAGE} now" * (not has_image)
+    image = f"; set the image too, it is {_IMAGE} now" * (not has_image)
     notes.changed(
         ref.field("name"),
-        f"{name} is taken to be as Kubeflow ships it, for it is not in the file; to be sure add "
-        f"what kubectl get {kind.lower()} {name} -o yaml prints{image}",
+        f"{name} is not in the file: Kubeflow's default is assumed; if yours differs, add the "
+        f"output of kubectl get {kind.lower()} {name} -o yaml{image}",
     )
     container = {"name": _CONTAINER, "image": _IMAGE}
     pod = {"template": {"spec": {"containers": [container]}}}
@@ -106,22 +108,22 @@ def _runtime(spec: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) -> 
 
 
 def _training(runtime: Source, notes: Notes) -> Source:
-    """Find the job that trains among those of a runtime."""
+    """Find the job of a runtime that trains."""
     jobs = runtime.at("template").at("spec").each("replicatedJobs")
     found = [one for one in jobs if _labels(one).peek(_STEP_LABEL) == "trainer"]
     found = found or [one for one in jobs if one.peek("name") == _CONTAINER]
     if len(found) != 1:
         raise ConversionError(
-            f"{runtime.field('template.spec.replicatedJobs')}: {len(found)} of them train, by the "
-            f"label {_STEP_LABEL}: trainer; a DDPJob is one group of pods"
+            f"{runtime.field('template.spec.replicatedJobs')}: {len(found)} jobs train (label "
+            f"{_STEP_LABEL}: trainer); a DDPJob needs exactly one"
         )
     _labels(found[0]).forget(_STEP_LABEL)
     for one in jobs:
         if one is not found[0]:
             notes.dropped(
                 one.field("name"),
-                f"{one.word('name')} is another job than the training; run it as a Job beforehand, "
-                "or as an initContainer",
+                f"{one.word('name')} does not train; run it as a Job before the training, or as an "
+                "initContainer",
             )
             one.forget("template", "replicas", "dependsOn", "groupName")
     return found[0]
@@ -140,7 +142,7 @@ def _limits(spec: Source, result: dict[str, Any], notes: Notes) -> None:
 
 
 def _patched(template: dict[str, Any], spec: Source, name: str, notes: Notes) -> dict[str, Any]:
-    """Apply what the TrainJob says of the runtime's pods."""
+    """Apply the TrainJob's patches to the runtime's pods."""
     for patches in _PATCHES:
         for patch in spec.each(patches):
             targets = [one.word("name") for one in patch.each("targetJobs")]
@@ -165,12 +167,14 @@ def _merged(template: dict[str, Any], patch: Source) -> dict[str, Any]:
 
 
 def _trainer(template: dict[str, Any], trainer: Source, path: str) -> None:
-    """Apply what the TrainJob says of the container that trains."""
+    """Apply the TrainJob's settings of the training container."""
     check(template, path)
     containers = template["spec"]["containers"]
     container = next((one for one in containers if one["name"] == _CONTAINER), None)
     if container is None:
-        raise ConversionError(f"{path}.spec.containers: none is called {_CONTAINER}, which trains")
+        raise ConversionError(
+            f"{path}.spec.containers: the training container {_CONTAINER} is missing; add it"
+        )
     if image := trainer.word("image"):
         container["image"] = image
     for name in ("command", "args"):
@@ -178,8 +182,8 @@ def _trainer(template: dict[str, Any], trainer: Source, path: str) -> None:
             container[name] = texts
     if container.get("command") == ["tune", "run"]:
         raise ConversionError(
-            f"{trainer.field('command')}: is tune run, which Kubeflow completes with a recipe, "
-            "--config and paths; write the whole command"
+            f"{trainer.field('command')}: Kubeflow completes tune run with a recipe, --config and "
+            "paths; write the whole command"
         )
     if resources := trainer.fields("resourcesPerNode"):
         container["resources"] = resources
@@ -195,7 +199,7 @@ def _gang(runtime: Source, result: dict[str, Any], notes: Notes) -> None:
             result["schedulingTimeoutSeconds"] = seconds
             notes.changed(
                 policy.at("coscheduling").field("scheduleTimeoutSeconds"),
-                "pods of which only a part has nodes are all given up, and come again",
+                "if only some pods get nodes, all pods are deleted and tried again",
             )
     elif policy.has("volcano"):
         result["scheduling"] = {"gang": "volcano"}
@@ -205,14 +209,14 @@ def _gang(runtime: Source, result: dict[str, Any], notes: Notes) -> None:
 
 
 def _has_devices(template: dict[str, Any]) -> bool:
-    """Whether the trainer asks for accelerators in any way."""
+    """Tell whether the trainer requests accelerators in any way."""
     resources = trainer_container(template).get("resources") or {}
     asked = [*(resources.get("limits") or ()), *(resources.get("requests") or ())]
     return bool(resources.get("claims")) or any(map(is_accelerator, asked))
 
 
 def _cpus(template: dict[str, Any]) -> int:
-    """Return the CPUs that the trainer asks for, as Kubeflow counts them."""
+    """Return the CPUs that the trainer requests, as Kubeflow counts them."""
     resources = trainer_container(template).get("resources") or {}
     for kind in ("requests", "limits"):
         amounts = resources.get(kind)

@@ -60,13 +60,13 @@ def test_python_may_start_torchrun(launcher: str) -> None:
     ("line", "named"),
     [
         ("python train.py", "the command line: "),
-        ("torchrun", "torchrun is given nothing to run"),
-        ("torchrun --nnodes 2", "torchrun is given nothing to run"),
+        ("torchrun", "torchrun has no script to run"),
+        ("torchrun --nnodes 2", "torchrun has no script to run"),
         ("torchrun --nnodes", "--nnodes: "),
         ("torchrun --unheard-of 3 train.py", "--unheard-of: "),
-        ("torchrun --nnodes many train.py", "--nnodes: is many"),
-        ("torchrun --nnodes 0 train.py", "--nnodes: is 0"),
-        ("torchrun --master-port x train.py", "--master-port: is x"),
+        ("torchrun --nnodes many train.py", "--nnodes: many is not"),
+        ("torchrun --nnodes 0 train.py", "--nnodes: 0 pods"),
+        ("torchrun --master-port x train.py", "--master-port: x is not"),
         ("torchrun --nproc-per-node 5000 train.py", "spec.nprocPerNode"),
     ],
 )

@@ -17,10 +17,10 @@ from tests.unit.convert.examples import PYTORCHJOB, load
         ("a: !!python/object:os.system {}", "is not YAML"),
         ("a: 2026-13-45", "is not YAML"),
         ('a: "\\ud800"', "is not YAML"),
-        ("a: .inf", "holds a float"),
-        ("a: !!binary aGk=", "holds a bytes"),
+        ("a: .inf", "a value of type float"),
+        ("a: !!binary aGk=", "a value of type bytes"),
         (f"a: {'9' * 30}", "more than 64 bits"),
-        ("just words", "something else than Kubernetes objects"),
+        ("just words", "something other than Kubernetes objects"),
         ("{kind: List, items: 7}", "items: a List"),
     ],
 )  # fmt: skip

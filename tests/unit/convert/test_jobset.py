@@ -63,11 +63,11 @@ def test_any_job_that_succeeds_is_that_of_pod_0(
 
 def test_pods_that_run_one_after_the_other_are_no_group() -> None:
     found = convert_object(jobset(completions=9))
-    assert found.problem.startswith("spec.replicatedJobs[0].template.spec.completions: is 9")
+    assert found.problem.startswith("spec.replicatedJobs[0].template.spec.completions: 9,")
 
 
 def test_two_replicated_jobs_are_refused() -> None:
     document = jobset()
     document["spec"]["replicatedJobs"] *= 2
     found = convert_object(document)
-    assert found.problem.startswith("spec.replicatedJobs: there are 2")
+    assert found.problem.startswith("spec.replicatedJobs: 2 jobs")

@@ -80,8 +80,8 @@ def test_workers_alone_as_elastic_jobs_have_them() -> None:
     assert spec_of(found)["restart"] == {"maxRestarts": 7}
     assert spec_of(found)["elastic"] == {"minReplicas": 1}
     told = " ".join(map(str, found.notes))
-    assert "not carried over: spec.elasticPolicy.maxReplicas: bounds an autoscaler" in told
-    assert "changed: spec.elasticPolicy.minReplicas: the group changes under this project's" in told
+    assert "not carried over: spec.elasticPolicy.maxReplicas: it limits an autoscaler" in told
+    assert "changed: spec.elasticPolicy.minReplicas: only this project's launcher" in told
     assert "not carried over: spec.elasticPolicy.rdzvBackend" in told
 
 

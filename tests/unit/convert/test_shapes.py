@@ -138,7 +138,7 @@ def test_processes_are_read_of_a_shells_line(line: str, processes: int | None) -
     trainer = container("pytorch", "bash", "-c", line, resources=gpus())
     found = convert_object(pytorchjob(pod(trainer)))
     assert spec_of(found).get("nprocPerNode") == processes
-    assert "torchrun's flags win over the variables" in told(found)
+    assert "torchrun's flags override the operator's variables" in told(found)
 
 
 def test_an_entrypoint_may_start_a_process_for_each_gpu() -> None:
@@ -150,7 +150,7 @@ def test_an_entrypoint_may_start_a_process_for_each_gpu() -> None:
 def test_another_launcher_is_told_that_it_has_flags_of_its_own() -> None:
     line = "accelerate launch --num_machines $WORLD_SIZE --machine_rank $RANK a.py"
     found = convert_object(pytorchjob(pod(container("pytorch", "sh", "-c", line))))
-    assert "accelerate has processes and pods from its own flags" in told(found)
+    assert "accelerate takes processes and pods from its own flags" in told(found)
 
 
 @pytest.mark.parametrize(
@@ -167,14 +167,14 @@ def test_another_launcher_is_told_that_it_has_flags_of_its_own() -> None:
 def test_the_trainer_is_found_behind_a_side_car(template: Json) -> None:
     found = convert_object(jobset(template))
     assert trainer_of(found)["name"] == "main"
-    assert "main is taken for the trainer" in told(found)
+    assert "main is used as the trainer" in told(found)
 
 
 def test_a_container_that_only_its_controller_knew_is_called_trainer() -> None:
     side_car = container("viz", resources=gpus(count=1))
     found = convert_object(pytorchjob(pod(side_car, container("pytorch", "python", "a.py"))))
     assert trainer_of(found)["name"] == "trainer"
-    assert "pytorch is called trainer now" in told(found)
+    assert "pytorch is renamed to trainer" in told(found)
 
 
 def test_hosts_of_all_pods_are_renamed() -> None:
@@ -186,7 +186,7 @@ def test_hosts_of_all_pods_are_renamed() -> None:
         f"$(MASTER_ADDR):1,{first}:2,{second}.ns.svc:3",
         "job-worker-$(I)",
     ]
-    assert "puts names of hosts together (job-worker-)" in told(found)
+    assert "it builds host names from job-worker-;" in told(found)
 
 
 def test_hosts_of_a_jobset_are_renamed_by_job_and_pod() -> None:
@@ -204,7 +204,7 @@ def test_another_container_that_speaks_of_any_pod_is_told_of() -> None:
     found = convert_object(
         pytorchjob(pod(container("pytorch", "python", "a.py"), initContainers=[wait]))
     )
-    assert "another container than the trainer speaks of the group's hosts" in told(found)
+    assert "a container other than the trainer uses the pods' host names" in told(found)
 
 
 def test_references_to_labels_of_the_old_project_are_renamed_or_told_of() -> None:
@@ -246,7 +246,7 @@ def test_selectors_of_the_old_projects_labels_are_renamed(kind: str) -> None:
     text = str(spec_of(found)["template"])
     assert name not in text
     assert text.count("ddp-operator.io/job-name") == 2
-    assert "topologySpreadConstraints[0].labelSelector: is of the label" in told(found)
+    assert "topologySpreadConstraints[0].labelSelector: now uses the label" in told(found)
 
 
 def test_a_selector_that_finds_no_pod_any_more_is_told_of() -> None:
@@ -254,7 +254,8 @@ def test_a_selector_that_finds_no_pod_any_more_is_told_of() -> None:
     spread = {"topologyKey": "zone", "labelSelector": {"matchLabels": labels}}
     template = pod(container("pytorch", "python", "a.py"), topologySpreadConstraints=[spread])
     found = convert_object(pytorchjob(template))
-    assert "selects no pod: they have no label training.kubeflow.org/replica-type" in told(found)
+    said = "selects no pod, because they have no label training.kubeflow.org/replica-type"
+    assert said in told(found)
     template["metadata"] = {"labels": {"role": "x"}}
     template["spec"]["topologySpreadConstraints"] = [
         {"topologyKey": "zone", "labelSelector": {"matchLabels": {"role": "x"}}}
@@ -279,7 +280,7 @@ def test_a_range_of_nodes_is_an_elastic_group() -> None:
     found = convert_object(
         pytorchjob(pod(container("pytorch", "torchrun", "--nnodes=1:3", "a.py")))
     )
-    assert "--nnodes=1:3: the group changes under this project's launcher alone" in told(found)
+    assert "--nnodes=1:3: only this project's launcher can change the group's size" in told(found)
 
 
 def test_a_field_that_a_ddpjob_has_elsewhere_is_named() -> None:
@@ -287,7 +288,7 @@ def test_a_field_that_a_ddpjob_has_elsewhere_is_named() -> None:
     assert "set spec.ttlSecondsAfterFinished of the DDPJob" in told(convert_object(document))
     document = jobset(pod(container("t", "torchrun", "a.py")))
     document["spec"]["replicatedJobs"][0]["template"]["spec"]["ttlSecondsAfterFinished"] = 9
-    assert "spec.ttlSecondsAfterFinished deletes the DDPJob" in told(convert_object(document))
+    assert "set spec.ttlSecondsAfterFinished to delete the DDPJob" in told(convert_object(document))
 
 
 @pytest.mark.parametrize("where", ["labels", "annotations"])
@@ -304,7 +305,7 @@ def test_an_app_wrapper_is_unwrapped_and_told_of(where: str) -> None:
     assert spec_of(found)["scheduling"] == {"queueName": "team"}
     [about, _] = of_manifests(str(wrapper))
     assert about.source == "AppWrapper outer"
-    assert "what it holds is converted" in told(about)
+    assert "only the wrapped objects and the queue are converted" in told(about)
 
 
 def test_an_indexed_job_is_a_group() -> None:
@@ -348,7 +349,7 @@ def test_a_job_that_prepares_data_stays_a_job() -> None:
     document = batch_job(pod(container("get", "python", "fetch.py")), pods=1)
     [found] = of_manifests(str(document))
     assert (found.manifest, found.problem) == (None, "")
-    assert "apply it as it is" in told(found)
+    assert "apply it unchanged" in told(found)
 
 
 def test_a_stateful_set_that_trains_is_a_group() -> None:
@@ -369,7 +370,7 @@ def test_a_stateful_set_that_trains_is_a_group() -> None:
     assert spec_of(found)["replicas"] == 2
     assert "--master_addr=$(MASTER_ADDR) a.py" in trainer_of(found)["command"][2]
     assert "volumeClaimTemplates: pods get no claims of their own" in told(found)
-    assert "a StatefulSet starts containers anew for ever" in told(found)
+    assert "a StatefulSet restarts containers forever" in told(found)
 
 
 @pytest.mark.parametrize(
@@ -392,7 +393,7 @@ def test_a_stateful_set_that_trains_is_a_group() -> None:
             "sagemaker.amazonaws.com/v1",
             "HyperPodPyTorchJob",
             {"nprocPerNode": "8"},
-            "its template that of replicaSpecs[0]",
+            "with the template of replicaSpecs[0]",
         ),
         (
             "batch.volcano.sh/v1alpha1",
@@ -416,12 +417,12 @@ def test_what_trains_nothing_is_left_alone() -> None:
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {}}
     [found] = of_manifests(str(service))
     assert found.problem == ""
-    assert "the operator makes one of the job's name" in told(found)
+    assert "the operator creates one with the job's name" in told(found)
 
 
 def test_torchtunes_command_that_its_controller_completes_is_a_problem() -> None:
     found = convert_object(trainjob(command=["tune", "run"], args=["dtype=bf16"]))
-    assert "trainer.command: is tune run, which Kubeflow completes" in found.problem
+    assert "trainer.command: Kubeflow completes tune run" in found.problem
 
 
 def test_what_kueue_reads_goes_to_the_pods() -> None:
@@ -438,13 +439,13 @@ def test_what_kueue_reads_goes_to_the_pods() -> None:
 def test_the_beginning_of_host_names_is_told_of(value: str) -> None:
     env = [{"name": "HOSTS", "value": value}]
     found = convert_object(pytorchjob(pod(container("pytorch", "bash", "run.sh", env=env))))
-    assert "env[HOSTS]: puts names of hosts together (job-worker-)" in told(found)
+    assert "env[HOSTS]: it builds host names from job-worker-;" in told(found)
 
 
 def test_a_pods_name_is_no_place_in_the_group() -> None:
     env = [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
     trainer = container("pytorch", "torchrun", "a.py", env=env)
-    assert "a pod's name (metadata.name) is no host's name" in told(
+    assert "a pod's name (metadata.name) is not its host name" in told(
         convert_object(pytorchjob(pod(trainer)))
     )
     assert "metadata.name" not in told(convert_object(batch_job(pod(trainer), backoffLimit=0)))
@@ -452,12 +453,12 @@ def test_a_pods_name_is_no_place_in_the_group() -> None:
 
 def test_a_script_that_means_pods_is_told_how() -> None:
     trainer = container("pytorch", "bash", "/scripts/train.sh", resources=gpus())
-    assert "say PET_NODE_RANK and PET_NNODES" in told(convert_object(pytorchjob(pod(trainer))))
+    assert "use PET_NODE_RANK and PET_NNODES" in told(convert_object(pytorchjob(pod(trainer))))
 
 
 def test_a_templates_own_restart_policy_is_told_of() -> None:
     template = pod(container("pytorch", "torchrun", "a.py"), restartPolicy="Never")
-    said = "restartPolicy: Never; as with Kubeflow, that of the replicas counts, OnFailure"
+    said = "restartPolicy: Never; as in Kubeflow, the replicas' policy OnFailure is used"
     assert said in told(convert_object(pytorchjob(template)))
     template = pod(container("pytorch", "torchrun", "a.py"), restartPolicy="OnFailure")
-    assert "of the replicas counts" not in told(convert_object(pytorchjob(template)))
+    assert "the replicas' policy" not in told(convert_object(pytorchjob(template)))
