@@ -1,4 +1,4 @@
-"""Nobody waits for a message that will never be whole."""
+"""No rank waits for a message that will never be complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing is used that may not have arrived: what the gate lets pass, and what it refuses."""
+"""The gate passes only complete results, and reports a broken group or a lost device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.trainer.support.same_group import group_of_one
 
 
 class Device:
-    """Comes to its events at a set time, by a clock that only sleeping moves."""
+    """A device that completes its events at a set time; only sleeping moves its clock."""
 
     def __init__(self, *, comes_at: float = 0.0) -> None:
         self.now = 0.0
@@ -81,7 +81,7 @@ def test_what_comes_later_is_found_soon(seconds: float) -> None:
 
 
 def test_an_event_that_comes_of_an_abort_is_none() -> None:
-    """Whoever aborts says so first; the device goes on because of that."""
+    """An abort sets the failure first; then the device continues."""
     device, failure = Device(comes_at=1.0), Failure()
 
     def abort() -> None:
@@ -178,7 +178,7 @@ class NormNet(nn.Module):
 
 
 def test_a_refused_step_leaves_no_trace(no_launcher: None) -> None:
-    """Nor in running statistics."""
+    """The same for running statistics."""
     del no_launcher
     torch.manual_seed(1)
     model = NormNet()
@@ -213,7 +213,7 @@ def test_what_a_broken_group_shared_is_not_taken() -> None:
 
 
 def watchdog_that_notes() -> tuple[Watchdog, list[str], threading.Event]:
-    """A watchdog that ends nothing: what it would have ended, and whether it was called."""
+    """A watchdog that records its calls instead of ending the process."""
     ended: list[str] = []
     called = threading.Event()
 

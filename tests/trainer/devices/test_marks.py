@@ -1,4 +1,4 @@
-"""Marks in the queue of a GPU: looking at one asks CUDA nothing. CUDA's events are stand-ins."""
+"""Marks in the queue of a GPU: a query does not call CUDA. CUDA's events are stand-ins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPU = torch.device("cuda", 1)
 
 
 class CudaEvent:
-    """What the device was told, told to end by the test."""
+    """Queued work that the test ends."""
 
     made: list[CudaEvent] = []  # noqa: RUF012
 

@@ -10,7 +10,7 @@ from ddp_trainer.devices.page_locked import page_locked_like
 
 
 class Cuda:
-    """Locks no page, and keeps account of them."""
+    """Records calls instead of locking pages."""
 
     def __init__(self) -> None:
         self.locked: dict[int, int] = {}
@@ -23,7 +23,7 @@ class Cuda:
 
 
 def originals() -> list[torch.Tensor]:
-    """Of all kinds."""
+    """Tensors of all kinds."""
     return [
         torch.randn(1000, 1001),
         torch.randn(3, 5, dtype=torch.float64).t(),
@@ -36,7 +36,7 @@ def originals() -> list[torch.Tensor]:
 
 
 def test_it_takes_as_much_as_the_tensors() -> None:
-    """torch's own rounds each up to a power of two."""
+    """torch's own allocation rounds each up to a power of two."""
     cuda, given = Cuda(), originals()
     copies = list(page_locked_like(given, lock=cuda.lock, unlock=cuda.unlock))
     [locked] = cuda.locked.values()

@@ -1,4 +1,4 @@
-"""A workload that brings its own optimizer and scheduler."""
+"""A workload with its own optimizer and scheduler."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def begin(trained: Workload, *flags: str) -> TrainState:
 
 
 def train(run: TrainState, *, steps: int) -> list[list[float]]:
-    """The rates of each parameter group at each step."""
+    """Return the rates of each parameter group at each step."""
     rates: list[list[float]] = []
     [optimizer] = run.optimizers
     hook = optimizer.register_step_pre_hook(

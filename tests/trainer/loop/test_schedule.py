@@ -41,13 +41,13 @@ class Training:
     def __init__(self, *flags: str) -> None:
         self._options = Options.parse([*FLAGS, *flags])
         self.rates: list[float] = []
-        """Of every step, as the optimizer took it."""
+        """Rate of every step that the optimizer took."""
         self.shares: list[float] = []
-        """Of all samples of all epochs that were done before every step."""
+        """Share of all samples of all epochs that was done before every step."""
         self.run: TrainState | None = None
 
     def go_on(self, world_size: int, *, until: Callable[[float], bool] = lambda _: False) -> None:
-        """Train with so many ranks from where the last ones stopped, until a share is done."""
+        """Train with this number of ranks from the last position until a share is done."""
         before, self.run = self.run, self._new_run(world_size)
         if before is not None:
             self.run.load_state_dict(copy.deepcopy(before.full_state_dict()))

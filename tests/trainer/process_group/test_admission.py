@@ -1,4 +1,4 @@
-"""Who may tell a launcher something: the job's own pods and the operator."""
+"""Launchers accept requests from the job's pods and the operator only."""
 
 from __future__ import annotations
 

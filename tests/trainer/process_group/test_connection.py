@@ -1,4 +1,4 @@
-"""The first contact of a group's ranks: it may take as long as so many ranks need."""
+"""The first contact of a group's ranks: its time limit depends on their number."""
 
 from __future__ import annotations
 

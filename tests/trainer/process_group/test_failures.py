@@ -1,6 +1,6 @@
-"""A program's own errors are never taken for a broken group, however alike they sound.
+"""A program's own errors never count as a broken group, even if they sound alike.
 
-That broken groups are recognised is shown by breaking groups, in test_recovery.
+test_recovery shows, by breaking groups, that broken groups are recognised.
 """
 
 from __future__ import annotations

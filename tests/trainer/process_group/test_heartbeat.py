@@ -1,4 +1,4 @@
-"""Who is named when a member of a group falls silent, or never said a word."""
+"""The rank that is reported when a member of a group is silent, or never sent a heartbeat."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def memberships() -> Iterator[list[Membership]]:
 
 
 def beat(membership: Membership, rank: int, *, timeout_seconds: float = 2.0) -> Queue[str]:
-    """Beat as one rank of the group; returns where the name of a lost rank will be."""
+    """Send heartbeats as one rank; return the list that will contain the lost rank."""
     lost: Queue[str] = Queue()
     Heartbeat(
         membership, rank=rank, size=SIZE, timeout_seconds=timeout_seconds, on_lost=lost.put

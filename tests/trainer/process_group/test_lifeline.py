@@ -1,4 +1,4 @@
-"""A rank whose process ends is known to all others at once, and one that leaves in order is not."""
+"""All ranks learn at once of a process that ends, but not of one that leaves in order."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.trainer.support.deaths import Death
 from tests.trainer.support.pods import until
 
 LONG = 60.0
-"""Seconds for what comes at once."""
+"""Seconds to wait for a message that arrives at once."""
 SHORT = 0.3
-"""Seconds in which nothing comes."""
+"""Seconds to wait for a message that must not arrive."""
 
 
 class Ranks:
@@ -41,7 +41,7 @@ class Ranks:
         end.connect("127.0.0.1", self.port, key, within_seconds=LONG)
 
     def hears(self, rank: int) -> str | None:
-        """What a rank is told, if it is told something."""
+        """Return the message that a rank receives, if any."""
         try:
             return self.lost[rank].get(timeout=SHORT)
         except Empty:
@@ -98,7 +98,7 @@ def test_many_strangers_keep_no_rank_out() -> None:
         strangers = [
             stack.enter_context(socket.create_connection(address, LONG)) for _ in range(80)
         ]
-        # One place for each rank, and 64 more.
+        # One connection for each rank, and 64 more.
         until(lambda: len(select.select(strangers, [], [], 0)[0]) == 80 - 65, "refusals")
         for stranger in strangers:
             stranger.close()
@@ -108,7 +108,7 @@ def test_many_strangers_keep_no_rank_out() -> None:
 
 
 def test_a_process_that_was_forked_does_not_keep_it_open() -> None:
-    """Workers that load data may outlive their rank."""
+    """Data loading workers may outlive their rank."""
     with ranks(2) as group:
         sockets = [line.socket for end in group.ends for line in end._lines]
         child = os.fork()
@@ -127,7 +127,7 @@ def test_a_rank_0_that_is_gone_is_no_failure_of_this_rank() -> None:
 def test_a_host_that_waits_for_its_device_learns_at_once_of_a_lost_rank(
     victim: int, tmp_path: Path
 ) -> None:
-    """Neither the heartbeat nor a new process in the rank's place tells it."""
+    """Neither the heartbeat nor a replacement of the rank reports it."""
     dead = [Death(rank=victim, point="backward", step=5)]
     variables = deaths.environment(dead, tmp_path / "graves")
     flags = ("--epochs", "1", "--max-restarts", "0", "--group-timeout-seconds", "1000")

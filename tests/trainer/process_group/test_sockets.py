@@ -1,4 +1,4 @@
-"""A group that breaks cuts its own connections, and none that threads of the script opened."""
+"""A group that breaks cuts its own connections, but none that the script's threads opened."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ os._exit(0)
 
 @pytest.fixture
 def echo() -> Iterator[int]:
-    """The port of a server that says what it hears."""
+    """The port of an echo server."""
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as opened:
 
         def answer() -> None:
@@ -154,7 +154,7 @@ def test_before_the_ranks_meet_only_the_stores_connections_are_cut() -> None:
 
 
 def test_a_look_leaves_sockets_as_they_are() -> None:
-    """Python takes away that a socket blocks, where there is a default timeout."""
+    """With a default timeout, Python makes sockets non-blocking."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         client, _ = connected(stack, server)

@@ -1,4 +1,4 @@
-"""A group is let go of while its own thread still refers to it."""
+"""A group is released while its own thread still refers to it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if sys.argv[1] == "at once":
     [("when nobody else needs it", 0, ""), ("at once", -6, "Resource deadlock avoided")],
 )
 def test_whoever_is_last_must_not_be_the_groups_own_thread(when: str, code: int, said: str) -> None:
-    """The second shows that the first could fail."""
+    """The second case shows that the first one can fail."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, when],
         capture_output=True,

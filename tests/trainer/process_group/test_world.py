@@ -1,4 +1,4 @@
-"""What several ranks do together, on three ranks that divide nothing evenly."""
+"""Collective work of ranks, with three ranks, which divide nothing evenly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What three ranks see of each other.
+"""Checks that three ranks make together.
 
 In each: `python -m tests.trainer.process_group.world_checks FOLDER`
 """
@@ -41,7 +41,7 @@ def score(
     model: nn.Module | None = None,
     prepare: Callable[[Job], None] = lambda _: None,
 ) -> float:
-    """The score of so many test samples, each of another one."""
+    """Return the score over this number of test samples, each with a different score."""
     samples = Samples(inputs=torch.arange(size).float(), targets=torch.ones(size))
     workload = Workload(
         train=samples,
@@ -60,11 +60,11 @@ def score(
 
 
 class ToldError(Exception):
-    """The ranks have agreed to stop."""
+    """The ranks have voted to stop."""
 
 
 class Slow(nn.Module):
-    """So slow that ranks ask each other after each batch."""
+    """Samples so slow that ranks vote after each batch."""
 
     def __init__(self, group: Group) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Slow(nn.Module):
         self._job: Job | None = None
 
     def know(self, job: Job) -> None:
-        """This job stops by an error."""
+        """Raise an error: this job stops that way."""
         self._job = job
         job._save_and_stop = self._stop  # type: ignore[method-assign]
 
@@ -90,7 +90,7 @@ class Slow(nn.Module):
 
 
 def batches_before_all_stop(group: Group) -> int:
-    """Of three, of which rank 1 is told to stop in the second."""
+    """Evaluate three times; rank 1 receives a stop signal in the second one."""
     model = Slow(group)
     try:
         score(group, 1800, 256, model=model, prepare=model.know)
@@ -100,7 +100,7 @@ def batches_before_all_stop(group: Group) -> int:
 
 
 def shared_by_rank_1(group: Group) -> list[object]:
-    """Tensors of several kinds that have come from rank 1."""
+    """Share tensors of several types from rank 1."""
     tensors = [
         torch.full((2, 2), 1.0 + group.rank).t(),
         torch.arange(24.0).view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
@@ -114,7 +114,7 @@ def shared_by_rank_1(group: Group) -> list[object]:
 
 
 class Odd(nn.Module):
-    """Tensors of all kinds, of which some are no parameters."""
+    """Tensors of all kinds; some are no parameters."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Odd(nn.Module):
 
 
 def handed_over(group: Group) -> list[object]:
-    """Rank 1 has three steps, rank 2 is another run's, rank 0 is new."""
+    """Rank 1 has three steps, rank 2 has another run's state, rank 0 is new."""
     state_transfer.BUCKET_BYTES = 1000  # so that most tensors travel in parts, and some together
     model = Odd(group.rank)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -153,7 +153,7 @@ def handed_over(group: Group) -> list[object]:
 
 
 def main(folder: Path) -> None:
-    """Write down what this rank sees."""
+    """Write this rank's results to a file."""
     environment = Environment.from_env(os.environ)
     world = World(environment, group_timeout_seconds=60, heartbeat_timeout_seconds=10)
     with world.formed(timeout_seconds=60) as group:

@@ -1,4 +1,4 @@
-"""What a step's passes change in buffers can be taken back, and costs few operations."""
+"""Changes of buffers by a step's passes can be undone, with few operations."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LAYERS = 53
-"""Of batch norm, as many as ResNet-50 has."""
+"""Number of batch norm layers, as in ResNet-50."""
 
 
 class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what torch is asked to do."""
+    """Counts calls of torch's operations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -29,7 +29,7 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Packed(nn.Module):
-    """Weights of 4 bits, of which no pass changes anything, and what passes change."""
+    """Weights of 4 bits, which no pass changes, and buffers that passes change."""
 
     packed: Tensor
     codes: Tensor
@@ -43,7 +43,7 @@ class Packed(nn.Module):
         self.register_buffer("calls", torch.zeros(1 << 16, dtype=torch.int64))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Change all that passes may change: counted by torch, and not."""
+        """Change everything that passes may change, with and without torch counting it."""
         self.codes.data.add_(1)
         self.calls.add_(1)
         outputs: Tensor = self.norms(inputs)

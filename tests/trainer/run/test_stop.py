@@ -1,4 +1,4 @@
-"""Who stops when: a rank that is told, the others with it, and all of them at once."""
+"""When ranks stop: a signalled rank, the others with it, and all of them at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddp_trainer.run.stop import StopSignal, is_carried
 
 
 def told(stop: StopSignal, *, seconds_ago: float = 0.0) -> StopSignal:
-    """As if it had got SIGTERM so long ago."""
+    """Make it as if SIGTERM had arrived this long ago."""
     stop._remember(signal.SIGTERM, None)
     stop.told_at -= seconds_ago
     return stop

@@ -1,4 +1,4 @@
-"""Rank 0 is found although name servers know nothing of it, or something old."""
+"""Ranks find rank 0 although name servers do not know it, or return an old address."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def placement(node_rank: int, *, port: int | None = None, attempt: int = 0) -> P
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """DNS that knows the other pod alone; what it was asked for."""
+    """DNS that knows only the other pod; return the names in its queries."""
     asked: list[str] = []
     original = socket.getaddrinfo
 
@@ -55,7 +55,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def other(tmp_path: Path) -> tuple[int, AnnouncedAddress]:
-    """The other pod's status port, and what its ranks see."""
+    """Return the other pod's status port, and the address that its ranks see."""
     port, path = free_port(), tmp_path / "status.json"
     serve_status(port, path, Pod(), placement(1))
     return port, AnnouncedAddress(path)

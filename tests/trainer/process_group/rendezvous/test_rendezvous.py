@@ -1,4 +1,4 @@
-"""Who belongs to a group, when ranks come late, twice, or from elsewhere."""
+"""The members of a group when ranks arrive late, twice, or from another job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.ports import free_port
 from tests.trainer.support.pods import DEADLINE_SECONDS, contract
 
 NOBODY = "192.0.2.1"
-"""Set apart for examples (RFC 5737): nobody answers there."""
+"""Reserved for examples (RFC 5737): nothing answers there."""
 
 
 def environment(rank: int, *, port: int, size: int = 2, **placement: object) -> Environment:
@@ -46,13 +46,13 @@ def environment(rank: int, *, port: int, size: int = 2, **placement: object) -> 
 
 @contextmanager
 def ranks() -> Iterator[ThreadPoolExecutor]:
-    """Each rank a thread: the rendezvous uses nothing that belongs to a process."""
+    """Run each rank in a thread: the rendezvous has no state of the whole process."""
     with ThreadPoolExecutor(8) as pool:
         yield pool
 
 
 def meet(of: Environment, *, timeout_seconds: float) -> Membership:
-    """Meet as a new process does, that met nobody before."""
+    """Meet like a new process, which was in no group before."""
     return Rendezvous(of).meet(timeout_seconds=timeout_seconds)
 
 
@@ -67,7 +67,7 @@ def start_again(pool: ThreadPoolExecutor, rank: Rendezvous) -> Future[Membership
 
 
 def message(of: Membership) -> str:
-    """What rank 0 says to its group, and to no other."""
+    """Return a value that rank 0 sets in its group's store; no other group sees it."""
     return of.store.get("message").decode()
 
 
@@ -164,7 +164,7 @@ def test_rank_0_is_where_it_says_or_where_its_name_says(
 
 @contextmanager
 def silent_dns() -> Iterator[list[str]]:
-    """Whoever asks for a name gets no answer before the end; yields what was asked for."""
+    """Answer no DNS query until the end; yield the names in the queries."""
     end, asked = threading.Event(), list[str]()
     original = socket.getaddrinfo
 
@@ -264,7 +264,7 @@ def test_the_group_hears_of_a_successor_of_one_of_its_members() -> None:
 
 @contextmanager
 def frozen_store(port: int) -> Iterator[None]:
-    """What is left of rank 0 when its node stands still: connections that nobody answers."""
+    """Rank 0's store in a frozen process: it accepts connections and never answers."""
     program = f"""
 import signal
 from torch._C._distributed_c10d import TCPStore
@@ -328,7 +328,7 @@ def test_who_waits_long_asks_less_often() -> None:
 
 @contextmanager
 def black_hole() -> Iterator[int]:
-    """A port of this machine that no connection gets through to, as where a node is gone."""
+    """A port of this machine to which connections time out, like one on a lost node."""
     with socket.socket() as listener, ExitStack() as waiting:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)

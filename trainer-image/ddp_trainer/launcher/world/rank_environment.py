@@ -27,7 +27,7 @@ _ALONE = {"MASTER_ADDR": "localhost", "NODE_RANK": "0", "GROUP_WORLD_SIZE": "1"}
 
 
 class RankEnvironment:
-    """The places that a pod of this environment can have."""
+    """The environment of a pod's ranks under each assignment that the pod can have."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         """Read the environment that the pod was created with.
