@@ -6,37 +6,31 @@ are no races.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 
-from ddp_trainer.exit_codes import ExitCode, of_signal
-from ddp_trainer.launcher.output.last_words import last_words
+from ddp_trainer.exit_codes import ExitCode
 from ddp_trainer.launcher.output.rank_output import Output, RankOutput
 from ddp_trainer.launcher.ranks.forkserver import STARTED_SIGNAL
-from ddp_trainer.launcher.ranks.frozen import Frozen, RankProcess
+from ddp_trainer.launcher.ranks.frozen import Frozen
 from ddp_trainer.launcher.ranks.nested_ranks import NestedRanks
+from ddp_trainer.launcher.ranks.processes import RankProcess, dead_children
 from ddp_trainer.launcher.ranks.starters import Starter
 from ddp_trainer.launcher.ranks.stopping import LOOK_SECONDS, Stopping, end_group
 from ddp_trainer.launcher.verdict import (
     ComesBack,
     RankEnd,
     RestartBudget,
-    ended_early,
-    settled,
 )
 from ddp_trainer.system.deathsignal import adopt_orphans
 from ddp_trainer.telemetry.termination import open_report_file, read_report_file
 
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 _WATCHED = _STOP_SIGNALS | {signal.SIGCHLD, STARTED_SIGNAL}
-_UNHANDLED = frozenset({ExitCode.FAILURE, of_signal(signal.SIGABRT)})
-"""Exit codes after an unhandled exception, in Python and in C++."""
 _LOOK_EVERY_SECONDS = 10.0
 _START_SECONDS = 300.0
 """Longer than a loaded machine takes to import torch from a cold disk."""
@@ -293,7 +287,7 @@ class Supervisor:
     def _reap(self) -> list[tuple[int, RankEnd]]:
         """Reap all dead children, including adopted orphans; return the local ranks that ended."""
         ends: list[tuple[int, RankEnd]] = []
-        for pid, exit_code in _dead_children():
+        for pid, exit_code in dead_children():
             self._register_started()  # a rank is announced before it can die, perhaps just now
             if pid in self._running:
                 self._left[pid] = exit_code
@@ -309,37 +303,12 @@ class Supervisor:
         return ends
 
     def _end(self, process: RankProcess, exit_code: int) -> RankEnd:
-        process.output.finish()  # its lines come before the launcher's about its end
-        report = read_report_file(process.report_fd)
-        os.close(process.report_fd)
-        finished = report.finished is True or self._script_has_finished()
-        counts = settled(exit_code, finished=finished, said=report.exit_code)
-        if counts != exit_code:
-            _logger.warning(
-                "rank %d ended with exit code %d after its work was done: counted as %d",
-                process.rank,
-                exit_code,
-                counts,
-            )
-            exit_code = counts
-        if not (finished or self._ending or self._may_have_left or self.told_to_stop):
-            early = ended_early(process.rank, exit_code, report)
-            if early is not None:
-                report, exit_code = replace(report, error=early), ExitCode.FAILURE
-        told = exit_code in (of_signal(signal.SIGTERM), of_signal(signal.SIGKILL))
-        return RankEnd(
-            rank=process.rank,
-            exit_code=exit_code,
-            consequence=self._ending and told,
-            report=report,
-            words=self._words(process, exit_code),
+        return process.end(
+            exit_code,
+            script_has_finished=self._script_has_finished,
+            ending=self._ending,
+            may_end_early=self._ending or self._may_have_left or self.told_to_stop,
         )
-
-    def _words(self, process: RankProcess, exit_code: int) -> str:
-        """Return the last output of a rank that may have failed."""
-        if exit_code in (ExitCode.DONE, ExitCode.STOPPED):
-            return ""
-        return last_words(process.output.ends(), unhandled=exit_code in _UNHANDLED)
 
     def _kill_overdue(self) -> None:
         now = time.monotonic()
@@ -361,11 +330,3 @@ class Supervisor:
         self._signal_running(number)
         if self._starting:  # this can last minutes while torch is imported from a slow disk
             self._starter.send_signal(number)
-
-
-def _dead_children() -> Iterator[tuple[int, int]]:
-    """Reap dead children; yield the process ID and exit code of each."""
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            code = os.waitstatus_to_exitcode(ended[1])
-            yield ended[0], of_signal(-code) if code < 0 else code

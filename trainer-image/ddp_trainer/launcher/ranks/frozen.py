@@ -8,9 +8,8 @@ import os
 import signal
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
-from ddp_trainer.launcher.output.rank_output import RankOutput
+from ddp_trainer.launcher.ranks.processes import RankProcess
 from ddp_trainer.system.activity import read_activity
 from ddp_trainer.system.liveness import FrozenWatch
 from ddp_trainer.telemetry.termination import read_pulse, read_timeout
@@ -21,17 +20,6 @@ _BUSY_TIMEOUTS = 12
 call that holds Python's lock, or a machine that swaps. It is less than the other ranks wait."""
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class RankProcess:
-    """A rank that runs or is starting."""
-
-    local_rank: int
-    rank: int
-    """Changes when the pod gets another assignment."""
-    report_fd: int
-    output: RankOutput
 
 
 class Frozen:
