@@ -127,7 +127,7 @@ def test_a_sampler_of_another_length_each_epoch_is_refused() -> None:
             return iter(range(self.epoch + 4))
 
     loading = Loading(DataLoader(Noise(), batch_size=2, sampler=Growing()), seed=0)
-    with pytest.raises(ConfigurationError, match=r"gives 5 in epoch 1, and gave 4 in the first"):
+    with pytest.raises(ConfigurationError, match=r"gives 5 in epoch 1, but gave 4 in the first"):
         loading.rest(1, 0, ShardAssignment(shards=1, rank=0, size=1))
 
 

@@ -243,7 +243,8 @@ def test_a_stream_that_ends_before_its_time_is_an_error(length: int, read: int) 
     stream = stream_of(DataLoader(Numbers(length), batch_size=BATCH_SIZE))
     rest = stream.rest(2, read, ALONE, accumulate=4)
     with pytest.raises(
-        ConfigurationError, match=f"rank 0 ended after {read} batches of epoch 2: each rank needs 4"
+        ConfigurationError,
+        match=f"rank 0 ended after {read} batches of epoch 2: give each rank at least 4",
     ):
         rest.next_step()
 

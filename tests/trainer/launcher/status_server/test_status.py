@@ -128,7 +128,7 @@ def test_a_port_that_is_taken_ends_nothing(tmp_path: Path, server: Server) -> No
         pod = scripts.start(0, "--", "true")
         assert pod.wait() == 0
         assert f"process {os.getpid()} (" in pod.log
-        assert f") has port {server.port}; set spec.statusPort to a free one" in pod.log
+        assert f") has port {server.port}; set spec.statusPort to a free port" in pod.log
 
 
 def test_a_training_that_is_watched_loses_a_rank(tmp_path: Path, server: Server) -> None:
