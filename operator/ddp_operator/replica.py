@@ -116,9 +116,9 @@ class Replica:
         """
         self._listen_to_signals()
         stop = asyncio.create_task(self._told_to_stop.wait())
-        parts: list[asyncio.Task[Any]] = [stop, _lasting(self._pods.run(), "the pod reflector")]
+        parts: list[asyncio.Task[Any]] = [stop, _endless(self._pods.run(), "the pod reflector")]
         if self._nodes is not None:
-            parts.append(_lasting(self._nodes.run(), "the node reflector"))
+            parts.append(_endless(self._nodes.run(), "the node reflector"))
         kopf_task: asyncio.Task[None] | None = None
         lost = False
         try:
@@ -129,8 +129,8 @@ class Replica:
                 return
             # When kopf fails it cancels tasks that began after it, so all of these begin before.
             if self._lease is not None:
-                parts.append(_lasting(self._lease.run(), "the election"))
-            parts.append(_lasting(self._act(), "the engine"))
+                parts.append(_endless(self._lease.run(), "the election"))
+            parts.append(_endless(self._act(), "the engine"))
             kopf_task = await self._watch_jobs()
             await _first_of([*parts, kopf_task])
         except LeaseLostError:
@@ -225,7 +225,7 @@ class Replica:
             logger.info("%s is gone, but its deletion was not reported", key)
 
 
-def _lasting(work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+def _endless(work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
     """Start work that must not end by itself."""
 
     async def run() -> None:

@@ -79,7 +79,7 @@ class OperatorProcess:
         reports = self.engine._reports
         assert reports is not None
         reports._now_due()  # forgets what was said by jobs that do not run any more
-        self.loop.create_task(reports._ask(JOB))
+        self.loop.create_task(reports._poll(JOB))
 
     def listen(self) -> None:
         """Ask the launcher of the job's first pod now, which otherwise answers when it has news."""
@@ -87,9 +87,9 @@ class OperatorProcess:
 
     async def _listen(self) -> None:
         launchers = self.engine._launchers
-        known = launchers._turned(JOB) if launchers else None
+        known = launchers._current(JOB) if launchers else None
         if launchers and known and known.leader:
-            await launchers._hear(JOB, known)
+            await launchers._poll(JOB, known)
 
     def _start(self) -> None:
         self._list_pods()

@@ -13,7 +13,7 @@ from ddp_operator.api.status import NOTES, DDPJobStatus
 from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.metrics.totals import Totals
-from ddp_operator.engine.statuspatch import as_stored, status_patch
+from ddp_operator.engine.status_patch import as_stored, status_patch
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.rejection import reject
 from ddp_operator.job.pods import manifests

@@ -71,7 +71,7 @@ class _Known:
     refused: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By pod name: the generation that its launcher refused last, and the led generation that it
     has instead."""
-    listening: asyncio.Task[None] | None = None
+    polling: asyncio.Task[None] | None = None
     under_way: set[tuple[str, int, bool]] = field(default_factory=set)
 
 
@@ -111,7 +111,7 @@ class Launchers:
             return NO_LAUNCHERS
         # The status of another pod does not count: it may have another image, or be of another
         # attempt.
-        status = known.status if known.leader in _asked(job) else None
+        status = known.status if known.leader in _speakers(job) else None
         present = world_of(job).generation
         refused = known.refused.values()
         return LauncherStates(
@@ -148,7 +148,7 @@ class Launchers:
         finally:
             self._runs = False
             for known in self._known.values():
-                _end_listening(known)
+                _stop_polling(known)
             for task in self._telling:
                 task.cancel()
 
@@ -158,17 +158,17 @@ class Launchers:
         """
         if not self._runs:
             return
-        known = self._turned(key)
+        known = self._current(key)
         if known is None or not known.leader:
             return
-        task = known.listening
+        task = known.polling
         if task is None or task.done():
-            known.listening = asyncio.create_task(self._listen(key, known))
+            known.polling = asyncio.create_task(self._poll_forever(key, known))
 
-    def _turned(self, key: Key) -> _Known | None:
+    def _current(self, key: Key) -> _Known | None:
         """Return a job's entry, set to the launcher to poll; None if the job needs no polling."""
         entry = self._jobs.get(key)
-        job = _listened_to(entry.job) if entry else None
+        job = _pollable(entry.job) if entry else None
         if job is None:
             self._forget(key)
             return None
@@ -177,7 +177,7 @@ class Launchers:
         leader = _leader(job, pods)
         name, address = (leader.key.name, leader.address) if leader else ("", "")
         if (name, address) != (known.leader, known.address):
-            _end_listening(known)
+            _stop_polling(known)
             known.leader, known.address, known.status, known.silent = name, address, None, 0
             if leader is not None:
                 known.token_source = leader.token_source
@@ -185,7 +185,7 @@ class Launchers:
 
     def _forget(self, key: Key) -> None:
         if known := self._known.pop(key, None):
-            _end_listening(known)
+            _stop_polling(known)
 
     def _of(self, job: DDPJob) -> _Known:
         known = self._known.get(job.key)
@@ -226,13 +226,13 @@ class Launchers:
         known.told[telling.pod] = max(told, known.told.get(telling.pod, told))
         self._on_news(key)
 
-    async def _listen(self, key: Key, known: _Known) -> None:
+    async def _poll_forever(self, key: Key, known: _Known) -> None:
         """Poll the launcher of node rank 0, which collects the reports of the others."""
         now = asyncio.get_running_loop().time
         while True:
             asked_at = now()
             try:
-                if await self._hear(key, known):
+                if await self._poll(key, known):
                     pause = max(asked_at + _LEAST_SECONDS - now(), 0.0)
                 else:
                     known.silent += 1
@@ -242,7 +242,7 @@ class Launchers:
                 pause = FIRST_PAUSE_SECONDS
             await asyncio.sleep(pause * random.uniform(1, 1 + _JITTER))
 
-    async def _hear(self, key: Key, known: _Known) -> bool:
+    async def _poll(self, key: Key, known: _Known) -> bool:
         """Poll once, and return whether the launcher has answered."""
         leader = known.leader
         answer = await self._trainers.poll_world(
@@ -267,7 +267,7 @@ class Launchers:
         return True
 
 
-def _listened_to(job: object) -> DDPJob | None:
+def _pollable(job: object) -> DDPJob | None:
     """Return the job if its launchers may have something to report, otherwise None."""
     if not isinstance(job, DDPJob):
         return None
@@ -282,7 +282,7 @@ def _leader(job: DDPJob, pods: Sequence[PodState]) -> PodState | None:
     that pod: then return the first pod of the group with a launcher that may listen.
     """
     by_name = {pod.key.name: pod for pod in pods if pod.owner_uid == job.uid}
-    asked = (by_name[name] for name in _asked(job) if name in by_name)
+    asked = (by_name[name] for name in _speakers(job) if name in by_name)
     return next((pod for pod in asked if _may_listen(job, pod)), None)
 
 
@@ -290,7 +290,7 @@ def _may_listen(job: DDPJob, pod: PodState) -> bool:
     return bool(with_own_address(job, pod).address and pod.started) and not pod.exit
 
 
-def _asked(job: DDPJob) -> Sequence[str]:
+def _speakers(job: DDPJob) -> Sequence[str]:
     """Return the names of pods with launchers that may speak for the job."""
     return member_names(job, None if job.spec.elastic else 1)
 
@@ -306,7 +306,7 @@ def _forget_gone(known: _Known, pods: Sequence[PodState]) -> None:
         known.refused.pop(gone, None)
 
 
-def _end_listening(known: _Known) -> None:
-    if known.listening is not None:
-        known.listening.cancel()
-        known.listening = None
+def _stop_polling(known: _Known) -> None:
+    if known.polling is not None:
+        known.polling.cancel()
+        known.polling = None

@@ -38,12 +38,12 @@ _JITTER: Final = 0.1
 """Each wait varies by up to this fraction, so that jobs that start together drift apart."""
 
 
-class _Look(NamedTuple):
-    """A cached look at a job. Of ten thousand jobs, few change from one round to the next."""
+class _JobView(NamedTuple):
+    """A cached view of a job. Of ten thousand jobs, few change from one round to the next."""
 
     entry: Entry
     may_train: bool
-    is_out: bool
+    in_outage: bool
 
 
 class ProgressReports:
@@ -72,7 +72,7 @@ class ProgressReports:
         self._heard_at: dict[Key, float] = {}
         self._read_at: dict[Key, float] = {}
         """When a job's log was last read."""
-        self._looks: dict[Key, _Look] = {}
+        self._views: dict[Key, _JobView] = {}
         self._due: dict[Key, float] = {}
         self._troubles: dict[Key, str] = {}
         self._asking: set[Key] = set()
@@ -89,28 +89,28 @@ class ProgressReports:
         async with asyncio.TaskGroup() as asking:
             while True:
                 for key in self._now_due():
-                    asking.create_task(self._ask(key))
+                    asking.create_task(self._poll(key))
                 await asyncio.sleep(wait)
 
     def _now_due(self) -> list[Key]:
         """Return the jobs that are due; each is due again after an interval."""
         now, interval = asyncio.get_running_loop().time(), self._interval_seconds
-        looks, self._looks = self._looks, {}
+        views, self._views = self._views, {}
         known, self._due = self._due, {}
         due: list[Key] = []
         for key, entry in self._jobs.entries.items():
-            look = looks.get(key)
-            if look is None or look.entry is not entry:
-                look = _Look(entry, _may_train(entry.job), _is_out(entry.job))
-            self._looks[key] = look
-            if not look.may_train:
+            view = views.get(key)
+            if view is None or view.entry is not entry:
+                view = _JobView(entry, _may_train(entry.job), _in_outage(entry.job))
+            self._views[key] = view
+            if not view.may_train:
                 continue
             # A new job first comes due at a random moment of its first interval.
             self._due[key] = known.get(key, now + random.uniform(0, interval))
-            if look.is_out:
+            if view.in_outage:
                 self._due[key] = min(self._due[key], now + _OUTAGE_SECONDS)
             if self._due[key] <= now and key not in self._asking:
-                wait = min(interval, _OUTAGE_SECONDS) if look.is_out else interval
+                wait = min(interval, _OUTAGE_SECONDS) if view.in_outage else interval
                 self._due[key] = now + wait * random.uniform(1 - _JITTER, 1 + _JITTER)
                 due.append(key)
         for forgotten in self._troubles.keys() - self._due.keys():
@@ -120,17 +120,17 @@ class ProgressReports:
             self._read_at.pop(forgotten, None)
         return due
 
-    async def _ask(self, key: Key) -> None:
+    async def _poll(self, key: Key) -> None:
         self._asking.add(key)
         try:
-            await self._ask_pod_0(key)
+            await self._poll_pod_0(key)
         except Exception:
             # One job must never stop the others. This one is polled again when it is due.
             logger.exception("%s: polling for progress failed", key)
         finally:
             self._asking.discard(key)
 
-    async def _ask_pod_0(self, key: Key) -> None:
+    async def _poll_pod_0(self, key: Key) -> None:
         entry = self._jobs.get(key)
         if entry is None or not isinstance(entry.job, DDPJob):
             return
@@ -138,7 +138,7 @@ class ProgressReports:
         if pod is None or not pod.ready or pod.exit or pod.deleting:
             return  # no trainer to poll
         source = entry.job.spec.progress
-        said = await self._asked(pod) if pod.address else None
+        said = await self._status_of(pod) if pod.address else None
         if source is not None and not isinstance(said, TrainerStatus):
             if not self._may_read_log(key):
                 return
@@ -146,14 +146,14 @@ class ProgressReports:
         if isinstance(said, TrainerStatus):
             self._note(key, "")
             heard_at = self._clock()
-            self._hear(key, Report(entry.uid, pod.identity, said, heard_at, heard_at))
+            self._keep(key, Report(entry.uid, pod.identity, said, heard_at, heard_at))
         elif said is not None:
             self._note(key, said)
             if said.endswith(NOTHING_YET):
                 heard_at = self._clock()
-                self._hear(key, Report(entry.uid, pod.identity, None, heard_at, heard_at))
+                self._keep(key, Report(entry.uid, pod.identity, None, heard_at, heard_at))
 
-    async def _asked(self, pod: PodState) -> TrainerStatus | str:
+    async def _status_of(self, pod: PodState) -> TrainerStatus | str:
         """Return the status of a pod's trainer, or a text that says why it is unknown."""
         async with self._slots:
             answer = await self._trainers.status(pod.address)
@@ -190,7 +190,7 @@ class ProgressReports:
         self._read_at[key] = now
         return True
 
-    def _hear(self, key: Key, report: Report) -> None:
+    def _keep(self, key: Key, report: Report) -> None:
         """Keep a report. The time that a step stands is measured here, so that a changed clock
         never looks like a hang.
         """
@@ -218,7 +218,7 @@ def _may_train(job: DDPJob | InvalidJobError) -> bool:
     return not (job.spec.suspend or job.deleting or job.status.finished)
 
 
-def _is_out(job: DDPJob | InvalidJobError) -> bool:
+def _in_outage(job: DDPJob | InvalidJobError) -> bool:
     """Return whether a running job's time counts as lost until its trainer reports a step."""
     books = job.status.goodput if isinstance(job, DDPJob) else None
     return books is not None and books.outage is not None

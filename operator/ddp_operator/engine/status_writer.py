@@ -12,7 +12,7 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.rate_limit import RateLimiter
-from ddp_operator.engine.statuspatch import News, as_stored, forgotten, news, pruned, status_patch
+from ddp_operator.engine.status_patch import News, as_stored, forgotten, news, pruned, status_patch
 from ddp_operator.job.planning.convergence import report_refusal
 from ddp_operator.job.planning.model import Plan, with_goodput
 from ddp_operator.job.pods.state import PodState

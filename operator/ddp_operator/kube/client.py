@@ -202,7 +202,7 @@ class ApiClient:
             if authorization is not None:
                 headers["Authorization"] = authorization
             # Read in each round: a refresh may bring other certificates.
-            options |= _way_there(credentials)
+            options |= _connection_options(credentials)
             if self._before_write is not None and method != "GET":
                 self._before_write()
             async with session.request(
@@ -244,7 +244,7 @@ class ApiClient:
                             headers={"Authorization": authorization} if authorization else None,
                             protocols=protocols,
                             heartbeat=_HEARTBEAT_SECONDS,
-                            **_way_there(credentials),
+                            **_connection_options(credentials),
                         )
                         break
                     except aiohttp.WSServerHandshakeError as error:
@@ -325,7 +325,7 @@ class ApiClient:
         return failure
 
 
-def _way_there(credentials: Credentials) -> dict[str, Any]:
+def _connection_options(credentials: Credentials) -> dict[str, Any]:
     options: dict[str, Any] = {"proxy": credentials.proxy_url}
     if credentials.ssl_context is not None:
         options["ssl"] = credentials.ssl_context

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.status import Condition, DDPJobStatus, Failure
-from ddp_operator.engine.statuspatch import as_stored
+from ddp_operator.engine.status_patch import as_stored
 
 from tests.full_status import FULL_STATUS
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from ddp_operator.engine.statuspatch import merge_patch
+from ddp_operator.engine.status_patch import merge_patch
 from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.settings import PodSettings

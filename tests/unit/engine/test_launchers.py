@@ -328,12 +328,12 @@ async def test_nobody_is_asked_once_the_job_is_gone(world: World) -> None:
     assert known is not None
     await world.until(lambda: len(known._known) == 1)
     [one] = known._known.values()
-    listening = one.listening
-    assert listening is not None
+    polling = one.polling
+    assert polling is not None
     del world.cluster.jobs[Key("default", "train")]
     world.engine.job_gone(Key("default", "train"))
     world.engine.pods_changed(Key("default", "train"))
-    await eventually(listening.cancelled)
+    await eventually(polling.cancelled)
     assert known._known == {}
 
 

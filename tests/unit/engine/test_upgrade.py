@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.status import NOTES, Bookkeeping, DDPJobStatus
-from ddp_operator.engine.statuspatch import as_stored, status_patch
+from ddp_operator.engine.status_patch import as_stored, status_patch
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.local.machine.container import (
-    Surroundings,
+    PodContext,
     container_process,
     image_name,
     status_port_like,
@@ -13,7 +13,7 @@ from ddp_operator.local.machine.container import (
 from ddp_operator.local.machine.errors import ContainerConfigError
 from ddp_operator.local.machine.expansion import expand
 
-AROUND = Surroundings(
+AROUND = PodContext(
     environment={"PATH": "/usr/bin", "HOME": "/home/me", "RANK": "7", "PET_NNODES": "9"},
     python="/venv/bin/python3.11",
     master_port=12345,

@@ -13,7 +13,7 @@ from ddp_operator.local.run.display import PlainDisplay
 from ddp_operator.local.run.kills import KillRequest
 from ddp_operator.local.run.live import LiveDisplay
 from ddp_operator.local.run.manifest import read_job_file
-from ddp_operator.local.run.story import Story
+from ddp_operator.local.run.run_state import RunState
 from ddp_operator.local.run.summary import summarise
 from ddp_operator.ports import Key
 from rich.console import Console
@@ -23,9 +23,9 @@ COLUMNS = 80
 
 
 @pytest.fixture
-def story() -> Story:
+def run_state() -> RunState:
     file = read_job_file(EXAMPLES / "digits-gloo.yaml")
-    return Story(file.job)
+    return RunState(file.job)
 
 
 def pod(index: int, *, message: str | None = None, ready: bool = True) -> PodState:
@@ -65,9 +65,9 @@ def finished(job: DDPJob, type_: str) -> DDPJob:
     )
 
 
-def told(story: Story, tmp_path: Path, *kills: KillRequest) -> tuple[str, dict[str, str]]:
+def told(run_state: RunState, tmp_path: Path, *kills: KillRequest) -> tuple[str, dict[str, str]]:
     (tmp_path / "volumes" / "claim").mkdir(parents=True)
-    title, lines = summarise(story, kills=kills, workdir=tmp_path, file=Path("job.yaml"))
+    title, lines = summarise(run_state, kills=kills, workdir=tmp_path, file=Path("job.yaml"))
     return title, {line.label: line.text for line in lines}
 
 
@@ -81,33 +81,33 @@ def told(story: Story, tmp_path: Path, *kills: KillRequest) -> tuple[str, dict[s
     ],
 )
 def test_progress_is_read_from_log_lines(
-    story: Story, line: str, step: int, total: int | None
+    run_state: RunState, line: str, step: int, total: int | None
 ) -> None:
-    story.logged(line)
-    assert story.progress is not None
-    assert (story.progress.step, story.progress.total_steps) == (step, total)
+    run_state.logged(line)
+    assert run_state.progress is not None
+    assert (run_state.progress.step, run_state.progress.total_steps) == (step, total)
 
 
 @pytest.mark.parametrize(
     "line",
     ["saved checkpoint /x/step-00000020 (step 20) in 0.01 s", "the group broke at step 100", "hi"],
 )
-def test_other_lines_are_no_progress(story: Story, line: str) -> None:
-    story.logged(line)
-    assert story.progress is None
+def test_other_lines_are_no_progress(run_state: RunState, line: str) -> None:
+    run_state.logged(line)
+    assert run_state.progress is None
 
 
-def test_a_success_is_told_with_what_rank_0_reported(story: Story, tmp_path: Path) -> None:
+def test_a_success_is_told_with_what_rank_0_reported(run_state: RunState, tmp_path: Path) -> None:
     kill = KillRequest.parse("1@step100")
     never = KillRequest.parse("0@9s")
-    story.logged("step 100/276 epoch 5")
-    story.lost(kill, pod(1))
-    story.logged("[rank 0] resuming from checkpoint /x/step-80 (step 80)")
-    story.pods_changed(
+    run_state.logged("step 100/276 epoch 5")
+    run_state.lost(kill, pod(1))
+    run_state.logged("[rank 0] resuming from checkpoint /x/step-80 (step 80)")
+    run_state.pods_changed(
         [pod(0, message='{"step": 276, "totalSteps": 276, "accuracy": 0.98, "loss": 0.0227}')]
     )
-    story.job_changed(finished(story.job, "Succeeded"))
-    title, lines = told(story, tmp_path, kill, never)
+    run_state.job_changed(finished(run_state.job, "Succeeded"))
+    title, lines = told(run_state, tmp_path, kill, never)
     assert title.startswith("digits-gloo: Succeeded after")
     assert lines["trained"] == "276 of 276 steps on 2 pods, 98.0% test accuracy, loss 0.0227"
     assert "rank 1 (pod digits-gloo-0-1), killed on purpose" in lines["lost"]
@@ -120,7 +120,7 @@ def test_a_success_is_told_with_what_rank_0_reported(story: Story, tmp_path: Pat
 
 
 def test_pods_are_known_by_their_places_whatever_they_are_called(tmp_path: Path) -> None:
-    elastic = Story(read_job_file(EXAMPLES / "elastic-digits.yaml").job)
+    elastic = RunState(read_job_file(EXAMPLES / "elastic-digits.yaml").job)
     elastic.pods_changed([pod(index) for index in range(3)])
     assert [elastic.speaker(each) for each in elastic.pods] == ["rank 0", "rank 1", "pod 2"]
     world = World(generation=2, size=3, members="1-2,0")
@@ -133,35 +133,39 @@ def test_pods_are_known_by_their_places_whatever_they_are_called(tmp_path: Path)
 
 
 def test_a_rank_that_takes_over_from_memory_is_not_said_to_read_a_checkpoint(
-    story: Story, tmp_path: Path
+    run_state: RunState, tmp_path: Path
 ) -> None:
-    story.lost(KillRequest.parse("1@step100"), pod(1))
-    story.logged("[rank 1] continuing from memory at step 100: rank 0's state, 0.5 MB in 0.01 s")
-    story.job_changed(finished(story.job, "Succeeded"))
-    _, lines = told(story, tmp_path)
+    run_state.lost(KillRequest.parse("1@step100"), pod(1))
+    run_state.logged(
+        "[rank 1] continuing from memory at step 100: rank 0's state, 0.5 MB in 0.01 s"
+    )
+    run_state.job_changed(finished(run_state.job, "Succeeded"))
+    _, lines = told(run_state, tmp_path)
     assert lines["resumed"].startswith("at step 100 from another rank's memory")
-    assert story.progress is None
+    assert run_state.progress is None
 
 
-def test_nothing_is_claimed_that_was_not_seen(story: Story, tmp_path: Path) -> None:
-    story.logged("resuming from checkpoint /x/step-80 (step 80)")  # before any loss
-    story.lost(KillRequest.parse("1@1s"), pod(1))
-    story.pods_changed([pod(0, message="Traceback, not JSON")])
-    story.job_changed(finished(story.job, "Failed"))
-    title, lines = told(story, tmp_path)
+def test_nothing_is_claimed_that_was_not_seen(run_state: RunState, tmp_path: Path) -> None:
+    run_state.logged("resuming from checkpoint /x/step-80 (step 80)")  # before any loss
+    run_state.lost(KillRequest.parse("1@1s"), pod(1))
+    run_state.pods_changed([pod(0, message="Traceback, not JSON")])
+    run_state.job_changed(finished(run_state.job, "Failed"))
+    title, lines = told(run_state, tmp_path)
     assert "Failed after" in title
     assert not {"trained", "resumed", "try next", "continue with"} & set(lines)
     assert lines["why"].startswith("Why")
 
 
-def test_a_run_that_was_stopped_says_how_to_go_on(story: Story, tmp_path: Path) -> None:
-    title, lines = told(story, tmp_path)
+def test_a_run_that_was_stopped_says_how_to_go_on(run_state: RunState, tmp_path: Path) -> None:
+    title, lines = told(run_state, tmp_path)
     assert "Stopped after" in title
     assert lines["continue with"].endswith(f"local job.yaml --workdir {tmp_path}")
 
 
-def test_plain_lines_name_rank_and_change(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
-    display = PlainDisplay(story)
+def test_plain_lines_name_rank_and_change(
+    run_state: RunState, capsys: pytest.CaptureFixture[str]
+) -> None:
+    display = PlainDisplay(run_state)
     display.log(pod(1), "hello")
     display.event("Restarting", "why", warning=True)
     display.refresh()
@@ -174,12 +178,12 @@ def test_plain_lines_name_rank_and_change(story: Story, capsys: pytest.CaptureFi
     ]
 
 
-def test_the_live_view_fits_an_ordinary_terminal(story: Story) -> None:
+def test_the_live_view_fits_an_ordinary_terminal(run_state: RunState) -> None:
     output = io.StringIO()
     console = Console(file=output, width=COLUMNS, force_terminal=True, color_system=None)
-    story.logged("step 138/276 epoch 6 loss 0.1 " + "and more " * 20)
-    story.pods_changed([pod(0), pod(1, ready=False)])
-    display = LiveDisplay(story, console)
+    run_state.logged("step 138/276 epoch 6 loss 0.1 " + "and more " * 20)
+    run_state.pods_changed([pod(0), pod(1, ready=False)])
+    display = LiveDisplay(run_state, console)
     with display:
         display.log(pod(0), "word " * 40)
         display.event("Restarting", "sentence " * 20, warning=True)

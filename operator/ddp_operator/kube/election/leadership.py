@@ -42,11 +42,11 @@ class Leadership:
 
     async def __aenter__(self) -> Self:
         self._thread.start()
-        await self._there(self._client.__aenter__())
+        await self._in_thread(self._client.__aenter__())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._there(self._client.__aexit__(None, None, None))
+        await self._in_thread(self._client.__aexit__(None, None, None))
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join)
         self._loop.close()
@@ -62,7 +62,7 @@ class Leadership:
         """
         holding = asyncio.create_task(self._tell_when_held())
         try:
-            await self._there(self._lease.run())
+            await self._in_thread(self._lease.run())
         finally:
             holding.cancel()
             self.held.clear()
@@ -70,12 +70,12 @@ class Leadership:
 
     async def release(self) -> None:
         """Release the lease, so that a standby takes over at once; see `LeaderLease.release`."""
-        await self._there(self._lease.release())
+        await self._in_thread(self._lease.release())
 
     async def _tell_when_held(self) -> None:
-        await self._there(self._lease.held.wait())
+        await self._in_thread(self._lease.held.wait())
         self.held.set()
 
-    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _in_thread(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the work in the thread. Cancelling the caller cancels the work."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

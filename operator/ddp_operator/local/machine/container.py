@@ -41,7 +41,7 @@ class ContainerProcess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class PodContext:
     """Resources that this machine provides for one pod."""
 
     environment: Mapping[str, str]
@@ -59,23 +59,23 @@ class Surroundings:
     """Directories of the container's volumes, by mount path."""
 
 
-def container_process(container: Manifest, around: Surroundings) -> ContainerProcess:
+def container_process(container: Manifest, context: PodContext) -> ContainerProcess:
     """Return the process for a container.
 
     Raises:
         ContainerConfigError: the container needs something that only a real cluster has.
     """
-    variables = _variables(container, around)
+    variables = _variables(container, context)
     command = tuple(
-        translate(expand(str(part), variables), around.directories) for part in _command(container)
+        translate(expand(str(part), variables), context.directories) for part in _command(container)
     )
     if is_python(command[0]) and "/" not in command[0]:
-        command = (around.python, *command[1:])
+        command = (context.python, *command[1:])
     directory = container.get("workingDir")
     return ContainerProcess(
         command=command,
-        environment={**_inherited(around), **variables},
-        working_directory=Path(translate(directory, around.directories)) if directory else None,
+        environment={**_inherited(context), **variables},
+        working_directory=Path(translate(directory, context.directories)) if directory else None,
     )
 
 
@@ -113,18 +113,18 @@ def _command(container: Manifest) -> list[Any]:
     return [*TRAINER_ENTRYPOINT, *arguments]
 
 
-def _inherited(around: Surroundings) -> dict[str, str]:
+def _inherited(context: PodContext) -> dict[str, str]:
     kept = {
         name: value
-        for name, value in around.environment.items()
+        for name, value in context.environment.items()
         if name not in RESERVED_ENVIRONMENT and not _FOREIGN.match(name)
     }
     # Programs next to the interpreter come first, such as torchrun.
-    programs = str(Path(around.python).parent)
+    programs = str(Path(context.python).parent)
     return {**kept, "PATH": f"{programs}:{kept.get('PATH', '/usr/local/bin:/usr/bin:/bin')}"}
 
 
-def _variables(container: Manifest, around: Surroundings) -> dict[str, str]:
+def _variables(container: Manifest, context: PodContext) -> dict[str, str]:
     """Return the container's variables in order, with this machine's values instead of the
     cluster's.
     """
@@ -136,17 +136,17 @@ def _variables(container: Manifest, around: Surroundings) -> dict[str, str]:
     world_size = str((entries.get("WORLD_SIZE") or {}).get("value", "1"))
     ours = {
         "MASTER_ADDR": ADDRESS,
-        "MASTER_PORT": str(around.master_port),
+        "MASTER_PORT": str(context.master_port),
         "PET_MASTER_ADDR": ADDRESS,
-        "PET_MASTER_PORT": str(around.master_port),
-        ENV_STATUS_PORT: str(around.status_port),
+        "PET_MASTER_PORT": str(context.master_port),
+        ENV_STATUS_PORT: str(context.status_port),
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
-        "DDP_TERMINATION_LOG": str(around.termination_log),
+        "DDP_TERMINATION_LOG": str(context.termination_log),
         # All ranks share this machine; torch would give each of them all cores.
-        "OMP_NUM_THREADS": str(max(around.cores // int(world_size), 1)),
+        "OMP_NUM_THREADS": str(max(context.cores // int(world_size), 1)),
         "OMP_WAIT_POLICY": "PASSIVE",
-        "CUDA_VISIBLE_DEVICES": ",".join(around.gpus),
+        "CUDA_VISIBLE_DEVICES": ",".join(context.gpus),
     }
     choices = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")  # a user's own value is just as good
     known = {name: value for name, value in ours.items() if name not in entries}
@@ -160,5 +160,5 @@ def _variables(container: Manifest, around: Surroundings) -> dict[str, str]:
             )
         else:
             text = expand(str(entry.get("value") or ""), known)
-            known[name] = translate(text, around.directories)
+            known[name] = translate(text, context.directories)
     return known

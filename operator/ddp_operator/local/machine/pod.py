@@ -17,7 +17,7 @@ from ddp_operator.api.rules import trainer_container
 from ddp_operator.local.machine import status
 from ddp_operator.local.machine.container import (
     ContainerProcess,
-    Surroundings,
+    PodContext,
     container_process,
     status_port_like,
 )
@@ -143,7 +143,7 @@ class LocalPod:
         like = status_port_like(self._container, master_port)
         status_port = self._machine.ports.status(self.key, like=like)
         self._tell_status_port(status_port)
-        around = Surroundings(
+        context = PodContext(
             environment=os.environ,
             python=sys.executable,
             master_port=master_port,
@@ -159,7 +159,7 @@ class LocalPod:
                 config_maps=self._machine.config_maps,
             ),
         )
-        process = container_process(self._container, around)
+        process = container_process(self._container, context)
         cwd = process.working_directory
         if cwd is not None and not cwd.is_dir():
             raise ContainerConfigError(

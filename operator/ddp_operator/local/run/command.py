@@ -19,8 +19,8 @@ from ddp_operator.local.machine.gpus import visible_gpus
 from ddp_operator.local.run.display import Display, PlainDisplay
 from ddp_operator.local.run.kills import KillRequest
 from ddp_operator.local.run.manifest import JobFile, ManifestError, read_job_file
+from ddp_operator.local.run.run_state import RunState
 from ddp_operator.local.run.session import Session
-from ddp_operator.local.run.story import Story
 from ddp_operator.local.run.summary import summarise
 
 
@@ -39,21 +39,21 @@ def run(arguments: argparse.Namespace) -> int:
     except (ManifestError, WorkdirInUseError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION
-    story = Story(file.job)
-    display = _display(story, plain=arguments.plain)
+    run_state = RunState(file.job)
+    display = _display(run_state, plain=arguments.plain)
     with display:
         for note in _notes(file):
             display.note(note)
         session = Session(
             file,
             workdir=workdir,
-            story=story,
+            run_state=run_state,
             display=display,
             kills=kills,
             progress_seconds=arguments.progress_poll_seconds,
         )
         code = asyncio.run(session.run())
-    title, lines = summarise(story, kills=kills, workdir=workdir.path, file=arguments.file)
+    title, lines = summarise(run_state, kills=kills, workdir=workdir.path, file=arguments.file)
     display.summary(title, lines, good=code == 0)
     return code
 
@@ -105,13 +105,13 @@ def _notes(file: JobFile) -> Iterator[str]:
         yield f"ignored here: {', '.join(file.ignored)}"
 
 
-def _display(story: Story, *, plain: bool) -> Display:
+def _display(run_state: RunState, *, plain: bool) -> Display:
     if plain or not sys.stdout.isatty():
-        return PlainDisplay(story)
+        return PlainDisplay(run_state)
     try:
         from rich.console import Console  # noqa: PLC0415 - an optional dependency
 
         from ddp_operator.local.run.live import LiveDisplay  # noqa: PLC0415
     except ImportError:
-        return PlainDisplay(story)
-    return LiveDisplay(story, Console(highlight=False))
+        return PlainDisplay(run_state)
+    return LiveDisplay(run_state, Console(highlight=False))

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.local.run.story import Story
+from ddp_operator.local.run.run_state import RunState
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Display(Protocol):
 class PlainDisplay:
     """Lines for files, pipes and CI, one for each event, in order."""
 
-    def __init__(self, story: Story) -> None:
-        self._story = story
+    def __init__(self, run_state: RunState) -> None:
+        self._run_state = run_state
         self._shown = ""
 
     def __enter__(self) -> Self:
@@ -66,7 +66,7 @@ class PlainDisplay:
 
     def log(self, pod: PodState | None, line: str) -> None:
         """See `Display`."""
-        self._print(f"{self._story.speaker(pod) if pod else 'pod'} | {line}")
+        self._print(f"{self._run_state.speaker(pod) if pod else 'pod'} | {line}")
 
     def event(self, reason: str, message: str, *, warning: bool) -> None:
         """See `Display`."""
@@ -78,7 +78,7 @@ class PlainDisplay:
 
     def refresh(self) -> None:
         """Print changes of the job's own state."""
-        status = self._story.job.status
+        status = self._run_state.job.status
         state = (
             f"= {status.phase}: ready {status.ready or '-'}, attempt {status.attempt}, "
             f"restarts {status.restarts}"
@@ -96,5 +96,5 @@ class PlainDisplay:
         sys.stdout.flush()
 
     def _print(self, text: str) -> None:
-        sys.stdout.write(f"{self._story.elapsed_seconds:6.1f}s {text}\n")
+        sys.stdout.write(f"{self._run_state.elapsed_seconds:6.1f}s {text}\n")
         sys.stdout.flush()

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.local.run.display import Line
-from ddp_operator.local.run.story import Story
+from ddp_operator.local.run.run_state import RunState
 
 _REFRESHES_PER_SECOND = 4
 _RANK_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red")
@@ -30,8 +30,8 @@ _MOST_PODS = 8
 class LiveDisplay:
     """Implements `Display` with rich."""
 
-    def __init__(self, story: Story, console: Console) -> None:
-        self._story = story
+    def __init__(self, run_state: RunState, console: Console) -> None:
+        self._run_state = run_state
         self._console = console
         self._live = Live(
             console=console,
@@ -54,7 +54,7 @@ class LiveDisplay:
 
     def log(self, pod: PodState | None, line: str) -> None:
         """See `Display`."""
-        name = self._story.speaker(pod) if pod else "pod"
+        name = self._run_state.speaker(pod) if pod else "pod"
         # Cut at the edge of the terminal; the log file has the whole line.
         text = Text.assemble(
             (f"{name} │ ", _colour(pod)), Text.from_ansi(line.replace(f"[{name}] ", "", 1))
@@ -87,8 +87,8 @@ class LiveDisplay:
         self._console.print(what)
 
     def _panel(self) -> Panel:
-        story, status = self._story, self._story.job.status
-        minutes, seconds = divmod(int(story.elapsed_seconds), 60)
+        run_state, status = self._run_state, self._run_state.job.status
+        minutes, seconds = divmod(int(run_state.elapsed_seconds), 60)
         colour = _PHASE_COLOURS.get(status.phase, "white")
         facts = Text.assemble(
             "ready ",
@@ -96,11 +96,11 @@ class LiveDisplay:
             "   attempt ",
             (str(status.attempt), "bold"),
             "   restarts ",
-            (f"{status.restarts} of {story.job.spec.restart.max_restarts}", "bold"),
+            (f"{status.restarts} of {run_state.job.spec.restart.max_restarts}", "bold"),
             "   disruptions ",
             (str(status.disruptions), "bold"),
         )
-        title = Text.assemble(" ", story.job.name, " · ", (status.phase, f"bold {colour}"), " ")
+        title = Text.assemble(" ", run_state.job.name, " · ", (status.phase, f"bold {colour}"), " ")
         return Panel(
             Group(facts, *self._progress(), self._pods()),
             title=title,
@@ -111,7 +111,7 @@ class LiveDisplay:
         )
 
     def _progress(self) -> list[RenderableType]:
-        progress = self._story.progress
+        progress = self._run_state.progress
         if progress is None:
             return []
         line = Text(progress.text, no_wrap=True, overflow="ellipsis")
@@ -125,10 +125,10 @@ class LiveDisplay:
         for column in ("rank", "pod"):
             table.add_column(column, no_wrap=True)
         table.add_column("state", no_wrap=True, overflow="ellipsis")
-        ordered = sorted(self._story.pods, key=lambda pod: (pod.identity.index, pod.key.name))
+        ordered = sorted(self._run_state.pods, key=lambda pod: (pod.identity.index, pod.key.name))
         for pod in ordered[:_MOST_PODS]:
             state = Text.assemble("● ", _state(pod), style=_state_style(pod))
-            table.add_row(Text(self._story.speaker(pod), _colour(pod)), pod.key.name, state)
+            table.add_row(Text(self._run_state.speaker(pod), _colour(pod)), pod.key.name, state)
         if len(ordered) > _MOST_PODS:
             table.add_row("", f"and {len(ordered) - _MOST_PODS} more", "")
         return table

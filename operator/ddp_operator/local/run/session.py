@@ -17,7 +17,7 @@ from ddp_operator.local.run.display import Display
 from ddp_operator.local.run.kills import KillRequest
 from ddp_operator.local.run.manifest import JobFile
 from ddp_operator.local.run.record import Record
-from ddp_operator.local.run.story import Story
+from ddp_operator.local.run.run_state import RunState
 from ddp_operator.ports import Event, Key, Manifest
 from ddp_operator.trainers import HttpTrainers
 
@@ -34,13 +34,13 @@ class Session:
         file: JobFile,
         *,
         workdir: Workdir,
-        story: Story,
+        run_state: RunState,
         display: Display,
         kills: Sequence[KillRequest],
         progress_seconds: float,
     ) -> None:
         self._file = file
-        self._story = story
+        self._run_state = run_state
         self._display = display
         self._kills = kills
         self._workdir = workdir
@@ -89,7 +89,7 @@ class Session:
             self._leave_record()
         if self._stopped_by is not None:
             return 128 + self._stopped_by
-        return EXIT_SUCCEEDED if self._story.job.status.phase == "Succeeded" else EXIT_FAILED
+        return EXIT_SUCCEEDED if self._run_state.job.status.phase == "Succeeded" else EXIT_FAILED
 
     def _leave_record(self) -> None:
         try:
@@ -103,7 +103,7 @@ class Session:
         """See `local.Listener`."""
         self._engine.job_changed(job)
         self._record.job(job)
-        self._story.job_changed(DDPJob.parse(job))
+        self._run_state.job_changed(DDPJob.parse(job))
         self._display.refresh()
 
     def job_deleted(self, job: Key) -> None:
@@ -113,15 +113,15 @@ class Session:
     def pods_changed(self, job: Key) -> None:
         """See `local.Listener`."""
         if not self._over:  # pods that are deleted after the end are no news
-            self._story.pods_changed(self._cluster.pods_of(job))
+            self._run_state.pods_changed(self._cluster.pods_of(job))
             self._record.pods(self._cluster.pod_manifests(job))
         self._engine.pods_changed(job)
         self._display.refresh()
 
     def pod_logged(self, pod: Key, line: str) -> None:
         """See `local.Listener`."""
-        self._story.logged(line)
-        self._display.log(self._story.pod(pod), line)
+        self._run_state.logged(line)
+        self._display.log(self._run_state.pod(pod), line)
 
     def event_emitted(self, job: Key, event: Event) -> None:
         """See `local.Listener`."""
@@ -143,8 +143,10 @@ class Session:
             self._kill_order.set()
 
     async def _until_over(self) -> None:
-        story = self._story
-        await _first_of(story.until(lambda: story.finished or story.stuck), self._stop_order.wait())
+        run_state = self._run_state
+        await _first_of(
+            run_state.until(lambda: run_state.finished or run_state.stuck), self._stop_order.wait()
+        )
 
     async def _end_pods(self) -> None:
         if not self._over:
@@ -154,18 +156,20 @@ class Session:
         # The cluster's context kills the remaining pods.
 
     async def _kill_later(self, request: KillRequest) -> None:
-        story = self._story
-        index = ranks.pod_of(story.job.spec, request.rank)
-        await story.until(lambda: story.running_since is not None)
+        run_state = self._run_state
+        index = ranks.pod_of(run_state.job.spec, request.rank)
+        await run_state.until(lambda: run_state.running_since is not None)
         if request.after_seconds is not None:
             await asyncio.sleep(request.after_seconds)
         else:
             step = request.at_step or 0
-            await story.until(lambda: story.progress is not None and story.progress.step >= step)
-        while not story.finished:
-            pod = story.newest_pod(index)
+            await run_state.until(
+                lambda: run_state.progress is not None and run_state.progress.step >= step
+            )
+        while not run_state.finished:
+            pod = run_state.newest_pod(index)
             if pod is not None and self._cluster.kill_pod(pod.key):
-                story.lost(request, pod)
+                run_state.lost(request, pod)
                 self._display.event(
                     "Killed",
                     f"rank {request.rank} (pod {pod.key.name}) with SIGKILL, "
@@ -173,7 +177,7 @@ class Session:
                     warning=True,
                 )
                 return
-            await story.next_change()
+            await run_state.next_change()
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
@@ -188,3 +192,7 @@ async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
     for result in results:
         if isinstance(result, Exception):
             raise result
+
+
+def _has_reached(run_state: RunState, step: int) -> bool:
+    return run_state.progress is not None and run_state.progress.step >= step

@@ -9,41 +9,41 @@ from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods import ranks
 from ddp_operator.local.run.display import Line
 from ddp_operator.local.run.kills import KillRequest
-from ddp_operator.local.run.story import Loss, Story
+from ddp_operator.local.run.run_state import Loss, RunState
 
 
 def summarise(
-    story: Story, *, kills: Sequence[KillRequest], workdir: Path, file: Path
+    run_state: RunState, *, kills: Sequence[KillRequest], workdir: Path, file: Path
 ) -> tuple[str, list[Line]]:
     """Return a title and the rows below it."""
-    status = story.job.status
-    word = status.phase if story.finished else "Did not start" if story.stuck else "Stopped"
-    lines = [*_trained(story), *_why(story)]
-    for loss in story.losses:
-        lines += [_lost(loss), *_recovered(story, loss)]
+    status = run_state.job.status
+    word = status.phase if run_state.finished else "Did not start" if run_state.stuck else "Stopped"
+    lines = [*_trained(run_state), *_why(run_state)]
+    for loss in run_state.losses:
+        lines += [_lost(loss), *_recovered(run_state, loss)]
     lines += [
         Line("not killed", f"--kill-rank {kill}: the run ended before that moment")
         for kill in kills
-        if kill not in [loss.request for loss in story.losses]
+        if kill not in [loss.request for loss in run_state.losses]
     ]
-    counts = f"{status.restarts} of {story.job.spec.restart.max_restarts} allowed"
+    counts = f"{status.restarts} of {run_state.job.spec.restart.max_restarts} allowed"
     lines += [
         Line("restarts", f"{counts}, {status.disruptions} disruptions"),
         Line("logs", str(workdir / "logs")),
         *_kept(workdir / "volumes"),
-        *_next(story, workdir=workdir, file=file),
+        *_next(run_state, workdir=workdir, file=file),
     ]
-    return f"{story.job.name}: {word} after {story.elapsed_seconds:.0f} s", lines
+    return f"{run_state.job.name}: {word} after {run_state.elapsed_seconds:.0f} s", lines
 
 
-def _trained(story: Story) -> list[Line]:
-    said, progress = story.last_words, story.progress
+def _trained(run_state: RunState) -> list[Line]:
+    said, progress = run_state.last_words, run_state.progress
     step = said.get("step", progress.step if progress else None)
     if step is None:
         return []
     total = said.get("totalSteps", progress.total_steps if progress else None)
     text = f"{step} of {total} steps" if total is not None else f"{step} steps"
-    text += f" on {len(members(story.job))} pods"
+    text += f" on {len(members(run_state.job))} pods"
     if isinstance(said.get("accuracy"), float):
         text += f", {said['accuracy']:.1%} test accuracy"
     if isinstance(said.get("loss"), float):
@@ -51,9 +51,9 @@ def _trained(story: Story) -> list[Line]:
     return [Line("trained", text)]
 
 
-def _why(story: Story) -> list[Line]:
-    status = story.job.status
-    if status.phase == "Succeeded" or not (story.finished or story.stuck):
+def _why(run_state: RunState) -> list[Line]:
+    status = run_state.job.status
+    if status.phase == "Succeeded" or not (run_state.finished or run_state.stuck):
         return []
     return [Line("why", f"{status.reason}: {status.message}")]
 
@@ -65,8 +65,8 @@ def _lost(loss: Loss) -> Line:
     return Line("lost", f"rank {loss.request.rank} (pod {loss.pod}), killed on purpose {when}")
 
 
-def _recovered(story: Story, loss: Loss) -> list[Line]:
-    resumed = [found for found in story.resumptions if found.at_seconds > loss.at_seconds]
+def _recovered(run_state: RunState, loss: Loss) -> list[Line]:
+    resumed = [found for found in run_state.resumptions if found.at_seconds > loss.at_seconds]
     if not resumed:
         return []
     first = resumed[0]
@@ -83,13 +83,13 @@ def _kept(volumes: Path) -> list[Line]:
     return [Line("checkpoints", str(directory)) for directory in sorted(volumes.iterdir())]
 
 
-def _next(story: Story, *, workdir: Path, file: Path) -> list[Line]:
+def _next(run_state: RunState, *, workdir: Path, file: Path) -> list[Line]:
     command = f"{_python()} -m ddp_operator local {file}"
-    if story.job.status.phase == "Succeeded":
-        last_rank = ranks.world_size(story.job.spec) - 1
+    if run_state.job.status.phase == "Succeeded":
+        last_rank = ranks.world_size(run_state.job.spec) - 1
         hints = [f"{command} --kill-rank {last_rank}@5s", f"kubectl apply -f {file}"]
         return [Line("try next", hint) for hint in hints]
-    if story.finished or story.stuck:
+    if run_state.finished or run_state.stuck:
         return []
     return [Line("continue with", f"{command} --workdir {workdir}")]
 

@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import DDPJobStatus, Failure
-from ddp_operator.engine.statuspatch import as_stored
+from ddp_operator.engine.status_patch import as_stored
 from ddp_operator.job.failure.nodes import with_bad_nodes
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Goodput
-from ddp_operator.engine.statuspatch import News, news
+from ddp_operator.engine.status_patch import News, news
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.job.status.progress import Report

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.engine.statuspatch import as_stored
+from ddp_operator.engine.status_patch import as_stored
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState

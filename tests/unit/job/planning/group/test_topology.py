@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.engine.launchers import _listened_to
+from ddp_operator.engine.launchers import _pollable
 from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates
 from ddp_operator.job.membership.rank_order import ANSWER_SECONDS, HOLD_SECONDS
 from ddp_operator.job.membership.world import members
@@ -90,7 +90,7 @@ def test_who_shares_a_place_follows_each_other(places: list[str], order: list[in
 @pytest.mark.parametrize("scope", ["InPlace", "Gang", "Pod"])
 def test_the_first_ranks_wait_for_their_order(scope: str) -> None:
     job, pods = placed("11a", "21a", "11b", scope=scope)
-    assert _listened_to(job) is job
+    assert _pollable(job) is job
     told = environment(job, Identity(1, 0), token="secret")
     assert told["DDP_HOLD_SECONDS"] == str(HOLD_SECONDS)
     unplaced = [*pods[:2], replace(pods[2], node="", started=None, ready=False)]
@@ -186,7 +186,7 @@ def test_pods_that_differ_have_their_own_ranks() -> None:
     overrides = [{"indexes": ["0"], "nprocPerNode": 2}]
     job, pods = placed("11a", "21a", "11b", overrides=overrides, scope="Gang")
     assert "DDP_HOLD_SECONDS" not in environment(job, Identity(1, 0), token="secret")
-    assert _listened_to(job) is None
+    assert _pollable(job) is None
     planned = seen(job, pods, 2, IN_PLACE)
     assert not planned.decided
     assert condition(planned, "Running")[0] == "True"

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddp_operator.api.status import Condition, DDPJobStatus, Progress
-from ddp_operator.engine.statuspatch import (
+from ddp_operator.engine.status_patch import (
     News,
     as_stored,
     merge_patch,

@@ -61,7 +61,7 @@ class Resumption:
     """True if it resumed from the memory of a surviving rank, not from a checkpoint."""
 
 
-class Story:
+class RunState:
     """Grows during the run; `until` waits for a condition."""
 
     def __init__(self, job: DDPJob) -> None:
