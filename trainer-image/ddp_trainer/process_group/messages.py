@@ -1,18 +1,17 @@
-"""Words that torch, NCCL, gloo, CUDA and the driver use, by what they say about a failure.
+"""Error texts of torch, NCCL, gloo, CUDA and the driver, grouped by what they mean.
 
-The one table for operator and trainer. The trainer's distribution has a copy of this file, which
-`make generate` writes, so it imports nothing but what both have. The patterns are for RE2 as well
-as for Python's engine, and never reach beyond a line.
+Operator and trainer share this table. `make generate` copies this file to the trainer's package, so
+it imports only the standard library. The patterns work with RE2 and with Python's engine, and never
+match across lines.
 
-Read in the sources of torch 2.6 to 2.15 (torch/csrc/distributed/c10d, c10/cuda, torch/distributed/
-elastic), of the gloo in them, and of NCCL 2.27 to 2.30 (src/init.cc, bootstrap.cc, misc, os,
-transport).
+Source: torch 2.6 to 2.15 (torch/csrc/distributed/c10d, c10/cuda, torch/distributed/elastic), their
+gloo, and NCCL 2.27 to 2.30 (src/init.cc, bootstrap.cc, misc, os, transport).
 """
 
 from typing import Final
 
 GLOO: Final = (
-    # transport/tcp and rendezvous: the other side of a pair is gone, or silent.
+    # transport/tcp and rendezvous: the other side of a pair is gone or silent.
     r"gloo/(transport|rendezvous)/.*(Connection (closed|reset) by peer|Read error|Write error"
     r"|Broken pipe|Timed out|[Tt]imeout|Connection refused|[Ss]ocket (unexpectedly )?closed"
     r"|is not connected)",
@@ -20,7 +19,7 @@ GLOO: Final = (
     r"Gloo connectFullMesh failed",
     r"(failed to pass|timed out in) monitoredBarrier",
 )
-"""gloo has lost another rank, in a RuntimeError like any other."""
+"""gloo has lost another rank. It reports that in an ordinary RuntimeError."""
 
 PEER: Final = (
     *GLOO,
@@ -36,8 +35,8 @@ PEER: Final = (
     r"\bSocket Timeout\b",
     r"(send|recv)(Bytes|Value|Vector|String)\w* failed on ",
     r"\bDist(Network|Store)Error: ",
-    # NCCL by way of c10d: NCCLUtils, ProcessGroupNCCL. Before NCCL had ncclRemoteError, it said
-    # ncclSystemError of a remote peer's end.
+    # NCCL through c10d: NCCLUtils, ProcessGroupNCCL. Before ncclRemoteError existed, NCCL reported
+    # ncclSystemError when a remote peer ended.
     r"ncclRemoteError",
     r"ncclSystemError",
     r"remote process exit(ed|ing)",
@@ -54,11 +53,11 @@ PEER: Final = (
     r"Call to (connect|recv|send)( (to|from) .*)? (failed|returned|timed out)",
     r"Got completion from peer .*(status=|error )"
     r"(IBV_WC_(WR_FLUSH|RETRY_EXC|RNR_RETRY_EXC|REM_\w+)_ERR|(5|9|10|11|12|13)\b)",
-    # torch/distributed/elastic: another agent left, or never came.
+    # torch/distributed/elastic: another agent left or never joined.
     r"Rendezvous(Closed|Connection|GracefulExit|Timeout)Error",
     r"SignalException: Process \d+ got signal: 15",
 )
-"""Another rank is gone, or silent: the failure is a consequence."""
+"""Another rank is gone or silent: the failure is a consequence."""
 
 CUDA: Final = (
     r"CUDA error: ",
@@ -70,12 +69,12 @@ CUDA: Final = (
     r"unhandled cuda error",
     r"Cuda failure",
 )
-"""An error of CUDA in this process, which each later call repeats. Libraries and NCCL hand it on in
-words of their own."""
+"""A CUDA error in this process, which each later call repeats. Libraries and NCCL report it in
+their own words."""
 
 OWN: Final = (
     *CUDA,
-    # NCCL and c10d, in words of `PEER`: this rank lacks what it needs.
+    # NCCL and c10d, next to words of `PEER`: this rank lacks a resource.
     r"creating shared memory segment",
     r"failed to create shared memory file",
     r"No space left on device",
@@ -89,7 +88,7 @@ OWN: Final = (
     r"[Aa]ddress already in use",
     r"Call to ibv_\w+ failed",
 )
-"""This rank failed by itself, whatever else it says."""
+"""This rank failed by itself, even if the text also matches `PEER`."""
 
 DEVICE: Final = (
     # CUDA's error strings (cudaGetErrorString) and names: memory, links.
@@ -103,10 +102,10 @@ DEVICE: Final = (
     r"GPU (at .* )?(has fallen off the bus|is lost)",
     r"GPU requires reset",
 )
-"""A GPU is broken or lost, and does not recover by itself."""
+"""A GPU is broken or lost and does not recover by itself."""
 
 NODE: Final = (
-    # CUDA's error strings: the driver of this very node, its daemons, or others on its GPUs.
+    # CUDA's error strings: this node's driver, its daemons, or other users of its GPUs.
     r"CUDA-capable device(\(s\) is/are|s are) busy or unavailable",
     r"system not yet initialized",
     r"system has unsupported display driver",
@@ -128,4 +127,4 @@ NODE: Final = (
     # nvidia-container-toolkit, as a runtime hook of the container.
     r"nvidia-container-cli: .*(initialization|detection) error",
 )
-"""The node is broken, and perhaps not its GPUs."""
+"""The node is broken, not necessarily its GPUs."""

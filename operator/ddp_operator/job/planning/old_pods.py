@@ -3,6 +3,7 @@
 Two ranks 0 could write into one checkpoint, and old pods hold the GPUs that new ones need.
 """
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -32,7 +33,7 @@ def awaited(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
             for pod in pods.old
             if pod.identity.attempt == job.status.attempt and pod.identity.slot in replacing
         )
-    return [pod for pod in candidates if not _is_over(pod) and now < awaited_until(job, pod, now)]
+    return _unfinished(job, candidates, now)
 
 
 def still_at_work(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
@@ -43,7 +44,7 @@ def still_at_work(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
         return []
     attempt = job.status.attempt
     mine = (pod for pod in pods.old if pod.identity.attempt == attempt and pod.started)
-    return [pod for pod in mine if not _is_over(pod) and now < awaited_until(job, pod, now)]
+    return _unfinished(job, mine, now)
 
 
 def awaited_until(job: DDPJob, pod: PodState, now: datetime) -> datetime:
@@ -55,8 +56,13 @@ def awaited_until(job: DDPJob, pod: PodState, now: datetime) -> datetime:
     return now + timedelta(seconds=pod.grace_seconds + SILENT_SECONDS)  # it is deleted at once
 
 
-def _is_over(pod: PodState) -> bool:
-    """Return whether its trainer writes no more or will never start. A deleted pod without a node
-    is gone at once; one that is not deleted may still get a node.
+def _unfinished(job: DDPJob, pods: Iterable[PodState], now: datetime) -> list[PodState]:
+    """Return the pods that still write or may start. A deleted pod without a node is gone at once;
+    one that is not deleted may still get a node.
     """
-    return pod.succeeded or pod.failed or (pod.deleting and not pod.scheduled)
+    return [
+        pod
+        for pod in pods
+        if not (pod.succeeded or pod.failed or (pod.deleting and not pod.scheduled))
+        and now < awaited_until(job, pod, now)
+    ]

@@ -1,4 +1,4 @@
-"""Gangs of which only a part gets nodes or quota.
+"""Partly placed gangs, which hold nodes or quota while their other pods wait.
 
 Two jobs that each hold half of what one needs would block each other forever. After a timeout a job
 deletes its pods and retries later.

@@ -1,7 +1,7 @@
 """Detect a hang: the trainer still answers, but reports the same step for too long.
 
 Only an answer is evidence, so the clock stops at the last one. Before the first step, a launcher
-answers that there is no report, which is evidence if the training does report steps.
+answers without a report. That is evidence too if the training is known to report steps.
 """
 
 from dataclasses import replace

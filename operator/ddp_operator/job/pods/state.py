@@ -208,7 +208,7 @@ class PodState:
         if not self.lost_to_cluster:
             return False
         if not self.disruption:
-            return True  # the kubelet ended it; a deletion may have come much later
+            return True  # the kubelet ended it; a deletion may follow much later
         finished, told = self.exit.finished, self.disrupted_at
         return finished is None or told is None or finished >= told
 

@@ -39,10 +39,8 @@ def spent(status: DDPJobStatus, *, created: datetime, now: datetime) -> Counter[
     looks now.
     """
     books = status.goodput
-    seconds = Counter[str]()
-    if books is not None:
-        for name, kind in _KIND_OF.items():
-            seconds[kind] += getattr(books, name)
+    names = _KIND_OF.items() if books else ()
+    seconds = Counter[str]({kind: getattr(books, name) for name, kind in names})
     if status.phase in _BOOKED_TO:
         since = books.accounted_until if books else created
         kind = _KIND_OF[_booked_to(status.phase, books)]

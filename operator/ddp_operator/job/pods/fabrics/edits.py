@@ -10,6 +10,7 @@ Draft = dict[str, Any]
 LIBRARIES = "/usr/local/nvidia/lib64"
 """Where GKE's pods find NVIDIA's libraries, and the NCCL that an installer adds."""
 HOST_LIBRARIES = "/home/kubernetes/bin/nvidia/lib64"
+GPU_DEVICES = (*(f"/dev/nvidia{n}" for n in range(8)), "/dev/nvidiactl", "/dev/nvidia-uvm")
 
 
 def container(pod: Draft, name: str) -> Draft:

@@ -14,11 +14,6 @@ from ddp_operator.job.pods.fabrics.side_cars import SideCars
 DAEMON: Final = "tcpx-daemon"
 _SOCKET: Final = "/run/tcpx"
 _NETWORKS: Final = tuple((f"eth{n}", f"vpc{n}") for n in range(1, 5))
-_DEVICES: Final = (
-    *(f"/dev/nvidia{n}" for n in range(8)),
-    "/dev/nvidiactl",
-    "/dev/nvidia-uvm",
-)
 _NCCL: Final = {
     # No script on the node sets these. The bindings assign the machine's CPUs to its cards.
     "NCCL_SOCKET_IFNAME": "eth0",
@@ -50,7 +45,7 @@ _NCCL: Final = {
 def tcpx(draft: edits.Draft, trainer: str, side_cars: SideCars) -> None:
     """Give the pod TCPX."""
     edits.give_interfaces(draft, _NETWORKS)
-    edits.give_devices(draft, DAEMON, _DEVICES)
+    edits.give_devices(draft, DAEMON, edits.GPU_DEVICES)
     edits.add_host_path(draft, "ddp-tcpx-socket", _SOCKET)
     edits.add_daemon(draft, trainer, _daemon(side_cars.tcpx))
     trains = edits.container(draft, trainer)

@@ -22,12 +22,7 @@ _NCCL: Final = {
     ENV_NCCL_SCRIPT: f"{edits.LIBRARIES}/nccl-env-profile.sh",
 }
 _NETWORKS: Final = tuple((f"eth{n}", f"vpc{n}") for n in range(1, 9))
-_DEVICES: Final = (
-    *(f"/dev/nvidia{n}" for n in range(8)),
-    "/dev/nvidiactl",
-    "/dev/nvidia-uvm",
-    "/dev/dmabuf_import_helper",
-)
+_DEVICES: Final = (*edits.GPU_DEVICES, "/dev/dmabuf_import_helper")
 _PROBE_SECONDS: Final = 5
 _PROBES: Final = 24
 """Two minutes: it usually takes half a minute, and a node where it never gets ready is bad."""
