@@ -1,4 +1,4 @@
-"""What ranks ask each other outside of the loop, a new rank hears of on its way.
+"""A new rank receives the answers of ranks that asked each other outside the loop.
 
 The time-out of groups is never reached.
 """
@@ -20,7 +20,7 @@ FLAGS = ("--epochs", "3", "--heartbeat-timeout-seconds", "4", "--group-timeout-s
 
 
 def told(pod: Pod) -> set[str]:
-    """What the script has printed."""
+    """Return the printed lines of the script."""
     return set(re.findall(r"(?:epoch \d+: \[|ends with ).*", pod.log))
 
 

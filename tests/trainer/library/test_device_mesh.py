@@ -20,13 +20,13 @@ from tests.trainer.support.deaths import Death
 RANKS = 3
 EPOCHS = 3
 STEPS = 15
-"""Of an epoch: ceil(ceil(1438 / 3) / 32)."""
+"""Steps of an epoch: ceil(ceil(1438 / 3) / 32)."""
 
 pytestmark = [pytest.mark.timeout(600)]
 
 
 def told_by(folder: Path, plan: list[Death]) -> list[str]:
-    """How the ranks of a script on meshes have ended, and what they have found in each epoch."""
+    """Return how the ranks of a script on meshes ended, and their results in each epoch."""
     variables = deaths.environment(plan, folder / "graves")
     with script_job(folder, ranks=RANKS, script="meshes", variables=variables) as job:
         pod = run_to_its_end(job, "--epochs", str(EPOCHS))

@@ -1,4 +1,4 @@
-"""A script that knows nothing of it takes the same steps, while its group changes its size.
+"""A script takes the same steps while its group changes its size, without knowing of it.
 
 It clips gradients by hand after each of its batches, as if that were all of a step.
 """
@@ -25,7 +25,7 @@ def train(folder: Path, *sizes: int, variables: dict[str, str]) -> Job:
 
 
 def samples_of(of: Job) -> dict[int, set[int]]:
-    """Of each step; a rank may compute one once more, for nothing."""
+    """Return the loss of each step; a rank may compute a step again in vain."""
     found: dict[int, set[int]] = {}
     for rank in range(RANKS):
         for step, samples in of.begun_by(rank):

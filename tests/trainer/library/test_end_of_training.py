@@ -1,4 +1,4 @@
-"""A rank that leaves its training early is missed by the others at once, and takes part again."""
+"""The others notice at once that a rank left its training early, and it joins them again."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_who_has_left_ends_with_an_error_that_names_both() -> None:
 
 
 def test_a_rank_that_leaves_early_is_started_again(tmp_path: Path) -> None:
-    """The time-outs of groups are never reached."""
+    """The timeouts of groups are never reached."""
     plan = [
         Death(rank=1, point="after a step", step=5, deed="leave"),
         Death(rank=0, point="within a step", step=10, deed="leave"),

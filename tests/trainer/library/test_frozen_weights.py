@@ -1,4 +1,4 @@
-"""Weights that are frozen or quantised: left where they are, and sent only where they differ."""
+"""Frozen or quantised weights stay where they are, and are sent only where they differ."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 CPU = torch.device("cpu")
 SIDE = 1024
-"""Of square matrices, of 4 MiB where they are of floating-point numbers."""
+"""Width of square matrices; those of floating-point numbers have 4 MiB."""
 
 
 class Quantised(nn.Module):
-    """Packed weights in a buffer, as GPTQ has them, a frozen embedding, and a trained adapter."""
+    """Packed weights in a buffer, as with GPTQ, a frozen embedding, and a trained adapter."""
 
     packed: Tensor
 
@@ -35,12 +35,12 @@ class Quantised(nn.Module):
         self.adapter = nn.Linear(SIDE, 4)
 
     def to(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse, as quantised models do."""
+        """Refuse to move, like quantised models."""
         raise ValueError("`.to` is not supported for `4-bit` models")
 
 
 class Pair:
-    """Two ranks of one group, in threads, and the bytes that one has sent to the other."""
+    """Two ranks of one group, in threads, and the bytes that one sends to the other."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -56,7 +56,7 @@ class Pair:
 
 
 class Rank:
-    """What `transfer_state` needs of a group."""
+    """The methods of a group that `transfer_state` needs."""
 
     size, device = 2, CPU
 
@@ -65,23 +65,23 @@ class Rank:
         self.gate = self
 
     def wait(self) -> None:
-        """As a gate."""
+        """Act as a gate."""
 
     def sum(self, *values: float) -> list[float]:
-        """Over both."""
+        """Sum over both ranks."""
         return [sum(each) for each in zip(*self._pair.exchange(self.rank, values), strict=True)]
 
     def broadcast(self, data: bytes | None, *, source: int) -> bytes:
-        """A message."""
+        """Send a message."""
         return cast(bytes, self._pair.exchange(self.rank, data)[source])
 
     def share(self, *tensors: Tensor, source: int) -> None:
-        """Several tensors."""
+        """Send several tensors."""
         for tensor in tensors:
             self.pass_on(tensor, source=source)
 
     def pass_on(self, tensor: Tensor, *, source: int) -> None:
-        """One tensor."""
+        """Send one tensor."""
         theirs = self._pair.exchange(self.rank, tensor.clone())[source]
         if self.rank == source:
             self._pair.sent += tensor.nbytes
@@ -96,7 +96,7 @@ def new_run(*, seed: int = 0) -> TrainState:
 
 
 def handed_over(giver: TrainState, taker: TrainState) -> int:
-    """Bytes that were sent, all in all."""
+    """Transfer the state; return the bytes sent."""
     pair = Pair()
 
     def give(rank: int) -> int:

@@ -1,4 +1,4 @@
-"""What a script may ask of its job, and what it is told when it asks wrongly; one process."""
+"""The methods of a job, and the errors for wrong calls; in one process."""
 
 from __future__ import annotations
 
@@ -372,7 +372,7 @@ def test_kept_workers_serve_one_epoch_after_another() -> None:
 
 
 class Restless(Sampler[int]):
-    """Has random numbers of its own, which nobody else can draw again."""
+    """A sampler with its own random numbers, which cannot be drawn again."""
 
     def __init__(self, *, num_replicas: int = 1) -> None:
         self.num_replicas = num_replicas
@@ -489,22 +489,22 @@ def test_what_wrap_takes_is_what_it_does(job: ddp_trainer.Job, model: nn.Module)
 
 
 class Extra:
-    """What a script wants to be remembered."""
+    """An object with a state that a script passes to join()."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state."""
+        """Return its state."""
         return self.state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it over."""
+        """Load a state."""
         self.state = state
 
 
 class ZeroRedundancyOptimizer(Extra):
-    """Torch's needs a process group when it is made."""
+    """A stand-in: torch's needs a process group when it is created."""
 
     def __init__(self) -> None:
         super().__init__({})

@@ -1,4 +1,4 @@
-"""Ranks of a script die at every point: those that live lose no step, and all end the same."""
+"""Ranks of a script die at every point; survivors lose no step, and all end with the same state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Reference = Callable[[int, str], Job]
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """A run of each kind that nothing has happened to."""
+    """Return an undisturbed run of each kind."""
     known: dict[tuple[int, str], Job] = {}
 
     def undisturbed(ranks: int, device: str) -> Job:
@@ -53,7 +53,7 @@ def test_ranks_of_a_script_die_at_every_point(
 
 @pytest.mark.parametrize("device", ["cpu", "stream"])
 def test_ranks_whose_optimizers_take_turns_die_at_every_point(device: str, tmp_path: Path) -> None:
-    """Half of a step may be taken, on some ranks or all, when a rank is lost."""
+    """A rank may be lost when some or all ranks have taken half of a step."""
     script, graves = "two models", tmp_path / "graves"
     dead = [
         Death(rank=rank, point=point, turn=turn)
@@ -80,7 +80,7 @@ def test_all_ranks_die_and_resume_from_a_checkpoint(tmp_path: Path, reference: R
 
 
 def test_the_last_save_may_take_longer_than_any_other_and_any_collective(tmp_path: Path) -> None:
-    """The script's time-outs are 5 s: others would give rank 0 up, and it its save."""
+    """The script's timeouts are 5 s, and the save of rank 0 takes longer."""
     last = LAST_STEP[2]
     slow = Death(rank=0, point="within a save", step=last + 1, deed="wait")
     variables = deaths.environment([slow], tmp_path / "graves")

@@ -1,4 +1,4 @@
-"""Groups that become others while they train: fewer ranks, more, or others; from memory each time.
+"""Groups that change during training: fewer, more, or other ranks; from memory each time.
 
 No step is lost or taken twice, whichever pod goes, comes, or becomes rank 0's.
 """
@@ -40,7 +40,7 @@ def training(
     ranks_a_node: int = 1,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[World]:
-    """A job of so many pods that has begun to train."""
+    """Start a job of this number of pods and wait until it trains."""
     with script_job(folder, ranks=nodes * ranks_a_node, nodes=nodes) as of:
         of.extra_environment = {**of.extra_environment, **(variables or {})}
         world = World(of, [*FLAGS, *flags, "--trace-samples", str(of.traces)])
@@ -59,13 +59,13 @@ def frozen(pod: Pod) -> Iterator[None]:
 
 
 def begun_again(of: Job, *, ranks: int) -> set[int]:
-    """The steps that a rank began more than once."""
+    """Return the steps that a rank began more than once."""
     begun = [of.begun_steps_of(rank) for rank in range(ranks)]
     return {later for steps in begun for earlier, later in pairwise(steps) if later <= earlier}
 
 
 def wait_for_standstill(of: Job, *, rank: int) -> int:
-    """See a rank begin no more steps, which take it a tenth of a second; the last one."""
+    """Wait until a rank begins no more steps, which take 0.1 s each; return the last one."""
     last, since = -1, time.monotonic()
 
     def stands() -> bool:
@@ -80,12 +80,12 @@ def wait_for_standstill(of: Job, *, rank: int) -> int:
 
 
 def saved_by(pod: Pod) -> list[int]:
-    """The steps of the checkpoints that it has written, in order."""
+    """Return the steps of the checkpoints that a pod has written, in order."""
     return [int(step) for step in re.findall(r"saved checkpoint .*step (\d+)", pod.log)]
 
 
 def end(world: World) -> tuple[int, int]:
-    """See all pods end well and alike; the last steps before the group changed, and of all."""
+    """Wait until all pods complete alike; return the last steps before the change, and of all."""
     for pod in world.slots.values():
         assert pod.wait() == 0, pod.log
         assert "forming it again" not in pod.log, "a group that changes is none that breaks"

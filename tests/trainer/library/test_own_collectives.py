@@ -1,4 +1,4 @@
-"""Collectives that a script calls by itself: no rank but the lost one ends because of a loss."""
+"""Collectives that a script calls by itself: a loss ends no rank but the lost one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.trainer.support.pods import job as pods_job
 RANKS = 3
 EPOCHS = 6
 STEPS = 15
-"""Of an epoch: ceil(ceil(1438 / 3) / 32)."""
+"""Steps of an epoch: ceil(ceil(1438 / 3) / 32)."""
 
 pytestmark = [pytest.mark.timeout(600)]
 
 
 def plan_for(rank: int) -> list[Death]:
-    """A rank dies before each of its script's collectives, once between any two steps."""
+    """Plan a death before each of the script's collectives, once between any two steps."""
     in_the_loop = [("within a step", 4), ("after a step", 8), ("before an epoch", STEPS)]
     at_the_end = ["barrier", "evaluation", "gathering", "in a smaller group"]
     if rank == 0:  # no member
@@ -46,7 +46,7 @@ def run(folder: Path, *, device: str, plan: list[Death]) -> tuple[Job, Pod]:
 
 
 def printed(pod: Pod) -> list[str]:
-    """What the script has told of its epochs, and how it ended: the same on all ranks."""
+    """Return the printed epochs and the end of the script; the same on all ranks."""
     epochs = dict.fromkeys(re.findall(r"epoch \d+: \(.*", pod.log))
     return [*epochs, *sorted(set(re.findall(r"ends with \w+", pod.log)))]
 
@@ -56,7 +56,7 @@ Reference = Callable[[str], tuple[Job, Pod]]
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """A run on each device that nothing happens to."""
+    """Return an undisturbed run on each device."""
     known: dict[str, tuple[Job, Pod]] = {}
 
     def on(device: str) -> tuple[Job, Pod]:

@@ -1,4 +1,4 @@
-"""Scripts as people have them, ported: ranks die, and all ends as if none had."""
+"""Ported scripts of real projects: ranks die, and the result is the same as without."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ EVERY_STEP = [
 
 
 def last_state(of: Job) -> Any:
-    """What the newest checkpoint holds."""
+    """Return the content of the newest checkpoint."""
     newest = max(of.checkpoints.glob("step-*/manifest.json"))
     return torch.load(newest.with_name("state.pt"), weights_only=True)
 
 
 def results(log: str) -> set[str]:
-    """What the script has printed of its epochs."""
+    """Return the lines that the script has printed on its epochs."""
     return set(re.findall(r"^(?:epoch|validated) .*", log, re.M))
 
 
 def command(name: str, *arguments: str) -> str:
-    """The command line of a recipe."""
+    """Return the command line of a recipe."""
     return shlex.join([str(RECIPES / f"{name}.py"), *arguments])
 
 
 def run(of: Job) -> str:
-    """Run a recipe to its end; returns the log."""
+    """Run a recipe to its end; return the log."""
     [pod] = of.start_all()
     assert pod.wait() == 0, pod.log
     return pod.log
@@ -140,7 +140,7 @@ def test_an_average_of_the_weights_and_a_sampler(tmp_path: Path) -> None:
 
 
 def test_each_block_of_the_page_is_part_of_a_script() -> None:
-    """Of one that is run here, or by `test_your_script`."""
+    """Return the recipes that are run here or by `test_your_script`."""
     scripts = [*RECIPES.glob("*.py"), *RECIPES.with_name("after").glob("*.py")]
     texts = [script.read_text() for script in scripts]
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)

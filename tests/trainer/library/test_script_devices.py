@@ -1,4 +1,4 @@
-"""The example scripts put each tensor where the model is, shown on a device that is no CPU.
+"""The example scripts move each tensor to the model's device, tested on a device that is no CPU.
 
 That is torch's `meta` device, whose tensors have no values. It lets some operations mix devices;
 here none may, as on a GPU.
@@ -21,7 +21,7 @@ from tests.trainer.library.test_your_script import NAMES, SCRIPTS
 
 ELSEWHERE = torch.device("meta")
 PLACES = (".to(device)", ".to(self.device)", ", device=letters.device")
-"""What puts a tensor where the model is."""
+"""Calls that move a tensor to the model's device."""
 
 
 class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -38,7 +38,7 @@ class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Job:
-    """A job of one rank on that device, for one batch of everything."""
+    """A job of one rank on that device, with one batch of each loader."""
 
     device = ELSEWHERE
     is_main = False
@@ -92,7 +92,7 @@ def run(text: str) -> None:
 
 
 def places() -> list[tuple[str, str, int]]:
-    """Each place of each script at which a tensor is put where the model is."""
+    """Return each place in each script that moves a tensor to the model's device."""
     counts = {(name, word): text_of(name).count(word) for name in NAMES for word in PLACES}
     return [(*where, at) for where, count in counts.items() for at in range(count)]
 

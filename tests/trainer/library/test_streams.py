@@ -1,4 +1,4 @@
-"""Streams that each rank reads by itself: how they are gone on with, and how they end."""
+"""Streams that each rank reads by itself: how they resume, and how they end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALONE = ShardAssignment(shards=1, rank=0, size=1)
 
 
 class Numbers(IterableDataset[float]):
-    """Counts from where it stands, with some noise, and tells how often it was asked."""
+    """Counts from its position, with some noise, and records how often it was read."""
 
     def __init__(self, length: int = BATCHES * BATCH_SIZE) -> None:
         self.length = length
@@ -42,7 +42,7 @@ class Numbers(IterableDataset[float]):
         self.given = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """As datasets that shuffle have it."""
+        """Set the epoch, like datasets that shuffle."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[float]:
@@ -56,13 +56,13 @@ class Numbers(IterableDataset[float]):
 
 
 def share_of_worker() -> slice:
-    """Where there are several processes that read, each reads a part."""
+    """With several reading processes, each reads a part."""
     worker = get_worker_info()
     return slice(worker.id, None, worker.num_workers) if worker is not None else slice(None)
 
 
 class Counting(Numbers):
-    """The same, and it can be taken to where it stood."""
+    """The same with a position that can be saved and restored."""
 
     def __init__(self, length: int = BATCHES * BATCH_SIZE) -> None:
         super().__init__(length)
@@ -78,11 +78,11 @@ class Counting(Numbers):
             yield self.noisy(numbers[self.place - 1])
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands."""
+        """Return its position."""
         return {"place": self.place, "extra": self.extra}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Stand there when it is iterated next."""
+        """Set the position of the next iteration."""
         self.begin = state["place"]
 
 
@@ -98,7 +98,7 @@ def stream_of(loader: DataLoader[Any], run: TrainState | None = None) -> Stream:
 
 
 def rest_of(stream: Stream, epoch: int, done: int, *, steps: int | None = None) -> list[Any]:
-    """The batches from a place on, in steps of one batch."""
+    """Return the batches from a position on, in steps of one batch."""
     rest = stream.rest(epoch, done, ALONE)
     found: list[Any] = []
     while steps is None or len(found) < steps:
@@ -300,7 +300,7 @@ def job(no_launcher: None, tmp_path: Path) -> Iterator[ddp_trainer.Job]:
 
 
 def train(job: ddp_trainer.Job, loader: DataLoader[Any], epochs: int, **how: Any) -> list[int]:
-    """Train; returns the number of batches of each epoch."""
+    """Train; return the number of batches of each epoch."""
     [model] = job._run.models
     net, counts = job.wrap(model), []
     for _ in job.epochs(epochs):

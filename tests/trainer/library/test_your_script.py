@@ -1,4 +1,4 @@
-"""The scripts that show how little of a script changes: they say so truly, and they recover."""
+"""The example scripts recover, and the number of changed lines that they state is true."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def lines_of(script: Path) -> list[str]:
-    """Without indentation, which a `with` changes."""
+    """Strip indentation, which a `with` changes."""
     return [line.strip() for line in script.read_text().splitlines()]
 
 
 def changed_lines(name: str) -> tuple[int, int]:
-    """How many lines of a script are new or different, and how many are gone for that."""
+    """Return how many lines of a script are new or changed, and how many were removed."""
     before, after = (lines_of(SCRIPTS / when / f"{name}.py") for when in ("before", "after"))
     difference = list(difflib.ndiff(before, after))
     added, removed = (

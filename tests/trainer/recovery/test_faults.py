@@ -1,4 +1,4 @@
-"""What comes of each fault of a rank, in each kind of training.
+"""The result of each fault of a rank, in each kind of training.
 
 After NVIDIA's Resiliency Extension, whose tests inject such a list of faults into ranks.
 """
@@ -32,7 +32,7 @@ FLAGS = (
 
 
 def joined(kind: str, folder: Path, variables: Mapping[str, str]) -> AbstractContextManager[Job]:
-    """Two ranks of one pod that train together by the library."""
+    """Two ranks of one pod that train together with the library."""
     if kind == "library":
         return script_job(folder, ranks=2, variables=dict(variables))
     return job(folder, nodes=1, local_world_size=2, extra_environment=variables)

@@ -1,4 +1,4 @@
-"""Ranks die at every point of their life: all end where an undisturbed run ends, to the bit.
+"""Ranks die at every point of their life; all runs end like an undisturbed one, to the bit.
 
 The points differ in what the survivors have when it happens: nothing of the step, a part of it, all
 of it, or one survivor more than another; with a stream the device is behind the host besides.
@@ -34,7 +34,7 @@ SEED = 11
 
 
 def plan_for(ranks: int) -> list[Death]:
-    """Each point of a step for the first rank, another one and the last, and all other points."""
+    """Plan each point of a step for the first, another and the last rank, and all other points."""
     victims = sorted({0, 1, ranks - 1})
     in_steps = [Death(rank=rank, point=point) for point in deaths.IN_A_STEP for rank in victims]
     # A successor dies while it forms the group, or a survivor unless it alone has the state.
@@ -55,7 +55,7 @@ def plan_for(ranks: int) -> list[Death]:
 
 
 def spread(plan: list[Death], *, begin: int, end: int) -> list[Death]:
-    """Over so many steps; a rank that forms the group may be new, and know of none."""
+    """Spread deaths over steps; a rank that forms the group may be new and know of none."""
     return [
         death
         if death.point in deaths.WHILE_FORMING
@@ -72,7 +72,7 @@ def spread(plan: list[Death], *, begin: int, end: int) -> list[Death]:
 def test_ranks_die_at_every_point(
     forkserver: str, ranks: int, tmp_path: Path, reference: Undisturbed
 ) -> None:
-    """The bundled loop is a script; other numbers of ranks are for those of `library`."""
+    """The bundled loop is a script too; tests of `library` cover other numbers of ranks."""
     plan, graves = plan_for(ranks), tmp_path / "graves"
     settings: dict[str, Any] = {"nodes": 1, "local_world_size": ranks, "forkserver": forkserver}
     with job(tmp_path, **settings, extra_environment=deaths.environment(plan, graves)) as wounded:
@@ -90,7 +90,7 @@ def test_ranks_die_at_every_point(
 def test_a_score_of_kills_at_random_moments(
     nodes: int, local_world_size: int, forkserver: str, tmp_path: Path, reference: Undisturbed
 ) -> None:
-    """The same few of those that `make chaos` draws by the hundred."""
+    """A few fixed runs of those that `make chaos` draws by the hundred."""
     shape: dict[str, Any] = {"nodes": nodes, "local_world_size": local_world_size}
     with job(tmp_path, **shape, forkserver=forkserver, extra_environment=STACKS) as wounded:
         wounded.start_all(*flags(wounded), *PATIENCE)

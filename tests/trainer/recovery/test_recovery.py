@@ -1,4 +1,4 @@
-"""Whatever happens to a run, it ends where an undisturbed run ends: to the bit.
+"""A disturbed run ends with the same state as an undisturbed one, to the bit.
 
 The checkpoints compared hold weights, optimizer, schedule and position; the traces hold which rank
 trained on which samples at which step, and thereby what was done twice.
@@ -34,7 +34,7 @@ def flags(of: Job, *more: str) -> list[str]:
 
 
 def without_checkpoints(of: Job, *more: str) -> list[str]:
-    """Only the last step is saved: whatever is kept before it is kept in memory."""
+    """Only the last step is saved: before it, all state is kept in memory."""
     return flags(of, "--checkpoint-every-steps", "1000", *more)
 
 
@@ -63,7 +63,7 @@ def assert_same_run(actual: Job, expected: Job) -> None:
 
 
 def assert_nothing_repeated(of: Job, *, failures: int) -> None:
-    """No step but those under way when a rank was lost was begun twice, and none left out."""
+    """Only steps in progress at a loss were begun twice, and none was left out."""
     for rank in range(of.nodes * of.local_world_size):
         begun = of.begun_steps_of(rank)
         assert all(later - earlier in (0, 1) for earlier, later in pairwise(begun)), begun
@@ -71,12 +71,12 @@ def assert_nothing_repeated(of: Job, *, failures: int) -> None:
 
 
 def _path_with(folder: Path) -> str:
-    """PYTHONPATH with one more folder in it."""
+    """Return PYTHONPATH with one more folder."""
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def history(of: Job) -> list[tuple[int, float]]:
-    """Step, and loss or accuracy, of each line of metrics.jsonl that has one."""
+    """Return step, and loss or accuracy, of the lines of metrics.jsonl that have one."""
     lines = map(json.loads, (of.checkpoints / "metrics.jsonl").read_text().splitlines())
     return [
         (line["step"], line.get("loss", line.get("accuracy")))
@@ -97,7 +97,7 @@ may be slow."""
 
 
 PATIENT = {"DDP_LEAVE_SECONDS": "600"}
-"""For pods that are told to stop while others go on, if any do: more than a test's time."""
+"""Leave time of pods with a stop signal while others continue: longer than a test."""
 
 
 def test_every_sample_is_trained_on_once_an_epoch(undisturbed: Job) -> None:
@@ -263,7 +263,7 @@ def load():
         return workload.score(outputs, targets)
     return replace(workload, test=samples, score=score)
 """
-"""With two ranks, it takes them six minutes."""
+"""Two ranks need six minutes for it."""
 
 
 def test_a_pod_told_to_stop_does_not_evaluate_to_the_end(tmp_path: Path, undisturbed: Job) -> None:
@@ -397,7 +397,7 @@ def keeping_the_lock(of: Job, how: str, seconds: float) -> list[str]:
 def test_a_rank_that_is_too_busy_for_a_pulse_is_left_alone(
     tmp_path: Path, undisturbed: Job
 ) -> None:
-    """Its peers may leave it behind, and wait for it; it keeps its process and its state."""
+    """Its peers may form a group without it and wait for it; it keeps its process and state."""
     with job(tmp_path, extra_environment={"PYTHONPATH": _path_with(tmp_path)}) as busy:
         pods = busy.start_all(*keeping_the_lock(busy, "compute", 6))
         busy.wait_for_step(3)
@@ -429,7 +429,7 @@ def test_a_rank_that_has_locked_itself_in_is_killed_and_replaced(
 def test_a_frozen_pod_is_named_and_replaced(
     victim: int, tmp_path: Path, undisturbed_three: Job
 ) -> None:
-    """Nobody in the pod can kill the frozen rank: its peers leave it behind by themselves."""
+    """No process in the pod can kill the frozen rank: its peers leave it behind by themselves."""
     with job(tmp_path, nodes=3) as hanging:
         settings = without_checkpoints(hanging, "--heartbeat-timeout-seconds", "3")
         pods = hanging.start_all(*settings)

@@ -1,1 +1,1 @@
-"""A device on the CPU that is told its work in advance, as a GPU is: see `device`."""
+"""A device on the CPU that executes work asynchronously, like a GPU: see `device`."""

@@ -42,22 +42,22 @@ from tests.trainer.support import deaths
 STREAM = Stream()
 LEAVE_SECONDS = 5.0
 _SLOWNESS_SECONDS = 0.5
-"""For a thread that sabotages: more than the training needs to take a step."""
+"""Delay of a sabotaging thread: longer than the training needs for a step."""
 
 
 class StreamCommunicator:
-    """What joins the streams of one group."""
+    """Connects the streams of one group."""
 
     def __init__(self, group: StreamGroup, control: dist.ProcessGroup | None) -> None:
         self._group = group
         self.control = control
 
     def trouble(self) -> str | None:
-        """It notices nothing: the worst that a communicator can do."""
+        """Notice nothing, the worst that a communicator can do."""
         return None
 
     def abort(self) -> None:
-        """Let the stream go on."""
+        """Let the stream continue."""
         self._group.abort()
 
 
@@ -76,23 +76,23 @@ class StreamDevice:
         return StreamCommunicator(group, control)
 
     def record(self) -> Event:
-        """Mark the end of what the stream was told so far."""
+        """Mark the end of the work queued on the stream."""
         return STREAM.record()
 
 
 class Sabotage(StrEnum):
-    """What is taken away from the trainer, to see that it is missed."""
+    """A protection that is removed from the trainer, to show that it is needed."""
 
     NO_GATE = "no gate"
     """Nothing waits for the stream before a step is taken."""
     EVENT_ALONE = "event alone"
-    """That the stream has come so far is enough, whatever made it go on."""
+    """An event of the stream is enough, even if an abort completed it."""
     ABORT_FIRST = "abort first"
-    """The group is aborted before anybody knows that it is broken."""
+    """The group is aborted before its failure is set."""
 
 
 def _wait_for_all(store: Store, *, rank: int, world_size: int) -> None:
-    """Wait as NCCL's initialisation does: if a rank is gone, until the socket is cut that listens.
+    """Wait like NCCL's initialisation: if a rank is gone, until the listening socket is cut.
 
     It is polled for others to come, and is not closed before all have.
     """
@@ -124,12 +124,12 @@ def _wait_for_ever() -> None:
 
 
 def hang() -> None:
-    """The device does nothing any more, whatever it is told."""
+    """Let the device do nothing any more."""
     STREAM.tell(_wait_for_ever)
 
 
 def stall() -> None:
-    """The link to the others is gone: no collective comes to its end, though all ranks live."""
+    """Cut the link to the others: no collective ends although all ranks live."""
     STREAM.tell(_present_group().wait_for_abort)
 
 
@@ -142,12 +142,12 @@ def _present_group() -> StreamGroup:
 
 
 def fail() -> None:
-    """The device reports an error, to whoever asks, for as long as the process lives."""
+    """Let the device report an error to every query while the process lives."""
     STREAM.tell(_raise)
 
 
 def be_busy() -> None:
-    """The script does something else, for longer than devices may take to leave a group."""
+    """Let the script do other work for longer than devices may take to leave a group."""
     time.sleep(4 * LEAVE_SECONDS)
 
 
@@ -156,7 +156,7 @@ def _raise() -> None:
 
 
 def install(sabotage: Sabotage | None = None) -> None:
-    """Make it the device of this process, and of those that are forked from it."""
+    """Make it the device of this process and of processes forked from it."""
     kernels.install()
     deaths.DEEDS |= {"hang": hang, "stall": stall, "fail": fail, "be busy": be_busy}
     # As long as a device may take that is a thread.

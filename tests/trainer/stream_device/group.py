@@ -1,4 +1,4 @@
-"""A process group whose collectives run on a stream, and end when they are aborted, whole or not.
+"""A process group with collectives that run on a stream and end when aborted, complete or not.
 
 As with NCCL, a collective's future is complete when the collective is queued. Its data comes later.
 When a peer is gone it never comes, nobody says so, and the stream stands still until the group is
@@ -30,7 +30,7 @@ _TRANSPORT_TIMEOUT = timedelta(hours=1)
 
 
 class StreamWork(dist.Work):
-    """A collective that is queued."""
+    """A queued collective."""
 
     def __init__(self, group: StreamGroup, mark: Mark, outputs: list[Tensor]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class StreamWork(dist.Work):
         self._future.set_result(outputs)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Make what follows on the stream wait, as all there does: the host goes on.
+        """Make later work of the stream wait, as always there; the host continues.
 
         Not where layers call collectives: what follows there is computed by the host. Their
         collectives are not asynchronous: torch itself waits.
@@ -56,7 +56,7 @@ class StreamWork(dist.Work):
 
 
 def _torch_waits() -> bool:
-    """Whether torch itself waits, by way of the trainer's own work or not."""
+    """Return whether torch itself waits, through the trainer's own work or not."""
     frame = sys._getframe(2)
     while frame.f_code.co_name in {"wait", "_wait"} and frame.f_back is not None:
         frame = frame.f_back
@@ -64,7 +64,7 @@ def _torch_waits() -> bool:
 
 
 class StreamGroup(dist.ProcessGroup):
-    """Collectives of tensors on the CPU, carried by gloo and done by the stream."""
+    """Collectives of CPU tensors, sent by gloo and executed by the stream."""
 
     def __init__(
         self, stream: Stream, store: Store, rank: int, size: int, timeout: timedelta
@@ -77,7 +77,7 @@ class StreamGroup(dist.ProcessGroup):
         self._aborted = threading.Event()
         self._ended = threading.Event()
         self.spoilt = 0
-        """Collectives that ended otherwise than whole."""
+        """Number of collectives that ended incomplete."""
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's
         return "stream"
@@ -130,21 +130,21 @@ class StreamGroup(dist.ProcessGroup):
         )
 
     def check(self) -> None:
-        """Raise what torch raises of a communicator that was aborted."""
+        """Raise torch's error for an aborted communicator."""
         if self._aborted.is_set():
             raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.")
 
     def abort(self) -> None:
-        """Let the stream go on."""
+        """Let the stream continue."""
         self._aborted.set()
         self._ended.set()
 
     def wait_for_abort(self) -> None:
-        """Come back when the group is aborted."""
+        """Return when the group is aborted."""
         self._aborted.wait()
 
     def shutdown(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is in progress."""
 
     def _tell(
         self, outputs: list[Tensor], begin: Callable[[list[Tensor]], Any], options: Any

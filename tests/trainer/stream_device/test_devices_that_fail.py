@@ -1,4 +1,4 @@
-"""Devices and links that hang or fail while Python still beats: nobody waits for ever."""
+"""Devices and links that hang or fail while heartbeats continue: no rank waits for ever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEP = 9
 
 
 def run_with(*plan: Death, folder: Path, reference: Undisturbed) -> Pod:
-    """Three ranks that something befalls; they end as if nothing had."""
+    """Run three ranks with a fault; they end like an undisturbed run."""
     graves = folder / "graves"
     variables = deaths.environment(list(plan), graves)
     with job(
@@ -35,7 +35,7 @@ def run_with(*plan: Death, folder: Path, reference: Undisturbed) -> Pod:
 def test_a_link_that_hangs_ends_with_the_groups_timeout(
     rank: int, tmp_path: Path, reference: Undisturbed
 ) -> None:
-    """Whoever is first to lose its patience, all keep their processes."""
+    """All ranks keep their processes, whichever times out first."""
     fault = Death(rank=rank, point="backward", step=STEP, deed="stall")
     pod = run_with(fault, folder=tmp_path, reference=reference)
     assert "took more than 5 s: a collective, or the device, hangs" in pod.log
@@ -60,7 +60,7 @@ def test_a_device_that_hangs_ends_its_process(
 def test_a_device_that_fails_ends_its_process(
     rank: int, tmp_path: Path, reference: Undisturbed
 ) -> None:
-    """Its context is lost: no use to form the group with it again."""
+    """The CUDA context is lost, so the rank cannot form the group again."""
     fault = Death(rank=rank, point="backward", step=STEP, deed="fail")
     pod = run_with(fault, folder=tmp_path, reference=reference)
     said = f"{DeviceError.__name__}: CUDA error: device-side assert triggered"
@@ -74,7 +74,7 @@ def test_a_device_that_fails_ends_its_process(
 def test_a_rank_lost_while_devices_are_joined_costs_nobody_else_their_state(
     deed: str, tmp_path: Path, reference: Undisturbed
 ) -> None:
-    """NCCL waits there for ever, but for the end of its sockets."""
+    """NCCL waits there until its sockets are cut."""
     lost = Death(rank=1, point="joining", deed=deed)
     plan = Death(rank=1, point="backward", step=STEP), lost
     pod = run_with(*plan, folder=tmp_path, reference=reference)
@@ -86,7 +86,7 @@ def test_a_rank_lost_while_devices_are_joined_costs_nobody_else_their_state(
 def test_whoever_is_busy_for_long_is_not_taken_for_stuck(
     tmp_path: Path, reference: Undisturbed
 ) -> None:
-    """Longer than the device has to come to itself, which does so at once."""
+    """The script is busy for longer than the device may take, which recovers at once."""
     busy = Death(rank=0, point="after the optimizer's step", step=STEP, deed="be busy")
     pod = run_with(busy, Death(rank=1, point="vote"), folder=tmp_path, reference=reference)
     assert "this process cannot continue" not in pod.log

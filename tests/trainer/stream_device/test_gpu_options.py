@@ -56,7 +56,7 @@ def test_ranks_that_die_change_nothing(options: tuple[str, ...], tmp_path: Path)
 
 
 def test_sync_batch_norm_sees_the_batches_of_all_ranks_as_one(tmp_path: Path) -> None:
-    """One rank with a batch as large as those of two together sees the same numbers."""
+    """One rank with the batches of two ranks together computes the same numbers."""
     short = ("--max-steps", "1", "--workload-option", "dropout=0")
     two = run(tmp_path / "two", *SYNC_BATCH_NORM, *short)
     apart = run(tmp_path / "apart", *short)

@@ -1,4 +1,4 @@
-"""What keeps a device that runs behind the host from doing harm is missed when it is gone."""
+"""Without its protections, the trainer computes wrong results on an asynchronous device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.timeout(600)]
 def test_what_is_taken_away_is_missed(
     sabotage: Sabotage, tmp_path: Path, reference: Undisturbed
 ) -> None:
-    """A device on which nothing could go wrong would prove nothing."""
+    """A device on which nothing can go wrong would prove nothing."""
     # The others wait for nothing but gradients.
     death = Death(rank=2, point="backward", step=9, others_at="gate")
     variables = {
