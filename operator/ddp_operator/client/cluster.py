@@ -30,7 +30,7 @@ PATIENCE_SECONDS: Final = 600.0
 _WATCH_SECONDS: Final = 240
 _SLACK_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 2.0
-"""Between two reads without the right to watch, and after a watch broke."""
+"""Seconds between two reads without the right to watch, and after a watch broke."""
 
 
 class NotInstalledError(Exception):

@@ -12,46 +12,46 @@ from ddp_operator.ports import UnavailableError
 from ddp_operator.views.job.pods import Pods
 from ddp_operator.views.job.snapshot import JobSnapshot
 
-LOOK_SECONDS: Final = 2.0
-"""Between two reads of the job and its pods."""
-SHORT_LOOK_SECONDS: Final = 0.2
+POLL_SECONDS: Final = 2.0
+"""Seconds between two reads of the job and its pods."""
+SHORT_POLL_SECONDS: Final = 0.2
 """The same at the start, and after the job has ended."""
 MOST_HELD: Final = 1000
 """Most lines that are returned together."""
 
-Look = Callable[[], Coroutine[Any, Any, tuple[JobSnapshot, Pods]]]
+Read = Callable[[], Coroutine[Any, Any, tuple[JobSnapshot, Pods]]]
 Choose = Callable[[JobSnapshot, Pods], list[PodState]]
 
 
 async def followed(
     source: LogSource,
-    look: Look,
+    read: Read,
     choose: Choose,
     wanted: Wanted,
     most: int,
     *,
     gone: type[Exception],
     window_seconds: float = 0,
-    on_look: Callable[[JobSnapshot, int], None] = lambda _, __: None,
+    on_update: Callable[[JobSnapshot, int], None] = lambda _, __: None,
 ) -> AsyncGenerator[tuple[JobSnapshot, Sequence[Line]], None]:
     """Yield the log lines of the chosen pods; lines within `window_seconds` come sorted by time.
 
-    `look` reads the job and its pods, and raises `gone` when the job no longer exists. After each
-    read, `on_look` receives the job and the number of pods that are left out for now.
+    `read` reads the job and its pods, and raises `gone` when the job no longer exists. After each
+    read, `on_update` receives the job and the number of pods that are left out for now.
 
     Raises:
         UnavailableError: the job could not be read for ten minutes.
     """
     clock = asyncio.get_running_loop().time
-    follower, ends, pause = Follower(source, wanted), False, SHORT_LOOK_SECONDS
-    job, pods = await look()
+    follower, ends, pause = Follower(source, wanted), False, SHORT_POLL_SECONDS
+    job, pods = await read()
     reached = clock()
     try:
         while True:
-            left_out = follower.look(choose(job, pods), most)
-            on_look(job, left_out)
-            until = clock() + (SHORT_LOOK_SECONDS if ends else pause)
-            pause = min(2 * pause, LOOK_SECONDS)
+            left_out = follower.update(choose(job, pods), most)
+            on_update(job, left_out)
+            until = clock() + (SHORT_POLL_SECONDS if ends else pause)
+            pause = min(2 * pause, POLL_SECONDS)
             while clock() < until and not (ends and follower.idle):
                 if lines := await _together(follower, until, window_seconds):
                     yield job, lines
@@ -60,7 +60,7 @@ async def followed(
             # One more read after the end: it finds pods that started just before.
             ends = job.status.finished or job.deleting
             try:
-                job, pods = await look()
+                job, pods = await read()
                 reached = clock()
             except gone:
                 ends = True

@@ -140,7 +140,7 @@ class Follower:
         self._noted: dict[Key, str] = {}
         self._reading: dict[Key, asyncio.Task[None]] = {}
 
-    def look(self, pods: Iterable[PodState], most: int) -> int:
+    def update(self, pods: Iterable[PodState], most: int) -> int:
         """Start reading logs that may have more lines; return how many pods must wait."""
         for key in [key for key, task in self._reading.items() if task.done()]:
             self._reading.pop(key).result()

@@ -3,7 +3,7 @@
 from typing import Final
 
 LIST_SECONDS: Final = 5.0
-"""Between two lists of jobs."""
+"""Seconds between two lists of jobs."""
 _SHARE: Final = 10
 """Reading takes at most a tenth of the time, however many jobs exist."""
 

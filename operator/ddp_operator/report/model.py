@@ -52,7 +52,7 @@ class Recovery:
     parts: tuple[float | None, ...]
     """Seconds of each of `PARTS`."""
     seconds: float | None
-    """From the failure to the first step after it."""
+    """Seconds from the failure to the first step after it."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class SaveRow:
 
 @dataclass(frozen=True)
 class Saves:
-    """All checkpoints."""
+    """The checkpoints of a job."""
 
     rows: tuple[SaveRow, ...]
     """The newest ones."""

@@ -16,7 +16,7 @@ from ddp_operator.sdk.errors import ClientError, ManifestError
 from ddp_operator.sdk.job import AsyncJob
 from ddp_operator.sdk.manifests import Options
 from ddp_operator.submit import admitted
-from ddp_operator.submit.words import object_name
+from ddp_operator.submit.validation import object_name
 from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean
 

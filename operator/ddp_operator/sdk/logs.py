@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final, Self
 
 from ddp_operator.client import following
-from ddp_operator.client.following import Look
+from ddp_operator.client.following import Read
 from ddp_operator.client.logs import MOST_BYTES, Line, Wanted, printed
 from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
@@ -77,10 +77,10 @@ def chosen(job: JobSnapshot, pods: Pods, only: Sequence[int]) -> list[PodState]:
 
 
 async def until_now(
-    backend: Backend, look: Look, wanted: Wanted, only: Sequence[int]
+    backend: Backend, read: Read, wanted: Wanted, only: Sequence[int]
 ) -> AsyncGenerator[LogLine, None]:
     """Yield the lines so far, sorted by time."""
-    job, pods = await look()
+    job, pods = await read()
     begun = [pod for pod in chosen(job, pods, only) if pod.started or pod.exit]
     _refuse_too_many(len(begun))
     async for line in printed(backend, begun, wanted):
@@ -89,26 +89,26 @@ async def until_now(
 
 
 async def followed(
-    backend: Backend, look: Look, wanted: Wanted, only: Sequence[int]
+    backend: Backend, read: Read, wanted: Wanted, only: Sequence[int]
 ) -> AsyncGenerator[LogLine, None]:
     """Yield lines until the job ends, including those of replacement pods.
 
     Raises:
         UnavailableError: the job could not be read for ten minutes.
     """
-    first = await look()
+    first = await read()
     _refuse_too_many(len(chosen(*first, only)))
     ahead = [first]
 
-    async def next_look() -> tuple[JobSnapshot, Pods]:
-        return ahead.pop() if ahead else await look()
+    async def next_read() -> tuple[JobSnapshot, Pods]:
+        return ahead.pop() if ahead else await read()
 
     def choose(job: JobSnapshot, pods: Pods) -> list[PodState]:
         return chosen(job, pods, only)
 
-    read = following.followed(backend, next_look, choose, wanted, MOST_PODS, gone=JobGoneError)
-    async with contextlib.aclosing(read):
-        async for job, lines in read:
+    stream = following.followed(backend, next_read, choose, wanted, MOST_PODS, gone=JobGoneError)
+    async with contextlib.aclosing(stream):
+        async for job, lines in stream:
             for line in lines:
                 if line.may_be_of(only):
                     yield LogLine.of(job, line)

@@ -10,7 +10,7 @@ from ddp_operator.submit.job import (
 )
 from ddp_operator.submit.mounts import Mount
 from ddp_operator.submit.scripts import Scripts
-from ddp_operator.submit.words import JobRequestError
+from ddp_operator.submit.validation import JobRequestError
 
 __all__ = [
     "CheckpointLocation",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from ddp_operator.api.gpus import GPUS
-from ddp_operator.submit.words import JobRequestError
+from ddp_operator.submit.validation import JobRequestError
 
 _FULL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _VENDOR: Final = "nvidia-"

@@ -18,7 +18,7 @@ from ddp_operator.ports import Manifest
 from ddp_operator.submit.gpus import GpuRequest
 from ddp_operator.submit.mounts import Mount
 from ddp_operator.submit.scripts import PATH, VOLUME, Scripts
-from ddp_operator.submit.words import JobRequestError, object_name
+from ddp_operator.submit.validation import JobRequestError, object_name
 
 Launcher = Literal["auto", "bundled", "inject", "torchrun", "none"]
 LAUNCHERS: Final[tuple[Launcher, ...]] = ("auto", "bundled", "inject", "torchrun", "none")
@@ -91,7 +91,7 @@ def job_manifest(request: JobRequest) -> Manifest:
         JobRequestError: the job would be invalid; the text names the field.
     """
     container: dict[str, Any] = {"name": "trainer", "image": request.image}
-    if command := commanded(request):
+    if command := pod_command(request):
         container["command"] = command
     if request.env:
         container["env"] = [{"name": name, "value": value} for name, value in request.env.items()]
@@ -189,8 +189,8 @@ def parsed(manifest: Manifest) -> DDPJob:
         raise JobRequestError(str(error)) from None
 
 
-def least_and_most(request: JobRequest) -> tuple[int, int]:
-    """Return the least and the most pods that the job trains with."""
+def size_limits(request: JobRequest) -> tuple[int, int]:
+    """Return the smallest and the largest number of pods that the job trains with."""
     return request.min_replicas or request.replicas, request.max_replicas or request.replicas
 
 
@@ -199,7 +199,7 @@ def ranks_per_pod(request: JobRequest) -> int:
     return request.gpus.count if request.gpus else 1
 
 
-def commanded(request: JobRequest) -> list[str]:
+def pod_command(request: JobRequest) -> list[str]:
     """Return the command that runs in each pod.
 
     Raises:
@@ -228,7 +228,7 @@ def commanded(request: JobRequest) -> list[str]:
 def starts_once(request: JobRequest) -> bool:
     """Tell whether the command must start a pod's processes itself, which cannot be checked."""
     alone = request.launcher in ("auto", "none") and ranks_per_pod(request) > 1
-    return alone and not started(commanded(request)).launcher
+    return alone and not started(pod_command(request)).launcher
 
 
 def _chosen(request: JobRequest, found: Started) -> Launcher:
@@ -238,7 +238,7 @@ def _chosen(request: JobRequest, found: Started) -> Launcher:
         JobRequestError: the command's own launcher does not read the number of processes.
     """
     several = ranks_per_pod(request) > 1
-    if found.launcher and not found.by_torchrun and (several or least_and_most(request)[1] > 1):
+    if found.launcher and not found.by_torchrun and (several or size_limits(request)[1] > 1):
         raise JobRequestError(
             f"{found.called}: takes the number of processes and pods from its own flags, not from "
             "the job; write python train.py, which torchrun starts, or add --launcher none"
@@ -260,7 +260,7 @@ def _membership(request: JobRequest) -> dict[str, Any]:
     found = {name: value for name, value in asked.items() if value}
     # An image's own command, or one with launcher none, may be the launcher itself.
     if found and (
-        request.launcher == "torchrun" or (request.launcher == "auto" and commanded(request))
+        request.launcher == "torchrun" or (request.launcher == "auto" and pod_command(request))
     ):
         what = "another size" if elastic else "spares"
         raise JobRequestError(

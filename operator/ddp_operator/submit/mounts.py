@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from ddp_operator.api.constants import GKE_GCSFUSE_DRIVER
-from ddp_operator.submit.words import JobRequestError, absolute, object_name
+from ddp_operator.submit.validation import JobRequestError, absolute, object_name
 
 FORMS: Final = (
     "pvc/NAME:/path, gs://BUCKET:/path, configmap/NAME:/path, secret/NAME:/path or "

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.ports import Manifest
-from ddp_operator.submit.words import JobRequestError
+from ddp_operator.submit.validation import JobRequestError
 
 PATH: Final = "/ddp-scripts"
 """The folder of the files in pods."""

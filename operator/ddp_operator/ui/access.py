@@ -27,7 +27,7 @@ _HEADERS: Final = {
 }
 
 
-class Door:
+class PageAccess:
     """Admits requests with the token."""
 
     def __init__(self) -> None:

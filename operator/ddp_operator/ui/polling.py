@@ -1,4 +1,4 @@
-"""Reads the content of the pages from the cluster."""
+"""Read the content of the pages from the cluster."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, counted
 
 REPORT_SECONDS: Final = 15.0
-"""Between two reports of one job; each reads metrics.jsonl through the API server."""
+"""Seconds between two reports of one job; each reads metrics.jsonl through the API server."""
 _MAX_JOBS: Final = 1000
 """Most rows of the table; browsers are slow with more."""
 _MAX_REPORTS: Final = 32

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from ddp_operator.ports import Key
 from ddp_operator.ui import pages
-from ddp_operator.ui.access import ADDRESS, Door
+from ddp_operator.ui.access import ADDRESS, PageAccess
 from ddp_operator.ui.polling import Poller
 
 _NAME: Final = "[a-z0-9][-a-z0-9.]{0,252}"
@@ -27,15 +27,15 @@ def page_of(key: Key) -> str:
 
 
 @asynccontextmanager
-async def serving(poller: Poller, *, port: int) -> AsyncIterator[Door]:
+async def serving(poller: Poller, *, port: int) -> AsyncIterator[PageAccess]:
     """Serve inside the block; port 0 is any free port.
 
     Raises:
         PortTakenError: the port cannot be used.
     """
-    door = Door()
+    access = PageAccess()
     runner = web.AppRunner(
-        application(poller, door), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS
+        application(poller, access), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS
     )
     await runner.setup()
     try:
@@ -44,13 +44,13 @@ async def serving(poller: Poller, *, port: int) -> AsyncIterator[Door]:
         except OSError as error:
             reason = error.strerror or error
             raise PortTakenError(f"cannot listen on port {port} (--port): {reason}") from error
-        door.port = runner.addresses[0][1]
-        yield door
+        access.port = runner.addresses[0][1]
+        yield access
     finally:
         await runner.cleanup()
 
 
-def application(poller: Poller, door: Door) -> web.Application:
+def application(poller: Poller, access: PageAccess) -> web.Application:
     """Return the application, with access checks."""
 
     async def jobs(_: web.Request) -> web.Response:
@@ -67,7 +67,7 @@ def application(poller: Poller, door: Door) -> web.Application:
     async def script(_: web.Request) -> web.Response:
         return web.Response(text=pages.script(), content_type="text/javascript", charset="utf-8")
 
-    app = web.Application(middlewares=[door.middleware()])
+    app = web.Application(middlewares=[access.middleware()])
     found = f"/jobs/{{namespace:{_NAME}}}/{{name:{_NAME}}}"
     app.add_routes([web.get("/", jobs), web.get(found, job), web.get(pages.SCRIPT, script)])
     return app

@@ -5,7 +5,7 @@ from typing import Final
 
 from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.submit import JobRequest, ranks_per_pod
-from ddp_operator.submit.job import commanded, least_and_most
+from ddp_operator.submit.job import pod_command, size_limits
 from ddp_operator.views.text import clean, counted, facts, folded
 
 _LONGEST: Final = 400
@@ -36,7 +36,7 @@ def plan(
         pairs.append(
             ("nodes", "spot: may be preempted at any time" if request.spot else "standard")
         )
-    least, most = least_and_most(request)
+    least, most = size_limits(request)
     if least < request.replicas:
         pairs.append(("least", f"continues with {counted(least, 'pod')} while others are missing"))
     if most > request.replicas:
@@ -54,7 +54,7 @@ def plan(
         pairs.append(("saves to", f"{clean(request.checkpoint.name)} ({request.checkpoint.field})"))
     else:
         where = "the pods' own disks: checkpoints are lost with the pods (use --checkpoint)"
-        if most > 1 and commanded(request):
+        if most > 1 and pod_command(request):
             where = (
                 "each pod's own disk: checkpoints are lost with the pod, and after a failure a "
                 "script restarts in all pods without a checkpoint (use --checkpoint)"
@@ -65,5 +65,5 @@ def plan(
 
 
 def _command(request: JobRequest) -> str:
-    command = commanded(request)
+    command = pod_command(request)
     return clean(shlex.join(command), _LONGEST) if command else "the image's own"

@@ -9,7 +9,7 @@ import pytest
 from ddp_operator.client import pacing
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.ui import pages, polling
-from ddp_operator.ui.access import Door
+from ddp_operator.ui.access import PageAccess
 from ddp_operator.ui.server import serving
 from selenium import webdriver
 
@@ -32,7 +32,7 @@ _LOADED = "return performance.getEntriesByType('resource')"
 class Live:
     """A page that is open, and what is behind it."""
 
-    door: Door
+    access: PageAccess
     chromium: webdriver.Chrome
 
     async def ask(self, script: str) -> Any:
@@ -78,17 +78,17 @@ async def live(
     hostile["status"] |= {"phase": "Failed", "reason": HOSTILE, "message": HOSTILE}
     server.create("ddpjobs", hostile)
     poller = polling.Poller(cluster, home=NAMESPACE, everywhere=True, prices={})
-    async with serving(poller, port=0) as door:
+    async with serving(poller, port=0) as access:
         browser.get_log("browser")  # of the page before
-        await asyncio.to_thread(browser.get, door.url("/"))
-        yield Live(door, browser)
+        await asyncio.to_thread(browser.get, access.url("/"))
+        yield Live(access, browser)
         await asyncio.to_thread(browser.get, "about:blank")
     browser.execute_cdp_cmd(MEDIA, {"media": "", "features": []})
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 async def test_from_the_table_to_a_job_without_the_token(live: Live) -> None:
-    assert live.chromium.current_url == f"http://127.0.0.1:{live.door.port}/"
+    assert live.chromium.current_url == f"http://127.0.0.1:{live.access.port}/"
     assert live.chromium.title == "Jobs of all namespaces"
     await live.ask("[...document.querySelectorAll('a')].find(a => a.innerText == 'digits').click()")
     await live.shows("DDPJob in namespace")
@@ -101,7 +101,7 @@ async def test_from_the_table_to_a_job_without_the_token(live: Live) -> None:
 
 async def test_words_stay_words_and_nothing_is_loaded_from_elsewhere(live: Live) -> None:
     for path in ("/", f"/jobs/{NAMESPACE}/hostile"):
-        address = f"http://127.0.0.1:{live.door.port}"
+        address = f"http://127.0.0.1:{live.access.port}"
         await asyncio.to_thread(live.chromium.get, address + path)
         assert "document.title='taken'" in await live.text()
         # Also what the script puts in.
@@ -140,7 +140,7 @@ async def test_it_is_kept_up_to_date_where_the_reader_is(live: Live, server: Fak
 async def test_a_report_is_kept_up_to_date_and_its_tables_stay_open(
     live: Live, server: FakeApiServer
 ) -> None:
-    page = f"http://127.0.0.1:{live.door.port}/jobs/{NAMESPACE}/{NAME}"
+    page = f"http://127.0.0.1:{live.access.port}/jobs/{NAMESPACE}/{NAME}"
     await asyncio.to_thread(live.chromium.get, page)
     await live.ask("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     server.update("ddpjobs", NAMESPACE, NAME, {"status": {"message": "it goes on"}})
@@ -174,6 +174,6 @@ async def test_nothing_sticks_out(live: Live, width: int) -> None:
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     await asyncio.to_thread(live.chromium.execute_cdp_cmd, METRICS, size)
     for path in ("/", f"/jobs/{NAMESPACE}/hostile"):
-        page = f"http://127.0.0.1:{live.door.port}{path}"
+        page = f"http://127.0.0.1:{live.access.port}{path}"
         await asyncio.to_thread(live.chromium.get, page)
         assert await live.ask("return document.documentElement.scrollWidth") <= width

@@ -21,8 +21,8 @@ JOB = ("ddpjobs", "research", NAME)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(following, "SHORT_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(following, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(following, "SHORT_POLL_SECONDS", 0.02)
 
 
 def printed(*lines: tuple[int, str]) -> bytes:

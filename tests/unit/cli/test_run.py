@@ -19,8 +19,8 @@ SHORT = ("run", "try", "--image", "me/train:1")
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(following, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(following, "SHORT_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(following, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(following, "SHORT_POLL_SECONDS", 0.02)
 
 
 @pytest.fixture

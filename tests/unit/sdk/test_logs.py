@@ -18,8 +18,8 @@ from tests.unit.kube.fake_api_server import FakeApiServer
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(following, "SHORT_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(following, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(following, "SHORT_POLL_SECONDS", 0.02)
 
 
 async def test_all_ranks_in_the_order_of_time(client: AsyncClient, server: FakeApiServer) -> None:

@@ -16,7 +16,7 @@ from ddp_operator.submit import (
     job_manifest,
 )
 from ddp_operator.submit.gpus import SHORT_NAMES
-from ddp_operator.submit.job import commanded, world_size
+from ddp_operator.submit.job import pod_command, world_size
 from ddp_operator.submit.scripts import MAX_BYTES
 
 EIGHT = GpuRequest("nvidia-h100-80gb", 8)
@@ -162,9 +162,9 @@ def test_a_namespace_that_forbids_a_mount(level: Any) -> None:
     ],
 )
 def test_who_starts_a_pods_processes(command: str, gpus: int, launcher: Any, started: str) -> None:
-    request = GpuRequest("nvidia-l4", gpus)
-    request = replace(REQUEST, command=command.split(), gpus=request, launcher=launcher)
-    assert commanded(request) == started.split()
+    wanted = GpuRequest("nvidia-l4", gpus)
+    request = replace(REQUEST, command=command.split(), gpus=wanted, launcher=launcher)
+    assert pod_command(request) == started.split()
 
 
 def test_the_launcher_is_put_into_any_image() -> None:
@@ -216,7 +216,7 @@ def test_files_are_called_as_pods_call_them() -> None:
     assert stored["data"] == {"train.py": "import model\n"}
     assert stored["binaryData"] == {"model.py": "//4="}
     assert stored["immutable"] is True
-    assert commanded(replace(request, command=())) == ["python", "/ddp-scripts/train.py"]
+    assert pod_command(replace(request, command=())) == ["python", "/ddp-scripts/train.py"]
 
 
 def test_other_files_are_another_config_map() -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import aiohttp
 import pytest
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.ui.access import Door
+from ddp_operator.ui.access import PageAccess
 from ddp_operator.ui.polling import Poller
 from ddp_operator.ui.server import serving
 
@@ -17,13 +17,13 @@ __all__ = ["cluster", "kubeconfig", "server"]
 class Browser:
     """Somebody who has opened the address that was printed."""
 
-    door: Door
+    access: PageAccess
     poller: Poller
     session: aiohttp.ClientSession
 
     async def get(self, path: str = "/") -> str:
         """Open a page."""
-        async with self.session.get(f"http://127.0.0.1:{self.door.port}{path}") as answer:
+        async with self.session.get(f"http://127.0.0.1:{self.access.port}{path}") as answer:
             return await answer.text()
 
 
@@ -49,9 +49,9 @@ def poller(cluster: Cluster, clock: Clock) -> Poller:
 
 @pytest.fixture
 async def browser(poller: Poller) -> AsyncIterator[Browser]:
-    async with serving(poller, port=0) as door:
+    async with serving(poller, port=0) as access:
         jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
         async with aiohttp.ClientSession(cookie_jar=jar) as session:
-            async with session.get(door.url("/")) as answer:
+            async with session.get(access.url("/")) as answer:
                 assert answer.status == 200
-            yield Browser(door, poller, session)
+            yield Browser(access, poller, session)

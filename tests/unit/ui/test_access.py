@@ -16,7 +16,7 @@ async def stranger() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 def address(browser: Browser, path: str = "/") -> str:
-    return f"http://127.0.0.1:{browser.door.port}{path}"
+    return f"http://127.0.0.1:{browser.access.port}{path}"
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ async def test_without_the_token_nothing_is_told_or_asked(
 async def test_the_token_leaves_the_address(
     browser: Browser, stranger: aiohttp.ClientSession
 ) -> None:
-    given = browser.door.url("/jobs/research/digits")
+    given = browser.access.url("/jobs/research/digits")
     async with stranger.get(given, allow_redirects=False) as answer:
         assert answer.status == 303
         assert answer.headers["Location"] == "/jobs/research/digits"
@@ -51,29 +51,29 @@ async def test_the_token_leaves_the_address(
 async def test_a_token_does_not_lead_elsewhere(
     browser: Browser, stranger: aiohttp.ClientSession
 ) -> None:
-    given = browser.door.url("//example.com/")
+    given = browser.access.url("//example.com/")
     async with stranger.get(given, allow_redirects=False) as answer:
         assert not answer.headers.get("Location", "").startswith("//")
 
 
 async def test_a_cookie_is_of_one_start(browser: Browser, stranger: aiohttp.ClientSession) -> None:
-    async with stranger.get(browser.door.url("/")) as answer:
+    async with stranger.get(browser.access.url("/")) as answer:
         assert answer.status == 200
-    browser.door.token = "that of another start"
+    browser.access.token = "that of another start"
     async with stranger.get(address(browser)) as answer:
         assert answer.status == 403
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "localhost:1", "evil.example:{}"])
 async def test_a_name_that_came_to_mean_this_machine(browser: Browser, host: str) -> None:
-    named = {"Host": host.format(browser.door.port)}
-    async with browser.session.get(browser.door.url("/"), headers=named) as answer:
+    named = {"Host": host.format(browser.access.port)}
+    async with browser.session.get(browser.access.url("/"), headers=named) as answer:
         assert answer.status == 403
 
 
 async def test_localhost_is_this_machine(browser: Browser) -> None:
-    named = {"Host": f"localhost:{browser.door.port}"}
-    async with browser.session.get(browser.door.url("/"), headers=named) as answer:
+    named = {"Host": f"localhost:{browser.access.port}"}
+    async with browser.session.get(browser.access.url("/"), headers=named) as answer:
         assert answer.status == 200
 
 
@@ -96,6 +96,6 @@ async def test_no_answer_is_kept_framed_or_sniffed(browser: Browser, path: str) 
 
 
 async def test_it_listens_on_this_machine_alone(browser: Browser) -> None:
-    assert browser.door.url("/").startswith("http://127.0.0.1:")
+    assert browser.access.url("/").startswith("http://127.0.0.1:")
     with pytest.raises(aiohttp.ClientConnectorError):
-        await browser.session.get(f"http://127.0.0.2:{browser.door.port}/")
+        await browser.session.get(f"http://127.0.0.2:{browser.access.port}/")

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.views import changes
-from ddp_operator.views.job.coming import coming
 from ddp_operator.views.job.diagnosis import diagnose
 from ddp_operator.views.job.pods import Pods, rows
 from ddp_operator.views.job.screen import screen
 from ddp_operator.views.job.snapshot import JobSnapshot
+from ddp_operator.views.job.upcoming import upcoming
 
 from tests.good_manifests import Json
 from tests.unit.cli.jobs import at, training
@@ -46,7 +46,7 @@ def shown(manifest: Json, *pods: PodState) -> list[str]:
 
 def next_of(manifest: Json, *pods: PodState) -> list[str]:
     seen = JobSnapshot.read(manifest)
-    return coming(seen, Pods.of(seen, pods), NOW)
+    return upcoming(seen, Pods.of(seen, pods), NOW)
 
 
 def test_a_group_that_is_smaller_than_wanted() -> None:

@@ -1,4 +1,4 @@
-"""What the commands that change a job share: state the effect, confirm, apply."""
+"""Shared by the commands that change a job: state the effect, confirm, apply."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -24,8 +24,7 @@ from ddp_operator.kube import (
     list_pages,
 )
 from ddp_operator.ports import ClusterError, ForbiddenError, Manifest
-from ddp_operator.views import checkup
-from ddp_operator.views.checkup import Facts, Unknown
+from ddp_operator.views.doctor import Facts, Unknown, examine, shown
 
 T = TypeVar("T")
 
@@ -62,8 +61,8 @@ def doctor() -> None:
     Exit code 1: a check failed.
     """
     facts = on_cluster(gather)
-    findings = checkup.examine(facts)
-    print_lines(checkup.shown(findings, width()))
+    findings = examine(facts)
+    print_lines(shown(findings, width()))
     if any(each.level == "fail" for each in findings):
         click.get_current_context().exit(1)
 

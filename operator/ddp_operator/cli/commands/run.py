@@ -230,7 +230,7 @@ def _submit(request: JobRequest, manifests: list[Manifest], *, dry_run: bool) ->
 def _follow(key: Key, *, quietly: bool) -> int:
     told: list[str] = []
 
-    def on_look(job: JobSnapshot) -> None:
+    def on_update(job: JobSnapshot) -> None:
         said = f"{job.status.phase}: {clean(job.status.message or job.status.reason)}"
         if told[-1:] != [said]:
             told[:] = [said]
@@ -238,7 +238,7 @@ def _follow(key: Key, *, quietly: bool) -> int:
 
     async def follow(cluster: Cluster, _: str) -> int:
         if not quietly:
-            await follow_logs(cluster, key, on_look=on_look)
+            await follow_logs(cluster, key, on_update=on_update)
         return await wait_until(cluster, key, "succeeded", None)
 
     try:

@@ -37,9 +37,9 @@ def ui(name: str | None, all_namespaces: bool, port: int, prices: Mapping[str, f
         path = server.page_of(job_key(namespace, name)) if name else "/"
         poller = polling.Poller(cluster, home=namespace, everywhere=all_namespaces, prices=prices)
         try:
-            async with server.serving(poller, port=port) as door:
+            async with server.serving(poller, port=port) as access:
                 # No browser is started: its command line would show the token to other users.
-                click.echo(f"serving until Ctrl-C: {door.url(path)}")
+                click.echo(f"serving until Ctrl-C: {access.url(path)}")
                 await asyncio.Event().wait()
         except server.PortTakenError as error:
             raise click.ClickException(str(error)) from None

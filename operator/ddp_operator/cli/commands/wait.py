@@ -20,7 +20,7 @@ from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean
 
 POLL_SECONDS: Final = 2.0
-"""Between two reads of the job."""
+"""Seconds between two reads of the job."""
 
 
 @click.command()

@@ -16,9 +16,9 @@ from ddp_operator.views.job.screen import change, screen
 from ddp_operator.views.job.snapshot import JobSnapshot
 
 TICK_SECONDS: Final = 1.0
-"""Between two drawings of the screen while only the time changes."""
+"""Seconds between two drawings of the screen while only the time changes."""
 _PODS_SECONDS: Final = 2.0
-"""At least this long between two reads of the pods, which follow only changes of the job."""
+"""Least seconds between two reads of the pods, which happen only after changes of the job."""
 _TO_THE_TOP: Final = "\x1b[H"
 _REST_OF_LINE: Final = "\x1b[K"
 _REST_OF_SCREEN: Final = "\x1b[J"

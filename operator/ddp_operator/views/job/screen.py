@@ -10,9 +10,9 @@ from ddp_operator.job.pods import ranks
 from ddp_operator.job.status import goodput
 from ddp_operator.views.job import group, pace
 from ddp_operator.views.job.advice import operator_missing
-from ddp_operator.views.job.coming import coming
 from ddp_operator.views.job.pods import Pods, rows, waits
 from ddp_operator.views.job.snapshot import JobSnapshot
+from ddp_operator.views.job.upcoming import upcoming
 from ddp_operator.views.text import clean, counted, duration, facts, number
 
 _FAILURES: Final = 3
@@ -130,7 +130,7 @@ def _waits(job: JobSnapshot, pods: Pods, now: datetime, place: str) -> Iterator[
 
 
 def _next(job: JobSnapshot, pods: Pods, now: datetime) -> Iterator[Fact]:
-    for at, line in enumerate(coming(job, pods, now)):
+    for at, line in enumerate(upcoming(job, pods, now)):
         yield ("" if at else "next"), line
 
 

@@ -123,17 +123,17 @@ async def follow_logs(
     most: int = _MOST_PODS,
     *,
     folds: bool = True,
-    on_look: Callable[[JobSnapshot], None] = lambda _: None,
+    on_update: Callable[[JobSnapshot], None] = lambda _: None,
 ) -> None:
-    """Print the logs of all ranks until the job ends; `on_look` receives each snapshot."""
+    """Print the logs of all ranks until the job ends; `on_update` receives each snapshot."""
     before = 0
 
     def choose(job: JobSnapshot, pods: Pods) -> list[PodState]:
         return chosen_pods(job, pods, only)
 
-    def looked(job: JobSnapshot, left_out: int) -> None:
+    def updated(job: JobSnapshot, left_out: int) -> None:
         nonlocal before
-        on_look(job)
+        on_update(job)
         if left_out > before:
             _tell_left_out(left_out)
         before = left_out
@@ -146,7 +146,7 @@ async def follow_logs(
         most,
         gone=NoSuchJobError,
         window_seconds=_HELD_SECONDS if folds else 0,
-        on_look=looked,
+        on_update=updated,
     )
     async with contextlib.aclosing(read):
         async for job, lines in read:

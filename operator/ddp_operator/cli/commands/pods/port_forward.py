@@ -20,7 +20,7 @@ _PORTS: Final = re.compile(r"(?:(\d{0,5}):)?(\d{1,5})")
 _CONNECTIONS: Final = 32
 _PIECE: Final = 32 * 1024
 _ANSWER_SECONDS: Final = 30.0
-"""For the rest of a pod's answer after the local side has closed."""
+"""Time for the rest of a pod's answer after the local side has closed."""
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ from ddp_operator.views.changes import RefusedError
 from ddp_operator.views.text import clean, counted
 
 POLL_SECONDS: Final = 2.0
-"""Between two requests for a trace; each starts a program in the pod."""
+"""Seconds between two requests for a trace; each starts a program in the pod."""
 _MOST_RANKS: Final = 8
 _MOST_STEPS: Final = 20
 """The launcher's own limit."""
 _MOST_BYTES: Final = 65 * 1024 * 1024
 _GZIP: Final = b"\x1f\x8b"
 _SECONDS: Final = 30.0
-"""For the pod to answer."""
+"""Time for the pod to answer."""
 
 
 @click.command()

@@ -1,9 +1,9 @@
-"""The check of `kubectl ddp doctor`: findings about a cluster, each with a remedy."""
+"""The checks of `kubectl ddp doctor`: findings about a cluster, each with a remedy."""
 
 from collections.abc import Sequence
 
-from ddp_operator.views.checkup import resources, software
-from ddp_operator.views.checkup.facts import Facts, Finding, Unknown
+from ddp_operator.views.doctor import resources, software
+from ddp_operator.views.doctor.facts import Facts, Finding, Unknown
 from ddp_operator.views.text import counted, folded
 
 __all__ = ["Facts", "Finding", "Unknown", "examine", "shown"]

@@ -5,7 +5,7 @@ from typing import Final
 
 from ddp_operator.api import kubernetes
 from ddp_operator.api.schema.comparison import compare
-from ddp_operator.views.checkup.facts import (
+from ddp_operator.views.doctor.facts import (
     Facts,
     Finding,
     Unknown,

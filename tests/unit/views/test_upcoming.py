@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.views.job.coming import coming
 from ddp_operator.views.job.pods import Pods
 from ddp_operator.views.job.screen import screen
 from ddp_operator.views.job.snapshot import JobSnapshot
+from ddp_operator.views.job.upcoming import upcoming
 
 from tests.good_manifests import Json
 from tests.unit.cli.jobs import at, condition, stored, training
@@ -17,7 +17,7 @@ NOW = later(1200)
 
 def told(manifest: Json, *pods: PodState) -> list[str]:
     seen = JobSnapshot.read(manifest)
-    return coming(seen, Pods.of(seen, pods), NOW)
+    return upcoming(seen, Pods.of(seen, pods), NOW)
 
 
 def with_spec(manifest: Json, **spec: Any) -> Json:

@@ -1,4 +1,4 @@
-"""What the operator will do to a job next, and when, unless something changes."""
+"""The operator's next actions on a job, and when, unless something changes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +16,7 @@ from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import duration
 
 
-def coming(job: JobSnapshot, pods: Pods, now: datetime) -> list[str]:
+def upcoming(job: JobSnapshot, pods: Pods, now: datetime) -> list[str]:
     """Return upcoming events, soonest first.
 
     The pause before a start is not among them: the screen shows it under "waits for".
