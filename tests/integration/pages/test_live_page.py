@@ -157,7 +157,7 @@ async def test_a_cluster_that_is_away_and_comes_back(live: Live, server: FakeApi
     server.faults.clear()
 
     async def all_is_well() -> bool:
-        return "known before" not in await live.text()
+        return "last known state" not in await live.text()
 
     await eventually(all_is_well, timeout_seconds=60)
 

@@ -14,7 +14,7 @@ from tests.unit.cli.jobs import ESCAPES, training
 from tests.unit.cli.test_logs import printed, started
 from tests.unit.job.builders import NAME
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault
-from tests.unit.views.test_checkup import node, operator
+from tests.unit.views.test_doctor import node, operator
 
 SECRET = "s3cr3t-v4lue-0123456789"
 JOB = ("ddpjobs", "research", NAME)

@@ -6,7 +6,7 @@ from ddp_operator.kube import CUSTOM_RESOURCE_DEFINITIONS
 
 from tests.unit.cli.conftest import Ddp
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault
-from tests.unit.views.test_checkup import node, operator
+from tests.unit.views.test_doctor import node, operator
 
 DENIED = {"kind": "Status", "message": "you cannot list this", "reason": "Forbidden"}
 

@@ -79,7 +79,7 @@ async def test_the_plan_says_between_which_sizes(ddp: Ddp) -> None:
     assert "most grows up to 6 pods when nodes are available" in said
     assert "spares 2 more pods to replace lost ones" in said
     plain = await ddp(*SHORT, "--replicas", "4", "--", "python", "train.py")
-    assert "goes on with" not in plain.stderr
+    assert "continues with" not in plain.stderr
 
 
 async def test_whoever_says_no_gets_nothing(

@@ -199,4 +199,4 @@ async def test_who_may_list_nothing_is_told(
     clock.now += 100
     page = text(await browser.get())
     assert "Since" in page
-    assert "Below is" not in page
+    assert "last known state" not in page

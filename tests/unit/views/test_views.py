@@ -310,7 +310,9 @@ class TestWhy:
         assert "example.com/x" in text
 
     def test_no_operator(self) -> None:
-        assert told(builders.stored_job()).startswith("digits is unattended: no operator has")
+        assert told(builders.stored_job()).startswith(
+            "digits is waiting for an operator: no operator has"
+        )
 
     def test_a_success(self) -> None:
         text = told(stored("Succeeded", "Completed", "all 2 pods completed"))

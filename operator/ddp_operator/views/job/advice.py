@@ -36,7 +36,7 @@ _FAILED: Final = (
 _OUT_OF_GPU_MEMORY: Final = ("OutOfMemoryError", "CUDA out of memory")
 """In torch's error messages."""
 _BY_CLASS: Final = {
-    "Disruption": "nothing: the cluster took the pod away; this does not count as a restart",
+    "Disruption": "nothing: the cluster took the pod away; this does not count towards maxRestarts",
     "Configuration": "correct the command, its arguments or the image; a restart does not help",
     "Infrastructure": "check the node; after spec.restart.nodeFailureLimit failures it is avoided",
 }

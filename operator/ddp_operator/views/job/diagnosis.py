@@ -56,7 +56,7 @@ def diagnose(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
             remedies=["wait: its pods are deleted after their time to save a checkpoint"],
         )
     if missing := advice.operator_missing(job, now):
-        return Diagnosis(f"{name} is unattended: {missing}.", _problem(job))
+        return Diagnosis(f"{name} is waiting for an operator: {missing}.", _problem(job))
     by_phase = {
         "Succeeded": _succeeded,
         "Failed": _failed,

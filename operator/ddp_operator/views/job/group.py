@@ -1,4 +1,4 @@
-"""The size of an elastic job's group: what it is, what is wanted, and what comes next of it."""
+"""The size of an elastic job's group: current, wanted, and upcoming changes."""
 
 from collections.abc import Iterator
 from datetime import datetime
