@@ -18,7 +18,7 @@ from ddp_operator.submit import (
     Scripts,
     job_manifest,
 )
-from ddp_operator.submit.job import Launcher
+from ddp_operator.submit.request import Launcher
 from ddp_operator.views.text import clean
 
 _FILE: Final = "ddp_function.py"

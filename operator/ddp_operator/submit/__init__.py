@@ -1,14 +1,9 @@
 """Build the manifests of a job from a short request; pure functions."""
 
 from ddp_operator.submit.gpus import GpuRequest
-from ddp_operator.submit.job import (
-    CheckpointLocation,
-    JobRequest,
-    admitted,
-    job_manifest,
-    ranks_per_pod,
-)
+from ddp_operator.submit.job import admitted, job_manifest
 from ddp_operator.submit.mounts import Mount
+from ddp_operator.submit.request import CheckpointLocation, JobRequest, ranks_per_pod
 from ddp_operator.submit.scripts import Scripts
 from ddp_operator.submit.validation import JobRequestError
 

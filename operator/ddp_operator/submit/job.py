@@ -1,87 +1,23 @@
 """Build a job's manifest from a request."""
 
-from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Self
+from typing import Any, Final
 
-from ddp_operator.api.command import Started, started
 from ddp_operator.api.constants import API_VERSION, GKE_GCSFUSE_ANNOTATION, KIND
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.pod_security import (
     RESTRICTED_CONTAINER,
     RESTRICTED_POD,
     PodSecurity,
 )
 from ddp_operator.ports import Manifest
-from ddp_operator.submit.gpus import GpuRequest
-from ddp_operator.submit.mounts import Mount
-from ddp_operator.submit.scripts import PATH, VOLUME, Scripts
+from ddp_operator.submit.command import pod_command
+from ddp_operator.submit.request import JobRequest
+from ddp_operator.submit.scripts import PATH, VOLUME
 from ddp_operator.submit.validation import JobRequestError, object_name
 
-Launcher = Literal["auto", "bundled", "inject", "torchrun", "none"]
-LAUNCHERS: Final[tuple[Launcher, ...]] = ("auto", "bundled", "inject", "torchrun", "none")
 _MAX_USER: Final = 2**31 - 1
 """The largest user ID that Kubernetes accepts."""
-
-
-@dataclass(frozen=True)
-class CheckpointLocation:
-    """Where checkpoints are stored."""
-
-    field: str
-    """Field of `spec.checkpoint`."""
-    name: str
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `pvc/NAME` or `gs://BUCKET`.
-
-        Raises:
-            JobRequestError: it has another form.
-        """
-        if text.startswith("gs://"):
-            return cls("gcsBucket", object_name(text[5:].rstrip("/"), "bucket"))
-        if text.startswith("pvc/"):
-            return cls("persistentVolumeClaim", object_name(text[4:], "claim"))
-        raise JobRequestError(f"checkpoint {text[:120]!r}: use pvc/NAME or gs://BUCKET")
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobRequest:
-    """A job in a few options; all other fields keep the schema's defaults."""
-
-    name: str
-    image: str
-    command: Sequence[str] = ()
-    """The command with local paths; empty: the image's own."""
-    namespace: str | None = None
-    replicas: int = 1
-    gpus: GpuRequest | None = None
-    spot: bool = False
-    cpu: str | None = None
-    memory: str | None = None
-    queue: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    env_from: Sequence[str] = ()
-    """`secret/NAME` and `configmap/NAME`: all their keys become variables."""
-    mounts: Sequence[Mount] = ()
-    checkpoint: CheckpointLocation | None = None
-    max_restarts: int | None = None
-    min_replicas: int | None = None
-    """Training continues with this many pods while others are missing."""
-    max_replicas: int | None = None
-    """The job grows up to this many pods when nodes are available."""
-    spares: int = 0
-    """Pods without a rank that wait to replace a lost one."""
-    user: int | None = None
-    """User ID of the processes, which then run as `restricted` requires; None: the image's."""
-    scripts: Scripts | None = None
-    launcher: Launcher = "auto"
-    """Program that starts a pod's processes: the launcher of the image (`bundled`) or one copied
-    into it (`inject`), torchrun, or the command itself (`none`). `auto` selects torchrun if a pod
-    has several processes and the command starts Python."""
 
 
 def job_manifest(request: JobRequest) -> Manifest:
@@ -155,6 +91,19 @@ def admitted(made: Manifest, security: PodSecurity | None) -> Manifest:
     return found
 
 
+def parsed(manifest: Manifest) -> DDPJob:
+    """Return the job as the operator parses it.
+
+    Raises:
+        JobRequestError: the operator would refuse it.
+    """
+    known = {"namespace": "default", "uid": "", "creationTimestamp": "1970-01-01T00:00:00Z"}
+    try:
+        return DDPJob.parse({**manifest, "metadata": known | manifest["metadata"]})
+    except InvalidJobError as error:
+        raise JobRequestError(str(error)) from None
+
+
 def _run_as(user: int | None, pod: dict[str, Any]) -> None:
     if user is None:
         return
@@ -174,78 +123,6 @@ def _restrict(pod: dict[str, Any]) -> None:
     pod["securityContext"] = {**RESTRICTED_POD, **(pod.get("securityContext") or {})}
     for container in pod["containers"]:
         container["securityContext"] = dict(RESTRICTED_CONTAINER)
-
-
-def parsed(manifest: Manifest) -> DDPJob:
-    """Return the job as the operator parses it.
-
-    Raises:
-        JobRequestError: the operator would refuse it.
-    """
-    known = {"namespace": "default", "uid": "", "creationTimestamp": "1970-01-01T00:00:00Z"}
-    try:
-        return DDPJob.parse({**manifest, "metadata": known | manifest["metadata"]})
-    except InvalidJobError as error:
-        raise JobRequestError(str(error)) from None
-
-
-def size_limits(request: JobRequest) -> tuple[int, int]:
-    """Return the smallest and the largest number of pods that the job trains with."""
-    return request.min_replicas or request.replicas, request.max_replicas or request.replicas
-
-
-def ranks_per_pod(request: JobRequest) -> int:
-    """Return the processes of each pod: one per GPU."""
-    return request.gpus.count if request.gpus else 1
-
-
-def pod_command(request: JobRequest) -> list[str]:
-    """Return the command that runs in each pod.
-
-    Raises:
-        JobRequestError: it would not start one process per GPU.
-    """
-    command = list(request.command)
-    if request.scripts:
-        first = next(iter(request.scripts.files))
-        command = request.scripts.in_pods(command or ["python", first])
-    found, launcher = started(command), request.launcher
-    if launcher == "auto":
-        launcher = _chosen(request, found)
-    if launcher in ("none", "inject"):
-        return command
-    if launcher == "bundled":
-        if found.launcher:
-            raise JobRequestError(
-                f"launcher bundled: {found.called} starts processes too; remove it from the "
-                "command (python train.py)"
-            )
-        start = ["python", "-m", "ddp_trainer.launch"]
-        return [*start, "--", *command] if command else start
-    return command if found.by_torchrun else _under_torchrun(found)
-
-
-def starts_once(request: JobRequest) -> bool:
-    """Tell whether the command must start a pod's processes itself, which cannot be checked."""
-    alone = request.launcher in ("auto", "none") and ranks_per_pod(request) > 1
-    return alone and not started(pod_command(request)).launcher
-
-
-def _chosen(request: JobRequest, found: Started) -> Launcher:
-    """Choose the program that starts a pod's processes.
-
-    Raises:
-        JobRequestError: the command's own launcher does not read the number of processes.
-    """
-    several = ranks_per_pod(request) > 1
-    if found.launcher and not found.by_torchrun and (several or size_limits(request)[1] > 1):
-        raise JobRequestError(
-            f"{found.called}: takes the number of processes and pods from its own flags, not from "
-            "the job; write python train.py, which torchrun starts, or add --launcher none"
-        )
-    if several and found.words[:1] and found.words[0].endswith(".py"):
-        raise JobRequestError(f"{found.words[0]}: write python before it, or add --launcher none")
-    return "torchrun" if several and found.python is not None else "none"
 
 
 def _membership(request: JobRequest) -> dict[str, Any]:
@@ -268,33 +145,6 @@ def _membership(request: JobRequest) -> dict[str, Any]:
             "image has it"
         )
     return found
-
-
-def _under_torchrun(found: Started) -> list[str]:
-    """Return the command under torchrun: `python -u -m torch.distributed.run train.py`.
-
-    torchrun reads the number of processes and the rendezvous from the pods' environment.
-    """
-    words, python, begin = found.words, found.python, found.begin
-    if python is None or found.launcher:
-        raise JobRequestError(
-            "launcher torchrun: the command must start Python, such as python train.py"
-        )
-    if found.in_shell:
-        raise JobRequestError(
-            "the shell command starts Python once: replace python with torchrun there, or give "
-            "python train.py without a shell; --launcher none keeps the command"
-        )
-    if begin >= len(words) or words[begin] in ("-c", "-"):
-        raise JobRequestError("launcher torchrun: the command must run a script or a module (-m)")
-    before, rest = words[:begin], words[begin:]
-    if python == begin:  # uv run SCRIPT names no python
-        before = (*(word for word in before if word not in ("-s", "--script")), "python")
-    if rest[0].startswith("-m") and rest[0] != "-m":  # torchrun reads -mtrain as several flags
-        rest = ("-m", rest[0][2:], *rest[1:])
-    elif rest[0] == "--module":
-        rest = ("-m", *rest[1:])
-    return [*before, "-m", "torch.distributed.run", *rest]
 
 
 def _env_from(text: str) -> dict[str, Any]:
@@ -321,8 +171,3 @@ def _mount(request: JobRequest, template: dict[str, Any], container: dict[str, A
         template["spec"]["volumes"] = volumes
     if any(mount.bucket for mount in request.mounts):
         template["metadata"] = {"annotations": {GKE_GCSFUSE_ANNOTATION: "true"}}
-
-
-def world_size(manifest: Manifest) -> int:
-    """Return the number of ranks of a job."""
-    return ranks.world_size(parsed(manifest).spec)

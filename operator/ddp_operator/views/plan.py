@@ -5,7 +5,8 @@ from typing import Final
 
 from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.submit import JobRequest, ranks_per_pod
-from ddp_operator.submit.job import pod_command, size_limits
+from ddp_operator.submit.command import pod_command
+from ddp_operator.submit.request import size_limits
 from ddp_operator.views.text import clean, counted, facts, folded
 
 _LONGEST: Final = 400

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.gpus import GPUS
+from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.submit import (
     CheckpointLocation,
@@ -15,8 +16,9 @@ from ddp_operator.submit import (
     admitted,
     job_manifest,
 )
+from ddp_operator.submit.command import pod_command
 from ddp_operator.submit.gpus import SHORT_NAMES
-from ddp_operator.submit.job import pod_command, world_size
+from ddp_operator.submit.job import parsed
 from ddp_operator.submit.scripts import MAX_BYTES
 
 EIGHT = GpuRequest("nvidia-h100-80gb", 8)
@@ -90,7 +92,7 @@ def test_a_long_wish() -> None:
             },
         },
     ]
-    assert world_size(made) == 32
+    assert ranks.world_size(parsed(made).spec) == 32
 
 
 RESTRICTED = PodSecurity("restricted")

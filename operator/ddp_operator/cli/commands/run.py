@@ -30,7 +30,8 @@ from ddp_operator.submit import (
     job_manifest,
     ranks_per_pod,
 )
-from ddp_operator.submit.job import LAUNCHERS, starts_once
+from ddp_operator.submit.command import starts_once
+from ddp_operator.submit.request import LAUNCHERS
 from ddp_operator.submit.scripts import MAX_BYTES
 from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.plan import plan
