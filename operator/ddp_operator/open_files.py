@@ -17,7 +17,7 @@ reviews of metrics clients, and probes, metrics, watches, the Lease, TLS and the
 _ENDLESS: Final = 2**20
 _MOST_POLLS: Final = 4096
 """For 10,000 jobs; an open connection takes about 20 kB here."""
-_MOST_TELLINGS: Final = 1280
+_MOST_ASSIGNMENTS: Final = 1280
 
 
 class Share(NamedTuple):
@@ -25,15 +25,15 @@ class Share(NamedTuple):
 
     polls: int
     """To poll them."""
-    tellings: int
+    assignments: int
     """To send them changes of their group, which no poll may delay."""
 
 
 def share(limit: int) -> Share:
     """Divide the files that other uses leave, at least a quarter of the limit."""
     left = max(limit - _OWN, limit // 4)
-    tellings = max(min(left // 3, _MOST_TELLINGS), 1)
-    return Share(polls=max(min(left - tellings, _MOST_POLLS), 1), tellings=tellings)
+    assignments = max(min(left // 3, _MOST_ASSIGNMENTS), 1)
+    return Share(polls=max(min(left - assignments, _MOST_POLLS), 1), assignments=assignments)
 
 
 def own_share() -> Share:
@@ -52,7 +52,7 @@ def raise_limit() -> None:
     except (OSError, ValueError) as error:
         logger.warning("open files: soft limit %d, hard limit %d: %s", before, hard, error)
         return
-    polls, tellings = own_share()
+    polls, assignments = own_share()
     logger.info(
         "open files: soft limit %d, was %d, hard limit %d; enough to poll %d launchers and to "
         "send to %d at a time",
@@ -60,5 +60,5 @@ def raise_limit() -> None:
         before,
         hard,
         polls,
-        tellings,
+        assignments,
     )

@@ -237,14 +237,14 @@ NOTHING_YET: Final = "HTTP status 503"
 
 
 class WorldAnswer(NamedTuple):
-    """A launcher's response to an announcement of its job's group."""
+    """A launcher's response to an assignment in its job's group."""
 
     generation: int
     """The generation that the launcher has now."""
     ended: bool
     """True if no process of an earlier generation runs."""
     led: bool = False
-    """True if a launcher began that generation, not the operator: it is not the announced one."""
+    """True if a launcher began that generation, not the operator: it is not the assigned one."""
 
 
 class TokenSource(Enum):
@@ -287,7 +287,7 @@ class Trainers(Protocol):
         possible step.
         """
 
-    async def tell_world(
+    async def put_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
         """PUT /world, with the job's token. The launcher responds when processes of an earlier

@@ -37,7 +37,7 @@ _OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
 _FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
 
 
-_For = Literal["requests", "polls", "tellings"]
+_For = Literal["requests", "polls", "assignments"]
 
 
 class HttpTrainers:
@@ -60,7 +60,7 @@ class HttpTrainers:
         """See `ports.Trainers`."""
         return await self._get(address, "/status", seconds=self._timeout_seconds)
 
-    async def tell_world(
+    async def put_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
         """See `ports.Trainers`."""
@@ -74,7 +74,7 @@ class HttpTrainers:
                 headers=headers,
                 data=body,
                 seconds=seconds,
-                for_="tellings",
+                for_="assignments",
             ) as response:
                 if response.status not in (200, 409):
                     return None
@@ -149,7 +149,7 @@ class HttpTrainers:
         for_: _For = "requests",
     ) -> bytes | str:
         """Return the content of a response, or a text that says why there is none. Raise
-        `OutOfFilesError` only for polls and announcements.
+        `OutOfFilesError` only for polls and assignments.
         """
         try:
             async with self._request(

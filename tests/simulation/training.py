@@ -68,7 +68,7 @@ class SimulatedTrainers:
     async def checkpoint(self, address: str, *, token: str) -> bool:
         return await self._answers() and bool(address and token)
 
-    async def tell_world(
+    async def put_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
         await asyncio.sleep(ANSWER_SECONDS)

@@ -17,19 +17,19 @@ from ddp_operator.open_files import share
 
 @pytest.mark.parametrize("limit", [1, 16, 64, 256, 1024, 4096, 65_536, 2**20])
 def test_launchers_get_what_all_else_leaves(limit: int) -> None:
-    polls, tellings = share(limit)
+    polls, assignments = share(limit)
     assert polls >= 1
-    assert tellings >= 1
-    assert polls + tellings <= max(limit, 2)
+    assert assignments >= 1
+    assert polls + assignments <= max(limit, 2)
     if limit >= 1024:
-        assert polls + tellings <= limit - 256
+        assert polls + assignments <= limit - 256
 
 
 def test_more_files_are_never_fewer_launchers() -> None:
     shares = [share(limit) for limit in range(1, 8192)]
     for fewer, more in pairwise(shares):
         assert more.polls >= fewer.polls
-        assert more.tellings >= fewer.tellings
+        assert more.assignments >= fewer.assignments
     assert share(1024) == (512, 256)
     assert share(524_288) == (4096, 1280)
 
@@ -129,7 +129,7 @@ POLLING = """
                 await asyncio.sleep(0.1)
                 healthy += await is_healthy(own)
                 try:
-                    said = await trainers.tell_world(
+                    said = await trainers.put_world(
                         hosts[0], {"generation": 1}, wait_seconds=5, token="t"
                     )
                     told.append(said is not None and said.generation == 1)
@@ -151,7 +151,7 @@ POLLING = """
     ("jobs", "taken"), [(100, 0), (40, 265)], ids=["as planned", "others have opened more"]
 )
 async def test_more_jobs_than_files_are_listened_to_in_turns(jobs: int, taken: int) -> None:
-    """Real connections, and too few of them: probes and announcements still work."""
+    """Real connections, and too few of them: probes and assignments still work."""
     launchers = Launchers()
     app = web.Application()
     app.router.add_route("*", "/world", launchers.answer)

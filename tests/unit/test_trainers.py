@@ -228,14 +228,14 @@ async def test_a_launcher_says_what_it_knows_of_the_group(
     async with TrainerServer() as server:
         server.world = status, content
         document = {"generation": 5, "start": True}
-        told = trainers.tell_world(server.address, document, wait_seconds=5, token=TOKEN)
+        told = trainers.put_world(server.address, document, wait_seconds=5, token=TOKEN)
         assert await told == (knows and WorldAnswer(*knows))
         assert server.asked == ["PUT /world?wait=5"]
         [header] = server.tokens
         assert header.startswith("DDP-HMAC-SHA256 ")
         assert TOKEN not in header
         assert [json.loads(sent) for sent in server.documents] == [document]
-    told = trainers.tell_world(server.address, document, wait_seconds=5, token=TOKEN)
+    told = trainers.put_world(server.address, document, wait_seconds=5, token=TOKEN)
     assert await told is None
 
 

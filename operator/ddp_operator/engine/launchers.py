@@ -99,10 +99,10 @@ class Launchers:
         self._on_news = on_news
         self._known: dict[Key, _Known] = {}
         self._runs = False
-        self._telling: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
         # Launchers mostly wait for processes to end, or never answer. That must not delay other
         # jobs.
-        self._slots: FairSlots[Key] = FairSlots(own_share().tellings)
+        self._slots: FairSlots[Key] = FairSlots(own_share().assignments)
 
     def of(self, job: DDPJob) -> LauncherStates:
         """Return what is known of a job's launchers."""
@@ -123,17 +123,17 @@ class Launchers:
             ahead=max((knows for told, knows in refused if told == present), default=0),
         )
 
-    def tell(self, job: DDPJob, tellings: Iterable[Assignment]) -> None:
-        """Start to send these announcements, except those already under way."""
+    def assign(self, job: DDPJob, assignments: Iterable[Assignment]) -> None:
+        """Start to send these assignments, except those already under way."""
         known = self._of(job)
-        for telling in tellings:
-            which = (telling.pod, telling.generation, telling.start)
+        for assignment in assignments:
+            which = (assignment.pod, assignment.generation, assignment.start)
             if which in known.under_way:
                 continue
             known.under_way.add(which)
-            task = asyncio.create_task(self._tell(job.key, known, telling))
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            task = asyncio.create_task(self._send(job.key, known, assignment))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -149,7 +149,7 @@ class Launchers:
             self._runs = False
             for known in self._known.values():
                 _stop_polling(known)
-            for task in self._telling:
+            for task in self._sending:
                 task.cancel()
 
     def watch(self, key: Key) -> None:
@@ -194,36 +194,38 @@ class Launchers:
             known = self._known[job.key] = _Known(job.uid)
         return known
 
-    async def _tell(self, key: Key, known: _Known, telling: Assignment) -> None:
-        token = self._access.token_of(key.namespace, known.uid, telling.token_source)
+    async def _send(self, key: Key, known: _Known, assignment: Assignment) -> None:
+        token = self._access.token_of(key.namespace, known.uid, assignment.token_source)
         try:
             async with self._slots.of(key):
-                told_at = self._clock()
-                said = await self._trainers.tell_world(
-                    telling.address,
-                    telling.document,
+                sent_at = self._clock()
+                said = await self._trainers.put_world(
+                    assignment.address,
+                    assignment.document,
                     wait_seconds=_ENDED_SECONDS,
                     token=token,
                 )
         except OutOfFilesError as error:  # says nothing about the launcher; the plan retries
-            logger.warning("%s: cannot reach the launcher of %s yet: %s", key, telling.pod, error)
+            logger.warning(
+                "%s: cannot reach the launcher of %s yet: %s", key, assignment.pod, error
+            )
             return
         finally:
-            known.under_way.discard((telling.pod, telling.generation, telling.start))
+            known.under_way.discard((assignment.pod, assignment.generation, assignment.start))
         knows, ended, led = said or WorldAnswer(0, ended=False)
-        refused = (telling.generation, knows)
-        if led and known.refused.get(telling.pod) != refused:
-            known.refused[telling.pod] = refused
+        refused = (assignment.generation, knows)
+        if led and known.refused.get(assignment.pod) != refused:
+            known.refused[assignment.pod] = refused
             self._on_news(key)
-        if knows < telling.generation or led or not ended:
+        if knows < assignment.generation or led or not ended:
             # Keep the earlier time, but never a future one: clocks are set back.
-            since = known.unreached_since.get(telling.pod, told_at)
-            known.unreached_since[telling.pod] = min(since, told_at)
+            since = known.unreached_since.get(assignment.pod, sent_at)
+            known.unreached_since[assignment.pod] = min(since, sent_at)
             return  # the plan retries
-        known.unreached_since.pop(telling.pod, None)
-        known.refused.pop(telling.pod, None)
-        told = (telling.generation, telling.start)
-        known.told[telling.pod] = max(told, known.told.get(telling.pod, told))
+        known.unreached_since.pop(assignment.pod, None)
+        known.refused.pop(assignment.pod, None)
+        told = (assignment.generation, assignment.start)
+        known.told[assignment.pod] = max(told, known.told.get(assignment.pod, told))
         self._on_news(key)
 
     async def _poll_forever(self, key: Key, known: _Known) -> None:

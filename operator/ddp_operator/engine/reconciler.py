@@ -198,7 +198,7 @@ class Reconciler:
             await self._cluster.delete_job(key, uid=entry.uid)
             return None
         if planned.assignments and self._launchers and isinstance(entry.job, DDPJob):
-            self._launchers.tell(entry.job, planned.assignments)
+            self._launchers.assign(entry.job, planned.assignments)
         status, events, requeue_at = planned.status, planned.events, planned.requeue_at
         overtaken = self._overtaken_check(key, entry, planned)
         try:

@@ -106,11 +106,11 @@ class _Watched(HttpTrainers):
         self.answers: list[tuple[int, bool, bool, float]] = []
         """Generation, whether it was to start, whether all was ended, and when."""
 
-    async def tell_world(
+    async def put_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
         """Tell it, and note the answer."""
-        said = await super().tell_world(address, document, wait_seconds=wait_seconds, token=token)
+        said = await super().put_world(address, document, wait_seconds=wait_seconds, token=token)
         ended = said is not None and said.ended
         self.answers.append((document["generation"], document["start"], ended, time.time()))
         return said

@@ -296,7 +296,7 @@ class AskedTrainers:
         self.asked.append((address, token))
         return False
 
-    async def tell_world(
+    async def put_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
         raise AssertionError((address, document, wait_seconds, token))

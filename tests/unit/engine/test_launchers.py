@@ -1,4 +1,4 @@
-"""The engine and the launchers in pods: polls and announcements."""
+"""The engine and the launchers in pods: polls and assignments."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ class FakeLaunchers:
         self.answer: bytes | str = "nobody listens"
         self.deaf: set[str] = set()
         self.in_vain = 0
-        """Number of announcements to a launcher in `silent`."""
+        """Number of assignments sent to a launcher in `silent`."""
         self.led: dict[str, int] = {}
         """Launchers with another generation, which launchers began."""
         self.lingering: set[str] = set()
@@ -69,7 +69,7 @@ class FakeLaunchers:
     async def checkpoint(self, address: str, *, token: str) -> bool:
         raise AssertionError((address, token))
 
-    async def tell_world(
+    async def put_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
         assert wait_seconds == 5
@@ -220,12 +220,12 @@ async def test_launchers_whose_processes_take_time_keep_the_news_from_nobody() -
     may_answer = asyncio.Event()
 
     class Slow(FakeLaunchers):
-        async def tell_world(
+        async def put_world(
             self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
         ) -> WorldAnswer | None:
             waiting.add(address)
             await may_answer.wait()
-            return await super().tell_world(
+            return await super().put_world(
                 address, document, wait_seconds=wait_seconds, token=token
             )
 
@@ -233,7 +233,7 @@ async def test_launchers_whose_processes_take_time_keep_the_news_from_nobody() -
     of = DDPJob.parse(job())
     document = {"generation": 1, "start": False}
     all_of_them = {f"pod-{number}": f"10.0.{number}.1:28737" for number in range(500)}
-    told.tell(of, [Assignment(pod, at, 1, False, document) for pod, at in all_of_them.items()])
+    told.assign(of, [Assignment(pod, at, 1, False, document) for pod, at in all_of_them.items()])
     await eventually(lambda: waiting == {*all_of_them.values()}, describe=lambda: len(waiting))
     may_answer.set()
     await eventually(lambda: told.of(of).told == dict.fromkeys(all_of_them, (1, False)))
@@ -246,13 +246,13 @@ class Silent(FakeLaunchers):
         super().__init__()
         self.waiting = 0
 
-    async def tell_world(
+    async def put_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
         if address.startswith("10.1."):
             self.waiting += 1
             await asyncio.Event().wait()
-        return await super().tell_world(address, document, wait_seconds=wait_seconds, token=token)
+        return await super().put_world(address, document, wait_seconds=wait_seconds, token=token)
 
 
 def named(name: str) -> DDPJob:
@@ -268,30 +268,30 @@ async def test_pods_that_never_answer_delay_no_other_job(jobs: int, pods: int) -
     document = {"generation": 1, "start": False}
     for number in range(jobs):
         addresses = (f"10.1.{pod // 250}.{pod % 250}:28737" for pod in range(pods))
-        tellings = [Assignment(at, at, 1, False, document) for at in addresses]
-        told.tell(named(f"silent-{number}"), tellings)
+        assignments = [Assignment(at, at, 1, False, document) for at in addresses]
+        told.assign(named(f"silent-{number}"), assignments)
     await eventually(lambda: silent.waiting >= min(jobs * 40, 500))
     for number in range(10):
         other = named(f"other-{number}")
-        told.tell(other, [Assignment("pod", f"10.2.0.{number}:28737", 1, False, document)])
+        told.assign(other, [Assignment("pod", f"10.2.0.{number}:28737", 1, False, document)])
     await eventually(lambda: len(silent.told) == 10, describe=lambda: silent.waiting)
-    for task in told._telling:
+    for task in told._sending:
         task.cancel()
-    await asyncio.gather(*told._telling, return_exceptions=True)
+    await asyncio.gather(*told._sending, return_exceptions=True)
 
 
 async def test_who_could_not_be_told_for_want_of_files_is_not_called_silent() -> None:
     class WithoutFiles(FakeLaunchers):
-        async def tell_world(self, *_: object, **__: object) -> WorldAnswer | None:
+        async def put_world(self, *_: object, **__: object) -> WorldAnswer | None:
             self.in_vain += 1
             raise OutOfFilesError("Too many open files")
 
     launchers_ = WithoutFiles()
     told = alone(launchers_)
     of = DDPJob.parse(job())
-    telling = Assignment("train-0-0", "10.0.0.1:28737", 1, False, {"generation": 1})
+    assignment = Assignment("train-0-0", "10.0.0.1:28737", 1, False, {"generation": 1})
     for times in (1, 2):
-        told.tell(of, [telling])
+        told.assign(of, [assignment])
         await eventually(lambda: launchers_.in_vain == times)  # noqa: B023
     assert told.of(of).unreached_since == {}
     assert told.of(of).told == {}
@@ -351,8 +351,10 @@ async def test_a_launcher_that_knows_a_led_generation_has_not_heard_of_ours() ->
     of = DDPJob.parse(job())
     of = replace(of, status=DDPJobStatus(world=Group(generation=3)))
     trainers.led["10.0.0.1:28737"] = 3
-    telling = Assignment("train-0-0", "10.0.0.1:28737", 3, False, {"generation": 3, "start": False})
-    told.tell(of, [telling])
+    assignment = Assignment(
+        "train-0-0", "10.0.0.1:28737", 3, False, {"generation": 3, "start": False}
+    )
+    told.assign(of, [assignment])
     await eventually(lambda: told.of(of).ahead == 3)
     assert told.of(of).told == {}
     assert news == [of.key]
@@ -364,13 +366,13 @@ async def test_pods_of_an_earlier_operator_are_sent_the_token_that_others_are_no
     world: World,
 ) -> None:
     tokens: list[str] = []
-    tell = world.launchers.tell_world
+    tell = world.launchers.put_world
 
     async def note(address: str, document: Mapping[str, Any], **options: Any) -> WorldAnswer | None:
         tokens.append(options["token"])
         return await tell(address, document, **options)
 
-    world.launchers.tell_world = note  # type: ignore[method-assign]
+    world.launchers.put_world = note  # type: ignore[method-assign]
     world.launchers.say()
     await world.run()
     of_before = world.cluster.pods[Key("default", "train-0-0")]
