@@ -94,12 +94,17 @@ chaos: $(STAMP) ## Kill, freeze and remove things at random for minutes; everyth
 bare: ## Remove everything that earlier runs left on this machine, then time README's two commands
 	$(PYTHON) -m tests.bare
 
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 .PHONY: lint
-lint: $(STAMP) ## Run ruff, mypy and import-linter
+lint: $(STAMP) ## Run ruff, mypy, import-linter and, with Go, actionlint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	PYTHONPATH=operator:trainer-image $(VENV)/bin/lint-imports
+	@if command -v go > /dev/null; \
+	  then echo go run $(ACTIONLINT); go run $(ACTIONLINT); \
+	  else echo "No Go on this machine: the workflows are not checked."; \
+	  fi
 
 MESSAGES := operator/ddp_operator/job/failure/messages.py
 MESSAGES_COPY := trainer-image/ddp_trainer/process_group/messages.py
