@@ -60,7 +60,7 @@ class Passage:
 
 @dataclass
 class Count:
-    """What one kind of prose in one folder adds up to."""
+    """The totals of one kind of prose in one folder."""
 
     words: int = 0
     markers: list[str] = field(default_factory=list)
