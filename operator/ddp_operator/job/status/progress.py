@@ -1,10 +1,9 @@
 """Training progress: what trainers report, and what the status keeps of it."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -23,7 +22,8 @@ def _rounded(value: float | None) -> float | None:
 def _in_utc(moment: datetime) -> datetime:
     if moment.year not in YEARS:
         raise ValueError(f"year {moment.year} is out of range")
-    return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
+    moment = moment.replace(tzinfo=moment.tzinfo or UTC, microsecond=0)  # as the status stores it
+    return moment.astimezone(UTC)
 
 
 _Measure = Annotated[float | None, AfterValidator(_rounded)]
@@ -155,18 +155,14 @@ def is_complete(status: DDPJobStatus) -> bool:
 
 def _progress(known: Progress | None, said: TrainerStatus, received: datetime) -> Progress:
     same_step = known is not None and known.step == said.step
-    values: Mapping[str, Any] = {
-        name: getattr(said, name) for name in ReportedProgress.model_fields
-    }
-    if said.last_step_time is not None:
-        values = {**values, "last_step_time": said.last_step_time.replace(microsecond=0)}
+    values = {name: getattr(said, name) for name in ReportedProgress.model_fields}
     updated_at = known.updated_at if known is not None and same_step else received
     began = said.resumed
     return Progress(
         **values,
         updated_at=updated_at.replace(microsecond=0),
         resumed_step=began.step if began else None,
-        resumed_at=began.time.replace(microsecond=0) if began else None,
+        resumed_at=began.time if began else None,
     )
 
 
@@ -175,5 +171,4 @@ def _checkpoint(known: CheckpointRecord | None, said: TrainerStatus) -> Checkpoi
     new = said.checkpoint
     if new is None or (known is not None and new.step < known.step <= said.step):
         return known
-    time = new.time.replace(microsecond=0) if new.time else None
-    return CheckpointRecord(step=new.step, path=new.path, time=time)
+    return CheckpointRecord(step=new.step, path=new.path, time=new.time)
