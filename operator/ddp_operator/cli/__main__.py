@@ -13,6 +13,7 @@ from ddp_operator.cli.commands.convert import convert
 from ddp_operator.cli.commands.delete import delete
 from ddp_operator.cli.commands.doctor import doctor
 from ddp_operator.cli.commands.list import list_jobs
+from ddp_operator.cli.commands.mcp import mcp
 from ddp_operator.cli.commands.pods.exec import exec_
 from ddp_operator.cli.commands.pods.logs import logs
 from ddp_operator.cli.commands.pods.port_forward import port_forward
@@ -59,6 +60,7 @@ for _command in (
     delete,
     convert,
     doctor,
+    mcp,
     completion,
 ):
     program.add_command(_command)

@@ -56,6 +56,6 @@ async def test_it_costs_what_the_page_says(
 
 def test_the_page_has_every_command_that_asks_a_cluster() -> None:
     local = {"convert", "completion"}
-    lasting = {"port-forward", "profile", "bundle", "doctor", "ui"}
+    lasting = {"port-forward", "profile", "bundle", "doctor", "ui", "mcp"}
     told = {command.split()[0] for command in ON_PAGE}
     assert told == program.commands.keys() - local - lasting
