@@ -8,8 +8,6 @@ kinds of objects.
 import asyncio
 import contextlib
 import json
-import random
-import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from http import HTTPStatus
@@ -22,10 +20,16 @@ from yarl import URL
 
 from ddp_operator import __version__
 from ddp_operator.kube.credentials import Credentials, CredentialsError
-from ddp_operator.kube.errors import AnswerTooLargeError, error_from_response
+from ddp_operator.kube.errors import error_from_response
+from ddp_operator.kube.responses import (
+    as_cluster_error,
+    keep_alive,
+    parsed,
+    read_at_most,
+    retry_wait,
+)
 from ddp_operator.ports import (
     ClusterError,
-    ConflictError,
     Manifest,
     NotLeaderError,
     UnavailableError,
@@ -39,19 +43,10 @@ RECURSION: Final = 12_000
 API servers read objects 10,000 levels deep (sigs.k8s.io/json). That takes 2 MB of the 8 MB of
 stack."""
 
-# Methods that may be sent again after a lost response. POST is one of them because the operator's
-# names are deterministic: the second attempt then gets AlreadyExists.
-_REPEATABLE = frozenset({"GET", "POST", "DELETE"})
 _FAILURES = (
     *(ClusterError, CredentialsError, aiohttp.ClientError, OSError),
     *(json.JSONDecodeError, RecursionError),
 )
-# First waits after a failure without Retry-After; they double.
-_BACKOFF_SECONDS = 0.1
-# A server that asks for a longer wait than this is unavailable, not busy.
-_LONGEST_RETRY_AFTER_SECONDS = 10.0
-# The kernel notices a dead peer of a silent watch after about 15 + 3 * 5 seconds.
-_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 _CONNECT_TIMEOUT_SECONDS = 10.0
 # Response to an ordinary request where a WebSocket would have connected.
 _NOT_REFUSED = "Upgrade request required"
@@ -168,10 +163,10 @@ class ApiClient:
                     method, path, params=params, data=data, headers=headers
                 ) as response:
                     content = await read_at_most(max_bytes, response)
-                    return _parsed(content) if content else None
+                    return parsed(content) if content else None
             except _FAILURES as error:
                 failure = self._counted(error, method, path)
-                wait = _retry_wait(method, error, failure, attempt=attempt)
+                wait = retry_wait(method, error, failure, attempt=attempt)
                 late = wait is not None and asyncio.get_running_loop().time() + wait >= ends_at
                 if wait is None or late or attempt >= attempts:
                     raise failure from error
@@ -312,14 +307,14 @@ class ApiClient:
                 headers={"Accept": JSON},
                 read_timeout_seconds=idle_timeout_seconds,
             ) as response:
-                _keep_alive(response)
+                keep_alive(response)
                 async for chunk in response.content.iter_any():
                     yield chunk
         except _FAILURES as error:
             raise self._counted(error, "GET", path) from error
 
     def _counted(self, error: Exception, method: str, path: str) -> ClusterError:
-        failure = _as_cluster_error(error, method, path)
+        failure = as_cluster_error(error, method, path)
         if not isinstance(failure, NotLeaderError):  # such a request was not sent
             self.errors[str(failure.status or "none")] += 1
         return failure
@@ -331,65 +326,3 @@ def _connection_options(credentials: Credentials) -> dict[str, Any]:
         options["ssl"] = credentials.ssl_context
         options["server_hostname"] = credentials.tls_server_name
     return options
-
-
-async def read_at_most(max_bytes: int | None, response: aiohttp.ClientResponse) -> bytes:
-    """Read a whole response, up to `max_bytes`.
-
-    Raises:
-        AnswerTooLargeError: it has more bytes; its connection is closed.
-    """
-    if max_bytes is None:
-        return await response.read()
-    content = bytearray()
-    async for chunk in response.content.iter_any():
-        content += chunk
-        if len(content) > max_bytes:
-            response.close()
-            raise AnswerTooLargeError(f"the response has more than {max_bytes} bytes")
-    return bytes(content)
-
-
-def _parsed(content: bytes) -> Any:
-    try:
-        return orjson.loads(content)
-    except orjson.JSONDecodeError:
-        # Users can nest a job deeper than orjson reads.
-        return json.loads(content)
-
-
-def _as_cluster_error(error: Exception, method: str, path: str) -> ClusterError:
-    if isinstance(error, ConflictError) and method == "POST":
-        # A creation has no resourceVersion to conflict with. The server's own records collided (a
-        # quota that many creations update at once), and nothing was created.
-        return UnavailableError(error.message, status=error.status)
-    if isinstance(error, ClusterError):
-        return error
-    return UnavailableError(f"{method} {path}: {str(error) or type(error).__name__}")
-
-
-def _retry_wait(
-    method: str, error: Exception, failure: ClusterError, *, attempt: int
-) -> float | None:
-    """Return how long to wait before the next attempt, or None if there must be none."""
-    jittered = _BACKOFF_SECONDS * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5)
-    if not isinstance(failure, UnavailableError):
-        return None
-    if failure.retry_after_seconds is not None:
-        wait = failure.retry_after_seconds
-        return wait + jittered if wait <= _LONGEST_RETRY_AFTER_SECONDS else None
-    unsent = isinstance(error, aiohttp.ClientConnectorError)
-    busy = failure.status == HTTPStatus.TOO_MANY_REQUESTS
-    return jittered if unsent or busy or method in _REPEATABLE else None
-
-
-def _keep_alive(response: aiohttp.ClientResponse) -> None:
-    transport = response.connection.transport if response.connection else None
-    raw = transport.get_extra_info("socket") if transport else None
-    if raw is None:
-        return
-    with contextlib.suppress(OSError):  # not a TCP socket
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE:
-            if hasattr(socket, name):
-                raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

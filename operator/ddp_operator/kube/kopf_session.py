@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import kopf
 
-from ddp_operator.kube.client import read_at_most
 from ddp_operator.kube.credentials import Connection
 from ddp_operator.kube.errors import AnswerTooLargeError
 from ddp_operator.kube.resources import Resource
+from ddp_operator.kube.responses import read_at_most
 from ddp_operator.kube.view.listing import PageSize
 
 
