@@ -1,10 +1,15 @@
-"""Run by `helm test`: create a small DDPJob, print its status, and delete it."""
+"""Run by `helm test`: prove that a DDPJob is validated, reconciled and deleted.
+
+The output is the evidence that CNCF's AI conformance asks of an operator: its custom resource is
+served, an invalid one is refused, and a valid one is reconciled to its end.
+"""
 
 import asyncio
 import json
 import os
 
 from ddp_operator.kube import ApiClient, load_credentials
+from ddp_operator.ports import InvalidError
 from ddp_operator.replica import JOBS
 
 SECONDS = 280  # less than the 300 s of `helm test`
@@ -15,6 +20,7 @@ async def main():
     job = json.loads(os.environ["JOB"])
     path = JOBS.path(namespace=job["metadata"]["namespace"])
     async with ApiClient(load_credentials()) as client:
+        await refused(client, path, {**job, "spec": {**job["spec"], "replicas": 0}})
         name = (await client.request("POST", path, body=job))["metadata"]["name"]
         try:
             async with asyncio.timeout(SECONDS):
@@ -25,6 +31,17 @@ async def main():
             ) from None
         finally:
             await client.request("DELETE", f"{path}/{name}")
+        print("a valid DDPJob was reconciled: pods created, training completed", flush=True)
+
+
+async def refused(client, path, invalid):
+    """Check that the API server refuses an invalid job."""
+    try:
+        await client.request("POST", path, body=invalid, params={"dryRun": "All"})
+    except InvalidError as error:
+        print(f"an invalid DDPJob is refused: {error.message}", flush=True)
+    else:
+        raise SystemExit("a DDPJob with 0 replicas was accepted: apply this release's CRD")
 
 
 async def ended(client, path):

@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,9 +17,10 @@ from ddp_operator.job.pods.state import Identity
 from tests.ports import free_port
 from tests.unit.chart.rendering import NAMESPACE, Json, hooks
 from tests.unit.job.builders import fresh_job
-from tests.unit.kube.fake_api_server import FakeApiServer
+from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 from tests.waiting import eventually
 
+REFUSAL: Final = "spec.replicas: Invalid value: 0"
 PATH: Final = ("ddpjobs", NAMESPACE, "ddp-operator-test-1")
 
 
@@ -48,10 +49,14 @@ async def start(command: list[str], environment: Mapping[str, str]) -> asyncio.s
     )
 
 
-async def tried(tmp_path: Path, status: Json) -> tuple[int | None, str, str, FakeApiServer]:
-    """Run the test's pod against an operator that gives its job this status."""
+@contextlib.asynccontextmanager
+async def pod_of_the_test(
+    tmp_path: Path, *faults: Fault
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, FakeApiServer]]:
+    """Start the test's pod at an API server with these faults."""
     kubeconfig = tmp_path / "kubeconfig"
     async with FakeApiServer().running() as server:
+        server.faults = [*faults]
         cluster = {"name": "fake", "cluster": {"server": server.url}}
         context = {"name": "test", "context": {"cluster": "fake", "user": "me"}}
         config: dict[str, Any] = {"current-context": "test", "users": [{"name": "me", "user": {}}]}
@@ -60,21 +65,42 @@ async def tried(tmp_path: Path, status: Json) -> tuple[int | None, str, str, Fak
         environment = {"KUBECONFIG": str(kubeconfig), "JOB": json.dumps(job())}
         pod = await start(container()["command"], environment)
         try:
-            await eventually(lambda: PATH in server.objects)
-            assert server.objects[PATH]["spec"] == job()["spec"]
-            server.update(*PATH, {"status": status})
-            async with asyncio.timeout(60):
-                out, errors = await pod.communicate()
+            yield pod, server
         finally:
             with contextlib.suppress(ProcessLookupError):
                 pod.kill()
+
+
+async def tried(tmp_path: Path, status: Json) -> tuple[int | None, str, str, FakeApiServer]:
+    """Run the test's pod against an operator that gives its job this status."""
+    refusal = Fault("POST", 422, {"message": REFUSAL}, path_part="dryRun=All")
+    async with pod_of_the_test(tmp_path, refusal) as (pod, server):
+        await eventually(lambda: PATH in server.objects)
+        assert server.objects[PATH]["spec"] == job()["spec"]
+        server.update(*PATH, {"status": status})
+        async with asyncio.timeout(60):
+            out, errors = await pod.communicate()
     return pod.returncode, out.decode(), errors.decode(), server
+
+
+async def test_a_server_that_accepts_an_invalid_job_fails_the_test(tmp_path: Path) -> None:
+    async with pod_of_the_test(tmp_path) as (pod, server):
+        async with asyncio.timeout(60):
+            _, errors = await pod.communicate()
+        assert pod.returncode == 1
+        assert b"a DDPJob with 0 replicas was accepted" in errors
+        assert PATH not in server.objects
 
 
 async def test_a_job_that_succeeds_passes_and_is_removed(tmp_path: Path) -> None:
     status = {"phase": "Succeeded", "reason": "Completed", "message": "all is well"}
     code, out, errors, server = await tried(tmp_path, status)
     assert (code, errors) == (0, "")
+    assert out.splitlines() == [
+        f"an invalid DDPJob is refused: {REFUSAL}",
+        *(line for line in out.splitlines() if line.startswith("ddp-operator-test-1: ")),
+        "a valid DDPJob was reconciled: pods created, training completed",
+    ]
     assert "ddp-operator-test-1: Succeeded: all is well\n" in out
     assert PATH not in server.objects
 
