@@ -236,7 +236,9 @@ def _what(
 ) -> str:
     if action == "RestartGang":
         return f"restarting all {job.spec.replicas} pods as attempt {status.attempt}"
-    parts = ["all processes restart in place"] if action == "RestartInPlace" else []
+    # The text must leave room for the reason: a group without some of its pods is news enough.
+    in_place = action == "RestartInPlace" and not without
+    parts = ["all processes restart in place"] if in_place else []
     if len(takeovers) == 1:
         [(node_rank, spare)] = takeovers.items()
         parts.append(f"spare {spare.key.name} becomes node rank {node_rank}")
