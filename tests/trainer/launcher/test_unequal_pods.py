@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ddp_operator.job.pods.manifests import environment
+from ddp_operator.job.pods.environment import environment
 from ddp_operator.job.pods.state import Identity
 
 from tests.ports import free_port

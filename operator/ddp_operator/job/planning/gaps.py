@@ -15,7 +15,7 @@ from ddp_operator.job.failure import classes, starts
 from ddp_operator.job.failure.causes import vanished
 from ddp_operator.job.membership.rank_order import is_first_due
 from ddp_operator.job.membership.world import world_of
-from ddp_operator.job.pods.manifests import is_held
+from ddp_operator.job.pods.environment import is_held
 from ddp_operator.job.pods.observed import Gap, Observed
 from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, PodState
 

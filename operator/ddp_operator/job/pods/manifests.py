@@ -1,29 +1,22 @@
-"""Build a job's Service and pods: names, distributed environment, GPU placement, volumes."""
+"""Build a job's Service and pods from its template."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from ddp_operator.api import constants
-from ddp_operator.api.devices import accelerators
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.spec import Checkpoint
-from ddp_operator.api.spec.accelerator import Accelerator, Reservation
 from ddp_operator.api.spec.overrides import spec_of
-from ddp_operator.job.membership.rank_order import HOLD_SECONDS, is_first_due
 from ddp_operator.job.membership.world import (
-    members,
-    members_to_lead,
-    node_ranks,
-    scope_of,
     world_of,
 )
-from ddp_operator.job.pods import ranks
+from ddp_operator.job.pods.accelerator import add_accelerator
 from ddp_operator.job.pods.access import SecretKey
 from ddp_operator.job.pods.avoided_nodes import keep_off, prefer_others
+from ddp_operator.job.pods.environment import environment, is_spare
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars, on_fabric
 from ddp_operator.job.pods.injection import inject
-from ddp_operator.job.pods.local_checkpoints import local_paths
 from ddp_operator.job.pods.schedulers import scheduled
 from ddp_operator.job.pods.state import START_TIMEOUT, UNSTARTABLE_REASONS, Identity
 
@@ -31,106 +24,7 @@ CHECKPOINT_VOLUME = "ddp-checkpoints"
 SHARED_MEMORY_VOLUME = "ddp-shared-memory"
 SHARED_MEMORY_PATH = "/dev/shm"
 
-LEAVE_SECONDS = 5
-"""How long a pod keeps training after a deletion is requested, so that the others can continue
-without it. The message takes a tenth of that. A spot node leaves 15 s in all, which must include a
-save."""
-
-_OF_A_PLACE = frozenset(
-    {"MASTER_ADDR", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "PET_NNODES",
-     "PET_NODE_RANK", "PET_MASTER_ADDR"}
-)  # fmt: skip
-"""Variables that a spare does not get."""
 _NEVER_BEGAN = UNSTARTABLE_REASONS | {START_TIMEOUT}
-
-
-def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str]:
-    """Return the trainer container's environment: PyTorch's `env://` variables, torchrun's PET_*,
-    and the operator's own. An empty token is left out.
-    """
-    spec = job.spec
-    pods, local_world_size = len(members(job)), ranks.local_world_size(spec, identity.index)
-    master_addr = master_addr_of(job, identity.attempt)
-    variables = {
-        "MASTER_ADDR": master_addr,
-        "MASTER_PORT": spec.master_port,
-        "WORLD_SIZE": ranks.world_size(spec, pods),
-        "NODE_RANK": identity.index,
-        "GROUP_RANK": identity.index,
-        "LOCAL_WORLD_SIZE": local_world_size,
-        "GROUP_WORLD_SIZE": pods,
-        "DDP_BACKEND": ranks.backend(spec),
-        "DDP_JOB_NAME": job.name,
-        "DDP_JOB_UID": job.uid,
-        "DDP_ATTEMPT": identity.attempt,
-        "DDP_CHECKPOINT_DIR": spec.checkpoint.path,
-        constants.ENV_STATUS_PORT: spec.status_port,
-        "PYTHONUNBUFFERED": 1,
-        "PET_NNODES": pods,
-        "PET_NPROC_PER_NODE": local_world_size,
-        "PET_NODE_RANK": identity.index,
-        "PET_MASTER_ADDR": master_addr,
-        "PET_MASTER_PORT": spec.master_port,
-    }
-    if is_spare(job, identity):  # its launcher gets them later; a script without one fails
-        variables = {name: value for name, value in variables.items() if name not in _OF_A_PLACE}
-    elif local_world_size == 1:
-        # With several processes the launcher sets these. Without one, a plain script fails on the
-        # missing RANK, rather than hang in a group that never completes.
-        variables |= {"RANK": ranks.first_rank(spec, identity.index), "LOCAL_RANK": 0}
-    if sizes := ranks.pod_sizes(spec):
-        variables[constants.ENV_POD_SIZES] = sizes
-    if token:
-        variables[constants.ENV_TOKEN] = token
-    variables[constants.ENV_SCOPE] = scope_of(job) if spec.kueue_queue else spec.restart.scope
-    variables[constants.ENV_GENERATION] = world_of(job).generation
-    variables[constants.ENV_POD] = identity.pod_name(job.name)
-    if is_held(job, identity):
-        variables[constants.ENV_HELD] = 1
-    elif is_first_due(job) and not is_spare(job, identity):
-        variables[constants.ENV_HOLD_SECONDS] = HOLD_SECONDS
-    if spec.elastic:
-        variables |= {
-            constants.ENV_BATCH: spec.elastic.batch,
-            constants.ENV_BATCH_RANKS: ranks.world_size(spec),
-        }
-    if spec.elastic or spec.spares:
-        variables[constants.ENV_LEAVE_SECONDS] = LEAVE_SECONDS
-    if spec.replicas > 1 or spec.elastic:
-        paths = local_paths(spec_of(spec, identity.index))
-        variables |= {constants.ENV_LOCAL_PATHS: ":".join(paths)} if paths else {}
-    if identity.index == 0 and not is_spare(job, identity):
-        variables |= _trackers(job)
-        if group := members_to_lead(job):
-            variables[constants.ENV_MEMBERS] = group
-    return {name: str(value) for name, value in variables.items()}
-
-
-def master_addr_of(job: DDPJob, attempt: int) -> str:
-    """Return the DNS name of rank 0's pod, which resolves from any of the job's pods."""
-    return f"{Identity(index=members(job)[0], attempt=attempt).host_name(job.name)}.{job.name}"
-
-
-def is_spare(job: DDPJob, identity: Identity) -> bool:
-    """Return whether a pod is outside the group."""
-    return identity.slot not in node_ranks(job)
-
-
-def is_held(job: DDPJob, identity: Identity) -> bool:
-    """Return whether a pod's processes wait for an assignment before they start: the other pods,
-    and the rank 0 that it would join, may still be of an earlier generation.
-    """
-    if identity.replacement == 0 or world_of(job).generation == 0:
-        return False
-    # Without a launcher that answered, nothing could release it.
-    return scope_of(job) == "InPlace" and bool(job.status.bookkeeping.launcher)
-
-
-def _trackers(job: DDPJob) -> dict[str, str]:
-    """Return variables that make all restarts one W&B run. Only rank 0's pod gets them, since
-    several writers corrupt a run. MLflow assigns run ids itself.
-    """
-    return {"WANDB_RUN_ID": job.uid, "WANDB_RESUME": "allow", "WANDB_NAME": job.name}
 
 
 def owner_reference(job: DDPJob) -> dict[str, Any]:
@@ -235,7 +129,7 @@ def pod(
     if own.launcher == "inject":
         inject(spec, trainer, image=launcher_image)
     if own.accelerator:
-        _add_accelerator(spec, trainer, own.accelerator)
+        add_accelerator(spec, trainer, own.accelerator)
     if job.status.excluded_nodes:
         keep_off(spec, job.status.excluded_nodes)
     late = [failure.node for failure in job.status.failures if failure.reason in _NEVER_BEGAN]
@@ -324,65 +218,3 @@ def _mount(
     spec["volumes"] = [*(spec.get("volumes") or []), volume]
     mounts = container.get("volumeMounts") or []
     container["volumeMounts"] = [*mounts, {"name": volume["name"], "mountPath": path}]
-
-
-def _add_accelerator(
-    spec: dict[str, Any], trainer: dict[str, Any], accelerator: Accelerator
-) -> None:
-    selector = {constants.GKE_ACCELERATOR_LABEL: accelerator.type} if accelerator.type else {}
-    # GKE adds this toleration only to pods that request the resource in the classic way. Without
-    # it a pod stays pending.
-    tolerations: list[dict[str, Any]] = [
-        {"key": constants.GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
-    ]
-    if accelerator.gpu and accelerator.gpu.arm64:
-        selector[constants.ARCHITECTURE_LABEL] = "arm64"
-        tolerations.append(_tolerating(constants.ARCHITECTURE_LABEL, "arm64"))
-    if accelerator.compute_class:
-        selector[constants.GKE_COMPUTE_CLASS_LABEL] = accelerator.compute_class
-        tolerations.append(
-            _tolerating(constants.GKE_COMPUTE_CLASS_LABEL, accelerator.compute_class)
-        )
-    provisioning = {"spot": constants.GKE_SPOT_LABEL, "flex-start": constants.GKE_FLEX_START_LABEL}
-    label = provisioning.get(accelerator.provisioning)
-    if label:
-        selector[label] = "true"
-        tolerations.append(_tolerating(label, "true"))
-    if accelerator.provisioning == "queued":
-        # Kueue selects the provisioned nodes when it admits the pods.
-        tolerations.append(_tolerating(constants.GKE_QUEUED_LABEL, "true"))
-    elif accelerator.max_run_seconds:
-        selector[constants.GKE_MAX_RUN_LABEL] = str(accelerator.max_run_seconds)
-    if accelerator.reservation:
-        selector |= _reserved(accelerator.reservation)
-    spec["nodeSelector"] = {
-        **(spec.get("nodeSelector") or {}),
-        **selector,
-        **accelerator.node_selector,
-    }
-    spec["tolerations"] = [
-        *(spec.get("tolerations") or []),
-        *tolerations,
-        *accelerator.tolerations,
-    ]
-    resources = trainer.get("resources") or {}
-    if not accelerators(trainer):
-        limits = {**(resources.get("limits") or {}), constants.GPU_RESOURCE: accelerator.count}
-        trainer["resources"] = {**resources, "limits": limits}
-
-
-def _reserved(reservation: Reservation) -> dict[str, str]:
-    asked = {
-        "affinity": "specific",
-        "name": reservation.name,
-        "project": reservation.project,
-        "blocks": reservation.blocks,
-        "subblocks": reservation.sub_blocks,
-    }
-    return {
-        constants.GKE_RESERVATION_PREFIX + what: value for what, value in asked.items() if value
-    }
-
-
-def _tolerating(key: str, value: str) -> dict[str, str]:
-    return {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}

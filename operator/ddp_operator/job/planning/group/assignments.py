@@ -14,7 +14,7 @@ from ddp_operator.job.membership.world import members_to_lead, scope_of, world_o
 from ddp_operator.job.planning.gaps import in_present_group
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.old_pods import still_at_work
-from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.environment import master_addr_of
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
 
@@ -91,7 +91,7 @@ def _document(job: DDPJob, pods: Observed, index: int | None, *, start: bool) ->
         "generation": world.generation,
         "nodeRank": index,
         "nodes": world.size,
-        "masterAddr": manifests.master_addr_of(job, job.status.attempt),
+        "masterAddr": master_addr_of(job, job.status.attempt),
         "masterAddress": address,
         "start": start,
         "graceSeconds": world.grace_seconds,

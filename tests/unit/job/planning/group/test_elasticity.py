@@ -11,7 +11,7 @@ from ddp_operator.job.membership import world
 from ddp_operator.job.membership.launcher_protocol import LauncherStates
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.pods.manifests import LEAVE_SECONDS, environment
+from ddp_operator.job.pods.environment import LEAVE_SECONDS, environment
 from ddp_operator.job.pods.state import Identity, PodState
 
 from tests.unit.job.builders import (

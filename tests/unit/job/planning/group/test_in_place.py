@@ -13,7 +13,7 @@ from ddp_operator.job.planning.cleanup import KEPT_SECONDS
 from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.pods.manifests import environment
+from ddp_operator.job.pods.environment import environment
 from ddp_operator.job.pods.state import Identity, PodState
 
 from tests.unit.job.builders import condition, ended, later, pod, ready, running_job, stored

@@ -13,7 +13,7 @@ from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning.group.topology import along
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.pods.manifests import environment
+from ddp_operator.job.pods.environment import environment
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Node
 

@@ -1,0 +1,70 @@
+"""Node selector, tolerations and GPU request for `spec.accelerator`."""
+
+from typing import Any
+
+from ddp_operator.api import constants
+from ddp_operator.api.devices import accelerators
+from ddp_operator.api.spec.accelerator import Accelerator, Reservation
+
+
+def add_accelerator(
+    spec: dict[str, Any], trainer: dict[str, Any], accelerator: Accelerator
+) -> None:
+    """Select nodes with this accelerator, and request its GPUs unless the trainer does."""
+    selector = {constants.GKE_ACCELERATOR_LABEL: accelerator.type} if accelerator.type else {}
+    # GKE adds this toleration only to pods that request the resource in the classic way. Without
+    # it a pod stays pending.
+    tolerations: list[dict[str, Any]] = [
+        {"key": constants.GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
+    ]
+    if accelerator.gpu and accelerator.gpu.arm64:
+        selector[constants.ARCHITECTURE_LABEL] = "arm64"
+        tolerations.append(_tolerating(constants.ARCHITECTURE_LABEL, "arm64"))
+    if accelerator.compute_class:
+        selector[constants.GKE_COMPUTE_CLASS_LABEL] = accelerator.compute_class
+        tolerations.append(
+            _tolerating(constants.GKE_COMPUTE_CLASS_LABEL, accelerator.compute_class)
+        )
+    provisioning = {"spot": constants.GKE_SPOT_LABEL, "flex-start": constants.GKE_FLEX_START_LABEL}
+    label = provisioning.get(accelerator.provisioning)
+    if label:
+        selector[label] = "true"
+        tolerations.append(_tolerating(label, "true"))
+    if accelerator.provisioning == "queued":
+        # Kueue selects the provisioned nodes when it admits the pods.
+        tolerations.append(_tolerating(constants.GKE_QUEUED_LABEL, "true"))
+    elif accelerator.max_run_seconds:
+        selector[constants.GKE_MAX_RUN_LABEL] = str(accelerator.max_run_seconds)
+    if accelerator.reservation:
+        selector |= _reserved(accelerator.reservation)
+    spec["nodeSelector"] = {
+        **(spec.get("nodeSelector") or {}),
+        **selector,
+        **accelerator.node_selector,
+    }
+    spec["tolerations"] = [
+        *(spec.get("tolerations") or []),
+        *tolerations,
+        *accelerator.tolerations,
+    ]
+    resources = trainer.get("resources") or {}
+    if not accelerators(trainer):
+        limits = {**(resources.get("limits") or {}), constants.GPU_RESOURCE: accelerator.count}
+        trainer["resources"] = {**resources, "limits": limits}
+
+
+def _reserved(reservation: Reservation) -> dict[str, str]:
+    asked = {
+        "affinity": "specific",
+        "name": reservation.name,
+        "project": reservation.project,
+        "blocks": reservation.blocks,
+        "subblocks": reservation.sub_blocks,
+    }
+    return {
+        constants.GKE_RESERVATION_PREFIX + what: value for what, value in asked.items() if value
+    }
+
+
+def _tolerating(key: str, value: str) -> dict[str, str]:
+    return {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}

@@ -1,0 +1,116 @@
+"""Environment of the trainer container: PyTorch's variables, torchrun's, and the operator's."""
+
+from ddp_operator.api import constants
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.spec.overrides import spec_of
+from ddp_operator.job.membership.rank_order import HOLD_SECONDS, is_first_due
+from ddp_operator.job.membership.world import (
+    members,
+    members_to_lead,
+    node_ranks,
+    scope_of,
+    world_of,
+)
+from ddp_operator.job.pods import ranks
+from ddp_operator.job.pods.local_checkpoints import local_paths
+from ddp_operator.job.pods.state import Identity
+
+LEAVE_SECONDS = 5
+"""How long a pod keeps training after a deletion is requested, so that the others can continue
+without it. The message takes a tenth of that. A spot node leaves 15 s in all, which must include a
+save."""
+
+_OF_A_PLACE = frozenset(
+    {"MASTER_ADDR", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "PET_NNODES",
+     "PET_NODE_RANK", "PET_MASTER_ADDR"}
+)  # fmt: skip
+"""Variables that a spare does not get."""
+
+
+def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str]:
+    """Return the trainer container's environment: PyTorch's `env://` variables, torchrun's PET_*,
+    and the operator's own. An empty token is left out.
+    """
+    spec = job.spec
+    pods, local_world_size = len(members(job)), ranks.local_world_size(spec, identity.index)
+    master_addr = master_addr_of(job, identity.attempt)
+    variables = {
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": spec.master_port,
+        "WORLD_SIZE": ranks.world_size(spec, pods),
+        "NODE_RANK": identity.index,
+        "GROUP_RANK": identity.index,
+        "LOCAL_WORLD_SIZE": local_world_size,
+        "GROUP_WORLD_SIZE": pods,
+        "DDP_BACKEND": ranks.backend(spec),
+        "DDP_JOB_NAME": job.name,
+        "DDP_JOB_UID": job.uid,
+        "DDP_ATTEMPT": identity.attempt,
+        "DDP_CHECKPOINT_DIR": spec.checkpoint.path,
+        constants.ENV_STATUS_PORT: spec.status_port,
+        "PYTHONUNBUFFERED": 1,
+        "PET_NNODES": pods,
+        "PET_NPROC_PER_NODE": local_world_size,
+        "PET_NODE_RANK": identity.index,
+        "PET_MASTER_ADDR": master_addr,
+        "PET_MASTER_PORT": spec.master_port,
+    }
+    if is_spare(job, identity):  # its launcher gets them later; a script without one fails
+        variables = {name: value for name, value in variables.items() if name not in _OF_A_PLACE}
+    elif local_world_size == 1:
+        # With several processes the launcher sets these. Without one, a plain script fails on the
+        # missing RANK, rather than hang in a group that never completes.
+        variables |= {"RANK": ranks.first_rank(spec, identity.index), "LOCAL_RANK": 0}
+    if sizes := ranks.pod_sizes(spec):
+        variables[constants.ENV_POD_SIZES] = sizes
+    if token:
+        variables[constants.ENV_TOKEN] = token
+    variables[constants.ENV_SCOPE] = scope_of(job) if spec.kueue_queue else spec.restart.scope
+    variables[constants.ENV_GENERATION] = world_of(job).generation
+    variables[constants.ENV_POD] = identity.pod_name(job.name)
+    if is_held(job, identity):
+        variables[constants.ENV_HELD] = 1
+    elif is_first_due(job) and not is_spare(job, identity):
+        variables[constants.ENV_HOLD_SECONDS] = HOLD_SECONDS
+    if spec.elastic:
+        variables |= {
+            constants.ENV_BATCH: spec.elastic.batch,
+            constants.ENV_BATCH_RANKS: ranks.world_size(spec),
+        }
+    if spec.elastic or spec.spares:
+        variables[constants.ENV_LEAVE_SECONDS] = LEAVE_SECONDS
+    if spec.replicas > 1 or spec.elastic:
+        paths = local_paths(spec_of(spec, identity.index))
+        variables |= {constants.ENV_LOCAL_PATHS: ":".join(paths)} if paths else {}
+    if identity.index == 0 and not is_spare(job, identity):
+        variables |= _trackers(job)
+        if group := members_to_lead(job):
+            variables[constants.ENV_MEMBERS] = group
+    return {name: str(value) for name, value in variables.items()}
+
+
+def master_addr_of(job: DDPJob, attempt: int) -> str:
+    """Return the DNS name of rank 0's pod, which resolves from any of the job's pods."""
+    return f"{Identity(index=members(job)[0], attempt=attempt).host_name(job.name)}.{job.name}"
+
+
+def is_spare(job: DDPJob, identity: Identity) -> bool:
+    """Return whether a pod is outside the group."""
+    return identity.slot not in node_ranks(job)
+
+
+def is_held(job: DDPJob, identity: Identity) -> bool:
+    """Return whether a pod's processes wait for an assignment before they start: the other pods,
+    and the rank 0 that it would join, may still be of an earlier generation.
+    """
+    if identity.replacement == 0 or world_of(job).generation == 0:
+        return False
+    # Without a launcher that answered, nothing could release it.
+    return scope_of(job) == "InPlace" and bool(job.status.bookkeeping.launcher)
+
+
+def _trackers(job: DDPJob) -> dict[str, str]:
+    """Return variables that make all restarts one W&B run. Only rank 0's pod gets them, since
+    several writers corrupt a run. MLflow assigns run ids itself.
+    """
+    return {"WANDB_RUN_ID": job.uid, "WANDB_RESUME": "allow", "WANDB_NAME": job.name}
