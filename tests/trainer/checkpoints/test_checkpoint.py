@@ -45,8 +45,8 @@ def reopened(root: Path, *, keep: int = 2) -> CheckpointDirectory:
 
 
 def loaded(directory: CheckpointDirectory) -> bytes | None:
-    state = directory.load()
-    return bytes(state) if state is not None else None
+    stored = directory.load()
+    return bytes(stored.state) if stored is not None else None
 
 
 def names(root: Path) -> list[str]:
@@ -93,7 +93,7 @@ def truncate_manifest(checkpoint: Path) -> None:
 def come_from_the_future(checkpoint: Path) -> None:
     manifest = checkpoint / "manifest.json"
     content = json.loads(manifest.read_text())
-    content["content"]["format_version"] = 2
+    content["content"]["format_version"] = 3
     manifest.write_text(json.dumps(content))
 
 
@@ -270,7 +270,7 @@ again = CheckpointDirectory(root, keep=1)
 print(json.dumps({
     "failures": failures,
     "names": sorted(path.name for path in root.iterdir()),
-    "loaded": len(again.load()),
+    "loaded": len(again.load().state),
 }))
 """
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from ddp_trainer.checkpoints.background_save import is_worth_overtaking
 from ddp_trainer.checkpoints.checkpoint import Checkpoint, CheckpointDirectory
+from ddp_trainer.checkpoints.frozen_weights import FrozenWeights
 from ddp_trainer.checkpoints.saver import Saver
 from ddp_trainer.checkpoints.storage import Recorder, Transfer
 from ddp_trainer.collectives.group import Group
@@ -21,7 +22,6 @@ from ddp_trainer.run.position import Order, Position
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.options import Options
-from ddp_trainer.system.buffers import load
 from ddp_trainer.telemetry.requests.checkpoint import CheckpointRequest
 from torch import nn
 
@@ -47,6 +47,7 @@ class GatedDirectory(CheckpointDirectory):
         step: int,
         transfer: Transfer,
         score: float | None = None,
+        frozen: FrozenWeights | None = None,
     ) -> Checkpoint:
         def write(file: Recorder) -> None:
             self.events.append(f"begin {step}")
@@ -55,7 +56,7 @@ class GatedDirectory(CheckpointDirectory):
             write_state(file)
             self.events.append(f"end {step}")
 
-        return super().save(write, step=step, transfer=transfer, score=score)
+        return super().save(write, step=step, transfer=transfer, score=score, frozen=frozen)
 
 
 def new_run() -> TrainState:
@@ -82,9 +83,9 @@ def saver(directory: CheckpointDirectory, *flags: str) -> Saver:
 
 def stored(root: Path) -> Any:
     """The state in the newest checkpoint."""
-    data = CheckpointDirectory(root, keep=2).load()
-    assert data is not None
-    return torch.load(io.BytesIO(data), weights_only=True)
+    found = CheckpointDirectory(root, keep=2).load()
+    assert found is not None
+    return torch.load(io.BytesIO(found.state), weights_only=True)
 
 
 def names(root: Path) -> list[str]:
@@ -304,7 +305,9 @@ def test_restored_a_run_goes_on_to_the_bit(tmp_path: Path) -> None:
         advance(run)
     one.save_for_certain(run)
     other = new_run()
-    other.load_state_dict(load(CheckpointDirectory(tmp_path, keep=2).load() or b""))
+    found = CheckpointDirectory(tmp_path, keep=2).load()
+    assert found is not None
+    other.load_state_dict(found.unpack())
     for each in (run, other):
         torch.manual_seed(5)
         for _ in range(3):

@@ -1,9 +1,12 @@
 """Checkpoints on disk: whole or not there at all.
 
 A checkpoint is a directory `step-00000120` that holds the state and, written last, a manifest with
-the state's size and SHA-256. Without a valid manifest there is no checkpoint. Nothing relies on
-renaming directories or on fsync alone, since object stores mounted as file systems offer neither;
-what was written is read back before an older checkpoint goes.
+the state's size and SHA-256. Without a valid manifest there is no checkpoint. Large weights that
+are not trained are in a file beside the checkpoints (see `frozen_files`). The manifest names that
+file, with size and SHA-256 too; a checkpoint without its file is not complete.
+
+Nothing relies on renaming directories or on fsync alone, since object stores mounted as file
+systems offer neither; what was written is read back before an older checkpoint goes.
 
 Only rank 0 uses this module.
 """
@@ -21,9 +24,13 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
+from ddp_trainer.checkpoints.checkpoint_files import STATE, StoredState, complete, read
 from ddp_trainer.checkpoints.claim import Claim
+from ddp_trainer.checkpoints.frozen_files import FrozenFiles
+from ddp_trainer.checkpoints.frozen_weights import FrozenWeights
 from ddp_trainer.checkpoints.manifest import (
     FORMAT_VERSION,
+    FROZEN_FORMAT_VERSION,
     MANIFEST,
     SCORE,
     DamagedError,
@@ -35,12 +42,10 @@ from ddp_trainer.checkpoints.storage import (
     Recorder,
     Transfer,
     read_content,
-    read_into_memory,
     sync_directory,
     write_file,
 )
 
-STATE = "state.pt"
 _DIRECTORY = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 """`step-<step>`, with `-2`, `-3`, … where the step has been saved before and found damaged."""
 
@@ -79,6 +84,7 @@ class CheckpointDirectory:
         self._keep = keep
         self._keep_best = keep_best
         self._damaged: set[Path] = set()
+        self._frozen_files = FrozenFiles(root, self.check)
         self.newest: Checkpoint | None = None
         """The newest checkpoint known to be good; set by `load`, `look` and `save`."""
 
@@ -100,7 +106,7 @@ class CheckpointDirectory:
         if self._claim is not None:
             self._claim.check()
 
-    def load(self) -> memoryview | None:
+    def load(self) -> StoredState | None:
         """The state of the newest checkpoint that is whole; None if there is none.
 
         Those that are damaged or cannot be read are passed over with a log line each.
@@ -111,7 +117,7 @@ class CheckpointDirectory:
         unreadable: OSError | None = None
         for path in self._paths():
             try:
-                manifest, state = _read(path)
+                manifest, state = read(path)
             except DamagedError as error:
                 _logger.warning("checkpoint %s is damaged (%s): trying the one before", path, error)
                 self._damaged.add(path)
@@ -120,6 +126,8 @@ class CheckpointDirectory:
                 unreadable = error
             else:
                 self.newest = Checkpoint.of(path, manifest)
+                if manifest.frozen is not None:
+                    self._frozen_files.trust(manifest.frozen)
                 return state
         if unreadable is not None:
             raise unreadable
@@ -133,7 +141,7 @@ class CheckpointDirectory:
             _logger.warning("cannot look for checkpoints: %s", error)
             return
         for path in paths:
-            manifest = _complete(path)
+            manifest = complete(path)
             if manifest is not None:
                 self.newest = Checkpoint.of(path, manifest)
                 return
@@ -142,7 +150,7 @@ class CheckpointDirectory:
         """Whether a model with this score, of which more is better, is worth keeping for it."""
         if not self._keep_best or math.isnan(score):
             return False
-        scores = [read_score(path) for path in self._paths() if _complete(path) is not None]
+        scores = [read_score(path) for path in self._paths() if complete(path) is not None]
         return all(score > other for other in scores if other is not None)
 
     def save(
@@ -152,10 +160,12 @@ class CheckpointDirectory:
         step: int,
         transfer: Transfer,
         score: float | None = None,
+        frozen: FrozenWeights | None = None,
     ) -> Checkpoint:
         """Write a checkpoint, read it back, then delete those no longer needed.
 
-        A step that is saved already is not written again, but gets the score.
+        A step that is saved already is not written again, but gets the score. `frozen`: weights
+        that belong to the state, and that it does not hold; their file stays if the save fails.
 
         Raises:
             OSError: it could not be written (disk full, permissions); nothing is left of it.
@@ -165,28 +175,36 @@ class CheckpointDirectory:
         """
         saved = self.newest
         if saved is None or saved.step != step:
-            saved = self._write(write_state, step=step, transfer=transfer)
+            saved = self._write(write_state, step=step, transfer=transfer, frozen=frozen)
             self.newest = saved
         if score is not None:
             content = encode_score(score)
             write_file(saved.path / SCORE, lambda file: file.write(content), transfer)
         self._prune()
+        self._prune_frozen_files()
         return saved
 
     def _write(
-        self, write_state: Callable[[Recorder], object], *, step: int, transfer: Transfer
+        self,
+        write_state: Callable[[Recorder], object],
+        *,
+        step: int,
+        transfer: Transfer,
+        frozen: FrozenWeights | None,
     ) -> Checkpoint:
         begin = time.monotonic()
         self._root.mkdir(parents=True, exist_ok=True)
+        frozen_file = self._frozen_files.store(frozen, transfer) if frozen else None
         path = self._make_directory(step)
         try:
             content = write_file(path / STATE, write_state, transfer)
             manifest = Manifest(
-                format_version=FORMAT_VERSION,
+                format_version=FORMAT_VERSION if frozen_file is None else FROZEN_FORMAT_VERSION,
                 step=step,
                 saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
                 state_bytes=content.size,
                 state_sha256=content.sha256,
+                frozen=frozen_file,
             )
             encoded = manifest.encode()
             self.check()  # it may have taken minutes
@@ -228,7 +246,7 @@ class CheckpointDirectory:
     def _prune(self) -> None:
         """Delete all that is older than the newest `keep` good checkpoints, but for the best."""
         paths = self._paths()
-        good = [path for path in paths if path not in self._damaged and _complete(path)]
+        good = [path for path in paths if path not in self._damaged and complete(path)]
         if len(good) <= self._keep:
             return
         scores = {path: score for path in good if (score := read_score(path)) is not None}
@@ -237,33 +255,22 @@ class CheckpointDirectory:
             if path != best:
                 _delete(path)
 
-
-def _read(path: Path) -> tuple[Manifest, memoryview]:
-    """Manifest and state of the checkpoint at `path`.
-
-    Raises:
-        DamagedError: it is not whole.
-        OSError: it cannot be read for another reason than being incomplete.
-    """
-    manifest = Manifest.read(path)
-    try:
-        state, content = read_into_memory(path / STATE, size=manifest.state_bytes)
-    except FileNotFoundError:
-        raise DamagedError(f"{STATE} is missing") from None
-    if content.size != manifest.state_bytes:
-        raise DamagedError(f"{STATE} has {content.size} bytes instead of {manifest.state_bytes}")
-    if content.sha256 != manifest.state_sha256:
-        raise DamagedError(f"the checksum of {STATE} does not match")
-    return manifest, state
-
-
-def _complete(path: Path) -> Manifest | None:
-    """The manifest if it and the sizes are right; the state itself is not read again."""
-    try:
-        manifest = Manifest.read(path)
-        return manifest if (path / STATE).stat().st_size == manifest.state_bytes else None
-    except OSError:
-        return None
+    def _prune_frozen_files(self) -> None:
+        """Delete the files of frozen weights that no checkpoint names, damaged ones included."""
+        if not self._frozen_files.paths():
+            return
+        needed: set[str] = set()
+        for path in self._paths():
+            try:
+                manifest = Manifest.read(path)
+            except DamagedError:
+                continue
+            except OSError as error:
+                _logger.warning("keeping all files of frozen weights: %s: %s", path, error)
+                return
+            if manifest.frozen is not None:
+                needed.add(manifest.frozen.name)
+        self._frozen_files.prune(needed)
 
 
 def _delete(path: Path) -> None:

@@ -7,19 +7,53 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ddp_trainer.checkpoints.storage import Content
+
 MANIFEST = "manifest.json"
 SCORE = "score.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION, FROZEN_FORMAT_VERSION = 1, 2
+"""The second one is that of checkpoints that name a file of frozen weights."""
+_FROZEN_NAME = re.compile(r"frozen-[0-9a-f]{16}\.pt")
 
 
 class DamagedError(OSError):
     """A checkpoint is incomplete or not what was written; the message says in which way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenFile:
+    """A file beside the checkpoints, with weights that several of them have in common."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if not self.is_name(self.name):
+            raise ValueError(f"{self.name!r} is not the name of a file of frozen weights")
+
+    @staticmethod
+    def is_name(name: str) -> bool:
+        """Return whether a file of this name is one of frozen weights."""
+        return _FROZEN_NAME.fullmatch(name) is not None
+
+    @classmethod
+    def of(cls, content: Content) -> FrozenFile:
+        """Return the file that has this content."""
+        name = f"frozen-{content.sha256[:16]}.pt"
+        return cls(name=name, size_bytes=content.size, sha256=content.sha256)
+
+    @property
+    def content(self) -> Content:
+        """Size and hash of the file."""
+        return Content(size=self.size_bytes, sha256=self.sha256)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +66,25 @@ class Manifest:
     """ISO 8601, with the offset from UTC."""
     state_bytes: int
     state_sha256: str
+    frozen: FrozenFile | None = None
+    """Weights that are not in the state; None: it holds all of them."""
 
     @property
     def time(self) -> datetime:
         """When it was written."""
         return datetime.fromisoformat(self.saved_at)
 
+    @property
+    def state(self) -> Content:
+        """Size and hash of the state's file."""
+        return Content(size=self.state_bytes, sha256=self.state_sha256)
+
     def encode(self) -> bytes:
         """The content of its file."""
-        return _seal(asdict(self))
+        body = asdict(self)
+        if self.frozen is None:  # version 1 does not know of it
+            del body["frozen"]
+        return _seal(body)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -55,12 +99,13 @@ class Manifest:
         except FileNotFoundError:
             raise DamagedError(f"{MANIFEST} is missing, so it was never completed") from None
         try:
-            if body["format_version"] != FORMAT_VERSION:
+            if body["format_version"] not in (FORMAT_VERSION, FROZEN_FORMAT_VERSION):
                 raise DamagedError(
-                    f"format version {body['format_version']} is not {FORMAT_VERSION}, "
-                    "the only one that this trainer reads"
+                    f"this trainer does not read format version {body['format_version']}, only "
+                    f"{FORMAT_VERSION} and {FROZEN_FORMAT_VERSION}"
                 )
-            manifest = cls(**body)
+            frozen = body.pop("frozen", None)
+            manifest = cls(**body, frozen=FrozenFile(**frozen) if frozen is not None else None)
             manifest.time  # noqa: B018 - checks it
         except (ValueError, TypeError, KeyError) as error:
             raise DamagedError(f"{MANIFEST} cannot be read: {error}") from error

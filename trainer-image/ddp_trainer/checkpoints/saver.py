@@ -21,6 +21,7 @@ import torch
 from ddp_trainer.checkpoints.background_save import BackgroundSave
 from ddp_trainer.checkpoints.checkpoint import Checkpoint, CheckpointDirectory
 from ddp_trainer.checkpoints.claim import Claim
+from ddp_trainer.checkpoints.frozen_weights import FrozenWeights
 from ddp_trainer.checkpoints.snapshot import Snapshot
 from ddp_trainer.checkpoints.storage import Transfer
 from ddp_trainer.run.stop import StopSignal
@@ -53,6 +54,7 @@ class Saver:
         self._in_background = not options.checkpoint_sync
         self._stop = stop
         self._snapshot = Snapshot()
+        self._frozen: FrozenWeights | None = None
         self._current: BackgroundSave | None = None
         self._last_time = time.monotonic()
 
@@ -67,7 +69,16 @@ class Saver:
     def take_over(self) -> None:
         """Save from here on: what others have saved is not known yet."""
         self.directory.newest = None
+        self._frozen = None
         self._last_time = time.monotonic()
+
+    def watch(self, run: TrainState, *, again: bool) -> None:
+        """Note the weights as they are before the next step, to know later which are frozen.
+
+        `again`: the run got its state from elsewhere, so what was known of its weights is void.
+        """
+        if self._frozen is None or again:
+            self._frozen = FrozenWeights.of(run)
 
     def is_overdue(self) -> bool:
         """Whether the last save began so long ago that another one should."""
@@ -99,9 +110,9 @@ class Saver:
             if score is not None:  # all that is missing
                 self._begin(None, step=step, score=score)
         elif self._in_background:
-            self._begin(self._snapshot.take(run.state_dict()), step=step, score=score)
+            self._begin(self._snapshot.take(self._state_of(run)), step=step, score=score)
         else:
-            save = self._begin(run.state_dict(), step=step, score=score)
+            save = self._begin(self._state_of(run), step=step, score=score)
             if not self._wait(save, until=self._limit(save)):
                 self._give_up(save)
 
@@ -139,7 +150,7 @@ class Saver:
         if last is not None and not self._overtakes(last, step, until=until):
             self._expect(last, step, until=until, meanwhile=meanwhile)
         if not self._is_saved(step):
-            save = self._begin(run.state_dict(), step=step)
+            save = self._begin(self._state_of(run), step=step)
             self._expect(save, step, until=until, meanwhile=meanwhile)
             if save.failure is not None:
                 raise save.failure
@@ -168,10 +179,23 @@ class Saver:
                 f"the newest good checkpoint is {self.directory.newest or 'none'}"
             )
 
+    def _state_of(self, run: TrainState) -> dict[str, Any]:
+        """Return the run's state without frozen weights, which are not copied before a save."""
+        self.watch(run, again=False)
+        assert self._frozen is not None
+        state, self._frozen = self._frozen.split(run)
+        return state
+
     def _begin(self, state: Any, *, step: int, score: float | None = None) -> BackgroundSave:
+        frozen = self._frozen
+
         def save(transfer: Transfer) -> Checkpoint:
             return self.directory.save(
-                partial(torch.save, state), step=step, transfer=transfer, score=score
+                partial(torch.save, state),
+                step=step,
+                transfer=transfer,
+                score=score,
+                frozen=frozen,
             )
 
         last = self._current
@@ -179,7 +203,10 @@ class Saver:
             # What it writes may change from now on, so that it must never be completed.
             last.cancel()
             _logger.warning("giving up the save of step %d for that of step %d", last.step, step)
-        self._current = BackgroundSave(save, step=step, size_bytes=size_of(state))
+        size = size_of(state)
+        if frozen is not None:
+            size += frozen.pending_bytes * 3 // 2  # read for their fingerprint, too
+        self._current = BackgroundSave(save, step=step, size_bytes=size)
         return self._current
 
     def _wait(

@@ -41,7 +41,7 @@ class Snapshot:
         memories: dict[int, object] = {}  # by the identity of the tensor object, as deepcopy wants
         originals: dict[object, Tensor] = {}
         for tensor in tensors(state):
-            memory = memories[id(tensor)] = _memory(tensor)
+            memory = memories[id(tensor)] = memory_of(tensor)
             originals.setdefault(memory, tensor)
         self._make_fit(list(originals.values()))
         buffers = dict(zip(originals, (buffer for _, buffer in self._buffers), strict=True))
@@ -98,7 +98,8 @@ def _bytes(tensor: Tensor) -> npt.NDArray[np.uint8]:
     return array
 
 
-def _memory(tensor: Tensor) -> object:
+def memory_of(tensor: Tensor) -> object:
+    """Return the same for tensors that are the same view of the same memory."""
     if tensor.numel() == 0:
         return id(tensor)
     place = tensor.untyped_storage().data_ptr(), tensor.storage_offset()

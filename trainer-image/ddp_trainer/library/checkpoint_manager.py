@@ -25,7 +25,6 @@ from ddp_trainer.exit_codes import (
 from ddp_trainer.library.state_transfer import transfer_state
 from ddp_trainer.run.stop import StopSignal
 from ddp_trainer.run.train_state import TrainState
-from ddp_trainer.system import buffers
 from ddp_trainer.telemetry.requests.checkpoint import CheckpointRequest
 
 _NOTHING: list[int] = []
@@ -100,7 +99,8 @@ class CheckpointManager:
         """
         self.lead(group.rank == 0)
         self._keeps = group.sum(float(self._saver is not None))[0] > 0
-        mine = _NOTHING if run.is_fresh else run.progress()
+        run_is_new = run.is_fresh
+        mine = _NOTHING if run_is_new else run.progress()
         all_progress = [json.loads(each) for each in group.gather(json.dumps(mine).encode())]
         most = max(all_progress)
         if most == _NOTHING:
@@ -109,6 +109,8 @@ class CheckpointManager:
             lacking = {rank for rank, progress in enumerate(all_progress) if progress != most}
             self._take_over(run, group, source=all_progress.index(most), lacking=lacking)
         run.is_fresh = False
+        if self._saver is not None:
+            self._saver.watch(run, again=run_is_new or mine != most)
 
     def is_due(self, step: int) -> bool:
         """Whether to save after `step` because of its number; the same answer on all ranks."""
@@ -220,7 +222,7 @@ class CheckpointManager:
             found = loaded is not None
             try:
                 if loaded is not None:
-                    run.load_state_dict(buffers.load(loaded))
+                    run.load_state_dict(loaded.unpack())
             except (RuntimeError, KeyError, ValueError) as error:
                 trouble = (
                     f"checkpoint {self.newest or ''} does not fit this run: choose another "

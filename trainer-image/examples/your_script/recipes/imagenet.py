@@ -1,6 +1,7 @@
 """In the style of the ImageNet recipes: meters, workers, schedules by epoch, --evaluate."""
 
 import argparse
+import json
 from pathlib import Path
 
 import ddp_trainer
@@ -83,6 +84,17 @@ def validate(loader, model, criterion, job):
     return top1
 
 
+def read_checkpoint(folder):
+    """Return the state in a checkpoint, with the frozen weights from their own file."""
+    state = torch.load(folder / "state.pt", weights_only=True, map_location="cpu")
+    manifest = json.loads((folder / "manifest.json").read_text())["content"]
+    if "frozen" in manifest:
+        file = folder.parent / manifest["frozen"]["name"]
+        for part, weights in torch.load(file, weights_only=True, map_location="cpu").items():
+            state[part] = {**weights, **state[part]}  # what state.pt has is newer
+    return state
+
+
 def main():
     """Train, or evaluate, as one rank."""
     parser = argparse.ArgumentParser()
@@ -94,8 +106,7 @@ def main():
     torch.manual_seed(0)
     model = network()
     if options.pretrained:
-        state = torch.load(options.pretrained / "state.pt", weights_only=True)
-        model.load_state_dict(state["model"])
+        model.load_state_dict(read_checkpoint(options.pretrained)["model"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     loader = DataLoader(
