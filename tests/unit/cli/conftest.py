@@ -19,12 +19,12 @@ Ddp = Callable[..., Awaitable[Result]]
 
 @pytest.fixture
 def ddp(server: FakeApiServer, kubeconfig: Path) -> Ddp:
-    """Runs the program with these arguments, on a server that knows DDPJobs."""
+    """Runs the program with these arguments, on a server that serves DDPJobs."""
     server.resource_lists[JOBS.root] = [JOBS.plural]
 
     async def run(*arguments: str, input: str | None = None) -> Result:
         given = ["--kubeconfig", str(kubeconfig), *arguments]
-        # It runs an event loop of its own; the server needs this one meanwhile.
+        # The program runs its own event loop; the server needs this one.
         return await asyncio.to_thread(CliRunner().invoke, program, given, input=input)
 
     return run

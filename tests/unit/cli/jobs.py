@@ -1,4 +1,4 @@
-"""Jobs with a history, as the API server has them."""
+"""Jobs with a history, as stored by the API server."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ ESCAPES = "\x1b[31mred\x1b]0;title\x07\r\b\u202e\u2028end"
 
 
 def at(seconds: float) -> str:
-    """A time that long after NOW, as it is stored."""
+    """Return the stored form of a time, in seconds after NOW."""
     return format_time(later(seconds))
 
 
 def condition(type_: str, reason: str, message: str = "", *, since: float = 0) -> Json:
-    """A condition that holds."""
+    """A condition that is true."""
     return {
         "type": type_,
         "status": "True",
@@ -29,7 +29,7 @@ def condition(type_: str, reason: str, message: str = "", *, since: float = 0) -
 
 
 def failure(**changes: Any) -> Json:
-    """A rank of the training that ended with an error, half a minute after NOW."""
+    """A failure of one rank, half a minute after NOW."""
     return {
         "time": at(30),
         "attempt": 0,
@@ -49,7 +49,7 @@ def failure(**changes: Any) -> Json:
 
 
 def stored(phase: str, reason: str = "", message: str = "", **more: Any) -> Json:
-    """A job in a phase, by an operator that has seen it; `spec` may change its spec."""
+    """A job in a phase, observed by an operator; `spec` changes its spec."""
     spec = more.pop("spec", {})
     named = phase not in ("Pending", "Starting")
     status = {
@@ -66,12 +66,12 @@ def stored(phase: str, reason: str = "", message: str = "", **more: Any) -> Json
 
 
 def seen(phase: str, reason: str = "", message: str = "", **more: Any) -> JobSnapshot:
-    """The same as a view takes it."""
+    """The same job as a snapshot for views."""
     return JobSnapshot.read(stored(phase, reason, message, **more))
 
 
 def training(**more: Any) -> Json:
-    """A job in the middle of its training."""
+    """A job in the middle of training."""
     return stored(
         "Running",
         "PodsReady",

@@ -23,7 +23,7 @@ DENIED = {"kind": "Status", "message": "you cannot list this", "reason": "Forbid
 
 @pytest.fixture
 async def pods(server: FakeApiServer) -> list[str]:
-    """A training with a secret wherever there is room for one."""
+    """A job with a secret in every possible place."""
     server.create("ddpjobs", training())
     [container] = server.objects[JOB]["spec"]["template"]["spec"]["containers"]
     container["env"] = [{"name": "WANDB_API_KEY", "value": SECRET}]
@@ -140,7 +140,7 @@ async def test_it_is_bounded(
     files = unpacked(path)
     log = files[f"logs/{pods[0]}.trainer.log"]
     assert len(log) <= 1000
-    assert log.splitlines()[0].startswith("2026-03-01T12:00:00Z line")  # no half one
+    assert log.splitlines()[0].startswith("2026-03-01T12:00:00Z line")  # no partial archive
     assert log.splitlines()[-1].endswith("line 9999")
     assert "the logs of 1 more pod" in files["left-out.txt"]
     assert "events: there are more" in files["left-out.txt"]

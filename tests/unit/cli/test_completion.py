@@ -17,7 +17,7 @@ def named(name: str, namespace: str = "research") -> dict[str, object]:
 
 async def complete(kubeconfig: Path, *words: str) -> list[str]:
     given = ["--kubeconfig", str(kubeconfig), *words]
-    # It runs an event loop of its own.
+    # The program runs its own event loop.
     *found, directive = await asyncio.to_thread(complete_for_kubectl, program, given)
     assert directive == ":4"
     return found

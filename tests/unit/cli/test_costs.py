@@ -1,4 +1,4 @@
-"""What each command costs the API server, as the page on the command line says."""
+"""The API requests of each command, as documented."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ PODS = 2
 
 
 async def answers(run: ProgramRun) -> int:
-    """Whatever is asked for in a pod: nothing."""
+    """Answers any program in a pod with nothing."""
     await run.print(b"")
     return 0
 

@@ -54,7 +54,7 @@ async def test_a_cluster_where_jobs_train(ddp: Ddp, healthy: FakeApiServer) -> N
     assert "namespace research enforces restricted (latest): " in " ".join(result.stdout.split())
     assert healthy.count("GET", "/kueue.x-k8s.io/v1beta2/namespaces/research/localqueues") == 1
     changes = {request.method for request in healthy.requests} - {"GET"}
-    assert changes == {"POST"}  # the questions what the user may
+    assert changes == {"POST"}  # the access reviews
     assert all("reviews" in r.path for r in healthy.requests if r.method == "POST")
 
 

@@ -75,10 +75,10 @@ async def test_a_pod_that_does_not_run(ddp: Ddp, server: FakeApiServer, pods: li
 async def forwarding(
     server: FakeApiServer, pods: list[str], kubeconfig: Path
 ) -> AsyncIterator[int]:
-    """A port here that is port 28737 of rank 1's pod."""
+    """A local port that is forwarded to port 28737 of rank 1's pod."""
     server.ports[pods[1], 28737] = FakePort()
     server.resource_lists["/apis/ddp-operator.io/v1alpha1"] = ["ddpjobs"]
-    # A process of its own: only a signal ends it.
+    # A separate process, because only a signal ends it.
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ddp_operator.cli", "--kubeconfig", str(kubeconfig)),
         *("port-forward", NAME, "--rank", "1", ":28737"),
@@ -112,7 +112,7 @@ async def test_a_port_here_is_one_of_the_pod(
     assert await ask(forwarding, b"good bye") == b"GOOD BYE"
     answers = await asyncio.gather(*(ask(forwarding, b"%d bye" % n) for n in range(40)))
     assert answers == [b"%d BYE" % n for n in range(40)]
-    # A connection that finds nobody ends alone; the next one finds the pod that is there then.
+    # A failed connection ends alone; the next one reaches the new pod.
     del server.ports[pods[1], 28737]
     assert await ask(forwarding, b"bye") == b""
     server.ports[pods[1], 28737] = FakePort()

@@ -30,7 +30,7 @@ def printed(*lines: tuple[int, str]) -> bytes:
 
 
 def started(server: FakeApiServer, index: int, *, attempt: int = 0, ended: bool = False) -> str:
-    """A pod of the stored job that runs, or has run; returns its name."""
+    """Create a pod of the stored job that runs, or has run; return its name."""
     made = manifests.pod(fresh_job(), Identity(index, attempt))
     uid = server.objects[JOB]["metadata"]["uid"]
     made["metadata"]["ownerReferences"][0]["uid"] = uid
@@ -214,7 +214,7 @@ class TestLogs:
 
 
 class Script:
-    """Changes the world at the moment when the follower has looked for the n-th time."""
+    """Runs a step after each read of the follower."""
 
     def __init__(self, *steps: Any) -> None:
         self.steps = list(steps)

@@ -25,7 +25,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_traces_of_chosen_ranks_are_fetched(
     ddp: Ddp, server: FakeApiServer, launcher: Launcher, pods: list[str], tmp_path: Path
 ) -> None:
-    answers = [b"", b"", b"", TRACE, TRACE]  # two requests, then one that is not done
+    answers = [b"", b"", b"", TRACE, TRACE]  # two requests, then one for an unfinished trace
     launcher.answer = lambda: web.Response(body=answers.pop(0))
     server.programs = dict.fromkeys(pods, under(launcher))
     ranks = ("--rank", "0", "--rank", "1")

@@ -125,7 +125,7 @@ async def test_scripts_go_with_their_job(ddp: Ddp, server: FakeApiServer, script
     job = server.objects["ddpjobs", "research", "try"]
     [owner] = server.objects["configmaps", "research", name]["metadata"]["ownerReferences"]
     assert owner["uid"] == job["metadata"]["uid"]
-    assert not owner["blockOwnerDeletion"]  # which nobody but admins may say, on some clusters
+    assert not owner["blockOwnerDeletion"]  # which only admins may set on some clusters
     assert [(r.method, r.path.split("/")[-1]) for r in server.requests] == [
         ("GET", "research"),
         ("POST", "configmaps"),
@@ -139,7 +139,7 @@ async def test_scripts_go_with_their_job(ddp: Ddp, server: FakeApiServer, script
 async def test_two_submissions_share_no_scripts(
     ddp: Ddp, server: FakeApiServer, script: str
 ) -> None:
-    """That of a job which is being deleted goes with it, at a time of its own."""
+    """The ConfigMap of an old job is deleted with that job, at any time."""
     assert (await ddp(*SHORT, "-y", "-d", "--script", script)).exit_code == 0
     server.delete("ddpjobs", "research", "try")
     assert (await ddp(*SHORT, "-y", "-d", "--script", script)).exit_code == 0
@@ -150,7 +150,7 @@ async def test_two_submissions_share_no_scripts(
 async def test_an_answer_that_is_lost(
     ddp: Ddp, server: FakeApiServer, script: str, lost: str
 ) -> None:
-    """Of a creation that took effect: the scripts are ours; the job may be somebody else's."""
+    """The creation took effect: the scripts are ours, but the job may be another's."""
     server.faults = [Fault("POST", None, path_part=lost, after_effect=True)]
     result = await ddp(*SHORT, "-y", "-d", "--script", script)
     assert result.exit_code == (0 if lost == "configmaps" else 1)
@@ -185,7 +185,7 @@ async def test_a_restricted_namespace_gets_what_it_demands(ddp: Ddp, server: Fak
 
 
 async def test_a_user_is_chosen_wherever_it_runs(ddp: Ddp, server: FakeApiServer) -> None:
-    """With it a manifest needs no look at the namespace."""
+    """With --user the namespace is not read."""
     line = (*SHORT, "--user", "1000")
     [shown] = yaml.safe_load_all((await ddp(*line, "--dry-run")).stdout)
     assert server.requests == []

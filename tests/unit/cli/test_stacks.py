@@ -21,7 +21,7 @@ TOKEN = "0123456789abcdef"
 
 
 class Launcher:
-    """What a pod's launcher answers, to those who bring the token."""
+    """A pod's launcher, which answers requests with the token."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -50,7 +50,7 @@ async def launcher() -> AsyncIterator[Launcher]:
 
 
 def in_pod(**environment: str) -> FakeProgram:
-    """Runs what is asked for as a process here, as a pod with this environment would."""
+    """Runs a program as a local process, with a pod's environment."""
 
     async def program(run: ProgramRun) -> int:
         assert run.command[0] == "python3"
@@ -62,11 +62,11 @@ def in_pod(**environment: str) -> FakeProgram:
         )
         try:
             printed, errors = await process.communicate()
-        finally:  # nobody may be there any more who waits for it
+        finally:  # the client may have closed
             if process.returncode is None:
                 process.kill()
                 await process.communicate()
-        with contextlib.suppress(ConnectionError):  # who asked has had enough
+        with contextlib.suppress(ConnectionError):  # the client has closed
             if printed:
                 await run.print(printed)
             if errors:

@@ -35,7 +35,7 @@ async def test_a_line_for_each_change_in_a_pipe(ddp: Ddp, server: FakeApiServer)
     running = asyncio.ensure_future(ddp("status", NAME, "--watch"))
     await eventually(lambda: server.open_watches == 1)
     progress(server, 510, 0.5)
-    progress(server, 510, 0.5)  # which says nothing new
+    progress(server, 510, 0.5)  # a change that is not shown
     progress(server, 520, 0.25)
     succeed(server)
     result = await running
@@ -47,7 +47,7 @@ async def test_a_line_for_each_change_in_a_pipe(ddp: Ddp, server: FakeApiServer)
         "Running 2/2 step 520, loss 0.25",
         "Succeeded 2/2 step 520, loss 0.25",
     ]
-    assert server.count("GET", "ddpjobs") == 1  # and one watch, however much changes
+    assert server.count("GET", "ddpjobs") == 1  # and one watch, for any number of changes
 
 
 async def test_a_screen_that_is_kept_up_to_date(
@@ -70,7 +70,7 @@ async def test_a_screen_that_is_kept_up_to_date(
     assert "█" in last
     assert "▁" in last
     text = last.replace("\x1b[K\n", "").removesuffix("\x1b[J")
-    assert text.isprintable()  # nothing of what the job says is obeyed
+    assert text.isprintable()  # no control characters of the job's text
     assert max(map(len, last.replace("\x1b[K", "").splitlines())) <= 110
 
 

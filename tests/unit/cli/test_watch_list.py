@@ -35,7 +35,7 @@ async def watched(
 
 
 async def two_more_lists(server: FakeApiServer) -> None:
-    """The second of which began after this."""
+    """Wait for two lists; the second one began after this call."""
     before = server.count("GET", "ddpjobs")
     await eventually(lambda: server.count("GET", "ddpjobs") >= before + 2)
 

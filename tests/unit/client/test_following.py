@@ -1,4 +1,4 @@
-"""What a follower gives out together, and in which order."""
+"""Lines that a follower returns together, and their order."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -39,7 +39,7 @@ def test_a_pods_own_lines_stay_in_order_even_if_its_clock_does_not(
 
 
 class Busy:
-    """A follower that always has a line more."""
+    """A follower that always has another line."""
 
     idle = False
 

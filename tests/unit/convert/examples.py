@@ -1,4 +1,4 @@
-"""One job of each kind, with as many fields as people use, and what converts them."""
+"""One job of each kind with many fields, and helpers that convert them."""
 
 from typing import Any
 
@@ -230,12 +230,12 @@ def load(text: str) -> dict[str, Any]:
 
 
 def spec_of(found: Conversion) -> dict[str, Any]:
-    """Return the spec of what came out."""
+    """Return the spec of the result."""
     assert found.manifest is not None, found.problem
     spec: dict[str, Any] = found.manifest["spec"]
     return spec
 
 
 def fields(found: Conversion) -> set[str]:
-    """Return the fields that are told of."""
+    """Return the fields that have a note."""
     return {note.field for note in found.notes}

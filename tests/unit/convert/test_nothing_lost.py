@@ -1,4 +1,4 @@
-"""Whatever a source says is in the result, or in a note."""
+"""Every field of a source is in the result, or in a note."""
 
 import json
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ EXAMPLES = {
 _STEP_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
 Path = tuple[str | int, ...]
 REWRITTEN = ("MASTER_PORT", "POD")
-"""Variables of which something else is made, and which may say nothing besides."""
+"""Variables that become other fields, without a note."""
 TRAINERS: Path = (
     *(1, "spec", "template", "spec", "replicatedJobs", 1),
     *("template", "spec", "template", "spec"),
@@ -35,32 +35,32 @@ TRAINERS: Path = (
 
 MEANINGLESS: dict[str, tuple[Path, ...]] = {
     "PyTorchJob": (
-        # What the API server wrote.
+        # Set by the API server.
         (0, "status"),
         (0, "metadata", "uid"),
         # The default.
         (0, "spec", "pytorchReplicaSpecs", "Master", "replicas"),
     ),
     "JobSet": (
-        # Any one of one Job is all of it.
+        # With one Job, any is all.
         (0, "spec", "successPolicy"),
-        # One group starts at once, and has indexes.
+        # One group starts at once and has indexes.
         (0, "spec", "startupPolicy"),
         (0, "spec", "replicatedJobs", 0, "template", "spec", "completionMode"),
-        # As many as run at a time, as they have to be.
+        # The same number as parallelism, which is required.
         (0, "spec", "replicatedJobs", 0, "template", "spec", "completions"),
     ),
     "TrainJob": (
         (0, "spec", "runtimePatches", 0, "manager"),
-        # The TrainJob's own come in their place.
+        # The TrainJob's own override them.
         (1, "spec", "mlPolicy", "numNodes"),
         (1, "spec", "mlPolicy", "torch", "numProcPerNode"),
         (*TRAINERS, "containers", 0, "image"),
         (*TRAINERS, "containers", 0, "env", 0, "value"),
-        # Two ways to say which job trains, each of them enough.
+        # Two ways to name the training job; one is enough.
         (1, "spec", "template", "spec", "replicatedJobs", 1, "name"),
         (*TRAINERS[:-4], "template", "metadata", "labels", _STEP_LABEL),
-        # Of a job that is said to be gone.
+        # A job with a note that it was dropped.
         (0, "spec", "podTemplateOverrides", 1, "spec"),
         (1, "spec", "template", "spec", "replicatedJobs", 0, "template"),
     ),
@@ -106,8 +106,8 @@ def is_meaningless(kind: str, path: Path) -> bool:
 
 
 def is_told(found: Conversion, path: Path) -> bool:
-    """Whether a field, or a whole that it is part of, is said to be gone."""
-    if path[1:4] == ("spec", "trainer", "env"):  # told of where the pods have it
+    """Tell whether a field, or an object around it, has a note that it was dropped."""
+    if path[1:4] == ("spec", "trainer", "env"):  # the note names the pods' field
         name = at(EXAMPLES["TrainJob"], path[:5])["name"]
         return any(note.field.endswith(f".env[{name}]") for note in found.notes)
     spelled = ["runtime"] if path[0] == 1 else []
@@ -171,10 +171,10 @@ def test_what_nobody_thought_of_is_kept_or_told(data: st.DataObject) -> None:
     documents = deepcopy(EXAMPLES[kind])
     path = data.draw(st.sampled_from([p for p in objects(documents) if p]))
     if is_meaningless(kind, path) or (path[0], path[1:2]) == (1, ("metadata",)):
-        return  # the metadata of a runtime is its own
+        return  # a runtime's metadata is not the job's
     if "env" in path:
         name = at(documents, path[: path.index("env") + 2])["name"]
-        if name in REWRITTEN or (path[0], name) == (1, "A"):  # the TrainJob's own comes instead
+        if name in REWRITTEN or (path[0], name) == (1, "A"):  # the TrainJob's own overrides it
             return
     value = data.draw(st.sampled_from(["7", {"deep": "7"}, [{"deep": "7"}]]))
     text_alone = path[-1] in ("labels", "annotations", "nodeSelector", "limits")

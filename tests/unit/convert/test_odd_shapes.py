@@ -1,4 +1,4 @@
-"""Whatever stands where something else should, is answered by words, and never by a traceback."""
+"""Values of wrong types give an error message, never a traceback."""
 
 from copy import deepcopy
 
@@ -45,6 +45,6 @@ def test_any_value_anywhere(data: st.DataObject) -> None:
     try:
         found = of_manifests(yaml.safe_dump_all(documents))
     except ConversionError:
-        return  # it is of the whole file, such as a number that is too long
+        return  # an error of the whole file, such as a number that is too long
     for one in found:
         assert one.manifest is None or one.problem == ""

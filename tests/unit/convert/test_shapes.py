@@ -1,4 +1,4 @@
-"""Jobs in the shapes in which people publish theirs, and what has to come of them."""
+"""Jobs in published forms, and their expected results."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -195,7 +195,7 @@ def test_hosts_of_a_jobset_are_renamed_by_job_and_pod() -> None:
     assert trainer_of(found)["command"][2:] == [
         "set-$(DDP_ATTEMPT)-3.set:80",
         "$(MASTER_ADDR)",
-        "set-w-1-1",  # no host without the Service's name
+        "set-w-1-1",  # not a host name without the Service's name
     ]
 
 

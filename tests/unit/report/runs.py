@@ -1,4 +1,4 @@
-"""A run with a failure in its middle, as pods, events and metrics.jsonl tell of it."""
+"""A run with a failure, as pods, events and metrics.jsonl."""
 
 import json
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ FAILED_AFTER = 100
 
 
 def time(seconds: float) -> str:
-    """That long after NOW, to the millisecond, as the trainer writes it."""
+    """Return a time after NOW in the trainer's format, with milliseconds."""
     moment = NOW + timedelta(seconds=seconds)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def metrics(steps: int = 400, *, every: int = 10, break_after: int = 190) -> Iterator[str]:
-    """One line of the trainer after the other; the group breaks once, for 30 seconds."""
+    """Yield the trainer's lines; the group breaks once, for 30 seconds."""
     yield line("start", 1, formedTime=time(9), lastStepTime=time(10))
     for step in range(every, steps + 1, every):
         seconds = 10 + step * SECONDS_A_STEP + (30 if step > break_after else 0)
@@ -65,7 +65,7 @@ def line(kind: str, step: int, **values: Any) -> str:
 
 
 def job(**more: Any) -> Json:
-    """Running, after one restart of the gang 150 seconds after it was made."""
+    """A running job, with one restart of the gang 150 seconds after its creation."""
     found = stored("Running", "PodsReady", "all 2 pods are ready")
     found["status"].update(
         {
@@ -92,7 +92,7 @@ def job(**more: Any) -> Json:
 def pod(
     index: int, *, attempt: int = 1, begins: float = 151, node: str = "node-a", name: str = ""
 ) -> Json:
-    """A pod that runs: created at `begins`, on a node a second later, started two more later."""
+    """A running pod: created at `begins`, scheduled after 1 second, started after 3."""
     return {
         "metadata": {
             "name": name or f"{NAME}-{attempt}-{index}",
@@ -128,7 +128,7 @@ def event(reason: str, message: str, *, seconds: float) -> Json:
 
 
 def facts(manifest: Json | None = None, *, after: float = 300, **more: Any) -> Facts:
-    """All that is known of the job so long after NOW."""
+    """All facts about the job at a time after NOW."""
     lines = more.pop("lines", None)
     given: dict[str, Any] = {
         "pods": [PodFacts.read(pod(0)), PodFacts.read(pod(1, begins=152))],

@@ -1,4 +1,4 @@
-"""`kubectl ddp report`, from what is asked of a cluster to the file."""
+"""`kubectl ddp report`, from the requests to the file."""
 
 import json
 import subprocess
@@ -182,7 +182,7 @@ async def test_a_run_on_this_machine(ddp: Ddp, tmp_path: Path) -> None:
 
 
 def test_only_pictures_need_more_than_the_operator_has() -> None:
-    """A process of its own, in which neither matplotlib nor jinja2 can be imported."""
+    """Run a process in which matplotlib and jinja2 cannot be imported."""
     code = """
 import sys
 from importlib.abc import MetaPathFinder

@@ -1,4 +1,4 @@
-"""What a report says, and that it says nothing else, whatever it is made from."""
+"""The content of a report, also from hostile data."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def history(lines: Any) -> History:
 class TestRecoveries:
     def test_each_part_is_told(self) -> None:
         [recovery] = build(facts()).recoveries
-        # The gang's last pod was created, placed and started 2, 3 and 5 seconds after the failure.
+        # The gang's last pod: created, scheduled and started 2, 3 and 5 s after the failure.
         assert recovery.parts == (2.0, 1.0, 2.0, 1.0, 2.0)
         assert recovery.seconds == 8.0
         assert (recovery.rank, recovery.node, recovery.charged) == (1, "node-b", True)
@@ -88,7 +88,7 @@ class TestCurves:
     def test_step_times_are_the_trainers_own(self) -> None:
         times = build(facts()).step_times
         assert times is not None
-        # 5 seconds of phases in 10 steps; of 40 intervals two are of a start's.
+        # 5 seconds of phases in 10 steps; 2 of the 40 intervals include a start.
         assert (times.median, times.p99, times.longest) == (0.5, 0.5, 0.9)
         assert times.steps == sum(times.counts) == 380
 
@@ -139,7 +139,7 @@ class TestMoney:
         )
         made = build(facts(with_gpus, after=300), prices={"nvidia-h100-80gb": 3.5})
         [use] = made.gpus
-        # 300 s since it was made, 5 of them pending; 10 were lost.
+        # 300 s since its creation: 5 s pending, 10 s lost.
         assert use.count == 16
         assert use.used_hours == pytest.approx(16 * 295 / 3600)
         assert use.lost_hours == pytest.approx(16 * 10 / 3600)

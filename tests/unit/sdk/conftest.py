@@ -14,7 +14,7 @@ __all__ = ["kubeconfig", "server"]
 
 @pytest.fixture
 async def client(server: FakeApiServer, kubeconfig: Path) -> AsyncIterator[AsyncClient]:
-    """A client of a server that knows DDPJobs."""
+    """A client of a server that serves DDPJobs."""
     server.resource_lists[JOBS.root] = [JOBS.plural]
     async with asyncio.timeout(60), AsyncClient(kubeconfig=kubeconfig) as client:
         yield client

@@ -1,4 +1,4 @@
-"""The client of a cluster, on an API server whose answers the tests choose."""
+"""The client of a cluster, with a fake API server."""
 
 import asyncio
 from functools import partial
@@ -34,7 +34,7 @@ def train(steps: int) -> None:
 
 
 def state(phase: str, **more: Any) -> dict[str, Any]:
-    """A status in a phase."""
+    """A status with a phase."""
     return {"status": stored(phase, "Because", "it is so", **more)["status"]}
 
 
@@ -195,7 +195,7 @@ class TestWaiting:
 
         assert (await job.wait(timeout=30, on_progress=progress)).phase == "Succeeded"
         assert told == ["Pending", "Running", "Succeeded"]
-        assert server.count("GET", f"/{NAME}") == 2  # by `job` and by `wait`: the rest was watched
+        assert server.count("GET", f"/{NAME}") == 2  # by `job` and `wait`; the watch did the rest
         assert server.count("GET", "/ddpjobs", watch=True) == 1
 
     async def test_a_failure_says_why(self, client: AsyncClient, server: FakeApiServer) -> None:
@@ -286,7 +286,7 @@ class TestActing:
 
 
 class TestSync:
-    """The same for code that does not await, called as a notebook does: beside a running loop."""
+    """The synchronous client, called beside a running loop, as in a notebook."""
 
     async def test_a_job_from_its_start_to_its_end(
         self, server: FakeApiServer, kubeconfig: Path
@@ -299,7 +299,7 @@ class TestSync:
                 job = client.run(train, arguments={"steps": 7}, image="mine:1", name=NAME)
 
                 def progress(status: DDPJobStatus) -> None:
-                    # In the caller's thread: it may use the job.
+                    # In the caller's thread, so that it may use the job.
                     assert job.status.phase == status.phase
                     loop.call_soon_threadsafe(server.update, *JOB, state("Succeeded"))
 

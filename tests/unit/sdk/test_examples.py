@@ -1,4 +1,4 @@
-"""The examples in docstrings, and the tutorial, as they stand."""
+"""The examples in docstrings, and the tutorial."""
 
 import asyncio
 import doctest
@@ -65,7 +65,7 @@ async def test_an_example(
 def test_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its program, on this machine instead of a cluster."""
+    """Run the tutorial's program on this machine instead of a cluster."""
     text = (ROOT / "docs" / "how-to" / "python.md").read_text()
     (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     here = {"research": LocalClient(workdir=tmp_path)}

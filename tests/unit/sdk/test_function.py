@@ -1,4 +1,4 @@
-"""What of a notebook can be sent, and what is said of the rest."""
+"""Functions that can be sent, and the errors for others."""
 
 # ruff: noqa: PLC0415 - functions that are sent import what they need
 
@@ -18,7 +18,7 @@ OUTSIDE = 3
 
 
 def result_of(function: Callable[..., object], path: Path, **arguments: Any) -> Any:
-    """What the function writes into the file that it is given, when its script runs."""
+    """Run the function's script, and return the content of its output file."""
     script, out = path / "script.py", path / "out"
     script.write_text(script_of(function, {"out": str(out), **arguments}))
     runpy.run_path(str(script), run_name="__main__")
@@ -26,7 +26,7 @@ def result_of(function: Callable[..., object], path: Path, **arguments: Any) -> 
 
 
 def complete(out: str, factor: float = 2.0, names: list[str] | None = None) -> None:
-    """Has all that it needs."""
+    """A function that needs nothing from outside."""
     import json
     from pathlib import Path
 
@@ -70,7 +70,7 @@ def test_it_runs_only_as_a_program(tmp_path: Path) -> None:
 
 def test_a_cell_of_a_notebook(tmp_path: Path) -> None:
     cell = "def f(out: str) -> None:\n    with open(out, 'w') as file:\n        file.write('7')\n"
-    name = "/tmp/ipykernel_1/2.py"  # which is nowhere but here
+    name = "/tmp/ipykernel_1/2.py"  # a file that does not exist
     linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
     made: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(cell, name, "exec"), made)

@@ -1,4 +1,4 @@
-"""Who loads the client, and who does not."""
+"""Imports that load the client, and imports that do not."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ OPERATOR = Path(ddp_operator.__file__).parents[1]
 
 
 def loaded_by(statement: str) -> list[str]:
-    """The client's modules that a fresh Python has after a statement."""
+    """Return the client's modules that are loaded after a statement in a new Python."""
     program = (
         f"{statement}\nimport sys\nprint(*(m for m in sys.modules if 'ddp_operator.sdk' in m))"
     )

@@ -1,4 +1,4 @@
-"""The same client on this machine: real processes that take no time."""
+"""The client on this machine, with short real processes."""
 
 # ruff: noqa: PLC0415 - functions that are sent import what they need
 
@@ -29,7 +29,7 @@ async def client(tmp_path: Path) -> AsyncIterator[AsyncLocalClient]:
 
 
 def shell(script: str, **more: Any) -> dict[str, Any]:
-    """What `run` takes to run a shell script."""
+    """Return the arguments of `run` for a shell script."""
     return {"command": ["sh", "-c", script], "name": "tiny", **more}
 
 
@@ -41,7 +41,7 @@ async def until(job: AsyncJob, phase: str) -> None:
 
 
 def count(steps: int, out: str) -> None:
-    """Prints its steps; says who it is."""
+    """Print steps and the rank."""
     import os
 
     for step in range(1, steps + 1):

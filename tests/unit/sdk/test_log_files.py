@@ -1,4 +1,4 @@
-"""Logs of this machine: chosen from the end, by time, and while they grow."""
+"""Local logs: by last lines, by time, and while they grow."""
 
 import asyncio
 from pathlib import Path

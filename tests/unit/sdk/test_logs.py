@@ -90,7 +90,7 @@ async def test_connections_are_bounded(
 
 class TestFollow:
     async def followed(self, client: AsyncClient, at: dict[str, Callable[[], object]]) -> list[str]:
-        """What is read; at a line, the world changes."""
+        """Read lines, and run a step at each."""
         seen: list[str] = []
         async with asyncio.timeout(30):
             async for line in (await client.job(NAME)).logs(follow=True):

@@ -1,4 +1,4 @@
-"""What becomes of what `run` is given."""
+"""The manifests for arguments of `run`."""
 
 from typing import Any
 

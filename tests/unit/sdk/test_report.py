@@ -1,4 +1,4 @@
-"""Reports of jobs that ran here, or of which an API server knows."""
+"""Reports of jobs on this machine and on a cluster."""
 
 import json
 from pathlib import Path

@@ -15,7 +15,7 @@ __all__ = ["cluster", "kubeconfig", "server"]
 
 @dataclass
 class Browser:
-    """Somebody who has opened the address that was printed."""
+    """A browser that has opened the printed address."""
 
     access: PageAccess
     poller: Poller
@@ -29,7 +29,7 @@ class Browser:
 
 @dataclass
 class Clock:
-    """A time that stands still until it is set."""
+    """A clock that moves only when it is set."""
 
     now: float = 0.0
 
@@ -50,7 +50,7 @@ def poller(cluster: Cluster, clock: Clock) -> Poller:
 @pytest.fixture
 async def browser(poller: Poller) -> AsyncIterator[Browser]:
     async with serving(poller, port=0) as access:
-        jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
+        jar = aiohttp.CookieJar(unsafe=True)  # for an IP address
         async with aiohttp.ClientSession(cookie_jar=jar) as session:
             async with session.get(access.url("/")) as answer:
                 assert answer.status == 200

@@ -1,4 +1,4 @@
-"""Who gets in, and who does not."""
+"""Requests that are admitted, and requests that are refused."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""`kubectl ddp ui`, from its line to its end."""
+"""`kubectl ddp ui`, from its start to its end."""
 
 import asyncio
 import os

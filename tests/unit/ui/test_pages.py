@@ -1,4 +1,4 @@
-"""What the pages show, and what they ask of the API server."""
+"""The content of the pages, and their API requests."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ PAGE = f"/jobs/research/{NAME}"
 
 
 def text(page: str) -> str:
-    """The words of a page."""
+    """Return the text of a page."""
     return " ".join(re.sub(r"(?s)<(script|style)\b.*?</\1>|<[^>]*>", " ", page).split())
 
 

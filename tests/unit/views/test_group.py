@@ -1,4 +1,4 @@
-"""What is shown of an elastic job's group."""
+"""The text about an elastic job's group."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ ELASTIC: Json = {"minReplicas": 2, "maxReplicas": 6}
 
 
 def elastic(members: str, size: int, *, launcher: str = "Pod", **spec: Any) -> Json:
-    """A job of four pods, or as many as spec says, whose group has changed a minute ago."""
+    """A job of four pods, or as `spec` says, with a group that changed a minute ago."""
     world = {"generation": 3, "size": size, "members": members, "changedAt": at(1140)}
     manifest = training(world=world, bookkeeping={"launcher": launcher})
     manifest["spec"] |= {"replicas": 4, "elastic": ELASTIC, **spec}
