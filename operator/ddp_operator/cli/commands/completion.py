@@ -14,7 +14,7 @@ _NO_FILES = ":4"
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print a shell script that completes commands, options and the cluster's jobs.
+    """Print a shell script that completes commands and jobs.
 
     \b
         source <(ddp completion bash)          in ~/.bashrc

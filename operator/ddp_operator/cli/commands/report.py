@@ -95,11 +95,12 @@ def report(
     workdir: Path | None,
     prices: Mapping[str, float],
 ) -> None:
-    """Write a report about a job to one file that you can send to others.
+    """Write a report about a job to one file.
 
     It shows attempts and failures, how long each part of a recovery took, loss and throughput,
     step times, slow ranks, goodput, checkpoints and GPU hours. The job may run or have ended; then
-    give its metrics.jsonl with --metrics. The HTML page loads nothing from the network.
+    give its metrics.jsonl with --metrics. You can send the HTML page to others: it loads nothing
+    from the network.
     """
     made = reports.build(_facts(name, metrics, workdir), prices=prices)
     try:

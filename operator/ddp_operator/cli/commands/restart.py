@@ -9,5 +9,8 @@ from ddp_operator.views import changes
 @click.command()
 @changing
 def restart(name: str, yes: bool) -> None:
-    """Restart all pods of a job from its checkpoint; does not count as a failure."""
+    """Restart all pods of a job from its checkpoint.
+
+    This does not count towards spec.restart.maxRestarts.
+    """
     apply(name, changes.restart, yes=yes)

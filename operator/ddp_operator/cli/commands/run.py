@@ -112,7 +112,9 @@ _INTERRUPTED = 130
 @click.option("--wait", "quietly", is_flag=True, help="Wait for the end without showing logs.")
 @click.pass_context
 def run(context: click.Context, /, name: str, **given: Any) -> None:
-    """Create a job that runs a command, show its logs, and wait for its end.
+    """Run a command as a job, and wait for its end.
+
+    Shows the plan and asks for confirmation, then follows the logs.
 
     \b
         ddp run resnet --image me/train:1 --gpus h100:8 --replicas 4

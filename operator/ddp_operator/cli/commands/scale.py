@@ -13,5 +13,8 @@ from ddp_operator.views import changes
     "--replicas", type=click.IntRange(1, MAX_REPLICAS), required=True, help="Number of pods."
 )
 def scale(name: str, replicas: int, yes: bool) -> None:
-    """Change spec.replicas of a job that is stopped, is elastic or has not run yet."""
+    """Change the number of pods (spec.replicas).
+
+    The job must be stopped or elastic, or must not have run yet.
+    """
     apply(name, lambda job, _: changes.scale(job, replicas), yes=yes)

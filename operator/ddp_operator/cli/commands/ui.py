@@ -23,10 +23,11 @@ from ddp_operator.client.cluster import Cluster
 )
 @price_option
 def ui(name: str | None, all_namespaces: bool, port: int, prices: Mapping[str, float]) -> None:
-    """Show jobs and their reports in a browser, updated until Ctrl-C.
+    """Show jobs and their reports in a browser.
 
-    Prints the address of a table of jobs, or of one job's report. Anybody with that address and an
-    account on this machine can read what you may read, but cannot change anything.
+    Prints the address of a table of jobs, or of one job's report. The pages update until Ctrl-C.
+    Anybody with the address and an account on this machine can read what you may read, but cannot
+    change anything.
     """
     try:
         from ddp_operator.ui import polling, server  # noqa: PLC0415 - optional dependencies

@@ -22,7 +22,9 @@ from ddp_operator.kube.channels import open_exec
 def exec_(
     context: click.Context, name: str, rank: int, stdin: bool, tty: bool, command: tuple[str, ...]
 ) -> None:
-    """Run a program in the pod of a rank, and exit with the program's exit code.
+    """Run a program in the pod of a rank.
+
+    The exit code is the program's.
 
     \b
         ddp exec resnet --rank 3 -- nvidia-smi

@@ -82,9 +82,10 @@ def logs(
     max_pods: int,
     fold: bool,
 ) -> None:
-    """Show the logs of all ranks as one stream, each line with its rank.
+    """Show the logs of all ranks as one stream.
 
-    Without -f, lines are sorted by time, as far as the nodes' clocks agree.
+    Each line begins with its rank. Without -f, lines are sorted by time, as far as the nodes'
+    clocks agree.
     """
     wanted = Wanted(tail, None if since is None else max(math.ceil(since), 1))
 

@@ -71,7 +71,7 @@ _SECONDS: Final = 30.0
 def profile(
     name: str, steps: int, wanted_ranks: tuple[int, ...], folder: Path, timeout: float
 ) -> None:
-    """Profile the next steps of some ranks with torch's profiler, and fetch the traces.
+    """Profile the next steps of ranks with torch's profiler.
 
     Works for the bundled trainer, and for scripts that use ddp_trainer.join, under the launcher.
     Profiled steps are slower, and the other ranks wait for them. Traces are written to

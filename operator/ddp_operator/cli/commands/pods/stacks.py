@@ -54,11 +54,11 @@ _MOST_BYTES: Final = 3 * 1024 * 1024
     "-o", "--output", "form", type=click.Choice(["json"]), help="Print all threads as an object."
 )
 def stacks(name: str, wanted_ranks: tuple[int, ...], max_pods: int, form: str | None) -> None:
-    """Show the Python stacks of all ranks, grouped by equal stacks.
+    """Show the Python stacks of all ranks.
 
-    Shows the main thread, innermost frame first. The job is not disturbed, and nothing is written
-    to its log. Its command must run under the launcher, and you need the right to create pods/exec.
-    Exit code 1: no rank answered.
+    Equal stacks are shown once: the main thread's frames, innermost first. The job is not
+    disturbed, and nothing is written to its log. Its command must run under the launcher, and you
+    need the right to create pods/exec. Exit code 1: no rank answered.
     """
 
     async def act(cluster: Cluster, namespace: str) -> list[view.Found]:
