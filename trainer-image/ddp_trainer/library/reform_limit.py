@@ -33,7 +33,7 @@ class ReformLimit:
         self._in_a_row += 1
         _logger.info(
             "the group broke at step %d (%s): forming it again from memory, "
-            "time %d of at most %d without progress",
+            "attempt %d of at most %d without progress",
             step,
             reason,
             self._in_a_row,

@@ -64,7 +64,7 @@ class Connection:
         told_to_stop: Callable[[], bool] = lambda: False,
         script_progress: Callable[[], ScriptProgress] = tuple,
     ) -> None:
-        """`watchdog`: for what the accelerator does not come back from.
+        """`watchdog`: ends the process if the accelerator does not return.
 
         `script_progress`: returns the progress of this rank's script.
         """
@@ -203,7 +203,7 @@ class Connection:
     def give_up(self, why: str) -> None:
         """Make every collective in progress fail; callable from any thread."""
         _logger.warning("%s: leaving the group", why)
-        what = f"it does not leave the group ({why})"
+        what = f"its device did not return when leaving the group ({why})"
         if self._accelerator is not None and self._communicator is None:
             self._watchdog.within(_LEAVE_SECONDS, what)
         self.cut(why=why)
@@ -240,7 +240,9 @@ class Connection:
         # Collectives in progress may wait for ranks that are alive and wait for this one.
         self.cut(None if in_order else "")
         if self._accelerator is not None:
-            self._watchdog.within(_LEAVE_SECONDS, "it does not leave the group")
+            self._watchdog.within(
+                _LEAVE_SECONDS, "its device did not return when leaving the group"
+            )
             if dist.is_initialized():
                 self._keep_for_teardown()
                 try:
@@ -268,7 +270,9 @@ class Connection:
         if self._lifeline is not None:
             self._lifeline.leave()
         if self._communicator is not None:
-            self._watchdog.within(_LEAVE_SECONDS, "it does not leave the group")
+            self._watchdog.within(
+                _LEAVE_SECONDS, "its device did not return when leaving the group"
+            )
         if dist.is_initialized():
             self._keep_for_teardown()
             dist.destroy_process_group()
