@@ -96,7 +96,7 @@ try:
                 dist.broadcast(large, src=0, async_op=True)
                 time.sleep(0.02)
                 os.kill(os.getpid(), signal.SIGKILL)
-            group.share(large)
+            group.broadcast_tensors(large)
             group.gate.wait()
         else:
             model = group.wrap(Large(), DDPOptions(gradient_compression=sys.argv[2]))

@@ -208,7 +208,7 @@ def test_what_a_broken_group_shared_is_not_taken() -> None:
     tensor = torch.ones(3)
     with group_of_one(failure) as group:
         with pytest.raises(BrokenGroupError):
-            group.share(tensor)
+            group.broadcast_tensors(tensor)
         assert tensor.tolist() == [1, 1, 1]
 
 

@@ -75,12 +75,12 @@ class Rank:
         """Send a message."""
         return cast(bytes, self._pair.exchange(self.rank, data)[source])
 
-    def share(self, *tensors: Tensor, source: int) -> None:
+    def broadcast_tensors(self, *tensors: Tensor, source: int) -> None:
         """Send several tensors."""
         for tensor in tensors:
-            self.pass_on(tensor, source=source)
+            self.broadcast_tensor(tensor, source=source)
 
-    def pass_on(self, tensor: Tensor, *, source: int) -> None:
+    def broadcast_tensor(self, tensor: Tensor, *, source: int) -> None:
         """Send one tensor."""
         theirs = self._pair.exchange(self.rank, tensor.clone())[source]
         if self.rank == source:

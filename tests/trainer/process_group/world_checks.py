@@ -109,7 +109,7 @@ def shared_by_rank_1(group: Group) -> list[object]:
         torch.tensor([10, 20]) + group.rank,
         torch.tensor([30]) + group.rank,
     ]
-    group.share(*tensors, source=1)
+    group.broadcast_tensors(*tensors, source=1)
     return [tensor.tolist() for tensor in tensors]
 
 

@@ -118,7 +118,7 @@ class Group:
         """Return whether this rank knows that the group broke."""
         return self._pending.failure is not None
 
-    def share(self, *tensors: Tensor, source: int = 0) -> None:
+    def broadcast_tensors(self, *tensors: Tensor, source: int = 0) -> None:
         """Overwrite tensors, on this rank's device or the CPU, with those of rank `source`.
 
         If the group breaks, none changes. Tensors of one type travel together.
@@ -137,14 +137,14 @@ class Group:
             for tensor, part in zip(itertools.chain(*alike.values()), arriving, strict=True):
                 tensor.copy_(part.view(tensor.shape))
 
-    def pass_on(self, tensor: Tensor, *, source: int) -> None:
+    def broadcast_tensor(self, tensor: Tensor, *, source: int) -> None:
         """Overwrite a tensor with that of rank `source`; only partly if the group breaks.
 
         The gate reports whether it is complete.
         """
         self._wait(self._broadcast(tensor, source))
 
-    def add_up(self, *tensors: Tensor) -> None:
+    def all_reduce(self, *tensors: Tensor) -> None:
         """Replace tensors on this rank's device by their sums; only partly if the group breaks.
 
         The gate reports whether they are complete.
@@ -153,14 +153,14 @@ class Group:
         for work in works:
             self._wait(work)
 
-    def swap(self, parts: Tensor, came: Tensor) -> None:
+    def all_to_all(self, parts: Tensor, came: Tensor) -> None:
         """Send `parts[r]` to rank r, and receive in `came[r]` what rank r sends to this rank.
 
         The gate reports whether it is complete.
         """
         self._wait(dist.all_to_all_single(came, parts, group=self.world, async_op=True))
 
-    def collect(self, own: Tensor, whole: Tensor) -> None:
+    def all_gather(self, own: Tensor, whole: Tensor) -> None:
         """Fill `whole` with the `own` of all ranks, one after the other.
 
         The gate reports whether it is complete.

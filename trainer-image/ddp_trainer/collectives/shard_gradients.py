@@ -171,7 +171,7 @@ class ShardGradients:
     def _sum(self, memory: _Memory) -> None:
         whole = memory.flat[0].div_(self._assignment.shards)
         travelling = whole if self._travel_as is None else whole.to(self._travel_as)
-        self._group.add_up(*(travelling[begin:end] for begin, end in memory.pieces))
+        self._group.all_reduce(*(travelling[begin:end] for begin, end in memory.pieces))
         if travelling is not whole:
             fill(whole, travelling)
 
@@ -181,10 +181,10 @@ class ShardGradients:
             own = memory.flat[:, begin:end].reshape(assignment.slots, assignment.size, -1)
             sent = own.transpose(0, 1).contiguous()
             came = torch.empty_like(sent)
-            self._group.swap(sent, came)
+            self._group.all_to_all(sent, came)
             total = torch.empty_like(came[0, 0])
             mean_in_order(total, came, assignment)
-            self._group.collect(total, memory.flat[0, begin:end])
+            self._group.all_gather(total, memory.flat[0, begin:end])
 
 
 class _Memory:

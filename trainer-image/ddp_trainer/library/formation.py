@@ -169,15 +169,15 @@ class Formation:
         """Note that all models have made their pass."""
         self._rehearsed = True
 
-    def equalise(self) -> None:
+    def equalise_buffers(self) -> None:
         """Give all ranks the same buffers; a collective.
 
         Needed before one rank's state counts for all: before a save or an evaluation.
         """
         if self.group.size > 1 and not self._shares_buffers:
-            self.group.share(*self.run.buffers())
+            self.group.broadcast_tensors(*self.run.buffers())
 
-    def be_brief(self) -> None:
+    def shorten_waits(self) -> None:
         """Shorten all waits, because everything is saved."""
         self._seconds = min(self._seconds, FINAL_WAIT_SECONDS)
 
@@ -201,7 +201,7 @@ class Formation:
         buffers = list(self.run.buffers())
         if in_turn:
             buffers = [buffer.clone() for buffer in buffers]
-        self.group.share(*buffers)
+        self.group.broadcast_tensors(*buffers)
         if in_turn:
             self.run.put_buffers(buffers)
 

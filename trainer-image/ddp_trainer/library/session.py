@@ -163,7 +163,7 @@ class Session:
                 self._formation.group.wait_for_all_to_end()
                 self._checkpoint_manager.save_for_certain(self._run, self._formation.group)
                 self._progress.finished()
-                self._formation.be_brief()
+                self._formation.shorten_waits()
                 self._formation.group.barrier()
                 break
             except Exception as error:

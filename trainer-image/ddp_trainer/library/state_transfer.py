@@ -66,9 +66,9 @@ def transfer_state(run: TrainState, group: Group, *, source: int, lacks_it: bool
             device = _home(outline.on_device[pieces[0][0]], group.device)
             tensors = [torch.empty(size, dtype=torch.uint8, device=device)]
         if len(pieces) == 1:  # most of a large state; it is not copied on the way
-            group.pass_on(tensors[0], source=source)
+            group.broadcast_tensor(tensors[0], source=source)
         else:
-            group.share(*tensors, source=source)
+            group.broadcast_tensors(*tensors, source=source)
     group.gate.wait()
     if lacks_it:
         filled = {place: slot.filled() for place, slot in zip(holes, slots, strict=True) if slot}

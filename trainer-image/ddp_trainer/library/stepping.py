@@ -238,7 +238,7 @@ class Stepping(Session):
         saves = votes.save or self._checkpoint_manager.is_due(position.step)
         leaves = votes.stop or votes.leave
         if saves or leaves or attempt.ends_epoch or self._length.is_at_limit(position):
-            self._formation.equalise()
+            self._formation.equalise_buffers()
             if isinstance(self._length.loading, Stream):
                 self._length.loading.bookmark(self._formation.group)
         if saves:
