@@ -342,7 +342,7 @@ def test_a_damaged_file_falls_back_to_the_checkpoint_before(
     [line] = caplog.messages
     assert re.fullmatch(
         rf"checkpoint {tmp_path}/step-00000001 is damaged \(.*frozen-\w+\.pt {reason}\): "
-        "trying the one before",
+        "trying the previous one",
         line,
     )
     directory.look()

@@ -129,7 +129,7 @@ def test_a_disk_that_hangs_costs_one_save_after_the_other_but_not_the_training(
     one.save(run)
     advance(run)
     one.save(run)
-    assert "not saving step 2: the save of step 1 is still under way" in caplog.text
+    assert "not saving step 2: the save of step 1 is still in progress" in caplog.text
     directory.gate.set()
     advance(run)
     one.save(run)
@@ -204,7 +204,7 @@ def test_told_to_stop_a_save_that_hangs_is_overtaken(
     one.save(run)
     advance(run)
     one.save_for_certain(run, within_seconds=14.0)
-    assert "giving up the save of step 1 for that of step 2" in caplog.text
+    assert "cancelling the save of step 1 for that of step 2" in caplog.text
     assert_same(stored(tmp_path), run.state_dict())
     directory.gate.set()
     until(lambda: names(tmp_path) == ["step-00000002"], "the other one to be taken away")

@@ -90,7 +90,7 @@ def test_the_last_save_may_take_longer_than_any_other_and_any_collective(tmp_pat
         assert "rank 0 has been saving for" in pod.log
         assert re.search(
             rf"waiting for the save of step {last}: \d+% after \d+ s; no time limit but the pod's "
-            r"grace period \(once told to stop: 14 s\)",
+            r"grace period \(after a stop signal: 14 s\)",
             pod.log,
         )
         assert pod.log.count("formed") == 1, pod.log

@@ -1,12 +1,12 @@
-"""Checkpoints on disk: whole or not there at all.
+"""Checkpoints on disk: either complete or ignored.
 
-A checkpoint is a directory `step-00000120` that holds the state and, written last, a manifest with
-the state's size and SHA-256. Without a valid manifest there is no checkpoint. Large weights that
-are not trained are in a file beside the checkpoints (see `frozen_files`). The manifest names that
-file, with size and SHA-256 too; a checkpoint without its file is not complete.
+A checkpoint is a directory `step-00000120` with the state and a manifest, which is written last and
+contains the state's size and SHA-256. Without a valid manifest it is no checkpoint. Large weights
+that are not trained are in a file beside the checkpoints (see `frozen_files`). The manifest also
+contains that file's name, size and SHA-256; without its file, a checkpoint is not complete.
 
-Nothing relies on renaming directories or on fsync alone, since object stores mounted as file
-systems offer neither; what was written is read back before an older checkpoint goes.
+Nothing relies on renaming directories or on fsync alone, because object stores mounted as file
+systems support neither. A new checkpoint is read back before an older one is deleted.
 
 Only rank 0 uses this module.
 """
@@ -47,7 +47,7 @@ from ddp_trainer.checkpoints.storage import (
 )
 
 _DIRECTORY = re.compile(r"step-(\d{8,})(?:-(\d+))?")
-"""`step-<step>`, with `-2`, `-3`, … where the step has been saved before and found damaged."""
+"""`step-<step>`, with `-2`, `-3`, … if an earlier save of the step was found damaged."""
 
 _logger = logging.getLogger(__name__)
 
@@ -59,13 +59,13 @@ class Checkpoint:
     path: Path
     step: int
     time: datetime
-    """When it was written."""
+    """Time at which it was written."""
     seconds: float | None = None
-    """How long that took; None: another process did."""
+    """Duration of the save; None: another process wrote it."""
 
     @classmethod
     def of(cls, path: Path, manifest: Manifest, *, seconds: float | None = None) -> Checkpoint:
-        """The checkpoint at `path`, which has this manifest."""
+        """Return the checkpoint at `path`, which has this manifest."""
         return cls(path=path, step=manifest.step, time=manifest.time, seconds=seconds)
 
     def __str__(self) -> str:
@@ -73,12 +73,12 @@ class Checkpoint:
 
 
 class CheckpointDirectory:
-    """The checkpoints of one job, newest first: the last few are kept, and the best one."""
+    """The checkpoints of one job; keeps the newest ones and the best one."""
 
     def __init__(
         self, root: Path, *, keep: int, keep_best: bool = True, claim: Claim | None = None
     ) -> None:
-        """`claim`: by which one of several processes has it; None: there are no others."""
+        """`claim`: decides which of several processes may save; None: there is only one."""
         self._root = root
         self._claim = claim
         self._keep = keep
@@ -89,40 +89,42 @@ class CheckpointDirectory:
         """The newest checkpoint known to be good; set by `load`, `look` and `save`."""
 
     def claim(self) -> None:
-        """Have it for this process, and against those that it follows.
+        """Claim the directory for this process against older ones.
 
         Raises:
-            SupersededError: another process, which follows this one, has it.
+            SupersededError: a newer process has claimed it.
         """
         if self._claim is not None:
             self._claim.make()
 
     def check(self) -> None:
-        """See that this process has it still.
+        """Check that this process may still save here.
 
         Raises:
-            SupersededError: another process has it.
+            SupersededError: a newer process has claimed the directory.
         """
         if self._claim is not None:
             self._claim.check()
 
     def load(self) -> StoredState | None:
-        """The state of the newest checkpoint that is whole; None if there is none.
+        """Return the state of the newest complete checkpoint; None if there is none.
 
-        Those that are damaged or cannot be read are passed over with a log line each.
+        Damaged and unreadable checkpoints are skipped with a log line each.
 
         Raises:
-            OSError: nothing can be read of what is there; starting from scratch would hide that.
+            OSError: checkpoints exist but none can be read; starting from step 0 would hide that.
         """
         unreadable: OSError | None = None
         for path in self._paths():
             try:
                 manifest, state = read(path)
             except DamagedError as error:
-                _logger.warning("checkpoint %s is damaged (%s): trying the one before", path, error)
+                _logger.warning(
+                    "checkpoint %s is damaged (%s): trying the previous one", path, error
+                )
                 self._damaged.add(path)
             except OSError as error:
-                _logger.warning("checkpoint %s: %s: trying the one before", path, error)
+                _logger.warning("checkpoint %s: %s: trying the previous one", path, error)
                 unreadable = error
             else:
                 self.newest = Checkpoint.of(path, manifest)
@@ -134,7 +136,7 @@ class CheckpointDirectory:
         return None
 
     def look(self) -> None:
-        """Find the newest checkpoint by its manifest and sizes, without reading its state."""
+        """Find the newest checkpoint by manifests and sizes, without reading states."""
         try:
             paths = self._paths()
         except OSError as error:
@@ -147,7 +149,7 @@ class CheckpointDirectory:
                 return
 
     def is_best(self, score: float) -> bool:
-        """Whether a model with this score, of which more is better, is worth keeping for it."""
+        """Return whether this score (higher is better) beats that of every kept checkpoint."""
         if not self._keep_best or math.isnan(score):
             return False
         scores = [read_score(path) for path in self._paths() if complete(path) is not None]
@@ -162,16 +164,17 @@ class CheckpointDirectory:
         score: float | None = None,
         frozen: FrozenWeights | None = None,
     ) -> Checkpoint:
-        """Write a checkpoint, read it back, then delete those no longer needed.
+        """Write a checkpoint, read it back, then delete those that are no longer needed.
 
-        A step that is saved already is not written again, but gets the score. `frozen`: weights
-        that belong to the state, and that it does not hold; their file stays if the save fails.
+        A step that is already saved is not written again; only its score is added. `frozen`:
+        weights of the state that are stored in another file. After an error the incomplete
+        checkpoint is removed, but the file of frozen weights remains.
 
         Raises:
-            OSError: it could not be written (disk full, permissions); nothing is left of it.
-            DamagedError: what was read back is not what was written; nothing is left of it.
-            CancelledError: the transfer was called off; nothing is left of it.
-            SupersededError: another process has the directory now; nothing is left of it.
+            OSError: it could not be written (disk full, permissions).
+            DamagedError: the content read back differs from the content written.
+            CancelledError: the transfer was cancelled.
+            SupersededError: a newer process has claimed the directory.
         """
         saved = self.newest
         if saved is None or saved.step != step:
@@ -212,9 +215,9 @@ class CheckpointDirectory:
             sync_directory(path)
             sync_directory(self._root)
             if read_content(path / STATE, transfer) != content:
-                raise DamagedError(f"{STATE} reads other than it was written")
+                raise DamagedError(f"{STATE} read back differs from what was written")
             if Manifest.read(path) != manifest:
-                raise DamagedError(f"{MANIFEST} reads other than it was written")
+                raise DamagedError(f"{MANIFEST} read back differs from what was written")
             transfer.check()
         except BaseException:
             _delete(path)
@@ -222,7 +225,7 @@ class CheckpointDirectory:
         return Checkpoint.of(path, manifest, seconds=time.monotonic() - begin)
 
     def _paths(self) -> list[Path]:
-        """Directories that look like checkpoints, newest first."""
+        """Return directories that look like checkpoints, newest first."""
         if not self._root.is_dir():
             return []
         found = [
@@ -233,7 +236,7 @@ class CheckpointDirectory:
         return [path for _, _, path in sorted(found, reverse=True)]
 
     def _make_directory(self, step: int) -> Path:
-        """A new directory for the step: one that exists may hold what somebody still needs."""
+        """Make a new directory for the step; an existing one may still be needed."""
         for copy in count(1):
             path = self._root / (f"step-{step:08d}" + (f"-{copy}" if copy > 1 else ""))
             try:
@@ -244,7 +247,7 @@ class CheckpointDirectory:
         raise AssertionError("there is always a next number")
 
     def _prune(self) -> None:
-        """Delete all that is older than the newest `keep` good checkpoints, but for the best."""
+        """Delete everything older than the newest `keep` good checkpoints, except the best one."""
         paths = self._paths()
         good = [path for path in paths if path not in self._damaged and complete(path)]
         if len(good) <= self._keep:
@@ -274,11 +277,11 @@ class CheckpointDirectory:
 
 
 def _delete(path: Path) -> None:
-    """Remove a checkpoint, manifest first, so that half of it is never taken for the whole."""
+    """Remove a checkpoint, manifest first, so that the rest never counts as complete."""
     try:
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path)
     except FileNotFoundError:
-        pass  # somebody else was quicker
+        pass  # another process was faster
     except OSError as error:
         _logger.warning("cannot delete checkpoint %s: %s", path, error)

@@ -1,8 +1,8 @@
 """Files of frozen weights beside the checkpoints: `frozen-<fingerprint>.pt`.
 
-The fingerprint is the beginning of the file's SHA-256, and so covers names, shapes, dtypes and
-bytes. The same weights make the same file, which a restarted job finds and need not write again.
-A file counts only once a checkpoint's manifest names it.
+The fingerprint is the beginning of the file's SHA-256, so it covers names, shapes, dtypes and
+bytes. The same weights make the same file, so a restarted job does not write it again. A file
+counts only once a checkpoint's manifest refers to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ddp_trainer.checkpoints.storage import Transfer, read_content, sync_directo
 from ddp_trainer.exit_codes import SupersededError
 
 _LOOK_SECONDS = 0.05
-"""How often a save that waits for another one looks whether it was cancelled."""
+"""Time between checks for a cancellation while a save waits for another one."""
 
 _logger = logging.getLogger(__name__)
 
@@ -32,17 +32,17 @@ class FrozenFiles:
         """`check`: raises SupersededError once another process saves to `root`."""
         self._root = root
         self._check = check
-        # A save that was cancelled may still write the file that its successor wants.
+        # A cancelled save may still be writing the file that the next save needs.
         self._lock = threading.Lock()
         self._verified: set[FrozenFile] = set()
 
     def store(self, weights: FrozenWeights, transfer: Transfer) -> FrozenFile:
-        """Return the file of these weights; write it and read it back if it is not there yet.
+        """Return the file of these weights; write it and read it back if it does not exist.
 
         Raises:
             OSError: it could not be written.
-            DamagedError: it is not what was written, or a weight changed meanwhile.
-            CancelledError: the transfer was called off.
+            DamagedError: it differs from what was written, or a weight changed meanwhile.
+            CancelledError: the transfer was cancelled.
             SupersededError: another process saves here now.
         """
         while not self._lock.acquire(timeout=_LOOK_SECONDS):
@@ -55,25 +55,25 @@ class FrozenFiles:
             self._lock.release()
 
     def trust(self, file: FrozenFile) -> None:
-        """Do not read a file again, since all of it was read and its hash was right."""
+        """Do not read a file again; all of it was read, and its hash was right."""
         self._verified.add(file)
 
     def is_complete(self, file: FrozenFile) -> bool:
-        """Return whether a file is there with the right size; its content is not read."""
+        """Return whether a file exists with the right size; its content is not read."""
         try:
             return (self._root / file.name).stat().st_size == file.size_bytes
         except OSError:
             return False
 
     def paths(self) -> list[Path]:
-        """Return the paths of all files, those included that a killed process left unfinished."""
+        """Return the paths of all files, including unfinished ones of killed processes."""
         return [path for path in self._root.iterdir() if FrozenFile.is_name(path.name)]
 
     def prune(self, needed: Container[str]) -> None:
-        """Delete all files but those of the `needed` names.
+        """Delete all files except those of the `needed` names.
 
         Raises:
-            SupersededError: another process saves here now, and may be writing one.
+            SupersededError: another process saves here now and may be writing a file.
         """
         for path in self.paths():
             if path.name in needed:
@@ -100,10 +100,10 @@ class FrozenFiles:
                 sync_directory(self._root)
                 weights.check()
                 if read_content(path, transfer) != content:
-                    raise DamagedError(f"{file.name} reads other than it was written")
+                    raise DamagedError(f"{file.name} read back differs from what was written")
             except BaseException:
                 with suppress(SupersededError, OSError):
-                    self._check()  # the file may be another process's by now
+                    self._check()  # by now the file may belong to another process
                     path.unlink(missing_ok=True)
                 raise
         self.trust(file)

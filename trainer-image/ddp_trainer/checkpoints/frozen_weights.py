@@ -1,11 +1,11 @@
-"""Weights that training does not change, which are not written with every checkpoint.
+"""Weights that training does not change; they are not written with every checkpoint.
 
-A weight counts as frozen while no gradient is asked for it and nothing suggests a change of it.
-That is judged without reading all of it: it must be the same tensor object, at the same address,
-with the same version counter of torch, and with the same values at 256 places. The counter finds
-changes through torch's own operations. The values find those that torch does not count: a write
-through `.data`, or by a kernel of another library. An uncounted change that misses all of these
-places would not be found; averages of weights and running statistics change all values.
+A weight counts as frozen while it needs no gradient and shows no sign of a change. This does not
+read all of it. It must be the same tensor object, at the same address, with the same version
+counter of torch, and with the same values at 256 places. The counter detects changes by torch's own
+operations. The values detect changes that torch does not count: a write through `.data`, or by a
+kernel of another library. An uncounted change that misses all of these places is not detected;
+averages of weights and running statistics change all values.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _Name = tuple[str, str]
 """Part of the run, and key in its state_dict."""
 _Mark = tuple[object, ...]
-"""Equal as long as nothing suggests that the tensor has changed."""
+"""Equal as long as the tensor shows no sign of a change."""
 
 
 @dataclass(eq=False)
 class FrozenWeights:
     """The weights of a run that have not changed since `of` was called.
 
-    A weight that has changed once is not taken for frozen again.
+    A weight that has changed once never counts as frozen again.
     """
 
     _tensors: Mapping[_Name, Tensor]
     _marks: Mapping[_Name, _Mark]
     file: FrozenFile | None = None
-    """Where they are stored; it may hold more than are still frozen. None: nowhere yet."""
+    """The file that contains them, perhaps with others that have changed since; None: none."""
 
     @classmethod
     def of(cls, run: TrainState) -> FrozenWeights:
-        """Note all large weights as they are now: training has not begun to change them."""
+        """Note all large weights as they are now, before training changes them."""
         tensors = _weights(run.state_dict(), run)
         return cls(tensors, _marks(tensors))
 
@@ -62,11 +62,11 @@ class FrozenWeights:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of the tensors as long as no file is known to hold them."""
+        """Return the bytes of the tensors, or 0 once a file contains them."""
         return sum(tensor.nbytes for tensor in self._tensors.values()) if self.file is None else 0
 
     def split(self, run: TrainState) -> tuple[dict[str, Any], FrozenWeights]:
-        """Return the run's state without the weights that are still frozen, and those.
+        """Return the run's state without the weights that are still frozen, and these weights.
 
         Raises:
             LostDeviceError: the device hangs.
@@ -94,10 +94,10 @@ class FrozenWeights:
         torch.save(parts, file)  # type: ignore[arg-type]
 
     def check(self) -> None:
-        """Check that they are still unchanged, after they were written beside the training.
+        """Check that they are unchanged after they were written beside the training.
 
         Raises:
-            DamagedError: one of them has changed, so the file may hold any mixture.
+            DamagedError: one of them has changed, so the file may contain a mixture.
         """
         if changed := self._changed(self._tensors):
             names = ", ".join(sorted(f"{part}.{key}" for part, key in changed)[:3])
@@ -108,7 +108,7 @@ class FrozenWeights:
 
 
 def merge(state: dict[str, Any], frozen: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Add frozen weights to a state; what the state has itself is newer, and stays."""
+    """Add frozen weights to a state; weights already in the state are newer and stay."""
     for part, weights in frozen.items():
         for key, tensor in weights.items():
             state[part].setdefault(key, tensor)
@@ -134,9 +134,9 @@ def _parameters(run: TrainState) -> Iterator[Tensor]:
 
 
 def _can_be_stored(tensor: Tensor) -> bool:
-    """Return whether a tensor is large, has a version counter, and shares its memory with none."""
+    """Return whether a tensor is large, has a version counter, and shares no memory."""
     return (
-        not hasattr(tensor, "__tensor_flatten__")  # it would be made of others
+        not hasattr(tensor, "__tensor_flatten__")  # it would consist of others
         and tensor.nbytes >= MIN_BYTES
         and tensor.layout is torch.strided
         and tensor.device.type != "meta"

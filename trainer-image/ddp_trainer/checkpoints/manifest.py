@@ -1,6 +1,6 @@
-"""The small files of a checkpoint: what it consists of, and how well its model did.
+"""The small files of a checkpoint: its manifest and the score of its model.
 
-Each carries its own checksum, and is either what was written or damaged.
+Each contains its own checksum, so damage is detected.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ddp_trainer.checkpoints.storage import Content
 MANIFEST = "manifest.json"
 SCORE = "score.json"
 FORMAT_VERSION, FROZEN_FORMAT_VERSION = 1, 2
-"""The second one is that of checkpoints that name a file of frozen weights."""
+"""Without and with a file of frozen weights."""
 _FROZEN_NAME = re.compile(r"frozen-[0-9a-f]{16}\.pt")
 
 
 class DamagedError(OSError):
-    """A checkpoint is incomplete or not what was written; the message says in which way."""
+    """A checkpoint is incomplete or damaged; the message says how."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrozenFile:
-    """A file beside the checkpoints, with weights that several of them have in common."""
+    """A file beside the checkpoints with weights that several of them share."""
 
     name: str
     size_bytes: int
@@ -41,12 +41,12 @@ class FrozenFile:
 
     @staticmethod
     def is_name(name: str) -> bool:
-        """Return whether a file of this name is one of frozen weights."""
+        """Return whether this is the name of a file of frozen weights."""
         return _FROZEN_NAME.fullmatch(name) is not None
 
     @classmethod
     def of(cls, content: Content) -> FrozenFile:
-        """Return the file that has this content."""
+        """Return the file with this content."""
         name = f"frozen-{content.sha256[:16]}.pt"
         return cls(name=name, size_bytes=content.size, sha256=content.sha256)
 
@@ -58,7 +58,7 @@ class FrozenFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a complete checkpoint consists of."""
+    """The description of a complete checkpoint."""
 
     format_version: int
     step: int
@@ -67,11 +67,11 @@ class Manifest:
     state_bytes: int
     state_sha256: str
     frozen: FrozenFile | None = None
-    """Weights that are not in the state; None: it holds all of them."""
+    """File of the weights that are not in the state; None: all are in the state."""
 
     @property
     def time(self) -> datetime:
-        """When it was written."""
+        """Time at which it was written."""
         return datetime.fromisoformat(self.saved_at)
 
     @property
@@ -80,18 +80,18 @@ class Manifest:
         return Content(size=self.state_bytes, sha256=self.state_sha256)
 
     def encode(self) -> bytes:
-        """The content of its file."""
+        """Return the content of its file."""
         body = asdict(self)
-        if self.frozen is None:  # version 1 does not know of it
+        if self.frozen is None:  # version 1 does not have this field
             del body["frozen"]
         return _seal(body)
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
-        """The manifest of the checkpoint in `directory`.
+        """Return the manifest of the checkpoint in `directory`.
 
         Raises:
-            DamagedError: there is none, or it is not what was written.
+            DamagedError: it is missing or damaged.
             OSError: it cannot be read.
         """
         try:
@@ -113,12 +113,12 @@ class Manifest:
 
 
 def encode_score(score: float) -> bytes:
-    """The content of a score's file."""
+    """Return the content of the file with the score."""
     return _seal({"score": score})
 
 
 def read_score(directory: Path) -> float | None:
-    """The score of the checkpoint in `directory`; None if it has none that can be trusted."""
+    """Return the score of the checkpoint in `directory`; None if missing or damaged."""
     try:
         return float(_unseal(directory / SCORE)["score"])
     except (OSError, KeyError, TypeError, ValueError):

@@ -1,8 +1,8 @@
-"""When a run is saved, and how long training waits for it.
+"""Decides when a run is saved, and how long training waits for it.
 
-As a rule only for a copy in memory: a thread writes it to the disk while training goes on, and the
-next save waits for the one before. Whoever is told to stop has little time left, so that a save
-under way is finished or given up for the newer state, whichever leaves more.
+By default training waits only for a copy in memory. A thread writes the copy to the disk while
+training continues, and the next save waits for the previous one. A rank that must stop has little
+time. It then either completes a save in progress or cancels it for the newer state.
 
 Only rank 0 saves.
 """
@@ -31,19 +31,19 @@ from ddp_trainer.settings.options import Options
 from ddp_trainer.system.buffers import size_of
 
 _LOOK_SECONDS = 0.05
-"""How often a wait looks whether this rank was told to stop meanwhile."""
+"""Time between checks, during a wait, of whether this rank must stop."""
 LOG_AFTER_SECONDS = 5.0
-"""A wait that takes so long is worth a line in the log."""
+"""A wait that takes this long is logged."""
 LOG_EVERY_SECONDS = 60.0
-"""And another one so much later, each time."""
+"""Time between further log lines."""
 _MEANWHILE_SECONDS = 1.0
-"""How often a wait does what else there is to do."""
+"""Time between calls of `meanwhile` during a wait."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Saver:
-    """Saves one run into one directory, one state after the other."""
+    """Saves one run to one directory, one state after the other."""
 
     def __init__(
         self, directory: CheckpointDirectory, options: Options, *, stop: StopSignal
@@ -59,39 +59,39 @@ class Saver:
         self._last_time = time.monotonic()
 
     def claim(self) -> None:
-        """Let nobody save any more whom this process's group follows.
+        """Keep processes of older groups from saving.
 
         Raises:
-            SupersededError: a group that follows this one saves.
+            SupersededError: a newer group saves here.
         """
         self.directory.claim()
 
     def take_over(self) -> None:
-        """Save from here on: what others have saved is not known yet."""
+        """Begin to save here; checkpoints of other processes are not known yet."""
         self.directory.newest = None
         self._frozen = None
         self._last_time = time.monotonic()
 
     def watch(self, run: TrainState, *, again: bool) -> None:
-        """Note the weights as they are before the next step, to know later which are frozen.
+        """Note the weights before the next step, to detect later which of them are frozen.
 
-        `again`: the run got its state from elsewhere, so what was known of its weights is void.
+        `again`: discard earlier notes, because the run received its state from elsewhere.
         """
         if self._frozen is None or again:
             self._frozen = FrozenWeights.of(run)
 
     def is_overdue(self) -> bool:
-        """Whether the last save began so long ago that another one should."""
+        """Return whether the last save began long enough ago for another one."""
         seconds = time.monotonic() - self._last_time
         return self._every_seconds > 0 and seconds >= self._every_seconds
 
     def save(self, run: TrainState, *, score: float | None = None) -> None:
-        """Save the run, unless its step is saved already; a failure is logged and survived.
+        """Save the run, unless its step is already saved; a failure is only logged.
 
-        Returns when training may go on. `score` is kept with the checkpoint.
+        Returns when training may continue. `score` is stored with the checkpoint.
 
         Raises:
-            SupersededError: somebody newer saves here.
+            SupersededError: a newer group saves here.
         """
         self.directory.check()
         self._last_time = time.monotonic()
@@ -100,14 +100,14 @@ class Saver:
         if last is not None and not self._wait(last, until=self._limit(last), for_stop=False):
             _logger.log(
                 logging.INFO if self._stop.told() else logging.ERROR,
-                "not saving step %d: the save of step %d is still under way after %.1f s",
+                "not saving step %d: the save of step %d is still in progress after %.1f s",
                 step,
                 last.step,
                 time.monotonic() - last.begin,
             )
             return
         if self._is_saved(step):
-            if score is not None:  # all that is missing
+            if score is not None:  # only the score is missing
                 self._begin(None, step=step, score=score)
         elif self._in_background:
             self._begin(self._snapshot.take(self._state_of(run)), step=step, score=score)
@@ -117,7 +117,7 @@ class Saver:
                 self._give_up(save)
 
     def save_if_best(self, run: TrainState, score: float) -> None:
-        """Save the run for its score, of which more is better, unless a kept one has as good."""
+        """Save the run if its score (higher is better) beats that of every kept checkpoint."""
         try:
             is_best = self.directory.is_best(score)
         except OSError as error:
@@ -135,13 +135,13 @@ class Saver:
     ) -> None:
         """Save the run and wait until that is done; the run must not change meanwhile.
 
-        This may take longer than other saves: without it the last steps are lost, and a run that
-        is started again would come to the same end. `within_seconds`: when the process has to end;
-        None: not before it is told to stop. `meanwhile` is called about once a second.
+        This may take longer than other saves, because without it the last steps are lost and a
+        restarted run would fail in the same way. `within_seconds`: time until the process must end;
+        None: no limit until it must stop. `meanwhile` is called about once a second.
 
         Raises:
             OSError: it could not be written, or not in time.
-            SupersededError: somebody newer saves here.
+            SupersededError: a newer group saves here.
         """
         self.directory.check()
         until = time.monotonic() + (math.inf if within_seconds is None else within_seconds)
@@ -156,14 +156,14 @@ class Saver:
                 raise save.failure
 
     def close(self) -> None:
-        """Let a save under way come to its end, as if told to stop: the process ends."""
+        """Wait for a save in progress before the process ends, with the time limit of a stop."""
         last = self._current
         until = time.monotonic() + self._stop.within_seconds
         if last is not None and not self._wait(last, until=until):
             self._give_up(last)
 
     def _overtakes(self, last: BackgroundSave, step: int, *, until: float) -> bool:
-        """Whether there is no time to wait for the last save before that of `step`."""
+        """Return whether the last save must be cancelled to leave time for that of `step`."""
         if last.step == step or last.ended():
             return False
         left = min(until, self._stop.deadline) - time.monotonic()
@@ -200,12 +200,12 @@ class Saver:
 
         last = self._current
         if last is not None and not last.ended():
-            # What it writes may change from now on, so that it must never be completed.
+            # The state that it writes may change from now on, so it must never complete.
             last.cancel()
-            _logger.warning("giving up the save of step %d for that of step %d", last.step, step)
+            _logger.warning("cancelling the save of step %d for that of step %d", last.step, step)
         size = size_of(state)
         if frozen is not None:
-            size += frozen.pending_bytes * 3 // 2  # read for their fingerprint, too
+            size += frozen.pending_bytes * 3 // 2  # they are also read for the fingerprint
         self._current = BackgroundSave(save, step=step, size_bytes=size)
         return self._current
 
@@ -217,9 +217,9 @@ class Saver:
         for_stop: bool = True,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Wait for a save's end; False when the time is up, which comes sooner if told to stop.
+        """Wait for a save; return False when the time is up. A stop signal shortens the time.
 
-        When it is not `for_stop`, being told to stop is a reason to wait no longer.
+        Without `for_stop`, a stop signal ends the wait at once.
         """
         begin = time.monotonic()
         log_at, meanwhile_at = begin + LOG_AFTER_SECONDS, begin + _MEANWHILE_SECONDS
@@ -241,7 +241,7 @@ class Saver:
             limit = f"giving up in {seconds_left:.0f} s"
         else:
             limit = (
-                "no time limit but the pod's grace period (once told to stop: "
+                "no time limit but the pod's grace period (after a stop signal: "
                 f"{self._stop.within_seconds:g} s)"
             )
         seconds = time.monotonic() - save.begin
@@ -270,9 +270,9 @@ class Saver:
 def saver_of(
     placement: Callable[[], Placement], options: Options, stop: StopSignal
 ) -> Saver | None:
-    """What saves where this process is rank 0; None where there is no place to save to.
+    """Return the saver for the time when this process is rank 0; None without a directory.
 
-    `placement`: the present one.
+    `placement`: returns the present placement.
     """
     root = placement().checkpoint_dir
     if root is None:

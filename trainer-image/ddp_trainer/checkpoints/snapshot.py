@@ -1,6 +1,6 @@
-"""A copy of a run's state in this machine's memory, so that training can go on while it is saved.
+"""A copy of a run's state in this machine's memory, so that training continues while it is saved.
 
-The memory is used again for the next copy: getting it from the kernel takes longer than copying.
+The next copy reuses the memory, because allocating it takes longer than copying.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ddp_trainer.devices.page_locked import page_locked_like
 from ddp_trainer.system.buffers import tensors
 
 _COPY_SECONDS = 300.0
-"""Many times what the largest memory of a GPU takes over a slow bus."""
+"""Many times the duration of copying the largest GPU memory over a slow bus."""
 
 
 class Snapshot:
-    """Holds one copy of a state; page-locked where the state is on a GPU, which is faster."""
+    """One copy of a state; in page-locked memory if the state is on a GPU, which is faster."""
 
     def __init__(self) -> None:
         self._buffers: list[tuple[object, Tensor]] = []
-        """Each with the layout of the tensors that fit into it."""
+        """Buffers, each with the layout of tensors that fit."""
 
     def take(self, state: Any) -> Any:
-        """A copy of a state; the one taken before is overwritten.
+        """Return a copy of a state; it overwrites the previous copy.
 
-        Tensors that share their memory, such as tied weights, share it in the copy too.
+        Tensors that share memory, such as tied weights, also share it in the copy.
 
         Raises:
             LostDeviceError: the device hangs.
@@ -54,7 +54,7 @@ class Snapshot:
         return copy.deepcopy(state, dict[int, Any](copies))
 
     def _make_fit(self, originals: list[Tensor]) -> None:
-        """Have a buffer for each: the one that there is, or else a new one."""
+        """Provide a buffer for each tensor: the existing one if it fits, otherwise a new one."""
         layouts = [_layout(original) for original in originals]
         known = zip(layouts, self._buffers, strict=False)
         fitting = {
@@ -80,11 +80,11 @@ def _buffers_for(originals: Sequence[Tensor]) -> Iterator[Tensor]:
 
 def _copy(original: Tensor, buffer: Tensor) -> None:
     if original.device.type == "cpu" and original.is_contiguous() and not original.is_complex():
-        # In one thread. It is the memory that takes the time, and torch's threads, which wait
-        # for each other at every tensor, take many times as long where cores are shared.
+        # In one thread: memory is the bottleneck. torch's threads wait for each other at every
+        # tensor, which takes many times as long on shared cores.
         np.copyto(_bytes(buffer), _bytes(original))
     else:
-        # From a GPU, all copies are under way before one is waited for.
+        # From a GPU, all copies are queued before the first wait.
         buffer.copy_(original.detach(), non_blocking=True)
 
 
@@ -93,13 +93,13 @@ def _layout(tensor: Tensor) -> object:
 
 
 def _bytes(tensor: Tensor) -> npt.NDArray[np.uint8]:
-    """The memory of a contiguous tensor, whatever numpy knows of its type."""
+    """Return the memory of a contiguous tensor as bytes, also for types that numpy lacks."""
     array: npt.NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return array
 
 
 def memory_of(tensor: Tensor) -> object:
-    """Return the same for tensors that are the same view of the same memory."""
+    """Return a key that is equal for tensors with the same view of the same memory."""
     if tensor.numel() == 0:
         return id(tensor)
     place = tensor.untyped_storage().data_ptr(), tensor.storage_offset()

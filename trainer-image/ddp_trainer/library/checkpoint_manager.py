@@ -1,8 +1,8 @@
-"""Where a run's state comes from when a group has formed, and where it is kept.
+"""Decides where the training state comes from when a group has formed, and saves it.
 
-From memory wherever any rank holds it: a rank that trained on while another one died is ahead of
-every checkpoint, or at most a step behind. Only when all ranks are fresh is a checkpoint read, by
-rank 0, which decides what is newest and tells the others; no other rank needs to see the directory.
+The state comes from memory if any rank holds it: a rank that survived the loss of another is ahead
+of every checkpoint, or at most one step behind. Only if all ranks are fresh does rank 0 read the
+newest checkpoint and send it to the others; no other rank needs to see the directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.telemetry.requests.checkpoint import CheckpointRequest
 
 _NOTHING: list[int] = []
-"""The progress of a rank that holds no state: less than any other."""
+"""Progress of a rank without a state; less than any other."""
 
 _logger = logging.getLogger(__name__)
 
@@ -43,30 +43,30 @@ class CheckpointManager:
         *,
         ask_to_save: Callable[[], CheckpointRequest | None] = lambda: None,
     ) -> None:
-        """Save with `saver`, wherever this is rank 0, every so many steps if that is not 0.
+        """Save with `saver` while this is rank 0, every `every_steps` steps if that is not 0.
 
-        `saver`: None where there is no place to save to. `ask_to_save`: makes it known that a save
-        may be asked for here; None where nobody can.
+        `saver`: None if no checkpoint directory is set. `ask_to_save`: announces that saves can be
+        requested here; returns None if nothing can request one.
         """
         self._own_saver = saver
         self._ask_to_save = ask_to_save
         self._every_steps = every_steps
         self._leads = False
         self._saver: Saver | None = None
-        """None on other ranks than 0, too."""
+        """None on other ranks than 0 too."""
         self._request: CheckpointRequest | None = None
-        # Rank 0's word counts, once there is a group: were ranks to disagree whether to confirm a
-        # save to each other, they would wait for ever.
+        # Rank 0's value counts once there is a group: ranks that disagree on whether they confirm a
+        # save to each other would wait for ever.
         self._keeps = False
 
     def lead(self, leads: bool) -> None:
-        """This rank is rank 0, or is not, in the group that has formed.
+        """Note whether this rank is rank 0 of the group that has formed.
 
         Raises:
-            SupersededError: it was, but in a group that another one has followed.
+            SupersededError: a newer group has replaced the one in which it was.
         """
         if leads and self._own_saver is not None:
-            self._own_saver.claim()  # each time: it may be of another generation than before
+            self._own_saver.claim()  # each time: the generation may have changed
         if leads == self._leads:
             return
         self._leads = leads
@@ -87,15 +87,15 @@ class CheckpointManager:
 
     @property
     def newest(self) -> str | None:
-        """The newest good checkpoint, for people; None on other ranks than 0."""
+        """The newest good checkpoint as text; None on other ranks than 0."""
         return str(self.checkpoint) if self.checkpoint is not None else None
 
     def agree(self, run: TrainState, group: Group) -> None:
-        """Put the run of every rank where the most advanced one is; the same state on all.
+        """Give every rank the state of the most advanced one.
 
         Raises:
             ConfigurationError: the checkpoint is of another model or optimizer.
-            SupersededError: on rank 0, where another group saves already that follows this one.
+            SupersededError: on rank 0, if a newer group already saves.
         """
         self.lead(group.rank == 0)
         self._keeps = group.sum(float(self._saver is not None))[0] > 0
@@ -113,19 +113,19 @@ class CheckpointManager:
             self._saver.watch(run, again=run_is_new or mine != most)
 
     def is_due(self, step: int) -> bool:
-        """Whether to save after `step` because of its number; the same answer on all ranks."""
+        """Return whether a save is due after `step` by its number; the same on all ranks."""
         return self._every_steps > 0 and step % self._every_steps == 0
 
     def is_overdue(self) -> bool:
-        """Whether rank 0 wants to save because of its clock, or since it was asked to."""
+        """Return whether rank 0 wants to save because of the time or a request."""
         if self._saver is None:
             return False
         return self._saver.is_overdue() or (self._request is not None and self._request.is_open())
 
     def save(self, run: TrainState) -> None:
-        """Save the run on rank 0, as a rule in the background; waits for no other rank.
+        """Save the run on rank 0, by default in the background; wait for no other rank.
 
-        A failure is logged, and training goes on with the checkpoint before.
+        A failure is logged; training continues and keeps the previous checkpoint.
         """
         if self._saver is not None:
             if self._request is not None:
@@ -133,12 +133,12 @@ class CheckpointManager:
             self._saver.save(run)
 
     def evaluated(self, run: TrainState, score: float) -> None:
-        """Save the run on rank 0 if no checkpoint kept has as good a score on the test set."""
+        """Save the run on rank 0 if its score is better than that of every kept checkpoint."""
         if self._saver is not None:
             self._saver.save_if_best(run, score)
 
     def save_alone(self, run: TrainState, *, within_seconds: float) -> None:
-        """Save the run on rank 0 and wait for that, but for no other rank.
+        """Save the run on rank 0 and wait for the save, but for no other rank.
 
         Raises:
             OSError: rank 0 could not write.
@@ -149,13 +149,13 @@ class CheckpointManager:
     def save_for_certain(
         self, run: TrainState, group: Group, *, within_seconds: float | None = None
     ) -> None:
-        """Save the run on rank 0; all ranks wait for that, longer than for any collective.
+        """Save the run on rank 0; all ranks wait for it, longer than for any collective.
 
-        `within_seconds`: when this process has to end; None: not before it is told to stop.
+        `within_seconds`: time until this process must end; None: no limit until it must stop.
 
         Raises:
             OSError: rank 0 could not write, or not in time.
-            LostPeerError: on the other ranks, when rank 0 failed.
+            LostPeerError: on the other ranks, if rank 0 failed.
         """
         if not self._keeps:
             return
@@ -166,7 +166,7 @@ class CheckpointManager:
                 self._saver.save_for_certain(
                     run, within_seconds=within_seconds, meanwhile=waiting.go_on
                 )
-            except Exception as error:  # whatever it is, the others must not wait in vain
+            except Exception as error:  # of any kind: the others must not wait in vain
                 failure = error
             has_failed = waiting.end(failed=failure is not None)
         else:
@@ -177,27 +177,27 @@ class CheckpointManager:
     def save_and_stop(
         self, run: TrainState, group: Group, stop: StopSignal, *, total_steps: int | None
     ) -> NoReturn:
-        """Save, since whoever was told to stop leaves, then leave too or go on without them.
+        """Save because some rank must stop; then stop too, or leave the group it leaves.
 
         Raises:
-            StoppedError: this rank was told to stop; the state is saved.
-            LeavingError: another rank was told so, and leaves.
-            OSError, LostPeerError: this rank was told to stop, and the state could not be saved.
+            StoppedError: this rank must stop; the state is saved.
+            LeavingError: another rank must stop and leaves.
+            OSError, LostPeerError: this rank must stop, and the state could not be saved.
         """
         try:
             self.save_for_certain(run, group, within_seconds=stop.within_seconds)
         except (OSError, LostPeerError):
             if stop.told():
                 raise
-            # Logged where it happened. This rank lives on, and in its memory so does the run.
+            # Logged where it happened. This rank continues and has the state in memory.
         if stop.told():
             of_all = f" of {total_steps}" if total_steps is not None else ""
             raise StoppedError(f"told to stop at step {run.position.step}{of_all}")
         raise LeavingError("another pod is stopping")
 
     def close(self) -> None:
-        """Let a save under way come to its end: this rank trains no more."""
-        if self._own_saver is not None:  # of when this was rank 0, perhaps
+        """Wait for a save in progress; this rank trains no more."""
+        if self._own_saver is not None:  # perhaps from the time when this was rank 0
             self._own_saver.close()
 
     def _take_over(self, run: TrainState, group: Group, *, source: int, lacking: set[int]) -> None:
@@ -242,24 +242,24 @@ class CheckpointManager:
 
     @staticmethod
     def _start(run: TrainState, group: Group) -> None:
-        """Train from where rank 0 begins: others may have drawn other weights."""
+        """Start from rank 0's state: other ranks may have drawn other weights."""
         if group.rank == 0 and run.is_torn:
             raise RuntimeError(
-                "all ranks that had the state were lost while they passed it on, and there is no "
+                "all ranks that had the state were lost during its transfer, and there is no "
                 "checkpoint: starting again"
             )
         transfer_state(run, group, source=0, lacks_it=group.rank != 0)
 
 
 class _Waiting:
-    """Has ranks wait for rank 0, by one short collective after another."""
+    """Lets ranks wait for rank 0 by a series of short collectives."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._error: Exception | None = None
 
     def go_on(self) -> None:
-        """On rank 0: have the others wait on. An error of the group is for the end."""
+        """On rank 0: let the others continue to wait. `end` raises an error of the group."""
         if self._error is None:
             try:
                 self._group.sum(0.0, 0.0)
