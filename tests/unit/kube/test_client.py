@@ -120,7 +120,7 @@ async def test_a_refusal_becomes_its_error_at_the_first_attempt(
         ("none", False),
     ],
 )
-async def test_a_refusal_that_names_fields_is_for_good(
+async def test_a_refusal_that_names_fields_is_permanent(
     client: ApiClient, server: FakeApiServer, causes: object, *, expected: bool
 ) -> None:
     refusal = {**status(422, "Invalid", "no"), "details": {"causes": causes}}
@@ -137,7 +137,7 @@ async def test_a_refusal_that_names_fields_is_for_good(
         ('admission webhook "a.b" denied the request: Pod in version "v1" cannot be', False),
     ],
 )
-async def test_what_the_server_cannot_read_is_refused_for_good(
+async def test_what_the_server_cannot_read_is_refused_permanently(
     client: ApiClient, server: FakeApiServer, message: str, *, expected: bool
 ) -> None:
     server.faults = [Fault("POST", 400, status(400, "BadRequest", message), times=9)]
