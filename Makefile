@@ -96,9 +96,10 @@ bare: ## Remove everything that earlier runs left on this machine, then time REA
 
 ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 .PHONY: lint
-lint: $(STAMP) ## Run ruff, mypy, import-linter and, with Go, actionlint
+lint: $(STAMP) ## Run ruff, mypy, import-linter, the checker of prose and, with Go, actionlint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(PY) -m tools.prose
 	$(VENV)/bin/mypy
 	PYTHONPATH=operator:trainer-image $(VENV)/bin/lint-imports
 	@if command -v go > /dev/null; \
