@@ -238,17 +238,25 @@ def _what(
         return f"restarting all {job.spec.replicas} pods as attempt {status.attempt}"
     # The text must leave room for the reason: a group without some of its pods is news enough.
     in_place = action == "RestartInPlace" and not without
-    parts = ["all processes restart in place"] if in_place else []
+    # Several parts are kept short, since the reason follows them.
+    several, in_place = bool(takeovers) and bool(awaited or without), action == "RestartInPlace"
+    parts: list[str] = []
+    if in_place:
+        parts.append("all restart" if several else "all processes restart in place")
     if len(takeovers) == 1:
         [(node_rank, spare)] = takeovers.items()
-        parts.append(f"spare {spare.key.name} becomes node rank {node_rank}")
+        name = "a spare" if several and in_place else f"spare {spare.key.name}"
+        parts.append(f"{name} becomes node rank {node_rank}")
     elif takeovers:
         parts.append(f"spares become {_node_ranks(takeovers)}")
     if awaited:
-        parts.append(f"replacing the pod{'s' * (len(awaited) > 1)} of {_node_ranks(awaited)}")
+        pods = f"the pod{'s' * (len(awaited) > 1)} of "
+        parts.append(f"replacing {'' if several else pods}{_node_ranks(awaited)}")
     if without:
         size = len(members(job))
-        parts.append(f"{train_on(size - len(without), size)}, without {_node_ranks(without)}")
+        rest = size - len(without)
+        headline = f"{train_on(rest, size)}, without {_node_ranks(without)}"
+        parts.append(f"{rest} of {size} pods continue" if several else headline)
     return ", ".join(parts)
 
 

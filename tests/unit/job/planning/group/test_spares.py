@@ -170,9 +170,7 @@ def test_of_more_lost_ones_than_spares_the_rest_is_replaced() -> None:
     assert planned.status.world.members == "0,3,2"
     assert planned.status.bookkeeping.replacing == (2,)
     [event] = planned.events
-    assert (
-        "spare digits-0-3 becomes node rank 1, replacing the pod of node rank 2 (" in event.message
-    )
+    assert "spare digits-0-3 becomes node rank 1, replacing node rank 2 (" in event.message
     planned = plan(job, seen, later(70))
     assert names(planned.create) == ["digits-0-2-r1"]
     assert planned.create_spares == (), "not before the group is whole"
