@@ -255,8 +255,9 @@ def _what(
     if without:
         size = len(members(job))
         rest = size - len(without)
-        headline = f"{train_on(rest, size)}, without {_node_ranks(without)}"
-        parts.append(f"{rest} of {size} pods continue" if several else headline)
+        short = f"{rest} of {size} pods continue"
+        headline = short if several or in_place else train_on(rest, size)
+        parts.append(headline + ("" if several else f", without {_node_ranks(without)}"))
     return ", ".join(parts)
 
 
