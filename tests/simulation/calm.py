@@ -13,6 +13,8 @@ _ROUNDS = 12
 _LASTING_ROUNDS = 8
 _ROUND_SECONDS = 330
 """Longer than any pause that the operator makes by itself."""
+_WRITES_SECONDS = 5
+"""Enough for the writes that follow a stored decision."""
 _FIRST_CHOICE = ("node-a",)
 
 _IDLE_SECONDS = 1000
@@ -81,10 +83,19 @@ def _require_told(simulation: Simulation, told_before: int) -> None:
 
 def _require_only_current_pods(simulation: Simulation) -> None:
     """Nothing of the past runs on, and nothing of a suspended job."""
+    wrong = _wrong_pods(simulation)
+    if wrong:  # perhaps decided just now: the status is written before pods are deleted
+        simulation.advance(_WRITES_SECONDS)
+        wrong &= _wrong_pods(simulation)
+    simulation.require(not wrong, "; ".join(sorted(wrong)))
+
+
+def _wrong_pods(simulation: Simulation) -> set[str]:
+    """Return what is wrong with each pod that the job's spec and status do not want."""
     job = simulation.job()
     if job is None:
-        return
-    status = job.status
+        return set()
+    status, wrong = job.status, set()
     for pod in simulation.pods(live=False):
         owned = pod["metadata"]["ownerReferences"][0]["uid"] == job.uid
         if not owned or kubelet.is_deleting(pod) or kubelet.is_over(pod):
@@ -92,14 +103,19 @@ def _require_only_current_pods(simulation: Simulation) -> None:
         name, labels = pod["metadata"]["name"], pod["metadata"]["labels"]
         index, attempt = labels[LABEL_INDEX], int(labels[LABEL_ATTEMPT])
         replacement = int(labels.get(LABEL_REPLACEMENT, 0))
-        wanted = (status.attempt, status.bookkeeping.replacements.get(index, 0))
-        simulation.require((attempt, replacement) == wanted, f"{name} was left running")
+        if (attempt, replacement) != (
+            status.attempt,
+            status.bookkeeping.replacements.get(index, 0),
+        ):
+            wrong.add(f"{name} was left running")
         world = (told_of(pod), wanted_by(job.spec))
         # Edits of a finished job do nothing, and an elastic one is of any size.
         fixed = not (status.finished or job.spec.elastic)
-        agree = not fixed or world[0] is None or world[0] == world[1]
-        simulation.require(agree, f"{name} is told of {world[0]}, not {world[1]}")
-        simulation.require(not status.is_true("Suspended"), f"{name} outlived the suspension")
+        if fixed and world[0] is not None and world[0] != world[1]:
+            wrong.add(f"{name} is told of {world[0]}, not {world[1]}")
+        if status.is_true("Suspended"):
+            wrong.add(f"{name} outlived the suspension")
+    return wrong
 
 
 def _kubelets_catch_up(simulation: Simulation) -> None:
