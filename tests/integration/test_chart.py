@@ -165,7 +165,11 @@ async def test_helm_test_runs_a_job_to_its_end(
         for rank in ranks:
             await kubelet.run(rank)
             await kubelet.succeed(rank)
-        assert (await ended).endswith(f"{name}: Succeeded: all 2 pods completed\n")
+        refused, *_, succeeded, reconciled = (await ended).splitlines()
+        assert refused.startswith("an invalid DDPJob is refused: ")
+        assert "spec.replicas" in refused
+        assert succeeded == f"{name}: Succeeded: all 2 pods completed"
+        assert reconciled.startswith("a valid DDPJob was reconciled")
         await kubelet.succeed(TEST_POD)
         await trying
         assert not await jobs.exists(name)
