@@ -86,9 +86,7 @@ def cause_due(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
 
 
 def _failed(pods: Observed) -> list[PodState]:
-    """Return failed or disrupted pods by index."""
-    found = [pod for pod in pods.current.values() if pod.failed or pod.disrupted]
-    return sorted(found, key=lambda pod: pod.identity.index)
+    return [pod for pod in pods.current.values() if pod.failed or pod.disrupted]
 
 
 def vanished(job: DDPJob, pods: Observed) -> tuple[Identity, ...]:

@@ -87,14 +87,13 @@ def _is_at_work(job: DDPJob, pods: Observed) -> bool:
 
 
 def _doomed(job: DDPJob, pods: Observed) -> list[tuple[PodState, Node]]:
-    """Return the pods on nodes that are about to be terminated, by index, with their nodes."""
+    """Return the pods on nodes that are about to be terminated, with their nodes."""
     leaving = {name: node for name, node in pods.nodes.signalled.items() if node.leaving}
     if not leaving or not _is_at_work(job, pods):
         return []
     left = set(job.status.bookkeeping.left_nodes)
     on_them = [(pod, leaving[pod.node]) for pod in pods.current.values() if pod.node in leaving]
-    found = [(pod, node) for pod, node in on_them if _start(node) not in left]
-    return sorted(found, key=lambda each: each[0].identity.index)
+    return [(pod, node) for pod, node in on_them if _start(node) not in left]
 
 
 def _is_place(job: DDPJob, pods: Observed, doomed: Sequence[tuple[PodState, Node]]) -> bool:

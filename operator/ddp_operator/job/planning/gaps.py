@@ -66,7 +66,7 @@ Kubelets restart within a minute."""
 
 
 def find(job: DDPJob, pods: Observed, now: datetime) -> tuple[Gap, ...]:
-    """Return the gaps, by node rank. Each keeps the time at which its reason was first seen."""
+    """Return the gaps. Each keeps the time at which its reason was first seen."""
     known = {gap.node_rank: gap for gap in job.status.gaps}
     found: list[Gap] = []
     for gap in _reasons(job, pods, known, now):
@@ -74,7 +74,7 @@ def find(job: DDPJob, pods: Observed, now: datetime) -> tuple[Gap, ...]:
         if before is not None and before.reason == gap.reason and before.since < gap.since:
             gap = gap._replace(since=before.since)  # noqa: PLW2901
         found.append(gap)
-    return tuple(sorted(found, key=attrgetter("node_rank")))
+    return tuple(found)
 
 
 def record(gaps: Sequence[Gap]) -> tuple[GapRecord, ...]:

@@ -60,7 +60,7 @@ def _message(job: DDPJob, pods: Observed) -> str:
     by_cause: dict[str, list[str]] = {}
     if pods.missing and running is not None:
         by_cause[running.message] = [each.pod_name(job.name) for each in pods.missing]
-    for pod in sorted(waiting, key=lambda pod: pod.identity.index):
+    for pod in waiting:
         cause = pod.waiting_message or "the scheduler gave no reason"
         by_cause.setdefault(cause, []).append(pod.key.name)
     causes = "; ".join(f"{some(names)}: {cause}" for cause, names in by_cause.items())

@@ -67,7 +67,7 @@ def waiting_for(job: DDPJob, pods: Observed, counted: str) -> tuple[str, str, bo
         )
     stuck = [pod for pod in pods.current.values() if pod.waiting and not pod.gated]
     if stuck:
-        pod = min(stuck, key=lambda pod: (not pod.scheduled, pod.identity.index))
+        pod = min(stuck, key=lambda pod: not pod.scheduled)
         what = "is not ready" if pod.waiting == CRASH_LOOP else "cannot start"
         text = f"pod {pod.key.name} {what}: {pod.waiting}"
         return pod.waiting, f"{text}: {pod.waiting_message}"[:1024], True

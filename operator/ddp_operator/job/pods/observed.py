@@ -32,7 +32,7 @@ class Observed:
     """A job's pods, sorted by their role."""
 
     current: dict[int, PodState]
-    """Pods of the group, by node rank."""
+    """Pods of the group, by node rank, whatever order they are listed in."""
     old: tuple[PodState, ...]
     foreign: tuple[PodState, ...]
     """Pods of another owner, usually of an earlier job of the same name."""
@@ -126,7 +126,7 @@ def observe(
 
     borne = {i: other for i in missing if foreign and (other := bearer(i))}
     return Observed(
-        current=current,
+        current=dict(sorted(current.items())),
         old=tuple(old),
         foreign=tuple(foreign),
         blocking=tuple({other.key: other for other in borne.values()}.values()),

@@ -9,6 +9,7 @@ import pytest
 from ddp_operator.job.failure import classes, records
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Key, MalformedError
@@ -653,3 +654,10 @@ class TestWords:
             fresh_job(), ended(fresh_job(), 0, code=1, message="x" * 9999), NOW
         )
         assert len(failure.message) == 1024
+
+
+def test_pods_are_observed_by_node_rank_in_whatever_order_they_are_listed() -> None:
+    job = fresh_job(replicas=3, elastic={"minReplicas": 1, "maxReplicas": 3})
+    pods = [pod(job, index) for index in (2, 0, 1)]
+    assert observe(job, pods) == observe(job, pods[::-1])
+    assert [*observe(job, pods).current] == [0, 1, 2]
