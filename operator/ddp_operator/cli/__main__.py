@@ -8,9 +8,13 @@ import click
 from ddp_operator import __version__
 from ddp_operator.cli.app import connection_options
 from ddp_operator.cli.commands.bundle import bundle
+from ddp_operator.cli.commands.changes.delete import delete
+from ddp_operator.cli.commands.changes.restart import restart
+from ddp_operator.cli.commands.changes.resume import resume
+from ddp_operator.cli.commands.changes.scale import scale
+from ddp_operator.cli.commands.changes.stop import stop
 from ddp_operator.cli.commands.completion import complete_for_kubectl, completion
 from ddp_operator.cli.commands.convert import convert
-from ddp_operator.cli.commands.delete import delete
 from ddp_operator.cli.commands.doctor import doctor
 from ddp_operator.cli.commands.list import list_jobs
 from ddp_operator.cli.commands.mcp import mcp
@@ -20,12 +24,8 @@ from ddp_operator.cli.commands.pods.port_forward import port_forward
 from ddp_operator.cli.commands.pods.profile import profile
 from ddp_operator.cli.commands.pods.stacks import stacks
 from ddp_operator.cli.commands.report import report
-from ddp_operator.cli.commands.restart import restart
-from ddp_operator.cli.commands.resume import resume
 from ddp_operator.cli.commands.run import run
-from ddp_operator.cli.commands.scale import scale
 from ddp_operator.cli.commands.status import status
-from ddp_operator.cli.commands.stop import stop
 from ddp_operator.cli.commands.ui import ui
 from ddp_operator.cli.commands.wait import wait
 from ddp_operator.cli.commands.why import why

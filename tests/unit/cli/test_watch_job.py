@@ -3,7 +3,7 @@ from datetime import UTC, datetime
 
 import pytest
 from ddp_operator.cli import app
-from ddp_operator.cli.commands import watch_job
+from ddp_operator.cli.commands.watching import job as watch_job
 from ddp_operator.views.curve import POINTS, Losses, curve
 
 from tests.unit.cli.conftest import Ddp

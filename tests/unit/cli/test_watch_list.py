@@ -6,7 +6,7 @@ from os import terminal_size
 
 import pytest
 from ddp_operator.cli import app
-from ddp_operator.cli.commands import watch_list
+from ddp_operator.cli.commands.watching import list as watch_list
 from ddp_operator.client import pacing
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.ports import UnavailableError

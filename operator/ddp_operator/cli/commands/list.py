@@ -7,7 +7,7 @@ import click
 
 from ddp_operator.cli import output
 from ddp_operator.cli.app import connection_options, on_cluster, print_lines
-from ddp_operator.cli.commands.watch_list import watch_list
+from ddp_operator.cli.commands.watching.list import watch_list
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.ports import Manifest
 from ddp_operator.views import listing

@@ -12,7 +12,7 @@ import click
 from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
 from ddp_operator.cli import output
 from ddp_operator.cli.app import connection_options, on_cluster, width
-from ddp_operator.cli.commands.changing import confirm
+from ddp_operator.cli.commands.changes.change import confirm
 from ddp_operator.cli.commands.pods.logs import follow_logs
 from ddp_operator.cli.commands.wait import wait_until
 from ddp_operator.client.cluster import Cluster

@@ -15,7 +15,7 @@ from ddp_operator.cli.app import (
     print_lines,
     width,
 )
-from ddp_operator.cli.commands.watch_job import watch_job
+from ddp_operator.cli.commands.watching.job import watch_job
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.queues import place_in_queue
 from ddp_operator.views.job.pods import Pods

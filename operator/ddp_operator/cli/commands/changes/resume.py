@@ -2,7 +2,7 @@
 
 import click
 
-from ddp_operator.cli.commands.changing import apply, changing
+from ddp_operator.cli.commands.changes.change import apply, changing
 from ddp_operator.views import changes
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import click
 
 from ddp_operator.cli import app
-from ddp_operator.cli.commands.watch_job import draw
+from ddp_operator.cli.commands.watching.job import draw
 from ddp_operator.client.cluster import PATIENCE_SECONDS, Cluster
 from ddp_operator.client.pacing import LIST_SECONDS, pause
 from ddp_operator.ports import Key, UnavailableError

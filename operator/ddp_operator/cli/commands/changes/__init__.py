@@ -1,0 +1,1 @@
+"""Commands that change a job; each tells the effect first and asks for confirmation."""
