@@ -35,9 +35,8 @@ MARKERS: dict[str, str] = tomllib.loads(
 OPENING = re.compile(r"(?:What|Whether|Whatever|Whoever|That|Those) ", re.ASCII)
 """How no docstring begins: start with a verb, or a noun that says what the thing is."""
 
-_MARKER = re.compile(
-    r"\b(?:" + "|".join(f"(?:{pattern})" for pattern in MARKERS) + r")(?!\w)", re.I
-)
+_MARKER = re.compile(r"\b(?:" + "|".join(f"({each})" for each in MARKERS) + r")(?!\w)", re.I)
+"""A group for each pattern, in the order of `MARKERS`."""
 _CODE = re.compile(r"``[^`]*``|`[^`]*`", re.DOTALL)
 _FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2[ \t]*$|<!--.*?-->", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\([^)]*\)|\]\[[^\]]*\]|<[^>\s][^>]*>")
@@ -134,11 +133,8 @@ def markers(passage: Passage) -> Iterator[tuple[int, str]]:
     if passage.kind == "docstring" and (opening := OPENING.match(text.lstrip())):
         yield passage.line, f'"{opening[0]}…" (begin with a verb or a noun)'
     for found in _MARKER.finditer(text):
-        instead = next(
-            advice
-            for pattern, advice in MARKERS.items()
-            if re.fullmatch(pattern.partition("(?=")[0], found[0], re.I)
-        )
+        assert found.lastindex is not None
+        instead = [*MARKERS.values()][found.lastindex - 1]
         yield passage.line + text.count("\n", 0, found.start()), f'"{found[0]}" ({instead})'
 
 
