@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from tests.trainer.checkpoints.test_claim import Process
 from tests.trainer.support.pods import assert_same
+from tests.trainer.support.quantised import Quantised
 from tests.trainer.support.same_group import group_of_one
 
 SIDE = 512
@@ -40,18 +41,11 @@ LARGE = 1 << 20
 """Bytes from which on a weight may be in a file of its own."""
 
 
-class Quantised(nn.Module):
-    """Packed weights in a buffer, a frozen embedding, a trained adapter and running statistics."""
-
-    packed: Tensor
+class Normalised(Quantised):
+    """With running statistics."""
 
     def __init__(self, *, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        packed = torch.randint(-(1 << 31), 1 << 31, (SIDE, SIDE), dtype=torch.int32)
-        self.register_buffer("packed", packed)
-        self.embedding = nn.Embedding(SIDE, SIDE).requires_grad_(False)
-        self.adapter = nn.Linear(SIDE, 4)
+        super().__init__(side=SIDE, seed=seed)
         self.norm = nn.BatchNorm1d(4)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -60,7 +54,7 @@ class Quantised(nn.Module):
 
 
 def new_run(*, seed: int = 0) -> TrainState:
-    model = Quantised(seed=seed)
+    model = Normalised(seed=seed)
     optimizer = torch.optim.AdamW(model.parameters())
     parts = {"model": model, "optimizer": optimizer}
     run = TrainState(parts, seed=0, device=torch.device("cpu"))
@@ -68,8 +62,8 @@ def new_run(*, seed: int = 0) -> TrainState:
     return run
 
 
-def model_of(run: TrainState) -> Quantised:
-    return cast(Quantised, run.models[0])
+def model_of(run: TrainState) -> Normalised:
+    return cast(Normalised, run.models[0])
 
 
 def advance(run: TrainState) -> None:
@@ -188,24 +182,24 @@ def test_without_large_frozen_weights_nothing_changes(tmp_path: Path) -> None:
     assert set(in_state(tmp_path, 1)) == set(model_of(run).state_dict())
 
 
-def unfreeze(model: Quantised) -> None:
+def unfreeze(model: Normalised) -> None:
     model.embedding.requires_grad_(True)
 
 
-def scale_uncounted(model: Quantised) -> None:
+def scale_uncounted(model: Normalised) -> None:
     model.embedding.weight.data.mul_(0.9)
 
 
-def write_one_value(model: Quantised) -> None:
+def write_one_value(model: Normalised) -> None:
     with torch.no_grad():
         model.embedding.weight[5, 7] += 1
 
 
-def replace(model: Quantised) -> None:
+def replace(model: Normalised) -> None:
     model.embedding.weight = nn.Parameter(model.embedding.weight + 1, requires_grad=False)
 
 
-def exchange_data(model: Quantised) -> None:
+def exchange_data(model: Normalised) -> None:
     model.embedding.weight.data = model.embedding.weight.data + 1
 
 
@@ -213,7 +207,7 @@ def exchange_data(model: Quantised) -> None:
     "change", [unfreeze, scale_uncounted, write_one_value, replace, exchange_data]
 )
 def test_what_begins_to_change_is_in_the_next_checkpoint(
-    change: Callable[[Quantised], None], tmp_path: Path
+    change: Callable[[Normalised], None], tmp_path: Path
 ) -> None:
     run, one = new_run(), saver(tmp_path)
     save(one, run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,27 +16,11 @@ from ddp_trainer.run.fingerprint import by_hash, by_sum, fingerprint
 from ddp_trainer.run.train_state import TrainState
 from torch import Tensor, nn
 
+from tests.trainer.support.quantised import Quantised
+
 CPU = torch.device("cpu")
 SIDE = 1024
 """Width of square matrices; those of floating-point numbers have 4 MiB."""
-
-
-class Quantised(nn.Module):
-    """Packed weights in a buffer, as with GPTQ, a frozen embedding, and a trained adapter."""
-
-    packed: Tensor
-
-    def __init__(self, *, seed: int = 0) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        packed = torch.randint(-(1 << 31), 1 << 31, (SIDE, SIDE), dtype=torch.int32)
-        self.register_buffer("packed", packed)
-        self.embedding = nn.Embedding(SIDE, SIDE).requires_grad_(False)
-        self.adapter = nn.Linear(SIDE, 4)
-
-    def to(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse to move, like quantised models."""
-        raise ValueError("`.to` is not supported for `4-bit` models")
 
 
 class Pair:
@@ -90,7 +74,7 @@ class Rank:
 
 
 def new_run(*, seed: int = 0) -> TrainState:
-    model = Quantised(seed=seed)
+    model = Quantised(side=SIDE, seed=seed)
     optimizer = torch.optim.Adam(model.adapter.parameters())
     return TrainState({"model": model, "optimizer": optimizer}, seed=0, device=CPU)
 
@@ -162,7 +146,7 @@ def test_a_model_that_is_in_its_place_is_not_moved() -> None:
     with pytest.raises(
         ConfigurationError, match=r"cannot move model to meta .*`4-bit`.* load it there"
     ):
-        TrainState({"model": Quantised()}, seed=0, device=torch.device("meta"))
+        TrainState({"model": Quantised(side=SIDE)}, seed=0, device=torch.device("meta"))
 
 
 def test_a_model_that_is_elsewhere_is_moved() -> None:
