@@ -69,8 +69,9 @@ def processes_end_in_their_pod(simulation: Simulation, choices: Choices) -> None
         return
     pod, death = choices.of(running), choices.of(_TOLD_BY_LAUNCHERS)._replace(reason="Error")
     if simulation.launchers.fail(pod, death.code, death.words):
-        simulation.invariants.truth_of(pod).exit_code = death.code
-        simulation.invariants.blow(pod, class_of(death, pod))
+        truth = simulation.invariants.truth_of(pod)
+        truth.exit_code, truth.failed_as = death.code, class_of(death, pod)
+        simulation.invariants.blow(pod, truth.failed_as)
         simulation.tell(f"the processes of {name_of(pod)} end: {death}")
     if choices.upto(3) < 3 and simulation.operator is not None:
         simulation.operator.listen()

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.values.bounded import format_time
 from ddp_operator.ports import Key, Manifest
 
 from tests.simulation import kubelet
@@ -251,10 +253,26 @@ class Simulation:
         self.end_trainer(pod, 255, reason="Unknown")
 
     def overflow(self, pod: Manifest) -> None:
-        """A pod writes more than it may: its own fault, unless its processes had failed before."""
-        if not (starts_anew(pod) and self.launchers.of(pod).failure):
+        """A pod writes more than it may: its own fault, unless its processes had failed before.
+
+        The kubelet kills it within a second, and stores its own reason and message in the pod. The
+        launcher leaves no words then: a failure that is not on record yet is never seen.
+        """
+        truth = self.invariants.truth_of(pod)
+        failure = self.launchers.of(pod).failure if starts_anew(pod) else None
+        if failure is None:
             self.invariants.blow(pod, "Application")
-            self.invariants.truth_of(pod).exit_code = 137
+            truth.exit_code = 137
+        elif truth.failed_as != "Application" and not self._is_recorded(failure):
+            self.invariants.blow(pod, "Application")
+
+    def _is_recorded(self, failure: Mapping[str, Any]) -> bool:
+        """Whether the job's status holds this failure of processes in a pod."""
+        job = self.job()
+        return job is not None and any(
+            (known.pod, format_time(known.time)) == (failure["pod"], failure["time"])
+            for known in job.status.failures
+        )
 
     def is_ending(self, pod: Manifest) -> bool:
         """Whether its kubelet is told to end it, or about to be."""

@@ -16,6 +16,7 @@ from tests.good_manifests import container, template
 from tests.simulation.group import GroupJudge
 from tests.simulation.kubelet import failed, trainer_exit
 from tests.simulation.nodes import saying
+from tests.simulation.run import run
 from tests.simulation.server import shape_of
 from tests.simulation.simulation import Simulation
 from tests.simulation.truth import Ledger, Truth
@@ -50,6 +51,43 @@ def test_a_launcher_that_nobody_answers_ends_with_the_words_of_its_processes() -
         [one] = simulation.pods(live=False)
         assert bool(trainer_exit(one)) is ended
     assert (trainer_exit(one) or {})["message"] == "uncorrectable ECC error"
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_an_eviction_for_its_own_storage_hides_a_failure_that_is_not_recorded(
+    *, recorded: bool
+) -> None:
+    simulation = Simulation()
+    spec: dict[str, Any] = {"restart": {"scope": "InPlace"}, "template": template(container())}
+    simulation.server.create_job(stored_job(replicas=1, **spec)["spec"])
+    simulation.advance(1.0)
+    for _ in range(2):
+        [one] = simulation.pods()
+        simulation.bring_further(one)
+    simulation.advance(1.0)
+    [one] = simulation.pods()
+    assert simulation.launchers.fail(one, 1, "uncorrectable ECC error")
+    truth = simulation.invariants.truth_of(one)
+    truth.failed_as = "Infrastructure"
+    if recorded:
+        assert simulation.operator is not None
+        simulation.operator.listen()
+        simulation.advance(0.03)
+        assert (simulation.server.job or {})["status"]["failures"]
+    simulation.kill_operator()
+    simulation.overflow(one)
+    assert ("Application" in truth.blows) is not recorded
+
+
+def test_a_failure_hidden_by_an_eviction_may_be_charged() -> None:
+    """A GPU fails, the kubelet evicts the pod 10 ms later, and the operator crashes meanwhile."""
+    run(
+        bytes.fromhex(
+            "d9ff9dcd321d0a0a3d5040d25229fc2a4b5ef1ead27660c5a774b199c426bcfd0893415f79db7d257e2d5f0b"
+            "28b86039ea9e6ad03ff1f28826c4ab03fea4834023b09f5597516042e020827d25b975528e226c9bf34cf1e0"
+            "503b04d69cfae17ca324dd39594b44926ea84dbb493b"
+        )
+    )
 
 
 def test_a_pod_that_has_ended_is_gone_once_it_is_deleted() -> None:

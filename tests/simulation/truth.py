@@ -94,6 +94,8 @@ class Truth:
     """Deleted by the operator."""
     blows: set[Class] = field(default_factory=set)
     """What has befallen it, as it is to be called."""
+    failed_as: Class | None = None
+    """Whose fault it was when its processes last ended and the pod stayed."""
     moved_at: float = 0.0
     """When its training began or came a step further, in seconds of the history."""
     stood_seconds: float = 0.0
