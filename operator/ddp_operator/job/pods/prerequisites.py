@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec.overrides import kinds
-from ddp_operator.job.pods.fabrics.dranet import CLAIMED
+from ddp_operator.job.pods.fabrics.rdma import CLAIMED
 from ddp_operator.job.pods.manifests import own_metadata
 from ddp_operator.job.pods.schedulers import schedulers
 from ddp_operator.ports import Manifest

@@ -1,29 +1,20 @@
-"""Settings of a pod for direct networking between GPUs (NCCL), one file for each fabric.
+"""Settings of a pod for direct networking between GPUs (NCCL).
 
 Each adds what the pod lacks. The user's template wins, so applying a fabric twice changes nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Final
 
 from ddp_operator.api.gpus import Fabric
-from ddp_operator.job.pods.fabrics import edits
-from ddp_operator.job.pods.fabrics.dranet import dranet
-from ddp_operator.job.pods.fabrics.rdma import rdma
+from ddp_operator.job.pods.fabrics.rdma import dranet, rdma
 from ddp_operator.job.pods.fabrics.side_cars import DEFAULT_SIDE_CARS, SideCars
 from ddp_operator.job.pods.fabrics.tcpx import tcpx
 from ddp_operator.job.pods.fabrics.tcpxo import tcpxo
 from ddp_operator.ports import Manifest
 
 __all__ = ["DEFAULT_SIDE_CARS", "PRIVILEGES", "SideCars", "on_fabric"]
-
-_FABRICS: Final[Mapping[Fabric, Callable[[edits.Draft, str, SideCars], None]]] = {
-    "tcpx": tcpx,
-    "tcpxo": tcpxo,
-    "rdma": rdma,
-    "dranet": dranet,
-}
 
 PRIVILEGES: Final[Mapping[Fabric, str]] = {
     "tcpx": "host paths for NVIDIA's libraries, the daemon's socket and /sys, and the capabilities "
@@ -39,9 +30,15 @@ PRIVILEGES: Final[Mapping[Fabric, str]] = {
 def on_fabric(
     fabric: Fabric, pod: Manifest, *, trainer: str, side_cars: SideCars = DEFAULT_SIDE_CARS
 ) -> dict[str, Any]:
-    """Return the pod with everything its fabric needs; `trainer` is the name of its training
-    container.
-    """
-    draft: edits.Draft = deepcopy(dict(pod))
-    _FABRICS[fabric](draft, trainer, side_cars)
+    """Return the pod with all that its fabric needs; `trainer` names its training container."""
+    draft = deepcopy(dict(pod))
+    match fabric:
+        case "tcpx":
+            tcpx(draft, trainer, side_cars.tcpx)
+        case "tcpxo":
+            tcpxo(draft, trainer, side_cars.tcpxo)
+        case "rdma":
+            rdma(draft, trainer)
+        case "dranet":
+            dranet(draft, trainer)
     return draft

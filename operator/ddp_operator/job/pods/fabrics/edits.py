@@ -26,9 +26,7 @@ def annotate(pod: Draft, key: str, value: str) -> None:
 
 
 def give_interfaces(pod: Draft, networks: Sequence[tuple[str, str]]) -> None:
-    """Give the pod network cards of its node: (interface, network) pairs besides the
-    default one.
-    """
+    """Give the pod cards of its node besides the default one: (interface, network) pairs."""
     all_of_them = [("eth0", "default"), *networks]
     entries = [{"interfaceName": name, "network": network} for name, network in all_of_them]
     annotate(pod, "networking.gke.io/default-interface", "eth0")
@@ -44,9 +42,7 @@ def give_devices(pod: Draft, container_name: str, devices: Sequence[str]) -> Non
 def add_host_path(pod: Draft, name: str, path: str, *, kind: str = "") -> None:
     """Add a hostPath volume. With kind Directory, the kubelet waits for it."""
     source = {"path": path, **({"type": kind} if kind else {})}
-    volumes = pod["spec"].get("volumes") or []
-    if all(volume.get("name") != name for volume in volumes):
-        pod["spec"]["volumes"] = [*volumes, {"name": name, "hostPath": source}]
+    _add(pod["spec"], "volumes", {"name": name, "hostPath": source})
 
 
 def mount(holder: Draft, name: str, path: str) -> None:
@@ -89,15 +85,18 @@ def allow(holder: Draft, *capabilities: str) -> None:
 
 def claim(pod: Draft, container_name: str, name: str, *, template: str) -> None:
     """Claim devices for a container from a claim template."""
-    claims = pod["spec"].get("resourceClaims") or []
-    if all(other.get("name") != name for other in claims):
-        added = {"name": name, "resourceClaimTemplateName": template}
-        pod["spec"]["resourceClaims"] = [*claims, added]
+    added = {"name": name, "resourceClaimTemplateName": template}
+    _add(pod["spec"], "resourceClaims", added)
     holder = container(pod, container_name)
-    resources = holder.get("resources") or {}
-    held = resources.get("claims") or []
-    if all(other.get("name") != name for other in held):
-        holder["resources"] = {**resources, "claims": [*held, {"name": name}]}
+    holder["resources"] = dict(holder.get("resources") or {})
+    _add(holder["resources"], "claims", {"name": name})
+
+
+def _add(holder: Draft, field: str, item: Draft) -> None:
+    """Add an item to a list, unless it has one of that name."""
+    items = holder.get(field) or []
+    if all(other.get("name") != item["name"] for other in items):
+        holder[field] = [*items, item]
 
 
 def add_daemon(pod: Draft, trainer: str, daemon: Draft) -> None:

@@ -9,7 +9,6 @@ mount path, since a mount over /tmp would hide the trainer's files.
 from typing import Final
 
 from ddp_operator.job.pods.fabrics import edits
-from ddp_operator.job.pods.fabrics.side_cars import SideCars
 
 DAEMON: Final = "tcpx-daemon"
 _SOCKET: Final = "/run/tcpx"
@@ -42,12 +41,12 @@ _NCCL: Final = {
 }
 
 
-def tcpx(draft: edits.Draft, trainer: str, side_cars: SideCars) -> None:
-    """Give the pod TCPX."""
+def tcpx(draft: edits.Draft, trainer: str, image: str) -> None:
+    """Give the pod TCPX; `image` is the daemon's."""
     edits.give_interfaces(draft, _NETWORKS)
     edits.give_devices(draft, DAEMON, edits.GPU_DEVICES)
     edits.add_host_path(draft, "ddp-tcpx-socket", _SOCKET)
-    edits.add_daemon(draft, trainer, _daemon(side_cars.tcpx))
+    edits.add_daemon(draft, trainer, _daemon(image))
     trains = edits.container(draft, trainer)
     edits.mount(trains, "ddp-tcpx-socket", _SOCKET)
     edits.set_variables(trains, **_NCCL)

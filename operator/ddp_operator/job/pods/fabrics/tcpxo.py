@@ -9,7 +9,6 @@ from typing import Final
 
 from ddp_operator.api.constants import ENV_NCCL_SCRIPT
 from ddp_operator.job.pods.fabrics import edits
-from ddp_operator.job.pods.fabrics.side_cars import SideCars
 
 DAEMON: Final = "tcpxo-daemon"
 _ENTRYPOINT: Final = "/fts/entrypoint_rxdm_container.sh"
@@ -28,12 +27,12 @@ _PROBES: Final = 24
 """Two minutes: it usually takes half a minute, and a node where it never gets ready is bad."""
 
 
-def tcpxo(draft: edits.Draft, trainer: str, side_cars: SideCars) -> None:
-    """Give the pod TCPXO."""
+def tcpxo(draft: edits.Draft, trainer: str, image: str) -> None:
+    """Give the pod TCPXO; `image` is the daemon's."""
     edits.give_interfaces(draft, _NETWORKS)
     edits.give_devices(draft, DAEMON, _DEVICES)
     edits.add_host_path(draft, "ddp-apertures", _APERTURES)
-    edits.add_daemon(draft, trainer, _daemon(side_cars.tcpxo))
+    edits.add_daemon(draft, trainer, _daemon(image))
     trains = edits.container(draft, trainer)
     edits.mount(trains, "ddp-apertures", _APERTURES)
     edits.set_variables(trains, **_NCCL)
