@@ -19,30 +19,18 @@ decision and then ends by itself, which keeps the pod's log."""
 
 
 def clean_up(job: DDPJob, pods: Observed, now: datetime) -> Plan:
-    """Plan for a finished job: delete the pods that hold resources, and the job once its TTL is
-    over.
-    """
+    """Plan for a finished job: delete pods that hold resources, and after its TTL the job."""
     policy = job.spec.clean_pod_policy
-    doomed = [pod for pod in (*pods.old, *pods.spares) if not pod.deleting]
+    doomed = [*pods.old, *pods.spares]
     waits: list[datetime] = []
-    for pod in pods.current.values():
+    for pod in pods.current.values() if policy != "None" else ():
         runs_until = _runs_until(job, pod, now)
-        if pod.deleting or policy == "None":
-            continue
-        if policy == "All" or (runs_until is not None and runs_until <= now):
+        if policy == "All" or (runs_until and runs_until <= now):
             doomed.append(pod)
-        elif runs_until is not None:
+        elif runs_until and not pod.deleting:
             waits.append(runs_until)
-    expires = expiry(job)
-    expired = expires is not None and expires <= now
-    if expires is not None and not expired:
-        waits.append(expires)
-    return Plan(
-        job.status,
-        delete=tuple(pod.key for pod in doomed),
-        delete_job=expired,
-        requeue_at=min(waits, default=None),
-    )
+    deleted = tuple(pod.key for pod in doomed if not pod.deleting)
+    return Plan(job.status, delete=deleted).expiring(expiry(job), now).requeued_at(*waits)
 
 
 def _runs_until(job: DDPJob, pod: PodState, now: datetime) -> datetime | None:

@@ -46,21 +46,22 @@ class Plan:
     requeue_at: datetime | None = None
 
     def requeued_at(self, *moments: datetime | None, after: datetime | None = None) -> "Plan":
-        """Return the plan with an earlier `requeue_at`: the first of these moments that is after
-        `after`.
-        """
+        """Return the plan with an earlier `requeue_at`: the first of these after `after`."""
         new = (moment for moment in moments if moment and (after is None or after < moment))
         known = [*new, *([self.requeue_at] if self.requeue_at else ())]
         first = min(known, default=None)
         return self if first == self.requeue_at else replace(self, requeue_at=first)
 
+    def expiring(self, expires: datetime | None, now: datetime) -> "Plan":
+        """Return the plan of a finished job, which is deleted when it expires; None: never."""
+        expired = expires is not None and expires <= now
+        return replace(self, delete_job=expired).requeued_at(expires, after=now)
+
 
 def with_goodput(
     job: DDPJob, planned: Plan, now: datetime, *, started: datetime | None = None
 ) -> Plan:
-    """Return the plan with the job's time accounted up to now; `started`: when its last trainer
-    started.
-    """
+    """Return the plan with the job's time accounted; `started`: when its last trainer started."""
     status = goodput.account(
         planned.status, before=job.status, created=job.created, now=now, started=started
     )

@@ -38,14 +38,8 @@ def reject(
         accounted = account(failed.status, before=before, created=created, now=now)
         return replace(failed, status=accounted)
     live = (p for p in pods if p.owner_uid == metadata["uid"] and not p.deleting)
-    expiry = _expiry(manifest, status)
-    expired = expiry is not None and expiry <= now
-    return Plan(
-        status,
-        delete=tuple(p.key for p in live if not (p.failed or p.succeeded)),
-        delete_job=expired,
-        requeue_at=None if expired else expiry,
-    )
+    doomed = tuple(p.key for p in live if not (p.failed or p.succeeded))
+    return Plan(status, delete=doomed).expiring(_expiry(manifest, status), now)
 
 
 def _leave(status: DDPJobStatus, error: NewerJobError) -> Plan:
