@@ -107,9 +107,7 @@ def refund(status: DDPJobStatus) -> DDPJobStatus:
 
 
 def pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
-    """Return the wait before the restart counted last: none before the first without progress, then
-    it doubles.
-    """
+    """Return the wait before the restart counted last: none at first, then it doubles."""
     backoff = job.spec.restart.backoff
     if failure.class_ == "Disruption" and not failure.charged:
         return timedelta()

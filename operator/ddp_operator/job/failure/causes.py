@@ -38,29 +38,27 @@ class Cause:
 
 
 def find(job: DDPJob, pods: Observed, now: datetime) -> Cause | None:
-    """Return the cause of failed or missing pods; None if there are none or the cause
-    is awaited.
-    """
-    # Cheap for thousands of healthy pods.
-    failed = _failed(pods)
-    gone = vanished(job, pods)
+    """Return the cause of failed or missing pods; None without any, or while it is awaited."""
+    failed, gone = _failed(pods), vanished(job, pods)
     lost = (*(pod.identity.index for pod in failed), *(place.index for place in gone))
-    suspects = (pod for pod in pods.current.values() if pod.exit or pod.waiting)
-    at_fault = (pod for pod in suspects if not pod.succeeded and not pod.disrupted)
     ran = classes.has_run(job)
-    if hopeless := [pod for pod in at_fault if classes.is_hopeless(pod, has_run=ran)]:
-        hopeless_ones = {pod.identity.index for pod in hopeless}
-        lost = tuple(sorted(hopeless_ones.union(lost)))
+    hopeless = [
+        pod
+        for pod in pods.current.values()
+        if (pod.exit or pod.waiting)  # cheap for thousands of healthy pods
+        and not (pod.succeeded or pod.disrupted)
+        and classes.is_hopeless(pod, has_run=ran)
+    ]
+    if hopeless:
+        lost = tuple(sorted({pod.identity.index for pod in hopeless}.union(lost)))
         return Cause(records.of_pod(job, primary(hopeless), now), lost)
     first = primary(failed) if failed else None
     secondary = first is not None and _is_consequence(first) and len(members(job)) > 1
     if gone and (first is None or secondary):
         return Cause(records.of_missing(job, gone[0], now), lost)
-    if first is not None:
-        if cause_due(job, pods, now):
-            return None
-        return Cause(records.of_pod(job, first, now), lost, secondary)
-    return None
+    if first is None or cause_due(job, pods, now):
+        return None
+    return Cause(records.of_pod(job, first, now), lost, secondary)
 
 
 def primary(pods: Sequence[PodState]) -> PodState:
@@ -69,15 +67,11 @@ def primary(pods: Sequence[PodState]) -> PodState:
 
 
 def cause_due(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
-    """Return until when to wait for the cause of failures that are consequences; None: it is known,
-    or the time is up.
-    """
+    """Return until when to wait for the cause of consequences; None: known, or the time is up."""
     failed = _failed(pods)
-    if not failed or vanished(job, pods):
+    if not failed or vanished(job, pods) or not all(map(_is_consequence, failed)):
         return None
     if all(pod.failed or pod.succeeded for pod in pods.current.values()):
-        return None
-    if not all(_is_consequence(pod) for pod in failed):
         return None
     ends = [pod.exit.finished for pod in failed if pod.exit and pod.exit.finished]
     due = max(ends, default=now) + timedelta(seconds=CAUSE_WAIT_SECONDS)
@@ -90,9 +84,7 @@ def _failed(pods: Observed) -> list[PodState]:
 
 
 def vanished(job: DDPJob, pods: Observed) -> tuple[Identity, ...]:
-    """Return pods that existed and are missing. While pods are being replaced, all
-    others existed.
-    """
+    """Return pods that existed and are missing. During a replacement, all others existed."""
     status = job.status
     if not status.is_true("PodsCreated") and not status.bookkeeping.replacing:
         return ()

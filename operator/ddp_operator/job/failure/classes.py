@@ -78,9 +78,7 @@ def is_hopeless(pod: PodState, *, has_run: bool = False) -> bool:
 
 
 def is_passing(pod: PodState) -> bool:
-    """Return whether the pod waits for a registry or network that is down, or for a Secret that the
-    operator creates.
-    """
+    """Return whether it waits for a registry or network, or for a Secret of the operator."""
     if pod.waiting == "RegistryUnavailable" or lacks_token(pod):
         return True
     return bool(_PASSING.search(pod.waiting_message))
@@ -99,12 +97,8 @@ def has_begun(pod: PodState) -> bool:
 
 def lacks_command(pod: PodState) -> bool:
     """Return whether the pod's image lacks the command."""
-    ended = pod.exit
-    return (
-        ended is not None
-        and ended.reason in _START_FAILED
-        and symptoms.is_of_command(ended.message)
-    )
+    failed = pod.exit if pod.exit and pod.exit.reason in _START_FAILED else None
+    return failed is not None and symptoms.is_of_command(failed.message)
 
 
 def is_secondary(pod: PodState) -> bool:

@@ -1,6 +1,6 @@
 """Apply `spec.restart.rules`: the action for a failure, and whether it is charged."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
@@ -38,9 +38,9 @@ def judge(job: DDPJob, failure: Failure) -> Verdict:
 
     Rules with action Ignore are skipped here; `ignoring` applies them to pods that ended.
     """
-    ruled = _first(job, failure, lambda rule: rule.action != "Ignore")
-    if ruled:
-        return ruled
+    for verdict in _matching(job, failure):
+        if verdict.action != "Ignore":
+            return verdict
     if failure.class_ == "Configuration":
         return Verdict("FailJob")
     return Verdict(_OF_SCOPE[scope_of(job)])
@@ -55,18 +55,17 @@ def ignoring(job: DDPJob, pods: Observed, now: datetime) -> Observed:
     for index, pod in pods.current.items():
         if pod.failed and not pod.deleting:  # a deleted pod is recreated anyway
             failure = records.of_pod(job, pod, now)
-            verdict = _first(job, failure, lambda _: True)
+            verdict = next(_matching(job, failure), None)
             if verdict and verdict.action == "Ignore":
                 current[index] = replace(pod, ignored=True)
                 ignored.append((failure.model_copy(update={"action": "Ignore"}), verdict.rule))
     return replace(pods, current=current, ignored=tuple(ignored))
 
 
-def _first(job: DDPJob, failure: Failure, applies: Callable[[RestartRule], bool]) -> Verdict | None:
+def _matching(job: DDPJob, failure: Failure) -> Iterator[Verdict]:
     for index, rule in enumerate(job.spec.restart.rules):
-        if applies(rule) and _matches(job, rule, failure):
-            return Verdict(rule.action, rule.charged, f"spec.restart.rules[{index}]")
-    return None
+        if _matches(job, rule, failure):
+            yield Verdict(rule.action, rule.charged, f"spec.restart.rules[{index}]")
 
 
 def _matches(job: DDPJob, rule: RestartRule, failure: Failure) -> bool:
