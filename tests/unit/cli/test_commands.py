@@ -115,6 +115,19 @@ class TestStatus:
         assert "Traceback" not in result.output
 
 
+async def test_kueue_explains_a_wait(ddp: Ddp, server: FakeApiServer) -> None:
+    spec = {"scheduling": {"queueName": "team"}}
+    job = server.create("ddpjobs", stored("Pending", "Queued", "all wait", spec=spec))
+    name = f"{NAME}-{job['metadata']['uid'][:6]}-0"
+    metadata = {"name": name, "namespace": "research"}
+    server.create("workloads", {"metadata": metadata, "spec": {"active": False}})
+    shown = " ".join((await ddp("status", NAME)).stdout.split())
+    assert f"Kueue Workload {name} is deactivated: somebody set" in shown
+    told = " ".join((await ddp("why", NAME)).stdout.split())
+    assert told.startswith(f"digits is waiting, Queued: Workload {name} is deactivated")
+    assert '{"spec":{"active":true}}' in told
+
+
 async def test_why(ddp: Ddp, server: FakeApiServer) -> None:
     server.create("ddpjobs", training())
     assert (await ddp("why", f"ddp/{NAME}")).stdout.startswith("digits ")

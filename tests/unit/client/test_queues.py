@@ -2,9 +2,10 @@ from typing import Any
 
 import pytest
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.client.queues import place_in_queue
+from ddp_operator.client.queues import place_in_queue, queue_state
 from ddp_operator.ports import ForbiddenError, NotFoundError
 from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.queueing import UNKNOWN, QueueState
 from ddp_operator.views.job.screen import screen
 from ddp_operator.views.job.snapshot import JobSnapshot
 
@@ -14,6 +15,9 @@ from tests.unit.job.builders import later
 GROUP = f"{(JOB := seen('Pending', 'Queued')).name}-{JOB.uid[:6]}-0"
 ROOT = "/apis/visibility.kueue.x-k8s.io"
 QUEUE = "namespaces/research/localqueues/team/pendingworkloads"
+KUEUE = "/apis/kueue.x-k8s.io"
+WORKLOAD = f"namespaces/research/workloads/{GROUP}"
+LOCAL_QUEUE = "namespaces/research/localqueues/team"
 
 
 class Client:
@@ -23,8 +27,8 @@ class Client:
         self._answers = answers
         self.asked: list[str] = []
 
-    async def request(self, method: str, path: str, *, params: dict[str, str]) -> Any:
-        assert (method, params) == ("GET", {"limit": "1000"})
+    async def request(self, method: str, path: str, *, params: dict[str, str] | None) -> Any:
+        assert (method, params) == ("GET", {"limit": "1000"} if "pending" in path else None)
         self.asked.append(path)
         answer = self._answers.get(path, NotFoundError("there is none"))
         if isinstance(answer, Exception):
@@ -60,6 +64,12 @@ async def test_the_first_has_nobody_ahead() -> None:
     assert await told(client, queued()) == "quota; it is next in queue team"
 
 
+async def test_the_first_of_its_queue_waits_for_other_queues() -> None:
+    items = [item(GROUP, positionInClusterQueue=3)]
+    said = await told(Client({f"{ROOT}/v1beta2/{QUEUE}": {"items": items}}), queued())
+    assert said == "3 jobs ahead in all queues that share its quota; it is next in queue team"
+
+
 @pytest.mark.parametrize(
     "answer", [ForbiddenError("no right"), {"items": None}, {"items": [item("another")]}]
 )
@@ -89,5 +99,91 @@ async def test_nobody_asks_for_a_job_that_waits_in_no_queue(job: JobSnapshot) ->
 
 def test_it_stands_first_of_what_a_job_waits_for() -> None:
     job = queued()
-    lines = screen(job, Pods.of(job, []), later(9), place="3 jobs ahead in queue team")
+    queue = QueueState("3 jobs ahead in queue team")
+    lines = screen(job, Pods.of(job, []), later(9), queue=queue)
     assert "waits for  3 jobs ahead in queue team" in lines
+
+
+def condition(type_: str, message: str, status: str = "False") -> dict[str, Any]:
+    return {"type": type_, "status": status, "reason": "Pending", "message": message}
+
+
+def status(*conditions: dict[str, Any]) -> dict[str, Any]:
+    return {"status": {"conditions": [*conditions]}}
+
+
+WAITING = status(condition("QuotaReserved", "insufficient unused quota"))
+HELD = status(condition("QuotaReserved", "ClusterQueue shared is inactive"))
+
+
+async def state(client: Client, job: JobSnapshot | None = None) -> QueueState:
+    return await queue_state(Cluster(client), job or queued(), later(9))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
+async def test_the_workload_tells_the_cause(version: str) -> None:
+    client = Client(
+        {
+            f"{KUEUE}/{version}/{WORKLOAD}": WAITING,
+            f"{ROOT}/{version}/{QUEUE}": {"items": [item(GROUP)]},
+        }
+    )
+    found = await state(client)
+    assert (found.position, found.cause) == (
+        "quota; it is next in queue team",
+        "insufficient unused quota",
+    )
+    assert not [path for path in client.asked if path.endswith(LOCAL_QUEUE)]
+
+
+async def test_the_queue_says_why_it_is_closed() -> None:
+    local = {"spec": {"clusterQueue": "shared"}, **status(condition("Active", "cannot submit"))}
+    answers: dict[str, Any] = {
+        f"{KUEUE}/v1beta2/{WORKLOAD}": HELD,
+        f"{KUEUE}/v1beta2/{LOCAL_QUEUE}": local,
+    }
+    whole = f"{KUEUE}/v1beta2/clusterqueues/shared"
+    stopped = status(condition("Active", "Can't admit new workloads: is stopped."))
+    for answer, why in (
+        (stopped, "Can't admit new workloads: is stopped"),
+        (ForbiddenError("no right"), "cannot submit"),
+        ({}, "cannot submit"),
+    ):
+        found = await state(Client({**answers, whole: answer}))
+        assert found.cause == f"ClusterQueue shared is inactive: {why}"
+
+
+@pytest.mark.parametrize("name", ["a/../../secrets", "", None, 7])
+async def test_only_a_name_becomes_part_of_a_request(name: Any) -> None:
+    client = Client(
+        {
+            f"{KUEUE}/v1beta2/{WORKLOAD}": HELD,
+            f"{KUEUE}/v1beta2/{LOCAL_QUEUE}": {
+                "spec": {"clusterQueue": name},
+                **status(condition("Active", "cannot submit")),
+            },
+        }
+    )
+    assert (await state(client)).cause.endswith(": cannot submit")
+    assert not [path for path in client.asked if "secrets" in path]
+
+
+@pytest.mark.parametrize("answer", [ForbiddenError("no right"), {"status": 7}, {}])
+async def test_without_a_readable_workload_the_position_is_left(answer: Any) -> None:
+    client = Client(
+        {
+            f"{KUEUE}/v1beta2/{WORKLOAD}": answer,
+            f"{ROOT}/v1beta2/{QUEUE}": {"items": [item(GROUP)]},
+        }
+    )
+    assert await state(client) == QueueState("quota; it is next in queue team")
+
+
+async def test_without_kueue_the_state_is_unknown() -> None:
+    assert await state(Client({})) == UNKNOWN
+
+
+async def test_a_job_in_no_queue_costs_no_request() -> None:
+    client = Client({})
+    assert await state(client, seen("Pending", "Queued")) == UNKNOWN
+    assert client.asked == []

@@ -17,8 +17,9 @@ from ddp_operator.cli.app import (
 )
 from ddp_operator.cli.commands.watching.job import watch_job
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.client.queues import place_in_queue
+from ddp_operator.client.queues import queue_state
 from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.queueing import QueueState
 from ddp_operator.views.job.screen import screen
 from ddp_operator.views.job.snapshot import JobSnapshot
 
@@ -50,9 +51,11 @@ def status(name: str, form: str | None, watch: bool) -> None:
         click.echo(output.single(item, form))
         return
 
-    async def read(cluster: Cluster, namespace: str) -> tuple[JobSnapshot, Pods, str]:
-        job, pods = await fetch(cluster, job_key(namespace, name))
-        return job, pods, await place_in_queue(cluster, job)
+    now = datetime.now(UTC)
 
-    job, pods, place = on_cluster(read)
-    print_lines(screen(job, pods, datetime.now(UTC), width=width(), place=place))
+    async def read(cluster: Cluster, namespace: str) -> tuple[JobSnapshot, Pods, QueueState]:
+        job, pods = await fetch(cluster, job_key(namespace, name))
+        return job, pods, await queue_state(cluster, job, now)
+
+    job, pods, queue = on_cluster(read)
+    print_lines(screen(job, pods, now, width=width(), queue=queue))

@@ -13,7 +13,9 @@ from ddp_operator.cli.app import (
     print_lines,
     width,
 )
-from ddp_operator.views.job.diagnosis import diagnose
+from ddp_operator.client.cluster import Cluster
+from ddp_operator.client.queues import queue_state
+from ddp_operator.views.job.diagnosis import Diagnosis, diagnose
 
 
 @click.command()
@@ -21,5 +23,10 @@ from ddp_operator.views.job.diagnosis import diagnose
 @job_argument
 def why(name: str) -> None:
     """Explain the state of a job, and what to do next."""
-    job, pods = on_cluster(lambda cluster, namespace: fetch(cluster, job_key(namespace, name)))
-    print_lines(diagnose(job, pods, datetime.now(UTC)).lines(width()))
+    now = datetime.now(UTC)
+
+    async def read(cluster: Cluster, namespace: str) -> Diagnosis:
+        job, pods = await fetch(cluster, job_key(namespace, name))
+        return diagnose(job, pods, now, queue=await queue_state(cluster, job, now))
+
+    print_lines(on_cluster(read).lines(width()))

@@ -7,8 +7,11 @@ from typing import Final
 
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import records
+from ddp_operator.job.pods.state import GATED
+from ddp_operator.job.status.conditions import QUEUED
 from ddp_operator.views.job import advice, group
 from ddp_operator.views.job.pods import Pods, waits
+from ddp_operator.views.job.queueing import UNKNOWN, QueueState
 from ddp_operator.views.job.screen import in_words
 from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, clean_lines, duration, folded
@@ -46,8 +49,10 @@ class Diagnosis:
         return found
 
 
-def diagnose(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
-    """Explain a job's state."""
+def diagnose(
+    job: JobSnapshot, pods: Pods, now: datetime, *, queue: QueueState = UNKNOWN
+) -> Diagnosis:
+    """Explain a job's state; `queue`: its state in its queue."""
     name = clean(job.name)
     if job.deleting:
         return Diagnosis(
@@ -63,7 +68,12 @@ def diagnose(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
         "Suspended": _suspended,
         "Running": _running,
     }
-    return by_phase.get(job.status.phase, _waiting)(job, pods, now)
+    if explain := by_phase.get(job.status.phase):
+        return explain(job, pods, now)
+    found = _waiting(job, pods, now)
+    if queue != UNKNOWN:
+        _queued(found, job, queue)
+    return found
 
 
 def _succeeded(job: JobSnapshot, _: Pods, now: datetime) -> Diagnosis:
@@ -157,6 +167,21 @@ def _waiting(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
     found.remedies += advice.local_checkpoints(job)
     found.evidence += _problem(job)
     return found
+
+
+def _queued(found: Diagnosis, job: JobSnapshot, queue: QueueState) -> None:
+    """Explain with Kueue's words that the job waits in its queue."""
+    if queue.position:
+        found.evidence.insert(0, f"it waits for {queue.position}")
+    if queue.cause:
+        found.evidence.insert(0, _message(job))
+        found.sentence = f"{clean(job.name)} is waiting, {job.status.reason}: {queue.cause}"
+    if queue.eviction:
+        found.evidence.append(f"evicted before: {queue.eviction}")
+    if queue.remedies:
+        general = {advice.for_waiting(QUEUED), advice.for_waiting(GATED)}
+        others = [remedy for remedy in found.remedies if remedy not in general]
+        found.remedies = [*queue.remedies, *others]
 
 
 def _blame(found: Diagnosis, failure: Failure | None, pods: Pods, now: datetime) -> None:

@@ -11,6 +11,7 @@ from ddp_operator.job.status import goodput
 from ddp_operator.views.job import group, pace
 from ddp_operator.views.job.advice import operator_missing
 from ddp_operator.views.job.pods import Pods, rows, waits
+from ddp_operator.views.job.queueing import UNKNOWN, QueueState
 from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.job.upcoming import upcoming
 from ddp_operator.views.text import clean, counted, duration, facts, number
@@ -28,11 +29,11 @@ def screen(
     *,
     width: int = 80,
     losses: str = "",
-    place: str = "",
+    queue: QueueState = UNKNOWN,
 ) -> list[str]:
     """Return the screen of a job.
 
-    `losses`: a curve of the losses so far, in one line. `place`: the job's position in its queue.
+    `losses`: a curve of the losses so far, in one line. `queue`: the job's state in its queue.
     """
     title = f"{clean(job.name)} in namespace {clean(job.key.namespace)}"
     age = duration((now - job.created).total_seconds())
@@ -45,7 +46,8 @@ def screen(
                 *_progress(job, now),
                 *([("loss", losses)] if losses else []),
                 *_ranks(job, pods, now),
-                *_waits(job, pods, now, place),
+                *_waits(job, pods, now, queue.position),
+                *([("Kueue", queue.cause)] if queue.cause else []),
                 *_next(job, pods, now),
                 *_attempts(job),
                 *_time(job, now),
@@ -115,7 +117,7 @@ def _ranks(job: JobSnapshot, pods: Pods, now: datetime) -> Iterator[Fact]:
         yield "group", size
 
 
-def _waits(job: JobSnapshot, pods: Pods, now: datetime, place: str) -> Iterator[Fact]:
+def _waits(job: JobSnapshot, pods: Pods, now: datetime, position: str) -> Iterator[Fact]:
     if job.status.finished:
         return
     next_start = job.status.next_start_time
@@ -123,8 +125,8 @@ def _waits(job: JobSnapshot, pods: Pods, now: datetime, place: str) -> Iterator[
     if next_start is not None and next_start > now:
         seconds = duration((next_start - now).total_seconds())
         lines = [f"the next start in {seconds} (restart backoff)", *lines]
-    if place:
-        lines = [place, *lines]
+    if position:
+        lines = [position, *lines]
     for at, line in enumerate(lines):
         yield ("" if at else "waits for"), line
 

@@ -1,0 +1,321 @@
+"""Workloads as Kueue 0.17.0 writes them; each message names the file of Kueue that it is from."""
+
+from typing import Any
+
+import pytest
+from ddp_operator.views.job.diagnosis import diagnose
+from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.queueing import UNKNOWN, QueueState, Workload, explain, inactive
+from ddp_operator.views.job.screen import screen
+
+from tests.unit.cli.jobs import ESCAPES, at, seen
+from tests.unit.job.builders import later
+
+NOW = later(60)
+NAME = "digits-abc123-0"
+
+
+def condition(type_: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
+    return {
+        "type": type_,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": at(30),
+        "observedGeneration": 1,
+    }
+
+
+def pending(message: str, reason: str = "Pending") -> dict[str, Any]:
+    """As pkg/workload/workload.go, UnsetQuotaReservationWithCondition."""
+    return condition("QuotaReserved", "False", reason, message)
+
+
+def evicted(reason: str, message: str) -> dict[str, Any]:
+    """As pkg/workload/workload.go, SetEvictedCondition."""
+    return condition("Evicted", "True", reason, message)
+
+
+def explained(
+    *conditions: dict[str, Any],
+    active: bool = True,
+    position: str = "2 jobs ahead",
+    closed: str = "",
+    **status: Any,
+) -> QueueState:
+    found = Workload.read(
+        {
+            "apiVersion": "kueue.x-k8s.io/v1beta2",
+            "kind": "Workload",
+            "metadata": {"name": NAME, "namespace": "research"},
+            "spec": {"active": active, "queueName": "team", "podSets": []},
+            "status": {"conditions": [*conditions], **status},
+        }
+    )
+    assert found is not None
+    return explain(found, NAME, NOW, position=position, closed=closed)
+
+
+# pkg/scheduler/flavorassigner/flavorassigner.go
+SET = "couldn't assign flavors to pod set"
+BUSY = f"{SET} a: insufficient unused quota for nvidia.com/gpu in flavor default, 2 more needed"
+LARGE = (
+    f"{SET} a: insufficient quota for nvidia.com/gpu in flavor default, previously considered "
+    "podsets requests (0) + current podset request (16) > maximum capacity (8)"
+)
+PREEMPTED = (  # pkg/scheduler/preemption/preemption.go
+    "Preempted to accommodate a workload (UID: a, JobUID: b) due to prioritization in the "
+    "ClusterQueue; preemptor path: /team; preemptee path: /team"
+)
+NOT_READY = "Exceeded the PodsReady timeout research/digits"  # workload_controller.go
+LIMIT = "The workload is deactivated due to exceeding the maximum number of re-queuing retries"
+
+
+def test_a_job_waits_for_quota_that_others_use() -> None:
+    found = explained(pending(BUSY))
+    assert found == QueueState(
+        "2 jobs ahead", BUSY, "", ["wait for quota, or ask the queue's administrator"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "cause", "remedy"),
+    [
+        (LARGE, "the job is larger than the queue's quota", "lower spec.replicas"),
+        (f"{BUSY}; {LARGE}", "the job is larger than the queue's quota", "lower spec.replicas"),
+        # pkg/cache/scheduler/tas_flavor_snapshot.go
+        (
+            f'{SET} a: topology "racks" allows to fit only 3 out of 4 pod(s). Total nodes: 4; '
+            'excluded: resource "nvidia.com/gpu": 1',
+            "no place in the topology has room",
+            "spec.scheduling.topology.level",
+        ),
+        (
+            f'{SET} a: topology "racks" doesn\'t allow to fit any of 4 pod(s)',
+            "no place in the topology has room",
+            "spec.scheduling.topology.required",
+        ),
+        (
+            f"{SET} a: no requested topology level: cloud.google.com/gce-topology-block",
+            "the queue's nodes lack the level",
+            "spec.scheduling.topology.level",
+        ),
+        # pkg/scheduler/flavorassigner/tas_flavorassigner.go
+        (
+            f'{SET} a: Flavor "default" does not support TopologyAwareScheduling',
+            "the queue's nodes lack the level",
+            "a Topology with this level",
+        ),
+        (
+            f"{SET} a: resource example.com/chip unavailable in ClusterQueue",
+            "the queue has no quota for a resource",
+            "spec.template",
+        ),
+        (
+            f"{SET} a: untolerated taint {{spot true NoSchedule <nil>}} in flavor default",
+            "the pods do not match the queue's nodes",
+            "tolerations",
+        ),
+        # pkg/scheduler/scheduler.go
+        (
+            "Workload namespace doesn't match ClusterQueue selector",
+            "the queue does not serve this namespace",
+            "select the namespace",
+        ),
+        (
+            "resources didn't satisfy LimitRange constraints: spec: Invalid value",
+            "the resources of the pods are not allowed",
+            "the containers in spec.template",
+        ),
+        # pkg/controller/core/workload_controller.go
+        ("Admission is gated by: team/budget", "an annotation", "admission-gated-by"),
+    ],
+)
+def test_waiting_for_quota_does_not_help(message: str, cause: str, remedy: str) -> None:
+    found = explained(pending(message))
+    assert found.cause.startswith(cause)
+    assert found.cause.endswith(f": {message}")
+    assert remedy in found.remedies[0]
+    assert found.position == ""
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f"{BUSY}, untolerated taint {{spot true NoSchedule <nil>}} in flavor spot",
+        f"{BUSY}. Pending the preemption of 1 workload(s)",
+        "Workload no longer fits after processing another workload",
+    ],
+)
+def test_where_one_flavor_may_fit_later_the_job_waits(message: str) -> None:
+    found = explained(pending(message))
+    assert found.cause == message
+    assert found.position == "2 jobs ahead"
+
+
+@pytest.mark.parametrize(
+    ("message", "closed", "remedy"),
+    [
+        ("LocalQueue team is inactive", "LocalQueue is stopped", "open the queue"),
+        ("LocalQueue team is stopped", "", "open the queue"),
+        ("LocalQueue team doesn't exist", "", "create the queue"),
+        ("ClusterQueue shared is inactive", "Can't admit new workloads", "open the queue"),
+        ("ClusterQueue shared is terminating or missing", "", "create the queue"),
+        ("ClusterQueue shared not found", "", "create the queue"),
+    ],
+)
+def test_a_queue_admits_nothing(message: str, closed: str, remedy: str) -> None:
+    """pkg/controller/core/workload_controller.go; the last is of pkg/scheduler/scheduler.go."""
+    found = explained(pending(message, "Inadmissible"), closed=closed)
+    assert found.cause == (f"{message}: {closed}" if closed else message)
+    assert remedy in found.remedies[0]
+    assert found.position == ""
+
+
+def test_a_queue_says_why_it_is_closed() -> None:
+    """pkg/cache/scheduler/clusterqueue.go."""
+    stopped = condition("Active", "False", "Stopped", "Can't admit new workloads: is stopped.")
+    assert inactive({"status": {"conditions": [stopped]}}) == (
+        "Can't admit new workloads: is stopped"
+    )
+    ready = condition("Active", "True", "Ready", "Can admit new workloads")
+    for silent in ({"status": {"conditions": [ready]}}, {}, {"status": 7}):
+        assert inactive(silent) == ""
+
+
+PATCH = (
+    f"to queue the job again: kubectl patch workloads.kueue.x-k8s.io {NAME} --type merge "
+    """-p '{"spec":{"active":true}}'"""
+)
+
+
+def test_a_person_deactivated_it() -> None:
+    for before in ((), (evicted("Deactivated", "The workload is deactivated"),)):
+        found = explained(pending(BUSY), *before, active=False)
+        assert found.cause == (
+            f"Workload {NAME} is deactivated: somebody set its spec.active to false"
+        )
+        assert (found.position, found.eviction, found.remedies) == ("", "", [PATCH])
+
+
+def test_kueue_deactivated_it_after_too_many_requeues() -> None:
+    by_kueue = evicted("DeactivatedDueToRequeuingLimitExceeded", LIMIT)
+    found = explained(pending(LIMIT), by_kueue, active=False)
+    assert found.cause == (
+        f"Workload {NAME} is deactivated: exceeding the maximum number of re-queuing retries"
+    )
+    assert "waitForPodsReady.timeout" in found.remedies[0]
+    assert (found.eviction, found.remedies[1:]) == ("", [PATCH])
+
+
+def test_an_admission_check_rejected_it() -> None:
+    message = "The workload is deactivated due to Admission check(s): nodes, were rejected"
+    by_kueue = evicted("DeactivatedDueToAdmissionCheck", message)
+    found = explained(pending(message), by_kueue, active=False)
+    assert found.cause.endswith("is deactivated: Admission check(s): nodes, were rejected")
+    assert found.remedies == [PATCH]
+
+
+def test_a_timeout_of_pods_is_followed_by_a_pause() -> None:
+    conditions = (pending(NOT_READY), evicted("PodsReadyTimeout", NOT_READY))
+    found = explained(*conditions, requeueState={"count": 3, "requeueAt": at(180)})
+    assert found.cause == f"Kueue requeues the job in 2m (requeue 3): {NOT_READY}"
+    assert "waitForPodsReady.timeout" in found.remedies[0]
+    assert (found.position, found.eviction) == ("", "")
+    found = explained(*conditions, requeueState={"count": 3})
+    assert (found.cause, found.position) == (NOT_READY, "2 jobs ahead")
+    assert "waitForPodsReady.timeout" in found.remedies[0]
+
+
+def test_a_preempted_job_says_by_whom() -> None:
+    by_other = evicted("Preempted", PREEMPTED)
+    assert explained(pending(PREEMPTED), by_other).cause == PREEMPTED
+    found = explained(pending(BUSY), by_other)
+    assert (found.cause, found.eviction) == (BUSY, PREEMPTED)
+    over = {**by_other, "status": "False", "message": f"Previously: {PREEMPTED}"}
+    assert explained(pending(BUSY), over).eviction == ""
+
+
+def test_an_admission_check_is_pending() -> None:
+    reserved = condition("QuotaReserved", "True", "QuotaReserved", "Quota reserved in shared")
+    checks = [
+        {"name": "budget", "state": "Ready", "message": "", "lastTransitionTime": at(1)},
+        {"name": "nodes", "state": "Pending", "message": "Waiting", "lastTransitionTime": at(1)},
+    ]
+    found = explained(reserved, admissionChecks=checks)
+    assert found.cause == "quota is reserved; admission check nodes is Pending: Waiting"
+    assert explained(reserved, admissionChecks=checks[:1], position="") == UNKNOWN
+
+
+def test_a_workload_that_failed_to_start_is_finished() -> None:
+    """pkg/controller/jobframework/reconciler.go."""
+    failed = condition("Finished", "True", "FailedToStart", "in admission check x: conflict")
+    found = explained(failed, condition("QuotaReserved", "True", "QuotaReserved"))
+    assert found.cause == (
+        f"Workload {NAME} is finished, FailedToStart: in admission check x: conflict"
+    )
+
+
+def test_a_new_workload_explains_nothing() -> None:
+    assert explained() == QueueState("2 jobs ahead")
+    assert explained(position="") == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"status": 7},
+        {"spec": {"active": [1]}},
+        {"status": {"conditions": [{"type": "QuotaReserved"}]}},
+        {"status": {"requeueState": {"requeueAt": "tomorrow"}}},
+    ],
+)
+def test_what_is_no_workload_is_not_read(manifest: dict[str, Any]) -> None:
+    assert Workload.read(manifest) is None
+
+
+def test_foreign_text_is_bounded_and_printable() -> None:
+    hostile = ESCAPES + "x" * 5000
+    check = {"name": hostile, "state": hostile, "message": hostile}
+    for found in (
+        explained(pending(hostile), evicted("Preempted", hostile)),
+        explained(evicted(f"DeactivatedDueTo{hostile}", hostile), active=False),
+        explained(pending(f"{hostile} maximum capacity")),
+        explained(pending("LocalQueue team is inactive"), closed=""),
+        explained(condition("Finished", "True", hostile, hostile)),
+        explained(condition("QuotaReserved", "True", "QuotaReserved"), admissionChecks=[check]),
+    ):
+        text = "".join((found.cause, found.eviction, *found.remedies))
+        assert text.isprintable()
+        assert len(text) < 1200
+
+
+JOB = seen(
+    "Pending",
+    "Queued",
+    "2 of 2 pods wait in spec.scheduling.queueName (team)",
+    spec={"scheduling": {"queueName": "team"}},
+)
+
+
+def test_why_gives_the_cause_and_the_remedy() -> None:
+    queue = explained(pending(LARGE), evicted("Preempted", PREEMPTED))
+    found = diagnose(JOB, Pods.of(JOB, []), NOW, queue=queue)
+    assert found.sentence == f"digits is waiting, Queued: {queue.cause}"
+    assert found.evidence[0] == "2 of 2 pods wait in spec.scheduling.queueName (team)"
+    assert f"evicted before: {PREEMPTED}" in found.evidence
+    assert found.remedies == queue.remedies
+
+
+def test_why_gives_the_position_of_a_job_that_waits_for_quota() -> None:
+    queue = explained(pending(BUSY), position="1 job ahead in queue team")
+    found = diagnose(JOB, Pods.of(JOB, []), NOW, queue=queue)
+    assert "it waits for 1 job ahead in queue team" in found.evidence
+
+
+def test_status_gives_the_cause_in_one_line() -> None:
+    queue = explained(pending("LocalQueue team is inactive", "Inadmissible"))
+    lines = screen(JOB, Pods.of(JOB, []), NOW, queue=queue)
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("Kueue")] == [
+        "LocalQueue team is inactive"
+    ]
