@@ -64,6 +64,16 @@ class Queue:
         """Have Kueue admit what waits."""
         await self._set_stop_policy("None")
 
+    async def hold(self) -> None:
+        """Have Kueue admit nothing; what runs goes on."""
+        await self._set_stop_policy("Hold")
+
+    async def set_active(self, workload: str, active: bool) -> None:
+        """Deactivate or reactivate a workload, as a person would."""
+        path = _WORKLOADS.path(namespace=self._namespace, name=workload)
+        body = {"spec": {"active": active}}
+        await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
     async def _set_stop_policy(self, policy: str) -> None:
         path = _CLUSTER_QUEUES.path(name=self._namespace)
         body = {"spec": {"stopPolicy": policy}}

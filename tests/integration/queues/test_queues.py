@@ -1,12 +1,16 @@
 """Jobs that wait for each other in a queue of a real Kueue."""
 
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 import pytest
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.client.queues import place_in_queue
-from ddp_operator.kube import ApiClient
+from ddp_operator.client.queues import place_in_queue, queue_state
+from ddp_operator.kube import ApiClient, load_credentials
+from ddp_operator.views.job.queueing import UNKNOWN, QueueState
 from ddp_operator.views.job.snapshot import JobSnapshot
 
 from tests.cluster.kueue import Kueue
@@ -195,3 +199,75 @@ async def test_finished_jobs_never_come_back(
     assert len(after) == 3
     uid = {name: item["metadata"]["uid"] for name, item in after.items()}
     assert all(uid[name] == item["metadata"]["uid"] for name, item in before.items())
+
+
+async def explained(
+    admin: ApiClient, jobs: Jobs, condition: Callable[[QueueState], bool], name: str = "job"
+) -> QueueState:
+    """Wait until the client explains the wait of a job as it should, and return that."""
+    found = UNKNOWN
+
+    async def holds() -> bool:
+        nonlocal found
+        job = JobSnapshot.read(await jobs.get(name))
+        found = await queue_state(Cluster(admin), job, datetime.now(UTC))
+        return condition(found)
+
+    await eventually(holds, interval_seconds=0.1, describe=lambda: f"the state is {found}")
+    return found
+
+
+async def test_a_held_queue_is_the_cause_of_a_wait(
+    admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, queue: Queue
+) -> None:
+    await queue.hold()
+    await jobs.create(queued_job())
+    await jobs.until(lambda status: status.reason == "Queued")
+    found = await explained(admin, jobs, lambda state: "is stopped" in state.cause)
+    assert found.cause == (
+        f"ClusterQueue {jobs.namespace} is inactive: Can't admit new workloads: is stopped"
+    )
+    assert (found.position, len(found.remedies)) == ("", 1)
+    assert "open the queue" in found.remedies[0]
+    await queue.reopen()
+    await complete(jobs, kubelet)
+
+
+async def test_a_deactivated_workload_is_the_cause_of_a_wait(
+    admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, queue: Queue
+) -> None:
+    await wait_behind(jobs, "second")
+    [name] = (each for each in await queue.workloads() if each.startswith("second"))
+    await explained(admin, jobs, lambda state: "insufficient unused quota" in state.cause, "second")
+    await queue.set_active(name, False)
+    found = await explained(admin, jobs, lambda state: "deactivated" in state.cause, "second")
+    assert found.cause == f"Workload {name} is deactivated: somebody set its spec.active to false"
+    assert f"kubectl patch workloads.kueue.x-k8s.io {name} " in found.remedies[0]
+    await complete(jobs, kubelet)
+    await queue.until_used(0)
+    # The remedy helps.
+    await queue.set_active(name, True)
+    await complete(jobs, kubelet, "second")
+
+
+async def test_a_job_that_is_too_large_for_its_queue_is_told_so(
+    admin: ApiClient, jobs: Jobs, queue: Queue
+) -> None:
+    await jobs.create(queued_job(replicas=3))
+    await jobs.until(lambda status: status.reason == "Queued")
+    found = await explained(admin, jobs, lambda state: "maximum capacity" in state.cause)
+    assert found.cause.startswith("the job is larger than the queue's quota: couldn't assign")
+    assert found.position == ""
+    assert "lower spec.replicas" in found.remedies[0]
+    assert await queue.used() == 0
+
+
+async def test_who_may_not_read_the_queue_learns_nothing_and_sees_no_error(
+    jobs: Jobs, queue: Queue, as_operator: Path
+) -> None:
+    await queue.hold()
+    await jobs.create(queued_job())
+    await jobs.until(lambda status: status.reason == "Queued")
+    job = JobSnapshot.read(await jobs.get())
+    async with ApiClient(load_credentials(kubeconfig=str(as_operator))) as stranger:
+        assert await queue_state(Cluster(stranger), job, datetime.now(UTC)) == UNKNOWN
