@@ -75,8 +75,9 @@ async def place_in_queue(cluster: Cluster, job: JobSnapshot) -> str:
 
 def _queue(job: JobSnapshot) -> str | None:
     """Return the queue that a job waits in; None if none."""
-    waits = job.parsed is not None and job.status.reason == QUEUED
-    return job.parsed.spec.kueue_queue if waits and job.parsed else None
+    if job.parsed is None or job.status.finished or job.status.reason != QUEUED:
+        return None
+    return job.parsed.spec.kueue_queue
 
 
 async def _pending(cluster: Cluster, namespace: str, queue: str) -> list[Manifest]:

@@ -163,7 +163,8 @@ class AsyncJob:
     async def why(self) -> Diagnosis:
         """Explain the job's state: a sentence, the evidence, and what to do."""
         job, pods = await self._snapshot_and_pods()
-        return diagnose(job, pods, datetime.now(UTC))
+        now = datetime.now(UTC)
+        return diagnose(job, pods, now, queue=await self._backend.queue_state(job, now))
 
     async def report(
         self, *, metrics: str | Path | None = None, prices: Mapping[str, float] | None = None

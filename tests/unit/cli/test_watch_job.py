@@ -7,7 +7,7 @@ from ddp_operator.cli.commands.watching import job as watch_job
 from ddp_operator.views.curve import POINTS, Losses, curve
 
 from tests.unit.cli.conftest import Ddp
-from tests.unit.cli.jobs import ESCAPES, condition, training
+from tests.unit.cli.jobs import ESCAPES, condition, stored, training
 from tests.unit.job.builders import NAME
 from tests.unit.kube.fake_api_server import FakeApiServer
 from tests.waiting import eventually
@@ -72,6 +72,26 @@ async def test_a_screen_that_is_kept_up_to_date(
     text = last.replace("\x1b[K\n", "").removesuffix("\x1b[J")
     assert text.isprintable()  # no control characters of the job's text
     assert max(map(len, last.replace("\x1b[K", "").splitlines())) <= 110
+
+
+async def test_a_screen_keeps_up_with_the_queue(
+    ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "is_terminal", lambda: True)
+    monkeypatch.setattr(watch_job, "_QUEUE_SECONDS", 0.05)
+    queued = stored("Pending", "Queued", spec={"scheduling": {"queueName": "team"}})
+    job = server.create("ddpjobs", queued)
+    metadata = {"name": f"{NAME}-{job['metadata']['uid'][:6]}-0", "namespace": "research"}
+    running = asyncio.ensure_future(ddp("status", NAME, "--watch"))
+    await eventually(lambda: server.count("GET", "/workloads/") > 2)
+    server.create("workloads", {"metadata": metadata, "spec": {"active": False}})
+    before = server.count("GET", "/workloads/")
+    await eventually(lambda: server.count("GET", "/workloads/") > before + 3)
+    succeed(server)
+    screens = (await running).stdout.split("\x1b[H")[1:]
+    assert "Kueue " not in screens[0]
+    assert any("is deactivated" in screen for screen in screens)
+    assert "Kueue " not in screens[-1]
 
 
 def test_a_screen_is_drawn_over_the_one_before(capsys: pytest.CaptureFixture[str]) -> None:

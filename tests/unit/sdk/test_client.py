@@ -180,6 +180,15 @@ class TestLooking:
         assert "ValueError: bad batch" in said
         assert said.replace("\n", "").isprintable()
 
+    async def test_why_asks_the_queue(self, client: AsyncClient, server: FakeApiServer) -> None:
+        spec = {"scheduling": {"queueName": "team"}}
+        job = server.create("ddpjobs", stored("Pending", "Queued", spec=spec))
+        name = f"{NAME}-{job['metadata']['uid'][:6]}-0"
+        metadata = {"name": name, "namespace": "research"}
+        server.create("workloads", {"metadata": metadata, "spec": {"active": False}})
+        why = await (await client.job(NAME)).why()
+        assert f"Workload {name} is deactivated" in why.sentence
+
 
 class TestWaiting:
     async def test_each_state_is_told(self, client: AsyncClient, server: FakeApiServer) -> None:

@@ -1,6 +1,7 @@
 """The interface of a backend."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -10,6 +11,8 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key, Manifest
 from ddp_operator.report import Facts
 from ddp_operator.report.history import History
+from ddp_operator.views.job.queueing import QueueState
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 
 class Backend(LogSource, Protocol):
@@ -48,6 +51,9 @@ class Backend(LogSource, Protocol):
 
     async def pods(self, key: Key) -> list[PodState]:
         """Return the job's pods, including old ones."""
+
+    async def queue_state(self, job: JobSnapshot, now: datetime) -> QueueState:
+        """Return why a job waits in its queue; empty if unknown."""
 
     async def facts(self, key: Key, history: History | None) -> Facts:
         """Return the facts for a report; `history`: the trainer's metrics, if already read."""

@@ -1,8 +1,10 @@
 """The backend for a cluster."""
 
+from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
+from ddp_operator.client import queues
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.evidence import gather
 from ddp_operator.client.submission import submit
@@ -10,6 +12,8 @@ from ddp_operator.kube import ApiClient, Credentials
 from ddp_operator.ports import Key, Manifest
 from ddp_operator.report import Facts
 from ddp_operator.report.history import History
+from ddp_operator.views.job.queueing import QueueState
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 _TIMEOUT_SECONDS: Final = 15.0
 
@@ -41,6 +45,10 @@ class KubernetesBackend(Cluster):
     async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
         """See `Backend`."""
         return await submit(self, job["metadata"]["namespace"], job, scripts)
+
+    async def queue_state(self, job: JobSnapshot, now: datetime) -> QueueState:
+        """See `Backend`."""
+        return await queues.queue_state(self, job, now)
 
     async def facts(self, key: Key, history: History | None) -> Facts:
         """See `Backend`."""

@@ -5,6 +5,7 @@ import secrets
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -29,6 +30,8 @@ from ddp_operator.report.files import UnreadableError, read_metrics, read_run
 from ddp_operator.report.history import History
 from ddp_operator.sdk.backends.log_files import LogFiles
 from ddp_operator.trainers import HttpTrainers
+from ddp_operator.views.job.queueing import UNKNOWN, QueueState
+from ddp_operator.views.job.snapshot import JobSnapshot
 
 NAMESPACE: Final = "default"
 _PROGRESS_SECONDS: Final = 1.0
@@ -91,6 +94,11 @@ class LocalBackend:
         """See `Backend`."""
         del namespace
         return None
+
+    async def queue_state(self, job: JobSnapshot, now: datetime) -> QueueState:
+        """See `Backend`."""
+        del job, now
+        return UNKNOWN
 
     async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
         """See `Backend`.

@@ -9,9 +9,11 @@ import click
 
 from ddp_operator.cli import app
 from ddp_operator.client.cluster import Cluster, NoSuchJobError
+from ddp_operator.client.queues import queue_state
 from ddp_operator.ports import Key, UnavailableError
 from ddp_operator.views.curve import Losses
 from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.queueing import UNKNOWN
 from ddp_operator.views.job.screen import change, screen
 from ddp_operator.views.job.snapshot import JobSnapshot
 
@@ -19,6 +21,8 @@ TICK_SECONDS: Final = 1.0
 """Seconds between two drawings of the screen while only the time changes."""
 _PODS_SECONDS: Final = 2.0
 """Least seconds between two reads of the pods, which happen only after changes of the job."""
+_QUEUE_SECONDS: Final = 10.0
+"""Seconds between two questions to Kueue while the job does not change."""
 _TO_THE_TOP: Final = "\x1b[H"
 _REST_OF_LINE: Final = "\x1b[K"
 _REST_OF_SCREEN: Final = "\x1b[J"
@@ -79,19 +83,24 @@ async def _drawn(cluster: Cluster, key: Key) -> None:
     clock = asyncio.get_running_loop().time
     shown: JobSnapshot | None = None
     pods, looked = None, -_PODS_SECONDS
+    queue, asked = UNKNOWN, -_QUEUE_SECONDS
     click.clear()
     try:
         while True:
             over = latest.is_over
             job = latest.job
             if job is not None:
-                if job is not shown and (over or clock() - looked >= _PODS_SECONDS):
+                now = datetime.now(UTC)
+                is_news = job is not shown and (over or clock() - looked >= _PODS_SECONDS)
+                if is_news or clock() - asked >= _QUEUE_SECONDS:
+                    queue, asked = await queue_state(cluster, job, now), clock()
+                if is_news:
                     with contextlib.suppress(UnavailableError):
                         pods = Pods.of(job, await cluster.pods(key))
                         shown, looked = job, clock()
                 there = pods or Pods.of(job, [])
                 curve = latest.losses.line()
-                draw(screen(job, there, datetime.now(UTC), width=app.width(), losses=curve))
+                draw(screen(job, there, now, width=app.width(), losses=curve, queue=queue))
             if following.done():
                 following.result()
                 if job is None:
