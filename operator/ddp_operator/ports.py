@@ -186,11 +186,11 @@ class Cluster(Protocol[PodT]):
         known one.
         """
 
-    async def patch_pod_labels(
-        self, pod: Key, labels: Mapping[str, str | None], *, uid: str | None = None
+    async def patch_pod(
+        self, pod: Key, metadata: Mapping[str, Any], *, uid: str | None = None
     ) -> None:
-        """Set labels of a pod; None removes one. A pod that is already gone is no error. `uid` is
-        as in `delete_pod`.
+        """Change a pod's metadata by a strategic merge patch, in which None removes a label or
+        an annotation. A pod that is already gone is no error. `uid` is as in `delete_pod`.
         """
 
     async def create_service(self, manifest: Manifest) -> None:

@@ -196,6 +196,8 @@ class Replica:
             await self._pods.refresh(timeout_seconds=_SYNC_SECONDS)
             await self._refresh_jobs()
         self._engine.start()
+        for key in self._pods.groups():
+            self._engine.enqueue(key)  # also those of jobs that are gone
         logger.info("serving %s", self._namespace or "all namespaces")
         while True:
             await asyncio.sleep(_PRUNE_SECONDS)

@@ -65,6 +65,12 @@ class Jobs:
         """Delete a job; what it owns is left to the garbage collector."""
         await self._client.request("DELETE", JOBS.path(namespace=self.namespace, name=name))
 
+    async def collect(self, name: str = "job") -> None:
+        """Delete the pods of a job that is gone, as the garbage collector does."""
+        for pod in await self.live_pods(name):
+            with contextlib.suppress(NotFoundError):
+                await self.delete_pod(pod)
+
     async def exists(self, name: str = "job") -> bool:
         """Whether there is such a job."""
         try:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube.view.cache import ObjectCache
@@ -126,13 +126,13 @@ class SimulatedCluster:
 
         await self._write_to_pod("delete_pod", pod, uid, delete)
 
-    async def patch_pod_labels(
-        self, pod: Key, labels: Mapping[str, str | None], *, uid: str | None = None
+    async def patch_pod(
+        self, pod: Key, metadata: Mapping[str, Any], *, uid: str | None = None
     ) -> None:
         def patch() -> Manifest:
-            return self._server.patch_pod_labels(pod, labels)
+            return self._server.patch_pod_labels(pod, metadata["labels"])
 
-        await self._write_to_pod("patch_pod_labels", pod, uid, patch)
+        await self._write_to_pod("patch_pod", pod, uid, patch)
 
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None

@@ -22,7 +22,7 @@ CREATIONS: Final = (
 WRITES: Final = (
     *CREATIONS,
     "delete_pod",
-    "patch_pod_labels",
+    "patch_pod",
     "delete NetworkPolicy",
     "patch_status",
     "delete_job",

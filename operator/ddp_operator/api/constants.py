@@ -120,6 +120,13 @@ ENV_LOCAL_PATHS = "DDP_LOCAL_PATHS"
 ENV_TOKEN = "DDP_TOKEN"
 """For the trainer: token that authenticates the operator and the other pods of its job."""
 
+KUEUE_MANAGED = "kueue.x-k8s.io/managed"
+"""Kueue's label, and its finalizer, on pods that it manages."""
+KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
+"""Kueue's label for the group of a pod."""
+KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
+"""Kueue's annotation: `false` on one pod says that no pod of its group is replaced any more."""
+
 LAUNCHER_PATH = "/ddp-launcher"
 """Where `launcher: inject` puts the launcher in pods: a folder that Python runs."""
 

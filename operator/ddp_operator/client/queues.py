@@ -54,7 +54,7 @@ async def place_in_queue(cluster: Cluster, job: JobSnapshot) -> str:
     queue = _queue(job)
     if job.parsed is None or queue is None:
         return ""
-    own = kueue_group(job.parsed, job.status.attempt)
+    own = kueue_group(job.parsed)
     found = [
         item
         for item in await _pending(cluster, job.key.namespace, queue)

@@ -129,8 +129,9 @@ class Engine:
             self.enqueue(key)
 
     def job_gone(self, key: Key, *, uid: str | None = None) -> None:
-        """Forget a deleted job."""
-        self.jobs.remove(key, uid=uid)
+        """Forget a deleted job. Its pods in a queue may still need something."""
+        if self.jobs.remove(key, uid=uid):
+            self.enqueue(key)
 
     def pods_changed(self, key: Key) -> None:
         """Enqueue a job after a change of its pods: at once, or later if it was just reconciled."""

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
-from ddp_operator.api.constants import LABEL_SERVING
+from ddp_operator.api.constants import KUEUE_MANAGED, KUEUE_RETRIABLE, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.job_cache import Entry
 from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.engine.token_secrets import TokenSecrets
 from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.queue import Upkeep
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import SecretKey
 from ddp_operator.job.pods.network_policy import network_policy
@@ -47,6 +48,10 @@ _NO_LAUNCHER_IMAGE: Final = (
     "spec.launcher: inject copies the launcher from the operator's own image, which is unknown; "
     "start the operator with --launcher-image, or remove launcher"
 )
+
+
+_NOT_RETRIABLE: Final = {"annotations": {KUEUE_RETRIABLE: "false"}}
+_WITHOUT_KUEUE: Final = {"$deleteFromPrimitiveList/finalizers": [KUEUE_MANAGED]}
 
 
 class UnfitTemplateError(Exception):
@@ -98,7 +103,7 @@ class Execution:
         uids = {pod: cluster.uid_of(pod) for pod in (*planned.fence, *planned.delete)}
         # A pod that still answers to a host name must release it before its replacement uses it.
         await _all(
-            cluster.patch_pod_labels(pod, {LABEL_SERVING: None}, uid=uids[pod])
+            cluster.patch_pod(pod, {"labels": {LABEL_SERVING: None}}, uid=uids[pod])
             for pod in planned.fence
         )
         if isinstance(job, DDPJob):
@@ -121,6 +126,26 @@ class Execution:
             return await self._create_spares(job, planned, overtaken)
         await _all(others)
         return ""
+
+    async def tend_queue(self, needed: Upkeep) -> None:
+        """Make the writes of pods in a queue. All are tried; then the most serious error is raised.
+
+        Raises:
+            ClusterError: a write failed.
+        """
+        cluster = self._cluster
+        uids = {pod: cluster.uid_of(pod) for pods in needed for pod in pods}
+
+        async def release(pod: Key, *, by_force: bool) -> None:
+            if by_force:
+                await cluster.delete_pod(pod, grace_seconds=0, uid=uids[pod])
+            await cluster.patch_pod(pod, _WITHOUT_KUEUE, uid=uids[pod])
+
+        await _all(cluster.patch_pod(pod, _NOT_RETRIABLE, uid=uids[pod]) for pod in needed.end)
+        await _all(
+            release(pod, by_force=pod in needed.force)
+            for pod in dict.fromkeys((*needed.release, *needed.force))
+        )
 
     async def _ask_trainers(self, job: DDPJob, planned: Plan) -> None:
         if self._trainers is None:

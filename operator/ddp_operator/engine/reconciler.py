@@ -21,6 +21,7 @@ from ddp_operator.job.planning.decisions import fail
 from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan, with_goodput
 from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.planning.queue import upkeep
 from ddp_operator.job.planning.rejection import reject
 from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.job.pods.state import PodState
@@ -39,6 +40,7 @@ from ddp_operator.ports import (
     ForbiddenError,
     InvalidError,
     Key,
+    NotFoundError,
     NotLeaderError,
     Trainers,
     UnavailableError,
@@ -122,6 +124,7 @@ class Reconciler:
     async def _reconcile(self, key: Key) -> datetime | None:
         for _ in range(_MAX_DECISIONS):
             entry = self._jobs.get(key)
+            await self._tend_queue(key, entry)
             if entry is None:
                 self._status.forget(key)
                 return None
@@ -142,6 +145,32 @@ class Reconciler:
                 planned = with_goodput(unfit.job, planned, now)
                 await self._status.decide(key, entry, planned)
         raise RuntimeError(f"{key}: {_MAX_DECISIONS} decisions in a row; this is a bug")
+
+    async def _tend_queue(self, key: Key, entry: Entry | None) -> None:
+        """Do what pods in a queue need, also those of jobs that are gone."""
+        queued = [pod for pod in self._cluster.pods_of(key) if pod.queue]
+        if not queued:
+            return
+        now, uid = self._clock(), entry.uid if entry else None
+        own = [pod for pod in queued if pod.owner_uid == uid]
+        job = entry.job if entry else None
+        needed = [upkeep(job, own, now)] if isinstance(job, DDPJob) else []
+        if others := upkeep(None, [pod for pod in queued if pod.owner_uid != uid], now):
+            # The watch may not have reported their job yet.
+            owner = await self._uid_of_job(key) if others.end else None
+            left = [pod for pod in queued if pod.owner_uid not in (uid, owner)]
+            needed.append(upkeep(None, left, now))
+        for each in needed:
+            if any(each):
+                await self._execution.tend_queue(each)
+
+    async def _uid_of_job(self, key: Key) -> str | None:
+        """Return the UID of a job as the API server knows it; None if there is none."""
+        try:
+            stored = await self._cluster.patch_status(key, {}, resource_version=None)
+        except NotFoundError:
+            return None
+        return str(stored["metadata"]["uid"])
 
     def _plan(self, key: Key, entry: Entry) -> Plan:
         pods, now = self._cluster.pods_of(key), self._clock()

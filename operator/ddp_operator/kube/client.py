@@ -37,6 +37,7 @@ from ddp_operator.ports import (
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 
 RECURSION: Final = 12_000
 """Recursion limit of a process that reads user input. Python's JSON reader counts each level, and

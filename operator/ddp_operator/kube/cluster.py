@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-from ddp_operator.kube.client import MERGE_PATCH, ApiClient
+from ddp_operator.kube.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiClient
 from ddp_operator.kube.events import EventRecorder
 from ddp_operator.kube.resources import (
     NETWORK_POLICIES,
@@ -153,18 +153,17 @@ class KubeCluster(Generic[PodT]):
         else:
             self._forget(pod, uid)
 
-    async def patch_pod_labels(
-        self, pod: Key, labels: Mapping[str, str | None], *, uid: str | None = None
+    async def patch_pod(
+        self, pod: Key, metadata: Mapping[str, Any], *, uid: str | None = None
     ) -> None:
         """See `ports.Cluster`."""
         uid = uid or self._pods.uid_of(pod)
         path = PODS.path(namespace=pod.namespace, name=pod.name)
-        metadata: dict[str, Any] = {"labels": dict(labels)}
-        if uid is not None:
-            metadata["uid"] = uid  # immutable: the server refuses it for another pod
+        # The UID is immutable: the server refuses it for another pod.
+        body = {"metadata": {**metadata, **({} if uid is None else {"uid": uid})}}
         try:
             answer = await self._client.request(
-                "PATCH", path, body={"metadata": metadata}, content_type=MERGE_PATCH
+                "PATCH", path, body=body, content_type=STRATEGIC_MERGE_PATCH
             )
         except (NotFoundError, InvalidError) as error:
             if isinstance(error, InvalidError) and "metadata.uid" not in error.message:

@@ -75,7 +75,7 @@ async def test_an_unscheduled_pod_is_deleted_at_once(
         await admin.request("GET", PODS.path(namespace=namespace, name="a"))
     await view.shows({})
     await view.cluster.delete_pod(Key(namespace, "a"), grace_seconds=None)
-    await view.cluster.patch_pod_labels(Key(namespace, "a"), {"x": "y"})
+    await view.cluster.patch_pod(Key(namespace, "a"), {"labels": {"x": "y"}})
 
 
 async def test_the_servers_answer_to_an_immediate_deletion_shows_it_as_deleted(
@@ -126,7 +126,7 @@ async def test_another_pod_that_has_taken_the_name_is_left_as_it_is(
     await view.shows({})
     other = await admin.request("POST", PODS.path(namespace=namespace), body=pod(namespace, "a"))
     await view.shows({"a": "Pending"})
-    await view.cluster.patch_pod_labels(key, {"x": "y"}, uid=meant)
+    await view.cluster.patch_pod(key, {"labels": {"x": "y"}}, uid=meant)
     await view.cluster.delete_pod(key, grace_seconds=None, uid=meant)
     stored = await admin.request("GET", PODS.path(namespace=namespace, name="a"))
     assert stored["metadata"]["uid"] == other["metadata"]["uid"] != meant
@@ -138,10 +138,10 @@ async def test_labels_are_patched_and_move_a_pod(
     view: View, admin: ApiClient, namespace: str
 ) -> None:
     await view.cluster.create_pod(pod(namespace, "a"))
-    await view.cluster.patch_pod_labels(Key(namespace, "a"), {LABEL: "other", "x": "y"})
+    await view.cluster.patch_pod(Key(namespace, "a"), {"labels": {LABEL: "other", "x": "y"}})
     assert view.pods() == {}
     assert view.cluster.pods_of(Key(namespace, "other")) == [("a", "Pending")]
-    await view.cluster.patch_pod_labels(Key(namespace, "a"), {LABEL: None})
+    await view.cluster.patch_pod(Key(namespace, "a"), {"labels": {LABEL: None}})
     await eventually(lambda: len(view.reflector) == 0)
     stored = await admin.request("GET", PODS.path(namespace=namespace, name="a"))
     assert stored["metadata"]["labels"] == {"x": "y"}

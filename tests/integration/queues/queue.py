@@ -79,6 +79,12 @@ class Queue:
         body = {"spec": {"stopPolicy": policy}}
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
+    async def delete_workload(self, workload: str) -> None:
+        """Delete a workload."""
+        await self._client.request(
+            "DELETE", _WORKLOADS.path(namespace=self._namespace, name=workload)
+        )
+
     async def used(self) -> int:
         """How many chips are reserved in it."""
         path = _CLUSTER_QUEUES.path(name=self._namespace)
@@ -135,8 +141,8 @@ def _cluster_queue(chips: int) -> Json:
     }
 
 
-async def new_queue(client: ApiClient, namespace: str) -> Queue:
-    """Make the queue `team` of a namespace, with quota for one job of two pods."""
+async def new_queue(client: ApiClient, namespace: str, chips: int = 2) -> Queue:
+    """Make the queue `team` of a namespace; the quota is that of one job of two pods."""
 
     async def create(
         resource: Resource, kind: str, name: str, in_: str = "", **fields: Any
@@ -148,6 +154,6 @@ async def new_queue(client: ApiClient, namespace: str) -> Queue:
 
     await create(_FLAVORS, "ResourceFlavor", "default", spec={})
     await create(_PRIORITIES, "WorkloadPriorityClass", URGENT, value=1000)
-    await create(_CLUSTER_QUEUES, "ClusterQueue", namespace, spec=_cluster_queue(2))
+    await create(_CLUSTER_QUEUES, "ClusterQueue", namespace, spec=_cluster_queue(chips))
     await create(_LOCAL_QUEUES, "LocalQueue", NAME, namespace, spec={"clusterQueue": namespace})
     return Queue(client, namespace)

@@ -121,13 +121,19 @@ class FakeCluster:
         if gone is not None and (job := job_of(gone)) is not None:
             self.tell(job)
 
-    async def patch_pod_labels(
-        self, pod: Key, labels: Mapping[str, str | None], *, uid: str | None = None
+    async def patch_pod(
+        self, pod: Key, metadata: Mapping[str, Any], *, uid: str | None = None
     ) -> None:
         assert uid == self.uid_of(pod)
-        self._called("patch_pod_labels", pod.name)
-        metadata = self.pods[pod]["metadata"]
-        metadata["labels"] = merged(metadata["labels"], labels)
+        self._called("patch_pod", pod.name)
+        stored = self.pods[pod]["metadata"]
+        for field in ("labels", "annotations"):
+            stored[field] = merged(stored.get(field) or {}, metadata.get(field) or {})
+        gone = metadata.get("$deleteFromPrimitiveList/finalizers") or ()
+        kept = [one for one in stored.get("finalizers") or () if one not in gone]
+        stored["finalizers"] = kept
+        if gone and not kept and "deletionTimestamp" in stored:
+            del self.pods[pod]
 
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None

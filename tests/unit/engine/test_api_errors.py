@@ -98,7 +98,7 @@ async def test_a_running_job_goes_on_and_says_so(world: World) -> None:
     assert (world.status["phase"], shown(world)[0]) == ("Running", "PodsReady")
 
 
-@pytest.mark.parametrize("call", ["delete_pod", "patch_pod_labels"])
+@pytest.mark.parametrize("call", ["delete_pod", "patch_pod"])
 async def test_old_pods_that_cannot_go_are_shown(world: World, call: str) -> None:
     world.apply(job(restart={"scope": "Pod"}))
     await world.reconcile()

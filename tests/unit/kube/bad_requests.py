@@ -18,7 +18,8 @@ POLICY, BINDING = yaml.safe_load_all(
     (MANIFESTS / "components/admission-policy/admission-policy.yaml").read_text()
 )
 
-OWNED, SPEC, METADATA, ABOUT, LEASE, SECRET, KEPT = POLICY["spec"]["validations"]
+OWNED, SPEC, METADATA, ANNOTATIONS, FINALIZERS, *OTHERS = POLICY["spec"]["validations"]
+ABOUT, LEASE, SECRET, KEPT = OTHERS
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ def without_an_annotation(manifest: Any) -> None:
     manifest["metadata"]["annotations"].popitem()
 
 
+def with_an_annotation(manifest: Any) -> None:
+    manifest["metadata"]["annotations"]["example.com/more"] = "x"
+
+
 def of_service_account(manifest: Any) -> None:
     manifest["type"] = "kubernetes.io/service-account-token"
 
@@ -109,9 +114,11 @@ BAD: Final = [
     Bad("another image", "UPDATE pods", container(image="registry.example/other:1"), SPEC),
     Bad("a deadline", "UPDATE pods", lambda m: m["spec"].update(activeDeadlineSeconds=1), SPEC),
     Bad("a field less", "UPDATE pods", without("spec", "subdomain"), SPEC),
-    Bad("an annotation less", "UPDATE pods", without_an_annotation, METADATA),
-    Bad("no annotations", "UPDATE pods", without("metadata", "annotations"), METADATA),
-    Bad("a finalizer", "UPDATE pods", metadata(finalizers=["example.com/mine"]), METADATA),
+    Bad("an annotation less", "UPDATE pods", without_an_annotation, ANNOTATIONS),
+    Bad("no annotations", "UPDATE pods", without("metadata", "annotations"), ANNOTATIONS),
+    Bad("an annotation more", "UPDATE pods", with_an_annotation, ANNOTATIONS),
+    Bad("a finalizer", "UPDATE pods", metadata(finalizers=["example.com/mine"]), FINALIZERS),
+    Bad("another generated name", "UPDATE pods", metadata(generateName="other-"), METADATA),
     Bad("another owner", "UPDATE pods", owner(name="other", uid="other"), METADATA),
     Bad("no owner any more", "UPDATE pods", without("metadata", "ownerReferences"), METADATA),
     Bad("about a pod", "CREATE events", about(kind="Pod"), ABOUT),

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import yaml
 from ddp_operator import startup
-from ddp_operator.api.constants import LABEL_SERVING
+from ddp_operator.api.constants import KUEUE_RETRIABLE, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.handlers import JOBS
@@ -93,7 +93,7 @@ async def sent(
     await cluster.delete_network_policy(job.key, owner_uid=job.uid)
     await cluster.create_secret(Access(secret=b"own").secret_manifest(NAMESPACE))
     await cluster.create_pod(pod)
-    await cluster.patch_pod_labels(_key(pod), {LABEL_SERVING: None})
+    await cluster.patch_pod(_key(pod), {"labels": {LABEL_SERVING: None}})
     await cluster.delete_pod(_key(pod), grace_seconds=15)
     await cluster.emit_event(ended, Event("Completed", "all is well"))
     await cluster.close()
@@ -144,11 +144,12 @@ async def test_it_lets_through_the_pods_of_any_job(
     job = DDPJob.parse(document)
     pod = manifests.pod(job, Identity(0, 2, 1))
     await cluster.create_pod(pod)
-    await cluster.patch_pod_labels(_key(pod), {LABEL_SERVING: None})
+    await cluster.patch_pod(_key(pod), {"labels": {LABEL_SERVING: None}})
+    await cluster.patch_pod(_key(pod), {"annotations": {KUEUE_RETRIABLE: "false"}})
     await cluster.delete_pod(_key(pod), grace_seconds=None)
     acts = [request.act for request in server.admissions]
-    assert acts == ["CREATE pods", "UPDATE pods", "DELETE pods"]
-    assert [policy.refusals(request) for request in server.admissions] == [[], [], []]
+    assert acts == ["CREATE pods", "UPDATE pods", "UPDATE pods", "DELETE pods"]
+    assert [policy.refusals(request) for request in server.admissions] == [[], [], [], []]
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)

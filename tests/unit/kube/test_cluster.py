@@ -297,7 +297,7 @@ async def test_a_pod_that_goes_while_its_labels_are_set_vanishes(
 ) -> None:
     await blind.create_pod(owned("a"))
     server.faults = [Fault("PATCH", 200, {"kind": "Pod", "metadata": ENDING}, after_effect=True)]
-    await blind.patch_pod_labels(Key("ns", "a"), {"x": "y"})
+    await blind.patch_pod(Key("ns", "a"), {"labels": {"x": "y"}})
     assert blind.pods_of(JOB) == []
     assert not caplog.records
 
@@ -318,16 +318,16 @@ async def test_another_pod_that_bears_the_name_by_now_is_not_deleted(
 
 async def test_deleting_what_nobody_knows_is_done(blind: KubePods) -> None:
     await blind.delete_pod(Key("ns", "never"), grace_seconds=None)
-    await blind.patch_pod_labels(Key("ns", "never"), {"x": "y"})
+    await blind.patch_pod(Key("ns", "never"), {"labels": {"x": "y"}})
 
 
 async def test_labels_are_set_and_removed(
     blind: KubePods, view: Running, server: FakeApiServer
 ) -> None:
     await blind.create_pod(owned("a"))
-    await blind.patch_pod_labels(Key("ns", "a"), {"job": "other", "role": "old"})
+    await blind.patch_pod(Key("ns", "a"), {"labels": {"job": "other", "role": "old"}})
     assert (blind.pods_of(JOB), blind.pods_of(Key("ns", "other"))) == ([], [("a", "")])
-    await blind.patch_pod_labels(Key("ns", "a"), {"role": None})
+    await blind.patch_pod(Key("ns", "a"), {"labels": {"role": None}})
     assert "role" not in server.objects["pods", "ns", "a"]["metadata"]["labels"]
     # The pod's projection has no such label: nobody needs to know that it is gone.
     assert view.changes == {JOB: 2, Key("ns", "other"): 1}

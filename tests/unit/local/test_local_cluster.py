@@ -331,9 +331,9 @@ async def test_pods_on_gpus_take_turns(
 
 async def test_labels_are_patched(cluster: LocalCluster[PodState]) -> None:
     await cluster.create_pod(pod("exec sleep 1000"))
-    await cluster.patch_pod_labels(POD, {LABEL_SERVING: None})
+    await cluster.patch_pod(POD, {"labels": {LABEL_SERVING: None}})
     assert not (await only_pod(cluster)).serving
-    await cluster.patch_pod_labels(Key("default", "gone"), {LABEL_SERVING: None})
+    await cluster.patch_pod(Key("default", "gone"), {"labels": {LABEL_SERVING: None}})
 
 
 async def test_status_is_merged_and_guarded_by_its_resource_version(

@@ -134,7 +134,7 @@ class Lifetime:
             self._world.ranks_run(None)
             verdict = self._judge(ends)
             if self._supervisor.told_to_stop:
-                return _stopped(verdict.report) if self._have_left(ends, verdict) else verdict
+                return _stopped(verdict.report) if self._left_early(ends, verdict) else verdict
             if not self._continues(ends, verdict):
                 why = self._ask_for_restart(ends, verdict)
                 if why is not None:
@@ -232,13 +232,13 @@ class Lifetime:
         done = verdict.exit_code in (ExitCode.DONE, ExitCode.CONFIGURATION)
         return not done and self._world.assignment.generation > self._current.generation
 
-    def _have_left(self, ends: Sequence[RankEnd], verdict: Verdict) -> bool:
-        """Return True if the ranks left the group with exit code 0 before they finished.
+    def _left_early(self, ends: Sequence[RankEnd], verdict: Verdict) -> bool:
+        """Return True if the ranks ended with exit code 0 although none says that it finished.
 
-        The pod must not count as completed then.
+        The pod must not count as completed then: many scripts exit so when told to stop, and a
+        queue gives the place of a completed pod to another job.
         """
-        left = self._current.node_rank is None and verdict.exit_code == ExitCode.DONE
-        return left and not any(end.finished for end in ends)
+        return verdict.exit_code == ExitCode.DONE and not any(end.finished for end in ends)
 
     def _ask_for_restart(self, ends: Sequence[RankEnd], verdict: Verdict) -> str | None:
         """Ask the operator to restart the group in place, if that may help.

@@ -13,8 +13,7 @@ _SCHEDULING: Final = "self.scheduling"
 
 
 def _counts_pods(spec: DDPJobSpec) -> bool:
-    asked = spec.scheduling
-    return bool(asked and (asked.gang != "none" or asked.queue_name is not None))
+    return bool(spec.scheduling and spec.scheduling.gang != "none")
 
 
 def _most(spec: DDPJobSpec) -> int:
@@ -34,10 +33,8 @@ MEMBERSHIP_RULES = (
         lambda spec: not (spec.spares and spec.overrides),
     ),
     Rule(
-        "spec.spares: queues and gangs count a fixed number of pods; remove "
-        "spec.scheduling.queueName and gang, or spares",
-        f"{_NONE} || !has({_SCHEDULING})"
-        f" || !has({_SCHEDULING}.queueName) && {_SCHEDULING}.gang == 'none'",
+        "spec.spares: a gang has a fixed number of pods; remove spec.scheduling.gang, or spares",
+        f"{_NONE} || !has({_SCHEDULING}) || {_SCHEDULING}.gang == 'none'",
         lambda spec: not (spec.spares and _counts_pods(spec)),
     ),
     Rule(
@@ -74,10 +71,8 @@ MEMBERSHIP_RULES = (
         lambda spec: not (spec.elastic and spec.overrides),
     ),
     Rule(
-        "spec.elastic: queues and gangs count a fixed number of pods; remove "
-        "spec.scheduling.queueName and gang, or elastic",
-        f"{_FIXED} || !has({_SCHEDULING})"
-        f" || !has({_SCHEDULING}.queueName) && {_SCHEDULING}.gang == 'none'",
+        "spec.elastic: a gang has a fixed number of pods; remove spec.scheduling.gang, or elastic",
+        f"{_FIXED} || !has({_SCHEDULING}) || {_SCHEDULING}.gang == 'none'",
         lambda spec: not (spec.elastic and _counts_pods(spec)),
     ),
     Rule(

@@ -5,6 +5,8 @@ from typing import Final
 from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.spec import DDPJobSpec
 
+_MAX_ROLES: Final = 8
+"""Pod sets of a Workload (pkg/controller/jobs/pod of Kueue)."""
 _MEMBERSHIP: Final = ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name")
 """Labels that put a pod into a queue and a group."""
 _LABELS: Final = "self.template.metadata.labels"
@@ -27,13 +29,6 @@ def _says_how_near(spec: DDPJobSpec) -> bool:
     return any(annotation in annotations for annotation in _NEARNESS)
 
 
-def _replaces_pods(spec: DDPJobSpec) -> bool:
-    rules = spec.restart.rules
-    return spec.restart.scope in ("InPlace", "Pod") or any(
-        rule.action == "RestartPod" for rule in rules
-    )
-
-
 _NO_KUEUE: Final = (
     "!has(self.scheduling) || !has(self.scheduling.queueName) || self.scheduling.gang == 'volcano'"
 )
@@ -41,12 +36,15 @@ _NO_KUEUE: Final = (
 
 SCHEDULING_RULES = (
     Rule(
-        "spec.scheduling.queueName: Kueue admits all pods together, and rejects a single new pod; "
-        "remove the queue, or set spec.restart.scope to Auto or Gang and use no rule with "
-        "RestartPod",
-        f"{_NO_KUEUE} || self.restart.scope in ['Auto', 'Gang']"
-        " && (!has(self.restart.rules) || self.restart.rules.all(r, r.action != 'RestartPod'))",
-        lambda spec: not (spec.kueue_queue and _replaces_pods(spec)),
+        "spec.sparesPriorityClassName: Kueue gives all pods of a job one priority; remove it, or "
+        "spec.scheduling.queueName",
+        f"{_NO_KUEUE} || !has(self.sparesPriorityClassName)",
+        lambda spec: not (spec.kueue_queue and spec.spares_priority_class_name),
+    ),
+    Rule(
+        f"spec.overrides: Kueue admits at most {_MAX_ROLES} kinds of pods; use fewer overrides",
+        f"{_NO_KUEUE} || !has(self.overrides) || self.overrides.size() < {_MAX_ROLES}",
+        lambda spec: not (spec.kueue_queue and len(spec.overrides or ()) >= _MAX_ROLES),
     ),
     Rule(
         "spec.template.metadata.labels: remove Kueue's queue-name and pod-group-name; "

@@ -91,6 +91,17 @@ class Bookkeeping(StatusModel):
     queued_since: Time | None = Field(
         default=None, description="Since when pods wait to be admitted."
     )
+    queue_group: Count = Field(
+        default=0,
+        description=(
+            "How many pod groups the job has had in its queue before this one, which is part of "
+            "this one's name."
+        ),
+    )
+    queue_group_size: Count | None = Field(
+        default=None,
+        description="Pods of this group. Any other pod is admitted by itself.",
+    )
     signalled_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(
         default=(),
         description="Nodes of excludedNodes that report themselves broken by their signals.",

@@ -28,13 +28,13 @@ def scope_of(job: DDPJob) -> Literal["Gang", "InPlace", "Pod"]:
     asked = job.spec.restart.scope
     if asked != "Auto":
         return asked
-    said = "" if job.spec.kueue_queue else job.status.bookkeeping.launcher
+    said = job.status.bookkeeping.launcher
     return "Pod" if said == "Pod" else "InPlace" if said == "InPlace" else "Gang"
 
 
 def world_of(job: DDPJob) -> World:
     """Return the group on record, else the initial one."""
-    return job.status.world or first_world(job.spec.replicas)
+    return job.status.world or first_world(first_size(job.spec))
 
 
 def members(job: DDPJob) -> Sequence[int]:
@@ -56,6 +56,13 @@ def min_size(spec: DDPJobSpec) -> int:
     """Return the fewest pods that a job trains with."""
     least = spec.elastic and spec.elastic.min_replicas
     return least or spec.replicas
+
+
+def first_size(spec: DDPJobSpec) -> int:
+    """Return how many pods a group begins with: in a queue the fewest, and Kueue admits the others
+    one by one.
+    """
+    return min_size(spec) if spec.kueue_queue else spec.replicas
 
 
 def max_size(spec: DDPJobSpec) -> int:
@@ -142,7 +149,7 @@ def world_of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | Non
     if status.world is None:
         return None
     generation = status.world.generation + 1
-    return first_world(spec.replicas).model_copy(update={"generation": generation})
+    return first_world(first_size(spec)).model_copy(update={"generation": generation})
 
 
 def replaced(status: DDPJobStatus, slots: Iterable[int]) -> dict[str, int]:

@@ -25,6 +25,7 @@ from ddp_operator.job.pods.fabrics import PRIVILEGES
 from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.pod_security import read_refusal
+from ddp_operator.job.pods.schedulers import group_size
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status.conditions import (
     API_SERVER_ERROR,
@@ -179,6 +180,8 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         message = f"{replicas} pods and the Service {job.name} exist"
         status = with_condition(status, "PodsCreated", True, "Created", message, now)
         status = status.noting(replacing=(), accepted_spec_hash=job.spec_hash)
+        if job.spec.kueue_queue:
+            status = status.noting(queue_group_size=group_size(job))
         if created := len(pods.creatable):
             events.append(Event("PodsCreated", f"created {created} of {replicas} pods"))
             events += [*unknown_accelerators(job), *local_checkpoints.warnings(job)]

@@ -114,7 +114,7 @@ def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         status = _inactive(status, suspended.last_transition_time, now)
     if status.start_time or status.world or pods.current or pods.spares or pods.old:
         # An earlier pod may still be terminating: the new pods need other names.
-        status = next_attempt(job, status)
+        status = next_attempt(job, status, new_group=True)
     status = with_condition(status, "Suspended", False, "Resumed", message, now)
     status = with_condition(status, "PodsCreated", False, "Resumed", message, now)
     return decided(_clear(status, "Resumed", message, now), Event("Resumed", message))
@@ -149,8 +149,12 @@ def _inactive(status: DDPJobStatus, since: datetime, now: datetime) -> DDPJobSta
     return status.noting(suspended_seconds=status.bookkeeping.suspended_seconds + seconds)
 
 
-def next_attempt(job: DDPJob, status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status of the next attempt, which has new pods for all ranks."""
+def next_attempt(job: DDPJob, status: DDPJobStatus, *, new_group: bool = False) -> DDPJobStatus:
+    """Return the status of the next attempt, which has new pods for all ranks. `new_group`: in a
+    queue they ask for quota again, as another group.
+    """
+    if new_group:
+        status = in_new_group(job, status)
     world = world_of_next_attempt(job.spec, status)
     update = {"attempt": status.attempt + 1, "completed_indexes": "", "world": world, "gaps": ()}
     status = status.model_copy(update=update)
@@ -166,6 +170,14 @@ def next_attempt(job: DDPJob, status: DDPJobStatus) -> DDPJobStatus:
         # Somebody may have deleted the NetworkPolicy, or it may be outdated.
         isolation=isolation.CHANGING if status.bookkeeping.isolation else isolation.NONE,
     )
+
+
+def in_new_group(job: DDPJob, status: DDPJobStatus) -> DDPJobStatus:
+    """Return the status in which a job in a queue has another pod group there."""
+    if not job.spec.kueue_queue:
+        return status
+    number = status.bookkeeping.queue_group + 1
+    return status.noting(queue_group=number, queue_group_size=None)
 
 
 def restarting(

@@ -9,6 +9,7 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.schedulers import group_of
 from ddp_operator.job.pods.state import PodState
 
 SILENT_SECONDS: Final = 10
@@ -22,7 +23,12 @@ COLLECTION_SECONDS: Final = 30
 def awaited(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
     """Return the pods that must end before this job's missing pods are created."""
     policy = job.spec.restart.replace_when
-    if policy == "Terminating" or not pods.missing:
+    if not pods.missing:
+        return []
+    places = keeping_places(job, pods)
+    if kept := [places[gone.slot] for gone in pods.missing if gone.slot in places]:
+        return kept  # Kueue would delete their replacements
+    if policy == "Terminating":
         return []
     candidates = (*pods.old, *pods.foreign)
     if replacing := frozenset(job.status.bookkeeping.replacing):
@@ -34,6 +40,18 @@ def awaited(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
             if pod.identity.attempt == job.status.attempt and pod.identity.slot in replacing
         )
     return _unfinished(job, candidates, now)
+
+
+def keeping_places(job: DDPJob, pods: Observed) -> dict[int, PodState]:
+    """Return the old pods by slot whose places in a queue no other pod can take yet."""
+    if not job.spec.kueue_queue:
+        return {}
+    return {
+        pod.identity.slot: pod
+        for pod in pods.old
+        if pod.queue and pod.keeps_place
+        if pod.queue.group == group_of(job, pod.identity.slot).name
+    }
 
 
 def still_at_work(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:

@@ -26,6 +26,7 @@ from ddp_operator.job.planning import (
     isolation,
     late_causes,
     local_checkpoints,
+    queue,
     recovery,
     rescheduling,
     watchdog,
@@ -109,6 +110,7 @@ def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -
         or elasticity.begin(job)
         or decisions.restart_as_requested(job, now)
         or late_causes.correct(job, pods, now)
+        or queue.begin_new_group(job, pods, now)
         or recovery.recover(job, pods, now)
         or recovery.recover_overdue(job, pods, now)
         or departures.leave(job, pods, now)

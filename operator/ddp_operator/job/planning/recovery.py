@@ -9,7 +9,7 @@ from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.failure.restart_rules import Verdict
 from ddp_operator.job.membership.world import members, next_generation, replaced
-from ddp_operator.job.planning import gaps, late_causes, local_checkpoints
+from ddp_operator.job.planning import gaps, late_causes, local_checkpoints, queue
 from ddp_operator.job.planning.decisions import fail, next_attempt, restarting
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.model import Plan
@@ -34,7 +34,8 @@ def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """
     if any(pod.spec_hash != job.spec_hash for pod in pods.current.values()):
         what = f"restarting all {job.spec.replicas} pods: spec changed"
-        return restarting(next_attempt(job, job.status), "SpecChanged", what, now)
+        status = next_attempt(job, job.status, new_group=True)
+        return restarting(status, "SpecChanged", what, now)
     cause = causes.find(job, pods, now)
     if cause is None:
         return None
@@ -159,13 +160,13 @@ def _action(
     in_place = wanted == "RestartInPlace"
     kept = {index for index, pod in pods.current.items() if pod.restartable} if in_place else set()
     gone = [index for index in lost if index not in kept]
-    if pods.any_succeeded:
+    if pods.any_succeeded or queue.takes_all(job, failure):
         return "RestartGang", (), ""  # a completed pod joins no other group
     if not verdict.rule and _began_without(job, pods, failure, gone):
         return "RestartPod", gone, ""
     # With a launcher, fewer pods would restart.
-    asked = {"InPlace"} if job.spec.kueue_queue else {"InPlace", "Auto"}
-    hears_none = job.spec.restart.scope in asked and not job.status.bookkeeping.launcher
+    asked = job.spec.restart.scope in ("InPlace", "Auto")
+    hears_none = asked and not job.status.bookkeeping.launcher
     if not verdict.rule and hears_none:
         return "RestartGang", (), "; no launcher answers"
     unlike = in_place and local_checkpoints.forbid_in_place(job)
@@ -179,7 +180,7 @@ def _action(
 def _began_without(job: DDPJob, pods: Observed, failure: Failure, gone: Sequence[int]) -> bool:
     """Return whether the pods to replace never started, so that the others still wait for them."""
     was_made = failure.class_ == "Infrastructure" and failure.reason != START_TIMEOUT
-    if was_made or job.spec.kueue_queue:
+    if was_made:
         return False
     never = {gap.node_rank for gap in pods.gaps if gap.reason in ("CannotStart", "NotStarted")}
     return never.issuperset(gone) and 0 < len(gone) < len(members(job))

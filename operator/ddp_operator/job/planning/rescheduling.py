@@ -58,7 +58,7 @@ def _barred(job: DDPJob, pods: Observed) -> dict[int, Sequence[str]]:
 
 def _recreate(job: DDPJob, pods: Observed, barred: dict[int, Sequence[str]], now: datetime) -> Plan:
     node_ranks = sorted(barred)
-    if job.spec.kueue_queue or len(node_ranks) == len(members(job)):
+    if len(node_ranks) == len(members(job)):
         status = next_attempt(job, job.status)
     else:
         status = replacing(job, job.status, node_ranks, node_ranks)

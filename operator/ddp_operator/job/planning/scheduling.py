@@ -48,7 +48,7 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
     # Jitter, so that two jobs that released at the same time do not collide again.
     pause += pause * zlib.crc32(f"{job.uid}/{retries}".encode()) // 2**32
     message = _message(job, pods)
-    status = next_attempt(job, job.status).noting(scheduling_retries=retries + 1)
+    status = next_attempt(job, job.status, new_group=True).noting(scheduling_retries=retries + 1)
     status = status.model_copy(update={"next_start_time": now + timedelta(seconds=pause)})
     return restarting(status, SCHEDULING_TIMEOUT, message, now, event=SCHEDULING_TIMEOUT)
 

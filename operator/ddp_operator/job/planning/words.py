@@ -45,7 +45,7 @@ def unknown_accelerators(job: DDPJob) -> list[Event]:
 def not_queued(job: DDPJob, pods: Observed) -> list[Event]:
     """Warn about pods that run without Kueue's gate. Kueue does not know that they use quota."""
     queue = job.spec.kueue_queue
-    loose = sum(not pod.managed for pod in pods.current.values())
+    loose = sum(pod.queue is None for pod in pods.current.values())
     if queue is None or not loose:
         return []
     message = (
@@ -78,7 +78,7 @@ def waiting_for(job: DDPJob, pods: Observed, counted: str) -> tuple[str, str, bo
 
 def _for_whom(job: DDPJob) -> str:
     if job.spec.kueue_queue:
-        workload = kueue_group(job, job.status.attempt)
+        workload = kueue_group(job)
         accelerators = (kind.accelerator for kind, _ in kinds(job.spec))
         nodes = any(one and one.provisioning == "queued" for one in accelerators)
         what = "quota and nodes" if nodes else "quota"

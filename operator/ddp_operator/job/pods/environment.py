@@ -65,7 +65,7 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
         variables[constants.ENV_POD_SIZES] = sizes
     if token:
         variables[constants.ENV_TOKEN] = token
-    variables[constants.ENV_SCOPE] = scope_of(job) if spec.kueue_queue else spec.restart.scope
+    variables[constants.ENV_SCOPE] = spec.restart.scope
     variables[constants.ENV_GENERATION] = world_of(job).generation
     variables[constants.ENV_POD] = identity.pod_name(job.name)
     if is_held(job, identity):

@@ -2,6 +2,7 @@
 
 import re
 from datetime import datetime, timedelta
+from functools import lru_cache
 from sys import intern
 from typing import Final, Literal
 
@@ -12,6 +13,9 @@ from ddp_operator.api.constants import (
     ANNOTATION_TOKEN_SECRET,
     ANNOTATION_TRAINER,
     KIND,
+    KUEUE_GROUP,
+    KUEUE_MANAGED,
+    KUEUE_RETRIABLE,
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_JOB_NAME,
@@ -30,6 +34,7 @@ from ddp_operator.job.pods.state import (
     ContainerExit,
     Identity,
     PodState,
+    QueueMember,
 )
 from ddp_operator.ports import Key, MalformedError, Manifest, TokenSource
 
@@ -51,8 +56,6 @@ _LOST_BY_RUNTIME: Final = (255, "Unknown")
 """containerd's words for a container that ran when its machine rebooted."""
 
 _UNREACHABLE: Final = "node.kubernetes.io/unreachable"
-_MANAGED_LABEL: Final = "kueue.x-k8s.io/managed"
-"""Kueue's label on pods that it manages."""
 _MAX_GRACE_SECONDS: Final = 10 * 365 * 24 * 3600
 """Longer than any cluster lives, and safe to add to any time."""
 
@@ -112,7 +115,7 @@ def project(manifest: Manifest) -> PodState:
         stage=_stage(spec, status, conditions, state),
         avoids=() if spec.get("nodeName") else kept_off(spec),
         stays_on_lost_node=any(map(_outlasts_node, spec.get("tolerations") or ())),
-        managed=labels.get(_MANAGED_LABEL) == "true",
+        queue=_queue_member(metadata, labels, annotations),
         held_by=_running_on(status) if ended else "",
     )
 
@@ -122,6 +125,24 @@ def _token_source(annotations: Manifest) -> TokenSource:
         return TokenSource.SENT
     from_secret = ANNOTATION_TOKEN_SECRET in annotations
     return TokenSource.SECRET if from_secret else TokenSource.VARIABLE
+
+
+def _queue_member(
+    metadata: Manifest, labels: Manifest, annotations: Manifest
+) -> QueueMember | None:
+    if labels.get(KUEUE_MANAGED) != "true":
+        return None
+    return _shared_member(
+        labels.get(KUEUE_GROUP) or "",
+        annotations.get(KUEUE_RETRIABLE) == "false",
+        KUEUE_MANAGED in (metadata.get("finalizers") or ()),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _shared_member(group: str, ends_group: bool, held: bool) -> QueueMember:
+    """Return a member that all pods of a group share."""
+    return QueueMember(group, ends_group, held)
 
 
 def job_of(manifest: Manifest) -> Key | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from ddp_operator.ports import Key, TokenSource
 
@@ -91,6 +91,17 @@ class Identity:
         return self.host_name(job_name) + suffix
 
 
+class QueueMember(NamedTuple):
+    """A pod as Kueue sees it."""
+
+    group: str
+    """The pod group, whose name is also that of its Workload."""
+    ends_group: bool = False
+    """Marked as not retriable: the group is over once all its pods have ended."""
+    held: bool = False
+    """Kueue's finalizer keeps it from being removed."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerExit:
     """How a container ended."""
@@ -147,8 +158,8 @@ class PodState:
     """Nodes that its affinity excludes, while it has no node."""
     stays_on_lost_node: bool = False
     """It tolerates an unreachable node without a limit, so nobody evicts it."""
-    managed: bool = False
-    """Kueue manages it."""
+    queue: QueueMember | None = None
+    """Its place in Kueue's queue; None if Kueue does not manage it."""
     generation: int = 0
     """Of the job's group when it was created."""
     token_source: TokenSource = TokenSource.VARIABLE
@@ -226,3 +237,11 @@ class PodState:
     def scheduled(self) -> bool:
         """It has a node."""
         return bool(self.node)
+
+    @property
+    def keeps_place(self) -> bool:
+        """Kueue counts it, and admits no other pod in its place. One that succeeded counts for
+        good.
+        """
+        never_ran = self.deleting and not self.scheduled
+        return self.queue is not None and self.phase != "Failed" and not never_ran

@@ -58,6 +58,10 @@ class ObjectCache(Generic[T]):
         """Return the projections of the objects of one group."""
         return [entry.value for entry in self._members.get(group, {}).values()]
 
+    def groups(self) -> list[Key]:
+        """Return the groups that have objects."""
+        return [group for group, members in self._members.items() if members]
+
     def get(self, key: Key) -> Entry[T] | None:
         """Return the entry of one object."""
         return self._entries.get(key)

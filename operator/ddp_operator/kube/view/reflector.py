@@ -115,6 +115,10 @@ class Reflector(Generic[T]):
         """Return the projections of the objects of one group."""
         return self._cache.members(group)
 
+    def groups(self) -> list[Key]:
+        """Return the groups that have objects."""
+        return self._cache.groups()
+
     def uid_of(self, key: Key) -> str | None:
         """Return the UID of an object, if known."""
         entry = self._cache.get(key)

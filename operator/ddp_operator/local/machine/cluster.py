@@ -198,13 +198,13 @@ class LocalCluster(Generic[PodT]):
         elif not found.scheduled:
             life.cancel()  # it waits for a GPU
 
-    async def patch_pod_labels(
-        self, pod: Key, labels: Mapping[str, str | None], *, uid: str | None = None
+    async def patch_pod(
+        self, pod: Key, metadata: Mapping[str, Any], *, uid: str | None = None
     ) -> None:
-        """See `ports.Cluster`."""
+        """See `ports.Cluster`. Only labels mean something here."""
         del uid
         if pod in self._pods:
-            self._pods[pod].patch_labels(labels)
+            self._pods[pod].patch_labels(metadata.get("labels") or {})
 
     async def create_service(self, manifest: Manifest) -> None:
         """See `ports.Cluster`. A Service does nothing here, because all pods are on loopback."""

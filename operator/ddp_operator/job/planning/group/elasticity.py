@@ -10,6 +10,7 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.world import (
+    first_size,
     first_world,
     max_size,
     members,
@@ -40,7 +41,7 @@ def begin(job: DDPJob) -> Plan | None:
     if not job.spec.elastic or job.status.world is not None:
         return None
     # Generation 0 is that of pods without any assignment.
-    world = first_world(job.spec.replicas).model_copy(update={"generation": 1})
+    world = first_world(first_size(job.spec)).model_copy(update={"generation": 1})
     return Plan(job.status.model_copy(update={"world": world}), decided=True)
 
 

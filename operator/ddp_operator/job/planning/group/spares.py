@@ -13,8 +13,10 @@ from ddp_operator.job.membership.world import members, next_generation, replaced
 from ddp_operator.job.planning.decisions import pause_seconds, regrouped
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.old_pods import keeping_places
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.schedulers import is_in_group
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Event
 
@@ -122,15 +124,20 @@ def refused(job: DDPJob, message: str, now: datetime) -> Plan:
 
 
 def with_spares(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
-    """Add the missing spares to the plan of an active job, once all pods of the group
-    have nodes.
+    """Add the missing spares to the plan of an active job, once all pods of the group have nodes.
+    Those that a queue counts as part of the group are created with it.
     """
-    is_placed = pods.all_scheduled and job.status.is_true("PodsCreated")
-    if not pods.spares_missing or planned.create or not is_placed:
+    missing, due = pods.spares_missing, planned.status.bookkeeping.no_spare_before
+    is_placed = pods.all_scheduled and job.status.is_true("PodsCreated") and not planned.create
+    if not is_placed:
+        begun = planned.create or planned.status.is_true("PodsCreated")
+        missing = tuple(one for one in missing if is_in_group(job, one.slot) and begun)
+    kept = keeping_places(job, pods) if missing else {}
+    missing = tuple(one for one in missing if one.slot not in kept)
+    if not missing:
         return planned
-    due = planned.status.bookkeeping.no_spare_before
     if due is None or due <= now:
-        return replace(planned, create_spares=pods.spares_missing)
+        return replace(planned, create_spares=missing)
     return planned.requeued_at(due)
 
 

@@ -10,13 +10,27 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.world import node_ranks
 from ddp_operator.job.pods.schedulers.affinity import apart_from_others, near_each_other
 from ddp_operator.job.pods.schedulers.coscheduling import coscheduled, coscheduling_group
-from ddp_operator.job.pods.schedulers.kueue import kueue, kueue_group
+from ddp_operator.job.pods.schedulers.kueue import (
+    group_of,
+    group_size,
+    is_in_group,
+    kueue,
+    kueue_group,
+)
 from ddp_operator.job.pods.schedulers.native import native, native_group
 from ddp_operator.job.pods.schedulers.volcano import volcanic, volcano_group
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
 
-__all__ = ["Scheduler", "kueue_group", "scheduled", "schedulers"]
+__all__ = [
+    "Scheduler",
+    "group_of",
+    "group_size",
+    "is_in_group",
+    "kueue_group",
+    "scheduled",
+    "schedulers",
+]
 
 
 class Scheduler(NamedTuple):

@@ -1,15 +1,18 @@
-"""Kueue: the pods of an attempt form one plain pod group, which it admits as a whole.
+"""Kueue: the pods of a job form one plain pod group, which it admits as a whole.
 
 https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/ and, in keps/976-plain-pods of
-https://github.com/kubernetes-sigs/kueue, "Retrying Failed Pods" (both as of August 2026):
+https://github.com/kubernetes-sigs/kueue, "Retrying Failed Pods" (both as of August 2026).
 
-Kueue keeps a group's quota for pods that may replace failed ones, until enough pods have succeeded.
-It cannot know that a job has failed, is suspended, or gets other pods, and would keep the quota
-then. So each attempt is a group, and none of its pods is retriable: the group is over once all its
-pods have ended, and a new attempt asks for quota as a new group.
+A group lives as long as its job. Kueue keeps its quota and its place while pods that failed are
+replaced by pods of the same role. It finds out the role from resources and affinity, unless the pod
+names one; ours do, so that a replacement may avoid nodes. `planning/queue.py` says when a group
+ends.
 
-Nodes that are provisioned for a queue are requested by its admission check, once for each Workload,
-so for each attempt. How long they may run is stated on the pods
+Pods that the group does not need, those of a larger elastic group, are groups of their own: Kueue
+admits and preempts each by itself.
+
+Nodes that are provisioned for a queue are requested by its admission check, once for each Workload.
+How long they may run is stated on the pods
 (https://kueue.sigs.k8s.io/docs/concepts/admission_check/provisioning_request/).
 
 Fast admission is not used: it assumes that all pods equal the first one, and it saves no time here,
@@ -20,11 +23,13 @@ Topology of these labels (https://kueue.sigs.k8s.io/docs/tasks/run/topology_awar
 pods that differ by `overrides` it chooses one place for each kind.
 """
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from ddp_operator.api.constants import LABEL_INDEX
+from ddp_operator.api.constants import KUEUE_GROUP, LABEL_INDEX
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.spec.overrides import spec_of
+from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.spec.overrides import ranges, spec_of
+from ddp_operator.job.membership.world import first_size
 from ddp_operator.job.pods.schedulers.marks import marked
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
@@ -33,24 +38,59 @@ _MAX_RUN: Final = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"
 """Kueue passes the part after the prefix to the ProvisioningRequest as a parameter."""
 
 
-def kueue_group(job: DDPJob, attempt: int) -> str:
-    """Return the name of an attempt's group, which is also the name of its Workload."""
-    # An earlier job of the same name may still be ending, with its group.
-    return f"{job.name}-{job.uid[:6]}-{attempt}"
+class Group(NamedTuple):
+    """A pod group of Kueue."""
+
+    name: str
+    """Also the name of its Workload."""
+    size: int
+
+
+def kueue_group(job: DDPJob) -> str:
+    """Return the name of the group without which the job does not train."""
+    # An earlier job of the same name may still be ending, with its group. A label has room for 63
+    # characters.
+    return f"{job.name[:40]}-{job.uid[:6]}-{job.status.bookkeeping.queue_group}"
+
+
+def group_size(job: DDPJob) -> int:
+    """Return the number of pods of that group, spares included: as it began, else as it would."""
+    return job.status.bookkeeping.queue_group_size or first_size(job.spec) + job.spec.spares
+
+
+def is_in_group(job: DDPJob, slot: int) -> bool:
+    """Return whether a queue admits a slot's pods together with those that the job needs."""
+    return job.spec.kueue_queue is not None and slot < group_size(job)
+
+
+def group_of(job: DDPJob, slot: int) -> Group:
+    """Return the group of a slot's pods."""
+    name = kueue_group(job)
+    if is_in_group(job, slot):
+        return Group(name, group_size(job))
+    # Another attempt begins without it, so it must not keep its quota until then.
+    return Group(f"{name}-{job.status.attempt}-{slot}", 1)
+
+
+def role_of(spec: DDPJobSpec, index: int) -> str:
+    """Return the role of a pod, which Kueue counts by itself and describes in the Workload."""
+    for number, override in enumerate(spec.overrides or (), start=1):
+        if any(index in pods for pods in ranges(override)):
+            return f"pods-{number}"
+    return "pods"
 
 
 def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
-    """Return the pod as one of its attempt's group, in the job's queue."""
-    labels = {
-        "kueue.x-k8s.io/queue-name": job.spec.kueue_queue or "",
-        "kueue.x-k8s.io/pod-group-name": kueue_group(job, identity.attempt),
-    }
+    """Return the pod as one of its job's group, in the job's queue."""
+    group = group_of(job, identity.slot)
+    labels = {"kueue.x-k8s.io/queue-name": job.spec.kueue_queue or "", KUEUE_GROUP: group.name}
     annotations = {
-        "kueue.x-k8s.io/pod-group-total-count": str(job.spec.replicas),
-        # Where Kueue knows the topology, it places neighbouring ranks close together.
-        "kueue.x-k8s.io/pod-group-pod-index-label": LABEL_INDEX,
-        "kueue.x-k8s.io/retriable-in-group": "false",
+        "kueue.x-k8s.io/pod-group-total-count": str(group.size),
+        "kueue.x-k8s.io/role-hash": role_of(job.spec, identity.index),
     }
+    if is_in_group(job, identity.slot):
+        # Where Kueue knows the topology, it places neighbouring ranks close together.
+        annotations["kueue.x-k8s.io/pod-group-pod-index-label"] = LABEL_INDEX
     accelerator = spec_of(job.spec, identity.index).accelerator
     if accelerator and accelerator.provisioning == "queued" and accelerator.max_run_seconds:
         annotations[_MAX_RUN] = str(accelerator.max_run_seconds)

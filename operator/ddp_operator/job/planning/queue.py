@@ -1,0 +1,137 @@
+"""The job's pod group in a queue of Kueue: when pods can be replaced in it, and when it ends.
+
+Kueue keeps a group's place and quota as long as some pod of it may be replaced. From
+pkg/controller/jobs/pod of https://github.com/kubernetes-sigs/kueue (0.17):
+
+- A pod counts until its phase is Failed, or until it is deleted without ever having had a node. If
+  more pods count than the group has, Kueue deletes the newest.
+- A pod that succeeded counts for good, also if it was told to end.
+- A deleted pod keeps Kueue's finalizer until another pod has its place, or the group is over.
+- A group is over when all its pods have succeeded, or when all have ended and one of them is marked
+  as not retriable.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import Failure
+from ddp_operator.job.membership.world import members, outside_slots
+from ddp_operator.job.planning.decisions import in_new_group, next_attempt, restarting
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.old_pods import awaited_until
+from ddp_operator.job.planning.words import some
+from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.schedulers import group_of, is_in_group
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.ports import Key
+
+PLACE_LOST: Final = "PlaceInQueueLost"
+_STOPS: Final = frozenset({"WorkloadEvicted", "NotAdmitted", "WorkloadDeleted"})
+"""Kueue's reasons for deleting all pods of a group."""
+
+
+class Upkeep(NamedTuple):
+    """What pods in a queue need, whatever else their job needs."""
+
+    end: tuple[Key, ...] = ()
+    """Pods to mark as not retriable, so that their group can be over."""
+    release: tuple[Key, ...] = ()
+    """Pods that nothing will run again, which Kueue's finalizer alone keeps."""
+    force: tuple[Key, ...] = ()
+    """Pods to delete at once and to release: the kubelet does not report their end."""
+
+
+def upkeep(job: DDPJob | None, pods: Sequence[PodState], now: datetime) -> Upkeep:
+    """Return what pods in a queue need; `job`: None if it does not exist any more."""
+    queued = [pod for pod in pods if pod.queue]
+    if not queued:
+        return Upkeep()
+    lost = [pod for pod in queued if _is_lost(job, pod, now)]
+    return Upkeep(
+        end=tuple(_ends(job, queued)),
+        release=tuple(
+            pod.key
+            for pod in queued
+            if pod.queue and pod.queue.held and pod.deleting and not pod.scheduled
+        ),
+        force=tuple(pod.key for pod in lost),
+    )
+
+
+def begin_new_group(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+    """Decide that the job queues again, since a pod that must be replaced gave its place back; None
+    if all have theirs.
+    """
+    if not job.spec.kueue_queue:
+        return None
+    wanted = {gone.slot for gone in (*pods.missing, *pods.spares_missing)}
+    present = [*pods.current.values(), *pods.spares]
+    spent = [
+        pod
+        for pod in pods.old
+        if pod.queue and pod.phase == "Succeeded" and pod.identity.slot in wanted
+        if pod.queue.group == group_of(job, pod.identity.slot).name
+    ]
+    others = [pod for pod in present if pod.queue and not _is_replaceable(job, pod)]
+    if not (spent or (wanted and others)):
+        return None
+    if not present:
+        return Plan(in_new_group(job, job.status), decided=True)
+    status = next_attempt(job, job.status, new_group=True)
+    names = some([pod.key.name for pod in spent or others])
+    why = "ended with exit code 0 when told to end" if spent else "can have no replacement there"
+    message = (
+        f"restarting all {job.spec.replicas} pods, which queue again (not charged): {names} {why}"
+    )
+    return restarting(status, PLACE_LOST, message, now)
+
+
+def takes_all(job: DDPJob, failure: Failure) -> bool:
+    """Return whether Kueue has taken the quota away without which the job does not train."""
+    if failure.reason not in _STOPS or failure.index is None:
+        return False
+    return is_in_group(job, members(job)[failure.index])
+
+
+def _is_replaceable(job: DDPJob, pod: PodState) -> bool:
+    """Return whether Kueue lets another pod have the place of this one."""
+    member = pod.queue
+    own = group_of(job, pod.identity.slot).name
+    return member is not None and not member.ends_group and member.group == own
+
+
+def _ends(job: DDPJob | None, pods: Iterable[PodState]) -> list[Key]:
+    """Return one pod of each group that is to end and has no mark yet."""
+    groups: dict[str, list[PodState]] = {}
+    for pod in pods:
+        if pod.queue and _is_to_end(job, pod):
+            groups.setdefault(pod.queue.group, []).append(pod)
+    return [
+        # Kueue may have replaced one that failed, and does not look at it any more.
+        min(group, key=lambda pod: (pod.phase == "Failed", pod.identity.slot)).key
+        for group in groups.values()
+        if not any(pod.queue and pod.queue.ends_group for pod in group)
+        and any(pod.phase != "Succeeded" for pod in group)
+        and any(pod.scheduled for pod in group)
+    ]
+
+
+def _is_to_end(job: DDPJob | None, pod: PodState) -> bool:
+    """Return whether no pod of a pod's group will be replaced any more."""
+    if job is None or pod.owner_uid != job.uid:
+        return True
+    if job.deleting or job.status.finished or job.status.is_true("Suspended"):
+        return True
+    slot = pod.identity.slot
+    if pod.queue is None or pod.queue.group != group_of(job, slot).name:
+        return True
+    return not is_in_group(job, slot) and slot not in (*members(job), *outside_slots(job))
+
+
+def _is_lost(job: DDPJob | None, pod: PodState, now: datetime) -> bool:
+    """Return whether a deleted pod should have ended long ago, but its kubelet does not say so."""
+    if job is None or not (pod.keeps_place and pod.deleting) or pod.phase == "Succeeded":
+        return False
+    return now >= awaited_until(job, pod, now)
