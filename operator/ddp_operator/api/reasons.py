@@ -54,6 +54,12 @@ OWN: Final = {
         "training continues; no queue counts its quota",
         "install Kueue, or let it manage pods of this namespace",
     ),
+    "PlaceInQueueLost": Reason(
+        "a pod ended with exit code 0 when it was told to end, or its pod group is over, so Kueue "
+        "admits no other pod in its place",
+        "all pods restart and wait in the queue again; no restart is charged",
+        "exit with another code than 0 after SIGTERM, such as 143, unless the training is done",
+    ),
     "NameTaken": Reason(
         "pods of another owner have names that the job needs",
         "the operator tries again until they are gone",
