@@ -104,6 +104,8 @@ FULL_STATUS: Json = {
         "brokenSince": TIME,
         "renewed": [1],
         "queuedSince": TIME,
+        "queueGroup": 1,
+        "queueGroupSize": 3,
         "suspendedSeconds": 60,
         "signalledNodes": ["node-2"],
         "excludedBootIds": {"node-1": "5f0c"},

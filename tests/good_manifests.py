@@ -310,6 +310,28 @@ GOOD_MANIFESTS: dict[str, Json] = {
         overrides=[{"indexes": ["0"], "nprocPerNode": 2}],
         restart={"rules": [{"exitCodes": [3], "action": "RestartGang"}]},
     ),
+    "a queue, and pods of as many kinds as it admits": job(
+        replicas=8,
+        scheduling={"queueName": "team-a"},
+        overrides=[{"indexes": [str(index)], "nprocPerNode": 2} for index in range(7)],
+    ),
+    "a queue, and single pods that are replaced": job(
+        replicas=2, scheduling={"queueName": "team-a"}, restart={"scope": "Pod"}
+    ),
+    "a gang in a queue, and processes that restart in place": job(
+        replicas=2,
+        scheduling={"gang": "coscheduling", "queueName": "team-a"},
+        restart={"scope": "InPlace", "rules": [{"exitCodes": [3], "action": "RestartPod"}]},
+    ),
+    "spares in a queue": job(
+        replicas=2, spares=1, scheduling={"queueName": "team-a"}, restart={"scope": "Pod"}
+    ),
+    "a group of any size in a queue": job(
+        replicas=4,
+        spares=1,
+        scheduling={"queueName": "team-a"},
+        elastic={"minReplicas": 2, "maxReplicas": 8},
+    ),
     "MIG slices": job(
         nprocPerNode=2,
         accelerator={"type": "nvidia-a100-80gb"},

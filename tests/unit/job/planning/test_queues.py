@@ -5,7 +5,8 @@ from dataclasses import replace
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.pods.schedulers import group_of
+from ddp_operator.job.pods.state import Identity, PodState, QueueMember
 from ddp_operator.ports import Event
 
 from tests.unit.job.builders import (
@@ -26,17 +27,24 @@ from tests.unit.job.status.test_outages import said
 QUEUE = {"queueName": "team-a"}
 
 
+def member(job: DDPJob, index: int, **state: bool) -> QueueMember:
+    """A pod that Kueue manages, in the group that the job has now."""
+    return QueueMember(group_of(job, index).name, **state)
+
+
 def gated(job: DDPJob, index: int) -> PodState:
     text = "Scheduling is blocked due to non-empty scheduling gates"
-    return pod(job, index, waiting="SchedulingGated", waiting_message=text, managed=True)
+    return pod(
+        job, index, waiting="SchedulingGated", waiting_message=text, queue=member(job, index)
+    )
 
 
 def admitted(job: DDPJob, index: int) -> PodState:
-    return pod(job, index, node=f"node-{index}", managed=True)
+    return pod(job, index, node=f"node-{index}", queue=member(job, index))
 
 
 def trains(job: DDPJob, index: int) -> PodState:
-    return ready(job, index, managed=True)
+    return ready(job, index, queue=member(job, index))
 
 
 def created(**spec: object) -> DDPJob:

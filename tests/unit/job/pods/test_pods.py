@@ -6,12 +6,13 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import pytest
+from ddp_operator.api.constants import KUEUE_GROUP, KUEUE_MANAGED, KUEUE_RETRIABLE
 from ddp_operator.job.failure import classes, records
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.projection import job_of, project
-from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.pods.state import Identity, PodState, QueueMember
 from ddp_operator.ports import Key, MalformedError
 from ddp_operator.views.job import advice
 from hypothesis import given
@@ -30,6 +31,7 @@ from tests.unit.job.builders import (
 )
 
 T0 = "2026-03-01T12:00:00Z"
+ENDING = {"deletionTimestamp": T0, "deletionGracePeriodSeconds": 30}
 
 
 def manifest(
@@ -346,17 +348,54 @@ class TestDisruption:
         assert classes.of_pod(read) == "Disruption"
 
     @pytest.mark.parametrize(
-        ("labels", "managed"),
+        ("metadata", "member"),
         [
-            ({"kueue.x-k8s.io/managed": "true"}, True),
-            ({"kueue.x-k8s.io/managed": "x"}, False),
-            ({}, False),
+            ({"labels": {KUEUE_MANAGED: "true", KUEUE_GROUP: "g"}}, QueueMember("g")),
+            ({"labels": {KUEUE_MANAGED: "true"}}, QueueMember("")),
+            ({"labels": {KUEUE_MANAGED: "x", KUEUE_GROUP: "g"}}, None),
+            ({"labels": {KUEUE_GROUP: "g"}, "finalizers": [KUEUE_MANAGED]}, None),
+            ({}, None),
         ],
     )
-    def test_who_is_in_a_queue(self, labels: Json, *, managed: bool) -> None:
+    def test_who_is_in_a_queue(self, metadata: Json, member: QueueMember | None) -> None:
         stored = manifest()
-        stored["metadata"]["labels"] |= labels
-        assert project(stored).managed is managed
+        stored["metadata"] |= metadata
+        assert project(stored).queue == member
+
+    @pytest.mark.parametrize(("retriable", "ends"), [("false", True), ("true", False), ("", False)])
+    @pytest.mark.parametrize("finalizers", [[], ["a", KUEUE_MANAGED], ["a"], None])
+    def test_what_its_queue_makes_of_it(
+        self, retriable: str, finalizers: list[str] | None, *, ends: bool
+    ) -> None:
+        stored = manifest()
+        stored["metadata"] |= {
+            "labels": {KUEUE_MANAGED: "true", KUEUE_GROUP: "g"},
+            "annotations": {KUEUE_RETRIABLE: retriable},
+            "finalizers": finalizers,
+        }
+        held = KUEUE_MANAGED in (finalizers or ())
+        assert project(stored).queue == QueueMember("g", ends, held)
+
+    @pytest.mark.parametrize(
+        ("status", "metadata", "keeps"),
+        [
+            ({"phase": "Pending"}, {}, True),
+            ({"phase": "Running"}, ENDING, True),
+            ({"phase": "Succeeded"}, ENDING, True),
+            ({"phase": "Failed"}, {}, False),
+        ],
+    )
+    @pytest.mark.parametrize("node", ["node-1", ""])
+    def test_which_pods_keep_their_places(
+        self, status: Json, metadata: Json, node: str, *, keeps: bool
+    ) -> None:
+        stored = manifest(status=status)
+        stored["spec"]["nodeName"] = node
+        stored["metadata"] |= metadata
+        stored["metadata"]["labels"][KUEUE_MANAGED] = "true"
+        assert project(stored).keeps_place is (keeps and bool(node or not metadata))
+        del stored["metadata"]["labels"][KUEUE_MANAGED]
+        assert not project(stored).keeps_place
 
     def test_an_announced_one_has_not_happened_yet(self) -> None:
         target = condition("DisruptionTarget", "True", reason="PreemptionByScheduler")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ddp_operator.api.constants import MAX_NAME_LENGTH
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.prerequisites import prerequisites
@@ -19,7 +20,7 @@ from ddp_operator.job.pods.schedulers import scheduled, schedulers
 from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import Json, container, template
-from tests.unit.job.builders import fresh_job
+from tests.unit.job.builders import fresh_job, with_status
 
 GOLDEN = Path(__file__).parent / "golden"
 ASKED: dict[str, Json] = {
@@ -170,14 +171,46 @@ def group_and_count(job: DDPJob, identity: Identity) -> tuple[str, str]:
     return name, count
 
 
-def test_pods_of_an_attempt_are_one_group_of_kueue() -> None:
+def test_pods_of_a_job_are_one_group_of_kueue() -> None:
     one = {"indexes": ["1"], "nprocPerNode": 2}
     job = asking("kueue", replicas=3, overrides=[one])
-    assert len({group_and_count(job, Identity(index, 4)) for index in range(3)}) == 1
-    first, count = group_and_count(job, Identity(0, 4))
-    again, _ = group_and_count(job, Identity(0, 5))
-    assert first != again, "a new attempt asks for quota again"
+    pods = [Identity(index, attempt) for index in range(3) for attempt in (0, 1)]
+    pods.append(Identity(2, 1, 3))
+    [(first, count)] = {group_and_count(job, pod) for pod in pods}
     assert count == "3"
+    again, _ = group_and_count(with_status(job, queue_group=1), Identity(0, 1))
+    assert first != again, "the job asks for quota again"
+
+
+def test_spares_are_of_the_group_of_kueue() -> None:
+    job = asking("kueue", replicas=2, spares=1)
+    pods = [Identity(0, 0), Identity(2, 0)]
+    assert {count for _, count in (group_and_count(job, pod) for pod in pods)} == {"3"}
+    more = with_status(asking("kueue", replicas=2, spares=2), queue_group_size=3)
+    assert group_and_count(more, Identity(0, 0)) == group_and_count(job, Identity(0, 0))
+    assert group_and_count(more, Identity(3, 0))[1] == "1"
+
+
+def test_pods_that_an_elastic_job_can_do_without_are_groups_of_their_own() -> None:
+    job = asking("kueue", replicas=4, spares=1, elastic={"minReplicas": 2})
+    needed = [group_and_count(job, Identity(slot, 0)) for slot in range(3)]
+    assert {count for _, count in needed} == {"3"}
+    more = [group_and_count(job, Identity(slot, 0)) for slot in (3, 4)]
+    assert {count for _, count in more} == {"1"}
+    assert len({*needed, *more}) == 3
+    later = with_status(job, attempt=1)
+    assert group_and_count(later, Identity(0, 1)) == needed[0]
+    assert group_and_count(later, Identity(3, 1)) not in more, "the next attempt begins without it"
+    metadata = manifests.pod(job, Identity(3, 0))["metadata"]
+    assert f"{KUEUE}pod-group-pod-index-label" not in metadata["annotations"]
+
+
+def test_kueue_counts_pods_by_their_kind() -> None:
+    ones = [{"indexes": ["1", "3-4"], "nprocPerNode": 2}, {"indexes": ["2"], "nprocPerNode": 3}]
+    job = asking("kueue", replicas=5, overrides=ones)
+    found = [manifests.pod(job, Identity(index, 0)) for index in range(5)]
+    roles = [pod["metadata"]["annotations"][f"{KUEUE}role-hash"] for pod in found]
+    assert roles == ["pods", "pods-1", "pods-2", "pods-1", "pods-1"]
 
 
 def test_a_job_of_the_same_name_is_another_group_of_kueue() -> None:
@@ -193,9 +226,12 @@ def test_kueue_finds_a_pods_rank_by_a_label_that_pods_have() -> None:
 
 
 def test_the_longest_names_of_groups_are_labels() -> None:
-    job = replace(asking("kueue"), name="j" * 50, uid="0d9b1e34-6f0a-4f53-b5e6")
-    name, _ = group_and_count(job, Identity(0, 99_999))
-    assert len(name) <= 63
+    job = asking("kueue", replicas=2, elastic={"maxReplicas": 9_999})
+    job = replace(job, name="j" * MAX_NAME_LENGTH, uid="0d9b1e34-6f0a-4f53-b5e6")
+    job = with_status(job, attempt=99_999, queue_group=9_999)
+    for slot in (0, 9_998):
+        name, _ = group_and_count(job, Identity(slot, 99_999))
+        assert len(name) <= 63
 
 
 TOPOLOGY = "cloud.google.com/gce-topology-"
