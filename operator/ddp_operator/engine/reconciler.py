@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -123,15 +123,18 @@ class Reconciler:
 
     async def _reconcile(self, key: Key) -> datetime | None:
         for _ in range(_MAX_DECISIONS):
+            pods = self._cluster.pods_of(key)
+            if any(pod.queue for pod in pods):
+                await self._tend_queue(key, pods)
+                pods = self._cluster.pods_of(key)
             entry = self._jobs.get(key)
-            await self._tend_queue(key, entry)
             if entry is None:
                 self._status.forget(key)
                 return None
             if self._jobs.is_doubtful(key):
                 await self._status.read(key, entry)
                 continue
-            planned = self._plan(key, entry)
+            planned = self._plan(key, entry, pods)
             try:
                 if planned.decided:
                     if until := await self._status.decide(key, entry, planned):
@@ -146,23 +149,21 @@ class Reconciler:
                 await self._status.decide(key, entry, planned)
         raise RuntimeError(f"{key}: {_MAX_DECISIONS} decisions in a row; this is a bug")
 
-    async def _tend_queue(self, key: Key, entry: Entry | None) -> None:
+    async def _tend_queue(self, key: Key, pods: Sequence[PodState]) -> None:
         """Do what pods in a queue need, also those of jobs that are gone."""
-        queued = [pod for pod in self._cluster.pods_of(key) if pod.queue]
-        if not queued:
-            return
-        now, uid = self._clock(), entry.uid if entry else None
-        own = [pod for pod in queued if pod.owner_uid == uid]
-        job = entry.job if entry else None
-        needed = [upkeep(job, own, now)] if isinstance(job, DDPJob) else []
-        if others := upkeep(None, [pod for pod in queued if pod.owner_uid != uid], now):
+        if self._jobs.is_doubtful(key):
+            return  # the status says which group is the job's
+        entry, now = self._jobs.get(key), self._clock()
+        uid = entry.uid if entry else None
+        if entry and isinstance(entry.job, DDPJob):
+            own = [pod for pod in pods if pod.owner_uid == uid]
+            await self._execution.tend_queue(upkeep(entry.job, own, now))
+        others = [pod for pod in pods if pod.owner_uid != uid]
+        if upkeep(None, others, now).end:
             # The watch may not have reported their job yet.
-            owner = await self._uid_of_job(key) if others.end else None
-            left = [pod for pod in queued if pod.owner_uid not in (uid, owner)]
-            needed.append(upkeep(None, left, now))
-        for each in needed:
-            if any(each):
-                await self._execution.tend_queue(each)
+            owner = await self._uid_of_job(key)
+            others = [pod for pod in others if pod.owner_uid != owner]
+        await self._execution.tend_queue(upkeep(None, others, now))
 
     async def _uid_of_job(self, key: Key) -> str | None:
         """Return the UID of a job as the API server knows it; None if there is none."""
@@ -172,8 +173,8 @@ class Reconciler:
             return None
         return str(stored["metadata"]["uid"])
 
-    def _plan(self, key: Key, entry: Entry) -> Plan:
-        pods, now = self._cluster.pods_of(key), self._clock()
+    def _plan(self, key: Key, entry: Entry, pods: Sequence[PodState]) -> Plan:
+        now = self._clock()
         if isinstance(entry.job, DDPJob):
             return plan(
                 entry.job,
@@ -209,7 +210,7 @@ class Reconciler:
             refused = isinstance(error, AlreadyExistsError | ForbiddenError | InvalidError)
             if refused and running and running.reason in (NAME_TAKEN, PODS_FORBIDDEN):
                 return  # already reported
-            seen = _as_seen(job, self._plan(key, entry))
+            seen = _as_seen(job, self._plan(key, entry, self._cluster.pods_of(key)))
             held = with_goodput(job, report_refusal(seen, API_SERVER_ERROR, message, now), now)
             with contextlib.suppress(ClusterError):
                 await self._status.record(key, entry, held.status, held.events)
@@ -278,7 +279,7 @@ class Reconciler:
                 # Most changes only report that pods are created and start; they change no decision.
                 lost = before is None or before[0] - seen[0] or seen[1] - before[1]
                 if due or lost or outside != outside_before:
-                    overtaken = self._plan(key, entry).decided
+                    overtaken = self._plan(key, entry, self._cluster.pods_of(key)).decided
                 checked_at = now()
             return overtaken
 
