@@ -204,7 +204,7 @@ def test_where_a_job_has_failed_the_pod_of_its_cause_may_end_and_keep_its_log() 
         ({}, True),
         ({"restart": {"scope": "Gang"}}, False),
         ({"restart": {"rules": [{"exitCodes": [1], "action": "RestartGang"}]}}, False),
-        ({"scheduling": {"queueName": "research"}}, False),
+        ({"scheduling": {"queueName": "research"}}, True),
     ],
 )
 def test_the_gang_starts_anew_where_no_launcher_has_ever_answered(
@@ -271,7 +271,7 @@ def test_a_gang_that_starts_anew_goes_on_counting() -> None:
         ("Pod", "RestartPod", {}),
         ("InPlace", "RestartInPlace", {}),
         ("", "RestartGang", {}),
-        ("Pod", "RestartGang", {"scheduling": {"queueName": "research"}}),
+        ("Pod", "RestartPod", {"scheduling": {"queueName": "research"}}),
     ],
 )
 def test_what_starts_anew_is_what_the_launcher_says_it_can(
