@@ -34,7 +34,7 @@ async def queue_state(cluster: Cluster, job: JobSnapshot, now: datetime) -> Queu
     queue = _queue(job)
     if job.parsed is None or queue is None:
         return UNKNOWN
-    namespace, name = job.key.namespace, kueue_group(job.parsed, job.status.attempt)
+    namespace, name = job.key.namespace, kueue_group(job.parsed)
     position, stored = await asyncio.gather(
         place_in_queue(cluster, job),
         _get(cluster, _KUEUE, "workloads", name, namespace),
