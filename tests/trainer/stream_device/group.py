@@ -20,13 +20,17 @@ from typing import Any
 
 from torch import Tensor
 from torch import distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import AllreduceOptions, Store
 from torch.futures import Future
 
 from tests.trainer.stream_device.stream import Mark, Stream
 
 _LONGEST_JOURNEY_SECONDS = 0.004
 _TRANSPORT_TIMEOUT = timedelta(hours=1)
+_MAY_RETURN_NONE = hasattr(AllreduceOptions, "asyncOp")
+"""Since torch 2.8, NCCL returns no work for a collective that is not asynchronous.
+
+torch 2.7 passes `asyncOp` in a few options only, and waits for the work of every collective."""
 
 
 class StreamWork(dist.Work):
@@ -120,9 +124,9 @@ class StreamGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single  # type: ignore[assignment]
 
     def allgather(  # type: ignore[override]
-        self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None
     ) -> StreamWork | None:
-        [own] = inputs
+        [own] = inputs  # torch 2.7 passes no options
         return self._tell(
             outputs[0],
             lambda copies: self._transport.allgather([copies], [own.clone()]),
@@ -149,7 +153,7 @@ class StreamGroup(dist.ProcessGroup):
     def _tell(
         self, outputs: list[Tensor], begin: Callable[[list[Tensor]], Any], options: Any
     ) -> StreamWork | None:
-        """Queue it; None where torch asks for nothing to wait for, as NCCL does since torch 2.8."""
+        """Queue a collective; return None where NCCL does."""
 
         def carry_out() -> None:
             copies = [tensor.clone() for tensor in outputs]
@@ -166,7 +170,7 @@ class StreamGroup(dist.ProcessGroup):
 
         self.check()
         self._stream.tell(carry_out)
-        if not getattr(options, "asyncOp", True):
+        if _MAY_RETURN_NONE and not getattr(options, "asyncOp", True):
             return None
         return StreamWork(self, self._stream.record(), outputs)
 

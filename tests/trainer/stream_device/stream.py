@@ -68,6 +68,7 @@ class Stream:
                         self._failure = error
                         self._changed.notify_all()
                     return
+                del work  # it refers to its group, which is released without other references
                 with self._changed:
                     self._done += 1
                     self._changed.notify_all()
