@@ -723,6 +723,12 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         overrides=[{"indexes": ["0"]}],
     ),
     _cel(
+        "a replacement in a queue before the old pod has ended",
+        "spec.restart.replaceWhen: Kueue deletes a pod that replaces one which still ends",
+        restart={"replaceWhen": "Terminating"},
+        scheduling={"queueName": "team-a"},
+    ),
+    _cel(
         "spares of another priority in a queue",
         "spec.sparesPriorityClassName: Kueue gives all pods of a job one priority",
         spares=1,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from ddp_operator.api.job import DDPJob
+from ddp_operator.api.job import DDPJob, NewerJobError
 from ddp_operator.engine.execution import Execution, UnfitTemplateError
 from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.launchers import Launchers
@@ -155,9 +155,11 @@ class Reconciler:
             return  # the status says which group is the job's
         entry, now = self._jobs.get(key), self._clock()
         uid = entry.uid if entry else None
-        if entry and isinstance(entry.job, DDPJob):
+        job = entry.job if entry else None
+        if not isinstance(job, NewerJobError):  # only a newer operator knows what it needs
             own = [pod for pod in pods if pod.owner_uid == uid]
-            await self._execution.tend_queue(upkeep(entry.job, own, now))
+            known = job if isinstance(job, DDPJob) else None  # an invalid job's pods are deleted
+            await self._execution.tend_queue(upkeep(known, own, now))
         others = [pod for pod in pods if pod.owner_uid != uid]
         if upkeep(None, others, now).end:
             # The watch may not have reported their job yet.

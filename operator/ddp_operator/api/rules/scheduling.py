@@ -36,6 +36,12 @@ _NO_KUEUE: Final = (
 
 SCHEDULING_RULES = (
     Rule(
+        "spec.restart.replaceWhen: Kueue deletes a pod that replaces one which still ends; remove "
+        "it, set it to Gone, or remove spec.scheduling.queueName",
+        f"{_NO_KUEUE} || !has(self.restart.replaceWhen) || self.restart.replaceWhen == 'Gone'",
+        lambda spec: not (spec.kueue_queue and spec.restart.replace_when == "Terminating"),
+    ),
+    Rule(
         "spec.sparesPriorityClassName: Kueue gives all pods of a job one priority; remove it, or "
         "spec.scheduling.queueName",
         f"{_NO_KUEUE} || !has(self.sparesPriorityClassName)",

@@ -85,7 +85,7 @@ class Restart(ApiModel):
         description=(
             "What restarts after a failure. Auto: Pod if the pods' launcher reports that its "
             "trainer can form the process group again, InPlace for other scripts; Gang if no "
-            "launcher answers, and in queues. Gang: all pods restart. Pod: only the failed pod is "
+            "launcher answers. Gang: all pods restart. Pod: only the failed pod is "
             "replaced, under the same identity; the trainer must be able to form the process group "
             "again. InPlace: the processes of all pods restart, and only missing pods are "
             "replaced. It works with any script under the bundled launcher; without the launcher "
@@ -98,7 +98,8 @@ class Restart(ApiModel):
             "When to create new pods. Terminating: as soon as the old ones receive the order to "
             "stop. Gone: once the old ones have ended or no longer answer. Default: Gone for a "
             "whole gang, because the old rank 0 may still save and its GPUs are needed; "
-            "Terminating for a single pod, because the others wait for its replacement."
+            "Terminating for a single pod, because the others wait for its replacement. In a queue "
+            "always Gone."
         ),
     )
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = Field(

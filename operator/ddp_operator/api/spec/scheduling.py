@@ -42,8 +42,9 @@ class Scheduling(ApiModel):
     queue_name: _QueueName | None = Field(
         default=None,
         description=(
-            "Kueue's LocalQueue in the job's namespace, in which all pods of an attempt wait for "
-            "quota together. With gang: volcano, Volcano's queue."
+            "Kueue's LocalQueue in the job's namespace, in which the job's pods wait for quota "
+            "together; pods beyond elastic.minReplicas wait one by one. With gang: volcano, "
+            "Volcano's queue."
         ),
     )
     gang: Literal["none", "native", "coscheduling", "volcano"] = Field(

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.spec.overrides import kinds
 from ddp_operator.api.status import Failure
 from ddp_operator.job.membership.world import members, outside_slots
 from ddp_operator.job.planning.decisions import in_new_group, next_attempt, restarting
@@ -81,7 +82,7 @@ def begin_new_group(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         return Plan(in_new_group(job, job.status), decided=True)
     status = next_attempt(job, job.status, new_group=True)
     names = some([pod.key.name for pod in spent or others])
-    why = "ended with exit code 0 when told to end" if spent else "can have no replacement there"
+    why = "exited with 0, so its place is gone" if spent else "can have no replacement there"
     message = (
         f"restarting all {job.spec.replicas} pods, which queue again (not charged): {names} {why}"
     )
@@ -93,6 +94,14 @@ def takes_all(job: DDPJob, failure: Failure) -> bool:
     if failure.reason not in _STOPS or failure.index is None:
         return False
     return is_in_group(job, members(job)[failure.index])
+
+
+def needs_nodes_again(job: DDPJob, failure: Failure) -> bool:
+    """Return whether nodes that a queue provided may be gone: it provides them once for a group."""
+    if failure.class_ not in ("Disruption", "Infrastructure") or failure.reason in _STOPS:
+        return False
+    accelerators = [kind.accelerator for kind, _ in kinds(job.spec)]
+    return any(one and one.provisioning == "queued" for one in accelerators)
 
 
 def _is_replaceable(job: DDPJob, pod: PodState) -> bool:

@@ -85,6 +85,7 @@ def failed(
         return fail(job, "MaxRestartsExceeded", told, now, failure)
 
     action, gone, why_gang = _action(job, pods, failure, verdict, lost)
+    new_group = action == "RestartGang" and queue.needs_nodes_again(job, failure)
     # The write that records the loss also lets a spare take over.
     takeovers = spares.take_over(job, pods, gone, leaving=leaving)
     awaited = [node_rank for node_rank in gone if node_rank not in takeovers]
@@ -100,7 +101,7 @@ def failed(
         until = max(status.next_start_time or now, now + pause)
         status = status.model_copy(update={"next_start_time": until})
     if action == "RestartGang":
-        status = next_attempt(job, status)
+        status = next_attempt(job, status, new_group=new_group)
     else:
         status = replacing(job, status, gone, awaited)
         status = _broken(job, status, gone, takeovers, now, continued=continued)
@@ -160,8 +161,8 @@ def _action(
     in_place = wanted == "RestartInPlace"
     kept = {index for index, pod in pods.current.items() if pod.restartable} if in_place else set()
     gone = [index for index in lost if index not in kept]
-    if pods.any_succeeded or queue.takes_all(job, failure):
-        return "RestartGang", (), ""  # a completed pod joins no other group
+    if (why_all := _why_all(job, pods, failure, lost)) is not None:
+        return "RestartGang", (), why_all
     if not verdict.rule and _began_without(job, pods, failure, gone):
         return "RestartPod", gone, ""
     # With a launcher, fewer pods would restart.
@@ -175,6 +176,16 @@ def _action(
     if not in_place and not gone:
         return "RestartGang", (), ""  # it is unknown which pod failed
     return wanted, gone, ""
+
+
+def _why_all(job: DDPJob, pods: Observed, failure: Failure, lost: Sequence[int]) -> str | None:
+    """Return why all pods restart, whatever the scope; None if they need not."""
+    if pods.any_succeeded or queue.takes_all(job, failure):
+        return ""  # a completed pod joins no other group
+    relieved = len(spares.take_over(job, pods, lost)) == len(lost) > 0
+    if queue.needs_nodes_again(job, failure) and not relieved:
+        return "; asking the queue for nodes again"
+    return None
 
 
 def _began_without(job: DDPJob, pods: Observed, failure: Failure, gone: Sequence[int]) -> bool:

@@ -71,7 +71,10 @@ def waiting_for(job: DDPJob, pods: Observed, counted: str) -> tuple[str, str, bo
         what = "is not ready" if pod.waiting == CRASH_LOOP else "cannot start"
         text = f"pod {pod.key.name} {what}: {pod.waiting}"
         return pod.waiting, f"{text}: {pod.waiting_message}"[:1024], True
-    if gated := sum(pod.gated for pod in pods.current.values()):
+    gated = sum(pod.gated for pod in pods.current.values())
+    # A queue admits all of the group: it already has when some have nodes.
+    admitted = job.spec.kueue_queue and any(pod.scheduled for pod in pods.current.values())
+    if gated and not admitted:
         return QUEUED, f"{gated} of {job.spec.replicas} pods wait {_for_whom(job)}", False
     return PODS_STARTING, counted, False
 

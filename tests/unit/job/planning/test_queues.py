@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
@@ -174,3 +175,34 @@ def test_pods_that_nobody_has_queued_are_told_of() -> None:
     assert event_reasons(plan(stored(job, planned), pods, later(9))) == []
     plain = created()
     assert event_reasons(plan(plain, [ready(plain, 0), ready(plain, 1)], later(5))) == ["Running"]
+
+
+def test_one_pod_that_waits_in_an_admitted_group_is_not_the_job_in_the_queue() -> None:
+    job = created(scheduling=QUEUE)
+    planned = plan(job, [gated(job, 0), admitted(job, 1)], later(1))
+    assert planned.status.reason == "PodsStarting"
+    assert planned.events == ()
+
+
+@pytest.mark.parametrize(
+    ("provisioning", "spares", "group"), [("queued", 0, 1), ("spot", 0, 0), ("queued", 1, 0)]
+)
+def test_nodes_that_a_queue_provided_are_asked_for_again_when_one_is_lost(
+    provisioning: str, spares: int, group: int
+) -> None:
+    """Kueue provides them once for a group. A spare needs no new node."""
+    accelerator = {"type": "nvidia-l4", "provisioning": provisioning}
+    job = created(
+        replicas=3,
+        scheduling=QUEUE,
+        accelerator=accelerator,
+        spares=spares,
+        restart={"scope": "Pod"},
+    )
+    pods = [trains(job, index) for index in range(3 + spares)]
+    pods = [replace(one, address="10.0.0.1:1", started=NOW) for one in pods]
+    job = look(job, pods, 10)
+    lost = replace(pods[1], deleting=True, disruption="DeletionByTaintManager")
+    planned = plan(job, [pods[0], lost, *pods[2:]], later(60))
+    assert planned.status.bookkeeping.queue_group == group
+    assert planned.status.attempt == group

@@ -13,7 +13,7 @@ from ddp_operator.job.membership.world import members, next_generation, replaced
 from ddp_operator.job.planning.decisions import pause_seconds, regrouped
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.planning.old_pods import keeping_places
+from ddp_operator.job.planning.old_pods import awaited_until, keeping_places
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.schedulers import is_in_group
@@ -133,6 +133,8 @@ def with_spares(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Pl
         begun = planned.create or planned.status.is_true("PodsCreated")
         missing = tuple(one for one in missing if is_in_group(job, one.slot) and begun)
     kept = keeping_places(job, pods) if missing else {}
+    old = [kept[one.slot] for one in missing if one.slot in kept]
+    planned = planned.requeued_at(*(awaited_until(job, pod, now) for pod in old))
     missing = tuple(one for one in missing if one.slot not in kept)
     if not missing:
         return planned
