@@ -88,7 +88,7 @@ async def test_a_queue_is_waited_in_and_what_it_takes_away_comes_back(
         pods[pod]["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"]
         for pod in ("job-1-0", "job-1-1")
     }
-    assert first != again
+    assert first == again, "Kueue keeps the job's place in the queue"
     status = await jobs.status()
     assert (status.restarts, status.disruptions) == (0, 1)
     assert "Preempted to accommodate a workload" in status.failures[-1].message

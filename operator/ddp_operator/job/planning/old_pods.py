@@ -9,7 +9,7 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.schedulers import group_of
+from ddp_operator.job.pods.schedulers import kueue_group
 from ddp_operator.job.pods.state import PodState
 
 SILENT_SECONDS: Final = 10
@@ -46,11 +46,11 @@ def keeping_places(job: DDPJob, pods: Observed) -> dict[int, PodState]:
     """Return the old pods by slot whose places in a queue no other pod can take yet."""
     if not job.spec.kueue_queue:
         return {}
+    own = kueue_group(job)
     return {
         pod.identity.slot: pod
         for pod in pods.old
-        if pod.queue and pod.keeps_place
-        if pod.queue.group == group_of(job, pod.identity.slot).name
+        if pod.queue and pod.queue.group == own and pod.keeps_place
     }
 
 

@@ -24,7 +24,7 @@ from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.old_pods import awaited_until
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.schedulers import group_of, is_in_group
+from ddp_operator.job.pods.schedulers import is_in_group, kueue_group
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 
@@ -67,21 +67,23 @@ def begin_new_group(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """
     if not job.spec.kueue_queue:
         return None
-    wanted = {gone.slot for gone in (*pods.missing, *pods.spares_missing)}
+    own = kueue_group(job)
+    wanted = {
+        gone.slot for gone in (*pods.missing, *pods.spares_missing) if is_in_group(job, gone.slot)
+    }
+    if not wanted:
+        return None
     present = [*pods.current.values(), *pods.spares]
-    spent = [
-        pod
-        for pod in pods.old
-        if pod.queue and pod.phase == "Succeeded" and pod.identity.slot in wanted
-        if pod.queue.group == group_of(job, pod.identity.slot).name
-    ]
-    others = [pod for pod in present if pod.queue and not _is_replaceable(job, pod)]
-    if not (spent or (wanted and others)):
+    former = [pod for pod in pods.old if pod.queue and pod.queue.group == own]
+    spent = [pod for pod in former if pod.phase == "Succeeded" and pod.identity.slot in wanted]
+    over = [pod for pod in former if pod.queue and pod.queue.ends_group]
+    over += [pod for pod in present if is_in_group(job, pod.identity.slot) and _is_apart(pod, own)]
+    if not (spent or over):
         return None
     if not present:
         return Plan(in_new_group(job, job.status), decided=True)
     status = next_attempt(job, job.status, new_group=True)
-    names = some([pod.key.name for pod in spent or others])
+    names = some([pod.key.name for pod in spent or over])
     why = "exited with 0, so its place is gone" if spent else "can have no replacement there"
     message = (
         f"restarting all {job.spec.replicas} pods, which queue again (not charged): {names} {why}"
@@ -104,11 +106,9 @@ def needs_nodes_again(job: DDPJob, failure: Failure) -> bool:
     return any(one and one.provisioning == "queued" for one in accelerators)
 
 
-def _is_replaceable(job: DDPJob, pod: PodState) -> bool:
-    """Return whether Kueue lets another pod have the place of this one."""
-    member = pod.queue
-    own = group_of(job, pod.identity.slot).name
-    return member is not None and not member.ends_group and member.group == own
+def _is_apart(pod: PodState, own: str) -> bool:
+    """Return whether a pod is in another group than its job's, or that group is to end."""
+    return pod.queue is not None and (pod.queue.ends_group or pod.queue.group != own)
 
 
 def _ends(job: DDPJob | None, pods: Iterable[PodState]) -> list[Key]:
@@ -133,10 +133,13 @@ def _is_to_end(job: DDPJob | None, pod: PodState) -> bool:
         return True
     if job.deleting or job.status.finished or job.status.is_true("Suspended"):
         return True
-    slot = pod.identity.slot
-    if pod.queue is None or pod.queue.group != group_of(job, slot).name:
+    if pod.queue and pod.queue.group == kueue_group(job):
+        return False
+    identity, notes = pod.identity, job.status.bookkeeping
+    if is_in_group(job, identity.slot) or identity.slot not in (*members(job), *outside_slots(job)):
         return True
-    return not is_in_group(job, slot) and slot not in (*members(job), *outside_slots(job))
+    wanted = (job.status.attempt, notes.replacements.get(str(identity.slot), 0))
+    return (identity.attempt, identity.replacement) != wanted
 
 
 def _is_lost(job: DDPJob | None, pod: PodState, now: datetime) -> bool:

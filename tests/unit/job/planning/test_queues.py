@@ -30,7 +30,7 @@ QUEUE = {"queueName": "team-a"}
 
 def member(job: DDPJob, index: int, **state: bool) -> QueueMember:
     """A pod that Kueue manages, in the group that the job has now."""
-    return QueueMember(group_of(job, index).name, **state)
+    return QueueMember(group_of(job, Identity(index, job.status.attempt)).name, **state)
 
 
 def gated(job: DDPJob, index: int) -> PodState:

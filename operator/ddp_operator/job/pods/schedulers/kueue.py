@@ -50,7 +50,7 @@ def kueue_group(job: DDPJob) -> str:
     """Return the name of the group without which the job does not train."""
     # An earlier job of the same name may still be ending, with its group. A label has room for 63
     # characters.
-    return f"{job.name[:40]}-{job.uid[:6]}-{job.status.bookkeeping.queue_group}"
+    return f"{job.name[:36]}-{job.uid[:6]}-{job.status.bookkeeping.queue_group}"
 
 
 def group_size(job: DDPJob) -> int:
@@ -63,13 +63,13 @@ def is_in_group(job: DDPJob, slot: int) -> bool:
     return job.spec.kueue_queue is not None and slot < group_size(job)
 
 
-def group_of(job: DDPJob, slot: int) -> Group:
-    """Return the group of a slot's pods."""
+def group_of(job: DDPJob, identity: Identity) -> Group:
+    """Return the group of a pod."""
     name = kueue_group(job)
-    if is_in_group(job, slot):
+    if is_in_group(job, identity.slot):
         return Group(name, group_size(job))
-    # Another attempt begins without it, so it must not keep its quota until then.
-    return Group(f"{name}-{job.status.attempt}-{slot}", 1)
+    # The job continues without it, so its replacement asks for quota again.
+    return Group(f"{name}-{identity.attempt}-{identity.slot}-{identity.replacement}", 1)
 
 
 def role_of(spec: DDPJobSpec, index: int) -> str:
@@ -82,7 +82,7 @@ def role_of(spec: DDPJobSpec, index: int) -> str:
 
 def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     """Return the pod as one of its job's group, in the job's queue."""
-    group = group_of(job, identity.slot)
+    group = group_of(job, identity)
     labels = {"kueue.x-k8s.io/queue-name": job.spec.kueue_queue or "", KUEUE_GROUP: group.name}
     annotations = {
         "kueue.x-k8s.io/pod-group-total-count": str(group.size),
