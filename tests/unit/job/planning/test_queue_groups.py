@@ -1,0 +1,192 @@
+"""What pods in a queue need besides their job's plan: an end of their group, or of themselves."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.planning.queue import Upkeep, upkeep
+from ddp_operator.job.pods.schedulers import group_of
+from ddp_operator.job.pods.state import PodState, QueueMember
+from ddp_operator.ports import Key
+
+from tests.unit.job.builders import (
+    edited,
+    ended,
+    fresh_job,
+    later,
+    pod,
+    stored,
+    with_status,
+)
+from tests.unit.job.planning.test_queues import QUEUE, created, gated, member, trains
+
+NOTHING = Upkeep()
+
+
+def trained(replicas: int = 3, **spec: Any) -> tuple[DDPJob, list[PodState]]:
+    """A job in a queue whose pods train, and those pods."""
+    job = created(replicas=replicas, scheduling=QUEUE, **spec)
+    pods = [trains(job, index) for index in range(replicas)]
+    return stored(job, plan(job, pods, later(10))), pods
+
+
+def finished(pods: list[PodState], job: DDPJob) -> DDPJob:
+    """The job after its first pod has failed for good."""
+    lost = [ended(job, 0, code=1, at=20, queue=pods[0].queue), *pods[1:]]
+    job = stored(job, plan(job, lost, later(21)))
+    assert job.status.finished
+    return job
+
+
+def marked(pods: list[PodState], *names: str) -> list[PodState]:
+    """The pods, of which these end their group."""
+    return [
+        replace(one, queue=one.queue._replace(ends_group=True))
+        if one.queue and one.key.name in names
+        else one
+        for one in pods
+    ]
+
+
+def failed(one: PodState) -> PodState:
+    return replace(one, phase="Failed")
+
+
+def succeeded(one: PodState) -> PodState:
+    return replace(one, phase="Succeeded")
+
+
+def test_a_group_lives_while_its_job_does() -> None:
+    job, pods = trained()
+    assert upkeep(job, pods, later(30)) == NOTHING
+    lost = [failed(pods[0]), *pods[1:]]
+    assert upkeep(job, lost, later(30)) == NOTHING, "it is replaced"
+    leaves = [replace(one, deleting=True, ends_by=later(60)) for one in pods]
+    assert upkeep(job, leaves, later(30)) == NOTHING
+
+
+def test_pods_outside_of_queues_need_nothing() -> None:
+    job, pods = trained()
+    loose = [replace(one, queue=None, deleting=True, ends_by=later(0)) for one in pods]
+    assert upkeep(None, loose, later(999)) == upkeep(job, loose, later(999)) == NOTHING
+
+
+def test_the_group_of_a_finished_job_ends_by_one_mark() -> None:
+    job, pods = trained(restart={"maxRestarts": 0, "scope": "Gang"})
+    job = finished(pods, job)
+    there = [failed(pods[0]), *pods[1:]]
+    mark = upkeep(job, there, later(30))
+    assert mark == Upkeep(end=(pods[1].key,)), "Kueue may have replaced the failed one"
+    assert upkeep(job, marked(there, pods[1].key.name), later(31)) == NOTHING
+    assert upkeep(job, marked(there, pods[0].key.name), later(31)) == NOTHING
+    assert upkeep(job, [failed(one) for one in pods], later(31)).end == (pods[0].key,)
+
+
+def test_a_group_of_pods_that_all_succeeded_is_over_by_itself() -> None:
+    job, pods = trained()
+    over = [ended(job, index, code=0, queue=pods[index].queue) for index in range(3)]
+    job = stored(job, plan(job, over, later(30)))
+    assert job.status.finished
+    assert upkeep(job, over, later(31)) == NOTHING
+    assert upkeep(None, over, later(31)) == NOTHING
+    [mark] = upkeep(job, [*over[:2], failed(pods[2])], later(31)).end
+    assert mark == over[0].key
+
+
+def test_the_group_of_a_suspended_job_ends_once_that_is_on_record() -> None:
+    job, pods = trained()
+    job = edited(job, suspend=True)
+    assert upkeep(job, pods, later(20)) == NOTHING
+    job = stored(job, plan(job, pods, later(20)))
+    assert upkeep(job, pods, later(21)).end == (pods[0].key,)
+
+
+def test_the_group_of_a_deleted_job_ends() -> None:
+    job, pods = trained()
+    end = Upkeep(end=(pods[0].key,))
+    assert upkeep(replace(job, deleting=True), pods, later(20)) == end
+    assert upkeep(replace(job, uid="another"), pods, later(20)) == end
+    assert upkeep(None, pods, later(20)) == end
+
+
+def test_each_group_gets_a_mark_of_its_own() -> None:
+    job, pods = trained()
+    others = [
+        replace(one, key=Key("research", f"other-{one.key.name}"), queue=QueueMember("other"))
+        for one in pods
+    ]
+    assert upkeep(job, [*others, *pods], later(20)).end == (others[0].key,)
+    assert upkeep(None, [*others, *pods], later(20)).end == (others[0].key, pods[0].key)
+    some = marked([*others, *pods], others[2].key.name)
+    assert upkeep(None, some, later(20)).end == (pods[0].key,)
+
+
+def test_the_group_of_pods_of_another_spec_ends() -> None:
+    job, pods = trained()
+    job = edited(job, suspend=False, nprocPerNode=2)
+    job = stored(job, plan(job, pods, later(20)))
+    assert job.status.attempt == 1
+    assert upkeep(job, pods, later(21)).end == (pods[0].key,)
+
+
+def test_the_group_goes_on_in_the_next_attempt() -> None:
+    job, pods = trained(restart={"scope": "Gang"})
+    lost = [ended(job, 0, code=1, at=20, queue=pods[0].queue), *pods[1:]]
+    job = stored(job, plan(job, lost, later(21)))
+    assert job.status.attempt == 1
+    assert upkeep(job, lost, later(22)) == NOTHING
+
+
+def beyond(job: DDPJob, slot: int, **state: Any) -> PodState:
+    """A pod that an elastic job can do without."""
+    made = pod(job, slot, **{"phase": "Running", "node": "node-a", **state})
+    return replace(made, queue=QueueMember(group_of(job, made.identity).name))
+
+
+def test_a_pod_that_an_elastic_job_can_do_without_ends_its_group_when_it_is_not_needed() -> None:
+    job = fresh_job(replicas=4, scheduling=QUEUE, elastic={"minReplicas": 2})
+    job = with_status(stored(job, plan(job, [], later(0))), launcher="Pod")
+    pods = [trains(job, 0), trains(job, 1)]
+    more = [beyond(job, 2), beyond(job, 3)]
+    assert upkeep(job, [*pods, *more], later(5)) == NOTHING, "they wait to join"
+    smaller = edited(job, replicas=3, elastic={"minReplicas": 2})
+    assert upkeep(smaller, [*pods, *more], later(5)).end == (more[1].key,)
+    replaced = with_status(job, replacements={"2": 1})
+    new = beyond(replaced, 2, replacement=1)
+    assert upkeep(replaced, [*pods, *more, new], later(5)).end == (more[0].key,)
+    again = with_status(job, attempt=1)
+    assert set(upkeep(again, [*pods, *more], later(5)).end) == {one.key for one in more}
+
+
+def test_a_group_that_never_had_a_node_needs_no_mark() -> None:
+    job = created(scheduling=QUEUE)
+    waiting = [gated(job, index) for index in range(2)]
+    assert upkeep(None, waiting, later(5)) == NOTHING
+    one = [replace(waiting[0], node="node-a"), waiting[1]]
+    assert len(upkeep(None, one, later(5)).end) == 1
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_deleted_pods_that_never_had_a_node_are_released(*, exists: bool) -> None:
+    job = created(scheduling=QUEUE)
+    held = replace(gated(job, 0), deleting=True, queue=member(job, 0, held=True))
+    owner = job if exists else None
+    assert upkeep(owner, [held], later(5)) == Upkeep(release=(held.key,))
+    for other in (
+        replace(held, deleting=False),
+        replace(held, queue=member(job, 0)),
+        replace(held, node="node-a", ends_by=later(60)),
+    ):
+        assert upkeep(owner, [other], later(5)).release == ()
+
+
+def test_pods_are_forced_to_go_only_long_after_their_time() -> None:
+    job, pods = trained()
+    late = replace(pods[0], deleting=True, ends_by=later(50))
+    assert upkeep(job, [late, *pods[1:]], later(59)).force == ()
+    assert upkeep(job, [late, *pods[1:]], later(60)) == Upkeep(force=(late.key,))
+    for over in (failed(late), succeeded(late), replace(late, deleting=False)):
+        assert upkeep(job, [over, *pods[1:]], later(999)).force == ()
+    assert upkeep(None, [late], later(999)).force == (), "the garbage collector waits for it too"
