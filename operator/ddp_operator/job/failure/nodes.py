@@ -153,9 +153,7 @@ def _fits(pod_spec: Manifest, node: Node) -> bool:
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
-    """Return whether a toleration matches a taint by Kubernetes' rule: an empty field matches
-    anything.
-    """
+    """Return whether a toleration matches a taint. An empty field matches anything."""
     if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
         return False
     if toleration.get("key") and toleration["key"] != taint.get("key"):

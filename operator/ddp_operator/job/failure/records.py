@@ -144,7 +144,5 @@ def _last_words(job: DDPJob, pod: PodState) -> tuple[int | None, str]:
 
 
 def _signal(exit_code: int) -> int | None:
-    """Return the signal: shells and container runtimes report death by signal n as exit code 128 +
-    n.
-    """
+    """Return the signal n of exit code 128 + n, as shells and container runtimes report it."""
     return exit_code - 128 if 128 < exit_code < 160 else None

@@ -20,9 +20,7 @@ NODE_LOST: Final = "NodeLost"
 
 
 def seen(job: DDPJob, pods: Observed) -> str:
-    """Return the hash of the spec if at least one pod of each kind has run, else the
-    recorded one.
-    """
+    """Return the spec's hash if a pod of each kind has run, else the recorded hash."""
     if classes.has_run(job):
         return job.spec_hash
     began = {

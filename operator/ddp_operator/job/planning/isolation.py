@@ -21,9 +21,7 @@ def begin_change(job: DDPJob) -> Plan | None:
 
 
 def with_network_policy(job: DDPJob, planned: Plan) -> Plan:
-    """Add the NetworkPolicy's creation, before any pod, or its removal to the plan of an active
-    job.
-    """
+    """Add the NetworkPolicy's creation, which precedes all pods, or its removal to the plan."""
     wanted = _wanted(job)
     if job.status.bookkeeping.isolation == wanted:
         return planned

@@ -76,9 +76,7 @@ def _is_charged(job: DDPJob, failure: Failure) -> bool:
 def _corrected(
     status: DDPJobStatus, wrong: Failure, cause: Failure, *, charged: bool = False
 ) -> DDPJobStatus:
-    """Return the status with the cause recorded instead, and the charge taken back if
-    it was one.
-    """
+    """Return the status with the cause recorded instead, and the wrong charge taken back."""
     update = {"action": wrong.action, "charged": charged, "continued": wrong.continued}
     right = cause.model_copy(update=update)
     failures = tuple(right if failure is wrong else failure for failure in status.failures)

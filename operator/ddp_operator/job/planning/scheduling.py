@@ -37,9 +37,7 @@ def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
 
 
 def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide to delete the pods of a gang that waited too long for its other pods; None while it
-    may wait.
-    """
+    """Decide to delete a gang's pods that waited too long for the rest; None while they may."""
     due = timeout_due(job, pods)
     if due is None or now < due:
         return None

@@ -24,9 +24,7 @@ _SECURITY: Final = {
 
 
 def inject(spec: dict[str, Any], trainer: dict[str, Any], *, image: str) -> None:
-    """Change a pod's spec and its trainer container, which must have a command. `image` is the
-    operator's.
-    """
+    """Change a pod's spec and its trainer, which must have a command; `image` is the operator's."""
     mount = {"name": NAME, "mountPath": LAUNCHER_PATH}
     spec["volumes"] = [
         *(spec.get("volumes") or []),

@@ -80,9 +80,7 @@ class Identity:
         return Identity.at(self.slot, self.attempt, self.replacement, index=index)
 
     def host_name(self, job_name: str) -> str:
-        """Return the name by which other ranks reach it, the same for all its replacements in an
-        attempt.
-        """
+        """Return the name by which other ranks reach it and its replacements in an attempt."""
         return f"{job_name}-{self.attempt}-{self.slot}"
 
     def pod_name(self, job_name: str) -> str:
@@ -195,9 +193,7 @@ class PodState:
 
     @property
     def lost_to_cluster(self) -> bool:
-        """The cluster reports that it removed or must remove the pod. A user may have deleted it
-        too.
-        """
+        """The cluster reports that it removed or must remove the pod, as a user may have too."""
         if self.over_storage_limit:
             return False
         by_kubelet = self.reason in DISRUPTION_REASONS or self.reason.startswith("OutOf")

@@ -35,9 +35,7 @@ KINDS: Final = tuple(_KIND_OF.values())
 
 
 def spent(status: DDPJobStatus, *, created: datetime, now: datetime) -> Counter[str]:
-    """Return the seconds of a job's age by what they were spent on, with the open stretch as it
-    looks now.
-    """
+    """Return the seconds of a job's age by use, with the open stretch as it looks now."""
     books = status.goodput
     names = _KIND_OF.items() if books else ()
     seconds = Counter[str]({kind: getattr(books, name) for name, kind in names})
@@ -83,9 +81,7 @@ def account(
 def with_downtimes(
     status: DDPJobStatus, downtimes: Iterable[tuple[datetime, datetime]], *, created: datetime
 ) -> DDPJobStatus:
-    """Return the status with unobserved restarts booked, each from the failure until processes
-    restarted.
-    """
+    """Return the status with unobserved restarts booked: each from its failure to its start."""
     books = status.goodput or Goodput(accounted_until=created)
     for failed, started in downtimes:
         books = _booked(books, _booked_to(status.phase, books), failed)

@@ -37,9 +37,7 @@ def with_placement(
 
 
 def _describe(nodes: Sequence[Node]) -> tuple[str, str]:
-    """Return the levels from the closest to the first that all nodes share, and what they do not
-    share.
-    """
+    """Return the levels up to the first that all nodes share, and what they do not share."""
     parts, spread = [], ""
     for level in reversed(_LEVELS):
         places = Counter(place_of(node, level) for node in nodes)
@@ -56,9 +54,7 @@ def _describe(nodes: Sequence[Node]) -> tuple[str, str]:
 
 
 def place_of(node: Node, level: str) -> Place:
-    """Return the labels from the widest level to this one; names may be unique only within the next
-    wider level.
-    """
+    """Return the labels from the widest level on, since names may repeat in another place."""
     wider = _LEVELS[: _LEVELS.index(level) + 1]
     return tuple(node.labels.get(GKE_TOPOLOGY_LABELS[each]) for each in wider)
 

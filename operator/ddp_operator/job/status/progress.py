@@ -98,9 +98,7 @@ def with_report(job: DDPJob, report: Report | None) -> DDPJobStatus:
 
 
 def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -> DDPJobStatus:
-    """Return the status with the last report of a trainer that has ended, from its termination
-    message.
-    """
+    """Return the status with what a trainer's termination message reports."""
     message = pod.exit.message if pod and pod.exit else ""
     if not message.lstrip().startswith("{"):
         return status

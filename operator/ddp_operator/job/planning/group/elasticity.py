@@ -51,9 +51,7 @@ def absent_node_ranks(pods: Observed) -> Sequence[int]:
 
 
 def can_go_without(job: DDPJob, pods: Observed, node_ranks: Sequence[int]) -> bool:
-    """Return whether the group may continue at once without these pods, which are lost
-    or leaving.
-    """
+    """Return whether the group may continue at once without these lost or leaving pods."""
     elastic = job.spec.elastic
     rest = len(members(job)) - len(node_ranks)
     if not elastic or rest < min_size(job.spec) or not _may_change(job, pods):

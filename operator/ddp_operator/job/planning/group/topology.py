@@ -35,9 +35,7 @@ _NODES_AGAIN: Final = timedelta(seconds=2)
 
 
 def along(slots: Sequence[int], places: Mapping[int, Place]) -> tuple[int, ...]:
-    """Return the slots so that those of one place are consecutive at each level, otherwise
-    unchanged.
-    """
+    """Return the slots in a stable order, with those of one place together at each level."""
     first: dict[Place, int] = {}
     for position, slot in enumerate(slots):
         for prefix in _prefixes(places[slot]):
@@ -90,9 +88,7 @@ def _due(pods: Observed) -> datetime | None:
 
 
 def _obstacle(job: DDPJob, pods: Observed) -> tuple[bool, str]:
-    """Return whether the obstacle to new ranks may pass, and its message; empty if
-    there is none.
-    """
+    """Return whether the obstacle to new ranks may pass, and its message, empty without one."""
     if not job.status.bookkeeping.launcher:
         return True, (
             f"no launcher answered within {ANSWER_SECONDS} s; check that the image has it "
