@@ -1,11 +1,11 @@
 """One life of an operator process: it begins with what the cluster stores, and ends any time."""
 
+from ddp_operator.engine.access import Access
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.job_cache import Entry
+from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.projection import job_of, project
-from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube.view.cache import ObjectCache
 from ddp_operator.ports import Key, Manifest, Trainers

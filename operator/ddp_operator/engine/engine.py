@@ -11,10 +11,10 @@ from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.launchers import Launchers
 from ddp_operator.engine.metrics import JOBS, Metrics, choose, text_of
 from ddp_operator.engine.metrics.totals import count_jobs
+from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.engine.reports import PROGRESS_SECONDS, ProgressReports
-from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import (
     Cluster,

@@ -7,6 +7,7 @@ from typing import Final
 from ddp_operator.api.constants import KUEUE_MANAGED, KUEUE_RETRIABLE, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.job_cache import Entry
+from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.engine.token_secrets import TokenSecrets
 from ddp_operator.job.planning.model import Plan
@@ -15,7 +16,6 @@ from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import SecretKey
 from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.prerequisites import Prerequisite, prerequisites
-from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import (
     AlreadyExistsError,

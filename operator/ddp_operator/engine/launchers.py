@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.engine.access import Access
 from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.membership.launcher_protocol import (
@@ -25,7 +26,6 @@ from ddp_operator.job.membership.launcher_protocol import (
 )
 from ddp_operator.job.membership.rank_order import follows_topology
 from ddp_operator.job.membership.world import world_of
-from ddp_operator.job.pods.access import Access
 from ddp_operator.job.pods.observed import member_names, with_own_address
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.open_files import own_share

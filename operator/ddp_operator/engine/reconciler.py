@@ -13,6 +13,7 @@ from ddp_operator.engine.execution import Execution, UnfitTemplateError
 from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.launchers import Launchers
 from ddp_operator.engine.metrics import Metrics
+from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.engine.status_writer import PROGRESS_WRITES_PER_SECOND, StatusWriter
 from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS
@@ -23,7 +24,6 @@ from ddp_operator.job.planning.model import Plan, with_goodput
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.queue import upkeep
 from ddp_operator.job.planning.rejection import reject
-from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.conditions import (
     API_SERVER_ERROR,

@@ -13,12 +13,12 @@ from typing import Any, Final, Self
 from ddp_operator.api.job import DDPJob
 from ddp_operator.client.cluster import NoSuchJobError
 from ddp_operator.client.submission import NameTakenError
+from ddp_operator.engine.access import Access
 from ddp_operator.engine.engine import Engine
-from ddp_operator.job.pods.access import Access
+from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
 from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.job.pods.projection import project
-from ddp_operator.job.pods.settings import PodSettings
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.local.machine import LocalCluster, Workdir, WorkdirInUseError
 from ddp_operator.local.run.command import refuse_what_cannot_run

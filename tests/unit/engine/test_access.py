@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 import pytest
+from ddp_operator.engine.access import Access
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.access import Access, SecretKey
+from ddp_operator.job.pods.access import SecretKey
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Key, SentToken, TokenSource
