@@ -11,11 +11,11 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.engine import log_progress
 from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.job.status import log_progress
 from ddp_operator.job.status.progress import Report, TrainerStatus
 from ddp_operator.ports import NOTHING_YET, Cluster, ClusterError, Key, Trainers
 
