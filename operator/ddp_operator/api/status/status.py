@@ -159,6 +159,12 @@ class DDPJobStatus(StatusModel):
         return condition is not None and condition.status == "True"
 
     @property
+    def running_since(self) -> datetime | None:
+        """Since when all pods run; None if they do not."""
+        running = self.condition("Running")
+        return running.last_transition_time if running and running.status == "True" else None
+
+    @property
     def incarnation(self) -> tuple[int, int, int]:
         """Attempt, generation of the group, and replacements of its pods. The value is new after
         each restart.

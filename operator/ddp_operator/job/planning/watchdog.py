@@ -32,7 +32,7 @@ def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> F
 
     The time counts from when the step was first seen in this attempt with all pods running.
     """
-    limit, running_since = _deadline(job), _running_since(job)
+    limit, running_since = _deadline(job), job.status.running_since
     progress = job.status.progress
     if limit is None or running_since is None or report is None or not report.concerns(job):
         return None
@@ -95,7 +95,7 @@ def _silence_due(job: DDPJob, report: Report | None) -> datetime | None:
     """Return when to warn that a job reported nothing in this attempt; None if it did, does not
     run, or has no progress deadline.
     """
-    limit, running_since, progress = _deadline(job), _running_since(job), job.status.progress
+    limit, running_since, progress = _deadline(job), job.status.running_since, job.status.progress
     if limit is None or running_since is None:
         return None
     if report is not None and report.concerns(job) and (report.status or _reports_steps(job)):
@@ -156,8 +156,3 @@ def _reports_steps(job: DDPJob) -> bool:
     same before its first step as while it trains.
     """
     return scope_of(job) == "Pod" or job.status.progress is not None
-
-
-def _running_since(job: DDPJob) -> datetime | None:
-    running = job.status.condition("Running")
-    return running.last_transition_time if running and running.status == "True" else None

@@ -13,31 +13,22 @@ _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 def prefer_others(spec: dict[str, Any], nodes: Sequence[str]) -> None:
     """Let a pod prefer other nodes than these."""
     term = {"weight": 100, "preference": {"matchFields": _not_in(nodes)}}
-    affinity = spec.get("affinity") or {}
-    node_affinity = affinity.get("nodeAffinity") or {}
-    terms = [*(node_affinity.get(_PREFERRED) or ()), term]
-    spec["affinity"] = {**affinity, "nodeAffinity": {**node_affinity, _PREFERRED: terms}}
+    _set(spec, _PREFERRED, [*(_node_affinity(spec).get(_PREFERRED) or ()), term])
 
 
 def keep_off(spec: dict[str, Any], nodes: Sequence[str]) -> None:
     """Keep a pod off these nodes."""
-    affinity = spec.get("affinity") or {}
-    node_affinity = affinity.get("nodeAffinity") or {}
-    required = node_affinity.get(_REQUIRED) or {}
+    required = _node_affinity(spec).get(_REQUIRED) or {}
     # The terms are alternatives, so each needs the fields.
     terms = required.get("nodeSelectorTerms") or [{}]
     fields = _not_in(nodes)
     terms = [{**term, "matchFields": [*(term.get("matchFields") or ()), *fields]} for term in terms]
-    spec["affinity"] = {
-        **affinity,
-        "nodeAffinity": {**node_affinity, _REQUIRED: {**required, "nodeSelectorTerms": terms}},
-    }
+    _set(spec, _REQUIRED, {**required, "nodeSelectorTerms": terms})
 
 
 def kept_off(spec: Manifest) -> tuple[str, ...]:
     """Return the node names that all terms of a pod's node affinity exclude."""
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    terms = (affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or ()
+    terms = (_node_affinity(spec).get(_REQUIRED) or {}).get("nodeSelectorTerms") or ()
     each = [
         {
             name
@@ -48,6 +39,16 @@ def kept_off(spec: Manifest) -> tuple[str, ...]:
         for term in terms
     ]
     return tuple(sorted(set.intersection(*each))[:MAX_EXCLUDED]) if each else ()
+
+
+def _node_affinity(spec: Manifest) -> Manifest:
+    found: Manifest = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    return found
+
+
+def _set(spec: dict[str, Any], kind: str, value: object) -> None:
+    affinity = {**_node_affinity(spec), kind: value}
+    spec["affinity"] = {**(spec.get("affinity") or {}), "nodeAffinity": affinity}
 
 
 def _not_in(nodes: Sequence[str]) -> list[dict[str, Any]]:

@@ -244,8 +244,7 @@ def _is_ready(
 def _running_on(status: Manifest) -> str:
     """Return the name of a running ordinary container; empty if there is none."""
     statuses = status.get("containerStatuses") or ()
-    running = (s["name"] for s in statuses if "running" in (s.get("state") or {}))
-    return next(running, "")
+    return next((s["name"] for s in statuses if "running" in (s.get("state") or {})), "")
 
 
 def _crash_loop(status: Manifest) -> tuple[str, str]:

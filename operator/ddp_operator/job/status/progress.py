@@ -130,8 +130,7 @@ def resumption(before: DDPJobStatus, after: DDPJobStatus) -> int | None:
         # An earlier release did not store it.
         is_old = old.resumed_at is None and new.resumed_at <= old.updated_at
         return None if is_same or is_old else new.resumed_step
-    running = before.condition("Running")
-    began = running.last_transition_time if running and running.status == "True" else None
+    began = before.running_since
     gang = bool(before.failures) and before.failures[-1].action == "RestartGang"
     starts = gang and began is not None and old.updated_at < began <= new.updated_at
     if new.step >= old.step and not starts:

@@ -65,7 +65,7 @@ def resize(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that the group continues without pods that are late or not wanted any more, or that
     waiting pods join; None if it stays as it is.
     """
-    if not job.spec.elastic or not _may_change(job, pods):
+    if not _may_change(job, pods):
         return None
     if any(gap.reason == "Paused" or POLICY[gap.reason].lost for gap in pods.gaps):
         return None  # pods that wait for a pause, or failures without a decision yet
@@ -78,7 +78,7 @@ def resize(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 def next_change(job: DDPJob, pods: Observed) -> datetime | None:
     """Return when the group may change by itself; None if nothing is awaited."""
-    if not job.spec.elastic or not _may_change(job, pods):
+    if not _may_change(job, pods):
         return None
     if absent := absent_node_ranks(pods):
         return _shrink_due(job, pods, absent)
@@ -87,7 +87,7 @@ def next_change(job: DDPJob, pods: Observed) -> datetime | None:
 
 def _may_change(job: DDPJob, pods: Observed) -> bool:
     can_be_told = scope_of(job) != "Gang" and bool(job.status.bookkeeping.launcher)
-    return can_be_told and not pods.any_succeeded
+    return bool(job.spec.elastic) and can_be_told and not pods.any_succeeded
 
 
 def _announces(pod: PodState | None) -> bool:

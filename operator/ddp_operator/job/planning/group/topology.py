@@ -98,10 +98,8 @@ def _obstacle(job: DDPJob, pods: Observed) -> tuple[bool, str]:
         return False, "the operator sees no nodes; allow it to list and watch them"
     if unheard_of := _unheard_of(pods):
         return True, f"the operator does not know {some(unheard_of)}; check that they exist"
-    labels = GKE_TOPOLOGY_LABELS.values()
-    known = _by_name(pods)
-    bare = [name for name, node in known.items() if not any(map(node.labels.get, labels))]
-    if bare:
+    labels, known = GKE_TOPOLOGY_LABELS.values(), _by_name(pods)
+    if bare := [name for name, node in known.items() if not any(map(node.labels.get, labels))]:
         places = some(sorted(bare))
         return False, f"{places} have no topology labels; use nodes with compact placement"
     return False, ""
@@ -116,16 +114,15 @@ def _unheard_of(pods: Observed) -> list[str]:
 def _wanted(job: DDPJob, pods: Observed, *, first: bool) -> tuple[int, ...]:
     """Return the slots in the order of their new node ranks."""
     slots = members(job)
-    re_forms = scope_of(job) == "Pod"
     if job.status.is_true("Running"):
         return tuple(slots)  # a running group keeps its ranks
     known = _by_name(pods)
     closest = list(GKE_TOPOLOGY_LABELS)[-1]
-    places: dict[int, Place] = {}
-    for pod in pods.current.values():
-        node = known[pod.node]
-        places[pod.identity.slot] = (*place_of(node, closest), node.name)
-    if not first and re_forms:
+    places: dict[int, Place] = {
+        pod.identity.slot: (*place_of(known[pod.node], closest), pod.node)
+        for pod in pods.current.values()
+    }
+    if not first and scope_of(job) == "Pod":
         blocks = {slot: place[:_BLOCKS] for slot, place in places.items()}
         if along(slots, blocks) == tuple(slots):
             return tuple(slots)  # nearly as good, and ranks need not form a new group
@@ -134,13 +131,11 @@ def _wanted(job: DDPJob, pods: Observed, *, first: bool) -> tuple[int, ...]:
 
 def _changed(job: DDPJob, slots: Sequence[int], now: datetime, why: str = "") -> Plan:
     """Decide the next generation, in which these slots have consecutive node ranks."""
-    ordered = job.status.bookkeeping.ordered
-    attempt, replaced = present(job.status)
-    before = ordered[1] if ordered[:1] == (attempt,) else replaced
-    lost = max(replaced - before, 0)
+    ordered, current = job.status.bookkeeping.ordered, present(job.status)
+    lost = max(current[1] - ordered[1], 0) if ordered[:1] == current[:1] else 0
     in_place = scope_of(job) == "InPlace"
     grace_seconds = world_of(job).grace_seconds if in_place else RESTART_GRACE_SECONDS
-    status = job.status.noting(ordered=(attempt, replaced))
+    status = job.status.noting(ordered=current)
     status = next_generation(
         job, status, now, grace_seconds=grace_seconds, new_slots=dict(enumerate(slots)), lost=lost
     )
