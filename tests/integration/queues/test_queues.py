@@ -1,7 +1,6 @@
 """Jobs that wait for each other in a queue of a real Kueue."""
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -10,13 +9,14 @@ import pytest
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.queues import place_in_queue, queue_state
 from ddp_operator.kube import ApiClient, load_credentials
-from ddp_operator.views.job.queueing import UNKNOWN, QueueState
+from ddp_operator.views.job.queueing import UNKNOWN
 from ddp_operator.views.job.snapshot import JobSnapshot
 
 from tests.cluster.kueue import Kueue
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess
+from tests.integration.queues.explained import explained
 from tests.integration.queues.queue import Queue, is_true, queued_job
 from tests.waiting import eventually
 
@@ -204,22 +204,6 @@ async def test_finished_jobs_never_come_back(
     assert len(after) == 3
     uid = {name: item["metadata"]["uid"] for name, item in after.items()}
     assert all(uid[name] == item["metadata"]["uid"] for name, item in before.items())
-
-
-async def explained(
-    admin: ApiClient, jobs: Jobs, condition: Callable[[QueueState], bool], name: str = "job"
-) -> QueueState:
-    """Wait until the client explains the wait of a job as it should, and return that."""
-    found = UNKNOWN
-
-    async def holds() -> bool:
-        nonlocal found
-        job = JobSnapshot.read(await jobs.get(name))
-        found = await queue_state(Cluster(admin), job, datetime.now(UTC))
-        return condition(found)
-
-    await eventually(holds, interval_seconds=0.1, describe=lambda: f"the state is {found}")
-    return found
 
 
 async def test_a_held_queue_is_the_cause_of_a_wait(

@@ -100,6 +100,11 @@ def test_a_job_waits_for_quota_that_others_use() -> None:
             "the queue's nodes lack the level",
             "spec.scheduling.topology.level",
         ),
+        (
+            f"{SET} a: no topology domains at level: cloud.google.com/gce-topology-block",
+            "no node of the queue has the level",
+            "wait for nodes",
+        ),
         # pkg/scheduler/flavorassigner/tas_flavorassigner.go
         (
             f'{SET} a: Flavor "default" does not support TopologyAwareScheduling',

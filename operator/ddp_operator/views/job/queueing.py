@@ -54,11 +54,15 @@ _HINTS: Final = (
             "no requested topology level",
             "does not contain the requested level",
             "does not support TopologyAwareScheduling",
-            "no topology domains at level",
         ),
         "the queue's nodes lack the level of spec.scheduling.topology",
         "choose another spec.scheduling.topology.level, or ask the queue's administrator for a "
         "Topology with this level",
+    ),
+    _Hint(
+        ("no topology domains at level",),
+        "no node of the queue has the level of spec.scheduling.topology",
+        "wait for nodes with its label, or choose another spec.scheduling.topology.level",
     ),
     _Hint(
         ("allow to fit", "allows to fit only"),
