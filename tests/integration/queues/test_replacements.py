@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import pytest
 from ddp_operator.kube import PODS, ApiClient
@@ -15,11 +16,11 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("kueue", "operator")
 
-SINGLE = {"restart": {"scope": "Pod"}}
+SINGLE: dict[str, Any] = {"restart": {"scope": "Pod"}}
 """A lost pod is replaced alone, also without a launcher."""
 
 
-async def run_before_another(jobs: Jobs, queue: Queue, **spec: object) -> Json:
+async def run_before_another(jobs: Jobs, queue: Queue, **spec: Any) -> Json:
     """Start the job `job` and another one that waits for its quota; return the first Workload."""
     await jobs.create(queued_job(**spec))
     await jobs.until_phase("Running")
