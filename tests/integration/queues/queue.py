@@ -1,6 +1,7 @@
 """The queue of a namespace, and what Kueue says of the jobs in it."""
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -122,6 +123,11 @@ class Queue:
 
         await eventually(holds, interval_seconds=0.1, describe=lambda: f"workloads {seen}")
         return seen
+
+
+def is_past(moment: float) -> bool:
+    """Whether it is later than a moment in Unix time."""
+    return time.time() >= moment
 
 
 def is_true(workload: Json, condition: str) -> bool:

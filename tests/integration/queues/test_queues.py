@@ -17,7 +17,7 @@ from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess
 from tests.integration.queues.explained import explained
-from tests.integration.queues.queue import Queue, is_true, queued_job
+from tests.integration.queues.queue import Queue, is_past, is_true, queued_job
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("kueue", "operator", "life")
@@ -39,16 +39,12 @@ async def wait_behind(jobs: Jobs, *names: str) -> None:
         await jobs.create(queued_job(), name=name)
         await jobs.until(lambda status: status.reason == "Queued", name)
         # To Kueue, workloads that are made in the same second have no order.
-        await eventually(partial(_is_past, int(time.time()) + 1))
+        await eventually(partial(is_past, int(time.time()) + 1))
 
 
 async def _have_ended(jobs: Jobs) -> bool:
     pods = (await jobs.pods()).values()
     return all(pod["metadata"].get("deletionGracePeriodSeconds") == 0 for pod in pods)
-
-
-def _is_past(moment: float) -> bool:
-    return time.time() >= moment
 
 
 async def test_a_job_is_admitted_and_gives_its_quota_back(

@@ -1,6 +1,7 @@
 """A job keeps its place in the queue of a real Kueue, whatever happens to its pods."""
 
 import asyncio
+import time
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.good_manifests import Json
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess
-from tests.integration.queues.queue import Queue, is_true, new_queue, queued_job
+from tests.integration.queues.queue import Queue, is_past, is_true, new_queue, queued_job
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("kueue", "operator")
@@ -24,6 +25,8 @@ async def run_before_another(jobs: Jobs, queue: Queue, **spec: Any) -> Json:
     """Start the job `job` and another one that waits for its quota; return the first Workload."""
     await jobs.create(queued_job(**spec))
     await jobs.until_phase("Running")
+    # To Kueue, workloads that are made in the same second have no order.
+    await eventually(partial(is_past, int(time.time()) + 1))
     await jobs.create(queued_job(), name="other")
     await jobs.until(lambda status: status.reason == "Queued", "other")
     return await workload_of(queue, "job")

@@ -29,8 +29,8 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 
 PLACE_LOST: Final = "PlaceInQueueLost"
-_STOPS: Final = frozenset({"WorkloadEvicted", "NotAdmitted", "WorkloadDeleted"})
-"""Kueue's reasons for deleting all pods of a group."""
+_STOPS: Final = ("WorkloadEvicted", "NotAdmitted", "WorkloadDeleted", "NoMatchingWorkload")
+"""How Kueue's reasons for deleting all pods of a group begin."""
 
 
 class Upkeep(NamedTuple):
@@ -93,14 +93,14 @@ def begin_new_group(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 def takes_all(job: DDPJob, failure: Failure) -> bool:
     """Return whether Kueue has taken the quota away without which the job does not train."""
-    if failure.reason not in _STOPS or failure.index is None:
+    if failure.index is None or not failure.reason.startswith(_STOPS):
         return False
     return is_in_group(job, members(job)[failure.index])
 
 
 def needs_nodes_again(job: DDPJob, failure: Failure) -> bool:
     """Return whether nodes that a queue provided may be gone: it provides them once for a group."""
-    if failure.class_ not in ("Disruption", "Infrastructure") or failure.reason in _STOPS:
+    if failure.class_ not in ("Disruption", "Infrastructure") or failure.reason.startswith(_STOPS):
         return False
     accelerators = [kind.accelerator for kind, _ in kinds(job.spec)]
     return any(one and one.provisioning == "queued" for one in accelerators)
