@@ -69,12 +69,9 @@ class SimulatedCluster:
         self._on_change = on_change
         self._crash = crash
         self.writes = 0
-        self.lists_backwards = False
-        """Whether pods are listed in the opposite order."""
 
     def pods_of(self, job: Key) -> list[PodState]:
-        pods = self._cache.members(job)
-        return pods[::-1] if self.lists_backwards else pods
+        return self._cache.members(job)
 
     def nodes(self) -> Nodes:
         return Nodes(self._server.nodes.values())
