@@ -213,6 +213,22 @@ def test_kueue_deactivated_it_after_too_many_requeues() -> None:
     assert (found.eviction, found.remedies[1:]) == ("", [PATCH])
 
 
+def test_kueue_is_about_to_evict_what_it_deactivated() -> None:
+    """pkg/controller/core/workload_controller.go sets the reason, then `active`, then evicts."""
+    target = condition(
+        "DeactivationTarget",
+        "True",
+        "RequeuingLimitExceeded",
+        "exceeding the maximum number of re-queuing retries",
+    )
+    reserved = condition("QuotaReserved", "True", "QuotaReserved")
+    found = explained(reserved, target, active=False)
+    assert found.cause.endswith(
+        "is deactivated: exceeding the maximum number of re-queuing retries"
+    )
+    assert "waitForPodsReady.timeout" in found.remedies[0]
+
+
 def test_an_admission_check_rejected_it() -> None:
     message = "The workload is deactivated due to Admission check(s): nodes, were rejected"
     by_kueue = evicted("DeactivatedDueToAdmissionCheck", message)
@@ -222,7 +238,12 @@ def test_an_admission_check_rejected_it() -> None:
 
 
 def test_a_timeout_of_pods_is_followed_by_a_pause() -> None:
-    conditions = (pending(NOT_READY), evicted("PodsReadyTimeout", NOT_READY))
+    conditions = (
+        pending(NOT_READY),
+        evicted("PodsReadyTimeout", NOT_READY),
+        condition("Requeued", "False", "PodsReadyTimeout", NOT_READY),
+        condition("WaitingForReplacementPods", "True", "PodsReadyTimeout", NOT_READY),
+    )
     found = explained(*conditions, requeueState={"count": 3, "requeueAt": at(180)})
     assert found.cause == f"Kueue requeues the job in 2m (requeue 3): {NOT_READY}"
     assert "waitForPodsReady.timeout" in found.remedies[0]

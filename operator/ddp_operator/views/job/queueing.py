@@ -234,13 +234,17 @@ def _deactivated(workload: Workload, name: str) -> _Cause | None:
     if workload.spec.active is not False:
         return None
     evicted = workload.condition("Evicted", "True")
-    why = "somebody set its spec.active to false"
-    if evicted and evicted.reason.startswith("DeactivatedDueTo"):
+    target = workload.condition("DeactivationTarget", "True")  # until Kueue has evicted it
+    why, reason = "somebody set its spec.active to false", ""
+    if target:
+        why, reason = _said(target), target.reason
+    elif evicted and evicted.reason.startswith("DeactivatedDueTo"):
         why = _said(evicted).removeprefix("The workload is deactivated due to ")
+        reason = evicted.reason
     # Kubernetes has a kind Workload, too: the name includes the group.
     patch = f"kubectl patch workloads.kueue.x-k8s.io {name} --type merge -p '{_ACTIVE}'"
     remedies = [f"to queue the job again: {patch}"]
-    if evicted and evicted.reason.endswith("RequeuingLimitExceeded"):
+    if reason.endswith("RequeuingLimitExceeded"):
         remedies.insert(0, _START_FASTER)
     return _Cause(f"Workload {name} is deactivated: {why}", remedies)
 
