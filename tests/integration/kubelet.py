@@ -16,6 +16,8 @@ from tests.integration.jobs import Jobs
 from tests.waiting import eventually
 
 NODE: Final = "node-1"
+HOSTNAME: Final = "kubernetes.io/hostname"
+"""The label that identifies a node."""
 _STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 
 
@@ -25,6 +27,8 @@ class FakeKubelet:
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
+        self.cordoned: set[str] = set()
+        """Nodes on which `live` starts no pod."""
 
     async def run(self, pod: str, *, ip: str = "") -> None:
         """Schedule a pod, run its containers and find them ready, at an address if it is given."""
@@ -34,15 +38,18 @@ class FakeKubelet:
         await self._report(manifest, phase="Running", ready=True, state=running, address=address)
 
     async def schedule(self, pod: str) -> Json:
-        """Bind a pod to a node, unless it is; returns the pod."""
+        """Bind a pod to the node that its selector names, else to `node-1`, unless it has one;
+        returns the pod.
+        """
         path = PODS.path(namespace=self._namespace, name=pod)
         manifest: Json = await self._client.request("GET", path)
         if "nodeName" not in manifest["spec"]:
+            node = _node_of(manifest["spec"])
             binding = {
                 "apiVersion": "v1",
                 "kind": "Binding",
                 "metadata": {"name": pod},
-                "target": {"apiVersion": "v1", "kind": "Node", "name": NODE},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": node},
             }
             await self._client.request("POST", f"{path}/binding", body=binding)
         return manifest
@@ -116,8 +123,12 @@ class FakeKubelet:
                     if not ended:
                         await self.fail(name, exit_code=143)
                     await self.finish(name)
-                elif not (ended or "nodeName" in spec or spec.get("schedulingGates")):
+                elif not (ended or self._may_not_start(spec)):
                     await self.run(name)
+
+    def _may_not_start(self, spec: Json) -> bool:
+        placed = "nodeName" in spec
+        return placed or bool(spec.get("schedulingGates")) or _node_of(spec) in self.cordoned
 
     async def _end(
         self,
@@ -187,6 +198,12 @@ async def run_all(jobs: Jobs, kubelet: FakeKubelet) -> None:
         await kubelet.run(pod)
     status = await jobs.until_phase("Running")
     assert status.ready_replicas == len(await jobs.live_pods())
+
+
+def _node_of(spec: Json) -> str:
+    """The node that a pod has, or that its selector names; else `node-1`."""
+    selector = spec.get("nodeSelector") or {}
+    return str(spec.get("nodeName") or selector.get(HOSTNAME, NODE))
 
 
 def _condition(type_: str, reason: str, *, value: bool = True) -> dict[str, Any]:

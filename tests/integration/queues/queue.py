@@ -28,6 +28,8 @@ CHIP: Final = "example.com/chip"
 """What there is quota for: a resource of which a machine has as many as a test says."""
 URGENT: Final = "urgent"
 """The name of the only priority class."""
+SINGLE: Final[dict[str, Any]] = {"restart": {"scope": "Pod"}}
+"""A lost pod is replaced alone, also without a launcher."""
 
 
 def installed(host: Host) -> Kueue:
@@ -136,19 +138,44 @@ def is_true(workload: Json, condition: str) -> bool:
     return any(c["type"] == condition and c["status"] == "True" for c in found)
 
 
-def _cluster_queue(chips: int) -> Json:
-    flavor = {"name": "default", "resources": [{"name": CHIP, "nominalQuota": chips}]}
+async def workload_of(queue: Queue, job: str = "job") -> Json:
+    """The only Workload of a job that is not finished."""
+    found = await queue.until_workloads(
+        lambda all_: sum(_is_of(job, name, each) for name, each in all_.items()) == 1
+    )
+    return next(each for name, each in found.items() if _is_of(job, name, each))
+
+
+def _is_of(job: str, name: str, workload: Json) -> bool:
+    return name.rsplit("-", 2)[0] == job and not is_true(workload, "Finished")
+
+
+def admission(workload: Json) -> tuple[str, str]:
+    """A Workload's UID, and since when it has had its quota."""
+    [reserved] = [c for c in workload["status"]["conditions"] if c["type"] == "QuotaReserved"]
+    assert reserved["status"] == "True"
+    return workload["metadata"]["uid"], reserved["lastTransitionTime"]
+
+
+def _cluster_queue(chips: int, flavor: str) -> Json:
+    quota = {"name": flavor, "resources": [{"name": CHIP, "nominalQuota": chips}]}
     return {
         "namespaceSelector": {},
         # Else Kueue lets others pass a job that it has just found no room for.
         "queueingStrategy": "StrictFIFO",
         "preemption": {"withinClusterQueue": "LowerPriority"},
-        "resourceGroups": [{"coveredResources": [CHIP], "flavors": [flavor]}],
+        "resourceGroups": [{"coveredResources": [CHIP], "flavors": [quota]}],
     }
 
 
-async def new_queue(client: ApiClient, namespace: str, chips: int = 2) -> Queue:
-    """Make the queue `team` of a namespace; the quota is that of one job of two pods."""
+async def new_queue(
+    client: ApiClient, namespace: str, chips: int = 2, *, nodes: Json | None = None
+) -> Queue:
+    """Make the queue `team` of a namespace; the quota is that of one job of two pods.
+
+    Args:
+        nodes: what its ResourceFlavor says of nodes; a flavor for all nodes if it is missing.
+    """
 
     async def create(
         resource: Resource, kind: str, name: str, in_: str = "", **fields: Any
@@ -158,8 +185,9 @@ async def new_queue(client: ApiClient, namespace: str, chips: int = 2) -> Queue:
         with contextlib.suppress(AlreadyExistsError):  # those that all tests share
             await client.request("POST", resource.path(namespace=in_ or None), body=body)
 
-    await create(_FLAVORS, "ResourceFlavor", "default", spec={})
+    flavor = namespace if nodes else "default"
+    await create(_FLAVORS, "ResourceFlavor", flavor, spec=nodes or {})
     await create(_PRIORITIES, "WorkloadPriorityClass", URGENT, value=1000)
-    await create(_CLUSTER_QUEUES, "ClusterQueue", namespace, spec=_cluster_queue(chips))
+    await create(_CLUSTER_QUEUES, "ClusterQueue", namespace, spec=_cluster_queue(chips, flavor))
     await create(_LOCAL_QUEUES, "LocalQueue", NAME, namespace, spec={"clusterQueue": namespace})
     return Queue(client, namespace)

@@ -12,13 +12,19 @@ from tests.good_manifests import Json
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess
-from tests.integration.queues.queue import Queue, is_past, is_true, new_queue, queued_job
+from tests.integration.queues.queue import (
+    SINGLE,
+    Queue,
+    admission,
+    is_past,
+    is_true,
+    new_queue,
+    queued_job,
+    workload_of,
+)
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("kueue", "operator")
-
-SINGLE: dict[str, Any] = {"restart": {"scope": "Pod"}}
-"""A lost pod is replaced alone, also without a launcher."""
 
 
 async def run_before_another(jobs: Jobs, queue: Queue, **spec: Any) -> Json:
@@ -30,25 +36,6 @@ async def run_before_another(jobs: Jobs, queue: Queue, **spec: Any) -> Json:
     await jobs.create(queued_job(), name="other")
     await jobs.until(lambda status: status.reason == "Queued", "other")
     return await workload_of(queue, "job")
-
-
-async def workload_of(queue: Queue, job: str) -> Json:
-    """The only Workload of a job that is not finished."""
-    found = await queue.until_workloads(
-        lambda all_: sum(_is_of(job, name, each) for name, each in all_.items()) == 1
-    )
-    return next(each for name, each in found.items() if _is_of(job, name, each))
-
-
-def _is_of(job: str, name: str, workload: Json) -> bool:
-    return name.rsplit("-", 2)[0] == job and not is_true(workload, "Finished")
-
-
-def admission(workload: Json) -> tuple[str, str]:
-    """A Workload's UID, and since when it has had its quota."""
-    [reserved] = [c for c in workload["status"]["conditions"] if c["type"] == "QuotaReserved"]
-    assert reserved["status"] == "True"
-    return workload["metadata"]["uid"], reserved["lastTransitionTime"]
 
 
 async def keeps_its_place(jobs: Jobs, queue: Queue, before: Json) -> None:

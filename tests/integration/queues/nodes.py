@@ -1,0 +1,109 @@
+"""Nodes with one chip each, and where a topology-aware queue places pods on them.
+
+A test's four nodes are in one block: the first two in a sub-block, the other two in another.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+from ddp_operator.kube import NODES, ApiClient, Resource
+from ddp_operator.kube.client import MERGE_PATCH
+from ddp_operator.ports import AlreadyExistsError, NotFoundError
+
+from tests.good_manifests import Json
+from tests.integration.kubelet import HOSTNAME
+from tests.integration.queues.queue import CHIP, Queue, new_queue
+
+_TOPOLOGIES: Final = Resource("kueue.x-k8s.io", "v1beta2", "topologies")
+_BLOCK: Final = "cloud.google.com/gce-topology-block"
+_SUB_BLOCK: Final = "cloud.google.com/gce-topology-subblock"
+_LEVELS: Final = (_BLOCK, _SUB_BLOCK, HOSTNAME)
+_POOL: Final = "example.com/pool"
+"""The label that only the nodes of one test have."""
+
+
+class NodePool:
+    """The nodes of one test."""
+
+    def __init__(self, client: ApiClient, pool: str) -> None:
+        self._client = client
+        self._pool = pool
+        self.names = [f"{pool}-{number}" for number in range(4)]
+
+    async def create(self) -> None:
+        """Create them, ready and empty."""
+        for number, name in enumerate(self.names):
+            places = {_BLOCK: self._pool, _SUB_BLOCK: f"{self._pool}-{number // 2}"}
+            labels = {**places, HOSTNAME: name, _POOL: self._pool}
+            metadata = {"name": name, "labels": labels}
+            body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+            await self._client.request("POST", NODES.path(), body=body)
+            room = {"cpu": "8", "memory": "8Gi", "pods": "110", CHIP: "1"}
+            await self._change_status(name, capacity=room, allocatable=room)
+            await self.set_ready(name, "True")
+            await self.taint(name, "")  # the server taints each new node as not ready
+
+    async def set_ready(self, name: str, status: str) -> None:
+        """Set a node's condition `Ready` to True, False or Unknown."""
+        ready = {"type": "Ready", "status": status, "reason": "Test"}
+        await self._change_status(name, conditions=[ready])
+
+    async def taint(self, name: str, effect: str) -> None:
+        """Give a node a taint of this effect; no taint if it is empty."""
+        taints = [{"key": "example.com/broken", "effect": effect}] if effect else None
+        body = {"spec": {"taints": taints}}
+        await self._change(NODES.path(name=name), body)
+
+    async def remove(self, name: str) -> None:
+        """Delete a node."""
+        with suppress(NotFoundError):
+            await self._client.request("DELETE", NODES.path(name=name))
+
+    async def _change_status(self, name: str, **fields: Any) -> None:
+        await self._change(f"{NODES.path(name=name)}/status", {"status": fields})
+
+    async def _change(self, path: str, body: Json) -> None:
+        await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+
+@asynccontextmanager
+async def new_pool(client: ApiClient, name: str) -> AsyncIterator[NodePool]:
+    """Create the nodes of a test, and delete them afterwards."""
+    pool = NodePool(client, name)
+    await pool.create()
+    try:
+        yield pool
+    finally:
+        for node in pool.names:
+            await pool.remove(node)
+
+
+async def new_topology_queue(client: ApiClient, namespace: str) -> Queue:
+    """Make the queue `team` over a test's nodes; Kueue chooses one for each pod."""
+    topology = {
+        "apiVersion": f"{_TOPOLOGIES.group}/{_TOPOLOGIES.version}",
+        "kind": "Topology",
+        "metadata": {"name": "gke"},
+        "spec": {"levels": [{"nodeLabel": level} for level in _LEVELS]},
+    }
+    with suppress(AlreadyExistsError):
+        await client.request("POST", _TOPOLOGIES.path(), body=topology)
+    nodes = {"nodeLabels": {_POOL: namespace}, "topologyName": "gke"}
+    return await new_queue(client, namespace, chips=4, nodes=nodes)
+
+
+def assigned(workload: Json) -> list[str]:
+    """Return the nodes that Kueue has chosen for a Workload's pods, in its order."""
+    admission = workload.get("status", {}).get("admission") or {}
+    found: list[str] = []
+    for pods in admission.get("podSetAssignments") or ():
+        for part in (pods.get("topologyAssignment") or {}).get("slices") or ():
+            hosts = part["valuesPerLevel"][-1]
+            if "universal" in hosts:
+                found += [hosts["universal"]] * part["domainCount"]
+                continue
+            each = hosts["individual"]
+            ends = each.get("prefix", ""), each.get("suffix", "")
+            found += [ends[0] + root + ends[1] for root in each["roots"]]
+    return found

@@ -1,0 +1,158 @@
+"""Nodes fail under a job for which Kueue has chosen the nodes.
+
+The cases are those of test/e2e/tas/hotswap_test.go of https://github.com/kubernetes-sigs/kueue
+(0.17), with a DDPJob in the place of a JobSet or Job. Kueue's feature gates for them are on by
+default: TASFailedNodeReplacement, TASFailedNodeReplacementFailFast, TASReplaceNodeOnPodTermination
+and TASReplaceNodeOnNodeTaints.
+"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from ddp_operator.api.constants import LABEL_INDEX
+from ddp_operator.kube import ApiClient
+
+from tests.good_manifests import Json
+from tests.integration.jobs import Jobs
+from tests.integration.kubelet import FakeKubelet
+from tests.integration.queues.nodes import NodePool, assigned, new_pool, new_topology_queue
+from tests.integration.queues.queue import (
+    NAME,
+    SINGLE,
+    Queue,
+    admission,
+    is_true,
+    queued_job,
+    workload_of,
+)
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("kueue", "pool", "queue", "operator", "life")
+
+
+@pytest.fixture
+async def pool(admin: ApiClient, namespace: str) -> AsyncIterator[NodePool]:
+    """Four nodes in two sub-blocks of one block."""
+    async with new_pool(admin, namespace) as pool:
+        yield pool
+
+
+@pytest.fixture
+async def queue(admin: ApiClient, namespace: str) -> Queue:
+    """The queue `team` over these nodes."""
+    return await new_topology_queue(admin, namespace)
+
+
+def near_job(level: str, **spec: object) -> Json:
+    """A job all of whose pods must be in one place of this level."""
+    topology = {"level": level, "required": True}
+    return queued_job(**{"scheduling": {"queueName": NAME, "topology": topology}, **SINGLE, **spec})
+
+
+async def nodes_of(jobs: Jobs) -> dict[int, str]:
+    """Return the nodes of a job's running pods, by index."""
+    return {
+        int(pod["metadata"]["labels"][LABEL_INDEX]): pod["spec"]["nodeName"]
+        for pod in (await jobs.pods()).values()
+        if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+async def runs_on(jobs: Jobs, queue: Queue, *nodes: str) -> Json:
+    """Wait until a job's pods run on exactly these nodes, which Kueue has chosen for them; return
+    the Workload.
+    """
+    seen: object = None
+    workload: Json = {}
+
+    async def holds() -> bool:
+        nonlocal seen, workload
+        workload = await workload_of(queue)
+        seen = chosen, places = assigned(workload), await nodes_of(jobs)
+        return sorted(chosen) == sorted(places.values()) == sorted(nodes)
+
+    await eventually(holds, interval_seconds=0.1, describe=lambda: f"chosen and used: {seen}")
+    return workload
+
+
+async def until_run(jobs: Jobs, pods: int) -> None:
+    """Wait until so many pods run."""
+
+    async def holds() -> bool:
+        return len(await nodes_of(jobs)) == pods
+
+    await eventually(holds, interval_seconds=0.1)
+
+
+async def fail_under_pod(
+    jobs: Jobs, pool: NodePool, kubelet: FakeKubelet, node: str, how: str
+) -> None:
+    """Have a node fail, with the pod on it."""
+    [index] = [index for index, name in (await nodes_of(jobs)).items() if name == node]
+    [pod] = [name for name in await jobs.live_pods() if name.startswith(f"job-0-{index}")]
+    kubelet.cordoned.add(node)
+    if how == "Unknown":
+        await pool.set_ready(node, how)
+        await jobs.delete_pod(pod)  # as Kubernetes does after five minutes
+    else:
+        await pool.taint(node, how)
+        if how == "NoSchedule":  # no reason to end the pod
+            await kubelet.fail(pod, exit_code=139)
+
+
+@pytest.mark.parametrize("how", ["Unknown", "NoExecute", "NoSchedule"])
+async def test_another_node_of_the_block_replaces_one_that_fails(
+    jobs: Jobs, queue: Queue, pool: NodePool, kubelet: FakeKubelet, how: str
+) -> None:
+    await jobs.create(near_job("block", replicas=3))
+    before = await runs_on(jobs, queue, *pool.names[:3])
+    nodes = await nodes_of(jobs)
+    assert [nodes[rank] for rank in range(3)] == assigned(before)
+    await fail_under_pod(jobs, pool, kubelet, pool.names[1], how)
+    after = await runs_on(jobs, queue, pool.names[0], *pool.names[2:])
+    assert admission(after) == admission(before)
+    assert (await nodes_of(jobs))[1] == pool.names[3]
+    assert (await jobs.status()).restarts == (1 if how == "NoSchedule" else 0)
+
+
+async def test_a_job_whose_sub_block_has_no_other_node_moves_to_another(
+    jobs: Jobs, queue: Queue, pool: NodePool, kubelet: FakeKubelet
+) -> None:
+    await jobs.create(near_job("sub-block"))
+    before = await runs_on(jobs, queue, *pool.names[:2])
+    await fail_under_pod(jobs, pool, kubelet, pool.names[0], "NoExecute")
+    after = await runs_on(jobs, queue, *pool.names[2:])
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert (await jobs.status()).restarts == 0
+
+
+async def test_a_job_that_loses_two_nodes_waits_until_they_are_well(
+    jobs: Jobs, queue: Queue, pool: NodePool
+) -> None:
+    await jobs.create(near_job("block", replicas=3))
+    before = await runs_on(jobs, queue, *pool.names[:3])
+    for node in pool.names[:2]:
+        await pool.taint(node, "NoExecute")
+    await jobs.until(lambda status: status.reason == "Queued")
+    await queue.until_used(0)
+    for node in pool.names[:2]:
+        await pool.taint(node, "")
+    after = await workload_of(queue)
+    await until_run(jobs, 3)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert (await jobs.status()).restarts == 0
+
+
+async def test_a_node_that_fails_before_its_pod_starts_is_replaced(
+    jobs: Jobs, queue: Queue, pool: NodePool, kubelet: FakeKubelet
+) -> None:
+    """Kueue ends a pod that waits for such a node, since nobody else would."""
+    kubelet.cordoned.add(pool.names[1])
+    await jobs.create(near_job("block", replicas=3))
+    await until_run(jobs, 2)
+    before = await workload_of(queue)
+    await pool.set_ready(pool.names[1], "Unknown")
+    after = await runs_on(jobs, queue, pool.names[0], *pool.names[2:])
+    assert admission(after) == admission(before)
+    status = await jobs.status()
+    assert (status.restarts, is_true(after, "Evicted")) == (0, False)
