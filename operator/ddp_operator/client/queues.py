@@ -11,8 +11,9 @@ from ddp_operator.job.pods.schedulers import kueue_group
 from ddp_operator.job.status.conditions import QUEUED
 from ddp_operator.kube import Resource
 from ddp_operator.ports import ClusterError, Manifest, NotFoundError
-from ddp_operator.views.job.queueing import UNKNOWN, QueueState, Workload, explain, inactive
+from ddp_operator.views.job.queueing import UNKNOWN, QueueState, explain
 from ddp_operator.views.job.snapshot import JobSnapshot
+from ddp_operator.views.job.workload import Workload, inactive
 from ddp_operator.views.text import clean, counted
 
 _KUEUE: Final = "kueue.x-k8s.io"

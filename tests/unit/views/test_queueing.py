@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from ddp_operator.views.job.diagnosis import diagnose
 from ddp_operator.views.job.pods import Pods
-from ddp_operator.views.job.queueing import UNKNOWN, QueueState, Workload, explain, inactive
+from ddp_operator.views.job.queueing import UNKNOWN, QueueState, explain
 from ddp_operator.views.job.screen import screen
+from ddp_operator.views.job.workload import Workload, inactive
 
 from tests.unit.cli.jobs import ESCAPES, at, seen
 from tests.unit.job.builders import later

@@ -5,23 +5,16 @@ have no reasons that programs can read, so some causes are found by their words.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
-
-from ddp_operator.ports import Manifest
+from ddp_operator.views.job.workload import Workload, said
 from ddp_operator.views.text import clean, duration
 
-_MESSAGE: Final = 400
-"""Most characters of a message of Kueue that are shown."""
 _UNUSED_QUOTA: Final = "insufficient unused quota"
 """Other jobs use the quota: waiting helps, whatever Kueue says of other flavors."""
-_HELD: Final = re.compile(r"(?:Local|Cluster)Queue \S+ (is |doesn't exist|not found)")
 _ACTIVE: Final = '{"spec":{"active":true}}'
 _PODS_READY_TIMEOUT: Final = "PodsReadyTimeout"
 
@@ -115,75 +108,6 @@ UNKNOWN: Final = QueueState()
 """The state of a job that waits in no queue, or in one that the user may not read."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, frozen=True)
-
-
-class _Condition(_Part):
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-
-
-class _Check(_Part):
-    name: str
-    state: str
-    message: str = ""
-
-
-class _Requeue(_Part):
-    count: int | None = None
-    requeue_at: AwareDatetime | None = None
-
-
-class _Spec(_Part):
-    active: bool | None = None
-
-
-class _Status(_Part):
-    conditions: list[_Condition] = Field(default_factory=list)
-    admission_checks: list[_Check] = Field(default_factory=list)
-    requeue_state: _Requeue | None = None
-
-
-class Workload(_Part):
-    """The parts of a Workload that explain why it waits."""
-
-    spec: _Spec = _Spec()
-    status: _Status = _Status()
-
-    @classmethod
-    def read(cls, manifest: Manifest) -> Self | None:
-        """Return a Workload as the API server stores it; None if it cannot be read."""
-        try:
-            return cls.model_validate(manifest)
-        except ValidationError:
-            return None
-
-    @cached_property
-    def _conditions(self) -> Mapping[str, _Condition]:
-        return {each.type: each for each in self.status.conditions}
-
-    def condition(self, type_: str, status: str) -> _Condition | None:
-        """Return a condition with this status; None if it has another."""
-        found = self._conditions.get(type_)
-        return found if found is not None and found.status == status else None
-
-    @property
-    def held(self) -> bool:
-        """True if its queue is missing or admits nothing."""
-        pending = self.condition("QuotaReserved", "False")
-        return pending is not None and _HELD.match(pending.message) is not None
-
-
-def inactive(queue: Manifest) -> str:
-    """Return why a LocalQueue or ClusterQueue admits nothing; empty if it does or it is unknown."""
-    read = Workload.read({"status": queue.get("status") or {}})
-    found = read.condition("Active", "False") if read else None
-    return _said(found)
-
-
 class _Cause(NamedTuple):
     text: str
     remedies: Sequence[str]
@@ -208,7 +132,7 @@ def explain(
     )
     evicted = workload.condition("Evicted", "True")
     told = evicted is not None and evicted.reason.startswith("Deactivated")
-    eviction = "" if told else _said(evicted)
+    eviction = "" if told else said(evicted)
     if cause is None:
         return QueueState(position, eviction=eviction)
     remedies = cause.remedies
@@ -226,7 +150,7 @@ def _finished(workload: Workload, name: str) -> _Cause | None:
     finished = workload.condition("Finished", "True")
     if finished is None:
         return None
-    text = f"Workload {name} is finished, {clean(finished.reason, 64)}: {_said(finished)}"
+    text = f"Workload {name} is finished, {clean(finished.reason, 64)}: {said(finished)}"
     return _Cause(text, ["correct what the message names, then run kubectl ddp restart"])
 
 
@@ -237,9 +161,9 @@ def _deactivated(workload: Workload, name: str) -> _Cause | None:
     target = workload.condition("DeactivationTarget", "True")  # until Kueue has evicted it
     why, reason = "somebody set its spec.active to false", ""
     if target:
-        why, reason = _said(target), target.reason
+        why, reason = said(target), target.reason
     elif evicted and evicted.reason.startswith("DeactivatedDueTo"):
-        why = _said(evicted).removeprefix("The workload is deactivated due to ")
+        why = said(evicted).removeprefix("The workload is deactivated due to ")
         reason = evicted.reason
     # Kubernetes has a kind Workload, too: the name includes the group.
     patch = f"kubectl patch workloads.kueue.x-k8s.io {name} --type merge -p '{_ACTIVE}'"
@@ -256,7 +180,7 @@ def _backoff(workload: Workload, now: datetime) -> _Cause | None:
     pause = duration((requeue.requeue_at - now).total_seconds())
     number = f" {requeue.count}" if requeue.count else ""
     evicted = workload.condition("Evicted", "True")
-    text = f"Kueue requeues the job in {pause} (requeue{number}): {_said(evicted)}"
+    text = f"Kueue requeues the job in {pause} (requeue{number}): {said(evicted)}"
     timed_out = evicted is not None and evicted.reason == _PODS_READY_TIMEOUT
     return _Cause(text.rstrip(": "), [_START_FASTER if timed_out else "wait for the requeue"])
 
@@ -267,7 +191,7 @@ def _held(workload: Workload, closed: str) -> _Cause | None:
         return None
     stopped = re.search(r" is (inactive|stopped)$", pending.message)
     act = "open the queue (stopPolicy: None)" if stopped else "create the queue"
-    text = ": ".join(filter(None, (_said(pending), closed)))
+    text = ": ".join(filter(None, (said(pending), closed)))
     return _Cause(text, [f"ask the queue's administrator to {act}, or {_OTHER_QUEUE}"])
 
 
@@ -279,8 +203,8 @@ def _pending(workload: Workload) -> _Cause | None:
     for hint in _HINTS:
         for part in parts:
             if _UNUSED_QUOTA not in part and any(words in part for words in hint.words):
-                return _Cause(f"{hint.cause}: {_said(pending)}", [hint.remedy])
-    return _Cause(_said(pending), [_WAIT], is_quota=True)
+                return _Cause(f"{hint.cause}: {said(pending)}", [hint.remedy])
+    return _Cause(said(pending), [_WAIT], is_quota=True)
 
 
 def _checks(workload: Workload) -> _Cause | None:
@@ -290,12 +214,8 @@ def _checks(workload: Workload) -> _Cause | None:
     check = waits[0]
     text = (
         f"quota is reserved; admission check {clean(check.name, 64)} is {clean(check.state, 16)}: "
-        f"{_said(check)}"
+        f"{said(check)}"
     )
     return _Cause(
         text.rstrip(": "), ["wait for the admission check, or ask the queue's administrator"]
     )
-
-
-def _said(part: _Condition | _Check | None) -> str:
-    return clean(part.message, _MESSAGE).rstrip(".") if part else ""
