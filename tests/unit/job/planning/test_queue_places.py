@@ -1,0 +1,291 @@
+"""Pods that are replaced in a queue: when a place is free, and when the job queues again."""
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS
+from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.plan import plan
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.schedulers import group_of
+from ddp_operator.job.pods.state import Identity, PodState, QueueMember
+
+from tests.unit.job.builders import (
+    NOW,
+    condition,
+    edited,
+    ended,
+    fresh_job,
+    later,
+    stored,
+    with_status,
+)
+from tests.unit.job.planning.test_queue_groups import failed, marked, succeeded, trained
+from tests.unit.job.planning.test_queues import QUEUE, created, gated, trains
+from tests.unit.job.status.test_goodput import look
+
+GROUP = "kueue.x-k8s.io/pod-group-name"
+COUNT = "kueue.x-k8s.io/pod-group-total-count"
+INDEX = "kueue.x-k8s.io/pod-group-pod-index-label"
+ENDING: dict[str, Any] = {"deleting": True, "ends_by": later(90)}
+
+
+def group(job: DDPJob, pod: Identity | None = None) -> tuple[str, str]:
+    """Name and size of a pod's group, by default of the first pod's."""
+    metadata = manifests.pod(job, pod or Identity(0, job.status.attempt))["metadata"]
+    return metadata["labels"][GROUP], metadata["annotations"][COUNT]
+
+
+def replacing(**spec: Any) -> tuple[DDPJob, list[PodState]]:
+    """A job that replaces its second pod, which is told to end, and its pods."""
+    job, pods = trained(restart={"scope": "Pod"}, **spec)
+    pods[1] = replace(pods[1], **ENDING, disruption="DeletionByTaintManager")
+    job = look(job, pods, 60)
+    assert job.status.bookkeeping.replacements == {"1": 1}
+    return job, pods
+
+
+def test_a_gang_takes_its_places_again_once_the_old_pods_have_ended() -> None:
+    job, pods = trained(restart={"scope": "Gang"})
+    before = group(job)
+    lost = [ended(job, 0, code=1, at=20, queue=pods[0].queue), *pods[1:]]
+    job = stored(job, plan(job, lost, later(21)))
+    assert (job.status.attempt, group(job)) == (1, before)
+    job = with_status(job, next_start_time=None)
+    old = [lost[0], *(replace(one, **ENDING) for one in pods[1:])]
+    for still in (old, old[:2]):
+        planned = plan(job, still, later(60))
+        assert planned.create == ()
+        assert condition(planned, "Running")[1] == "WaitingForOldPods"
+        assert planned.requeue_at == later(100)
+    assert plan(job, old, later(999)).create == (), "Kueue would delete the new ones"
+    for over in ([failed(one) for one in old], []):
+        assert len(plan(job, over, later(60)).create) == 3
+
+
+def test_a_single_pods_place_is_free_once_it_has_failed_or_is_gone() -> None:
+    job, pods = replacing()
+    planned = plan(job, pods, later(61))
+    assert planned.create == ()
+    assert planned.requeue_at == later(100)
+    for rest in ([pods[0], failed(pods[1]), pods[2]], [pods[0], pods[2]]):
+        [new] = plan(job, rest, later(61)).create
+        assert new.pod_name(job.name) == "digits-0-1-r1"
+        assert group(job, new) == group(job)
+
+
+def test_a_pod_that_never_had_a_node_keeps_no_place() -> None:
+    job, pods = replacing()
+    pods[1] = replace(pods[1], node="")
+    assert len(plan(job, pods, later(61)).create) == 1
+
+
+def test_outside_of_queues_no_place_is_waited_for() -> None:
+    job, pods = replacing()
+    outside = edited(job, scheduling={})
+    pods = [replace(one, queue=None, spec_hash=outside.spec_hash) for one in pods]
+    assert len(plan(outside, pods, later(61)).create) == 1
+
+
+def resumed(job: DDPJob, pods: list[PodState]) -> DDPJob:
+    job = look(edited(job, suspend=True), pods, 20)
+    return look(edited(job, suspend=False), [], 40)
+
+
+def of_another_spec(job: DDPJob, pods: list[PodState]) -> DDPJob:
+    return look(edited(job, nprocPerNode=2), pods, 20)
+
+
+def half_placed(job: DDPJob, pods: list[PodState]) -> DDPJob:
+    waiting = [replace(one, phase="Pending", ready=False) for one in pods]
+    job = with_status(job, conditions=())
+    job = look(job, waiting, 20)
+    waiting[1] = replace(waiting[1], node="", waiting="Unschedulable")
+    job = look(job, waiting, 30)
+    return look(job, waiting, 9999)
+
+
+@pytest.mark.parametrize("happens", [resumed, of_another_spec, half_placed])
+def test_a_job_that_gave_its_quota_back_queues_as_another_group(happens: Any) -> None:
+    job, pods = trained(schedulingTimeoutSeconds=60)
+    (name, count), after = group(job), happens(job, pods)
+    assert after.status.attempt == 1
+    assert group(after) == (f"{name[:-1]}1", count)
+    assert after.status.bookkeeping.queue_group == 1
+
+
+@pytest.mark.parametrize("scope", ["Pod", "InPlace", "Auto", "Gang"])
+@pytest.mark.parametrize("reason", ["WorkloadEvicted", "NotAdmitted", "WorkloadDeleted"])
+def test_what_kueue_takes_from_one_pod_it_takes_from_all(scope: str, reason: str) -> None:
+    job, pods = trained(restart={"scope": scope})
+    job = with_status(job, launcher="InPlace")
+    pods = [replace(one, started=NOW) for one in pods]
+    lost = [pods[0], replace(pods[1], deleting=True, disruption=reason), pods[2]]
+    launchers = replace(NO_LAUNCHERS, scope="InPlace")
+    planned = plan(job, lost, later(60), launchers=launchers)
+    [failure] = planned.status.failures
+    assert (failure.action, failure.charged, failure.reason) == ("RestartGang", False, reason)
+    assert (planned.status.attempt, planned.status.bookkeeping.queue_group) == (1, 0)
+
+
+def slots(pods: tuple[Identity, ...]) -> list[int]:
+    return [each.slot for each in pods]
+
+
+class TestSpares:
+    def job(self) -> DDPJob:
+        return created(**self.spec)
+
+    spec: ClassVar[dict[str, Any]] = {
+        "replicas": 3,
+        "spares": 1,
+        "scheduling": QUEUE,
+        "restart": {"scope": "Pod"},
+    }
+
+    def test_they_are_created_with_their_group(self) -> None:
+        job = fresh_job(**self.spec)
+        planned = plan(job, [], NOW)
+        assert (slots(planned.create), slots(planned.create_spares)) == ([0, 1, 2], [3])
+        assert planned.status.bookkeeping.queue_group_size == 4
+        [(_, count)] = {group(job, one) for one in (*planned.create, *planned.create_spares)}
+        assert count == "4"
+
+    def test_they_wait_in_the_queue_with_their_group(self) -> None:
+        job = self.job()
+        waiting = [gated(job, index) for index in range(3)]
+        assert slots(plan(job, waiting, later(1)).create_spares) == [3]
+        assert plan(job, [*waiting, gated(job, 3)], later(1)).create_spares == ()
+
+    def test_a_lost_one_is_replaced_once_its_place_is_free(self) -> None:
+        job = self.job()
+        pods = [replace(trains(job, index), started=NOW) for index in range(4)]
+        job = look(job, pods, 10)
+        pods[3] = replace(pods[3], **ENDING, disruption="DeletionByTaintManager")
+        job = look(job, pods, 20)
+        assert job.status.bookkeeping.replacements == {"3": 1}
+        planned = plan(job, pods, later(80))
+        assert (planned.create_spares, planned.requeue_at) == ((), later(100))
+        over = [*pods[:3], failed(pods[3])]
+        [new] = plan(job, over, later(80)).create_spares
+        assert new.pod_name(job.name) == "digits-0-3-r1"
+
+    def test_more_of_them_are_groups_of_their_own_while_the_job_runs(self) -> None:
+        job = self.job()
+        pods = [trains(job, index) for index in range(4)]
+        job = edited(look(job, pods, 10), spares=2)
+        [new] = plan(job, pods, later(20)).create_spares
+        name, count = group(job, pods[0].identity)
+        assert (new.slot, count) == (4, "4")
+        assert group(job, new) == (f"{name}-0-4-0", "1")
+        fewer = edited(job, spares=0)
+        assert group(fewer, pods[0].identity) == (name, "4"), "the group has its size for life"
+
+
+class TestElastic:
+    def begun(self) -> DDPJob:
+        """The job once its group is on record."""
+        elastic = {"minReplicas": 2, "maxReplicas": 8}
+        job = fresh_job(replicas=4, scheduling=QUEUE, elastic=elastic)
+        return stored(job, plan(job, [], NOW))
+
+    def test_it_begins_with_the_fewest_pods(self) -> None:
+        job = self.begun()
+        assert job.status.world is not None
+        assert job.status.world.members == "0-1"
+        assert slots(plan(job, [], NOW).create) == [0, 1]
+        assert {group(job, Identity(index, 0))[1] for index in range(2)} == {"2"}
+
+    def test_others_ask_for_quota_one_by_one(self) -> None:
+        job = look(self.begun(), [], 0)
+        pods = [replace(trains(job, index), address="a:1", started=NOW) for index in range(2)]
+        job = with_status(look(job, pods, 10), launcher="Pod")
+        launchers = replace(NO_LAUNCHERS, scope="Pod")
+        planned = plan(job, pods, later(20), launchers=launchers)
+        assert slots(planned.create_spares) == [2, 3, 4, 5, 6, 7]
+        groups = [group(job, one) for one in planned.create_spares]
+        assert len(set(groups)) == 6
+        assert {count for _, count in groups} == {"1"}
+        annotations = manifests.pod(job, planned.create_spares[0])["metadata"]["annotations"]
+        assert INDEX not in annotations
+
+    def test_the_next_attempt_asks_for_them_again(self) -> None:
+        job = self.begun()
+        first, again = (Identity(5, attempt) for attempt in (0, 1))
+        assert group(job, first) != group(with_status(job, attempt=1), again)
+        assert group(job, Identity(5, 0, 1)) != group(job, first)
+        assert group(job) == group(with_status(job, attempt=1), Identity(0, 1))
+
+
+def lost_place(planned: Plan) -> bool:
+    """Whether a plan restarts the job because it lost a place."""
+    return condition(planned, "Restarting") == ("True", "PlaceInQueueLost")
+
+
+class TestLostPlaces:
+    def test_a_replaced_pod_that_succeeded_keeps_its_place_for_good(self) -> None:
+        job, pods = replacing()
+        planned = plan(job, [pods[0], succeeded(pods[1]), pods[2]], later(62))
+        assert lost_place(planned)
+        status = planned.status
+        assert (status.attempt, status.restarts, status.bookkeeping.queue_group) == (1, 0, 1)
+        assert status.message.startswith("restarting all 3 pods, which queue again (not charged)")
+        assert "digits-0-1" in status.message
+
+    def test_a_place_that_nobody_needs_is_not_missed(self) -> None:
+        job, pods = replacing()
+        new = replace(trains(job, 1), identity=Identity(1, 0, 1))
+        assert not plan(job, [pods[0], succeeded(pods[1]), new, pods[2]], later(62)).decided
+
+    def test_a_place_in_another_group_is_not_missed(self) -> None:
+        job, pods = replacing()
+        other = replace(succeeded(pods[1]), queue=QueueMember("other"))
+        planned = plan(job, [pods[0], other, pods[2]], later(62))
+        assert slots(planned.create) == [1]
+
+    def test_nothing_takes_a_place_in_a_group_that_ends(self) -> None:
+        job, pods = replacing()
+        for name in ("digits-0-0", "digits-0-1"):
+            there = marked([pods[0], failed(pods[1]), pods[2]], name)
+            planned = plan(job, there, later(62))
+            assert lost_place(planned)
+            assert f"{name} can have no replacement there" in planned.status.message
+        other = replace(pods[2], queue=QueueMember("other"))
+        assert lost_place(plan(job, [pods[0], failed(pods[1]), other], later(62)))
+
+    def test_a_group_that_ends_is_no_matter_while_nothing_is_missing(self) -> None:
+        job, pods = trained()
+        assert not plan(job, marked(pods, "digits-0-0"), later(62)).decided
+        other = replace(pods[2], queue=QueueMember("other"))
+        assert not plan(job, [*pods[:2], other], later(62)).decided
+
+    @pytest.mark.parametrize("end", ["succeeded", "marked"])
+    def test_a_gang_that_starts_anew_asks_again_in_the_same_attempt(self, end: str) -> None:
+        """Marked: an earlier release said of all pods that none is replaced."""
+        job, pods = trained(restart={"scope": "Gang"})
+        lost = [ended(job, 0, code=1, at=20, queue=pods[0].queue), *pods[1:]]
+        job = stored(job, plan(job, lost, later(21)))
+        job = with_status(job, next_start_time=None)
+        old = [failed(lost[0]), succeeded(replace(pods[1], **ENDING)), failed(pods[2])]
+        if end == "marked":
+            old = marked([failed(one) for one in lost], "digits-0-2")
+        planned = plan(job, old, later(60))
+        assert planned.decided
+        assert (planned.status.attempt, planned.status.bookkeeping.queue_group) == (1, 1)
+        again = plan(stored(job, planned), old, later(60))
+        assert (again.decided, len(again.create)) == (False, 3)
+
+    def test_a_pod_that_an_elastic_job_can_do_without_restarts_nobody(self) -> None:
+        job = created(replicas=3, scheduling=QUEUE, elastic={"minReplicas": 2})
+        job = look(job, [], 0)
+        pods = [replace(trains(job, index), started=NOW) for index in range(2)]
+        job = with_status(look(job, pods, 10), launcher="Pod", replacements={"2": 1})
+        queue = QueueMember(group_of(job, Identity(2, 0)).name, ends_group=True)
+        old = replace(trains(job, 2), identity=Identity(2, 0), queue=queue, phase="Succeeded")
+        planned = plan(job, [*pods, old], later(20))
+        assert not planned.decided
+        assert slots(planned.create_spares) == [2]
+        ends = marked(pods, "digits-0-0")
+        assert not plan(job, ends, later(20)).decided, "no place in that group is needed"
