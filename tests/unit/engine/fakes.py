@@ -35,6 +35,13 @@ TOKEN = ACCESS.token_of("default", "u1", TokenSource.VARIABLE)
 """Token of the job in the engine's tests."""
 
 
+ENDING: Mapping[str, Any] = {
+    "deletionTimestamp": "2026-01-01T00:00:30Z",
+    "deletionGracePeriodSeconds": 30,
+}
+"""Of a pod that was deleted at the time at which the engine's tests begin."""
+
+
 class FakeCluster:
     """Implements `ports.Cluster`; `refuse` maps a call's name to the error that it raises."""
 
@@ -117,7 +124,11 @@ class FakeCluster:
         assert uid == self.uid_of(pod)
         self.graces[pod] = grace_seconds
         self._called("delete_pod", pod.name)
-        gone = self.pods.pop(pod, None)
+        gone = self.pods.get(pod)
+        if gone is not None and gone["metadata"].get("finalizers"):
+            gone["metadata"] |= {**ENDING, **gone["metadata"]}
+            return
+        self.pods.pop(pod, None)
         if gone is not None and (job := job_of(gone)) is not None:
             self.tell(job)
 

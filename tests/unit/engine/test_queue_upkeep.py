@@ -1,0 +1,121 @@
+"""Pods in a queue get what they need, also when their job is gone."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from ddp_operator.api.constants import KUEUE_MANAGED, KUEUE_RETRIABLE
+from ddp_operator.engine.engine import Engine
+from ddp_operator.ports import Key, UnavailableError
+
+from tests.unit.engine.fakes import ENDING, SETTINGS
+from tests.unit.engine.test_engine import until
+from tests.unit.engine.test_reconciler import CRASHED, KEY, NOW, READY, World, job
+
+
+@pytest.fixture
+async def world() -> World:
+    """A job in a queue, whose pods train."""
+    world = World()
+    world.apply(job(scheduling={"queueName": "team"}, restart={"maxRestarts": 0, "scope": "Gang"}))
+    await world.reconcile_until_quiet()
+    for pod in world.cluster.pods.values():
+        pod["metadata"]["labels"][KUEUE_MANAGED] = "true"
+        pod["metadata"]["finalizers"] = [KUEUE_MANAGED]
+        world.cluster.set_pod_status(pod["metadata"]["name"], READY)
+    await world.reconcile_until_quiet()
+    return world
+
+
+def lose_job(world: World) -> None:
+    """Delete the job; the garbage collector has not come to its pods yet."""
+    del world.cluster.jobs[KEY]
+    world.jobs.remove(KEY)
+
+
+def pod(world: World, index: int) -> dict[str, Any]:
+    return world.cluster.pods[Key("default", f"train-0-{index}")]
+
+
+def marks(world: World) -> list[str]:
+    """Names of the pods that are marked as not retriable."""
+    return [
+        key.name
+        for key, stored in world.cluster.pods.items()
+        if (stored["metadata"].get("annotations") or {}).get(KUEUE_RETRIABLE) == "false"
+    ]
+
+
+async def test_a_job_that_trains_needs_no_writes(world: World) -> None:
+    assert marks(world) == []
+    assert await world.reconcile() == []
+
+
+async def test_a_failed_job_ends_its_group(world: World) -> None:
+    world.cluster.set_pod_status("train-0-0", CRASHED)
+    await world.reconcile_until_quiet()
+    assert world.status["phase"] == "Failed"
+    assert marks(world) == ["train-0-1"]
+
+
+async def test_a_job_that_is_gone_is_read_once_and_its_group_ends(world: World) -> None:
+    lose_job(world)
+    assert await world.reconcile() == ["patch_status train", "patch_pod train-0-0"]
+    assert marks(world) == ["train-0-0"]
+    assert await world.reconcile() == []
+
+
+async def test_a_job_that_the_watch_has_not_reported_keeps_its_group(world: World) -> None:
+    world.jobs.remove(KEY)
+    assert await world.reconcile() == ["patch_status train"]
+    assert marks(world) == []
+
+
+async def test_the_pods_of_an_earlier_job_end_their_group(world: World) -> None:
+    world.jobs.remove(KEY)
+    other = job(scheduling={"queueName": "team"})
+    other["metadata"]["uid"] = "u2"
+    world.apply(other)
+    await world.reconcile()
+    assert marks(world) == ["train-0-0"]
+
+
+async def test_a_pod_that_waits_when_it_is_deleted_is_released(world: World) -> None:
+    lose_job(world)
+    for index in (0, 1):
+        del pod(world, index)["spec"]["nodeName"]
+        pod(world, index)["status"] = {"phase": "Pending"}
+    pod(world, 1)["metadata"] |= ENDING
+    assert await world.reconcile() == ["patch_pod train-0-1"]
+    assert [key.name for key in world.cluster.pods] == ["train-0-0"]
+    assert marks(world) == [], "no pod of the group has run"
+
+
+async def test_a_pod_whose_node_is_silent_is_forced_to_go(world: World) -> None:
+    pod(world, 1)["metadata"] |= ENDING
+    world.now = NOW + timedelta(seconds=39)
+    assert "delete_pod train-0-1" not in await world.reconcile(), "its kubelet may report its end"
+    world.now = NOW + timedelta(seconds=40)
+    assert {"delete_pod train-0-1", "patch_pod train-0-1"} <= {*await world.reconcile()}
+    assert world.cluster.graces[Key("default", "train-0-1")] == 0
+    assert Key("default", "train-0-1") not in world.cluster.pods
+
+
+async def test_no_group_ends_while_it_is_unknown_which_is_the_jobs(world: World) -> None:
+    world.cluster.lose_answers.add("patch_status")
+    world.cluster.set_pod_status("train-0-0", CRASHED)
+    with pytest.raises(UnavailableError):
+        await world.reconcile()
+    assert marks(world) == []
+    world.cluster.lose_answers.clear()
+    await world.reconcile()
+    assert marks(world) == ["train-0-1"]
+
+
+async def test_the_end_of_a_job_is_news_for_its_pods(world: World) -> None:
+    engine = Engine(world.cluster, settings=SETTINGS, clock=lambda: NOW)
+    engine.start()
+    engine.job_changed(world.cluster.jobs.pop(KEY))
+    engine.job_gone(KEY)
+    await until(lambda: marks(world) == ["train-0-0"])
+    await engine.stop()
