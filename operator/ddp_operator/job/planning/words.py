@@ -87,6 +87,7 @@ def _for_whom(job: DDPJob) -> str:
         what = "quota and nodes" if nodes else "quota"
         return (
             f"in spec.scheduling.queueName ({job.spec.kueue_queue}) for {what}; "
-            f"see kubectl describe workload {workload}"
+            # Kubernetes has a kind Workload, too.
+            f"see kubectl ddp why, or kubectl describe workloads.kueue.x-k8s.io {workload}"
         )
     return "for their scheduling gates to be removed"

@@ -63,7 +63,8 @@ def test_a_queue_is_waited_in_and_that_is_no_warning() -> None:
     assert message.startswith("2 of 2 pods wait in spec.scheduling.queueName (team-a) for quota")
     labels = manifests.pod(job, Identity(0, 0))["metadata"]["labels"]
     group = labels["kueue.x-k8s.io/pod-group-name"]
-    assert f"see kubectl describe workload {group}" in message, "Kueue's Workload is called so"
+    workload = f"kubectl describe workloads.kueue.x-k8s.io {group}"
+    assert f"see kubectl ddp why, or {workload}" in message, "Kueue's Workload is called so"
     assert planned.events == (Event("Queued", message),)
     again = plan(stored(job, planned), [gated(job, index) for index in range(2)], later(5))
     assert again.events == ()
