@@ -932,6 +932,23 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         restart={"scope": "Gang"},
         elastic={"minReplicas": 1},
     ),
+    _schema(
+        "a controller without a domain",
+        "spec.managedBy in body should match",
+        "spec.managedBy: string should match pattern",
+        managedBy="multikueue",
+    ),
+    _cel(
+        "MultiKueue without a queue",
+        "spec.managedBy: MultiKueue runs only jobs in Kueue's queues",
+        managedBy="kueue.x-k8s.io/multikueue",
+    ),
+    _cel(
+        "MultiKueue with Volcano's queue",
+        "spec.managedBy: MultiKueue runs only jobs in Kueue's queues",
+        managedBy="kueue.x-k8s.io/multikueue",
+        scheduling={"queueName": "research", "gang": "volcano"},
+    ),
     _pod(
         "quantity in words",
         "quantities must match the regular expression",

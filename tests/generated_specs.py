@@ -169,6 +169,7 @@ _spec = st.fixed_dictionaries(
             [{"logPattern": p} for p in (r"(?P<step>\d+)", r"(?<step>\d+)", r"(?P<loss>\d+)")]
         ),
         "isolation": st.sampled_from(["None", "Job"]),
+        "managedBy": st.sampled_from(["kueue.x-k8s.io/multikueue", "example.com/other"]),
         "statusPort": st.sampled_from([29500, 29502]),
         "restart": _restart,
         "elastic": _elastic,

@@ -364,6 +364,11 @@ GOOD_MANIFESTS: dict[str, Json] = {
             "batch": "perRank",
         },
     ),
+    "of this operator": job(managedBy="ddp-operator.io/ddpjob-controller"),
+    "of another controller": job(managedBy="example.com/Some_controller/v1"),
+    "of MultiKueue": job(
+        managedBy="kueue.x-k8s.io/multikueue", scheduling={"queueName": "research"}
+    ),
     "limits of another container": job(
         nprocPerNode=4, template=template(container(), container("viz", resources=gpus(gpu=1)))
     ),

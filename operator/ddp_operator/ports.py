@@ -207,6 +207,18 @@ class Cluster(Protocol[PodT]):
         kind.
         """
 
+    async def read(self, named: Manifest) -> Manifest:
+        """Return the object with the type and name of a manifest.
+
+        Raises `NotFoundError` if there is none.
+        """
+
+    async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
+        """Merge-patch the status of an object.
+
+        Raises `ConflictError` if the object has changed since it was read.
+        """
+
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         """Delete a NetworkPolicy. One that is gone, or of another controller, is no error."""
 

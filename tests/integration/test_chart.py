@@ -311,6 +311,7 @@ async def test_the_server_takes_whatever_the_values_make(releases: tuple[Release
         "metrics": {"auth": {"enabled": True}},
         "dranet": True,
         "gangs": True,
+        "multikueue": True,
         "sideCars": {"tcpx": "m.example/a:1"},
         "extraLabels": {"team": "sre"},
         "extraAnnotations": {"example.com/why": "because"},

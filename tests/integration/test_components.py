@@ -65,6 +65,10 @@ def test_each_component_adds_what_it_is_for(render: Render) -> None:
             ("ClusterRole", "ddp-operator-gangs"),
             ("ClusterRoleBinding", "ddp-operator-gangs"),
         ],
+        "multikueue": [
+            ("ClusterRole", "ddp-operator-multikueue"),
+            ("ClusterRoleBinding", "ddp-operator-multikueue"),
+        ],
         "metrics-auth": [
             ("ClusterRole", "ddp-operator-metrics-auth"),
             ("ClusterRole", "ddp-operator-metrics-reader"),

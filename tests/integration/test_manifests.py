@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from ddp_operator.api.job import DDPJob
 from ddp_operator.kube import ApiClient, Resource, load_credentials
 from ddp_operator.ports import InvalidError
 
@@ -61,6 +62,12 @@ async def test_a_good_manifest_gets_its_pods(jobs: Jobs, name: str) -> None:
     manifest: Json = GOOD_MANIFESTS[name]
     stored = await jobs.create(manifest)
     spec, job_name = stored["spec"], stored["metadata"]["name"]
+    if DDPJob.parse(stored).spec.managed_elsewhere:  # and the operator does nothing
+        await jobs.create(job("other"))
+        await jobs.until(lambda status: status.is_true("PodsCreated"), "other")
+        assert (await jobs.get(job_name)).get("status") is None
+        assert await jobs.pods(job_name) == {}
+        return
     if spec["suspend"]:
         await jobs.until_phase("Suspended", job_name)
         assert await jobs.pods(job_name) == {}

@@ -105,6 +105,12 @@ class SimulatedCluster:
     async def apply(self, manifest: Manifest) -> None:
         await self._write(f"apply {manifest['kind']}", lambda: self._server.apply(manifest))
 
+    async def read(self, named: Manifest) -> Manifest:
+        raise AssertionError(named)
+
+    async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
+        raise AssertionError(stored, status)
+
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         del policy
         await self._write(

@@ -8,11 +8,13 @@ from typing import Any, Final
 import yaml
 from ddp_operator import startup
 from ddp_operator.endpoints.metrics import PATH
+from ddp_operator.job.pods import multikueue
 from ddp_operator.job.pods.prerequisites import prerequisites
 from ddp_operator.kube import NODES, PODS, Permission
 from ddp_operator.kube.resources import Resource, resource_of
 from ddp_operator.ports import Key
 
+from tests.good_manifests import template
 from tests.unit.job.builders import fresh_job
 
 MANIFESTS: Final = Path(__file__).parents[2] / "manifests"
@@ -37,8 +39,9 @@ FILES: Final = (
     "components/metrics-auth/rbac.yaml",
     "components/dranet/rbac.yaml",
     "components/gangs/rbac.yaml",
+    "components/multikueue/rbac.yaml",
 )
-EVERYWHERE, IN_ONE_NAMESPACE, REVIEWS, CLAIMS, GANGS = map(roles, FILES)
+EVERYWHERE, IN_ONE_NAMESPACE, REVIEWS, CLAIMS, GANGS, MULTIKUEUE = map(roles, FILES)
 TO_LEAD: Final = EVERYWHERE["Role", "ddp-operator"]
 
 
@@ -115,6 +118,24 @@ def test_gangs_take_three_more_of_each_scheduler() -> None:
         assert all(covers(granted, Permission(verb, resource)) for verb in verbs)
     groups = [group for rule in granted for group in rule["apiGroups"]]
     assert (len(groups), amount(granted)) == (3, 3)
+
+
+def test_multikueue_takes_four_more_of_workloads_and_one_of_each_priority_class() -> None:
+    granted = MULTIKUEUE["ClusterRole", "ddp-operator-multikueue"]
+    job = fresh_job(managedBy="kueue.x-k8s.io/multikueue", scheduling={"queueName": "team"})
+    resource = resource_of(multikueue.workload(job, None))
+    verbs = ("get", "create", "update")
+    assert all(covers(granted, Permission(verb, resource)) for verb in verbs)
+    assert covers(granted, Permission("patch", resource, "status"))
+    for metadata, spec in (
+        ({"labels": {"kueue.x-k8s.io/priority-class": "a"}}, {}),
+        ({}, {"priorityClassName": "a"}),
+    ):
+        pods = template(**spec) | {"metadata": metadata}
+        found = multikueue.priority_class(fresh_job(template=pods))
+        assert found is not None
+        assert covers(granted, Permission("get", resource_of(found)))
+    assert amount(granted) == 6
 
 
 def test_asking_who_asks_for_metrics_takes_two_more() -> None:

@@ -108,6 +108,7 @@ class Values(_Values):
     dranet: bool
     side_cars: SideCars
     gangs: bool
+    multikueue: bool
     extra_labels: Texts
     extra_annotations: Texts
     extra_args: list[str]

@@ -31,6 +31,14 @@ ANNOTATION_TRAINER = f"{GROUP}/trainer-container"
 ANNOTATION_RESTART_REQUESTED = f"{GROUP}/restart-requested"
 """On a job: any new value restarts its pods."""
 
+CONTROLLER = f"{GROUP}/ddpjob-controller"
+"""This operator as the value of `spec.managedBy`."""
+MULTIKUEUE = "kueue.x-k8s.io/multikueue"
+"""Kueue's MultiKueue as the value of `spec.managedBy`: it runs the job in another cluster."""
+
+LABEL_PREBUILT_WORKLOAD = "kueue.x-k8s.io/prebuilt-workload-name"
+"""Set by MultiKueue on a job that it has copied to this cluster: the Workload that it copied."""
+
 MANAGED_BY = {"app.kubernetes.io/managed-by": "ddp-operator"}
 """Labels of objects that the operator creates and no job owns."""
 

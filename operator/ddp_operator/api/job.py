@@ -11,7 +11,7 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
+from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED, LABEL_PREBUILT_WORKLOAD
 from ddp_operator.api.rules import violations
 from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec
 from ddp_operator.api.spec.base import explained
@@ -69,6 +69,8 @@ class DDPJob:
     spec_hash: str
     """Digest of everything that shapes the pods. Pods with another digest belong to an older
     spec."""
+    prebuilt_workload: str = ""
+    """Kueue's Workload that MultiKueue has copied to this cluster for the job; empty if none."""
     spec_as_stored: bytes = field(default=b"", compare=False, repr=False)
     """Digest of the whole spec as the API server stores it."""
 
@@ -116,6 +118,7 @@ class DDPJob:
             spec=spec,
             status=status,
             spec_hash=same.spec_hash if same else _spec_hash(spec),
+            prebuilt_workload=(metadata.get("labels") or {}).get(LABEL_PREBUILT_WORKLOAD, ""),
             spec_as_stored=spec_as_stored,
         )
 

@@ -57,7 +57,7 @@ OWN: Final = {
     "PlaceInQueueLost": Reason(
         "a pod ended with exit code 0 when it was told to end, or its pod group is over, so Kueue "
         "admits no other pod in its place",
-        "all pods restart and wait in the queue again; no restart is charged",
+        "all pods restart and wait in the queue again, uncharged; a job that MultiKueue runs fails",
         "exit with another code than 0 after SIGTERM, such as 143, unless the training is done",
     ),
     "NameTaken": Reason(

@@ -13,6 +13,7 @@ from ddp_operator.api.constants import (
     GKE_SPOT_LABEL,
     GPU_RESOURCE,
     KIND,
+    MULTIKUEUE,
 )
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.rules import trainer_container
@@ -98,11 +99,14 @@ def with_metadata(template: dict[str, Any], meta: Metadata, path: str, notes: No
 
 
 def queued(spec: dict[str, Any], queue: str | None, notes: Notes) -> None:
-    """Set the Kueue queue of a job."""
+    """Set the Kueue queue of a job, without which MultiKueue cannot run it."""
+    in_kueue = queue and spec.get("scheduling", {}).get("gang") != "volcano"
+    if not in_kueue and (who := spec.pop("managedBy", None)):
+        notes.dropped("managedBy", f"{who} runs only jobs in Kueue's queues")
     if not queue:
         return
     scheduling = spec.setdefault("scheduling", {})
-    if scheduling.get("gang") == "volcano":
+    if not in_kueue:
         notes.dropped(
             f"metadata.labels[{QUEUE_LABEL}]",
             f"the job is in Volcano's queue; to use {queue} instead, set "
@@ -123,10 +127,12 @@ def restarts(limit: int, field: str, notes: Notes) -> dict[str, Any]:
     return {"maxRestarts": min(limit, MAX_RESTARTS)}
 
 
-def managed(source: Source, own: str, notes: Notes) -> None:
-    """Read which controller manages the job; a DDPJob has only the operator."""
+def managed(source: Source, own: str, result: dict[str, Any], notes: Notes) -> None:
+    """Read which controller manages the job. MultiKueue also runs DDPJobs."""
     who = source.word("managedBy")
-    if who and who != own:
+    if who == MULTIKUEUE:
+        result["managedBy"] = who
+    elif who and who != own:
         notes.dropped(source.field("managedBy"), f"{who} does not manage DDPJobs")
 
 
@@ -137,7 +143,7 @@ def run_policy(source: Source, own: str, result: dict[str, Any], notes: Notes) -
             result[name] = seconds
     if source.flag("suspend"):
         result["suspend"] = True
-    managed(source, own, notes)
+    managed(source, own, result, notes)
 
 
 def processes(pods: Pods, asked: int | str | None, field: str, notes: Notes) -> int | str:

@@ -178,7 +178,7 @@ def limits(
         )
     if spec.flag("suspend"):
         result["suspend"] = True
-    job.managed(spec, "jobset.sigs.k8s.io/jobset-controller", notes)
+    job.managed(spec, "jobset.sigs.k8s.io/jobset-controller", result, notes)
 
 
 def successful_indexes(

@@ -138,7 +138,7 @@ def _limits(spec: Source, result: dict[str, Any], notes: Notes) -> None:
         result["activeDeadlineSeconds"] = seconds
     if spec.flag("suspend"):
         result["suspend"] = True
-    job.managed(spec, "trainer.kubeflow.org/trainjob-controller", notes)
+    job.managed(spec, "trainer.kubeflow.org/trainjob-controller", result, notes)
 
 
 def _patched(template: dict[str, Any], spec: Source, name: str, notes: Notes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import orjson
 
+from ddp_operator.api.constants import CONTROLLER, MULTIKUEUE
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.ports import Key, Manifest
 
@@ -54,14 +55,25 @@ class Entry:
         }
         kept["metadata"] = {name: metadata[name] for name in _KEPT_METADATA if name in metadata}
         if isinstance(job, InvalidJobError):
-            kept["spec"] = _time_to_live(manifest.get("spec"))
+            kept["spec"] = _unvalidated(manifest.get("spec"))
         return cls(metadata["uid"], _version(metadata), _written(kept), job, status_written_at)
 
     @property
     def manifest(self) -> Manifest:
-        """The stored job without its spec. Only for an invalid job its time to live is kept."""
+        """The stored job without its spec. Of an invalid job's spec, the time to live and the
+        controller are kept.
+        """
         manifest: Manifest = json.loads(self.stored)
         return manifest
+
+    @property
+    def foreign(self) -> bool:
+        """True if the job is of a controller that the operator does not work with."""
+        if isinstance(self.job, DDPJob):
+            who = self.job.spec.managed_by
+        else:
+            who = self.manifest["spec"].get("managedBy")
+        return who not in (None, CONTROLLER, MULTIKUEUE)
 
 
 class JobCache:
@@ -166,9 +178,10 @@ def _written(kept: Manifest) -> str:
         return json.dumps(kept)
 
 
-def _time_to_live(spec: Any) -> dict[str, Any]:
-    name = "ttlSecondsAfterFinished"
-    return {name: spec[name]} if isinstance(spec, Mapping) and name in spec else {}
+def _unvalidated(spec: Any) -> dict[str, Any]:
+    """Return the fields that also matter in an invalid spec."""
+    names = ("ttlSecondsAfterFinished", "managedBy")
+    return {name: spec[name] for name in names if name in spec} if isinstance(spec, Mapping) else {}
 
 
 def _version(metadata: Manifest) -> str:

@@ -130,6 +130,9 @@ class Reconciler:
             entry = self._jobs.get(key)
             if entry is None:
                 self._status.forget(key)
+                self._execution.forget(key)
+                return None
+            if entry.foreign:
                 return None
             if self._jobs.is_doubtful(key):
                 await self._status.read(key, entry)
@@ -207,7 +210,9 @@ class Reconciler:
         message = f"writes to the API server fail: {error.message}"
         events: Iterable[Event] = (Event(API_SERVER_ERROR, message, warning=True),)
         job = entry.job
-        if isinstance(job, DDPJob) and not (job.status.finished or self._jobs.is_doubtful(key)):
+        if isinstance(job, DDPJob) and not (
+            job.status.finished or job.spec.managed_elsewhere or self._jobs.is_doubtful(key)
+        ):
             running = job.status.condition("Running")
             refused = isinstance(error, AlreadyExistsError | ForbiddenError | InvalidError)
             if refused and running and running.reason in (NAME_TAKEN, PODS_FORBIDDEN):
@@ -237,8 +242,8 @@ class Reconciler:
             no_spares = await self._execution.act(entry, planned, overtaken=overtaken)
         except (AlreadyExistsError, ForbiddenError, InvalidError) as refused:
             # Quota, policy, or a name in use. It may pass, and until then the user must see it.
-            if not isinstance(entry.job, DDPJob):
-                raise  # the status already says what is wrong
+            if not isinstance(entry.job, DDPJob) or entry.job.spec.managed_elsewhere:
+                raise  # the status already says what is wrong, or is not the operator's
             taken = isinstance(refused, AlreadyExistsError)
             reason = NAME_TAKEN if taken else PODS_FORBIDDEN
             job, now = _as_seen(entry.job, planned), self._clock()

@@ -122,6 +122,18 @@ class KubeCluster(Generic[PodT]):
             body = {**stored, "spec": wanted}
             await self._client.request("PUT", path, body=body)
 
+    async def read(self, named: Manifest) -> Manifest:
+        """See `ports.Cluster`."""
+        found: Manifest = await self._client.request("GET", _path(named))
+        return found
+
+    async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
+        """See `ports.Cluster`."""
+        version = {"resourceVersion": stored["metadata"]["resourceVersion"]}
+        body = {"metadata": version, "status": status}
+        path = _path(stored, subresource="status")
+        await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         """See `ports.Cluster`."""
         existing = await self._get(NETWORK_POLICIES, policy)
@@ -261,6 +273,13 @@ class KubeCluster(Generic[PodT]):
         except NotFoundError:
             return None
         return found
+
+
+def _path(named: Manifest, subresource: str = "") -> str:
+    metadata = named["metadata"]
+    return resource_of(named).path(
+        namespace=metadata.get("namespace"), name=metadata["name"], subresource=subresource
+    )
 
 
 def _controller(manifest: Manifest) -> Mapping[str, Any] | None:

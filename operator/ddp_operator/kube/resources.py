@@ -55,5 +55,7 @@ def resource_of(manifest: Manifest) -> Resource:
     """Return the resource of an object. The plural follows from its kind, by Kubernetes' rules."""
     group, _, version = manifest["apiVersion"].rpartition("/")
     kind: str = manifest["kind"].lower()
-    plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+    if kind.endswith("y"):
+        return Resource(group, version, f"{kind[:-1]}ies")
+    plural = f"{kind}es" if kind.endswith("s") else f"{kind}s"
     return Resource(group, version, plural)

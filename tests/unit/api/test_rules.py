@@ -215,6 +215,18 @@ def test_a_change_within_an_accelerator_is_one_too() -> None:
     assert refused(plain, standard) == []
 
 
+def test_the_controller_never_changes() -> None:
+    plain, other = (job(**spec)["spec"] for spec in ({}, {"managedBy": "example.com/other"}))
+    suspended = {**other, "suspend": True}
+    for before, after in ((plain, other), (other, plain), (suspended, plain)):
+        for status in (None, _HAS_RUN):
+            [said] = refused(before, after, status)
+            assert said == "spec.managedBy: immutable; create a new job instead"
+    assert refused(other, suspended) == []
+    digests = {DDPJob.parse(stored({**job(), "spec": spec})).spec_hash for spec in (plain, other)}
+    assert len(digests) == 1
+
+
 def test_an_elastic_job_may_have_another_size_while_it_runs() -> None:
     specs = [
         job(replicas=replicas, elastic={"minReplicas": 1, "maxReplicas": most})["spec"]
@@ -247,7 +259,7 @@ def test_what_shapes_no_pod_may_change_at_any_time() -> None:
         "suspend": True,
     }
     names = {field.alias or name for name, field in DDPJobSpec.model_fields.items()}
-    assert others.keys() | _CHANGES.keys() == names
+    assert others.keys() | _CHANGES.keys() | {"managedBy"} == names
     for name, value in others.items():
         before: Json = {"spares": 1} if name == "sparesPriorityClassName" else {}
         assert refused(job(**before)["spec"], job(**{**before, name: value})["spec"]) == []

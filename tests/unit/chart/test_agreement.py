@@ -49,6 +49,7 @@ def test_to_the_letter_where_nothing_is_said_to_helm() -> None:
         ("admission-policy", {"admissionPolicy": True}),
         ("dranet", {"dranet": True}),
         ("gangs", {"gangs": True}),
+        ("multikueue", {"multikueue": True}),
         ("metrics-auth", {"metrics": {"auth": {"enabled": True}}}),
         ("network-policy", {"networkPolicy": {"enabled": True}}),
     ],

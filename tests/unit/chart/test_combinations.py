@@ -19,7 +19,7 @@ CHOICES: Final[dict[str, Json]] = {
     "auth": {"metrics": {"auth": {"enabled": True}, "monitor": {"endpoint": _TOKEN}}},
     "pods": {"metrics": {"monitor": {"kind": "PodMonitor"}, "alerts": {"enabled": True}}},
     "service": {"metrics": {"monitor": {"kind": "ServiceMonitor"}, "dashboard": {"enabled": True}}},
-    "gangs": {"gangs": True},
+    "gangs": {"gangs": True, "multikueue": True},
     "fabrics": {"dranet": True, "sideCars": {"tcpxo": "m/a:1"}},
     "placed": {"nodeSelector": {"a": "b"}, "affinity": {"nodeAffinity": {}}, "tolerations": [{}]},
     "bare": {"resources": None, "topologySpreadConstraints": []},

@@ -220,6 +220,12 @@ CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
     ("dranet", {"dranet": True}, has("ClusterRoleBinding", "ddp-operator-claims"), True),
     ("gangs", {"gangs": True}, has("ClusterRoleBinding", "ddp-operator-gangs"), True),
     (
+        "multikueue",
+        {"multikueue": True},
+        has("ClusterRoleBinding", "ddp-operator-multikueue"),
+        True,
+    ),
+    (
         "sideCars.tcpx",
         {"sideCars": {"tcpx": "m/a:1"}},
         lambda r: r["ConfigMap", "ddp-operator-side-cars"]["data"],
@@ -286,6 +292,7 @@ def test_a_value_reaches_what_is_installed(
 def test_labels_and_annotations_reach_every_object(name: str) -> None:
     field = name.removeprefix("extra").lower()
     everywhere: dict[str, Any] = {"admissionPolicy": True, "dranet": True, "gangs": True}
+    everywhere["multikueue"] = True
     everywhere["sideCars"] = {"tcpx": "m/a:1"}
     everywhere["metrics"] = {
         "monitor": {"kind": "ServiceMonitor", "labels": {"mine": "theirs"}},
@@ -347,6 +354,7 @@ def test_a_default_that_is_not_said_is_the_operators_own() -> None:
 def test_releases_with_a_namespace_each_share_nothing() -> None:
     """But what one of them has for the cluster."""
     alone = {"crds": {"enabled": False}, "userRoles": False, "dranet": True, "gangs": True}
+    alone["multikueue"] = True
     alone["metrics"] = {"auth": {"enabled": True}}
     one = render({**alone, "watchNamespace": "a"}, namespace="a")
     other = render({**alone, "watchNamespace": "b"}, namespace="b")
@@ -374,7 +382,9 @@ def test_releases_with_a_namespace_each_share_nothing() -> None:
 
 
 def test_another_namespace_than_its_own_is_served_by_roles_there() -> None:
-    rendered = render({"watchNamespace": "training", "dranet": True, "gangs": True})
+    rendered = render(
+        {"watchNamespace": "training", "dranet": True, "gangs": True, "multikueue": True}
+    )
     there = {key for key, o in rendered.items() if o["metadata"].get("namespace") == "training"}
     assert there == {
         (kind, name)
@@ -385,6 +395,7 @@ def test_another_namespace_than_its_own_is_served_by_roles_there() -> None:
             "ddp-operator-tokens",
             "ddp-operator-claims",
             "ddp-operator-gangs",
+            "ddp-operator-multikueue",
         )
     }
     assert {name for kind, name in rendered if kind == "ClusterRole"} == {

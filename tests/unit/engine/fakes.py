@@ -108,6 +108,20 @@ class FakeCluster:
             raise InvalidError("spec: field is immutable", status=422, permanent=True)
         applied[_key(manifest)] = deepcopy(dict(manifest))
 
+    async def read(self, named: Manifest) -> Manifest:
+        kind, name = named["kind"], named["metadata"]["name"]
+        self._called(f"read {kind}", name)
+        key = Key(named["metadata"].get("namespace", ""), name)
+        if key not in self.applied.get(kind, {}):
+            raise NotFoundError(f"no {kind} {name}", status=404)
+        return self.applied[kind][key]
+
+    async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
+        kind, key = stored["kind"], _key(stored)
+        self._called(f"patch_status_of {kind}", key.name)
+        known = self.applied[kind][key]
+        known["status"] = merged(known.get("status") or {}, status)
+
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         self._called("delete_network_policy", policy.name)
         policies = self.applied.get("NetworkPolicy", {})

@@ -115,12 +115,14 @@ class Policy:
 
 
 def _inputs(request: AdmissionRequest) -> dict[str, Any]:
+    resource, _, subresource = request.resource.partition("/")
     return {
         "object": request.object,
         "oldObject": request.old_object,
         "request": {
             "operation": request.operation,
-            "resource": {"group": request.group, "resource": request.resource},
+            "resource": {"group": request.group, "resource": resource},
+            "subResource": subresource,
             "userInfo": {"username": request.username},
         },
     }

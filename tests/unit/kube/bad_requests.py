@@ -108,6 +108,7 @@ BAD: Final = [
         for act in (
             *("CREATE pods", "UPDATE pods", "DELETE pods", "CREATE services"),
             *("CREATE resourceclaimtemplates", "CREATE podgroups", "UPDATE podgroups", *POLICIES),
+            *("CREATE workloads", "UPDATE workloads", "UPDATE workloads/status"),
         )
         for what, change in NOT_OURS.items()
     ),

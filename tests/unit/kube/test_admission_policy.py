@@ -17,7 +17,7 @@ from ddp_operator.engine.access import Access
 from ddp_operator.handlers import JOBS
 from ddp_operator.job.planning.decisions import finish
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods import manifests, multikueue
 from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.prerequisites import prerequisites
 from ddp_operator.job.pods.state import Identity
@@ -35,8 +35,12 @@ from tests.unit.kube.test_lease import PATIENT
 from tests.waiting import eventually
 
 OPERATOR: Final = "system:serviceaccount:ddp-operator:ddp-operator"
-COMPONENTS: Final = ("dranet", "gangs")
+COMPONENTS: Final = ("dranet", "gangs", "multikueue")
 """Components that let the operator write something."""
+ELSEWHERE: Final[dict[str, Any]] = {
+    "managedBy": "kueue.x-k8s.io/multikueue",
+    "scheduling": {"queueName": "team"},
+}
 ENDED: Final = finish(DDPJobStatus(), "Succeeded", "Completed", "all is well", NOW).status
 
 
@@ -88,6 +92,12 @@ async def sent(
         asked = DDPJob.parse(stored_job(replicas=replicas, scheduling={"gang": "volcano"}))
         for needed in prerequisites(asked):
             await cluster.apply(needed.manifest)
+    for suspend in (False, True):
+        elsewhere = DDPJob.parse(stored_job(suspend=suspend, **ELSEWHERE))
+        await cluster.apply(multikueue.workload(elsewhere, None))
+    stored = await cluster.read(multikueue.reference(elsewhere))
+    kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload"}
+    await cluster.patch_status_of({**stored, **kind}, {"admission": None, "a": "b"})
     for namespace in (None, "ddp-operator"):
         await cluster.apply(network_policy(job, operator_namespace=namespace))
     await cluster.delete_network_policy(job.key, owner_uid=job.uid)

@@ -199,6 +199,23 @@ async def test_a_network_policy_becomes_what_it_is_to_be(
     assert server.objects[NET]["spec"] == policy(port=2)["spec"]
 
 
+async def test_the_status_of_an_object_is_changed_as_it_was_read(
+    blind: KubePods, server: FakeApiServer
+) -> None:
+    with pytest.raises(NotFoundError):
+        await blind.read(policy())
+    await blind.apply(policy())
+    stored = await blind.read(policy())
+    assert stored["spec"] == policy()["spec"]
+    kind = {name: policy()[name] for name in ("apiVersion", "kind")}
+    await blind.patch_status_of({**stored, **kind}, {"a": "b"})
+    [patch] = [request for request in server.requests if request.method == "PATCH"]
+    assert patch.path.endswith("/networkpolicies/net/status")
+    assert patch.body["status"] == {"a": "b"}
+    with pytest.raises(ConflictError):
+        await blind.patch_status_of({**stored, **kind}, {"a": "c"})
+
+
 async def test_what_the_server_has_filled_in_is_neither_changed_nor_dropped(
     blind: KubePods, server: FakeApiServer
 ) -> None:

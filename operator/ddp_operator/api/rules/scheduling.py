@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from ddp_operator.api.constants import MULTIKUEUE
 from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.spec import DDPJobSpec
 
@@ -73,5 +74,11 @@ SCHEDULING_RULES = (
                 and _says_how_near(spec)
             )
         ),
+    ),
+    Rule(
+        "spec.managedBy: MultiKueue runs only jobs in Kueue's queues; set "
+        "spec.scheduling.queueName, or remove managedBy",
+        f"!has(self.managedBy) || self.managedBy != '{MULTIKUEUE}' || !({_NO_KUEUE})",
+        lambda spec: spec.managed_by != MULTIKUEUE or spec.kueue_queue is not None,
     ),
 )

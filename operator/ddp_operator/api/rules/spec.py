@@ -240,12 +240,17 @@ _REMEDY = "set spec.suspend to true, change it, set it to false; or create a new
 
 
 def _unchanged(name: str) -> TransitionRule:
+    return _immutable(*_same(name))
+
+
+def _same(name: str) -> tuple[str, str]:
+    """Return a field with the condition that it has not changed."""
     field = f"spec.{to_camel(name)}"
     new, old = f"self.{field}", f"oldSelf.{field}"
     same = f"{new} == {old}"
     if DDPJobSpec.model_fields[name].default is None:  # the field may be absent
         same = f"(has({new}) ? has({old}) && {same} : !has({old}))"
-    return _immutable(field, same)
+    return field, same
 
 
 def _immutable(field: str, same: str, but: str = "") -> TransitionRule:
@@ -270,8 +275,9 @@ TRANSITION_RULES = (
         " && self.spec.elastic.batch == oldSelf.spec.elastic.batch : !has(oldSelf.spec.elastic))",
         " (sizes and seconds may change at any time)",
     ),
+    TransitionRule(*_same("managed_by"), "spec.managedBy: immutable; create a new job instead"),
 )
-"""One rule for each field that shapes pods.
+"""One rule for each field that shapes pods, and one for the controller.
 
 Only the API server knows the stored object, so the operator has no copy of these rules. After a
 possible change it replaces all pods of another spec, with the reason SpecChanged."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from ddp_operator.api.constants import DEFAULT_STATUS_PORT, MAX_REPLICAS, MAX_SPARES
+from ddp_operator.api.constants import CONTROLLER, DEFAULT_STATUS_PORT, MAX_REPLICAS, MAX_SPARES
 from ddp_operator.api.spec.accelerator import Accelerator
 from ddp_operator.api.spec.base import ApiModel, Processes, ResourceName
 from ddp_operator.api.spec.elastic import Elastic
@@ -23,6 +23,12 @@ BucketName = Annotated[
 AbsolutePath = Annotated[str, Field(max_length=1024, pattern=r"^/.*$")]
 MAX_SECONDS = 10 * 365 * 24 * 3600
 Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
+
+ControllerName = Annotated[
+    str,
+    Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-A-Za-z0-9._~/]+$"),
+]
+"""A domain and a path, as in `Job.spec.managedBy` of Kubernetes."""
 
 
 LOG_GROUPS = ("step", "totalSteps", "loss", "samplesPerSecond")
@@ -252,6 +258,20 @@ class DDPJobSpec(ApiModel):
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=MAX_SECONDS)] | None = Field(
         default=None, description="The job is deleted this many seconds after it has finished."
     )
+    managed_by: ControllerName | None = Field(
+        default=None,
+        description=(
+            "Controller that runs the job. ddp-operator.io/ddpjob-controller or absent: this "
+            "operator. kueue.x-k8s.io/multikueue: MultiKueue runs the job in another cluster and "
+            "copies its status here; needs scheduling.queueName. The operator leaves jobs of any "
+            "other controller alone. Cannot be changed."
+        ),
+    )
+
+    @property
+    def managed_elsewhere(self) -> bool:
+        """Whether another controller runs the job, so that the operator creates no pods for it."""
+        return self.managed_by not in (None, CONTROLLER)
 
     @property
     def kueue_queue(self) -> str | None:

@@ -7,7 +7,8 @@ calls loses and repeats nothing.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.job import DDPJob
@@ -42,6 +43,9 @@ from ddp_operator.job.status import placement, progress
 from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import Node, Nodes
 
+_LOOK_AGAIN: Final = timedelta(seconds=10)
+"""How often the Workload of a job that runs in another cluster is read."""
+
 
 def plan(
     job: DDPJob,
@@ -59,6 +63,10 @@ def plan(
     """
     if job.deleting:
         return Plan(job.status)  # the garbage collector deletes what it owns
+    if job.spec.managed_elsewhere:
+        # MultiKueue writes the status. Nothing reports when Kueue evicts the job's Workload.
+        look_again = None if job.status.finished else now + _LOOK_AGAIN
+        return Plan(job.status).expiring(cleanup.expiry(job), now).requeued_at(look_again)
     known = nodes if isinstance(nodes, Nodes) else Nodes(nodes)
     observed = restart_rules.ignoring(job, observe(job, pods, launchers, known), now)
     if job.status.finished:
@@ -73,6 +81,7 @@ def plan(
         observed = replace(observed, gaps=gaps.find(job, observed, now))
     seen = replace(job, status=_with_counts(seen, observed, now))
     if planned := _decide(seen, observed, report, now):
+        planned = queue.keep_workload(seen, planned, now)
         status = with_bad_nodes(seen, planned.status, known)
         planned = replace(planned, status=status, seen=seen.status)
     else:

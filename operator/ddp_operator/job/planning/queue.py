@@ -19,7 +19,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec.overrides import kinds
 from ddp_operator.api.status import Failure
 from ddp_operator.job.membership.world import members, outside_slots
-from ddp_operator.job.planning.decisions import in_new_group, next_attempt, restarting
+from ddp_operator.job.planning.decisions import fail, in_new_group, next_attempt, restarting
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.old_pods import awaited_until
 from ddp_operator.job.planning.words import some
@@ -89,6 +89,19 @@ def begin_new_group(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         f"restarting all {job.spec.replicas} pods, which queue again (not charged): {names} {why}"
     )
     return restarting(status, PLACE_LOST, message, now)
+
+
+def keep_workload(job: DDPJob, planned: Plan, now: datetime) -> Plan:
+    """Return the plan of a decision. A job that MultiKueue has copied to this cluster has only the
+    Workload that came with it, so it fails where it would need another one.
+    """
+    if not job.prebuilt_workload or not planned.status.bookkeeping.queue_group:
+        return planned
+    message = (
+        "the pods gave up their place in the queue, which MultiKueue provides once; apply the job "
+        "again, and it resumes from its checkpoint"
+    )
+    return fail(job, PLACE_LOST, message, now)
 
 
 def takes_all(job: DDPJob, failure: Failure) -> bool:

@@ -220,6 +220,13 @@ class LocalCluster(Generic[PodT]):
     async def apply(self, manifest: Manifest) -> None:
         """See `ports.Cluster`. Nothing isolates or schedules processes on one machine."""
 
+    async def read(self, named: Manifest) -> Manifest:
+        """See `ports.Cluster`. There is none."""
+        raise NotFoundError(f"no {named['kind']} on one machine", status=404)
+
+    async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
+        """See `ports.Cluster`. Nothing is ever read."""
+
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         """See `ports.Cluster`. There is none."""
 

@@ -102,7 +102,8 @@ def _checked(where: str, document: Manifest) -> tuple[Manifest, DDPJob]:
             "uid": "",
             "creationTimestamp": "1970-01-01T00:00:00Z",
         },
-        "spec": spec,
+        # Here, no other controller can run it.
+        "spec": {name: value for name, value in spec.items() if name != "managedBy"},
     }
     try:
         job = DDPJob.parse(manifest)

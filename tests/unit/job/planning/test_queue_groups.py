@@ -190,3 +190,19 @@ def test_pods_are_forced_to_go_only_long_after_their_time() -> None:
     for over in (failed(late), succeeded(late), replace(late, deleting=False)):
         assert upkeep(job, [over, *pods[1:]], later(999)).force == ()
     assert upkeep(None, [late], later(999)).force == (), "the garbage collector waits for it too"
+
+
+def test_a_job_of_multikueue_fails_where_it_needs_another_workload() -> None:
+    job, _ = trained(replicas=2)
+    job = with_status(job, attempt=1)
+    old = [pod(job, index, attempt=0) for index in range(2)]
+    spent = [replace(succeeded(one), queue=member(job, index)) for index, one in enumerate(old)]
+    again = plan(job, spent, later(60))
+    assert again.status.bookkeeping.queue_group == 1
+    assert not again.status.finished
+    copied = replace(job, prebuilt_workload="digits-of-another-cluster")
+    spent = [replace(one, queue=member(copied, index)) for index, one in enumerate(old)]
+    spent = [succeeded(one) for one in spent]
+    status = plan(copied, spent, later(60)).status
+    assert (status.phase, status.reason) == ("Failed", "PlaceInQueueLost")
+    assert status.bookkeeping.queue_group == 0

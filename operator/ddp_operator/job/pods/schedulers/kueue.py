@@ -47,10 +47,24 @@ class Group(NamedTuple):
 
 
 def kueue_group(job: DDPJob) -> str:
-    """Return the name of the group without which the job does not train."""
+    """Return the name of the group without which the job does not train. If MultiKueue has copied
+    the job to this cluster, its first group is that of the Workload that came with it.
+    """
+    number = job.status.bookkeeping.queue_group
+    if job.prebuilt_workload and not number:
+        return job.prebuilt_workload
+    return _numbered(job, number)
+
+
+def first_group(job: DDPJob) -> str:
+    """Return the name of a job's first group."""
+    return _numbered(job, 0)
+
+
+def _numbered(job: DDPJob, number: int) -> str:
     # An earlier job of the same name may still be ending, with its group. A label has room for 63
     # characters.
-    return f"{job.name[:36]}-{job.uid[:6]}-{job.status.bookkeeping.queue_group}"
+    return f"{job.name[:36]}-{job.uid[:6]}-{number}"
 
 
 def group_size(job: DDPJob) -> int:

@@ -1,0 +1,172 @@
+"""Jobs of other controllers are left alone; one of MultiKueue gets its Workload."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from ddp_operator.ports import ClusterError, ForbiddenError, Key, NotFoundError, NotServedError
+
+from tests.unit.engine.test_reconciler import NOW, World, job
+
+QUEUED: dict[str, Any] = {
+    "managedBy": "kueue.x-k8s.io/multikueue",
+    "scheduling": {"queueName": "team"},
+}
+WORKLOAD = Key("default", "train-u1")
+_SUCCEEDED = {
+    "type": "Succeeded",
+    "status": "True",
+    "reason": "Completed",
+    "lastTransitionTime": "2026-01-01T00:00:00Z",
+}
+ENDED = {
+    "phase": "Succeeded",
+    "completionTime": "2026-01-01T00:00:00Z",
+    "conditions": [_SUCCEEDED],
+}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def elsewhere(*, generation: int = 1, status: Any = None, **spec: Any) -> dict[str, Any]:
+    manifest = job(**QUEUED, **spec)
+    manifest["metadata"]["generation"] = generation
+    return manifest | ({"status": status} if status else {})
+
+
+def workload(world: World) -> dict[str, Any]:
+    [made] = world.cluster.applied["Workload"].values()
+    return made
+
+
+@pytest.mark.parametrize("invalid", [{}, {"replicas": 0}], ids=["valid", "invalid"])
+async def test_a_job_of_another_controller_is_left_alone(
+    world: World, invalid: dict[str, Any]
+) -> None:
+    world.apply(job(managedBy="example.com/other", **invalid))
+    assert await world.reconcile() == []
+    world.apply(job(managedBy="example.com/other", ttlSecondsAfterFinished=0) | {"status": ENDED})
+    assert await world.reconcile() == []
+
+
+async def test_a_job_that_names_this_operator_is_its_own(world: World) -> None:
+    world.apply(job(managedBy="ddp-operator.io/ddpjob-controller"))
+    await world.reconcile_until_quiet()
+    assert len(world.cluster.pods) == 2
+
+
+async def test_multikueue_gets_a_workload_once_and_no_pods(world: World) -> None:
+    world.apply(elsewhere())
+    assert await world.reconcile() == ["apply Workload train-u1-0", "read Workload train-u1-0"]
+    running = {"phase": "Running", "observedGeneration": 1, "startTime": "2026-01-01T00:00:00Z"}
+    world.apply(elsewhere(status=running))
+    assert await world.reconcile() == ["read Workload train-u1-0"]
+    world.cluster.applied["Workload"].clear()
+    with pytest.raises(NotFoundError):
+        await world.reconcile()
+    await world.reconcile()
+    assert workload(world)["spec"]["active"]
+
+
+async def test_a_suspended_job_leaves_the_other_cluster(world: World) -> None:
+    for generation, suspend in enumerate((True, False, True)):
+        world.apply(elsewhere(generation=generation, suspend=suspend))
+        await world.reconcile()
+        assert workload(world)["spec"]["active"] is not suspend
+
+
+@pytest.mark.parametrize(
+    ("labels", "pods", "reference"),
+    [
+        (
+            {"kueue.x-k8s.io/priority-class": "high"},
+            {"priorityClassName": "low"},
+            {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": "high"},
+        ),
+        (
+            {},
+            {"priorityClassName": "high"},
+            {"group": "scheduling.k8s.io", "kind": "PriorityClass", "name": "high"},
+        ),
+    ],
+    ids=["of Kueue", "of pods"],
+)
+async def test_its_priority_is_that_of_its_class(
+    world: World, labels: dict[str, str], pods: dict[str, str], reference: dict[str, str]
+) -> None:
+    world.cluster.applied[reference["kind"]] = {Key("", "high"): {"value": 1000}}
+    spec = {"containers": [{"name": "trainer", "image": "x"}], **pods}
+    world.apply(elsewhere(template={"metadata": {"labels": labels}, "spec": spec}))
+    await world.reconcile()
+    made = workload(world)["spec"]
+    assert (made["priorityClassRef"], made["priority"]) == (reference, 1000)
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("apply Workload", NotServedError("no Kueue", status=404)),
+        ("apply Workload", ForbiddenError("no right", status=403)),
+        ("read PriorityClass", NotFoundError("no class high", status=404)),
+    ],
+    ids=["not served", "forbidden", "no class"],
+)
+async def test_what_is_missing_is_told_in_an_event_alone(
+    world: World, call: str, error: ClusterError
+) -> None:
+    world.cluster.refuse = {call: error}
+    spec = {"containers": [{"name": "trainer", "image": "x"}], "priorityClassName": "high"}
+    world.cluster.applied["PriorityClass"] = {Key("", "high"): {"value": 1}}
+    world.apply(elsewhere(template={"spec": spec}))
+    for _ in range(3):
+        with pytest.raises(type(error)):
+            await world.reconcile()
+        world.now += timedelta(seconds=10)
+    [event] = world.cluster.events
+    assert error.message in event.message
+    assert "manifests/components/multikueue" in event.message
+    assert "status" not in world.cluster.jobs[Key("default", "train")]
+    world.cluster.refuse = {}
+    await world.reconcile()
+    assert workload(world)
+
+
+@pytest.mark.parametrize(("reason", "requeued"), [("Preempted", "True"), ("Deactivated", "False")])
+async def test_what_is_evicted_gives_its_quota_back(
+    world: World, reason: str, requeued: str
+) -> None:
+    def condition(name: str, status: str = "True") -> dict[str, str]:
+        told = {"message": "text", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        return {"type": name, "status": status, "reason": reason, **told}
+
+    world.apply(elsewhere())
+    again_at = await world.reconciler.reconcile(Key("default", "train"))
+    assert again_at == NOW + timedelta(seconds=10)
+    admitted: dict[str, Any] = {"admission": {"clusterQueue": "q"}, "clusterName": "far"}
+    for name in ("QuotaReserved", "Evicted"):
+        admitted["conditions"] = [*admitted.get("conditions", ()), condition(name)]
+        workload(world)["status"] = admitted
+        calls = await world.reconcile()
+    assert calls == ["read Workload train-u1-0", "patch_status_of Workload train-u1-0"]
+    status = workload(world)["status"]
+    assert "admission" not in status
+    assert status["clusterName"] == "far"
+    assert {one["type"]: one["status"] for one in status["conditions"]} == {
+        "QuotaReserved": "False",
+        "Evicted": "True",
+        "Admitted": "False",
+        "Requeued": requeued,
+    }
+    assert await world.reconcile() == ["read Workload train-u1-0"]
+    status["conditions"] = [condition(name) for name in ("QuotaReserved", "Evicted", "Finished")]
+    assert await world.reconcile() == ["read Workload train-u1-0"]
+
+
+async def test_a_finished_job_goes_when_its_time_has_come(world: World) -> None:
+    world.apply(elsewhere(status=ENDED, ttlSecondsAfterFinished=60))
+    assert await world.reconcile() == []
+    world.now = NOW + timedelta(seconds=60)
+    assert await world.reconcile() == ["delete_job train"]
