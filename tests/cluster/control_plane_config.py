@@ -46,6 +46,8 @@ class ControlPlaneConfig:
     node_name: str = "node"
     # Whether pods of nodes that do not exist are collected where no real pods run.
     collects_pods: bool = False
+    # Whether a watch may begin with a list. With an old etcd, the API server refuses such a watch.
+    watch_lists: bool = True
 
     @property
     def server(self) -> str:
@@ -130,11 +132,13 @@ def etcd_argv(config: ControlPlaneConfig) -> list[str | Path]:
     ]
 
 
-def _feature_gates() -> list[str]:
-    """Return the flag for features that the operator uses and that are off by default: PodGroups
-    of Kubernetes itself, beta since 1.37.
+def _feature_gates(config: ControlPlaneConfig) -> list[str]:
+    """Return the flag for features: PodGroups of Kubernetes itself, beta since 1.37, are off by
+    default, but the operator uses them.
     """
-    return ["--feature-gates=GenericWorkload=true"] if _has_pod_groups() else []
+    gates = ["GenericWorkload=true"] if _has_pod_groups() else []
+    gates += [] if config.watch_lists else ["WatchList=false"]
+    return [f"--feature-gates={','.join(gates)}"] if gates else []
 
 
 def _has_pod_groups() -> bool:
@@ -166,7 +170,7 @@ def apiserver_argv(config: ControlPlaneConfig) -> list[str | Path]:
         "--kubelet-preferred-address-types=InternalIP",
         "--allow-privileged=true",
         "--profiling=false",
-        *_feature_gates(),
+        *_feature_gates(config),
     ]
     if _has_pod_groups():
         argv.append("--runtime-config=scheduling.k8s.io/v1beta1=true")
@@ -197,7 +201,7 @@ def controller_manager_argv(config: ControlPlaneConfig) -> list[str | Path]:
         "--kube-api-burst=2000",
         "--concurrent-endpoint-syncs=20",
         "--concurrent-gc-syncs=40",
-        *_feature_gates(),
+        *_feature_gates(config),
     ]
     if not config.has_nodes:
         # Tests play the kubelet there: a node that nobody renews must not be declared lost, nor
@@ -216,7 +220,7 @@ def scheduler_argv(config: ControlPlaneConfig) -> list[str | Path]:
         "--secure-port=0",
         "--kube-api-qps=1000",
         "--kube-api-burst=2000",
-        *_feature_gates(),
+        *_feature_gates(config),
     ]
 
 

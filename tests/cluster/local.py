@@ -103,6 +103,7 @@ def start(
     scheduler: bool,
     owner: ProcessId | None,
     collects_pods: bool = False,
+    watch_lists: bool = True,
 ) -> ControlPlane:
     """Start a control plane that runs until it is removed by name, or its owner ends."""
     packages.check(packages.CONTROL_PLANE)
@@ -122,6 +123,7 @@ def start(
             etcd_peer_port=etcd_peer_port,
             has_nodes=False,
             collects_pods=collects_pods,
+            watch_lists=watch_lists,
         ),
     )
     try:
@@ -134,13 +136,18 @@ def start(
 
 @contextmanager
 def control_plane(
-    *, controllers: bool = True, scheduler: bool = False, collects_pods: bool = False
+    *,
+    controllers: bool = True,
+    scheduler: bool = False,
+    collects_pods: bool = False,
+    watch_lists: bool = True,
 ) -> Iterator[ControlPlane]:
     """Run a control plane of one's own for the length of a ``with`` block.
 
     Without ``controllers`` nothing happens but what the API server does itself: no Endpoints, no
     garbage collection of dependents, no namespace deletion. With ``collects_pods`` pods go that can
-    run nowhere, as in a real cluster; their nodes have to exist. A control plane whose process was
+    run nowhere, as in a real cluster; their nodes have to exist. Without ``watch_lists`` a client
+    may watch without a resource version also where etcd is 3.4. A control plane whose process was
     killed is cleared away by the next one that starts.
 
     Raises ClusterUnavailableError when this machine cannot have one.
@@ -153,6 +160,7 @@ def control_plane(
         scheduler=scheduler,
         owner=ProcessId.current(),
         collects_pods=collects_pods,
+        watch_lists=watch_lists,
     )
     try:
         yield running

@@ -43,19 +43,26 @@ async def queue(admin: ApiClient, namespace: str) -> Queue:
     return await new_queue(admin, namespace)
 
 
-@pytest.fixture
-async def life(kubelet: FakeKubelet) -> AsyncIterator[None]:
-    """Pods that Kueue lets run come to life, and deleted ones end, by themselves."""
+@contextlib.asynccontextmanager
+async def playing(kubelet: FakeKubelet) -> AsyncIterator[None]:
+    """Have pods that Kueue lets run come to life, and deleted ones end, by themselves."""
 
     async def play() -> None:
         while True:
             await kubelet.live()
             await asyncio.sleep(0.05)
 
-    playing = asyncio.create_task(play())
+    task = asyncio.create_task(play())
     yield
-    assert not playing.done(), playing.exception()
-    playing.cancel()
+    assert not task.done(), task.exception()
+    task.cancel()
+
+
+@pytest.fixture
+async def life(kubelet: FakeKubelet) -> AsyncIterator[None]:
+    """Pods that Kueue lets run come to life, and deleted ones end, by themselves."""
+    async with playing(kubelet):
+        yield
 
 
 @pytest.fixture

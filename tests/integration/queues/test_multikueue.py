@@ -1,0 +1,232 @@
+"""Jobs that MultiKueue runs in another cluster: two control planes with Kueue and operator."""
+
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from ddp_operator.kube import NAMESPACES, SECRETS, ApiClient, Resource, load_credentials
+from ddp_operator.kube.client import MERGE_PATCH
+from ddp_operator.ports import AlreadyExistsError
+
+from tests import cluster
+from tests.cluster.kueue import Kueue
+from tests.good_manifests import Json
+from tests.integration.conftest import install_crd
+from tests.integration.jobs import Jobs
+from tests.integration.kubelet import NODE, FakeKubelet
+from tests.integration.operator_process import OperatorProcess, running_operator
+from tests.integration.queues.conftest import playing
+from tests.integration.queues.queue import Queue, installed, is_true, new_queue, queued_job
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("operator", "operator_elsewhere", "elsewhere_lives")
+
+_API: Final = "kueue.x-k8s.io/v1beta2"
+_SETTINGS: Final = {
+    "multiKueue": {"externalFrameworks": [{"name": "DDPJob.v1alpha1.ddp-operator.io"}]}
+}
+_NAME: Final = "elsewhere"
+"""The name of everything that leads to the other cluster."""
+
+
+@pytest.fixture(scope="session")
+def elsewhere(control_plane: cluster.ControlPlane) -> Iterator[cluster.ControlPlane]:
+    """The other control plane, with its own Kueue."""
+    del control_plane  # the test is skipped there if there can be none
+    with cluster.control_plane(collects_pods=True, watch_lists=False) as running:
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
+        running.client.request("POST", "/api/v1/nodes", node)
+        installed(running)
+        yield running
+
+
+@pytest.fixture
+async def admin_elsewhere(elsewhere: cluster.ControlPlane) -> AsyncIterator[ApiClient]:
+    async with ApiClient(load_credentials(kubeconfig=str(elsewhere.kubeconfig))) as client:
+        yield client
+
+
+@pytest.fixture
+async def jobs_elsewhere(admin_elsewhere: ApiClient, namespace: str) -> Jobs:
+    """The namespace of the same name in the other cluster."""
+    await install_crd(admin_elsewhere)
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    await admin_elsewhere.request("POST", NAMESPACES.path(), body=body)
+    return Jobs(admin_elsewhere, namespace)
+
+
+@pytest.fixture
+def kubelet_elsewhere(admin_elsewhere: ApiClient, namespace: str) -> FakeKubelet:
+    return FakeKubelet(admin_elsewhere, namespace)
+
+
+@pytest.fixture
+async def elsewhere_lives(kubelet_elsewhere: FakeKubelet) -> AsyncIterator[None]:
+    """Pods of the other cluster come to life, and end, by themselves."""
+    async with playing(kubelet_elsewhere):
+        yield
+
+
+@pytest.fixture
+def operator_elsewhere(
+    elsewhere: cluster.ControlPlane, jobs_elsewhere: Jobs, tmp_path: Path
+) -> Iterator[OperatorProcess]:
+    namespace = jobs_elsewhere.namespace
+    log = tmp_path / "log-elsewhere"
+    with running_operator(elsewhere.kubeconfig, log, namespace=namespace) as process:
+        yield process
+        assert "Traceback" not in process.log
+
+
+@pytest.fixture
+async def queue_elsewhere(admin_elsewhere: ApiClient, jobs_elsewhere: Jobs) -> Queue:
+    return await new_queue(admin_elsewhere, jobs_elsewhere.namespace)
+
+
+@pytest.fixture
+async def queue(
+    admin: ApiClient,
+    namespace: str,
+    kueue: Kueue,
+    elsewhere: cluster.ControlPlane,
+    queue_elsewhere: Queue,
+) -> AsyncIterator[Queue]:
+    """The queue of the first cluster, which leads to the other one."""
+    del queue_elsewhere  # first, since jobs go there at once
+    kueue.stop()
+    kueue.start(**_SETTINGS)
+    queue = await new_queue(admin, namespace)
+    await _lead(admin, elsewhere.kubeconfig.read_bytes(), namespace)
+    yield queue
+    kueue.stop()
+    kueue.start()
+
+
+async def _lead(admin: ApiClient, kubeconfig: bytes, namespace: str) -> None:
+    """Have the ClusterQueue `namespace` lead to the cluster of a kubeconfig."""
+
+    async def create(kind: str, **spec: Any) -> Resource:
+        resource = Resource("kueue.x-k8s.io", "v1beta2", f"{kind.lower()}s")
+        body = {"apiVersion": _API, "kind": kind, "metadata": {"name": _NAME}, "spec": spec}
+        with contextlib.suppress(AlreadyExistsError):
+            await admin.request("POST", resource.path(), body=body)
+        return resource
+
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": _NAME},
+        "data": {"kubeconfig": base64.b64encode(kubeconfig).decode()},
+    }
+    with contextlib.suppress(AlreadyExistsError):
+        await admin.request("POST", SECRETS.path(namespace="kueue-system"), body=secret)
+    source = {"kubeConfig": {"location": _NAME, "locationType": "Secret"}}
+    await create("MultiKueueCluster", clusterSource=source)
+    await create("MultiKueueConfig", clusters=[_NAME])
+    parameters = {"apiGroup": "kueue.x-k8s.io", "kind": "MultiKueueConfig", "name": _NAME}
+    checks = await create(
+        "AdmissionCheck", controllerName="kueue.x-k8s.io/multikueue", parameters=parameters
+    )
+    seen: Json = {}
+
+    async def active() -> bool:
+        nonlocal seen
+        seen = await admin.request("GET", checks.path(name=_NAME))
+        return is_true(seen, "Active")
+
+    await eventually(active, interval_seconds=0.2, describe=lambda: seen)
+    path = Resource("kueue.x-k8s.io", "v1beta2", "clusterqueues").path(name=namespace)
+    strategy = {"admissionChecksStrategy": {"admissionChecks": [{"name": _NAME}]}}
+    await admin.request("PATCH", path, body={"spec": strategy}, content_type=MERGE_PATCH)
+
+
+def elsewhere_job(**spec: Any) -> Json:
+    """A job that MultiKueue runs."""
+    return queued_job(managedBy="kueue.x-k8s.io/multikueue", **spec)
+
+
+async def test_a_job_runs_in_the_other_cluster(
+    jobs: Jobs,
+    jobs_elsewhere: Jobs,
+    kubelet_elsewhere: FakeKubelet,
+    queue: Queue,
+    queue_elsewhere: Queue,
+) -> None:
+    await jobs.create(elsewhere_job())
+    await jobs.until_phase("Running")
+    assert await jobs.pods() == {}
+    await queue_elsewhere.until_used(2)
+    [workload] = await queue.workloads()
+    pods = (await jobs_elsewhere.pods()).values()
+    assert {pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] for pod in pods} == {
+        workload
+    }
+    for pod in await jobs_elsewhere.live_pods():
+        await kubelet_elsewhere.succeed(pod)
+    status = await jobs.until_phase("Succeeded")
+    assert (status.restarts, status.disruptions) == (0, 0)
+    await queue.until_workloads(
+        lambda found: all(is_true(one, "Finished") for one in found.values())
+    )
+    await queue.until_used(0)
+    await queue_elsewhere.until_used(0)
+
+
+async def test_a_restart_keeps_the_quota_and_a_deletion_reaches_the_other_cluster(
+    jobs: Jobs,
+    jobs_elsewhere: Jobs,
+    kubelet_elsewhere: FakeKubelet,
+    queue: Queue,
+    queue_elsewhere: Queue,
+) -> None:
+    await jobs.create(elsewhere_job())
+    await jobs.until_phase("Running")
+    before = await queue_elsewhere.workloads()
+    await kubelet_elsewhere.fail("job-0-0")
+    status = await jobs.until(lambda status: status.restarts == 1 and status.phase == "Running")
+    assert status.disruptions == 0
+    after = await queue_elsewhere.workloads()
+    [uid] = {one["metadata"]["uid"] for one in before.values()}
+    assert {one["metadata"]["uid"] for one in after.values()} == {uid}
+    await jobs.delete()
+    await eventually(lambda: _gone(jobs_elsewhere))
+    await queue_elsewhere.until_used(0)
+    await queue_elsewhere.until_workloads(lambda found: not found)
+    await queue.until_workloads(lambda found: not found)
+
+
+async def test_a_failure_is_final(
+    jobs: Jobs, kubelet_elsewhere: FakeKubelet, queue: Queue, queue_elsewhere: Queue
+) -> None:
+    await jobs.create(elsewhere_job(restart={"maxRestarts": 0}))
+    await jobs.until_phase("Running")
+    await kubelet_elsewhere.fail("job-0-0")
+    status = await jobs.until_phase("Failed")
+    assert (status.restarts, status.reason) == (0, "MaxRestartsExceeded")
+    await queue.until_workloads(
+        lambda found: all(is_true(one, "Finished") for one in found.values())
+    )
+    await queue.until_used(0)
+    await queue_elsewhere.until_used(0)
+
+
+async def test_a_suspended_job_leaves_the_other_cluster_until_it_is_resumed(
+    jobs: Jobs, jobs_elsewhere: Jobs, queue: Queue, queue_elsewhere: Queue
+) -> None:
+    await jobs.create(elsewhere_job())
+    await jobs.until_phase("Running")
+    await jobs.set_spec(suspend=True)
+    await queue.until_used(0)
+    await queue_elsewhere.until_used(0)
+    await eventually(lambda: _gone(jobs_elsewhere))
+    await jobs.set_spec(suspend=False)
+    await eventually(jobs_elsewhere.exists)
+    await jobs_elsewhere.until_phase("Running")
+    await queue_elsewhere.until_used(2)
+
+
+async def _gone(jobs: Jobs) -> bool:
+    return not (await jobs.exists() or await jobs.pods())
