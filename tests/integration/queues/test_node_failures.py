@@ -156,3 +156,18 @@ async def test_a_node_that_fails_before_its_pod_starts_is_replaced(
     assert admission(after) == admission(before)
     status = await jobs.status()
     assert (status.restarts, is_true(after, "Evicted")) == (0, False)
+
+
+async def test_a_job_that_avoids_a_node_queues_again_without_it(
+    jobs: Jobs, queue: Queue, pool: NodePool, kubelet: FakeKubelet
+) -> None:
+    """The node is healthy for Kueue, which would keep the pod there."""
+    restart = {"scope": "Pod", "nodeFailureLimit": 1}
+    await jobs.create(near_job("block", replicas=3, restart=restart))
+    before = await runs_on(jobs, queue, *pool.names[:3])
+    kubelet.cordoned.add(pool.names[1])  # a scheduler heeds the affinity
+    await kubelet.fail("job-0-1")
+    after = await runs_on(jobs, queue, pool.names[0], *pool.names[2:])
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    status = await jobs.status()
+    assert (status.restarts, status.excluded_nodes) == (1, (pool.names[1],))

@@ -23,10 +23,11 @@ from ddp_operator.job.planning.decisions import fail, in_new_group, next_attempt
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.old_pods import awaited_until
 from ddp_operator.job.planning.words import some
+from ddp_operator.job.pods.avoided_nodes import HOSTNAME
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.schedulers import is_in_group, kueue_group
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import Key
+from ddp_operator.ports import Key, Node
 
 PLACE_LOST: Final = "PlaceInQueueLost"
 _STOPS: Final = ("WorkloadEvicted", "NotAdmitted", "WorkloadDeleted", "NoMatchingWorkload")
@@ -62,18 +63,21 @@ def upkeep(job: DDPJob | None, pods: Sequence[PodState], now: datetime) -> Upkee
 
 
 def begin_new_group(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that the job queues again, since a pod that must be replaced gave its place back; None
-    if all have theirs.
+    """Decide that the job queues again, since a pod that must be replaced gave its place back, or
+    Kueue keeps a pod on a node that it may not use; None if all have their places.
     """
     if not job.spec.kueue_queue:
         return None
     own = kueue_group(job)
+    present = [*pods.current.values(), *pods.spares]
+    if stuck := [pod for pod in present if _is_on_avoided_node(pod, pods.nodes)]:
+        why = f"may run only on {stuck[0].host}, which the job avoids"
+        return _queue_again(job, stuck, why, now)
     wanted = {
         gone.slot for gone in (*pods.missing, *pods.spares_missing) if is_in_group(job, gone.slot)
     }
     if not wanted:
         return None
-    present = [*pods.current.values(), *pods.spares]
     former = [pod for pod in pods.old if pod.queue and pod.queue.group == own]
     spent = [pod for pod in former if pod.phase == "Succeeded" and pod.identity.slot in wanted]
     over = [pod for pod in former if pod.queue and pod.queue.ends_group]
@@ -82,9 +86,14 @@ def begin_new_group(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         return None
     if not present:
         return Plan(in_new_group(job, job.status), decided=True)
-    status = next_attempt(job, job.status, new_group=True)
-    names = some([pod.key.name for pod in spent or over])
     why = "exited with 0, so its place is gone" if spent else "can have no replacement there"
+    return _queue_again(job, spent or over, why, now)
+
+
+def _queue_again(job: DDPJob, pods: Sequence[PodState], why: str, now: datetime) -> Plan:
+    """Decide that all pods restart in a new group, because of these pods."""
+    status = next_attempt(job, job.status, new_group=True)
+    names = some([pod.key.name for pod in pods])
     message = (
         f"restarting all {job.spec.replicas} pods, which queue again (not charged): {names} {why}"
     )
@@ -122,6 +131,22 @@ def needs_nodes_again(job: DDPJob, failure: Failure) -> bool:
 def _is_apart(pod: PodState, own: str) -> bool:
     """Return whether a pod is in another group than its job's, or that group is to end."""
     return pod.queue is not None and (pod.queue.ends_group or pod.queue.group != own)
+
+
+def _is_on_avoided_node(pod: PodState, nodes: Sequence[Node]) -> bool:
+    """Return whether Kueue assigned a pod to a node that it avoids, and will not change that.
+
+    Kueue assigns nodes once for a Workload. It replaces only nodes that are gone, not ready or
+    tainted, and then fails the pods that wait for them.
+    """
+    if not (pod.queue and pod.host and pod.avoids) or pod.deleting or pod.failed:
+        return False
+    return any(
+        node.name in pod.avoids
+        and node.labels.get(HOSTNAME) == pod.host
+        and not (node.unready or node.leaving)
+        for node in nodes
+    )
 
 
 def _ends(job: DDPJob | None, pods: Iterable[PodState]) -> list[Key]:

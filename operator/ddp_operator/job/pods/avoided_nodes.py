@@ -6,6 +6,8 @@ from typing import Any, Final
 from ddp_operator.api.status import MAX_EXCLUDED
 from ddp_operator.ports import Manifest
 
+HOSTNAME: Final = "kubernetes.io/hostname"
+"""The label that identifies a node."""
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 
@@ -49,6 +51,11 @@ def _node_affinity(spec: Manifest) -> Manifest:
 def _set(spec: dict[str, Any], kind: str, value: object) -> None:
     affinity = {**_node_affinity(spec), kind: value}
     spec["affinity"] = {**(spec.get("affinity") or {}), "nodeAffinity": affinity}
+
+
+def host_of(spec: Manifest) -> str:
+    """Return the host name that a pod's node selector asks for; empty if it asks for none."""
+    return str((spec.get("nodeSelector") or {}).get(HOSTNAME) or "")
 
 
 def _not_in(nodes: Sequence[str]) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.values.bounded import read_time
 from ddp_operator.api.values.printable import printable
 from ddp_operator.job.pods.address import is_the_nodes, trainer_address
-from ddp_operator.job.pods.avoided_nodes import kept_off
+from ddp_operator.job.pods.avoided_nodes import host_of, kept_off
 from ddp_operator.job.pods.state import (
     CONTAINER_LOST,
     CRASH_LOOP,
@@ -114,6 +114,7 @@ def project(manifest: Manifest) -> PodState:
         waiting_message=_text(waiting_message),
         stage=_stage(spec, status, conditions, state),
         avoids=() if spec.get("nodeName") else kept_off(spec),
+        host="" if spec.get("nodeName") else intern(host_of(spec)),
         stays_on_lost_node=any(map(_outlasts_node, spec.get("tolerations") or ())),
         queue=_queue_member(metadata, labels, annotations),
         held_by=_running_on(status) if ended else "",

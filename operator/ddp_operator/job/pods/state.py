@@ -154,6 +154,8 @@ class PodState:
     """The obstacle to the first process of a scheduled pod: volumes and network, or an image."""
     avoids: tuple[str, ...] = ()
     """Nodes that its affinity excludes, while it has no node."""
+    host: str = ""
+    """Host name that its node selector asks for, while it has no node."""
     stays_on_lost_node: bool = False
     """It tolerates an unreachable node without a limit, so nobody evicts it."""
     queue: QueueMember | None = None

@@ -9,7 +9,7 @@ from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.queue import Upkeep, upkeep
 from ddp_operator.job.pods.schedulers import group_of
 from ddp_operator.job.pods.state import PodState, QueueMember
-from ddp_operator.ports import Key
+from ddp_operator.ports import Key, Node
 
 from tests.unit.job.builders import (
     edited,
@@ -206,3 +206,21 @@ def test_a_job_of_multikueue_fails_where_it_needs_another_workload() -> None:
     status = plan(copied, spent, later(60)).status
     assert (status.phase, status.reason) == ("Failed", "PlaceInQueueLost")
     assert status.bookkeeping.queue_group == 0
+
+
+def test_a_job_queues_again_without_a_node_that_it_avoids() -> None:
+    job, pods = trained()
+    label = {"kubernetes.io/hostname": "host-b"}
+    nodes = [Node("node-a", {}), Node("node-b", label)]
+    waits = pod(job, 1, queue=pods[1].queue, avoids=("node-b",), host="host-b")
+    pods = [pods[0], waits, pods[2]]
+    planned = plan(job, pods, later(20), nodes=nodes)
+    assert (planned.status.attempt, planned.status.restarts) == (1, 0)
+    assert planned.status.bookkeeping.queue_group == job.status.bookkeeping.queue_group + 1
+    [event] = planned.events
+    assert event.message.endswith("digits-0-1 may run only on host-b, which the job avoids")
+    elsewhere = replace(waits, host="host-a")
+    assert not plan(job, [pods[0], elsewhere, pods[2]], later(20), nodes=nodes).decided
+    # Kueue replaces such a node by itself.
+    silent = [nodes[0], replace(nodes[1], unready=True)]
+    assert not plan(job, pods, later(20), nodes=silent).decided

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_JOB_NAME
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods.avoided_nodes import HOSTNAME
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
 
@@ -18,8 +19,6 @@ _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 _WEIGHT: Final = 100
 """The largest weight of a preference."""
-_HOST: Final = "kubernetes.io/hostname"
-"""The label that identifies a node."""
 
 
 def near_each_other(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def apart_from_others(job: DDPJob, pod: Manifest) -> dict[str, Any]:
     lost together with the pod it replaces.
     """
     siblings = {LABEL_JOB_NAME: job.name}
-    term = {"labelSelector": {"matchLabels": siblings}, "topologyKey": _HOST}
+    term = {"labelSelector": {"matchLabels": siblings}, "topologyKey": HOSTNAME}
     wanted = {"weight": _WEIGHT, "podAffinityTerm": term}
     return _wanting(pod, "podAntiAffinity", _PREFERRED, wanted)
 
