@@ -12,7 +12,7 @@ from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.engine.token_secrets import TokenSecrets
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.queue import Upkeep
-from ddp_operator.job.pods import manifests, multikueue
+from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import SecretKey
 from ddp_operator.job.pods.network_policy import network_policy
 from ddp_operator.job.pods.prerequisites import Prerequisite, prerequisites
@@ -24,7 +24,6 @@ from ddp_operator.ports import (
     ForbiddenError,
     InvalidError,
     Key,
-    NotFoundError,
     NotServedError,
     TokenSource,
     Trainers,
@@ -79,12 +78,6 @@ class Execution:
         self._access = settings.access
         self._secrets = TokenSecrets(cluster, settings.access)
         self._trainers = trainers
-        self._delegated: dict[Key, tuple[str, int]] = {}
-        """UID and generation of each job whose Workload is up to date."""
-
-    def forget(self, key: Key) -> None:
-        """Forget a job that is gone."""
-        self._delegated.pop(key, None)
 
     async def act(
         self,
@@ -105,8 +98,6 @@ class Execution:
             ClusterError: a write failed.
         """
         cluster, job = self._cluster, entry.job
-        if isinstance(job, DDPJob) and multikueue.needs_workload(job):
-            await self._delegate(job)
         # UIDs as the plan saw them: while the first pods are deleted, new pods may take the names
         # of the rest.
         uids = {pod: cluster.uid_of(pod) for pod in (*planned.fence, *planned.delete)}
@@ -194,26 +185,6 @@ class Execution:
                 await self._apply(needed)
 
         _raise_heaviest(await self._create_pods(job, planned.create, overtaken))
-
-    async def _delegate(self, job: DDPJob) -> None:
-        """Keep the Workload of a job that MultiKueue runs in another cluster, and take back its
-        admission when Kueue evicts it, as Kueue expects of a job's controller.
-        """
-        state = (job.uid, job.generation)
-        try:
-            if self._delegated.get(job.key) != state:
-                chosen = multikueue.priority_class(job)
-                value = (await self._cluster.read(chosen))["value"] if chosen else None
-                await self._cluster.apply(multikueue.workload(job, value))
-                self._delegated[job.key] = state
-            stored = await self._cluster.read(multikueue.reference(job))
-            if status := multikueue.without_admission(stored):
-                await self._cluster.patch_status_of(stored, status)
-        except NotFoundError as error:
-            self._delegated.pop(job.key, None)
-            raise NotFoundError(f"{error.message}: {multikueue.NEEDS}", status=404) from None
-        except (NotServedError, ForbiddenError) as error:
-            raise type(error)(f"{error.message}: {multikueue.NEEDS}", status=error.status) from None
 
     async def _create_spares(
         self, job: DDPJob, planned: Plan, overtaken: Callable[[], bool]

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.api.job import DDPJob, NewerJobError
+from ddp_operator.engine.delegation import Delegation
 from ddp_operator.engine.execution import Execution, UnfitTemplateError
 from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.launchers import Launchers
@@ -85,6 +86,7 @@ class Reconciler:
         self._clock = clock
         self._report_of = report_of
         self._launchers = launchers
+        self._delegation = Delegation(cluster)
         self._execution = Execution(cluster, settings=settings, trainers=trainers)
         self._status = StatusWriter(
             cluster,
@@ -130,13 +132,15 @@ class Reconciler:
             entry = self._jobs.get(key)
             if entry is None:
                 self._status.forget(key)
-                self._execution.forget(key)
+                self._delegation.forget(key)
                 return None
             if entry.foreign:
                 return None
             if self._jobs.is_doubtful(key):
                 await self._status.read(key, entry)
                 continue
+            if isinstance(entry.job, DDPJob):
+                await self._delegation.keep_workload(entry.job)
             planned = self._plan(key, entry, pods)
             try:
                 if planned.decided:
@@ -242,8 +246,8 @@ class Reconciler:
             no_spares = await self._execution.act(entry, planned, overtaken=overtaken)
         except (AlreadyExistsError, ForbiddenError, InvalidError) as refused:
             # Quota, policy, or a name in use. It may pass, and until then the user must see it.
-            if not isinstance(entry.job, DDPJob) or entry.job.spec.managed_elsewhere:
-                raise  # the status already says what is wrong, or is not the operator's
+            if not isinstance(entry.job, DDPJob):
+                raise  # the status already says what is wrong
             taken = isinstance(refused, AlreadyExistsError)
             reason = NAME_TAKEN if taken else PODS_FORBIDDEN
             job, now = _as_seen(entry.job, planned), self._clock()

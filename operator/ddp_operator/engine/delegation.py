@@ -1,0 +1,43 @@
+"""Workloads of jobs that MultiKueue runs in another cluster."""
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods import multikueue
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.ports import Cluster, ForbiddenError, Key, NotFoundError, NotServedError
+
+
+class Delegation:
+    """Does for Kueue what it expects of a job's controller in the first cluster."""
+
+    def __init__(self, cluster: Cluster[PodState]) -> None:
+        self._cluster = cluster
+        self._applied: dict[Key, tuple[str, int]] = {}
+        """UID and generation of each job whose Workload is up to date."""
+
+    def forget(self, key: Key) -> None:
+        """Forget a job that is gone."""
+        self._applied.pop(key, None)
+
+    async def keep_workload(self, job: DDPJob) -> None:
+        """Create or update the job's Workload, if it needs one, and give its quota back when Kueue
+        evicts it.
+
+        Raises:
+            ClusterError: a request failed. The message names the field that asks for the Workload.
+        """
+        if not multikueue.needs_workload(job):
+            return
+        state = (job.uid, job.generation)
+        try:
+            if self._applied.get(job.key) != state:
+                chosen = multikueue.priority_class(job)
+                value = (await self._cluster.read(chosen))["value"] if chosen else None
+                await self._cluster.apply(multikueue.workload(job, value))
+                self._applied[job.key] = state
+            stored = await self._cluster.read(multikueue.reference(job))
+            if status := multikueue.without_admission(stored):
+                await self._cluster.patch_status_of(stored, status)
+        except (NotFoundError, NotServedError, ForbiddenError) as error:
+            self.forget(job.key)
+            message = f"{error.message}: {multikueue.NEEDS}"
+            raise type(error)(message, status=error.status) from None
