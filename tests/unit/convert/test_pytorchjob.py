@@ -184,3 +184,16 @@ def test_volcanos_queue_and_kueues_are_not_confused() -> None:
     found = convert(PYTORCHJOB)
     assert "metadata.labels[kueue.x-k8s.io/queue-name]" in fields(found)
     assert spec_of(found)["suspend"] is True
+
+
+def test_multikueue_runs_what_is_in_a_queue_of_kueue() -> None:
+    multikueue = "kueue.x-k8s.io/multikueue"
+    found = job(pytorchReplicaSpecs={"Master": replica()}, runPolicy={"managedBy": multikueue})
+    loose = convert_object(found)
+    assert "managedBy" not in spec_of(loose)
+    assert "managedBy" in fields(loose)
+    labels = {"kueue.x-k8s.io/queue-name": "team"}
+    queued = convert_object({**found, "metadata": {"name": "digits", "labels": labels}})
+    spec = spec_of(queued)
+    assert (spec["managedBy"], spec["scheduling"]) == (multikueue, {"queueName": "team"})
+    assert "managedBy" not in fields(queued)

@@ -47,6 +47,12 @@ def test_a_job_that_succeeds(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "work" / "logs" / "tiny-0-1.log").read_text() == "step 6/9\n"
 
 
+def test_a_job_of_another_controller_runs_here(run: Run) -> None:
+    elsewhere = {"managedBy": "kueue.x-k8s.io/multikueue", "scheduling": {"queueName": "team"}}
+    code, _ = run(job("exit 0", **elsewhere))
+    assert code == 0
+
+
 def test_a_job_that_fails_is_restarted_as_often_as_allowed(run: Run) -> None:
     code, output = run(job("exit 3", restart={"maxRestarts": 2}))
     assert code == 1
