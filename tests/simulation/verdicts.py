@@ -7,7 +7,7 @@ from datetime import timedelta
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, Goodput
 from ddp_operator.job.failure.records import LAUNCHER_UNREACHABLE, NO_PROGRESS, NODE_LEAVING
-from ddp_operator.job.membership.world import max_size, members, min_size, slots_of
+from ddp_operator.job.membership.world import members, slots_of
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import START_TIMEOUT, Identity
 
@@ -141,7 +141,7 @@ class Verdicts:
         before = slots_of(old.world, after.spec.replicas, elastic=True)
         now = members(after)
         self.require(before != now, "processes start anew for nothing")
-        least, most = min_size(after.spec), max_size(after.spec)
+        least, most = after.spec.min_size, after.spec.max_size
         self.require(len(now) >= least, f"{len(now)} pods are fewer than {least}")
         grows = len(now) > len(before)
         self.require(not grows or len(now) <= most, f"{len(now)} pods are more than {most}")

@@ -16,10 +16,6 @@ def _counts_pods(spec: DDPJobSpec) -> bool:
     return bool(spec.scheduling and spec.scheduling.gang != "none")
 
 
-def _most(spec: DDPJobSpec) -> int:
-    return (spec.elastic and spec.elastic.max_replicas) or spec.replicas
-
-
 MEMBERSHIP_RULES = (
     Rule(
         f"spec.spares: with replicas this is more than {MAX_REPLICAS} pods; ask for fewer",
@@ -56,13 +52,13 @@ MEMBERSHIP_RULES = (
     Rule(
         "spec.elastic.maxReplicas: fewer than spec.replicas; raise it, or lower replicas",
         f"{_FIXED} || {_MOST} >= self.replicas",
-        lambda spec: spec.elastic is None or _most(spec) >= spec.replicas,
+        lambda spec: spec.elastic is None or spec.max_size >= spec.replicas,
     ),
     Rule(
         f"spec.elastic.maxReplicas: with spares this is more than {MAX_REPLICAS} pods; ask "
         "for fewer",
         f"{_FIXED} || {_MOST} + self.spares <= {MAX_REPLICAS}",
-        lambda spec: spec.elastic is None or _most(spec) + spec.spares <= MAX_REPLICAS,
+        lambda spec: spec.elastic is None or spec.max_size + spec.spares <= MAX_REPLICAS,
     ),
     Rule(
         "spec.elastic: pods move to other pods' places, so all must be alike; remove "

@@ -274,6 +274,16 @@ class DDPJobSpec(ApiModel):
         return self.managed_by not in (None, CONTROLLER)
 
     @property
+    def min_size(self) -> int:
+        """The fewest pods that a job trains with."""
+        return (self.elastic and self.elastic.min_replicas) or self.replicas
+
+    @property
+    def max_size(self) -> int:
+        """The most pods of a job's group."""
+        return (self.elastic and self.elastic.max_replicas) or self.replicas
+
+    @property
     def kueue_queue(self) -> str | None:
         """Kueue's queue, or None if the pods are in none."""
         return self.scheduling.kueue_queue if self.scheduling else None

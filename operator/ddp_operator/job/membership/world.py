@@ -52,23 +52,11 @@ def slots_of(stored: World | None, replicas: int, *, elastic: bool = False) -> S
     return found if len(found) == size > 0 else range(replicas)
 
 
-def min_size(spec: DDPJobSpec) -> int:
-    """Return the fewest pods that a job trains with."""
-    least = spec.elastic and spec.elastic.min_replicas
-    return least or spec.replicas
-
-
 def first_size(spec: DDPJobSpec) -> int:
     """Return how many pods a group begins with: in a queue the fewest, and Kueue admits the others
     one by one.
     """
-    return min_size(spec) if spec.kueue_queue else spec.replicas
-
-
-def max_size(spec: DDPJobSpec) -> int:
-    """Return the most pods of a job's group."""
-    most = spec.elastic and spec.elastic.max_replicas
-    return most or spec.replicas
+    return spec.min_size if spec.kueue_queue else spec.replicas
 
 
 def outside_slots(job: DDPJob) -> Sequence[int]:
@@ -78,7 +66,7 @@ def outside_slots(job: DDPJob) -> Sequence[int]:
     taken = node_ranks(job)
     wanted = job.spec.spares
     if job.spec.elastic and job.status.bookkeeping.launcher:  # without one they cannot join
-        wanted += max(max_size(job.spec) - len(taken), 0)
+        wanted += max(job.spec.max_size - len(taken), 0)
     return tuple(islice((slot for slot in count() if slot not in taken), wanted))
 
 

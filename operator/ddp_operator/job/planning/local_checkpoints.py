@@ -10,7 +10,7 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.launcher_protocol import LauncherStates
-from ddp_operator.job.membership.world import max_size, members, scope_of
+from ddp_operator.job.membership.world import members, scope_of
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.local_checkpoints import named_paths
 from ddp_operator.ports import Event
@@ -58,4 +58,4 @@ def forbid_in_place(job: DDPJob) -> bool:
 
 
 def _is_group(job: DDPJob) -> bool:
-    return max(len(members(job)), max_size(job.spec)) > 1
+    return max(len(members(job)), job.spec.max_size) > 1

@@ -7,7 +7,6 @@ from itertools import groupby
 from ddp_operator.api.rules import gpu_limit
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.spec.overrides import kinds, spec_of
-from ddp_operator.job.membership.world import max_size
 
 
 def local_world_size(spec: DDPJobSpec, index: int) -> int:
@@ -42,7 +41,7 @@ def ranks(spec: DDPJobSpec, index: int) -> range:
 def pod_of(spec: DDPJobSpec, rank: int) -> int:
     """Return the index of the pod with this rank; the last pod if none has it."""
     if not spec.overrides:
-        return min(rank // processes(spec), max_size(spec) - 1)
+        return min(rank // processes(spec), spec.max_size - 1)
     # The last pod that starts at or before it; each pod has at least one process.
     found = bisect_right(range(spec.replicas), rank, key=lambda index: first_rank(spec, index))
     return max(found - 1, 0)

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import GapRecord
-from ddp_operator.job.membership.world import max_size, members, min_size
+from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.completion import format_indexes
@@ -23,7 +23,7 @@ def size(job: JobSnapshot, now: datetime) -> str:
     changed = job.status.world and job.status.world.changed_at
     if changed and not job.status.finished:
         said += f" for {duration((now - changed).total_seconds())}"
-    return f"{said}; {max_size(spec)} wanted, {min_size(spec)} enough"
+    return f"{said}; {spec.max_size} wanted, {spec.min_size} enough"
 
 
 def changes(job: DDPJob, observed: Observed) -> Iterator[tuple[datetime | None, str]]:
@@ -32,7 +32,7 @@ def changes(job: DDPJob, observed: Observed) -> Iterator[tuple[datetime | None, 
     if absent := elasticity.absent_node_ranks(observed):
         fewer = f"training continues with {now - len(absent)} of {counted(now, 'pod')}"
         yield due, f"{fewer}, unless the others are ready (spec.elastic.shrinkAfterSeconds)"
-    elif (joining := min(len(spares.ready(job, observed)), max_size(job.spec) - now)) > 0:
+    elif (joining := min(len(spares.ready(job, observed)), job.spec.max_size - now)) > 0:
         who = "one more pod joins" if joining == 1 else f"{joining} more pods join"
         yield due, f"{who} the group (spec.elastic.growAfterSeconds)"
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ddp_operator.job.membership.world import max_size
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.views.job.snapshot import JobSnapshot
@@ -70,7 +69,7 @@ class Pods:
             old=len(own) - len(current) - len(outside),
             names=names,
             outside=[outside[slot] for slot in sorted(outside)],
-            wanted=max(max_size(job.parsed.spec) - size, 0) if job.parsed else 0,
+            wanted=max(job.parsed.spec.max_size - size, 0) if job.parsed else 0,
         )
 
     @property

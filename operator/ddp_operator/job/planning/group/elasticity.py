@@ -12,9 +12,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.world import (
     first_size,
     first_world,
-    max_size,
     members,
-    min_size,
     next_generation,
     scope_of,
     world_of,
@@ -54,7 +52,7 @@ def can_go_without(job: DDPJob, pods: Observed, node_ranks: Sequence[int]) -> bo
     """Return whether the group may continue at once without these lost or leaving pods."""
     elastic = job.spec.elastic
     rest = len(members(job)) - len(node_ranks)
-    if not elastic or rest < min_size(job.spec) or not _may_change(job, pods):
+    if not elastic or rest < job.spec.min_size or not _may_change(job, pods):
         return False
     if rest >= job.spec.replicas or elastic.shrink_after_seconds == 0:
         return True
@@ -71,7 +69,7 @@ def resize(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         return None  # pods that wait for a pause, or failures without a decision yet
     if absent := absent_node_ranks(pods):
         return _shrink(job, pods, absent, now)
-    if len(members(job)) > max_size(job.spec):
+    if len(members(job)) > job.spec.max_size:
         return _shrink_to_wanted(job, now)
     return _grow(job, pods, now)
 
@@ -97,7 +95,7 @@ def _announces(pod: PodState | None) -> bool:
 
 def _shrink_due(job: DDPJob, pods: Observed, absent: Sequence[int]) -> datetime | None:
     elastic, rest = job.spec.elastic, len(members(job)) - len(absent)
-    if elastic is None or rest < min_size(job.spec):
+    if elastic is None or rest < job.spec.min_size:
         return None
     since = min(gap.since for gap in pods.gaps if POLICY[gap.reason].absent)
     patience = 0
@@ -123,7 +121,7 @@ def _shrink(job: DDPJob, pods: Observed, absent: Sequence[int], now: datetime) -
 
 def _shrink_to_wanted(job: DDPJob, now: datetime) -> Plan:
     """Drop the last pods, so that rank 0 stays."""
-    before, size = len(members(job)), max_size(job.spec)
+    before, size = len(members(job)), job.spec.max_size
     if local_checkpoints.forbid_in_place(job):
         what = f"restarting all {job.spec.replicas} pods: spec.replicas changed"
         return restarting(next_attempt(job, job.status), GROUP_SHRUNK, what, now)
@@ -153,7 +151,7 @@ def _grow(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 
 def _room(job: DDPJob) -> int:
-    return max(max_size(job.spec) - len(members(job)), 0)
+    return max(job.spec.max_size - len(members(job)), 0)
 
 
 def _grow_due(job: DDPJob) -> datetime | None:
