@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
-from ddp_operator.job.pods.pod_security import PodSecurity
+from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.kube import NAMESPACES, PODS, ApiClient, Resource, check_served, list_pages

@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator import __version__
+from ddp_operator.api import ranks
 from ddp_operator.api.rules import gpu_limit, trainer_container
 from ddp_operator.api.spec.overrides import kinds
-from ddp_operator.job.pods import ranks
 from ddp_operator.report import curves
 from ddp_operator.report.facts import Facts, PodFacts
 from ddp_operator.report.model import COMPLETED, GpuUse, NodeRow, PodSpan, Recovery, Report

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Self
 
+from ddp_operator.api import ranks
 from ddp_operator.client import following
 from ddp_operator.client.following import Read
 from ddp_operator.client.logs import MOST_BYTES, Line, Wanted, printed
-from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.sdk.backends.backend import Backend
 from ddp_operator.sdk.errors import JobGoneError

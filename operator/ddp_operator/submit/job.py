@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from ddp_operator.api.constants import API_VERSION, GKE_GCSFUSE_ANNOTATION, KIND
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.job.pods.pod_security import (
+from ddp_operator.api.pod_security import (
     RESTRICTED_CONTAINER,
     RESTRICTED_POD,
     PodSecurity,

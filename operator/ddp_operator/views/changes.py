@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
-from ddp_operator.job.pods.local_checkpoints import dies_with_pods
+from ddp_operator.api.local_paths import dies_with_pods
 from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, counted, duration
 

@@ -3,7 +3,7 @@
 import shlex
 from typing import Final
 
-from ddp_operator.job.pods.pod_security import PodSecurity
+from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.submit import JobRequest, ranks_per_pod
 from ddp_operator.submit.command import pod_command
 from ddp_operator.submit.request import size_limits

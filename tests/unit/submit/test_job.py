@@ -3,9 +3,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ddp_operator.api import ranks
 from ddp_operator.api.gpus import GPUS
-from ddp_operator.job.pods import ranks
-from ddp_operator.job.pods.pod_security import PodSecurity
+from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.submit import (
     CheckpointLocation,
     GpuRequest,

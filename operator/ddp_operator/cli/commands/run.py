@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
+from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.cli import output
 from ddp_operator.cli.app import connection_options, on_cluster, width
 from ddp_operator.cli.commands.changes.change import confirm
@@ -17,7 +18,6 @@ from ddp_operator.cli.commands.pods.logs import follow_logs
 from ddp_operator.cli.commands.wait import wait_until
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.submission import NameTakenError, submit
-from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.ports import Key, Manifest
 from ddp_operator.submit import (
     CheckpointLocation,

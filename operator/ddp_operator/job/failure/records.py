@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from datetime import datetime
 
+from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import classes, symptoms
-from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, Identity, PodState
 
 MAX_FAILURES = 10

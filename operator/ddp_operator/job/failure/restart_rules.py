@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import RestartRule
 from ddp_operator.api.status import Failure, FailureAction
 from ddp_operator.api.values.expressions import search
 from ddp_operator.job.failure import records
 from ddp_operator.job.membership.world import scope_of
-from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.observed import Observed
 
 _OF_SCOPE: Final[Mapping[str, FailureAction]] = {

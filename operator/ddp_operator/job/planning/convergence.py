@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.pod_security import read_refusal
 from ddp_operator.api.spec.overrides import kinds, ranges, spec_of
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.bounded import format_time
@@ -24,7 +25,6 @@ from ddp_operator.job.pods.completion import next_settled_at
 from ddp_operator.job.pods.fabrics import PRIVILEGES
 from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.pod_security import read_refusal
 from ddp_operator.job.pods.schedulers import group_size
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status.conditions import (

@@ -8,12 +8,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure.records import NO_PROGRESS
 from ddp_operator.job.membership.world import scope_of
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.status.conditions import PODS_READY, with_condition, with_phase
 from ddp_operator.job.status.progress import Report

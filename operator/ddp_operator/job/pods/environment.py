@@ -1,7 +1,8 @@
 """Environment of the trainer container: PyTorch's variables, torchrun's, and the operator's."""
 
-from ddp_operator.api import constants
+from ddp_operator.api import constants, ranks
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.local_paths import local_paths
 from ddp_operator.api.spec.overrides import spec_of
 from ddp_operator.job.membership.rank_order import HOLD_SECONDS, is_first_due
 from ddp_operator.job.membership.world import (
@@ -11,8 +12,6 @@ from ddp_operator.job.membership.world import (
     scope_of,
     world_of,
 )
-from ddp_operator.job.pods import ranks
-from ddp_operator.job.pods.local_checkpoints import local_paths
 from ddp_operator.job.pods.state import Identity
 
 LEAVE_SECONDS = 5

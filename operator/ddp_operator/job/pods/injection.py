@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from ddp_operator.api.command import is_python
 from ddp_operator.api.constants import LAUNCHER_PATH
-from ddp_operator.job.pods.pod_security import RESTRICTED_CONTAINER, RESTRICTED_POD
+from ddp_operator.api.pod_security import RESTRICTED_CONTAINER, RESTRICTED_POD
 
 NAME: Final = "ddp-launcher"
 """Name of the init container and the volume. The API server refuses templates that use it."""

@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ddp_operator.api import ranks
 from ddp_operator.api.constants import EXIT_CONFIGURATION
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import gpu_limit, trainer_container
 from ddp_operator.api.spec.overrides import kinds
-from ddp_operator.job.pods import ranks
 from ddp_operator.local.machine import Workdir, WorkdirInUseError
 from ddp_operator.local.machine.gpus import visible_gpus
 from ddp_operator.local.run.display import Display, PlainDisplay

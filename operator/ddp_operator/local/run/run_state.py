@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.world import members, node_ranks
-from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, PodState
 from ddp_operator.local.run.kills import KillRequest
 from ddp_operator.ports import Key

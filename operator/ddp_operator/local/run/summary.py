@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddp_operator.api import ranks
 from ddp_operator.job.membership.world import members
-from ddp_operator.job.pods import ranks
 from ddp_operator.local.run.display import Line
 from ddp_operator.local.run.kills import KillRequest
 from ddp_operator.local.run.run_state import Loss, RunState

@@ -5,8 +5,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.client.logs import LogSource
-from ddp_operator.job.pods.pod_security import PodSecurity
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key, Manifest
 from ddp_operator.report import Facts

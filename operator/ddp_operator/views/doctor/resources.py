@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from ddp_operator.api.constants import GKE_ACCELERATOR_LABEL
 from ddp_operator.api.devices import is_accelerator
-from ddp_operator.job.pods.pod_security import PodSecurity
+from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.views.doctor.facts import (
     Facts,
     Finding,

@@ -4,9 +4,9 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator.api.constants import EXIT_CONFIGURATION
+from ddp_operator.api.local_paths import local_paths, named_paths
 from ddp_operator.api.reasons import REASONS
 from ddp_operator.api.status import Failure
-from ddp_operator.job.pods.local_checkpoints import local_paths, named_paths
 from ddp_operator.job.pods.state import CRASH_LOOP, GATED, UNSTARTABLE_REASONS
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN, QUEUED
 from ddp_operator.views.job.snapshot import JobSnapshot

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
+from ddp_operator.api import ranks
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import records
-from ddp_operator.job.pods import ranks
 from ddp_operator.job.status import goodput
 from ddp_operator.views.job import group, pace
 from ddp_operator.views.job.advice import operator_missing

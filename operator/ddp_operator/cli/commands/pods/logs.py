@@ -8,6 +8,7 @@ from typing import Final
 
 import click
 
+from ddp_operator.api import ranks
 from ddp_operator.cli.app import (
     connection_options,
     fetch,
@@ -20,7 +21,6 @@ from ddp_operator.cli.commands.pods.selection import chosen_pods
 from ddp_operator.client.cluster import Cluster, NoSuchJobError
 from ddp_operator.client.following import MOST_HELD, followed
 from ddp_operator.client.logs import Line, Wanted, printed
-from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 from ddp_operator.views.folding import fold, spans

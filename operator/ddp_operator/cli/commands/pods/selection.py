@@ -4,9 +4,9 @@ from collections.abc import Collection
 
 import click
 
+from ddp_operator.api import ranks
 from ddp_operator.cli.app import fetch
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 from ddp_operator.views.changes import RefusedError

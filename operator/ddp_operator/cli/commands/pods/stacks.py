@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from ddp_operator.api import ranks
 from ddp_operator.cli.app import (
     connection_options,
     fetch,
@@ -19,7 +20,6 @@ from ddp_operator.cli.app import (
 from ddp_operator.cli.commands.pods.selection import chosen_pods
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.launcher import NoAnswerError, ask_launcher
-from ddp_operator.job.pods import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.views import stacks as view
 from ddp_operator.views.changes import RefusedError

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from ddp_operator.api.local_paths import dies_with_pods, local_paths, named_paths
 from ddp_operator.job.pods.environment import environment
-from ddp_operator.job.pods.local_checkpoints import dies_with_pods, local_paths, named_paths
 from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import container, template

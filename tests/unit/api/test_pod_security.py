@@ -3,8 +3,8 @@ which the integration tests have the API server say.
 """
 
 import pytest
+from ddp_operator.api.pod_security import PodSecurity, read_refusal
 from ddp_operator.job.planning.convergence import explain_refusal
-from ddp_operator.job.pods.pod_security import PodSecurity, read_refusal
 
 from tests.good_manifests import Json, container, template
 from tests.unit.job.builders import fresh_job

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from ddp_operator.job.pods import ranks
+from ddp_operator.api import ranks
 from ddp_operator.job.pods.environment import environment
 from ddp_operator.job.pods.state import Identity
 from hypothesis import given
