@@ -14,8 +14,7 @@ from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.queue import Upkeep
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import SecretKey
-from ddp_operator.job.pods.network_policy import network_policy
-from ddp_operator.job.pods.prerequisites import Prerequisite, prerequisites
+from ddp_operator.job.pods.prerequisites import Prerequisite, network_policy, prerequisites
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import (
     AlreadyExistsError,

@@ -18,8 +18,7 @@ from ddp_operator.handlers import JOBS
 from ddp_operator.job.planning.decisions import finish
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests, multikueue
-from ddp_operator.job.pods.network_policy import network_policy
-from ddp_operator.job.pods.prerequisites import prerequisites
+from ddp_operator.job.pods.prerequisites import network_policy, prerequisites
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.kube import ApiClient, Credentials, KubeCluster, Reflector
 from ddp_operator.kube.election.lease import LeaderLease

@@ -27,13 +27,13 @@ def with_condition(
     """Return the status with one condition set. Its transition time changes only with its value."""
     old = status.condition(type_)
     new_status: ConditionStatus = "True" if value else "False"
-    changed = old is None or old.status != new_status
+    since = old.last_transition_time if old and old.status == new_status else now
     condition = Condition(
         type=type_,
         status=new_status,
         reason=reason,
         message=message,
-        last_transition_time=now if old is None or changed else old.last_transition_time,
+        last_transition_time=since,
         observed_generation=status.observed_generation,
     )
     if old is None:

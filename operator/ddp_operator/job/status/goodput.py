@@ -114,11 +114,9 @@ def _ended(
     if progress.step < outage.until_step or at <= max(outage.since, started or outage.since):
         return None
     books = _booked(books, "lost_seconds", at)
-    saved = after.checkpoint.time if after.checkpoint else None
-    kept = 0
-    if saved is not None:
-        # It resumed from a newer checkpoint than was known.
-        kept = max(int((min(saved, outage.since) - outage.lost_from).total_seconds()), 0)
+    # It may have resumed from a newer checkpoint than was known.
+    saved = (after.checkpoint and after.checkpoint.time) or outage.lost_from
+    kept = max(int((min(saved, outage.since) - outage.lost_from).total_seconds()), 0)
     return books.model_copy(
         update={
             "training_seconds": books.training_seconds + kept,

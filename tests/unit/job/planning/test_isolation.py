@@ -14,7 +14,7 @@ from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.old_pods import COLLECTION_SECONDS
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.network_policy import network_policy
+from ddp_operator.job.pods.prerequisites import network_policy
 from ddp_operator.job.pods.state import Identity, PodState
 
 from tests.good_manifests import Json, container, template
