@@ -228,5 +228,21 @@ async def test_a_suspended_job_leaves_the_other_cluster_until_it_is_resumed(
     await queue_elsewhere.until_used(2)
 
 
+async def test_an_evicted_job_queues_again(
+    jobs: Jobs, jobs_elsewhere: Jobs, queue: Queue, queue_elsewhere: Queue
+) -> None:
+    await jobs.create(elsewhere_job())
+    await jobs.until_phase("Running")
+    for evicting in (queue_elsewhere, queue):
+        first = (await jobs_elsewhere.get())["metadata"]["uid"]
+        await evicting.drain()
+        await eventually(lambda: _gone(jobs_elsewhere))
+        await evicting.reopen()
+        await eventually(jobs_elsewhere.exists)
+        await jobs_elsewhere.until_phase("Running")
+        assert (await jobs_elsewhere.get())["metadata"]["uid"] != first
+    assert await jobs.pods() == {}
+
+
 async def _gone(jobs: Jobs) -> bool:
     return not (await jobs.exists() or await jobs.pods())
