@@ -113,9 +113,7 @@ def _needs_service(job: DDPJob, pods: Observed) -> bool:
 
 
 def explain_refusal(job: DDPJob, refusal: str) -> str:
-    """Return the API server's refusal of a pod. If Pod Security refused it, say what to change in
-    the job.
-    """
+    """Return the refusal of a pod and, if Pod Security refused it, what to change in the job."""
     where, template = _refused_template(job, refusal)
     found = read_refusal(refusal, template["spec"])
     if found is None:

@@ -97,9 +97,7 @@ def stored(status: DDPJobStatus) -> tuple[Gap, ...]:
 def with_reason(
     status: DDPJobStatus, node_ranks: Sequence[int], reason: GapReason, now: datetime
 ) -> DDPJobStatus:
-    """Return the status in which these node ranks have this reason: pods were created
-    or refused.
-    """
+    """Return the status with this reason at these node ranks: pods were created or refused."""
     if not node_ranks:
         return status
     known = {gap.node_rank: gap for gap in stored(status)}

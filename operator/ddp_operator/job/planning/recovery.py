@@ -29,9 +29,7 @@ _MOST_RANGES: Final = 8
 
 
 def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide about failed or missing pods; None if there are none, or while the cause
-    is awaited.
-    """
+    """Decide about failed or missing pods; None without any, or while the cause is awaited."""
     if any(pod.spec_hash != job.spec_hash for pod in pods.current.values()):
         what = f"restarting all {job.spec.replicas} pods: spec changed"
         status = next_attempt(job, job.status, new_group=True)

@@ -196,9 +196,7 @@ def _not_restarted(
 
 
 def with_own_address(job: DDPJob, pod: PodState) -> PodState:
-    """Return the pod without its address if that is its node's and the job does not ask for
-    hostNetwork.
-    """
+    """Return the pod without its node's address, unless the job asks for hostNetwork."""
     if pod.has_nodes_ip and not wants_host_network(spec_of(job.spec, pod.identity.index)):
         return replace(pod, address="")
     return pod

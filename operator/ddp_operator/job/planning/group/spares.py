@@ -74,9 +74,7 @@ def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 
 def recreated_as_spares(status: DDPJobStatus, slots: Collection[int]) -> DDPJobStatus:
-    """Return the status in which these pods, which had not started, are recreated outside the
-    group.
-    """
+    """Return the status in which these pods, which never ran, are recreated outside the group."""
     notes = status.bookkeeping
     return status.noting(
         replacements=replaced(status, slots),
