@@ -78,8 +78,17 @@ class WebhookServer:
 
 def create(client: ApiClient, manifest: Mapping[str, Any]) -> None:
     """Create one object; raises OSError (HTTPError included) when the server refuses it."""
+    client.request("POST", _collection(manifest), manifest, timeout_s=60)
+
+
+def location(manifest: Mapping[str, Any]) -> str:
+    """Return the path of one object in the API server."""
+    return f"{_collection(manifest)}/{manifest['metadata']['name']}"
+
+
+def _collection(manifest: Mapping[str, Any]) -> str:
     version = manifest["apiVersion"]
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     namespace = manifest["metadata"].get("namespace")
     scope = f"/namespaces/{namespace}" if namespace else ""
-    client.request("POST", f"{root}{scope}/{manifest['kind'].lower()}s", manifest, timeout_s=60)
+    return f"{root}{scope}/{manifest['kind'].lower()}s"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from tests.cluster.client import ApiClient, wait_until
 from tests.cluster.components import START_DEADLINE_S, last_words
 from tests.cluster.errors import ClusterError
-from tests.cluster.foreign import WebhookServer, create, documents
+from tests.cluster.foreign import WebhookServer, create, documents, location
 from tests.cluster.preparation import kueue as preparation
 from tests.cluster.processes import ProcessId, stop
 from tests.ports import free_port
@@ -73,7 +73,7 @@ class Host(Protocol):
 
 
 class Kueue:
-    """A Kueue with its CRDs and webhooks; it goes away with its cluster."""
+    """A Kueue with its CRDs and webhooks; it goes away with its cluster, or by `uninstall`."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -81,6 +81,7 @@ class Kueue:
         self._webhooks = WebhookServer(self._root / _CERTIFICATES.strip("/"), free_port())
         self._visibility_port = free_port()
         self._process: ProcessId | None = None
+        self._created: list[str] = []
 
     def install(self) -> None:
         """Install its CRDs, start it and have the API server ask it.
@@ -92,9 +93,22 @@ class Kueue:
         self._create_crds(manifests / "crd")
         self._spawn()
         for manifest in documents((manifests / "webhook/manifests.yaml").read_text()):
-            create(self._host.client, self._webhooks.redirected(manifest))
+            self._create(self._webhooks.redirected(manifest))
         self._open_visibility(manifests / "visibility")
         self._wait()
+
+    def uninstall(self) -> None:
+        """Remove all that `install` made, and all queues; no pod may be in one any more.
+
+        A webhook or an API that nobody serves would hinder all who use the cluster after that.
+        """
+        for path in reversed(self._created):
+            self._host.client.request("DELETE", path)
+        # It releases its queues, without which their CRDs stay.
+        wait_until(self._is_gone, what="the end of Kueue's CRDs", deadline_s=START_DEADLINE_S)
+        self.stop()
+        shutil.rmtree(self._root)
+        self._created = []
 
     def start(self, **settings: Any) -> None:
         """Start it again and wait until it answers; `settings` are further fields of its
@@ -108,6 +122,14 @@ class Kueue:
         """Kill it without warning."""
         if self._process and (left := stop([self._process])):
             raise ClusterError(f"Kueue survived SIGKILL: {left}")
+
+    def _create(self, manifest: Mapping[str, Any]) -> None:
+        create(self._host.client, manifest)
+        self._created.append(location(manifest))
+
+    def _is_gone(self) -> bool:
+        definitions = [each for each in self._created if "/customresourcedefinitions/" in each]
+        return not any(self._answer("GET", each) for each in definitions)
 
     def _spawn(self) -> None:
         self._process = self._host.spawn_beside(
@@ -161,7 +183,7 @@ class Kueue:
             [definition] = documents(path.read_text())
             if conversion := conversions.get(definition["metadata"]["name"]):
                 definition["spec"]["conversion"] = self._webhooks.redirected(conversion)
-            create(self._host.client, definition)
+            self._create(definition)
             if any(version["name"] == _VERSION for version in definition["spec"]["versions"]):
                 kinds.add(definition["spec"]["names"]["plural"])
 
@@ -174,15 +196,15 @@ class Kueue:
     def _open_visibility(self, folder: Path) -> None:
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": _NAMESPACE}}
         for manifest in (*_OPEN_VISIBILITY, namespace):
-            create(self._host.client, manifest)
+            self._create(manifest)
         [service] = documents((folder / "service.yaml").read_text())
         # The only kind of Service that may lead to a loopback address.
         service["spec"] = {"type": "ExternalName", "externalName": "127.0.0.1"}
-        create(self._host.client, service)
+        self._create(service)
         for path in sorted(folder.glob("apiservice_*.yaml")):
             [api] = documents(path.read_text())
             api["spec"]["service"]["port"] = self._visibility_port
-            create(self._host.client, api)
+            self._create(api)
 
     def _wait(self) -> None:
         wait_until(self._works, what="Kueue", deadline_s=START_DEADLINE_S, failed=self._death)

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.cluster import ClusterUnavailableError
+from tests.cluster import Cluster, ClusterUnavailableError
 from tests.e2e import environment as environments
 from tests.e2e.environment import OPERATOR_NAMESPACE, Environment
 from tests.e2e.jobs import dump
@@ -54,17 +54,23 @@ def pytest_terminal_summary(
 
 
 @pytest.fixture(scope="session")
-def environment(request: pytest.FixtureRequest) -> Iterator[Environment]:
-    """The cluster with today's images and the operator, ready."""
+def running(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The cluster with today's images."""
     with ExitStack() as stack:
         try:
-            running = stack.enter_context(environments.cluster_with_images())
+            found = stack.enter_context(environments.cluster_with_images())
         except ClusterUnavailableError as reason:
             request.config.stash[_UNAVAILABLE] = str(reason)
             skip_or_fail("TEST CLUSTER", reason)
-        made = Environment(Kubectl(running.kubeconfig))
-        request.session.stash[_ENVIRONMENT] = made
-        stack.enter_context(made.installed())
+        yield found
+
+
+@pytest.fixture(scope="session")
+def environment(request: pytest.FixtureRequest, running: Cluster) -> Iterator[Environment]:
+    """The same with the operator, ready."""
+    made = Environment(Kubectl(running.kubeconfig))
+    request.session.stash[_ENVIRONMENT] = made
+    with made.installed():
         yield made
 
 

@@ -172,7 +172,7 @@ class Environment:
         finally:
             if self._volumes:
                 self.kubectl.run("delete", "persistentvolume", "--wait=false", *self._volumes)
-            self._wait_until_namespaces_are_gone()
+            self.wait_until_namespaces_are_gone()
             path = f"{_VOLUMES_PARENT}/{self.name}"
             self._storage.run("exec", "storage", "--", "rm", "-rf", path)
             self.kubectl.run("delete", "namespace", self._storage.namespace, "--wait=false")
@@ -187,7 +187,9 @@ class Environment:
             what=f"service account of namespace {name}",
         )
 
-    def _wait_until_namespaces_are_gone(self) -> None:
+    def wait_until_namespaces_are_gone(self) -> None:
+        """Wait until all namespaces that tests deleted are gone."""
+
         def left() -> list[str]:
             existing = self.kubectl.items("namespaces")
             names = {namespace["metadata"]["name"] for namespace in existing}
