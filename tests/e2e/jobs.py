@@ -222,7 +222,8 @@ for path in pathlib.Path("/proc").glob("[0-9]*/comm"):
 
 def force_delete(job: Job, *pods: str) -> None:
     """Take pods away at once, as when their node is gone."""
-    job.kubectl.run("delete", "pod", "--force", "--grace-period=0", *pods)
+    # Kueue's finalizer may keep them for a while.
+    job.kubectl.run("delete", "pod", "--force", "--grace-period=0", "--wait=false", *pods)
 
 
 def dump(kubectl: Kubectl, namespaces: Sequence[str], operator_namespace: str) -> str:

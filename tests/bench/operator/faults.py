@@ -30,7 +30,7 @@ from ddp_operator.api.constants import LABEL_INDEX
 from ddp_operator.job.membership.world import slots_of
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings
-from tests.bench.operator.lost_pod import RANKS, last_step
+from tests.bench.operator.lost_pod import RANKS
 from tests.bench.reports import faults as report
 from tests.bench.reports.faults import Fault, Pace, Pair, Run
 from tests.bench.scripts import resuming_ddp
@@ -40,6 +40,7 @@ from tests.e2e import environment as environments
 from tests.e2e.environment import Environment
 from tests.e2e.jobs import Job, digits_job, force_delete, kill_rank, script_job
 from tests.e2e.kubectl import Kubectl, Manifest, wait_for
+from tests.e2e.losses import last_step
 
 WAYS: Mapping[str, dict[str, Any]] = {
     "spares": {"restart": {"scope": "Pod"}, "spares": 1},

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from typing import Any
-
-from ddp_operator.api.constants import LABEL_INDEX
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
 from tests.bench.server.control_plane import say
@@ -21,13 +18,13 @@ from tests.cluster import ClusterError
 from tests.cluster.node import Node
 from tests.e2e import environment as environments
 from tests.e2e.environment import Environment
-from tests.e2e.jobs import Job, digits_job, force_delete, kill_rank
+from tests.e2e.jobs import Job, digits_job
 from tests.e2e.kubectl import Kubectl, KubectlError, Manifest, wait_for
+from tests.e2e.losses import KINDS, disturb, running_pod
 
 AIM = 0.1
 """How far what is said may be from what is so, as a part of the latter."""
 DISTURBANCES = 15
-KINDS = ("kill rank", "kill container", "delete pod", "force-delete pod")
 SCOPES = ("Gang", "Pod")
 EPOCHS = 30
 """Of 23 steps each: more than fit between fifteen disturbances."""
@@ -132,7 +129,7 @@ def _run(node: Node, environment: Environment, scope: str, disturbances: int) ->
             _wait_until_it_trains(job)
             time.sleep(TRAINING_SECONDS)
             # Either rank suffers each kind.
-            disturb(node, job, kind, _pod(job, (i + i // len(KINDS)) % 2))
+            disturb(node, job, kind, running_pod(job, (i + i // len(KINDS)) % 2))
             _wait_for_restart(job, i + 1)
         status = job.wait_until("Succeeded", deadline_seconds=JOB_SECONDS)
         seconds = time.monotonic() - began
@@ -153,20 +150,6 @@ def _manifest(scope: str, claim: str) -> Manifest:
         checkpoint={"persistentVolumeClaim": claim},
         restart={"scope": scope, "maxRestarts": 100, "backoff": {"initialSeconds": 0}},
     )
-
-
-def disturb(node: Node, job: Job, kind: str, pod: Any) -> None:
-    """Do one thing to a pod."""
-    name = pod["metadata"]["name"]
-    match kind:
-        case "kill rank":
-            kill_rank(job, name)
-        case "kill container":
-            node.kill_container(pod)
-        case "delete pod":
-            job.kubectl.run("delete", "pod", name, "--wait=false")
-        case _:
-            force_delete(job, name)
 
 
 def _wait_until_it_trains(job: Job) -> None:
@@ -190,16 +173,3 @@ def _wait_for_restart(job: Job, count: int) -> None:
         deadline_seconds=PATIENCE_SECONDS,
         describe=job.status,
     )
-
-
-def _pod(job: Job, index: int) -> Any:
-    found: Sequence[Any] = [
-        pod
-        for pod in job.pods()
-        if pod["metadata"]["labels"][LABEL_INDEX] == str(index)
-        and pod["status"]["phase"] == "Running"
-        and "deletionTimestamp" not in pod["metadata"]
-    ]
-    if len(found) != 1:
-        raise BenchmarkError(f"{len(found)} pods of node rank {index} run")
-    return found[0]

@@ -9,7 +9,6 @@ who begins a step has completed the one before.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import threading
 import time
@@ -17,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from ddp_operator.job.membership.world import slots_of
@@ -30,6 +28,7 @@ from tests.e2e import environment as environments
 from tests.e2e.environment import Environment
 from tests.e2e.jobs import Job, digits_job, force_delete
 from tests.e2e.kubectl import Kubectl, wait_for
+from tests.e2e.losses import STEP_LOG, StepLog
 
 RANKS = 2
 WAYS: Mapping[str, dict[str, Any]] = {
@@ -41,7 +40,6 @@ _STEP_SECONDS = 0.05
 _WARM_SECONDS = 10.0
 """For torch to be imported in new pods, spares among them, and then nothing to happen."""
 _LOOK_SECONDS = 0.005
-_TRACE = "steps"
 
 
 def measure(settings: Settings) -> Outcome:
@@ -66,32 +64,32 @@ def _outages(settings: Settings, environment: Environment) -> dict[str, list[lis
                 say(f"{way}: {number + 1} of {settings.repeat}")
                 name = f"{way.replace(' ', '-')}-{number}"
                 claim = environment.make_claim(kubectl, name)
-                folder = environment.volume_path(kubectl, claim)
+                log = StepLog(environment.volume_path(kubectl, claim), RANKS)
                 kubectl.apply(
                     digits_job(
                         name,
                         "--epochs=1000",
                         f"--step-delay-seconds={_STEP_SECONDS}",
                         "--checkpoint-every-steps=20",
-                        f"--trace-samples=/checkpoints/{_TRACE}",
+                        f"--trace-samples=/checkpoints/{STEP_LOG}",
                         replicas=RANKS,
                         checkpoint={"persistentVolumeClaim": claim},
                         **spec,
                     )
                 )
                 for rank in range(RANKS):
-                    found[way][rank].append(_outage(Job(kubectl, name), folder, rank))
+                    found[way][rank].append(_outage(Job(kubectl, name), log, rank))
                 kubectl.run("delete", "ddpjob", name)
     finally:
         environment.delete_namespace(kubectl)
     return found
 
 
-def _outage(job: Job, folder: Path, node_rank: int) -> float:
+def _outage(job: Job, log: StepLog, node_rank: int) -> float:
     """Seconds without a new step after the pod of a node rank is gone."""
     wait_for(partial(_is_whole, job), what=f"all of {job.name}", describe=job.status)
-    first = _last_steps(folder)
-    wait_for(lambda: min(_last_steps(folder)) > max(first), what="steps", describe=job.status)
+    first = log.last()
+    wait_for(lambda: min(log.last()) > max(first), what="steps", describe=job.status)
     time.sleep(_WARM_SECONDS)
     status = job.status()
     slot = slots_of(status.world, RANKS)[node_rank]
@@ -102,7 +100,7 @@ def _outage(job: Job, folder: Path, node_rank: int) -> float:
     def trains_on() -> bool:
         return job.status().disruptions > disruptions and _is_whole(job)
 
-    with _following(folder) as advances:
+    with following(log) as advances:
         force_delete(job, pod)
         wait_for(trains_on, what=f"what comes after {pod}", describe=job.status)
         count = len(advances)
@@ -111,7 +109,7 @@ def _outage(job: Job, folder: Path, node_rank: int) -> float:
 
 
 @contextmanager
-def _following(folder: Path) -> Iterator[list[float]]:
+def following(log: StepLog) -> Iterator[list[float]]:
     """When all ranks had begun a step that not all had begun before, as long as it lasts.
 
     The lost pod's process may take steps yet until the kubelet ends it, so that only the longest
@@ -123,7 +121,7 @@ def _following(folder: Path) -> Iterator[list[float]]:
     def look() -> None:
         last = 0
         while not over.wait(_LOOK_SECONDS):
-            step = min(_last_steps(folder))
+            step = min(log.last())
             if step > last:
                 last = step
                 advances.append(time.monotonic())
@@ -141,19 +139,6 @@ def _is_whole(job: Job) -> bool:
     status = job.status()
     wanted = f"{RANKS}/{RANKS}" + (" +1" if job.name.startswith("a-spare") else "")
     return status.is_true("Running") and status.ready == wanted
-
-
-def _last_steps(folder: Path) -> list[int]:
-    """The last step that each rank has begun; 0 before the first."""
-    return [last_step(folder / f"{_TRACE}.rank{rank}") for rank in range(RANKS)]
-
-
-def last_step(path: Path) -> int:
-    """The last step that a rank noted to begin; 0 before the first."""
-    if not path.exists():
-        return 0
-    *lines, _ = path.read_bytes().rsplit(b"\n", 2)
-    return int(json.loads(lines[-1])["step"]) if lines and lines[-1] else 0
 
 
 def _report(
