@@ -168,6 +168,25 @@ def _cluster_queue(chips: int, flavor: str) -> Json:
     }
 
 
+def queue_objects(
+    namespace: str, chips: int = 2, *, nodes: Json | None = None
+) -> list[tuple[Resource, Json]]:
+    """The queue `team` of a namespace, and what it needs; see `new_queue`."""
+    flavor = namespace if nodes else "default"
+    queue = {"clusterQueue": namespace}
+
+    def made(kind: str, name: str, in_: str = "", **fields: Any) -> Json:
+        metadata = {"name": name, **({"namespace": in_} if in_ else {})}
+        return {"apiVersion": _API, "kind": kind, "metadata": metadata, **fields}
+
+    return [
+        (_FLAVORS, made("ResourceFlavor", flavor, spec=nodes or {})),
+        (_PRIORITIES, made("WorkloadPriorityClass", URGENT, value=1000)),
+        (_CLUSTER_QUEUES, made("ClusterQueue", namespace, spec=_cluster_queue(chips, flavor))),
+        (_LOCAL_QUEUES, made("LocalQueue", NAME, namespace, spec=queue)),
+    ]
+
+
 async def new_queue(
     client: ApiClient, namespace: str, chips: int = 2, *, nodes: Json | None = None
 ) -> Queue:
@@ -176,18 +195,8 @@ async def new_queue(
     Args:
         nodes: what its ResourceFlavor says of nodes; a flavor for all nodes if it is missing.
     """
-
-    async def create(
-        resource: Resource, kind: str, name: str, in_: str = "", **fields: Any
-    ) -> None:
-        metadata = {"name": name, **({"namespace": in_} if in_ else {})}
-        body = {"apiVersion": _API, "kind": kind, "metadata": metadata, **fields}
+    for resource, body in queue_objects(namespace, chips, nodes=nodes):
+        path = resource.path(namespace=body["metadata"].get("namespace"))
         with contextlib.suppress(AlreadyExistsError):  # those that all tests share
-            await client.request("POST", resource.path(namespace=in_ or None), body=body)
-
-    flavor = namespace if nodes else "default"
-    await create(_FLAVORS, "ResourceFlavor", flavor, spec=nodes or {})
-    await create(_PRIORITIES, "WorkloadPriorityClass", URGENT, value=1000)
-    await create(_CLUSTER_QUEUES, "ClusterQueue", namespace, spec=_cluster_queue(chips, flavor))
-    await create(_LOCAL_QUEUES, "LocalQueue", NAME, namespace, spec={"clusterQueue": namespace})
+            await client.request("POST", path, body=body)
     return Queue(client, namespace)

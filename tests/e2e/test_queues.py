@@ -1,0 +1,173 @@
+"""Jobs that keep their place in a queue of Kueue while they lose ranks and pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, pairwise
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.cluster.node import Node
+from tests.e2e.environment import Environment
+from tests.e2e.jobs import SLOW_STEPS, Job, digits_job, force_delete
+from tests.e2e.kubectl import Kubectl, Manifest, wait_for
+from tests.e2e.losses import KINDS, STEP_LOG, StepLog, disturb, running_pod
+from tests.e2e.queues import Queue, queued
+from tests.e2e.test_elastic import has_size
+from tests.integration.queues.queue import CHIP, installed
+
+pytestmark = pytest.mark.usefixtures("node")
+
+SEED = 7
+LOSSES = 12
+PATIENT = {"maxRestarts": 100, "backoff": {"initialSeconds": 0}}
+"""Losses follow each other sooner than the job's progress allows them again."""
+_SURELY_TOGETHER = 5
+"""Steps: a group that has lost a rank may end the one under way, but never so many."""
+
+
+@pytest.fixture(scope="module")
+def node(environment: Environment, running: Cluster) -> Iterator[Node]:
+    """The node with chips and, while this module's tests run, with Kueue beside it."""
+    if not isinstance(running, Node):
+        pytest.skip("Kueue runs beside a bare node alone")
+    running.set_capacity(CHIP, 16)
+    kueue = installed(running)
+    yield running
+    environment.wait_until_namespaces_are_gone()  # Kueue releases their pods
+    kueue.uninstall()
+
+
+def training(environment: Environment, kubectl: Kubectl, name: str, **spec: Any) -> Manifest:
+    """A job in the queue that notes the steps of its ranks."""
+    manifest = digits_job(
+        name,
+        f"--epochs={spec.pop('epochs')}",
+        "--checkpoint-every-steps=1000",  # it must continue from memory
+        f"--trace-samples=/checkpoints/{STEP_LOG}",
+        *SLOW_STEPS,
+        checkpoint={"persistentVolumeClaim": environment.make_claim(kubectl, name)},
+        restart={"scope": "Auto", **PATIENT},
+        **spec,
+    )
+    return queued(manifest)
+
+
+def wait_behind(kubectl: Kubectl, queue: Queue, chips: int) -> Job:
+    """Start a job that waits for the quota of another one."""
+    kubectl.apply(queued(digits_job("other", "--epochs=1", replicas=chips)))
+    job = Job(kubectl, "other")
+    queue.until_queued(job)
+    return job
+
+
+def wait_for_steps(job: Job, log: StepLog) -> None:
+    """Wait until all ranks train together."""
+    goal = max(log.last()) + _SURELY_TOGETHER
+    wait_for(lambda: min(log.last()) > goal, what=f"step {goal} of all ranks", describe=job.status)
+
+
+def wait_until_whole(job: Job, ready: str) -> None:
+    wait_for(
+        lambda: job.status().phase == "Running" and job.status().ready == ready,
+        what=f"{job.name} to be whole",
+        describe=job.status,
+    )
+
+
+def loses_no_step(log: StepLog) -> None:
+    """Each step is trained, and no rank goes back further than to the step under way."""
+    steps = [log.all_of(rank) for rank in range(log.ranks)]
+    # A rank that is lost may have completed a step that the others had not, and begun the next one.
+    back = [(now, then) for each in steps for then, now in pairwise(each) if now < then - 1]
+    assert not back
+    assert {*chain(*steps)} == {*range(1, max(log.last()) + 1)}
+
+
+def leaves_no_pod(job: Job) -> None:
+    """Of a job that succeeded, the pods that did so are left, and nothing keeps another."""
+
+    def left() -> list[str]:
+        return [
+            pod["metadata"]["name"]
+            for pod in job.pods()
+            if pod["status"]["phase"] != "Succeeded" or "deletionTimestamp" in pod["metadata"]
+        ]
+
+    wait_for(lambda: not left(), what=f"the end of all other pods of {job.name}", describe=left)
+
+
+def test_a_job_keeps_its_place_through_a_dozen_losses(
+    environment: Environment, kubectl: Kubectl, node: Node
+) -> None:
+    random = Random(SEED)
+    kinds = [KINDS[number % len(KINDS)] for number in range(LOSSES)]
+    random.shuffle(kinds)
+    queue = Queue.made(kubectl, chips=2)
+    kubectl.apply(training(environment, kubectl, "lossy", epochs=10))
+    job, log = Job(kubectl, "lossy"), StepLog(environment.volume_path(kubectl, "lossy"), 2)
+    place = queue.place(job)
+    other = wait_behind(kubectl, queue, chips=2)
+    job.wait_until_launcher_answers("Pod")
+    for kind in kinds:
+        wait_for_steps(job, log)
+        disturb(node, job, kind, running_pod(job, random.randrange(2)))
+        assert queue.place(job) == place, kind
+        assert other.status().reason == "Queued", kind
+    wait_for_steps(job, log)
+    assert queue.place(job) == place
+    assert other.status().reason == "Queued"
+    status = job.wait_until("Succeeded")
+    assert status.attempt == 0
+    loses_no_step(log)
+    leaves_no_pod(job)
+    assert queue.uids(job) == [place[0]]
+    done = other.wait_until("Succeeded")
+    assert (done.restarts, done.disruptions) == (0, 0)
+
+
+def test_a_spare_takes_over_within_the_quota(environment: Environment, kubectl: Kubectl) -> None:
+    queue = Queue.made(kubectl, chips=3)
+    kubectl.apply(training(environment, kubectl, "spared", epochs=5, spares=1))
+    job, log = Job(kubectl, "spared"), StepLog(environment.volume_path(kubectl, "spared"), 2)
+    wait_until_whole(job, "2/2 +1")
+    place = queue.place(job)
+    other = wait_behind(kubectl, queue, chips=2)
+    job.wait_until_launcher_answers("Pod")
+    wait_for_steps(job, log)
+    force_delete(job, "spared-0-1")
+    job.log_with("spared-0-2", "continuing from memory at step")
+    wait_for_steps(job, log)
+    wait_until_whole(job, "2/2 +1")
+    assert queue.place(job) == place
+    assert other.status().reason == "Queued"
+    status = job.wait_until("Succeeded")
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 1)
+    assert status.world is not None
+    assert status.world.members == "0,2"
+    loses_no_step(log)
+    assert queue.uids(job) == [place[0]]
+
+
+def test_an_urgent_job_gets_one_pod_of_an_elastic_job(
+    environment: Environment, kubectl: Kubectl
+) -> None:
+    elastic = {"minReplicas": 1, "maxReplicas": 3, "shrinkAfterSeconds": 0, "growAfterSeconds": 1}
+    queue = Queue.made(kubectl, chips=3)
+    kubectl.apply(training(environment, kubectl, "elastic", epochs=14, elastic=elastic))
+    job, log = Job(kubectl, "elastic"), StepLog(environment.volume_path(kubectl, "elastic"), 3)
+    place = queue.place(job)
+    generation = has_size(job, 3, after=0)
+    assert len(queue.workloads(job)) == 3
+    kubectl.apply(queued(digits_job("urgent", "--epochs=1", replicas=1), urgent=True))
+    generation = has_size(job, 2, after=generation)
+    assert queue.place(job) == place
+    Job(kubectl, "urgent").wait_until("Succeeded")
+    has_size(job, 3, after=generation)
+    status = job.wait_until("Succeeded")
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 1)
+    assert queue.uids(job)[0] == place[0]
+    loses_no_step(log)
