@@ -1,0 +1,164 @@
+"""From the loss of a rank or a pod to the next step of all ranks, of jobs that keep their place in
+a queue.
+
+A job of two pods trains on a real node with the operator and Kueue, once with a spare and once
+without, while another one waits for its quota. Ranks are lost in random order: either one, by each
+kind of loss of `tests.e2e.losses`, as often as each measurement is repeated. Measured is the
+longest time without a step that both ranks begin and had not begun before.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping
+from functools import partial
+from itertools import chain, pairwise, product
+from random import Random
+from typing import Any
+
+from ddp_operator.job.membership.world import slots_of
+
+from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
+from tests.bench.operator.lost_pod import following
+from tests.bench.server.control_plane import say
+from tests.cluster import ClusterError
+from tests.cluster.kueue import Kueue
+from tests.cluster.node import Node
+from tests.e2e import environment as environments
+from tests.e2e.environment import Environment
+from tests.e2e.jobs import Job, digits_job
+from tests.e2e.kubectl import Kubectl, Manifest, wait_for
+from tests.e2e.losses import KINDS, STEP_LOG, StepLog, disturb, running_pod
+from tests.e2e.queues import Queue, queued
+from tests.integration.queues.queue import CHIP
+
+RANKS = 2
+AIMS: Mapping[str, float] = {"a spare": 1.0, "no spare": 5.0}
+"""Seconds: the median of all losses."""
+_SPARES: Mapping[str, int] = {"a spare": 1, "no spare": 0}
+_SEED = 1
+_STEP_SECONDS = 0.05
+_LATER = ("delete pod", "force-delete pod")
+"""Kinds after which the rank still trains for a while."""
+_WARM_SECONDS = 4.0
+"""For a new spare to import torch, so that this is not measured, too."""
+
+Found = dict[str, dict[str, list[float]]]
+"""Seconds without training, by spares and by kind of loss."""
+
+
+def measure(settings: Settings) -> Outcome:
+    """Let both jobs lose ranks and pods."""
+    try:
+        with environments.node_with_images() as node:
+            environment = Environment(Kubectl(node.kubeconfig))
+            with environment.installed():
+                node.set_capacity(CHIP, 2 * RANKS)
+                kueue = Kueue(node)
+                kueue.install()
+                try:
+                    found = {way: _outages(settings, node, environment, way) for way in AIMS}
+                finally:
+                    environment.wait_until_namespaces_are_gone()
+                    kueue.uninstall()
+                return _report(settings, found, environment)
+    except (AssertionError, ClusterError, subprocess.TimeoutExpired) as error:
+        raise BenchmarkError(str(error)) from error
+
+
+def _outages(
+    settings: Settings, node: Node, environment: Environment, way: str
+) -> dict[str, list[float]]:
+    kubectl = environment.new_namespace()
+    losses = [*product(KINDS, range(RANKS))] * settings.repeat
+    Random(_SEED).shuffle(losses)
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    try:
+        queue = Queue.made(kubectl, RANKS + _SPARES[way])
+        job = Job(kubectl, "job")
+        kubectl.apply(_manifest(job.name, environment.make_claim(kubectl, job.name), way))
+        place = queue.place(job)
+        kubectl.apply(queued(digits_job("other")))
+        queue.until_queued(Job(kubectl, "other"))
+        job.wait_until_launcher_answers("Pod")
+        log = StepLog(environment.volume_path(kubectl, job.name), RANKS)
+        for number, (kind, rank) in enumerate(losses, start=1):
+            seconds = _outage(node, job, log, kind, rank, way)
+            say(f"{way}: {number} of {len(losses)}: {kind}, rank {rank}: {seconds:.2f} s")
+            found[kind].append(seconds)
+            if queue.place(job) != place:
+                raise BenchmarkError(f"{kind}: the job lost its place in the queue")
+    finally:
+        environment.delete_namespace(kubectl)
+    return found
+
+
+def _manifest(name: str, claim: str, way: str) -> Manifest:
+    return queued(
+        digits_job(
+            name,
+            "--epochs=100000",
+            f"--step-delay-seconds={_STEP_SECONDS}",
+            "--checkpoint-every-steps=100000",
+            f"--trace-samples=/checkpoints/{STEP_LOG}",
+            replicas=RANKS,
+            spares=_SPARES[way],
+            checkpoint={"persistentVolumeClaim": claim},
+            restart={"scope": "Auto", "maxRestarts": 1000, "backoff": {"initialSeconds": 0}},
+        )
+    )
+
+
+def _outage(node: Node, job: Job, log: StepLog, kind: str, rank: int, way: str) -> float:
+    """Return the seconds without a new step after one loss."""
+    spare = f" +{_SPARES[way]}" if _SPARES[way] else ""
+    whole = partial(_is_whole, job, f"{RANKS}/{RANKS}{spare}")
+    wait_for(whole, what=f"all of {job.name}", describe=job.status)
+    first = log.last()
+    wait_for(lambda: min(log.last()) > max(first), what="steps", describe=job.status)
+    time.sleep(_WARM_SECONDS)
+    status = job.status()
+    pod = running_pod(job, slots_of(status.world, RANKS)[rank])
+    before = _count(job)
+
+    with following(log) as advances:
+        disturb(node, job, kind, pod)
+        if kind in _LATER:
+            wait_for(lambda: _count(job) > before, what=f"what {kind} does", describe=job.status)
+        wait_for(whole, what=f"all of {job.name}", describe=job.status)
+        count = len(advances)
+        wait_for(lambda: len(advances) > count + 20, what="steps", describe=job.status)
+    return max(later - earlier for earlier, later in pairwise(advances))
+
+
+def _count(job: Job) -> int:
+    status = job.status()
+    return status.restarts + status.disruptions
+
+
+def _is_whole(job: Job, ready: str) -> bool:
+    status = job.status()
+    return status.is_true("Running") and status.ready == ready
+
+
+def _report(settings: Settings, found: Found, environment: Environment) -> Outcome:
+    major, minor = environment.kubectl.server_version()
+    lines = [
+        f"Kubernetes   {major}.{minor}, one bare node, Kueue; operator and trainer from images",
+        f"job          {RANKS} pods of one rank, steps of {_STEP_SECONDS:g} s and what they cost;",
+        "             another job waits for its quota all the time",
+        f"repetitions  {settings.repeat} of each loss of each rank, in random order;",
+        "             shown: median (min-max)",
+        "",
+        _row("s without a step", *AIMS),
+        *(_row(kind, *(spread(found[way][kind], 2) for way in AIMS)) for kind in KINDS),
+        _row("all", *(spread([*chain(*found[way].values())], 2) for way in AIMS)),
+        _row("aim of the median", *(f"{aim:g}" for aim in AIMS.values())),
+    ]
+    data: dict[str, Any] = {**found}
+    return Outcome("\n".join(lines), data)
+
+
+def _row(title: str, *cells: str) -> str:
+    return f"{title:18}" + "".join(f"{cell:>24}" for cell in cells)
