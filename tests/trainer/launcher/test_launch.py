@@ -106,6 +106,28 @@ sys.exit(20 + len(got))
         assert pod.wait() == 21
 
 
+@pytest.mark.parametrize(("finished", "code"), [("true", 0), ("false", 143)])
+def test_a_script_that_exits_well_when_told_to_stop_has_finished_only_if_it_says_so(
+    tmp_path: Path, finished: str, code: int
+) -> None:
+    text = """
+import os, pathlib, signal, sys
+status = pathlib.Path(os.environ["DDP_STATUS_FILE"])
+status.with_name("new").write_text('{"step": 7, "finished": ' + sys.argv[2] + '}')
+status.with_name("new").rename(status)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+pathlib.Path(sys.argv[1], "ready").touch()
+while True:
+    signal.pause()
+"""
+    port = {"DDP_STATUS_PORT": str(free_port())}
+    with job(tmp_path, nodes=1, extra_environment=port) as scripts:
+        pod = scripts.start(0, *script(tmp_path, text), finished)
+        until((tmp_path / "ready").exists, "the script to start")
+        pod.stop()
+        assert pod.wait() == code
+
+
 REMARK = "rank 0 ended with exit code 134 after its work was done: "
 FINISHING = """
 import json, os, pathlib, sys

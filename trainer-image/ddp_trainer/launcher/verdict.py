@@ -31,6 +31,8 @@ class RankEnd:
     report: TerminationReport
     words: str = ""
     """Its last output."""
+    script_finished: bool = False
+    """The script reported, for all ranks, that everything is trained and saved."""
 
     @property
     def joined(self) -> bool:
@@ -40,7 +42,7 @@ class RankEnd:
     @property
     def finished(self) -> bool:
         """True if it reported that everything is trained and saved."""
-        return self.report.finished is True
+        return self.report.finished is True or self.script_finished
 
     @property
     def cause(self) -> str | None:

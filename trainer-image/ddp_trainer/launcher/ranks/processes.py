@@ -48,7 +48,8 @@ class RankProcess:
         self.output.finish()  # its lines come before the launcher's about its end
         report = read_report_file(self.report_fd)
         os.close(self.report_fd)
-        finished = report.finished is True or script_has_finished()
+        script_finished = script_has_finished()
+        finished = report.finished is True or script_finished
         counts = settled(exit_code, finished=finished, said=report.exit_code)
         if counts != exit_code:
             _logger.warning(
@@ -69,6 +70,7 @@ class RankProcess:
             consequence=ending and told,
             report=report,
             words=self._last_words(exit_code),
+            script_finished=script_finished,
         )
 
     def _last_words(self, exit_code: int) -> str:
