@@ -184,6 +184,8 @@ def test_which_pods_may_be_in_the_group() -> None:
     spec = job_manifest(replace(request, max_replicas=6))["spec"]
     assert (spec["elastic"], "spares" in spec) == ({"maxReplicas": 6}, False)
     assert "elastic" not in job_manifest(request)["spec"]
+    spec = job_manifest(replace(request, queue="team", min_replicas=1, spares=1))["spec"]
+    assert (spec["elastic"], spec["spares"]) == ({"minReplicas": 1}, 1), "in a queue, too"
     of_the_image = replace(request, command=(), launcher="auto")
     assert job_manifest(replace(of_the_image, spares=1))["spec"]["spares"] == 1
 
@@ -193,7 +195,6 @@ def test_which_pods_may_be_in_the_group() -> None:
     [
         ({"launcher": "auto", "min_replicas": 1}, "another size: needs ddp_trainer's launcher"),
         ({"launcher": "torchrun", "spares": 1}, "spares: needs ddp_trainer's launcher"),
-        ({"queue": "team", "min_replicas": 1}, r"spec\.elastic: queues and gangs count"),
         ({"min_replicas": 5}, r"spec\.elastic\.minReplicas: more than spec\.replicas"),
     ],
 )
