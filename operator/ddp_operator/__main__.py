@@ -16,6 +16,8 @@ _EXIT_USAGE = 64
 """EX_USAGE of sysexits.h; argparse's own code for wrong usage is 2."""
 
 _LAST_PORT = 65535
+_MOST_BOOST = 1000
+"""Larger than any step that a job can reach."""
 _MOST_JOBS = 10_000
 """With so many, a scrape keeps the operator busy for a third of a second and is 16 MB."""
 
@@ -93,6 +95,14 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of jobs with their own metrics, training jobs first; 0 turns them off "
         "(default: 1000)",
     )
+    parser.add_argument(
+        "--priority-boost",
+        type=_priority_boost,
+        default=0,
+        metavar="N",
+        help="let Kueue preempt the job that loses least: raise the priority of running jobs by up "
+        "to N, less than the distance between priority classes; 0 turns it off (default: 0)",
+    )
     add_progress_argument(parser, default_seconds=10.0)
     parser.add_argument(
         "--leader-elect",
@@ -163,6 +173,12 @@ def _number_of_jobs(text: str) -> int:
     return int(text)
 
 
+def _priority_boost(text: str) -> int:
+    if not text.isdecimal() or int(text) > _MOST_BOOST:
+        raise argparse.ArgumentTypeError(f"invalid boost {text!r}: use 0 to {_MOST_BOOST}")
+    return int(text)
+
+
 def _run(asked: argparse.Namespace) -> int:
     # Without a handler the kernel ignores signals to a container's first process. Better handlers
     # follow later.
@@ -182,6 +198,7 @@ def _run(asked: argparse.Namespace) -> int:
             metrics_auth=asked.metrics_auth,
             metrics_cert_dir=asked.metrics_cert_dir,
             metrics_jobs=asked.metrics_jobs,
+            priority_boost=asked.priority_boost,
             progress_poll_seconds=asked.progress_poll_seconds,
             leader_elect=asked.leader_elect,
             lease_name=asked.lease_name,

@@ -219,6 +219,12 @@ class Cluster(Protocol[PodT]):
         Raises `ConflictError` if the object has changed since it was read.
         """
 
+    async def set_priority_boost(self, workload: Key, boost: int) -> None:
+        """Set the priority boost of a Workload of Kueue.
+
+        Raises `NotFoundError` if the Workload does not exist.
+        """
+
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         """Delete a NetworkPolicy. One that is gone, or of another controller, is no error."""
 

@@ -57,6 +57,8 @@ class Options:
     """Folder with the certificate for /metrics; None: without TLS."""
     metrics_jobs: int = JOBS
     """Number of jobs with their own metrics; 0: none."""
+    priority_boost: int = 0
+    """Largest priority boost of a running job's Workload; 0: none."""
     progress_poll_seconds: float = PROGRESS_SECONDS
     """How often the trainers of running jobs are polled for progress."""
     leader_elect: bool = False
@@ -136,6 +138,7 @@ async def _serve(options: Options) -> None:
             crd=crd,
             progress_seconds=options.progress_poll_seconds,
             metrics_jobs=options.metrics_jobs,
+            priority_boost=options.priority_boost,
         )
         health.ready, metrics.text = ready.is_set, replica.metrics
         await replica.run()

@@ -60,7 +60,8 @@ class Replica:
     Without the lease, `client` refuses writes. `ready` is set while the watches run, also on a
     standby replica. Trainers of running jobs are polled for progress every `progress_seconds`, and
     it is written as often. `crd` is the difference of the installed CRD from this release's.
-    `metrics` names at most `metrics_jobs` jobs.
+    `metrics` names at most `metrics_jobs` jobs. `priority_boost` is the largest boost of a running
+    job's Workload; 0: none.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Replica:
         crd: Difference,
         progress_seconds: float = PROGRESS_SECONDS,
         metrics_jobs: int = JOBS_IN_METRICS,
+        priority_boost: int = 0,
     ) -> None:
         self._client = client
         self._namespace = namespace
@@ -99,6 +101,7 @@ class Replica:
             trainers=HttpTrainers(),
             progress_seconds=progress_seconds,
             metrics_jobs=metrics_jobs,
+            priority_boost=priority_boost,
         )
         self._engine.metrics.lost_fields = crd.lacking
         self._engine.metrics.unknown_fields = crd.unknown

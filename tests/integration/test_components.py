@@ -75,6 +75,10 @@ def test_each_component_adds_what_it_is_for(render: Render) -> None:
             ("ClusterRoleBinding", "ddp-operator-metrics-auth"),
         ],
         "network-policy": [("NetworkPolicy", "ddp-operator")],
+        "priority-boost": [
+            ("ClusterRole", "ddp-operator-workloads"),
+            ("ClusterRoleBinding", "ddp-operator-workloads"),
+        ],
         "one-namespace": [
             ("Role", "ddp-operator-jobs"),
             ("Role", "ddp-operator-logs"),

@@ -111,6 +111,10 @@ class SimulatedCluster:
     async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
         raise AssertionError(stored, status)
 
+    async def set_priority_boost(self, workload: Key, boost: int) -> None:
+        """No job of a history is in a queue of Kueue."""
+        raise AssertionError(f"the boost of {workload} was set to {boost}")
+
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         del policy
         await self._write(

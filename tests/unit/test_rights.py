@@ -11,7 +11,7 @@ from ddp_operator.endpoints.metrics import PATH
 from ddp_operator.job.pods import multikueue
 from ddp_operator.job.pods.prerequisites import prerequisites
 from ddp_operator.kube import NODES, PODS, Permission
-from ddp_operator.kube.resources import Resource, resource_of
+from ddp_operator.kube.resources import WORKLOADS, Resource, resource_of
 from ddp_operator.ports import Key
 
 from tests.good_manifests import template
@@ -40,8 +40,9 @@ FILES: Final = (
     "components/dranet/rbac.yaml",
     "components/gangs/rbac.yaml",
     "components/multikueue/rbac.yaml",
+    "components/priority-boost/rbac.yaml",
 )
-EVERYWHERE, IN_ONE_NAMESPACE, REVIEWS, CLAIMS, GANGS, MULTIKUEUE = map(roles, FILES)
+EVERYWHERE, IN_ONE_NAMESPACE, REVIEWS, CLAIMS, GANGS, MULTIKUEUE, BOOSTS = map(roles, FILES)
 TO_LEAD: Final = EVERYWHERE["Role", "ddp-operator"]
 
 
@@ -136,6 +137,12 @@ def test_multikueue_takes_four_more_of_workloads_and_one_of_each_priority_class(
         assert found is not None
         assert covers(granted, Permission("get", resource_of(found)))
     assert amount(granted) == 6
+
+
+def test_boosts_take_one_more() -> None:
+    granted = BOOSTS["ClusterRole", "ddp-operator-workloads"]
+    assert covers(granted, Permission("patch", WORKLOADS))
+    assert amount(granted) == 1
 
 
 def test_asking_who_asks_for_metrics_takes_two_more() -> None:

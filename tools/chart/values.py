@@ -109,6 +109,7 @@ class Values(_Values):
     side_cars: SideCars
     gangs: bool
     multikueue: bool
+    priority_boost: int = Field(ge=0, le=1000)
     extra_labels: Texts
     extra_annotations: Texts
     extra_args: list[str]

@@ -134,6 +134,8 @@ KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 """Kueue's label for the group of a pod."""
 KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
 """Kueue's annotation: `false` on one pod says that no pod of its group is replaced any more."""
+KUEUE_BOOST = "kueue.x-k8s.io/priority-boost"
+"""Kueue's annotation on a Workload: a number that is added to its priority."""
 
 LAUNCHER_PATH = "/ddp-launcher"
 """Where `launcher: inject` puts the launcher in pods: a folder that Python runs."""

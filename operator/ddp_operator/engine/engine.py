@@ -12,6 +12,7 @@ from ddp_operator.engine.launchers import Launchers
 from ddp_operator.engine.metrics import JOBS, Metrics, choose, text_of
 from ddp_operator.engine.metrics.totals import count_jobs
 from ddp_operator.engine.pod_settings import PodSettings
+from ddp_operator.engine.priority_boosts import PriorityBoosts
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.engine.reports import PROGRESS_SECONDS, ProgressReports
@@ -58,6 +59,7 @@ class Engine:
     The watchers report jobs (`job_changed`, `job_gone`), pods (`pods_changed`) and nodes
     (`nodes_changed`). With `trainers`, the engine polls running jobs for progress and talks to
     their pods' launchers; `stop` closes `trainers`. Its metrics name at most `metrics_jobs` jobs.
+    `priority_boost` is the largest boost of a Workload; 0: it writes none.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Engine:
         trainers: Trainers | None = None,
         progress_seconds: float = PROGRESS_SECONDS,
         metrics_jobs: int = JOBS,
+        priority_boost: int = 0,
     ) -> None:
         self.jobs = JobCache()
         self.metrics = Metrics()
@@ -80,6 +83,9 @@ class Engine:
         self._nodes_due: asyncio.TimerHandle | None = None
         self._clock = clock
         self._trainers = trainers
+        self._boosts: PriorityBoosts | None = None
+        if priority_boost:
+            self._boosts = PriorityBoosts(cluster, self.jobs, most=priority_boost, clock=clock)
         self._reports: ProgressReports | None = None
         self._launchers: Launchers | None = None
         if trainers is not None:
@@ -114,7 +120,7 @@ class Engine:
         self._workers = workers
         self._tasks: list[asyncio.Task[None]] = []
         self._talks: list[asyncio.Task[None]] = []
-        """Tasks that talk to trainers and launchers."""
+        """Tasks that talk to trainers and launchers, or write boosts."""
 
     def job_changed(self, manifest: Manifest) -> None:
         """Store a changed job in the cache, and enqueue it if the change was new."""
@@ -195,6 +201,8 @@ class Engine:
             self._talks.append(asyncio.create_task(self._reports.run(), name="progress reports"))
         if self._launchers is not None:
             self._talks.append(asyncio.create_task(self._launchers.run(), name="launchers"))
+        if self._boosts is not None:
+            self._talks.append(asyncio.create_task(self._boosts.run(), name="priority boosts"))
         for key in self.jobs.entries:
             self.enqueue(key)
 
@@ -246,6 +254,8 @@ class Engine:
             logger.exception("%s: reconcile failed; retrying in %.1f s", key, seconds)
         else:
             self._queue.done(key)
+            if self._boosts is not None:
+                self._boosts.reconciled(key)
             if requeue_at is not None:
                 seconds = (requeue_at - self._clock()).total_seconds()
                 self._queue.add_after(key, max(seconds, 0.05))

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
+from ddp_operator.api.constants import KUEUE_BOOST
 from ddp_operator.kube.client import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ApiClient
 from ddp_operator.kube.events import EventRecorder
 from ddp_operator.kube.resources import (
@@ -12,6 +13,7 @@ from ddp_operator.kube.resources import (
     PODS,
     SECRETS,
     SERVICES,
+    WORKLOADS,
     Resource,
     resource_of,
 )
@@ -133,6 +135,12 @@ class KubeCluster(Generic[PodT]):
         body = {"metadata": version, "status": status}
         path = _path(stored, subresource="status")
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    async def set_priority_boost(self, workload: Key, boost: int) -> None:
+        """See `ports.Cluster`."""
+        path = WORKLOADS.path(namespace=workload.namespace, name=workload.name)
+        patch = {"metadata": {"annotations": {KUEUE_BOOST: str(boost)}}}
+        await self._client.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         """See `ports.Cluster`."""

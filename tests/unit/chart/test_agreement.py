@@ -50,6 +50,7 @@ def test_to_the_letter_where_nothing_is_said_to_helm() -> None:
         ("dranet", {"dranet": True}),
         ("gangs", {"gangs": True}),
         ("multikueue", {"multikueue": True}),
+        ("priority-boost", {"priorityBoost": 10}),
         ("metrics-auth", {"metrics": {"auth": {"enabled": True}}}),
         ("network-policy", {"networkPolicy": {"enabled": True}}),
     ],

@@ -20,6 +20,7 @@ CHOICES: Final[dict[str, Json]] = {
     "pods": {"metrics": {"monitor": {"kind": "PodMonitor"}, "alerts": {"enabled": True}}},
     "service": {"metrics": {"monitor": {"kind": "ServiceMonitor"}, "dashboard": {"enabled": True}}},
     "gangs": {"gangs": True, "multikueue": True},
+    "boosts": {"priorityBoost": 5},
     "fabrics": {"dranet": True, "sideCars": {"tcpxo": "m/a:1"}},
     "placed": {"nodeSelector": {"a": "b"}, "affinity": {"nodeAffinity": {}}, "tolerations": [{}]},
     "bare": {"resources": None, "topologySpreadConstraints": []},

@@ -226,6 +226,12 @@ CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
         True,
     ),
     (
+        "priorityBoost",
+        {"priorityBoost": 5},
+        arguments,
+        ["run", "--leader-elect", "--priority-boost=5"],
+    ),
+    (
         "sideCars.tcpx",
         {"sideCars": {"tcpx": "m/a:1"}},
         lambda r: r["ConfigMap", "ddp-operator-side-cars"]["data"],
@@ -293,6 +299,7 @@ def test_labels_and_annotations_reach_every_object(name: str) -> None:
     field = name.removeprefix("extra").lower()
     everywhere: dict[str, Any] = {"admissionPolicy": True, "dranet": True, "gangs": True}
     everywhere["multikueue"] = True
+    everywhere["priorityBoost"] = 5
     everywhere["sideCars"] = {"tcpx": "m/a:1"}
     everywhere["metrics"] = {
         "monitor": {"kind": "ServiceMonitor", "labels": {"mine": "theirs"}},
@@ -355,6 +362,7 @@ def test_releases_with_a_namespace_each_share_nothing() -> None:
     """But what one of them has for the cluster."""
     alone = {"crds": {"enabled": False}, "userRoles": False, "dranet": True, "gangs": True}
     alone["multikueue"] = True
+    alone["priorityBoost"] = 5
     alone["metrics"] = {"auth": {"enabled": True}}
     one = render({**alone, "watchNamespace": "a"}, namespace="a")
     other = render({**alone, "watchNamespace": "b"}, namespace="b")
@@ -382,9 +390,8 @@ def test_releases_with_a_namespace_each_share_nothing() -> None:
 
 
 def test_another_namespace_than_its_own_is_served_by_roles_there() -> None:
-    rendered = render(
-        {"watchNamespace": "training", "dranet": True, "gangs": True, "multikueue": True}
-    )
+    granted = {"dranet": True, "gangs": True, "multikueue": True, "priorityBoost": 5}
+    rendered = render({"watchNamespace": "training", **granted})
     there = {key for key, o in rendered.items() if o["metadata"].get("namespace") == "training"}
     assert there == {
         (kind, name)
@@ -396,6 +403,7 @@ def test_another_namespace_than_its_own_is_served_by_roles_there() -> None:
             "ddp-operator-claims",
             "ddp-operator-gangs",
             "ddp-operator-multikueue",
+            "ddp-operator-workloads",
         )
     }
     assert {name for kind, name in rendered if kind == "ClusterRole"} == {

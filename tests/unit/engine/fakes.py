@@ -52,6 +52,8 @@ class FakeCluster:
         self.secrets: dict[Key, dict[str, Any]] = {}
         self.applied: dict[str, dict[Key, dict[str, Any]]] = {}
         """Other objects, by kind."""
+        self.boosts: dict[Key, int | None] = {}
+        """Priority boosts of the Workloads; None: not set."""
         self.node_list: list[Node] = []
         self.events: list[Event] = []
         self.graces: dict[Key, int | None] = {}
@@ -121,6 +123,12 @@ class FakeCluster:
         self._called(f"patch_status_of {kind}", key.name)
         known = self.applied[kind][key]
         known["status"] = merged(known.get("status") or {}, status)
+
+    async def set_priority_boost(self, workload: Key, boost: int) -> None:
+        self._called("set_priority_boost", f"{workload.name} {boost}")
+        if workload not in self.boosts:
+            raise NotFoundError("no such Workload", status=404)
+        self.boosts[workload] = boost
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
         self._called("delete_network_policy", policy.name)

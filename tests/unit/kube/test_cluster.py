@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from ddp_operator.api.constants import KUEUE_BOOST
 from ddp_operator.api.node_signals import DEFAULT_RULES
 from ddp_operator.kube import (
     ALL_NODES,
@@ -89,6 +90,20 @@ def test_it_is_a_cluster(cluster: KubePods) -> None:
 async def test_a_created_pod_is_visible_at_once(blind: KubePods) -> None:
     await blind.create_pod(owned("a"))
     assert blind.pods_of(JOB) == [("a", "")]
+
+
+async def test_a_priority_boost_is_an_annotation_of_a_workload(
+    cluster: KubePods, server: FakeApiServer
+) -> None:
+    workload = {"metadata": {"namespace": "ns", "name": "job-1", "annotations": {"own": "x"}}}
+    server.create("workloads", workload)
+    await cluster.set_priority_boost(Key("ns", "job-1"), 3)
+    stored = server.objects["workloads", "ns", "job-1"]["metadata"]["annotations"]
+    assert stored == {"own": "x", KUEUE_BOOST: "3"}
+    with pytest.raises(NotFoundError):
+        await cluster.set_priority_boost(Key("ns", "job-2"), 3)
+    path = "/apis/kueue.x-k8s.io/v1beta2/namespaces/ns/workloads/job-1"
+    assert server.count("PATCH", path) == 1
 
 
 async def test_a_creation_whose_answer_was_lost_succeeds(

@@ -1,0 +1,73 @@
+"""What a preemption would cost a job, as a boost of its priority in a queue of Kueue.
+
+Kueue adds the boost to a Workload's priority (keps/7990-preemption-cost of
+https://github.com/kubernetes-sigs/kueue, 0.17) when it orders its queue and when it chooses what to
+preempt. A job that waits has a boost of 0, so boosts never change the order of a queue. They are
+never negative, so no running job ranks below a waiting one of its priority class.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from itertools import count, takewhile
+from typing import Any, Final
+
+from ddp_operator.api.devices import accelerators
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.rules import trainer_container
+from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.spec.overrides import kinds
+from ddp_operator.job.membership.world import members
+
+_FIRST_STEP: Final = 15 * 60.0
+"""GPU-seconds of unsaved work for a boost of 1."""
+_FACTOR: Final = 4
+"""Each further step takes so many times the work. Smaller steps need more writes and save no more
+work."""
+
+EVICTED: Final = "WorkloadEvicted"
+"""How the reasons of failures begin that are evictions by Kueue."""
+_RECENT: Final = timedelta(hours=24)
+
+
+def boost_of(job: DDPJob, now: datetime, *, most: int) -> int:
+    """Return the priority boost of a job's Workload, from 0 to `most`.
+
+    It is 0 unless the job runs: while it restarts, its unsaved work is already lost.
+    """
+    running = job.status.condition("Running")
+    if job.status.phase != "Running" or running is None:
+        return 0
+    saved = job.status.checkpoint.time if job.status.checkpoint else None
+    since = max(saved or running.last_transition_time, running.last_transition_time)
+    unsaved = max((now - since).total_seconds(), 0) * _gpus(job)
+    recent = [
+        failure
+        for failure in job.status.failures
+        if failure.reason.startswith(EVICTED) and now - failure.time < _RECENT
+    ]
+    return priority_boost(unsaved, evictions=len(recent), most=most)
+
+
+def priority_boost(gpu_seconds: float, *, evictions: int, most: int) -> int:
+    """Return the boost for so many GPU-seconds of unsaved work, from 0 to `most`.
+
+    Each recent eviction adds one step, so that the same job is not preempted again and again.
+    """
+    reached = takewhile(
+        lambda step: step < most and gpu_seconds >= _FIRST_STEP * _FACTOR**step, count()
+    )
+    return min(sum(1 for _ in reached) + evictions, most)
+
+
+def _gpus(job: DDPJob) -> float:
+    """Return the GPUs of a job's group. A pod without GPUs counts as one."""
+    pods = ((spec, sum(map(len, indexes))) for spec, indexes in kinds(job.spec))
+    largest = sum(_gpus_of_pod(spec) * number for spec, number in pods)
+    return largest * len(members(job)) / job.spec.replicas
+
+
+def _gpus_of_pod(spec: DDPJobSpec) -> int:
+    asked: Mapping[str, Any] = accelerators(trainer_container(spec.template))
+    amounts = [int(amount) for amount in asked.values() if str(amount).isdecimal()]
+    own = spec.accelerator.count if spec.accelerator else 0
+    return max(sum(amounts) or own, 1)

@@ -1,0 +1,101 @@
+"""The priority boost of a job in a queue: what a preemption would cost it."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import CheckpointRecord, Failure
+from ddp_operator.job.status.preemption import EVICTED, boost_of, priority_boost
+
+from tests.good_manifests import container, template
+from tests.unit.job.builders import later, running_job, with_status
+
+HOUR = 3600.0
+
+
+def running(**spec: Any) -> DDPJob:
+    """A job of two pods that runs since NOW + 10 s."""
+    job, _ = running_job(**spec)
+    return job
+
+
+def saved(job: DDPJob, at: datetime) -> DDPJob:
+    """The job with its last checkpoint at that time."""
+    return with_status(job, checkpoint=CheckpointRecord(step=5, time=at))
+
+
+def evicted(at: datetime, *, reason: str = EVICTED) -> Failure:
+    """An eviction of its pod 0."""
+    return Failure(
+        time=at, attempt=0, index=0, pod="digits-0-0", reason=reason, class_="Disruption"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu_hours", "boost"),
+    [(0, 0), (0.24, 0), (0.25, 1), (0.9, 1), (1, 2), (4, 3), (16, 4), (64, 5), (1e6, 5)],
+)
+def test_it_grows_with_the_unsaved_work(gpu_hours: float, boost: int) -> None:
+    assert priority_boost(gpu_hours * HOUR, evictions=0, most=5) == boost
+
+
+def test_it_grows_with_recent_evictions_up_to_its_bound() -> None:
+    assert [priority_boost(0, evictions=n, most=3) for n in range(6)] == [0, 1, 2, 3, 3, 3]
+    assert priority_boost(1e9, evictions=9, most=0) == 0
+
+
+def test_a_job_that_has_just_started_has_nothing_to_lose() -> None:
+    assert boost_of(running(), later(10), most=10) == 0
+    assert boost_of(running(), later(0), most=10) == 0
+
+
+def test_work_counts_from_the_last_checkpoint() -> None:
+    job, now = running(), later(4 * HOUR)
+    assert boost_of(job, now, most=10) == 3
+    assert boost_of(saved(job, later(3.8 * HOUR)), now, most=10) == 1
+    assert boost_of(saved(job, now), now, most=10) == 0
+
+
+def test_a_checkpoint_of_an_earlier_attempt_does_not_count() -> None:
+    assert boost_of(saved(running(), later(-9 * HOUR)), later(60), most=10) == 0
+
+
+def test_a_trainer_whose_clock_is_ahead_loses_nothing() -> None:
+    assert boost_of(saved(running(), later(9 * HOUR)), later(HOUR), most=10) == 0
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Starting", "Restarting", "Suspended", "Succeeded"])
+def test_a_job_that_does_not_run_has_none(phase: str) -> None:
+    job = with_status(running(), phase=phase, failures=(evicted(later(5)),))
+    assert boost_of(job, later(9 * HOUR), most=10) == 0
+
+
+def test_evictions_of_the_last_day_count() -> None:
+    old, new = evicted(later(-25 * HOUR)), evicted(later(-2 * HOUR))
+    failures = (old, new, evicted(later(-HOUR), reason="WorkloadEvictedDueToPreempted"))
+    others = (evicted(later(-60), reason="Preempted"),)
+    job = with_status(running(), failures=(*failures, *others))
+    assert boost_of(job, later(30), most=10) == 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "boost"),
+    [
+        ({}, 2),
+        ({"accelerator": {"type": "nvidia-l4", "count": 8}}, 4),
+        ({"template": template(container(resources={"limits": {"nvidia.com/gpu": "8"}}))}, 4),
+        ({"template": template(container(resources={"limits": {"nvidia.com/gpu": "0"}}))}, 2),
+        ({"replicas": 32}, 4),
+    ],
+)
+def test_more_gpus_lose_more(spec: dict[str, Any], boost: int) -> None:
+    """One hour of 2, 16 or 32 GPUs; a pod without GPUs counts as one."""
+    assert boost_of(running(**spec), later(10 + HOUR), most=10) == boost
+
+
+def test_pods_that_differ_count_as_they_are() -> None:
+    override = {"indexes": ["1-15"], "accelerator": {"type": "nvidia-l4", "count": 8}}
+    job = running(replicas=16, overrides=[override])
+    assert boost_of(job, later(10 + 0.54 * HOUR), most=10) == 5
+    assert boost_of(job, later(10 + 0.52 * HOUR), most=10) == 4
