@@ -123,6 +123,7 @@ def test_all_components_go_together(render: Render) -> None:
         "--metrics-auth",
         "--metrics-cert-dir=/certificates",
         "--namespace=$(NAMESPACE)",
+        "--priority-boost=10",
     ]
     ports = {port["name"]: port["containerPort"] for port in operator["ports"]}
     assert ports == {"health": 8080, "metrics": 8081}
