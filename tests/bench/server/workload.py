@@ -15,19 +15,29 @@ Manifest = dict[str, Any]
 
 
 def job(
-    namespace: str, name: str, *, replicas: int, suspend: bool = False, scope: str = "Pod"
+    namespace: str,
+    name: str,
+    *,
+    replicas: int,
+    suspend: bool = False,
+    scope: str = "Pod",
+    queue: str = "",
 ) -> Manifest:
     """Return a job with about as much in its template as a real one has."""
+    # No kubelet ends the old pods, and how long one takes is not the operator's doing. A queue
+    # waits for it nevertheless.
+    scheduling = {"scheduling": {"queueName": queue}} if queue else {}
+    restart = {"scope": scope} if queue else {"scope": scope, "replaceWhen": "Terminating"}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": name, "namespace": namespace},
         "spec": {
             "replicas": replicas,
+            **scheduling,
             "backend": "gloo",
             "suspend": suspend,
-            # No kubelet ends the old pods, and how long one takes is not the operator's doing.
-            "restart": {"scope": scope, "replaceWhen": "Terminating"},
+            "restart": restart,
             "checkpoint": {"persistentVolumeClaim": "checkpoints"},
             "template": template(),
         },
@@ -35,14 +45,19 @@ def job(
 
 
 def pods(
-    namespace: str, owner: Manifest, identities: Iterable[Identity], *, job_name: str = "raw"
+    namespace: str,
+    owner: Manifest,
+    identities: Iterable[Identity],
+    *,
+    job_name: str = "raw",
+    queue: str = "",
 ) -> list[bytes]:
     """Return the bodies of pods as the operator would post them for one job.
 
     They belong to `owner` instead, so that the garbage collector leaves them alone.
     """
     wanted = list(identities)
-    stored = job(namespace, job_name, replicas=len(wanted))
+    stored = job(namespace, job_name, replicas=len(wanted), queue=queue)
     stored["metadata"] |= {
         "uid": "00000000-0000-0000-0000-000000000000",
         "creationTimestamp": "2020-01-01T00:00:00Z",
