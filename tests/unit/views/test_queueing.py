@@ -193,6 +193,7 @@ PATCH = (
     f"to queue the job again: kubectl patch workloads.kueue.x-k8s.io {NAME} --type merge "
     """-p '{"spec":{"active":true}}'"""
 )
+DELETE = f"to queue the job again: kubectl delete workloads.kueue.x-k8s.io {NAME}"
 
 
 def test_a_person_deactivated_it() -> None:
@@ -211,7 +212,7 @@ def test_kueue_deactivated_it_after_too_many_requeues() -> None:
         f"Workload {NAME} is deactivated: exceeding the maximum number of re-queuing retries"
     )
     assert "waitForPodsReady.timeout" in found.remedies[0]
-    assert (found.eviction, found.remedies[1:]) == ("", [PATCH])
+    assert (found.eviction, found.remedies[1:]) == ("", [DELETE])
 
 
 def test_kueue_is_about_to_evict_what_it_deactivated() -> None:
@@ -235,7 +236,7 @@ def test_an_admission_check_rejected_it() -> None:
     by_kueue = evicted("DeactivatedDueToAdmissionCheck", message)
     found = explained(pending(message), by_kueue, active=False)
     assert found.cause.endswith("is deactivated: Admission check(s): nodes, were rejected")
-    assert found.remedies == [PATCH]
+    assert found.remedies == [DELETE]
 
 
 def test_a_timeout_of_pods_is_followed_by_a_pause() -> None:

@@ -166,8 +166,11 @@ def _deactivated(workload: Workload, name: str) -> _Cause | None:
         why = said(evicted).removeprefix("The workload is deactivated due to ")
         reason = evicted.reason
     # Kubernetes has a kind Workload, too: the name includes the group.
-    patch = f"kubectl patch workloads.kueue.x-k8s.io {name} --type merge -p '{_ACTIVE}'"
-    remedies = [f"to queue the job again: {patch}"]
+    remedy = f"kubectl patch workloads.kueue.x-k8s.io {name} --type merge -p '{_ACTIVE}'"
+    if reason:
+        # Kueue 0.17 does not queue one that it deactivated itself, even if it is active again.
+        remedy = f"kubectl delete workloads.kueue.x-k8s.io {name}"
+    remedies = [f"to queue the job again: {remedy}"]
     if reason.endswith("RequeuingLimitExceeded"):
         remedies.insert(0, _START_FASTER)
     return _Cause(f"Workload {name} is deactivated: {why}", remedies)
