@@ -56,7 +56,12 @@ def upkeep(job: DDPJob | None, pods: Sequence[PodState], now: datetime) -> Upkee
         release=tuple(
             pod.key
             for pod in queued
-            if pod.queue and pod.queue.held and pod.deleting and not pod.scheduled
+            if pod.queue
+            and pod.queue.held
+            and pod.deleting
+            and not pod.scheduled
+            # Kueue releases the others once they are replaced. The Workload goes with its last pod.
+            and _is_to_end(job, pod)
         ),
         force=tuple(pod.key for pod in lost),
     )

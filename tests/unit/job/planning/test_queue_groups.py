@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.queue import Upkeep, upkeep
@@ -168,18 +167,19 @@ def test_a_group_that_never_had_a_node_needs_no_mark() -> None:
     assert len(upkeep(None, one, later(5)).end) == 1
 
 
-@pytest.mark.parametrize("exists", [True, False])
-def test_deleted_pods_that_never_had_a_node_are_released(*, exists: bool) -> None:
+def test_deleted_pods_that_never_had_a_node_are_released_with_their_group() -> None:
     job = created(scheduling=QUEUE)
     held = replace(gated(job, 0), deleting=True, queue=member(job, 0, held=True))
-    owner = job if exists else None
-    assert upkeep(owner, [held], later(5)) == Upkeep(release=(held.key,))
+    assert upkeep(None, [held], later(5)) == Upkeep(release=(held.key,))
+    assert upkeep(job, [held], later(5)) == NOTHING, "Kueue deletes a Workload without pods"
+    another = replace(held, queue=held.queue._replace(group="another")) if held.queue else held
+    assert upkeep(job, [another], later(5)).release == (held.key,)
     for other in (
         replace(held, deleting=False),
         replace(held, queue=member(job, 0)),
         replace(held, node="node-a", ends_by=later(60)),
     ):
-        assert upkeep(owner, [other], later(5)).release == ()
+        assert upkeep(None, [other], later(5)).release == ()
 
 
 def test_pods_are_forced_to_go_only_long_after_their_time() -> None:
