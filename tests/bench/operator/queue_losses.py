@@ -90,6 +90,8 @@ def _outages(
             if queue.place(job) != place:
                 raise BenchmarkError(f"{kind}: the job lost its place in the queue")
     finally:
+        # A namespace deletes its pods before its jobs, and those of a running job wait for the job.
+        kubectl.run("delete", "ddpjob", "--all")
         environment.delete_namespace(kubectl)
     return found
 
