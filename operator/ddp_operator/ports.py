@@ -125,6 +125,10 @@ class ForbiddenError(ClusterError):
     """Refused now, by quota, policy or RBAC (401, 403); may be accepted later."""
 
 
+class NamespaceEndsError(ForbiddenError):
+    """Refused because the namespace is being deleted."""
+
+
 class NotLeaderError(ClusterError):
     """A write that was not sent, because another replica may be the leader by now."""
 

@@ -41,6 +41,7 @@ from ddp_operator.ports import (
     ForbiddenError,
     InvalidError,
     Key,
+    NamespaceEndsError,
     NotFoundError,
     NotLeaderError,
     Trainers,
@@ -246,6 +247,10 @@ class Reconciler:
             no_spares = await self._execution.act(entry, planned, overtaken=overtaken)
         except (AlreadyExistsError, ForbiddenError, InvalidError) as refused:
             # Quota, policy, or a name in use. It may pass, and until then the user must see it.
+            if isinstance(refused, NamespaceEndsError):
+                # Kubernetes deletes the pods of a namespace before its jobs.
+                own = [pod for pod in self._cluster.pods_of(key) if pod.owner_uid == entry.uid]
+                await self._execution.tend_queue(upkeep(None, own, self._clock()))
             if not isinstance(entry.job, DDPJob):
                 raise  # the status already says what is wrong
             taken = isinstance(refused, AlreadyExistsError)

@@ -5,7 +5,7 @@ keeps the server's own words: for an invalid pod template they are all that a us
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -17,6 +17,7 @@ from ddp_operator.ports import (
     ConflictError,
     ForbiddenError,
     InvalidError,
+    NamespaceEndsError,
     NotFoundError,
     UnavailableError,
 )
@@ -38,6 +39,10 @@ _BY_STATUS: dict[int, type[ClusterError]] = {
 _UNREADABLE = re.compile(r'\w+ in version "[^"]*" cannot be handled as a ')
 """Start of the API server's message (400) that it cannot read a field's type. Messages of webhooks
 begin with «admission webhook»."""
+
+
+_ENDS = "NamespaceTerminating"
+"""The API server's cause of refusals in a namespace that is being deleted."""
 
 
 class GoneError(ClusterError):
@@ -76,6 +81,8 @@ def error_from_status(
     if _BY_STATUS.get(code) is InvalidError:
         is_unreadable = code == HTTPStatus.BAD_REQUEST and _UNREADABLE.match(message) is not None
         return InvalidError(message, status=code, permanent=is_unreadable or _names_fields(status))
+    if code == HTTPStatus.FORBIDDEN and any(c.get("reason") == _ENDS for c in _causes(status)):
+        return NamespaceEndsError(message, status=code)
     return _BY_STATUS.get(code, ClusterError)(message, status=code)
 
 
@@ -91,9 +98,13 @@ def _names_fields(status: Mapping[str, Any]) -> bool:
     """Return whether the error names fields. Webhooks and admission policies also deny with 422,
     but name none.
     """
+    return any(cause.get("field") for cause in _causes(status))
+
+
+def _causes(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     details = status.get("details")
     causes = details.get("causes") if isinstance(details, Mapping) else None
-    return any(isinstance(cause, Mapping) and cause.get("field") for cause in causes or ())
+    return (cause for cause in causes or () if isinstance(cause, Mapping))
 
 
 def _seconds(retry_after: str | None) -> float | None:

@@ -1,12 +1,13 @@
 """Pods in a queue get what they need, also when their job is gone."""
 
+import contextlib
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from ddp_operator.api.constants import KUEUE_MANAGED, KUEUE_RETRIABLE
 from ddp_operator.engine.engine import Engine
-from ddp_operator.ports import Key, UnavailableError
+from ddp_operator.ports import Key, NamespaceEndsError, UnavailableError
 
 from tests.unit.engine.fakes import ENDING, SETTINGS
 from tests.unit.engine.test_engine import until
@@ -119,3 +120,18 @@ async def test_the_end_of_a_job_is_news_for_its_pods(world: World) -> None:
     engine.job_gone(KEY)
     await until(lambda: marks(world) == ["train-0-0"])
     await engine.stop()
+
+
+async def test_pods_of_a_namespace_that_is_deleted_can_go(world: World) -> None:
+    """Kubernetes deletes them before their jobs, and creates nothing in their place."""
+    world.cluster.pods.pop(Key("default", "train-0-0"))
+    words = "unable to create new content in namespace default because it is being terminated"
+    world.cluster.refuse["create_service"] = NamespaceEndsError(words, status=403)
+    pod(world, 1)["metadata"].update(ENDING)
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    world.apply(job(scheduling={"queueName": "team"}, restart={"maxRestarts": 9, "scope": "Gang"}))
+    for _ in range(3):
+        with contextlib.suppress(NamespaceEndsError):
+            await world.reconcile()
+        world.now += timedelta(seconds=11)  # a pause follows the loss
+    assert marks(world) == ["train-0-1"]

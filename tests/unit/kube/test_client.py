@@ -17,6 +17,7 @@ from ddp_operator.ports import (
     ConflictError,
     ForbiddenError,
     InvalidError,
+    NamespaceEndsError,
     NotFoundError,
     NotLeaderError,
     UnavailableError,
@@ -108,6 +109,16 @@ async def test_a_refusal_becomes_its_error_at_the_first_attempt(
     assert raised.value.message == "words of the server"
     assert raised.value.status == code
     assert server.count("POST") == 1
+
+
+async def test_a_refusal_tells_that_the_namespace_ends(
+    client: ApiClient, server: FakeApiServer
+) -> None:
+    causes = [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]
+    refusal = status(403, "Forbidden", "being terminated") | {"details": {"causes": causes}}
+    server.faults = [Fault("POST", 403, refusal)]
+    with pytest.raises(NamespaceEndsError):
+        await client.request("POST", PODS_PATH, body=pod("a"))
 
 
 @pytest.mark.parametrize(
