@@ -55,8 +55,8 @@ OWN: Final = {
         "install Kueue, or let it manage pods of this namespace",
     ),
     "PlaceInQueueLost": Reason(
-        "Kueue admits no other pod in the place of one that must be replaced: that pod exited with "
-        "0, its group is over, or Kueue assigned a node that the job avoids",
+        "a pod that must be replaced has lost its place in the queue: it exited with 0, its group "
+        "is over, or Kueue assigned a node that the job avoids",
         "all pods restart and wait in the queue again, uncharged; a job that MultiKueue runs fails",
         "exit with another code than 0 after SIGTERM, such as 143, unless the training is done",
     ),
