@@ -10,10 +10,6 @@ from pathlib import Path
 
 from tests.cluster.errors import ClusterUnavailableError
 
-# Whatever else this machine does goes first. Where the kernel shares the cores out by session
-# (autogroups), niceness counts within one only: so a nice session of its own, and nice in it.
-_LAST = ("setsid", "sh", "-c", 'echo 19 >/proc/self/autogroup; exec nice -n 19 "$@"', "last")
-
 
 def run(
     argv: Sequence[str],
@@ -23,19 +19,17 @@ def run(
     lock: int,
     env: Mapping[str, str] | None = None,
     output: Path | None = None,
-    comes_last: bool = False,
 ) -> None:
     """Run a command to its end, its words appended to `log`.
 
     `lock`: the file descriptor of a lock that the command holds too, for as long as it lives.
-    `output`: where its standard output goes instead. `comes_last`: it takes only what of the
-    machine nothing else wants.
+    `output`: where its standard output goes instead.
 
     Raises ClusterUnavailableError, with its last error and the log's place, when it fails.
     """
     with log.open("ab") as words, (output or log).open("ab") as out:
         code = subprocess.run(
-            [*(_LAST if comes_last else ()), *argv],
+            argv,
             cwd=cwd,
             env=env,
             stdin=subprocess.DEVNULL,

@@ -112,8 +112,6 @@ class GoPrograms:
     into: Path
     """The folder that the programs end up in."""
     ldflags: str = ""
-    comes_last: bool = False
-    """Whether the build leaves the machine to everything else that runs on it."""
     space_bytes: int = _BUILD_SPACE_BYTES
     """How much free space in the cache a build asks for before it begins."""
     _to_compile: int = field(default=0, init=False)
@@ -158,7 +156,6 @@ class GoPrograms:
                 log=self._words,
                 lock=lock,
                 env=go_environment(),
-                comes_last=self.comes_last,
             )
             self.into.mkdir(parents=True, exist_ok=True)
             for name in self.names:

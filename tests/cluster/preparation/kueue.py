@@ -29,7 +29,6 @@ def build() -> GoPrograms:
         packages=[f"{_PATH}/cmd/kueue"],
         into=cache_dir("kueue") / f"v{version()}",
         ldflags=f"-X {_PATH}/pkg/version.GitVersion=v{version()}",
-        comes_last=True,
     )
 
 

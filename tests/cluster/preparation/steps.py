@@ -33,13 +33,13 @@ class Stage(Enum):
     """What a step is needed for; the stages follow each other."""
 
     API_SERVER = "API server"
+    KUEUE = "Kueue"
+    """Before the images: real pods wait in queues, too, and beside the tests it would take
+    much longer."""
     NODE = "node"
     IMAGES = "images"
     MONITORING = "Prometheus"
     BROWSER = "Chromium"
-    KUEUE = "Kueue"
-    """Last, and of lowest priority: the few tests that need it can wait, and nothing waits for
-    them."""
 
 
 CLUSTER = (Stage.API_SERVER, Stage.NODE, Stage.IMAGES)
