@@ -22,7 +22,7 @@ from tests.integration.queues.queue import CHIP, installed
 pytestmark = pytest.mark.usefixtures("node")
 
 SEED = 7
-LOSSES = 12
+LOSSES = 8
 PATIENT = {"maxRestarts": 100, "backoff": {"initialSeconds": 0}}
 """Losses follow each other sooner than the job's progress allows them again."""
 _SURELY_TOGETHER = 5
@@ -100,14 +100,14 @@ def leaves_no_pod(job: Job) -> None:
     wait_for(lambda: not left(), what=f"the end of all other pods of {job.name}", describe=left)
 
 
-def test_a_job_keeps_its_place_through_a_dozen_losses(
+def test_a_job_keeps_its_place_through_eight_losses(
     environment: Environment, kubectl: Kubectl, node: Node
 ) -> None:
     random = Random(SEED)
     kinds = [KINDS[number % len(KINDS)] for number in range(LOSSES)]
     random.shuffle(kinds)
     queue = Queue.made(kubectl, chips=2)
-    kubectl.apply(training(environment, kubectl, "lossy", epochs=10))
+    kubectl.apply(training(environment, kubectl, "lossy", epochs=7))
     job, log = Job(kubectl, "lossy"), StepLog(environment.volume_path(kubectl, "lossy"), 2)
     place = queue.place(job)
     other = wait_behind(kubectl, queue, chips=2)

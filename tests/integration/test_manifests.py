@@ -74,7 +74,7 @@ async def test_a_good_manifest_gets_its_pods(jobs: Jobs, name: str) -> None:
         return
     status = await jobs.until(lambda status: status.is_true("PodsCreated"), job_name)
     assert status.phase == "Pending"
-    expected = {f"{job_name}-0-{index}" for index in range(spec["replicas"])}
+    expected = {f"{job_name}-0-{index}" for index in range(_pods_at_first(spec))}
     assert (await jobs.pods(job_name)).keys() == expected
     assert await jobs.service(job_name)
 
@@ -151,3 +151,15 @@ async def test_a_changed_template_starts_all_pods_anew_and_is_not_charged(
     assert (status.restarts, status.disruptions) == (0, 0)
     assert status.condition("Restarting").reason == "SpecChanged"  # type: ignore[union-attr]
     assert status.observed_generation == 2
+
+
+def _pods_at_first(spec: Json) -> int:
+    """How many pods exist before any of them has a node: in a queue also the spares, and of an
+    elastic job only those that it needs.
+    """
+    pods: int = spec["replicas"]
+    scheduling = spec.get("scheduling") or {}
+    if "queueName" not in scheduling or scheduling.get("gang") == "volcano":
+        return pods
+    elastic = spec.get("elastic") or {}
+    return int(elastic.get("minReplicas", pods)) + int(spec.get("spares", 0))

@@ -91,8 +91,8 @@ class Bookkeeping(StatusModel):
     queued_since: Time | None = Field(
         default=None, description="Since when pods wait to be admitted."
     )
-    queue_group: Count = Field(
-        default=0,
+    queue_group: Count | None = Field(
+        default=None,
         description=(
             "How many pod groups the job has had in its queue before this one, which is part of "
             "this one's name."

@@ -176,7 +176,7 @@ def in_new_group(job: DDPJob, status: DDPJobStatus) -> DDPJobStatus:
     """Return the status in which a job in a queue has another pod group there."""
     if not job.spec.kueue_queue:
         return status
-    number = status.bookkeeping.queue_group + 1
+    number = (status.bookkeeping.queue_group or 0) + 1
     return status.noting(queue_group=number, queue_group_size=None)
 
 

@@ -205,7 +205,7 @@ def test_a_job_of_multikueue_fails_where_it_needs_another_workload() -> None:
     spent = [succeeded(one) for one in spent]
     status = plan(copied, spent, later(60)).status
     assert (status.phase, status.reason) == ("Failed", "PlaceInQueueLost")
-    assert status.bookkeeping.queue_group == 0
+    assert status.bookkeeping.queue_group is None
 
 
 def test_a_job_queues_again_without_a_node_that_it_avoids() -> None:
@@ -216,7 +216,7 @@ def test_a_job_queues_again_without_a_node_that_it_avoids() -> None:
     pods = [pods[0], waits, pods[2]]
     planned = plan(job, pods, later(20), nodes=nodes)
     assert (planned.status.attempt, planned.status.restarts) == (1, 0)
-    assert planned.status.bookkeeping.queue_group == job.status.bookkeeping.queue_group + 1
+    assert planned.status.bookkeeping.queue_group == 1
     [event] = planned.events
     assert event.message.endswith("digits-0-1 may run only on host-b, which the job avoids")
     elsewhere = replace(waits, host="host-a")

@@ -50,7 +50,7 @@ def kueue_group(job: DDPJob) -> str:
     """Return the name of the group without which the job does not train. If MultiKueue has copied
     the job to this cluster, its first group is that of the Workload that came with it.
     """
-    number = job.status.bookkeeping.queue_group
+    number = job.status.bookkeeping.queue_group or 0
     if job.prebuilt_workload and not number:
         return job.prebuilt_workload
     return _numbered(job, number)
