@@ -130,6 +130,8 @@ ENV_TOKEN = "DDP_TOKEN"
 
 KUEUE_MANAGED = "kueue.x-k8s.io/managed"
 """Kueue's label, and its finalizer, on pods that it manages."""
+KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+"""Kueue's label for the LocalQueue of a pod, or of a job."""
 KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 """Kueue's label for the group of a pod."""
 KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ddp_operator.api.constants import KIND
-from ddp_operator.convert import batch, command_line, job, jobset, pytorchjob, trainjob
+from ddp_operator.api.constants import KIND, KUEUE_QUEUE
+from ddp_operator.convert import batch, command_line, jobset, pytorchjob, trainjob
 from ddp_operator.convert.documents import MAX_BYTES, read
 from ddp_operator.convert.notes import ConversionError, Note, Notes
 from ddp_operator.convert.source import Source
@@ -130,7 +130,7 @@ def _unwrapped(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "spec.components: each must have a template with an object; correct it"
             )
         if queue and isinstance(metadata := found.setdefault("metadata", {}), dict):
-            metadata["labels"] = {job.QUEUE_LABEL: queue, **_labels(found)}
+            metadata["labels"] = {KUEUE_QUEUE: queue, **_labels(found)}
         yield found
 
 
@@ -152,7 +152,7 @@ def _queue(document: dict[str, Any]) -> Any:
     metadata = document.get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
     by_annotation = annotations if isinstance(annotations, dict) else {}
-    return _labels(document).get(job.QUEUE_LABEL) or by_annotation.get(job.QUEUE_LABEL)
+    return _labels(document).get(KUEUE_QUEUE) or by_annotation.get(KUEUE_QUEUE)
 
 
 def _labels(document: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from ddp_operator.api.constants import (
     GKE_SPOT_LABEL,
     GPU_RESOURCE,
     KIND,
+    KUEUE_GROUP,
+    KUEUE_QUEUE,
     MULTIKUEUE,
 )
 from ddp_operator.api.job import DDPJob, InvalidJobError
@@ -23,8 +25,6 @@ from ddp_operator.convert.pods import Pods, check, speaks_of_ranks
 from ddp_operator.convert.references import is_foreign
 from ddp_operator.convert.source import Source
 
-QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-_GROUP_LABEL: Final = "kueue.x-k8s.io/pod-group-name"
 _KUEUE: Final = ("kueue.x-k8s.io/", "provreq.kueue.x-k8s.io/")
 """Prefixes of labels and annotations that Kueue reads; for DDPJobs it reads them on pods."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -68,8 +68,8 @@ def metadata(source: Source, notes: Notes) -> Metadata:
     annotations, pods_annotations = _sorted_out(
         meta.fields("annotations"), "metadata.annotations", notes
     )
-    by_annotation = pods_annotations.pop(QUEUE_LABEL, None)  # Kueue's older form
-    queue = of_pods.pop(QUEUE_LABEL, by_annotation)
+    by_annotation = pods_annotations.pop(KUEUE_QUEUE, None)  # Kueue's older form
+    queue = of_pods.pop(KUEUE_QUEUE, by_annotation)
     if labels:
         fields["labels"] = labels
     if annotations:
@@ -85,12 +85,12 @@ def with_metadata(template: dict[str, Any], meta: Metadata, path: str, notes: No
         if values:
             own[name] = {**values, **own.get(name, {})}
     labels = own.get("labels") or {}
-    queue: str | None = labels.pop(QUEUE_LABEL, None)
+    queue: str | None = labels.pop(KUEUE_QUEUE, None)
     if queue and meta.queue and queue != meta.queue:
-        field = f"{path}.metadata.labels[{QUEUE_LABEL}]"
+        field = f"{path}.metadata.labels[{KUEUE_QUEUE}]"
         notes.dropped(field, f"the job's own label {meta.queue} is used")
-    if labels.pop(_GROUP_LABEL, None) is not None:
-        notes.dropped(f"{path}.metadata.labels", f"the operator sets {_GROUP_LABEL}")
+    if labels.pop(KUEUE_GROUP, None) is not None:
+        notes.dropped(f"{path}.metadata.labels", f"the operator sets {KUEUE_GROUP}")
     if "labels" in own and not labels:
         del own["labels"]
     if not own:
@@ -108,7 +108,7 @@ def queued(spec: dict[str, Any], queue: str | None, notes: Notes) -> None:
     scheduling = spec.setdefault("scheduling", {})
     if not in_kueue:
         notes.dropped(
-            f"metadata.labels[{QUEUE_LABEL}]",
+            f"metadata.labels[{KUEUE_QUEUE}]",
             f"the job is in Volcano's queue; to use {queue} instead, set "
             "spec.scheduling.queueName and remove gang",
         )

@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from ddp_operator.api.constants import MULTIKUEUE
+from ddp_operator.api.constants import KUEUE_GROUP, KUEUE_QUEUE, MULTIKUEUE
 from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.spec import DDPJobSpec
 
 _MAX_ROLES: Final = 8
 """Pod sets of a Workload (pkg/controller/jobs/pod of Kueue)."""
-_MEMBERSHIP: Final = ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name")
+_MEMBERSHIP: Final = (KUEUE_QUEUE, KUEUE_GROUP)
 """Labels that put a pod into a queue and a group."""
 _LABELS: Final = "self.template.metadata.labels"
 _NEARNESS: Final = (

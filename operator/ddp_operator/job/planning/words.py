@@ -6,7 +6,7 @@ from ddp_operator.api.gpus import GPUS
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec.overrides import kinds
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.schedulers import kueue_group
+from ddp_operator.job.pods.schedulers import kueue_group, provides_nodes
 from ddp_operator.job.pods.state import CRASH_LOOP
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_STARTING, QUEUED
 from ddp_operator.ports import Event
@@ -73,8 +73,7 @@ def waiting_for(job: DDPJob, pods: Observed, counted: str) -> tuple[str, str, bo
         return pod.waiting, f"{text}: {pod.waiting_message}"[:1024], True
     gated = sum(pod.gated for pod in pods.current.values())
     # A queue admits all of the group: it already has when some have nodes.
-    admitted = job.spec.kueue_queue and any(pod.scheduled for pod in pods.current.values())
-    if gated and not admitted:
+    if gated and not (job.spec.kueue_queue and any(pod.scheduled for pod in pods.current.values())):
         return QUEUED, f"{gated} of {job.spec.replicas} pods wait {_for_whom(job)}", False
     return PODS_STARTING, counted, False
 
@@ -82,9 +81,7 @@ def waiting_for(job: DDPJob, pods: Observed, counted: str) -> tuple[str, str, bo
 def _for_whom(job: DDPJob) -> str:
     if job.spec.kueue_queue:
         workload = kueue_group(job)
-        accelerators = (kind.accelerator for kind, _ in kinds(job.spec))
-        nodes = any(one and one.provisioning == "queued" for one in accelerators)
-        what = "quota and nodes" if nodes else "quota"
+        what = "quota and nodes" if provides_nodes(job.spec) else "quota"
         return (
             f"in spec.scheduling.queueName ({job.spec.kueue_queue}) for {what}; "
             # Kubernetes has a kind Workload, too.

@@ -16,6 +16,7 @@ from ddp_operator.job.pods.schedulers.kueue import (
     is_in_group,
     kueue,
     kueue_group,
+    provides_nodes,
 )
 from ddp_operator.job.pods.schedulers.native import native, native_group
 from ddp_operator.job.pods.schedulers.volcano import volcanic, volcano_group
@@ -28,6 +29,7 @@ __all__ = [
     "group_size",
     "is_in_group",
     "kueue_group",
+    "provides_nodes",
     "scheduled",
     "schedulers",
 ]

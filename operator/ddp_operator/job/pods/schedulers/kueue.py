@@ -25,10 +25,10 @@ pods that differ by `overrides` it chooses one place for each kind.
 
 from typing import Any, Final, NamedTuple
 
-from ddp_operator.api.constants import KUEUE_GROUP, LABEL_INDEX
+from ddp_operator.api.constants import KUEUE_GROUP, KUEUE_QUEUE, LABEL_INDEX
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import DDPJobSpec
-from ddp_operator.api.spec.overrides import ranges, spec_of
+from ddp_operator.api.spec.overrides import kinds, ranges, spec_of
 from ddp_operator.job.membership.world import first_size
 from ddp_operator.job.pods.schedulers.marks import marked
 from ddp_operator.job.pods.state import Identity
@@ -94,10 +94,16 @@ def role_of(spec: DDPJobSpec, index: int) -> str:
     return "pods"
 
 
+def provides_nodes(spec: DDPJobSpec) -> bool:
+    """Return whether a queue also provides the nodes of some pods."""
+    accelerators = (kind.accelerator for kind, _ in kinds(spec))
+    return any(one and one.provisioning == "queued" for one in accelerators)
+
+
 def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     """Return the pod as one of its job's group, in the job's queue."""
     group = group_of(job, identity)
-    labels = {"kueue.x-k8s.io/queue-name": job.spec.kueue_queue or "", KUEUE_GROUP: group.name}
+    labels = {KUEUE_QUEUE: job.spec.kueue_queue or "", KUEUE_GROUP: group.name}
     annotations = {
         "kueue.x-k8s.io/pod-group-total-count": str(group.size),
         "kueue.x-k8s.io/role-hash": role_of(job.spec, identity.index),
