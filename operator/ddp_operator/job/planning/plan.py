@@ -81,7 +81,7 @@ def plan(
         observed = replace(observed, gaps=gaps.find(job, observed, now))
     seen = replace(job, status=_with_counts(seen, observed, now))
     if planned := _decide(seen, observed, report, now):
-        planned = queue.keep_workload(seen, planned, now)
+        planned = queue.fail_without_place(seen, planned, now)
         status = with_bad_nodes(seen, planned.status, known)
         planned = replace(planned, status=status, seen=seen.status)
     else:

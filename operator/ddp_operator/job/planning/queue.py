@@ -16,7 +16,6 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.spec.overrides import kinds
 from ddp_operator.api.status import Failure
 from ddp_operator.job.membership.world import members, outside_slots
 from ddp_operator.job.planning.decisions import fail, in_new_group, next_attempt, restarting
@@ -25,12 +24,13 @@ from ddp_operator.job.planning.old_pods import awaited_until
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.avoided_nodes import HOSTNAME
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.schedulers import is_in_group, kueue_group
-from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.pods.schedulers import is_in_group, kueue_group, provides_nodes
+from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.status.preemption import EVICTED
 from ddp_operator.ports import Key, Node
 
 PLACE_LOST: Final = "PlaceInQueueLost"
-_STOPS: Final = ("WorkloadEvicted", "NotAdmitted", "WorkloadDeleted", "NoMatchingWorkload")
+_STOPS: Final = (EVICTED, "NotAdmitted", "WorkloadDeleted", "NoMatchingWorkload")
 """How Kueue's reasons for deleting all pods of a group begin."""
 
 
@@ -50,20 +50,16 @@ def upkeep(job: DDPJob | None, pods: Sequence[PodState], now: datetime) -> Upkee
     queued = [pod for pod in pods if pod.queue]
     if not queued:
         return Upkeep()
-    lost = [pod for pod in queued if _is_lost(job, pod, now)]
+    ending = _ending(job, queued)
     return Upkeep(
-        end=tuple(_ends(job, queued)),
+        end=tuple(_marks(ending)),
+        # Kueue releases the others once they are replaced. The Workload goes with its last pod.
         release=tuple(
             pod.key
-            for pod in queued
-            if pod.queue
-            and pod.queue.held
-            and pod.deleting
-            and not pod.scheduled
-            # Kueue releases the others once they are replaced. The Workload goes with its last pod.
-            and _is_to_end(job, pod)
+            for pod in ending
+            if pod.queue and pod.queue.held and pod.deleting and not pod.scheduled
         ),
-        force=tuple(pod.key for pod in lost),
+        force=tuple(pod.key for pod in queued if _is_lost(job, pod, now)),
     )
 
 
@@ -105,7 +101,7 @@ def _queue_again(job: DDPJob, pods: Sequence[PodState], why: str, now: datetime)
     return restarting(status, PLACE_LOST, message, now)
 
 
-def keep_workload(job: DDPJob, planned: Plan, now: datetime) -> Plan:
+def fail_without_place(job: DDPJob, planned: Plan, now: datetime) -> Plan:
     """Return the plan of a decision. A job that MultiKueue has copied to this cluster has only the
     Workload that came with it, so it fails where it would need another one.
     """
@@ -129,8 +125,7 @@ def needs_nodes_again(job: DDPJob, failure: Failure) -> bool:
     """Return whether nodes that a queue provided may be gone: it provides them once for a group."""
     if failure.class_ not in ("Disruption", "Infrastructure") or failure.reason.startswith(_STOPS):
         return False
-    accelerators = [kind.accelerator for kind, _ in kinds(job.spec)]
-    return any(one and one.provisioning == "queued" for one in accelerators)
+    return provides_nodes(job.spec)
 
 
 def _is_apart(pod: PodState, own: str) -> bool:
@@ -154,11 +149,29 @@ def _is_on_avoided_node(pod: PodState, nodes: Sequence[Node]) -> bool:
     )
 
 
-def _ends(job: DDPJob | None, pods: Iterable[PodState]) -> list[Key]:
-    """Return one pod of each group that is to end and has no mark yet."""
+def _ending(job: DDPJob | None, pods: Sequence[PodState]) -> Sequence[PodState]:
+    """Return the pods in whose groups no pod will be replaced any more."""
+    if job is None or job.deleting or job.status.finished or job.status.is_true("Suspended"):
+        return pods
+    own = kueue_group(job)
+    apart = [pod for pod in pods if pod.queue and pod.queue.group != own]
+    slots = {*members(job), *outside_slots(job)} if apart else set()
+    attempt, replacements = job.status.attempt, job.status.bookkeeping.replacements
+
+    def is_wanted(identity: Identity) -> bool:
+        slot = identity.slot
+        present = (attempt, replacements.get(str(slot), 0))
+        is_present = (identity.attempt, identity.replacement) == present
+        return is_present and slot in slots and not is_in_group(job, slot)
+
+    return [pod for pod in apart if not is_wanted(pod.identity)]
+
+
+def _marks(ending: Iterable[PodState]) -> list[Key]:
+    """Return one pod of each group that has no mark yet."""
     groups: dict[str, list[PodState]] = {}
-    for pod in pods:
-        if pod.queue and _is_to_end(job, pod):
+    for pod in ending:
+        if pod.queue:
             groups.setdefault(pod.queue.group, []).append(pod)
     return [
         # Kueue may have replaced one that failed, and does not look at it any more.
@@ -168,21 +181,6 @@ def _ends(job: DDPJob | None, pods: Iterable[PodState]) -> list[Key]:
         and any(pod.phase != "Succeeded" for pod in group)
         and any(pod.scheduled for pod in group)
     ]
-
-
-def _is_to_end(job: DDPJob | None, pod: PodState) -> bool:
-    """Return whether no pod of a pod's group will be replaced any more."""
-    if job is None or pod.owner_uid != job.uid:
-        return True
-    if job.deleting or job.status.finished or job.status.is_true("Suspended"):
-        return True
-    if pod.queue and pod.queue.group == kueue_group(job):
-        return False
-    identity, notes = pod.identity, job.status.bookkeeping
-    if is_in_group(job, identity.slot) or identity.slot not in (*members(job), *outside_slots(job)):
-        return True
-    wanted = (job.status.attempt, notes.replacements.get(str(identity.slot), 0))
-    return (identity.attempt, identity.replacement) != wanted
 
 
 def _is_lost(job: DDPJob | None, pod: PodState, now: datetime) -> bool:

@@ -180,10 +180,10 @@ def _why_all(job: DDPJob, pods: Observed, failure: Failure, lost: Sequence[int])
     """Return why all pods restart, whatever the scope; None if they need not."""
     if pods.any_succeeded or queue.takes_all(job, failure):
         return ""  # a completed pod joins no other group
+    if not queue.needs_nodes_again(job, failure):
+        return None
     relieved = len(spares.take_over(job, pods, lost)) == len(lost) > 0
-    if queue.needs_nodes_again(job, failure) and not relieved:
-        return "; asking the queue for nodes again"
-    return None
+    return None if relieved else "; asking the queue for nodes again"
 
 
 def _began_without(job: DDPJob, pods: Observed, failure: Failure, gone: Sequence[int]) -> bool:

@@ -34,11 +34,11 @@ def boost_of(job: DDPJob, now: datetime, *, most: int) -> int:
 
     It is 0 unless the job runs: while it restarts, its unsaved work is already lost.
     """
-    running = job.status.condition("Running")
-    if job.status.phase != "Running" or running is None:
+    running_since = job.status.running_since
+    if job.status.phase != "Running" or running_since is None:
         return 0
     saved = job.status.checkpoint.time if job.status.checkpoint else None
-    since = max(saved or running.last_transition_time, running.last_transition_time)
+    since = max(saved or running_since, running_since)
     unsaved = max((now - since).total_seconds(), 0) * _gpus(job)
     recent = [
         failure
