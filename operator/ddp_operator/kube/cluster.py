@@ -119,10 +119,7 @@ class KubeCluster(Generic[PodT]):
         wanted = {**stored["spec"], **manifest["spec"]}  # keep what the server has filled in
         if stored["spec"] != wanted and manifest["kind"] not in _IMMUTABLE:
             # Of another release, or another spec of the job. Replaced, so that it is never absent.
-            metadata = stored["metadata"]
-            path = resource.path(namespace=metadata["namespace"], name=metadata["name"])
-            body = {**stored, "spec": wanted}
-            await self._client.request("PUT", path, body=body)
+            await self._client.request("PUT", _path(stored), body={**stored, "spec": wanted})
 
     async def read(self, named: Manifest) -> Manifest:
         """See `ports.Cluster`."""
