@@ -12,7 +12,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -87,10 +87,7 @@ def _outages(settings: Settings, environment: Environment) -> dict[str, list[lis
 
 def _outage(job: Job, log: StepLog, node_rank: int) -> float:
     """Seconds without a new step after the pod of a node rank is gone."""
-    wait_for(partial(_is_whole, job), what=f"all of {job.name}", describe=job.status)
-    first = log.last()
-    wait_for(lambda: min(log.last()) > max(first), what="steps", describe=job.status)
-    time.sleep(_WARM_SECONDS)
+    until_steady(job, log, partial(_is_whole, job), warm_seconds=_WARM_SECONDS)
     status = job.status()
     slot = slots_of(status.world, RANKS)[node_rank]
     replacement = status.bookkeeping.replacements.get(str(slot), 0)
@@ -100,16 +97,31 @@ def _outage(job: Job, log: StepLog, node_rank: int) -> float:
     def trains_on() -> bool:
         return job.status().disruptions > disruptions and _is_whole(job)
 
-    with following(log) as advances:
-        force_delete(job, pod)
-        wait_for(trains_on, what=f"what comes after {pod}", describe=job.status)
+    return longest_pause(job, log, trains_on, lose=partial(force_delete, job, pod))
+
+
+def until_steady(job: Job, log: StepLog, whole: Callable[[], bool], *, warm_seconds: float) -> None:
+    """Wait until a job is whole and trains, and then for new pods to import torch."""
+    wait_for(whole, what=f"all of {job.name}", describe=job.status)
+    first = log.last()
+    wait_for(lambda: min(log.last()) > max(first), what="steps", describe=job.status)
+    time.sleep(warm_seconds)
+
+
+def longest_pause(
+    job: Job, log: StepLog, whole: Callable[[], bool], *, lose: Callable[[], object]
+) -> float:
+    """The longest time in seconds without a new step, from a loss until the job is whole again."""
+    with _following(log) as advances:
+        lose()
+        wait_for(whole, what=f"{job.name} to be whole again", describe=job.status)
         count = len(advances)
         wait_for(lambda: len(advances) > count + 20, what="steps", describe=job.status)
     return max(later - earlier for earlier, later in pairwise(advances))
 
 
 @contextmanager
-def following(log: StepLog) -> Iterator[list[float]]:
+def _following(log: StepLog) -> Iterator[list[float]]:
     """When all ranks had begun a step that not all had begun before, as long as it lasts.
 
     The lost pod's process may take steps yet until the kubelet ends it, so that only the longest

@@ -10,17 +10,16 @@ longest time without a step that both ranks begin and had not begun before.
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Mapping
 from functools import partial
-from itertools import chain, pairwise, product
+from itertools import chain, product
 from random import Random
 from typing import Any
 
 from ddp_operator.job.membership.world import slots_of
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
-from tests.bench.operator.lost_pod import following
+from tests.bench.operator.lost_pod import longest_pause, until_steady
 from tests.bench.server.control_plane import say
 from tests.cluster import ClusterError
 from tests.cluster.kueue import Kueue
@@ -90,8 +89,6 @@ def _outages(
             if queue.place(job) != place:
                 raise BenchmarkError(f"{kind}: the job lost its place in the queue")
     finally:
-        # A namespace deletes its pods before its jobs, and those of a running job wait for the job.
-        kubectl.run("delete", "ddpjob", "--all")
         environment.delete_namespace(kubectl)
     return found
 
@@ -116,22 +113,17 @@ def _outage(node: Node, job: Job, log: StepLog, kind: str, rank: int, way: str) 
     """Return the seconds without a new step after one loss."""
     spare = f" +{_SPARES[way]}" if _SPARES[way] else ""
     whole = partial(_is_whole, job, f"{RANKS}/{RANKS}{spare}")
-    wait_for(whole, what=f"all of {job.name}", describe=job.status)
-    first = log.last()
-    wait_for(lambda: min(log.last()) > max(first), what="steps", describe=job.status)
-    time.sleep(_WARM_SECONDS)
+    until_steady(job, log, whole, warm_seconds=_WARM_SECONDS)
     status = job.status()
     pod = running_pod(job, slots_of(status.world, RANKS)[rank])
     before = _count(job)
 
-    with following(log) as advances:
+    def lose() -> None:
         disturb(node, job, kind, pod)
         if kind in _LATER:
             wait_for(lambda: _count(job) > before, what=f"what {kind} does", describe=job.status)
-        wait_for(whole, what=f"all of {job.name}", describe=job.status)
-        count = len(advances)
-        wait_for(lambda: len(advances) > count + 20, what="steps", describe=job.status)
-    return max(later - earlier for earlier, later in pairwise(advances))
+
+    return longest_pause(job, log, whole, lose=lose)
 
 
 def _count(job: Job) -> int:

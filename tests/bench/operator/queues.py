@@ -28,6 +28,7 @@ from tests.bench.server.control_plane import (
 )
 from tests.bench.server.process import running_operator
 from tests.cluster.kueue import Kueue
+from tests.integration.queues.queue import is_true
 
 GROUPS = 100
 PODS_PER_GROUP = 10
@@ -124,7 +125,7 @@ async def _timed(
 
     async def admitted() -> bool:
         found = await client.get(f"{_API}/namespaces/{namespace}/workloads")
-        return sum(map(_is_admitted, found["items"])) == GROUPS
+        return sum(is_true(each, "Admitted") for each in found["items"]) == GROUPS
 
     began = time.monotonic()
     await posted
@@ -139,11 +140,6 @@ async def _timed(
     names = [workload.pod_names(name, replicas=PODS_PER_GROUP) for name in _NAMES]
     await verify_names(client, namespace, set[str]().union(*names))
     return seconds
-
-
-def _is_admitted(workload: workload.Manifest) -> bool:
-    conditions = (workload.get("status") or {}).get("conditions") or ()
-    return any(each["type"] == "Admitted" and each["status"] == "True" for each in conditions)
 
 
 async def _create_queue(client: BareClient, namespace: str) -> None:
