@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -117,6 +118,26 @@ class Kueue:
         self._write_config(settings)
         self._spawn()
         self._wait()
+
+    @contextmanager
+    def configured(self, **settings: Any) -> Iterator[None]:
+        """Run it with further fields of its configuration, and afterwards as before."""
+        self.stop()
+        try:
+            self.start(**settings)
+            yield
+        finally:
+            self.stop()
+            self.start()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Be without it for a while."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
 
     def stop(self) -> None:
         """Kill it without warning."""

@@ -143,3 +143,13 @@ def running_operator(
         if process.running:
             process.kill()
         print(process.log)
+
+
+@contextmanager
+def flawless_operator(
+    kubeconfig: Path, log: Path, *, namespace: str | None, options: Sequence[str] = ()
+) -> Iterator[OperatorProcess]:
+    """The same, and no error of the operator's own is in its log afterwards."""
+    with running_operator(kubeconfig, log, namespace=namespace, options=options) as process:
+        yield process
+        assert "Traceback" not in process.log

@@ -12,11 +12,11 @@ from tests import cluster
 from tests.cluster.kueue import Kueue
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import NODE, FakeKubelet
-from tests.integration.operator_process import OperatorProcess, running_operator
+from tests.integration.operator_process import OperatorProcess, flawless_operator
 from tests.integration.queues.queue import Queue, installed, new_queue
 from tests.skipping import skip_or_fail
 
-_NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
+NODE_OBJECT = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def control_plane() -> Iterator[cluster.ControlPlane]:
             running = stack.enter_context(cluster.control_plane(collects_pods=True))
         except cluster.ClusterUnavailableError as reason:
             skip_or_fail("API SERVER", reason)
-        running.client.request("POST", "/api/v1/nodes", _NODE)
+        running.client.request("POST", "/api/v1/nodes", NODE_OBJECT)
         yield running
 
 
@@ -71,6 +71,5 @@ def operator(
 ) -> Iterator[OperatorProcess]:
     """The operator, for the test's namespace alone."""
     log = tmp_path / "log"
-    with running_operator(control_plane.kubeconfig, log, namespace=jobs.namespace) as process:
+    with flawless_operator(control_plane.kubeconfig, log, namespace=jobs.namespace) as process:
         yield process
-        assert "Traceback" not in process.log

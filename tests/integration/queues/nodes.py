@@ -3,22 +3,22 @@
 A test's four nodes are in one block: the first two in a sub-block, the other two in another.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from ddp_operator.kube import NODES, ApiClient, Resource
 from ddp_operator.kube.client import MERGE_PATCH
-from ddp_operator.ports import AlreadyExistsError, NotFoundError
+from ddp_operator.ports import NotFoundError
 
 from tests.good_manifests import Json
 from tests.integration.kubelet import HOSTNAME
 from tests.integration.queues.queue import CHIP, Queue, new_queue
 
 _TOPOLOGIES: Final = Resource("kueue.x-k8s.io", "v1beta2", "topologies")
-_BLOCK: Final = "cloud.google.com/gce-topology-block"
+BLOCK: Final = "cloud.google.com/gce-topology-block"
 _SUB_BLOCK: Final = "cloud.google.com/gce-topology-subblock"
-_LEVELS: Final = (_BLOCK, _SUB_BLOCK, HOSTNAME)
+LEVELS: Final = (BLOCK, _SUB_BLOCK, HOSTNAME)
 _POOL: Final = "example.com/pool"
 """The label that only the nodes of one test have."""
 
@@ -34,7 +34,7 @@ class NodePool:
     async def create(self) -> None:
         """Create them, ready and empty."""
         for number, name in enumerate(self.names):
-            places = {_BLOCK: self._pool, _SUB_BLOCK: f"{self._pool}-{number // 2}"}
+            places = {BLOCK: self._pool, _SUB_BLOCK: f"{self._pool}-{number // 2}"}
             labels = {**places, HOSTNAME: name, _POOL: self._pool}
             metadata = {"name": name, "labels": labels}
             body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
@@ -79,17 +79,18 @@ async def new_pool(client: ApiClient, name: str) -> AsyncIterator[NodePool]:
             await pool.remove(node)
 
 
-async def new_topology_queue(client: ApiClient, namespace: str) -> Queue:
-    """Make the queue `team` over a test's nodes; Kueue chooses one for each pod."""
+async def new_topology_queue(
+    client: ApiClient, namespace: str, levels: Sequence[str] = LEVELS
+) -> Queue:
+    """Make the queue `team` over a test's nodes; Kueue chooses one for each pod by these labels."""
     topology = {
         "apiVersion": f"{_TOPOLOGIES.group}/{_TOPOLOGIES.version}",
         "kind": "Topology",
-        "metadata": {"name": "gke"},
-        "spec": {"levels": [{"nodeLabel": level} for level in _LEVELS]},
+        "metadata": {"name": namespace},
+        "spec": {"levels": [{"nodeLabel": level} for level in levels]},
     }
-    with suppress(AlreadyExistsError):
-        await client.request("POST", _TOPOLOGIES.path(), body=topology)
-    nodes = {"nodeLabels": {_POOL: namespace}, "topologyName": "gke"}
+    await client.request("POST", _TOPOLOGIES.path(), body=topology)
+    nodes = {"nodeLabels": {_POOL: namespace}, "topologyName": namespace}
     return await new_queue(client, namespace, chips=4, nodes=nodes)
 
 

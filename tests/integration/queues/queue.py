@@ -12,6 +12,7 @@ from ddp_operator.ports import AlreadyExistsError
 from tests.cluster import ClusterUnavailableError
 from tests.cluster.kueue import Host, Kueue
 from tests.good_manifests import Json, container, job, template
+from tests.integration.jobs import Jobs
 from tests.skipping import skip_or_fail
 from tests.waiting import eventually
 
@@ -112,6 +113,12 @@ class Queue:
         found = await self._client.request("GET", path)
         return {item["metadata"]["name"]: item for item in found["items"]}
 
+    async def until_finished(self) -> None:
+        """Wait until all workloads are finished."""
+        await self.until_workloads(
+            lambda found: all(is_true(workload, "Finished") for workload in found.values())
+        )
+
     async def until_workloads(
         self, condition: Callable[[dict[str, Json]], bool]
     ) -> dict[str, Json]:
@@ -127,9 +134,26 @@ class Queue:
         return seen
 
 
-def is_past(moment: float) -> bool:
-    """Whether it is later than a moment in Unix time."""
-    return time.time() >= moment
+async def next_second() -> None:
+    """Wait for another second: to Kueue, workloads of the same second have no order."""
+    now = int(time.time())
+    await eventually(lambda: time.time() >= now + 1)
+
+
+async def until_ungated(jobs: Jobs, *names: str) -> None:
+    """Wait until a job has exactly these pods, but for deleted ones, and Kueue lets them start."""
+
+    async def holds() -> bool:
+        pods = await jobs.pods()
+        live = {name for name in pods if "deletionTimestamp" not in pods[name]["metadata"]}
+        return live == {*names} and not any("schedulingGates" in pods[n]["spec"] for n in live)
+
+    await eventually(holds, interval_seconds=0.1, describe=lambda: f"pods {names} are not ungated")
+
+
+def was_let_go(pod: Json) -> bool:
+    """Whether the kubelet has let a deleted pod go, so that Kueue's finalizer alone keeps it."""
+    return bool(pod["metadata"].get("deletionGracePeriodSeconds") == 0)
 
 
 def is_true(workload: Json, condition: str) -> bool:

@@ -12,8 +12,6 @@ https://github.com/kubernetes-sigs/kueue (0.17), with a DDPJob in the place of s
 - A pod joins a group after its creation: the operator creates its pods with their group.
 """
 
-from functools import partial
-
 import pytest
 from ddp_operator.kube import PODS, ApiClient
 from ddp_operator.ports import NotFoundError
@@ -26,26 +24,14 @@ from tests.integration.queues.queue import (
     SINGLE,
     Queue,
     admission,
-    is_true,
     new_queue,
     queued_job,
+    until_ungated,
     workload_of,
 )
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("kueue", "operator")
-
-
-async def ungated(jobs: Jobs, *names: str) -> bool:
-    """Whether exactly these pods may start."""
-    pods = await jobs.pods()
-    live = {name for name in pods if "deletionTimestamp" not in pods[name]["metadata"]}
-    return live == set(names) and not any("schedulingGates" in pods[n]["spec"] for n in live)
-
-
-async def until_ungated(jobs: Jobs, *names: str) -> None:
-    """Wait until a job has exactly these pods, and Kueue lets them start."""
-    await eventually(partial(ungated, jobs, *names), interval_seconds=0.1)
 
 
 async def complete(jobs: Jobs, kubelet: FakeKubelet, queue: Queue) -> None:
@@ -54,7 +40,7 @@ async def complete(jobs: Jobs, kubelet: FakeKubelet, queue: Queue) -> None:
         await kubelet.succeed(pod)
     await jobs.until_phase("Succeeded")
     await queue.until_used(0)
-    await queue.until_workloads(lambda all_: all(is_true(w, "Finished") for w in all_.values()))
+    await queue.until_finished()
 
 
 async def test_pods_get_the_node_labels_of_their_flavor(

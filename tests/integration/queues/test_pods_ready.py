@@ -27,13 +27,8 @@ _SETTINGS = {"timeout": "5s", "recoveryTimeout": "2s", "requeuingStrategy": _BAC
 @pytest.fixture(scope="module")
 def impatient(kueue: Kueue) -> Iterator[None]:
     """Kueue with short timeouts."""
-    kueue.stop()
-    try:
-        kueue.start(waitForPodsReady=_SETTINGS)
+    with kueue.configured(waitForPodsReady=_SETTINGS):
         yield
-    finally:
-        kueue.stop()
-        kueue.start()
 
 
 async def until_requeued(queue: Queue, times: int) -> Json:

@@ -15,7 +15,7 @@ from ddp_operator.kube.client import MERGE_PATCH
 from tests import cluster
 from tests.cluster.kueue import Kueue
 from tests.integration.jobs import Jobs
-from tests.integration.operator_process import OperatorProcess, running_operator
+from tests.integration.operator_process import OperatorProcess, flawless_operator
 from tests.integration.queues.queue import new_queue, queued_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("boosting", "operator", "life")]
@@ -24,11 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("boosting", "operator", 
 @pytest.fixture
 def boosting(kueue: Kueue) -> Iterator[None]:
     """Kueue with its feature gate."""
-    kueue.stop()
-    kueue.start(featureGates={"PriorityBoost": True})
-    yield
-    kueue.stop()
-    kueue.start()
+    with kueue.configured(featureGates={"PriorityBoost": True}):
+        yield
 
 
 @pytest.fixture
@@ -36,14 +33,13 @@ def operator(
     control_plane: cluster.ControlPlane, jobs: Jobs, tmp_path: Path
 ) -> Iterator[OperatorProcess]:
     """The operator that writes boosts."""
-    with running_operator(
+    with flawless_operator(
         control_plane.kubeconfig,
         tmp_path / "log",
         namespace=jobs.namespace,
         options=["--priority-boost=10"],
     ) as process:
         yield process
-        assert "Traceback" not in process.log
 
 
 async def runs_since(admin: ApiClient, jobs: Jobs, name: str, since: str, **status: Any) -> None:

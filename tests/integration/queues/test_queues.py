@@ -1,6 +1,5 @@
 """Jobs that wait for each other in a queue of a real Kueue."""
 
-import time
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess
 from tests.integration.queues.explained import explained
-from tests.integration.queues.queue import Queue, is_past, is_true, queued_job
+from tests.integration.queues.queue import Queue, is_true, next_second, queued_job, was_let_go
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("kueue", "operator", "life")
@@ -38,13 +37,12 @@ async def wait_behind(jobs: Jobs, *names: str) -> None:
     for name in names:
         await jobs.create(queued_job(), name=name)
         await jobs.until(lambda status: status.reason == "Queued", name)
-        # To Kueue, workloads that are made in the same second have no order.
-        await eventually(partial(is_past, int(time.time()) + 1))
+        await next_second()
 
 
 async def _have_ended(jobs: Jobs) -> bool:
     pods = (await jobs.pods()).values()
-    return all(pod["metadata"].get("deletionGracePeriodSeconds") == 0 for pod in pods)
+    return all(map(was_let_go, pods))
 
 
 async def test_a_job_is_admitted_and_gives_its_quota_back(
@@ -150,13 +148,10 @@ async def test_kueue_is_away_for_a_while(
     jobs: Jobs, kubelet: FakeKubelet, queue: Queue, kueue: Kueue, operator: OperatorProcess
 ) -> None:
     await wait_behind(jobs, "second")
-    kueue.stop()
-    try:
+    with kueue.away():
         await complete(jobs, kubelet)
         await jobs.create(queued_job(), name="third")
         await eventually(lambda: 'failed calling webhook "mpod.kb.io"' in operator.log)
-    finally:
-        kueue.start()
     await complete(jobs, kubelet, "second")
     await complete(jobs, kubelet, "third")
     for name in ("second", "third"):

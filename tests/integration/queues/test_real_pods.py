@@ -12,7 +12,7 @@ from tests.cluster.node import Node
 from tests.good_manifests import Json
 from tests.integration.jobs import Jobs
 from tests.integration.operator_process import OperatorProcess
-from tests.integration.queues.queue import CHIP, Queue, installed, queued_job
+from tests.integration.queues.queue import CHIP, Queue, installed, queued_job, was_let_go
 from tests.skipping import skip_or_fail
 from tests.waiting import eventually
 
@@ -76,20 +76,15 @@ async def test_a_deletion_that_nobody_saw_is_uncharged(
     await jobs.create(real_job())
     await jobs.until_phase("Running")
     operator.kill()
-    kueue.stop()
-    try:
+    with kueue.away():
         await jobs.delete_pod("job-0-0")
 
         async def ended() -> bool:
-            """The kubelet has let it go, and Kueue's finalizer keeps it."""
-            pod = (await jobs.pods())["job-0-0"]
-            return bool(pod["metadata"]["deletionGracePeriodSeconds"] == 0)
+            return was_let_go((await jobs.pods())["job-0-0"])
 
         await eventually(ended, interval_seconds=0.2)
         operator.start()
         await jobs.until(lambda status: status.attempt == 1)
-    finally:
-        kueue.start()
     status = await jobs.until_phase("Succeeded")
     assert (status.restarts, status.disruptions) == (0, 1)
     await queue.until_used(0)

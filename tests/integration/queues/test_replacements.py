@@ -1,12 +1,10 @@
 """A job keeps its place in the queue of a real Kueue, whatever happens to its pods."""
 
 import asyncio
-import time
-from functools import partial
 from typing import Any
 
 import pytest
-from ddp_operator.kube import PODS, ApiClient
+from ddp_operator.kube import ApiClient
 
 from tests.good_manifests import Json
 from tests.integration.jobs import Jobs
@@ -16,10 +14,11 @@ from tests.integration.queues.queue import (
     SINGLE,
     Queue,
     admission,
-    is_past,
     is_true,
     new_queue,
+    next_second,
     queued_job,
+    until_ungated,
     workload_of,
 )
 from tests.waiting import eventually
@@ -31,8 +30,7 @@ async def run_before_another(jobs: Jobs, queue: Queue, **spec: Any) -> Json:
     """Start the job `job` and another one that waits for its quota; return the first Workload."""
     await jobs.create(queued_job(**spec))
     await jobs.until_phase("Running")
-    # To Kueue, workloads that are made in the same second have no order.
-    await eventually(partial(is_past, int(time.time()) + 1))
+    await next_second()
     await jobs.create(queued_job(), name="other")
     await jobs.until(lambda status: status.reason == "Queued", "other")
     return await workload_of(queue, "job")
@@ -77,14 +75,14 @@ async def test_a_pod_on_a_node_that_never_answers_again(
     manifest = queued_job(**SINGLE)
     manifest["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
     await jobs.create(manifest)
-    await eventually(partial(_all_ungated, jobs, 2))
+    await until_ungated(jobs, "job-0-0", "job-0-1")
     for pod in ("job-0-0", "job-0-1"):
         await kubelet.run(pod)
     await jobs.until_phase("Running")
     before = await workload_of(queue, "job")
     await jobs.delete_pod("job-0-1")
     await jobs.until_gone("job-0-1")
-    await eventually(partial(_all_ungated, jobs, 2))
+    await until_ungated(jobs, "job-0-0", "job-0-1-r1")
     await kubelet.run("job-0-1-r1")
     await jobs.until_phase("Running")
     assert admission(await workload_of(queue, "job")) == admission(before)
@@ -172,19 +170,23 @@ async def test_a_running_job_that_is_deleted_leaves_nothing(
 
 
 async def test_a_job_that_is_deleted_in_the_queue_is_never_admitted(
-    jobs: Jobs, queue: Queue, admin: ApiClient
+    jobs: Jobs, queue: Queue
 ) -> None:
     """No pod can hold quota after that, not even until Kubernetes collects it."""
     await run_in_queue_without_kubelet(jobs, queue)
     await jobs.delete("other")
     await jobs.collect("other")
-    await eventually(partial(_gone, admin, jobs.namespace, "other"), timeout_seconds=10)
+
+    async def gone() -> bool:
+        return not await jobs.pods("other")
+
+    await eventually(gone, timeout_seconds=10)
 
 
 async def run_in_queue_without_kubelet(jobs: Jobs, queue: Queue) -> None:
     """Have the pods of `job` admitted, and those of `other` wait."""
     await jobs.create(queued_job())
-    await eventually(partial(_all_ungated, jobs, 2))
+    await until_ungated(jobs, "job-0-0", "job-0-1")
     await jobs.create(queued_job(), name="other")
     await jobs.until(lambda status: status.reason == "Queued", "other")
     await queue.until_used(2)
@@ -230,20 +232,9 @@ async def test_spares_are_admitted_with_the_group(
     await kubelet.fail("job-0-2")
     await jobs.until_pods("job-0-0", "job-0-1", "job-0-2-r1")
     await jobs.until_gone("job-0-2")
-    await eventually(partial(_all_ungated, jobs, 3))
+    await until_ungated(jobs, "job-0-0", "job-0-1", "job-0-2-r1")
     assert admission(await workload_of(queue, "job")) == admission(before)
     for pod in ("job-0-0", "job-0-1"):
         await kubelet.succeed(pod)
     await jobs.until_phase("Succeeded")
     await queue.until_used(0)
-
-
-async def _all_ungated(jobs: Jobs, count: int) -> bool:
-    pods = (await jobs.pods()).values()
-    live = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-    return len(live) == count and not any("schedulingGates" in pod["spec"] for pod in live)
-
-
-async def _gone(admin: ApiClient, namespace: str, job: str) -> bool:
-    found = await admin.request("GET", PODS.path(namespace=namespace))
-    return not any(pod["metadata"]["name"].startswith(f"{job}-") for pod in found["items"])

@@ -31,15 +31,12 @@ async def why(control_plane: cluster.ControlPlane, namespace: str) -> str:
 async def test_a_job_reports_that_its_pods_cannot_be_created(
     jobs: Jobs, queue: Queue, kueue: Kueue, control_plane: cluster.ControlPlane
 ) -> None:
-    kueue.stop()
-    try:
+    with kueue.away():
         await jobs.create(queued_job())
         status = await jobs.until(lambda status: status.reason == "APIServerError")
         assert _FAILURE in status.message
         assert _FAILURE in await jobs.until_told("APIServerError")
         explanation = await why(control_plane, jobs.namespace)
-    finally:
-        kueue.start()
     assert _FAILURE in explanation
     assert "pods start" not in explanation
     [running] = [each for each in status.conditions if each.type == "Running"]
