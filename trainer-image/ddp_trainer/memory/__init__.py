@@ -1,0 +1,1 @@
+"""Keeps snapshots of ranks in the memory of their pods."""
