@@ -20,6 +20,7 @@ from ddp_trainer.launcher.world.failure_reports import (
     answer_of,
     message_of,
 )
+from ddp_trainer.launcher.world.news import MemoryNews, RestoreNews
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
 from ddp_trainer.launcher.world.state import World
 from ddp_trainer.process_group.assignment import Assignment
@@ -360,3 +361,31 @@ def test_rank_0_leads_nobody_who_lacks_its_checkpoint(tmp_path: Path) -> None:
         (tmp_path / "s.pt").write_text("a checkpoint")
         assert (world._due_to_lead() is not None) is due
         (tmp_path / "s.pt").unlink()
+
+
+def test_only_a_new_restore_decision_of_the_memory_makes_news() -> None:
+    world = World(BORN)
+    assert "memory" not in json.loads(to_json(world.news(after=0, wait_seconds=0)))
+    before = number(world)
+    world.memory = lambda: MemoryNews(step=5, time="2026-11-21T03:00:00Z", bytes=4096, copies=1)
+    news = json.loads(to_json(world.news(after=before, wait_seconds=0)))
+    assert news["number"] == before
+    assert news["memory"] == {
+        "step": 5,
+        "time": "2026-11-21T03:00:00Z",
+        "bytes": 4096,
+        "copies": 1,
+    }
+    restored = RestoreNews(generation=4, time="2026-11-21T03:00:00Z", reason="none is complete")
+    world.memory = lambda: MemoryNews(copies=1, restored=restored)
+    world.restore_decided()
+    news = json.loads(to_json(world.news(after=before, wait_seconds=DEADLINE_SECONDS)))
+    assert news["number"] == before + 1
+    assert news["memory"] == {
+        "copies": 1,
+        "restored": {
+            "generation": 4,
+            "time": "2026-11-21T03:00:00Z",
+            "reason": "none is complete",
+        },
+    }

@@ -21,7 +21,7 @@ from ddp_trainer.launcher.world.failure_reports import (
     Refusal,
     within_bounds,
 )
-from ddp_trainer.launcher.world.news import Led, News
+from ddp_trainer.launcher.world.news import Led, MemoryNews, News
 from ddp_trainer.process_group.assignment import Assignment
 from ddp_trainer.telemetry.wire import utc
 
@@ -89,6 +89,8 @@ class World:
         self._asked_at: float | None = None
         self._ranks_of: int | None = None
         self._is_warm = False
+        self.memory: Callable[[], MemoryNews | None] = lambda: None
+        """Returns the news of snapshots in memory; called while the state is locked."""
 
     @property
     def assignment(self) -> Assignment:
@@ -280,6 +282,11 @@ class World:
                 self._tell()
             return None
 
+    def restore_decided(self) -> None:
+        """Record that `memory` returns a new decision about a restore."""
+        with self._changed:
+            self._tell()
+
     def news(self, *, after: int, wait_seconds: float) -> News:
         """Return the news once its number is above `after`, or after `wait_seconds`.
 
@@ -306,6 +313,7 @@ class World:
                 members=self._assignment.members or None,
                 led=tuple(self._led_before) or None,
                 saved_in_pod=self._local_checkpoints.exist() or None,
+                memory=self.memory(),
             )
 
     def _wait_for_news(self, is_news: Callable[[], bool], seconds: float) -> None:
