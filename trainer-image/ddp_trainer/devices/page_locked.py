@@ -29,20 +29,26 @@ _ALIGNED_BYTES = 512
 _logger = logging.getLogger(__name__)
 
 
-def _lock(address: int, size: int) -> None:
+def lock_pages(address: int, size: int) -> None:
+    """Lock memory for fast copies from a GPU.
+
+    Raises:
+        RuntimeError: CUDA cannot lock it.
+    """
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(int(runtime.cudaHostRegister(address, size, 0)))
 
 
-def _unlock(address: int) -> None:
+def unlock_pages(address: int) -> None:
+    """Unlock memory before it is freed."""
     torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
 
 def page_locked_like(
     tensors: Sequence[Tensor],
     *,
-    lock: Callable[[int, int], object] = _lock,
-    unlock: Callable[[int], object] = _unlock,
+    lock: Callable[[int, int], object] = lock_pages,
+    unlock: Callable[[int], object] = unlock_pages,
 ) -> Iterator[Tensor]:
     """Yield memory for a copy of each tensor; it is one block, freed after the last of them.
 

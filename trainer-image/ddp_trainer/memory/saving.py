@@ -1,0 +1,227 @@
+"""Saves the state of this rank in the pod's volume in memory.
+
+Training only waits for one copy of the state. The launcher then keeps it and copies it to other
+pods.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import socket
+import time
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ddp_trainer.memory.file_format import Header, encode
+from ddp_trainer.memory.mapped_files import MappedFile, MappedFiles
+from ddp_trainer.memory.progress import Progress
+from ddp_trainer.memory.state_tree import Flat, flatten
+from ddp_trainer.memory.volume import FREE, LARGEST_STEP, PART, SLOTS, Key, SnapshotName, Volume
+from ddp_trainer.settings.environment import Environment
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+_LONGEST_REFUSAL = 200
+
+_logger = logging.getLogger(__name__)
+
+
+def save(step: int, state: object, *, replicated: bool = False) -> bool:
+    """Save this rank's state in memory; return whether it was saved. All ranks call it.
+
+    It is not saved if the job has no `spec.memoryCheckpoint`, if the state is too large, or while
+    other pods still copy the newest snapshot. Training can continue in each case.
+
+    Args:
+        step: Steps completed; it increases from call to call. If the newest snapshot is of this
+            step already, nothing is written.
+        state: Dicts, lists and tuples of tensors, DTensors, numpy arrays, numbers, strings and
+            bytes. Tensors may be on any device.
+        replicated: The state is the same in all ranks, as in DDP. Then only the first rank of each
+            pod writes it and nothing is copied; the other ranks return False.
+
+    Raises:
+        TypeError: the state contains something else; the message says where.
+        ValueError: the step is not valid.
+        ConfigurationError: a variable that the launcher sets is missing or malformed.
+    """
+    saver = _saver()
+    return saver is not None and saver.save(step, state, replicated=replicated)
+
+
+@cache
+def _saver() -> Saver | None:
+    volume = Volume.from_env(os.environ)
+    if volume is None:
+        return None
+    environment = Environment.from_env(os.environ)
+    return Saver(volume, environment, Progress.of(environment, os.environ))
+
+
+class Saver:
+    """Saves the states of one rank."""
+
+    def __init__(
+        self, volume: Volume, environment: Environment, progress: Progress | None = None
+    ) -> None:
+        """`progress`: reports saved steps; None: this rank does not report."""
+        self._volume = volume
+        self._environment = environment
+        self._progress = progress
+        self._folder = volume.own(environment.local_rank)
+        self._files = MappedFiles(self._folder)
+        self._newest: int | None = None
+        """Step of the newest snapshot that this process saved."""
+        self._refusal = ""
+        """The last one."""
+
+    def save(self, step: int, state: object, *, replicated: bool) -> bool:
+        """Save a state, as the function of this name does."""
+        placement = self._environment.placement
+        if type(step) is not int or not 0 <= step <= LARGEST_STEP:
+            raise ValueError(f"step is {step!r:.40}: count from 0 in an int")
+        if replicated and self._environment.local_rank != 0:
+            return False
+        if self._newest is not None and step <= self._newest:
+            if step == self._newest:
+                return True
+            raise ValueError(f"step is {step} after step {self._newest}: it must increase")
+        name = SnapshotName(
+            key=Key(placement.generation, step),
+            rank=self._environment.rank,
+            world_size=placement.world_size,
+            replicated=replicated,
+        )
+        flat = flatten(state)
+        saved, refusal = self._write(name, flat)
+        if saved:
+            self._newest = step
+            if self._progress is not None:
+                self._progress.saved(step)
+        elif refusal and refusal != self._refusal:
+            _logger.warning("no snapshot of step %d: %s", step, refusal)
+        self._refusal = refusal
+        self._report(name, saved, refusal)
+        return saved
+
+    def _write(self, name: SnapshotName, flat: Flat) -> tuple[bool, str]:
+        """Write the file; return whether it was written, and a reason that needs a remedy."""
+        header = Header(
+            job_uid=self._environment.placement.job_uid,
+            name=name,
+            time=time.time(),
+            tree=flat.tree,
+            buffers=flat.buffers,
+        )
+        begin = encode(header)
+        size = len(begin) + header.payload_size
+        if refusal := self._too_large(size, name.replicated):
+            return False, refusal
+        part = self._folder / PART
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not self._take_slot(part, name):
+                return False, ""
+            file = self._files.open(part, size)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                return False, (
+                    f"the volume of {_text(self._volume.size)} is full: set "
+                    "spec.memoryCheckpoint.sizeLimit to a larger size"
+                )
+            return False, f"rank {name.rank} cannot write to its volume: {error}"[:_LONGEST_REFUSAL]
+        _fill(file, begin, flat)
+        part.rename(self._folder / str(name))
+        return True, ""
+
+    def _too_large(self, size: int, replicated: bool) -> str:
+        volume, ranks = self._volume, self._environment.placement.local_world_size
+        share = volume.share(local_world_size=ranks, replicated=replicated)
+        if size <= share:
+            return ""
+        needed = volume.needed(size, local_world_size=ranks, replicated=replicated)
+        return (
+            f"rank {self._environment.rank}'s snapshot has {_text(size)} and its share of the "
+            f"volume is {_text(share)}: set spec.memoryCheckpoint.sizeLimit to {_quantity(needed)} "
+            "or more"
+        )
+
+    def _take_slot(self, part: Path, name: SnapshotName) -> bool:
+        """Provide the file to write to; return False while there is none.
+
+        A part exists if an earlier save of this process failed.
+        """
+        try:
+            (self._folder / FREE).rename(part)
+        except FileNotFoundError:
+            return part.exists() or self._held(name) < SLOTS
+        return True
+
+    def _held(self, name: SnapshotName) -> int:
+        """Return how many snapshots the volume holds of this rank, including a restored one."""
+        own = _names(self._folder)
+        restored = [
+            other
+            for other in _names(self._volume.restored)
+            if other.replicated == name.replicated
+            and (name.replicated or (other.rank, other.world_size) == (name.rank, name.world_size))
+        ]
+        return len(own) + len(restored)
+
+    def _report(self, name: SnapshotName, saved: bool, refusal: str) -> None:
+        """Tell the launcher, without waiting for it."""
+        message: dict[str, object] = {
+            "rank": name.rank,
+            "generation": name.key.generation,
+            "step": name.key.step,
+            "replicated": name.replicated,
+            "saved": saved,
+        }
+        if refusal:
+            message["refusal"] = refusal
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+            try:
+                sender.sendto(json.dumps(message).encode(), str(self._volume.socket))
+            except OSError as error:
+                _logger.debug("the launcher did not receive a report: %s", error)
+
+
+def _names(folder: Path) -> list[SnapshotName]:
+    try:
+        return [name for each in os.listdir(folder) if (name := SnapshotName.parse(each))]
+    except FileNotFoundError:
+        return []
+
+
+def _fill(file: MappedFile, begin: bytes, flat: Flat) -> None:
+    """Copy the header and all tensors to the file; return when they are there."""
+    file.memory[: len(begin)] = begin
+    devices = {each.device for each in flat.sources if isinstance(each, Tensor) and each.is_cuda}
+    if devices:
+        file.lock_pages()
+    for buffer, source in zip(flat.buffers, flat.sources, strict=True):
+        at, to = len(begin) + buffer.offset, len(begin) + buffer.offset + buffer.size
+        if buffer.size == 0:
+            continue
+        if isinstance(source, Tensor):
+            target = file.tensor[at:to].view(source.dtype).view(source.shape)
+            target.copy_(source, non_blocking=source.is_cuda)
+        else:
+            file.memory[at:to] = source
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
+
+
+def _text(size: int) -> str:
+    return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{size / _MIB:.1f} MiB"
+
+
+def _quantity(size: int) -> str:
+    """Return a size as a quantity of Kubernetes, rounded up."""
+    return f"{-(-size // _GIB)}Gi" if size > 10 * _GIB else f"{-(-size // _MIB)}Mi"
