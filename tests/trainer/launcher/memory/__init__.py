@@ -1,0 +1,1 @@
+"""Snapshots in memory, as the launchers keep them."""

@@ -1,0 +1,112 @@
+"""What a group resumes from."""
+
+from __future__ import annotations
+
+import pytest
+from ddp_trainer.launcher.memory.choice import Choice, choose
+from ddp_trainer.memory.volume import Key, SnapshotName
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def name(
+    step: int,
+    rank: int,
+    *,
+    generation: int = 1,
+    world_size: int = 2,
+    replicated: bool = False,
+) -> SnapshotName:
+    key = Key(generation, step)
+    return SnapshotName(key=key, rank=rank, world_size=world_size, replicated=replicated)
+
+
+def chosen(*pods: list[SnapshotName], world_size: int = 2, silent: tuple[int, ...] = ()) -> Choice:
+    return choose(dict(enumerate(pods)), world_size=world_size, generation=3, silent=silent)
+
+
+def test_the_newest_step_of_all_ranks_wins_wherever_its_snapshots_are() -> None:
+    choice = chosen(
+        [name(10, 0), name(20, 0), name(30, 0), name(20, 1)],
+        [name(10, 1), name(10, 0)],
+    )
+    assert choice.key == Key(1, 20)
+    assert choice.holders == {name(20, 0): [0], name(20, 1): [0]}
+    assert not choice.reason
+
+
+def test_a_later_generation_is_newer_whatever_its_step() -> None:
+    early = [name(90, rank) for rank in range(2)]
+    late = [name(10, rank, generation=2) for rank in range(2)]
+    assert chosen(early, late).key == Key(2, 10)
+
+
+def test_the_snapshots_of_the_present_generation_are_too_new() -> None:
+    now = [name(90, rank, generation=3) for rank in range(2)]
+    assert chosen(now).key is None
+
+
+def test_a_replicated_snapshot_suffices_for_any_number_of_ranks() -> None:
+    choice = chosen([name(10, 0)], [name(20, 3, world_size=4, replicated=True), name(10, 1)])
+    assert choice.key == Key(1, 20)
+    assert [*choice.holders.values()] == [[1]]
+
+
+def test_replicated_and_sharded_snapshots_of_a_step_are_never_mixed() -> None:
+    choice = chosen([name(10, 0)], [name(10, 1, replicated=True)])
+    assert {one.replicated for one in choice.holders} == {True}
+    assert chosen([name(10, 0)], [name(9, 1)]).key is None
+
+
+@pytest.mark.parametrize(
+    ("pods", "silent", "reason"),
+    [
+        ([[], []], (), "no pod has a snapshot"),
+        ([[]], (1,), "no pod has a snapshot; no answer from node ranks 1"),
+        (
+            [[name(10, 0)], []],
+            (),
+            "step 10, the newest, has no snapshot of ranks 1",
+        ),
+        (
+            [[name(10, rank, world_size=9) for rank in range(9)]],
+            (),
+            "the snapshots of step 10 are of 9 ranks, not 2",
+        ),
+        ([], range(9), "no pod has a snapshot; no answer from node ranks 0, 1, 2, 3 and 5 more"),
+    ],
+)
+def test_the_reason_says_what_is_missing(
+    pods: list[list[SnapshotName]], silent: tuple[int, ...], reason: str
+) -> None:
+    assert chosen(*pods, silent=silent) == Choice(reason=reason)
+
+
+names = st.builds(
+    name,
+    st.integers(1, 3),
+    st.integers(0, 1),
+    generation=st.integers(1, 3),
+    world_size=st.integers(2, 3),
+    replicated=st.booleans(),
+)
+
+
+@given(st.lists(st.lists(names, max_size=6), max_size=4))
+def test_a_choice_is_of_one_step_and_one_kind_and_as_new_as_can_be(
+    pods: list[list[SnapshotName]],
+) -> None:
+    choice = chosen(*pods)
+    assert (choice.key is None) == bool(choice.reason)
+    everything = {one for pod in pods for one in pod if one.key.generation < 3}
+    for one in everything:
+        of_step = {other for other in everything if other.key == one.key}
+        whole = {name.rank for name in of_step if not name.replicated and name.world_size == 2}
+        if any(other.replicated for other in of_step) or whole == {0, 1}:
+            assert choice.key is not None
+            assert choice.key >= one.key
+    assert len({(one.key, one.replicated, one.world_size) for one in choice.holders}) <= 1
+    if choice.holders and not next(iter(choice.holders)).replicated:
+        assert {one.rank for one in choice.holders} == {0, 1}
+    for one, node_ranks in choice.holders.items():
+        assert all(one in pods[node_rank] for node_rank in node_ranks)

@@ -1,0 +1,125 @@
+"""Which steps are complete, which are dead, and which pods get copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from ddp_trainer.launcher.memory.completeness import Completeness, targets
+from ddp_trainer.launcher.memory.messages import Held, KeysReport
+from ddp_trainer.memory.volume import LARGEST_COPIES, LARGEST_STEP
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def held(step: int, *, replicated: bool = False, copied: bool = True, size: int = 10) -> Held:
+    return Held(step=step, replicated=replicated, copied=copied, bytes=size)
+
+
+def report(node_rank: int, *steps: Held, asked: int | None = None, refusal: str = "") -> KeysReport:
+    newest = max((one.step for one in steps), default=None)
+    return KeysReport(
+        job_uid="7d1f",
+        attempt=0,
+        generation=1,
+        node_rank=node_rank,
+        asked=newest if asked is None else asked,
+        held=steps,
+        refusal=refusal,
+    )
+
+
+def after(nodes: int, *reports: KeysReport) -> Completeness:
+    found = Completeness(nodes)
+    for one in reports:
+        found.note(one)
+    return found
+
+
+def test_a_step_is_complete_once_all_pods_hold_it_and_its_copies() -> None:
+    group = Completeness(2)
+    assert not group.note(report(0, held(5, size=7)))
+    assert not group.note(report(1, held(5, copied=False, size=9)))
+    assert group.complete is None
+    assert group.note(report(1, held(5, size=9)))
+    assert (group.complete, group.bytes) == (5, 9)
+    assert not group.note(report(1, held(5)))
+
+
+def test_a_replicated_step_needs_no_copies() -> None:
+    steps = [held(5, replicated=True, copied=False)]
+    assert after(2, report(0, *steps), report(1, *steps)).complete == 5
+
+
+def test_a_step_that_is_sharded_in_one_pod_alone_is_dead() -> None:
+    group = after(2, report(0, held(5)), report(1, held(5, replicated=True)))
+    assert (group.complete, group.dead()) == (None, (5,))
+
+
+def test_the_newest_complete_step_counts_and_none_is_complete_later() -> None:
+    both = [held(5), held(6)]
+    group = after(2, report(0, *both), report(1, *both))
+    assert group.complete == 6
+    group.note(report(0, held(5)))
+    group.note(report(1, held(5)))
+    assert (group.complete, group.dead()) == (6, ())
+
+
+def test_a_step_that_a_pod_skipped_is_dead() -> None:
+    group = after(3, report(0, held(5)), report(1, asked=4), report(2))
+    assert group.dead() == (), "the others may still save it"
+    group.note(report(1, asked=5))
+    assert group.dead() == (5,)
+    group.note(report(1, held(6), asked=6))
+    assert group.dead() == (5,), "6 may be complete yet"
+    group.note(report(0, asked=6))
+    assert group.dead() == (6,)
+
+
+def test_an_old_report_makes_no_dead_step_complete() -> None:
+    old = report(1, asked=4)
+    group = after(2, report(0, held(5)), report(1, asked=5), old)
+    assert group.complete is None
+    group.note(report(0, held(5)))
+    assert group.complete is None
+
+
+def test_the_refusal_of_the_first_pod_is_named() -> None:
+    group = after(3, report(2, refusal="full"), report(1, refusal="no room"), report(0))
+    assert group.refusal == "node rank 1: no room"
+    group.note(report(1))
+    group.note(report(2, refusal="x" * 200))
+    assert len(group.refusal) == 200
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (report(0, *map(held, range(20))), "held"),
+        (report(0, asked=LARGEST_STEP + 1), "step"),
+        (report(0, held(LARGEST_STEP + 1)), "step"),
+        (report(0, refusal="x" * 201), "refusal"),
+    ],
+)
+def test_a_report_has_limits(wrong: KeysReport, field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field}: at most"):
+        wrong.check()
+
+
+@given(st.data(), st.integers(1, 200), st.integers(0, LARGEST_COPIES))
+def test_copies_are_in_other_pods_far_apart(data: st.DataObject, nodes: int, copies: int) -> None:
+    node_rank = data.draw(st.integers(0, nodes - 1))
+    found = targets(node_rank, nodes=nodes, copies=copies)
+    places = sorted({*found, node_rank})
+    assert len(places) == 1 + min(copies, nodes - 1)
+    assert len(places) == 1 + len(found)
+    gaps = [(b - a) % nodes for a, b in zip(places, [*places[1:], places[0]], strict=True)]
+    assert len(places) == 1 or min(gaps) >= nodes // len(places)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "copies", "expected"),
+    [(1, 0, []), (1, 1, []), (2, 1, [1]), (4, 1, [2]), (3, 2, [1, 2]), (8, 1, [4]), (0, 1, [])],
+)
+def test_a_copy_is_half_the_group_away(nodes: int, copies: int, expected: Sequence[int]) -> None:
+    assert targets(0, nodes=nodes, copies=copies) == expected

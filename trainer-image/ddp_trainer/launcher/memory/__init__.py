@@ -1,0 +1,1 @@
+"""Keeps, copies and restores the snapshots in memory of this pod's ranks."""

@@ -1,0 +1,95 @@
+"""Decides which steps are complete, and which will never be. Pure; for node rank 0.
+
+A step is complete when all pods hold it and its copies. Pods whose memory is full skip steps. If
+pods skipped different steps, none of those could ever be complete. So a step is dead as soon as one
+pod was asked for it and does not hold it. Its holders release it, and can save the same next step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from ddp_trainer.launcher.memory.messages import MAX_TEXT, Held, KeysReport
+
+
+class Completeness:
+    """The steps of one generation, from the newest report of each pod. Thread-safe.
+
+    Reports may arrive late or out of order. A pod that was once asked for a step without holding it
+    will never hold it, so an old report cannot make a dead step complete.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        """`nodes`: pods in the group."""
+        self._nodes = nodes
+        self._reports: dict[int, tuple[int, Mapping[int, Held], str]] = {}
+        self._lock = threading.Lock()
+        self._complete: int | None = None
+        self._bytes = 0
+
+    @property
+    def complete(self) -> int | None:
+        """The newest complete step; it never decreases."""
+        return self._complete
+
+    @property
+    def bytes(self) -> int:
+        """Size of the newest complete snapshots in the pod that has the most."""
+        return self._bytes
+
+    @property
+    def refusal(self) -> str:
+        """Why the first pod that saves or copies nothing does so; empty: there is none."""
+        with self._lock:
+            for node_rank, (_, _, refusal) in sorted(self._reports.items()):
+                if refusal:
+                    return f"node rank {node_rank}: {refusal}"[:MAX_TEXT]
+        return ""
+
+    def note(self, report: KeysReport) -> bool:
+        """Store a pod's report; return True if another step is complete now."""
+        asked = -1 if report.asked is None else report.asked
+        held = {one.step: one for one in report.held}
+        with self._lock:
+            self._reports[report.node_rank] = (asked, held, report.refusal)
+            for step in sorted(held, reverse=True):
+                if self._complete is not None and step <= self._complete:
+                    break
+                found = self._of_all(step)
+                if found is not None:
+                    self._complete, self._bytes = step, max(one.bytes for one in found)
+                    return True
+        return False
+
+    def _of_all(self, step: int) -> list[Held] | None:
+        """Return what each pod holds of a step, if it is complete."""
+        found = [held[step] for _, held, _ in self._reports.values() if step in held]
+        if len(found) < self._nodes or len({one.replicated for one in found}) > 1:
+            return None
+        return found if all(one.copied or one.replicated for one in found) else None
+
+    def dead(self) -> tuple[int, ...]:
+        """Return the held steps that will never be complete, of those above the complete one."""
+        with self._lock:
+            above = -1 if self._complete is None else self._complete
+            steps = {step for _, held, _ in self._reports.values() for step in held if step > above}
+            return tuple(sorted(step for step in steps if self._is_dead(step)))
+
+    def _is_dead(self, step: int) -> bool:
+        kinds = set()
+        for asked, held, _ in self._reports.values():
+            if step in held:
+                kinds.add(held[step].replicated)
+            elif asked >= step:
+                return True
+        return len(kinds) > 1
+
+
+def targets(node_rank: int, *, nodes: int, copies: int) -> list[int]:
+    """Return the node ranks that receive copies from a pod: evenly spread over the group.
+
+    Node ranks follow the topology, so pods that are far apart rarely fail together.
+    """
+    copies = max(0, min(copies, nodes - 1))
+    return [(node_rank + i * nodes // (copies + 1)) % nodes for i in range(1, copies + 1)]
