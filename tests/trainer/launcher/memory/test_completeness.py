@@ -40,7 +40,6 @@ def test_a_step_is_complete_once_all_pods_hold_it_and_its_copies() -> None:
     group = Completeness(2)
     assert not group.note(report(0, held(5, size=7)))
     assert not group.note(report(1, held(5, copied=False, size=9)))
-    assert group.complete is None
     assert group.note(report(1, held(5, size=9)))
     assert (group.complete, group.bytes) == (5, 9)
     assert not group.note(report(1, held(5)))
