@@ -20,6 +20,8 @@ POLICY, BINDING = yaml.safe_load_all(
 
 OWNED, SPEC, METADATA, ANNOTATIONS, FINALIZERS, *OTHERS = POLICY["spec"]["validations"]
 ABOUT, LEASE, SECRET, KEPT = OTHERS
+BOOST: Final = "boost workloads"
+"""The update of a Workload that Kueue made for a pod group."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,11 @@ NOT_OURS: Final[Mapping[str, Callable[[Any], None]]] = {
     "of an owner that says nothing of control": no_controller,
 }
 
+NOT_OF_PODS: Final[Mapping[str, Callable[[Any], None]]] = {
+    "nobody's": without("metadata", "ownerReferences"),
+    "of a Job": metadata(ownerReferences=[{"apiVersion": "batch/v1", "kind": "Job"}]),
+    "of another kind of pod": metadata(ownerReferences=[{"apiVersion": "a/v1", "kind": "Pod"}]),
+}
 POLICIES: Final = ("CREATE networkpolicies", "UPDATE networkpolicies", "DELETE networkpolicies")
 
 BAD: Final = [
@@ -112,6 +119,17 @@ BAD: Final = [
         )
         for what, change in NOT_OURS.items()
     ),
+    *(
+        Bad(f"{BOOST} {what}", BOOST, change, OWNED, changes_old=True)
+        for what, change in NOT_OF_PODS.items()
+    ),
+    Bad("another queue", BOOST, lambda m: m["spec"].update(queueName="other"), SPEC),
+    Bad("another status", BOOST, lambda m: m["status"].update(admission=None), SPEC),
+    Bad("no status", BOOST, without("status"), SPEC),
+    Bad("a label", BOOST, metadata(labels={"a": "b"}), METADATA),
+    Bad("a pod less", BOOST, lambda m: m["metadata"]["ownerReferences"].pop(), METADATA),
+    Bad("a held Workload", BOOST, metadata(finalizers=["example.com/mine"]), METADATA),
+    Bad("another annotation", BOOST, with_an_annotation, ANNOTATIONS),
     Bad("another image", "UPDATE pods", container(image="registry.example/other:1"), SPEC),
     Bad("a deadline", "UPDATE pods", lambda m: m["spec"].update(activeDeadlineSeconds=1), SPEC),
     Bad("a field less", "UPDATE pods", without("spec", "subdomain"), SPEC),

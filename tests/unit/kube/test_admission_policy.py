@@ -29,12 +29,12 @@ from ddp_operator.ports import Event, Key
 from tests.good_manifests import GOOD_MANIFESTS
 from tests.unit.job.builders import NAMESPACE, NOW, stored_job
 from tests.unit.kube.admission import AdmissionRequest, AdmittingServer, Policy
-from tests.unit.kube.bad_requests import BAD, BINDING, MANIFESTS, POLICY, Bad
+from tests.unit.kube.bad_requests import BAD, BINDING, BOOST, MANIFESTS, POLICY, Bad
 from tests.unit.kube.test_lease import PATIENT
 from tests.waiting import eventually
 
 OPERATOR: Final = "system:serviceaccount:ddp-operator:ddp-operator"
-COMPONENTS: Final = ("dranet", "gangs", "multikueue")
+COMPONENTS: Final = ("dranet", "gangs", "multikueue", "priority-boost")
 """Components that let the operator write something."""
 ELSEWHERE: Final[dict[str, Any]] = {
     "managedBy": "kueue.x-k8s.io/multikueue",
@@ -117,16 +117,34 @@ async def sent(
         await eventually(lambda: "UPDATE leases" in {a.act for a in server.admissions})
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-    return {request.act: request for request in server.admissions}
+    admissions = {request.act: request for request in server.admissions}
+    pods_group = await _boosted(server, cluster)
+    return {**admissions, BOOST: pods_group}
+
+
+async def _boosted(server: AdmittingServer, cluster: KubeCluster[Key]) -> AdmissionRequest:
+    """Return the request that boosts the Workload of a pod group, as Kueue made it."""
+    owners = [
+        {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": name}
+        for name in ("digits-0-0", "digits-0-1")
+    ]
+    metadata: dict[str, Any] = {"namespace": NAMESPACE, "name": "digits-7d1c-0"}
+    metadata |= {"resourceVersion": "1", "ownerReferences": owners}
+    spec, status = {"queueName": "team"}, {"admission": {"clusterQueue": "team"}}
+    group = {"metadata": metadata, "spec": spec, "status": status}
+    server.objects["workloads", NAMESPACE, metadata["name"]] = group
+    await cluster.set_priority_boost(_key(group), 3)
+    return server.admissions[-1]
 
 
 async def test_it_lets_through_all_that_the_operator_writes(
     policy: Policy, sent: dict[str, AdmissionRequest]
 ) -> None:
-    assert {act: policy.refusals(sent[act]) for act in sent} == {act: [] for act in _granted()}
+    written = _granted() | {BOOST}
+    assert {act: policy.refusals(sent[act]) for act in sent} == {act: [] for act in written}
     asked = {act for act, request in sent.items() if policy.is_asked(request)}
     # RBAC names the one Lease, and the server lets the operator change only a job's status.
-    assert _granted() - asked == {"UPDATE leases", "UPDATE ddpjobs/status"}
+    assert written - asked == {"UPDATE leases", "UPDATE ddpjobs/status"}
 
 
 def _granted() -> set[str]:
