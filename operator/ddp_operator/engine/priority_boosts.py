@@ -9,9 +9,8 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.job_cache import JobCache
-from ddp_operator.job.pods.schedulers import kueue_group
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.job.status.preemption import boost_of
+from ddp_operator.job.status.preemption import boosts_of
 from ddp_operator.ports import (
     Cluster,
     ClusterError,
@@ -111,8 +110,8 @@ class PriorityBoosts:
             if not isinstance(job, DDPJob) or job.spec.managed_elsewhere:
                 continue
             if job.spec.kueue_queue and job.status.phase in _ACTIVE:
-                workload = Key(key.namespace, kueue_group(job))
-                yield key, workload, boost_of(job, now, most=self._most)
+                for name, boost in boosts_of(job, now, most=self._most).items():
+                    yield key, Key(key.namespace, name), boost
 
     def _report(self, namespace: str, error: ForbiddenError) -> None:
         """Log a refusal once."""

@@ -1,24 +1,34 @@
-"""Of two running jobs, a real Kueue preempts the one that loses less."""
+"""Of two running jobs, a real Kueue preempts the one that loses less.
 
-from collections.abc import Iterator
+The operator has only the rights of its installation, and its admission policy is in force.
+"""
+
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
+import yaml
 from ddp_operator.api.constants import KUEUE_BOOST
 from ddp_operator.handlers import JOBS
 from ddp_operator.job.status.preemption import EVICTED
-from ddp_operator.kube import ApiClient
+from ddp_operator.kube import SERVICES, ApiClient, load_credentials
 from ddp_operator.kube.client import MERGE_PATCH
+from ddp_operator.ports import ClusterError
 
-from tests import cluster
 from tests.cluster.kueue import Kueue
+from tests.good_manifests import Json
 from tests.integration.jobs import Jobs
 from tests.integration.operator_process import OperatorProcess, flawless_operator
-from tests.integration.queues.queue import new_queue, queued_job
+from tests.integration.queues.queue import new_queue, queued_job, until_ungated
+from tests.integration.rights import INSTALLED, MANIFESTS, granted, roles_in
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("boosting", "operator", "life")]
+
+_POLICIES: Final = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+_BINDINGS: Final = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 
 
 @pytest.fixture
@@ -29,15 +39,54 @@ def boosting(kueue: Kueue) -> Iterator[None]:
 
 
 @pytest.fixture
+async def limited(admin: ApiClient, as_operator: Path, jobs: Jobs) -> AsyncIterator[None]:
+    """The rights of an installation with priority boosts, limited by the admission policy."""
+    component = MANIFESTS / "components/admission-policy/admission-policy.yaml"
+    policy, binding = yaml.safe_load_all(component.read_text())
+    [condition] = policy["spec"]["matchConditions"]
+    condition["expression"] = 'request.userInfo.username == "operator"'
+    created = {_POLICIES: policy, _BINDINGS: binding}
+    roles = [*INSTALLED, *roles_in("components/priority-boost/rbac.yaml")]
+    async with granted(admin, jobs.namespace, roles):
+        for path, body in created.items():
+            await admin.request("POST", path, body=body)
+        try:
+            await _until_in_force(as_operator, jobs.namespace)
+            yield
+        finally:
+            for path, body in created.items():
+                await admin.request("DELETE", f"{path}/{body['metadata']['name']}")
+
+
+async def _until_in_force(as_operator: Path, namespace: str) -> None:
+    """Wait until the policy refuses a Service of no job."""
+    path, dry = SERVICES.path(namespace=namespace), {"dryRun": "All"}
+    body: Json = {"metadata": {"name": "other"}, "spec": {"clusterIP": "None"}}
+    said = ""
+
+    async def refused() -> bool:
+        nonlocal said
+        try:
+            await client.request("POST", path, body=body, params=dry)
+        except ClusterError as error:
+            said = error.message
+        return "touches only what has a DDPJob" in said
+
+    async with ApiClient(load_credentials(kubeconfig=str(as_operator))) as client:
+        await eventually(refused, interval_seconds=0.1, describe=lambda: said)
+
+
+@pytest.fixture
 def operator(
-    control_plane: cluster.ControlPlane, jobs: Jobs, tmp_path: Path
+    limited: None, as_operator: Path, jobs: Jobs, tmp_path: Path
 ) -> Iterator[OperatorProcess]:
     """The operator that writes boosts."""
+    del limited  # the operator checks its rights when it starts
     with flawless_operator(
-        control_plane.kubeconfig,
+        as_operator,
         tmp_path / "log",
         namespace=jobs.namespace,
-        options=["--priority-boost=10"],
+        options=["--priority-boost=10", "--lease-namespace", jobs.namespace],
     ) as process:
         yield process
 
@@ -52,6 +101,16 @@ async def runs_since(admin: ApiClient, jobs: Jobs, name: str, since: str, **stat
     await admin.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
 
+def boosts(workloads: dict[str, Any]) -> dict[str, str | None]:
+    """The boosts of Workloads, by the job's name and what follows its group's number."""
+    found = {}
+    for name, workload in workloads.items():
+        job, _, _, *pod = name.split("-", 3)
+        annotations = workload["metadata"].get("annotations", {})
+        found["-".join((job, *pod))] = annotations.get(KUEUE_BOOST)
+    return found
+
+
 async def test_the_job_with_the_fresher_checkpoint_is_preempted(
     admin: ApiClient, jobs: Jobs
 ) -> None:
@@ -64,13 +123,6 @@ async def test_the_job_with_the_fresher_checkpoint_is_preempted(
     saved = {"step": 5, "time": (now - timedelta(minutes=10)).isoformat()}
     await runs_since(admin, jobs, "fresh", since, checkpoint=saved)
     await runs_since(admin, jobs, "stale", since)
-
-    def boosts(workloads: dict[str, Any]) -> dict[str, str | None]:
-        return {
-            name.partition("-")[0]: found["metadata"].get("annotations", {}).get(KUEUE_BOOST)
-            for name, found in workloads.items()
-        }
-
     await queue.until_workloads(lambda found: boosts(found) == {"fresh": "1", "stale": "2"})
     await jobs.create(queued_job(urgent=True), name="urgent")
     await jobs.until_phase("Running", "urgent")
@@ -81,3 +133,30 @@ async def test_the_job_with_the_fresher_checkpoint_is_preempted(
     await queue.until_workloads(lambda found: boosts(found)["fresh"] == "0")
     status = await jobs.status("stale")
     assert (status.phase, status.disruptions) == ("Running", 0)
+
+
+async def test_a_pod_without_which_processes_restart_is_as_expensive_as_its_job(
+    admin: ApiClient, jobs: Jobs
+) -> None:
+    queue = await new_queue(admin, jobs.namespace, chips=4)
+    await jobs.create(queued_job(replicas=1), name="fresh")
+    await jobs.until_phase("Running", "fresh")
+    elastic = {"minReplicas": 2, "maxReplicas": 3, "shrinkAfterSeconds": 3600}
+    await jobs.create(queued_job(restart={"scope": "InPlace"}, elastic=elastic))
+    await jobs.until_phase("Running")
+    now = datetime.now(UTC).replace(microsecond=0)
+    since = (now - timedelta(hours=1)).isoformat()
+    # As if launchers had answered.
+    await runs_since(admin, jobs, "job", since, bookkeeping={"launcher": "InPlace"})
+    await until_ungated(jobs, "job-0-0", "job-0-1", "job-0-2")  # the last is admitted last
+    await jobs.until_settled()
+    grown = {"generation": 2, "size": 3, "members": "0-2"}
+    await runs_since(admin, jobs, "job", since, world=grown)
+    await jobs.until(lambda status: status.ready_replicas == 3)
+    expected = {"fresh": "0", "job": "2", "job-0-2-0": "2"}
+    await queue.until_workloads(lambda found: boosts(found) == expected)
+    await jobs.create(queued_job(replicas=1, urgent=True), name="urgent")
+    await jobs.until_phase("Running", "urgent")
+    await jobs.until(lambda status: status.reason == "Queued", "fresh")
+    status = await jobs.status()
+    assert (status.ready_replicas, status.restarts, status.disruptions) == (3, 0, 0)

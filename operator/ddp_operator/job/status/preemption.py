@@ -16,7 +16,8 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.spec.overrides import kinds
-from ddp_operator.job.membership.world import members
+from ddp_operator.job.membership.world import members, scope_of
+from ddp_operator.job.pods.schedulers import kueue_group, single_groups
 
 _FIRST_STEP: Final = 15 * 60.0
 """GPU-seconds of unsaved work for a boost of 1."""
@@ -29,8 +30,19 @@ EVICTED: Final = "WorkloadEvicted"
 _RECENT: Final = timedelta(hours=24)
 
 
+def boosts_of(job: DDPJob, now: datetime, *, most: int) -> dict[str, int]:
+    """Return the priority boosts of a job's Workloads, by name.
+
+    The pods beyond `elastic.minReplicas` have Workloads of their own. Where processes restart, the
+    loss of such a pod costs as much as that of all. Where they only form a new group, it costs
+    nothing, and the Workload has no boost.
+    """
+    restarting = single_groups(job) if scope_of(job) == "InPlace" else ()
+    return dict.fromkeys((kueue_group(job), *restarting), boost_of(job, now, most=most))
+
+
 def boost_of(job: DDPJob, now: datetime, *, most: int) -> int:
-    """Return the priority boost of a job's Workload, from 0 to `most`.
+    """Return the priority boost for the loss of a job's unsaved work, from 0 to `most`.
 
     It is 0 unless the job runs: while it restarts, its unsaved work is already lost.
     """

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord, Failure
-from ddp_operator.job.status.preemption import EVICTED, boost_of, priority_boost
+from ddp_operator.api.status.world import World
+from ddp_operator.job.status.preemption import EVICTED, boost_of, boosts_of, priority_boost
 
 from tests.good_manifests import container, template
-from tests.unit.job.builders import later, running_job, with_status
+from tests.unit.job.builders import edited, later, running_job, with_status
 
 HOUR = 3600.0
 
@@ -99,3 +100,21 @@ def test_pods_that_differ_count_as_they_are() -> None:
     job = running(replicas=16, overrides=[override])
     assert boost_of(job, later(10 + 0.54 * HOUR), most=10) == 5
     assert boost_of(job, later(10 + 0.52 * HOUR), most=10) == 4
+
+
+@pytest.mark.parametrize(
+    ("launcher", "boosted"), [("InPlace", ["", "-0-4-0", "-0-2-3"]), ("Pod", [""])]
+)
+def test_a_pod_beyond_the_least_size_costs_as_much_where_processes_restart(
+    launcher: str, boosted: list[str]
+) -> None:
+    elastic = {"minReplicas": 2, "maxReplicas": 6}
+    job = edited(running(), elastic=elastic, scheduling={"queueName": "team"})
+    assert boosts_of(job, later(10 + HOUR), most=10) == {"digits-7d1c-0": 2}
+    world = World(generation=3, size=4, members="0-1,4,2")
+    job = with_status(job, launcher=launcher, replacements={"2": 3, "5": 1}, world=world)
+    found = boosts_of(job, later(10 + HOUR), most=10)
+    assert found == {f"digits-7d1c-0{suffix}": 3 for suffix in boosted}
+    assert set(boosts_of(with_status(job, phase="Restarting"), later(HOUR), most=10).values()) == {
+        0
+    }

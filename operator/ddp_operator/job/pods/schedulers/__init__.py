@@ -17,6 +17,7 @@ from ddp_operator.job.pods.schedulers.kueue import (
     kueue,
     kueue_group,
     provides_nodes,
+    single_groups,
 )
 from ddp_operator.job.pods.schedulers.native import native, native_group
 from ddp_operator.job.pods.schedulers.volcano import volcanic, volcano_group
@@ -32,6 +33,7 @@ __all__ = [
     "provides_nodes",
     "scheduled",
     "schedulers",
+    "single_groups",
 ]
 
 

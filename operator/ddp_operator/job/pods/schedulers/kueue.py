@@ -29,7 +29,7 @@ from ddp_operator.api.constants import KUEUE_GROUP, KUEUE_QUEUE, LABEL_INDEX
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.spec.overrides import kinds, ranges, spec_of
-from ddp_operator.job.membership.world import first_size
+from ddp_operator.job.membership.world import first_size, members
 from ddp_operator.job.pods.schedulers.marks import marked
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
@@ -84,6 +84,16 @@ def group_of(job: DDPJob, identity: Identity) -> Group:
         return Group(name, group_size(job))
     # The job continues without it, so its replacement asks for quota again.
     return Group(f"{name}-{identity.attempt}-{identity.slot}-{identity.replacement}", 1)
+
+
+def single_groups(job: DDPJob) -> list[str]:
+    """Return the names of the groups of one pod each that the training has at present."""
+    attempt, replacements = job.status.attempt, job.status.bookkeeping.replacements
+    return [
+        group_of(job, Identity(slot, attempt, replacements.get(str(slot), 0))).name
+        for slot in members(job)
+        if not is_in_group(job, slot)
+    ]
 
 
 def role_of(spec: DDPJobSpec, index: int) -> str:
