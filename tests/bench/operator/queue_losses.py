@@ -2,18 +2,23 @@
 a queue.
 
 A job of two pods trains on a real node with the operator and Kueue, once with a spare and once
-without, while another one waits for its quota. Ranks are lost in random order: either one, by each
-kind of loss of `tests.e2e.losses`, as often as each measurement is repeated. Measured is the
-longest time without a step that both ranks begin and had not begun before.
+without, while another one waits for its quota. Each loses a random rank 25 times in each
+repetition, by a random kind of loss of `tests.e2e.losses`. A pod that is deleted by force is what
+is left to recover from once a node is known to be gone. BENCH_SEED repeats the losses of an earlier
+run.
+
+Measured is the longest time without a step that both ranks begin and had not begun before. The job
+must keep its only Workload and its quota.
 """
 
 from __future__ import annotations
 
+import os
+import random
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain, product
-from random import Random
+from itertools import chain
 from typing import Any
 
 from ddp_operator.job.membership.world import slots_of
@@ -36,7 +41,8 @@ RANKS = 2
 AIMS: Mapping[str, float] = {"a spare": 1.0, "no spare": 5.0}
 """Seconds: the median of all losses."""
 _SPARES: Mapping[str, int] = {"a spare": 1, "no spare": 0}
-_SEED = 1
+_LOSSES = 25
+"""Of each way, in each repetition."""
 _STEP_SECONDS = 0.05
 _LATER = ("delete pod", "force-delete pod")
 """Kinds after which the rank still trains for a while."""
@@ -49,6 +55,10 @@ Found = dict[str, dict[str, list[float]]]
 
 def measure(settings: Settings) -> Outcome:
     """Let both jobs lose ranks and pods."""
+    seed = int(os.environ.get("BENCH_SEED") or random.randrange(10**6))
+    say(f"BENCH_SEED={seed} repeats these losses")
+    chance, number = random.Random(seed), _LOSSES * settings.repeat
+    losses = {way: draw(chance, number) for way in AIMS}
     try:
         with environments.node_with_images() as node:
             environment = Environment(Kubectl(node.kubeconfig))
@@ -57,21 +67,24 @@ def measure(settings: Settings) -> Outcome:
                 kueue = Kueue(node)
                 kueue.install()
                 try:
-                    found = {way: _outages(settings, node, environment, way) for way in AIMS}
+                    found = {way: _outages(node, environment, way, losses[way]) for way in AIMS}
                 finally:
                     environment.wait_until_namespaces_are_gone()
                     kueue.uninstall()
-                return _report(settings, found, environment)
+                return _report(seed, number, found, environment)
     except (AssertionError, ClusterError, subprocess.TimeoutExpired) as error:
         raise BenchmarkError(str(error)) from error
 
 
+def draw(chance: random.Random, number: int) -> list[tuple[str, int]]:
+    """Return so many kinds of loss, each with the rank that is lost."""
+    return [(chance.choice(KINDS), chance.randrange(RANKS)) for _ in range(number)]
+
+
 def _outages(
-    settings: Settings, node: Node, environment: Environment, way: str
+    node: Node, environment: Environment, way: str, losses: Sequence[tuple[str, int]]
 ) -> dict[str, list[float]]:
     kubectl = environment.new_namespace()
-    losses = [*product(KINDS, range(RANKS))] * settings.repeat
-    Random(_SEED).shuffle(losses)
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     try:
         queue = Queue.made(kubectl, RANKS + _SPARES[way])
@@ -79,15 +92,18 @@ def _outages(
         kubectl.apply(_manifest(job.name, environment.make_claim(kubectl, job.name), way))
         place = queue.place(job)
         kubectl.apply(queued(digits_job("other")))
-        queue.until_queued(Job(kubectl, "other"))
+        other = Job(kubectl, "other")
+        queue.until_queued(other)
         job.wait_until_launcher_answers("Pod")
         log = StepLog(environment.volume_path(kubectl, job.name), RANKS)
         for number, (kind, rank) in enumerate(losses, start=1):
             seconds = _outage(node, job, log, kind, rank, way)
             say(f"{way}: {number} of {len(losses)}: {kind}, rank {rank}: {seconds:.2f} s")
             found[kind].append(seconds)
-            if queue.place(job) != place:
+            if queue.place(job) != place or len(queue.workloads(job)) != 1:
                 raise BenchmarkError(f"{kind}: the job lost its place in the queue")
+            if other.status().reason != "Queued":
+                raise BenchmarkError(f"{kind}: the other job no longer waits in the queue")
     finally:
         environment.delete_namespace(kubectl)
     return found
@@ -136,22 +152,26 @@ def _is_whole(job: Job, ready: str) -> bool:
     return status.is_true("Running") and status.ready == ready
 
 
-def _report(settings: Settings, found: Found, environment: Environment) -> Outcome:
+def _report(seed: int, number: int, found: Found, environment: Environment) -> Outcome:
     major, minor = environment.kubectl.server_version()
     lines = [
         f"Kubernetes   {major}.{minor}, one bare node, Kueue; operator and trainer from images",
         f"job          {RANKS} pods of one rank, steps of {_STEP_SECONDS:g} s and what they cost;",
         "             another job waits for its quota all the time",
-        f"repetitions  {settings.repeat} of each loss of each rank, in random order;",
-        "             shown: median (min-max)",
+        f"losses       {number} with and {number} without a spare, BENCH_SEED={seed};",
+        "             one Workload all the time; shown: median (min-max), times",
         "",
         _row("s without a step", *AIMS),
-        *(_row(kind, *(spread(found[way][kind], 2) for way in AIMS)) for kind in KINDS),
-        _row("all", *(spread([*chain(*found[way].values())], 2) for way in AIMS)),
+        *(_row(kind, *(_cell(found[way][kind]) for way in AIMS)) for kind in KINDS),
+        _row("all", *(_cell([*chain(*found[way].values())]) for way in AIMS)),
         _row("aim of the median", *(f"{aim:g}" for aim in AIMS.values())),
     ]
-    data: dict[str, Any] = {**found}
+    data: dict[str, Any] = {**found, "seed": seed}
     return Outcome("\n".join(lines), data)
+
+
+def _cell(seconds: Sequence[float]) -> str:
+    return f"{spread(seconds, 2)}, {len(seconds)}" if seconds else "none"
 
 
 def _row(title: str, *cells: str) -> str:
