@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.ports import free_port
 
 _RANKS = 4
 _SECONDS = 240
 
 
+@pytest.mark.slow
 def test_sharded_training_continues_bit_for_bit() -> None:
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(_RANKS)}
     processes = [
