@@ -17,16 +17,27 @@ _env = st.lists(
     max_size=3,
 )
 _amount = st.integers(-1, 12) | st.sampled_from(
-    ["0", "1", "2", "8", "500m", "-1", "1e3", "2.0", "", "٣", "1\n", "128", "129", "99999999999"]
+    [
+        *("0", "1", "2", "8", "500m", "-1", "1e3", "2.0", "", "٣", "1\n", "128", "129"),
+        *("99999999999", "1Gi", ".5Gi", "1E9", "+2e9", "1025Mi", "-1Gi", "2Gib"),
+    ]
 )
 _limits = st.dictionaries(
     st.sampled_from(
-        ["cpu", "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpumem", "amd.com/gpu"]
+        [
+            "cpu",
+            "memory",
+            "nvidia.com/gpu",
+            "nvidia.com/mig-1g.10gb",
+            "nvidia.com/gpumem",
+            "amd.com/gpu",
+        ]
     ),
     _amount,
     max_size=3,
 )
 _restart_rules = st.lists(st.just({"action": "Restart"}), max_size=1)
+_NEAR = ["/ddp-memory/", "/ddp-memory/mine", "/data/../ddp-memory", "/ddp-memory2"]
 _init_container = st.fixed_dictionaries(
     {"name": st.just("first")},
     optional={"restartPolicy": st.just("Always"), "restartPolicyRules": _restart_rules},
@@ -46,6 +57,12 @@ _container = st.fixed_dictionaries(
         "resources": st.fixed_dictionaries({}, optional={"limits": _limits}),
         "restartPolicy": st.sampled_from(["Never", "Always", "OnFailure", ""]),
         "restartPolicyRules": _restart_rules,
+        "volumeMounts": st.lists(
+            st.fixed_dictionaries(
+                {}, optional={"mountPath": st.sampled_from(["/", "/ddp-memory", *_NEAR])}
+            ),
+            max_size=2,
+        ),
     },
 )
 # The API server refuses pods with two containers of one name.
@@ -99,7 +116,7 @@ _override = st.fixed_dictionaries(
 _restart = st.fixed_dictionaries(
     {},
     optional={
-        "scope": st.sampled_from(["Gang", "Pod", "Auto"]),
+        "scope": st.sampled_from(["Gang", "Pod", "InPlace", "Auto"]),
         "rules": st.lists(_rule, max_size=3),
         "backoff": st.fixed_dictionaries(
             {}, optional={"initialSeconds": st.integers(0, 400), "maxSeconds": st.integers(0, 400)}
@@ -173,6 +190,10 @@ _spec = st.fixed_dictionaries(
         "statusPort": st.sampled_from([29500, 29502]),
         "restart": _restart,
         "elastic": _elastic,
+        "memoryCheckpoint": st.fixed_dictionaries(
+            {"sizeLimit": st.sampled_from(["16M", "16Mi", "0.5Gi", "1Gi", "2G", "3.125Ti"])},
+            optional={"copies": st.integers(0, 3)},
+        ),
         "checkpoint": st.fixed_dictionaries(
             {},
             optional={

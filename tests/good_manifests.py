@@ -364,6 +364,25 @@ GOOD_MANIFESTS: dict[str, Json] = {
             "batch": "perRank",
         },
     ),
+    "checkpoints in memory": job(
+        replicas=3,
+        memoryCheckpoint={"sizeLimit": "1.5Gi", "copies": 2},
+        template=template(
+            container(
+                resources=gpus(memory="1537Mi"),
+                volumeMounts=[{"name": "mine", "mountPath": "/ddp-memory-of-mine"}],
+            ),
+            volumes=[{"name": "mine", "emptyDir": {}}],
+        ),
+    ),
+    "checkpoints in the memory of one pod": job(
+        memoryCheckpoint={"sizeLimit": "16Mi", "copies": 0}, restart={"scope": "InPlace"}
+    ),
+    "checkpoints in memory, in a group of any size": job(
+        replicas=4,
+        elastic={"minReplicas": 2},
+        memoryCheckpoint={"sizeLimit": "2T", "copies": 1},
+    ),
     "of this operator": job(managedBy="ddp-operator.io/ddpjob-controller"),
     "of another controller": job(managedBy="example.com/Some_controller/v1"),
     "of MultiKueue": job(

@@ -92,6 +92,8 @@ MAX_NAME_LENGTH = 50
 
 MAX_REPLICAS = 10_000
 MAX_SPARES = 100
+MAX_COPIES = 8
+"""Copies of a rank's snapshots in other pods' memory."""
 
 DEFAULT_STATUS_PORT = 28737
 """Not near 29500, where people expect stores of their own, and not a default of tools that run in
@@ -127,6 +129,17 @@ ENV_LOCAL_PATHS = "DDP_LOCAL_PATHS"
 """For the launcher: paths, joined by colons, that each pod has to itself and may save to."""
 ENV_TOKEN = "DDP_TOKEN"
 """For the trainer: token that authenticates the operator and the other pods of its job."""
+ENV_MEMORY_DIR = "DDP_MEMORY_DIR"
+"""For `ddp_trainer.memory` and the launcher: the memory-backed volume for snapshots. Absent if the
+job has no memory checkpoints."""
+ENV_MEMORY_BYTES = "DDP_MEMORY_BYTES"
+"""Size of that volume."""
+ENV_MEMORY_COPIES = "DDP_MEMORY_COPIES"
+"""How many other pods keep a copy of this pod's snapshots."""
+MEMORY_PATH = "/ddp-memory"
+"""Where the volume for snapshots is mounted."""
+MEMORY_VOLUME = "ddp-memory"
+"""Name of that volume."""
 
 KUEUE_MANAGED = "kueue.x-k8s.io/managed"
 """Kueue's label, and its finalizer, on pods that it manages."""
@@ -168,6 +181,9 @@ RESERVED_ENVIRONMENT = (
     ENV_BATCH_RANKS,
     ENV_LEAVE_SECONDS,
     ENV_TOKEN,
+    ENV_MEMORY_DIR,
+    ENV_MEMORY_BYTES,
+    ENV_MEMORY_COPIES,
 )
 """Variables that only the operator can set. A user who sets one would break the group."""
 

@@ -4,6 +4,7 @@ CEL sees a spec as the API server shows it, with the schema's defaults.
 """
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import cel
@@ -18,6 +19,7 @@ from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.spec.template import PodTemplate
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.values.quantities import quantity
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -29,12 +31,24 @@ from tests.unit.api.test_parsing import stored
 BY_RULE = [bad for bad in BAD_MANIFESTS if bad.refused_by == "cel"]
 _SCHEMA: Json = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 _PROGRAMS = {rule.cel: cel.compile(rule.cel) for rule in SPEC_RULES}
-_STRINGS: dict[str, Callable[..., Any]] = {
+
+
+def _quantity(text: str) -> Decimal:
+    found = quantity(text)
+    assert found is not None
+    return found
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "split": lambda text, by: text.split(by),
     "indexOf": lambda text, part: text.find(part),
     "substring": lambda text, first: text[int(first) :],
+    "isQuantity": lambda text: quantity(text) is not None,
+    "quantity": lambda text: int(_quantity(text) * 1000),
+    "compareTo": lambda one, other: (one > other) - (one < other),
 }
-"""Functions of the API server's CEL (cel-go's string library) that the interpreter lacks."""
+"""Functions of the API server's CEL (cel-go's string library, Kubernetes' quantities) that the
+interpreter lacks."""
 
 
 def with_defaults(value: Any, schema: Json) -> Any:
@@ -59,7 +73,7 @@ def cel_holds(rule: Rule, spec: Json) -> bool:
             return True  # the API server evaluates only rules on existing fields
         value = value[rule.on]
     context = cel.Context({"self": value})
-    for name, function in _STRINGS.items():
+    for name, function in _FUNCTIONS.items():
         context.add_function(name, function)
     verdict = _PROGRAMS[rule.cel].execute(context)
     assert isinstance(verdict, bool)
@@ -150,6 +164,7 @@ _CHANGES: dict[str, tuple[Json, Json]] = {
     "overrides": ({}, {"overrides": [{"indexes": ["0"], "nprocPerNode": 2}]}),
     "scheduling": ({}, {"scheduling": {"queueName": "team-a"}}),
     "checkpoint": ({}, {"checkpoint": {"hostPath": "/mnt"}}),
+    "memoryCheckpoint": ({}, {"memoryCheckpoint": {"sizeLimit": "1Gi", "copies": 0}}),
     "elastic": ({"elastic": {}}, {"elastic": {"batch": "perRank"}}),
 }
 """Two values for each field that shapes running pods."""

@@ -14,6 +14,7 @@ from ddp_operator.api.constants import (
 from ddp_operator.api.rules.accelerator import ACCELERATOR_RULES
 from ddp_operator.api.rules.launcher import LAUNCHER_RULES
 from ddp_operator.api.rules.membership import MEMBERSHIP_RULES
+from ddp_operator.api.rules.memory_checkpoint import MEMORY_CHECKPOINT_RULES
 from ddp_operator.api.rules.network import NETWORK_RULES
 from ddp_operator.api.rules.overrides import OVERRIDE_RULES
 from ddp_operator.api.rules.rule import Rule
@@ -162,6 +163,7 @@ SPEC_RULES = (
     *LAUNCHER_RULES,
     *OVERRIDE_RULES,
     *MEMBERSHIP_RULES,
+    *MEMORY_CHECKPOINT_RULES,
     *ACCELERATOR_RULES,
     *NETWORK_RULES,
     *SCHEDULING_RULES,

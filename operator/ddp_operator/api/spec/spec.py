@@ -12,6 +12,7 @@ from ddp_operator.api.constants import CONTROLLER, DEFAULT_STATUS_PORT, MAX_REPL
 from ddp_operator.api.spec.accelerator import Accelerator
 from ddp_operator.api.spec.base import ApiModel, Processes, ResourceName
 from ddp_operator.api.spec.elastic import Elastic
+from ddp_operator.api.spec.memory_checkpoint import MemoryCheckpoint
 from ddp_operator.api.spec.restart import Restart
 from ddp_operator.api.spec.scheduling import Scheduling
 from ddp_operator.api.values.expressions import group_names, valid
@@ -168,6 +169,13 @@ class DDPJobSpec(ApiModel):
         ),
     )
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, json_schema_extra={"default": {}})
+    memory_checkpoint: MemoryCheckpoint | None = Field(
+        default=None,
+        description=(
+            "Checkpoints in the memory of the pods, which survive lost processes and lost pods. "
+            "Needs the bundled launcher in the pods, and a script that calls ddp_trainer.memory."
+        ),
+    )
     restart: Restart = Field(default_factory=Restart, json_schema_extra={"default": {}})
     success_policy: Literal["AllPods", "Rank0"] = Field(
         default="AllPods",
@@ -301,6 +309,7 @@ POD_FIELDS = (
     "overrides",
     "scheduling",
     "checkpoint",
+    "memory_checkpoint",
 )
 """Fields of the spec that shape pods: immutable once a pod has run, except while suspended. All
 others take effect at once and affect no pod."""

@@ -40,7 +40,7 @@ class EnvVar(Shape):
 class VolumeMount(Shape):
     """A mount, to check whether a path is in use."""
 
-    mount_path: str | None = None
+    mount_path: Annotated[str, Field(max_length=4096)] | None = None
 
 
 class Resources(Shape):
@@ -65,7 +65,7 @@ class Container(InitContainer):
 
     name: Annotated[str, Field(max_length=63)]
     resources: Resources | None = None
-    volume_mounts: list[VolumeMount] | None = None
+    volume_mounts: Annotated[list[VolumeMount], Field(max_length=512)] | None = None
     restart_policy: RestartPolicy | None = None
 
 

@@ -81,6 +81,12 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
     if spec.replicas > 1 or spec.elastic:
         paths = local_paths(spec_of(spec, identity.index))
         variables |= {constants.ENV_LOCAL_PATHS: ":".join(paths)} if paths else {}
+    if memory := spec.memory_checkpoint:
+        variables |= {
+            constants.ENV_MEMORY_DIR: constants.MEMORY_PATH,
+            constants.ENV_MEMORY_BYTES: memory.size_bytes,
+            constants.ENV_MEMORY_COPIES: memory.copies,
+        }
     if identity.index == 0 and not is_spare(job, identity):
         variables |= _trackers(job)
         if group := members_to_lead(job):

@@ -7,6 +7,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.spec import Checkpoint
+from ddp_operator.api.spec.memory_checkpoint import MemoryCheckpoint
 from ddp_operator.api.spec.overrides import spec_of
 from ddp_operator.job.membership.world import (
     world_of,
@@ -126,6 +127,7 @@ def pod(
     _add_environment(trainer, variables)
     _add_checkpoint(spec, annotations, trainer, own.checkpoint)
     _add_shared_memory(spec, trainer)
+    _add_memory_checkpoint(spec, trainer, own.memory_checkpoint)
     if own.launcher == "inject":
         inject(spec, trainer, image=launcher_image)
     if own.accelerator:
@@ -205,6 +207,15 @@ def _add_shared_memory(spec: dict[str, Any], trainer: dict[str, Any]) -> None:
     if not _mounts(trainer, SHARED_MEMORY_PATH):
         volume = {"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}}
         _mount(spec, trainer, volume, SHARED_MEMORY_PATH)
+
+
+def _add_memory_checkpoint(
+    spec: dict[str, Any], trainer: dict[str, Any], asked: MemoryCheckpoint | None
+) -> None:
+    if asked:
+        source = {"medium": "Memory", "sizeLimit": asked.size_limit}
+        volume = {"name": constants.MEMORY_VOLUME, "emptyDir": source}
+        _mount(spec, trainer, volume, constants.MEMORY_PATH)
 
 
 def _mounts(container: dict[str, Any], path: str) -> bool:

@@ -97,6 +97,27 @@ class TestEnvironment:
         for scope in ("Pod", "Gang"):
             assert "DDP_MEMBERS" not in env(fresh_job(restart={"scope": scope}), Identity(0, 0))
 
+    def test_memory_checkpoints_have_a_volume_of_their_own(self) -> None:
+        asked = {"sizeLimit": "1.5Gi", "copies": 2}
+        job = fresh_job(replicas=3, memoryCheckpoint=asked, spares=1)
+        for identity in (FIRST, Identity(2, 1), Identity(3, 0)):
+            found = env(job, identity)
+            assert {name: value for name, value in found.items() if "MEMORY" in name} == {
+                "DDP_MEMORY_DIR": "/ddp-memory",
+                "DDP_MEMORY_BYTES": str(1536 * 2**20),
+                "DDP_MEMORY_COPIES": "2",
+            }
+            [mount] = [
+                m for m in trainer(job, identity)["volumeMounts"] if m["name"] == "ddp-memory"
+            ]
+            assert mount["mountPath"] == "/ddp-memory"
+            pod = manifests.pod(job, identity)["spec"]
+            [volume] = [v for v in pod["volumes"] if v["name"] == mount["name"]]
+            assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "1.5Gi"}
+        plain = fresh_job(replicas=3)
+        assert not any("MEMORY" in name for name in env(plain))
+        assert "ddp-memory" not in str(manifests.pod(plain, FIRST))
+
     def test_several_processes_a_pod(self) -> None:
         """Only the launcher can know a process's rank then."""
         job = fresh_job(replicas=2, nprocPerNode=8)
