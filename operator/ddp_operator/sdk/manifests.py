@@ -14,6 +14,7 @@ from ddp_operator.submit import (
     GpuRequest,
     JobRequest,
     JobRequestError,
+    MemoryCheckpoint,
     Mount,
     Scripts,
     job_manifest,
@@ -49,6 +50,8 @@ class Options(TypedDict, total=False):
     """Such as `pvc/data:/data:ro`."""
     checkpoint: str
     """`pvc/NAME` or `gs://BUCKET`."""
+    memory_checkpoint: str
+    """`SIZE` or `SIZE,copies=N`: memory of each pod for snapshots, such as `64Gi,copies=1`."""
     max_restarts: int
     min_replicas: int
     """Training continues with this many pods while others are missing."""
@@ -66,6 +69,7 @@ _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
     "gpus": GpuRequest.parse,
     "mounts": lambda mounts: [Mount.parse(mount) for mount in mounts],
     "checkpoint": CheckpointLocation.parse,
+    "memory_checkpoint": MemoryCheckpoint.parse,
 }
 """Readers of options that are given as text."""
 

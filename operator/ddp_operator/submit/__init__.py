@@ -3,7 +3,12 @@
 from ddp_operator.submit.gpus import GpuRequest
 from ddp_operator.submit.job import admitted, job_manifest
 from ddp_operator.submit.mounts import Mount
-from ddp_operator.submit.request import CheckpointLocation, JobRequest, ranks_per_pod
+from ddp_operator.submit.request import (
+    CheckpointLocation,
+    JobRequest,
+    MemoryCheckpoint,
+    ranks_per_pod,
+)
 from ddp_operator.submit.scripts import Scripts
 from ddp_operator.submit.validation import JobRequestError
 
@@ -12,6 +17,7 @@ __all__ = [
     "GpuRequest",
     "JobRequest",
     "JobRequestError",
+    "MemoryCheckpoint",
     "Mount",
     "Scripts",
     "admitted",

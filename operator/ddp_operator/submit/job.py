@@ -126,20 +126,21 @@ def _restrict(pod: dict[str, Any]) -> None:
 
 
 def _membership(request: JobRequest) -> dict[str, Any]:
-    """Return the spec's fields for elastic groups and spares.
+    """Return the spec's fields for elastic groups, spares and checkpoints in memory.
 
     Raises:
-        JobRequestError: without the launcher, processes cannot learn of changes.
+        JobRequestError: the launcher does the work, and the pods would not have it.
     """
     sizes = {"minReplicas": request.min_replicas, "maxReplicas": request.max_replicas}
     elastic = {name: size for name, size in sizes.items() if size is not None}
-    asked = {"elastic": elastic, "spares": request.spares}
+    memory = request.memory_checkpoint.field if request.memory_checkpoint else {}
+    asked = {"elastic": elastic, "spares": request.spares, "memoryCheckpoint": memory}
     found = {name: value for name, value in asked.items() if value}
     # An image's own command, or one with launcher none, may be the launcher itself.
     if found and (
         request.launcher == "torchrun" or (request.launcher == "auto" and pod_command(request))
     ):
-        what = "another size" if elastic else "spares"
+        what = "another size" if elastic else "spares" if request.spares else "memory-checkpoint"
         raise JobRequestError(
             f"{what}: needs ddp_trainer's launcher; set launcher to inject, or to bundled if the "
             "image has it"

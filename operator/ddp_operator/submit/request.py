@@ -35,6 +35,36 @@ class CheckpointLocation:
         raise JobRequestError(f"checkpoint {text[:120]!r}: use pvc/NAME or gs://BUCKET")
 
 
+@dataclass(frozen=True)
+class MemoryCheckpoint:
+    """Memory for snapshots in each pod."""
+
+    size_limit: str
+    copies: int | None = None
+    """Pods that keep a copy; None: the default."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `SIZE` or `SIZE,copies=N`.
+
+        Raises:
+            JobRequestError: it has another form.
+        """
+        size, comma, option = text.partition(",")
+        name, _, copies = option.partition("=")
+        if comma and not (name == "copies" and copies.isdecimal() and copies.isascii()):
+            raise JobRequestError(
+                f"memory-checkpoint {text[:80]!r}: use SIZE or SIZE,copies=N, such as 64Gi,copies=1"
+            )
+        return cls(size, int(copies[:9]) if comma else None)
+
+    @property
+    def field(self) -> dict[str, str | int]:
+        """The field of the spec."""
+        copies = {} if self.copies is None else {"copies": self.copies}
+        return {"sizeLimit": self.size_limit, **copies}
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
     """A job in a few options; all other fields keep the schema's defaults."""
@@ -55,6 +85,7 @@ class JobRequest:
     """`secret/NAME` and `configmap/NAME`: all their keys become variables."""
     mounts: Sequence[Mount] = ()
     checkpoint: CheckpointLocation | None = None
+    memory_checkpoint: MemoryCheckpoint | None = None
     max_restarts: int | None = None
     min_replicas: int | None = None
     """Training continues with this many pods while others are missing."""

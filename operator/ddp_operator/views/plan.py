@@ -61,6 +61,10 @@ def plan(
                 "script restarts in all pods without a checkpoint (use --checkpoint)"
             )
         pairs.append(("saves to", where))
+    if memory := request.memory_checkpoint:
+        copies = 1 if memory.copies is None else memory.copies
+        what_for = f"{memory.size_limit} of each pod, {counted(copies, 'copy', 'copies')}"
+        pairs.append(("in memory", f"{what_for} in other pods (ddp_trainer.memory)"))
     head = f"DDPJob {clean(request.name)} in namespace {clean(namespace)}: {what}"
     return [*folded(head, width), *facts(((f"  {label}", said) for label, said in pairs), width)]
 

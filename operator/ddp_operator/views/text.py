@@ -92,6 +92,6 @@ def folded(said: str, width: int, *, first: str = "", rest: str = "") -> list[st
     return lines or [first.rstrip()]
 
 
-def counted(count: int, what: str) -> str:
+def counted(count: int, what: str, many: str = "") -> str:
     """Return a count and its noun, such as `1 pod` or `4 pods`."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count} {what}" if count == 1 else f"{count} {many or f'{what}s'}"

@@ -72,9 +72,11 @@ def test_a_functions_name_hides_no_module() -> None:
 def test_a_command() -> None:
     command = ["python", "-u", "a/Big_Model.py"]
     group: dict[str, Any] = {"replicas": 4, "min_replicas": 2, "spares": 1}
+    group["memory_checkpoint"] = "2Gi,copies=1"
     job, config = made(command=command, launcher="bundled", cpu="2", **group)
     assert config is None
     assert (job["spec"]["elastic"], job["spec"]["spares"]) == ({"minReplicas": 2}, 1)
+    assert job["spec"]["memoryCheckpoint"] == {"sizeLimit": "2Gi", "copies": 1}
     assert job["metadata"]["name"].startswith("big-model-")
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["command"][:4] == ["python", "-m", "ddp_trainer.launch", "--"]

@@ -11,6 +11,7 @@ from ddp_operator.submit import (
     GpuRequest,
     JobRequest,
     JobRequestError,
+    MemoryCheckpoint,
     Mount,
     Scripts,
     admitted,
@@ -20,6 +21,8 @@ from ddp_operator.submit.command import pod_command
 from ddp_operator.submit.gpus import SHORT_NAMES
 from ddp_operator.submit.job import parsed
 from ddp_operator.submit.scripts import MAX_BYTES
+
+from tests.good_manifests import Json
 
 EIGHT = GpuRequest("nvidia-h100-80gb", 8)
 REQUEST = JobRequest(name="resnet", image="me/train:1", command=("python", "train.py", "--lr", "1"))
@@ -191,8 +194,40 @@ def test_which_pods_may_be_in_the_group() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("64Gi", {"sizeLimit": "64Gi"}),
+        ("1.5Gi,copies=0", {"sizeLimit": "1.5Gi", "copies": 0}),
+    ],
+)
+def test_checkpoints_in_memory(text: str, field: Json) -> None:
+    memory = MemoryCheckpoint.parse(text)
+    request = replace(REQUEST, replicas=4, launcher="inject", memory_checkpoint=memory)
+    assert job_manifest(request)["spec"]["memoryCheckpoint"] == field
+    assert "memoryCheckpoint" not in job_manifest(replace(request, memory_checkpoint=None))["spec"]
+
+
+@pytest.mark.parametrize("text", ["64Gi,", "64Gi,copies", "64Gi,copies=-1", "64Gi,copies=٣", "1,2"])
+def test_a_memory_checkpoint_in_another_form(text: str) -> None:
+    with pytest.raises(JobRequestError, match=r"use SIZE or SIZE,copies=N"):
+        MemoryCheckpoint.parse(text)
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
+        (
+            {"launcher": "torchrun", "memory_checkpoint": MemoryCheckpoint("1Gi")},
+            "memory-checkpoint: needs ddp_trainer's launcher",
+        ),
+        (
+            {"launcher": "inject", "memory_checkpoint": MemoryCheckpoint("1 GB")},
+            r"spec\.memoryCheckpoint\.sizeLimit: string should match pattern",
+        ),
+        (
+            {"launcher": "inject", "memory_checkpoint": MemoryCheckpoint("1Gi", 4)},
+            r"spec\.memoryCheckpoint\.copies: other pods keep them",
+        ),
         ({"launcher": "auto", "min_replicas": 1}, "another size: needs ddp_trainer's launcher"),
         ({"launcher": "torchrun", "spares": 1}, "spares: needs ddp_trainer's launcher"),
         ({"min_replicas": 5}, r"spec\.elastic\.minReplicas: more than spec\.replicas"),

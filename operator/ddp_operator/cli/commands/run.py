@@ -24,6 +24,7 @@ from ddp_operator.submit import (
     GpuRequest,
     JobRequest,
     JobRequestError,
+    MemoryCheckpoint,
     Mount,
     Scripts,
     admitted,
@@ -74,6 +75,11 @@ _INTERRUPTED = 130
 @click.option("--env-from", multiple=True, metavar="secret/NAME", help="Set all keys as variables.")
 @click.option("--mount", multiple=True, metavar="pvc/NAME:/PATH", help="A volume; repeatable.")
 @click.option("--checkpoint", metavar="gs://BUCKET", help="Where to save checkpoints; or pvc/NAME.")
+@click.option(
+    "--memory-checkpoint",
+    metavar="SIZE[,copies=N]",
+    help="Memory of each pod for ddp_trainer.memory, such as 64Gi,copies=1.",
+)
 @click.option(
     "--max-restarts", type=click.IntRange(0), help="Restarts after failures before the job fails."
 )
@@ -163,7 +169,7 @@ def _request(name: str, given: dict[str, Any]) -> JobRequest:
     if image is None:
         raise JobRequestError("--image: name an image, or add --local to run on this machine")
     read = {path: _read(path) for path in given["scripts"]}
-    gpus, checkpoint = given["gpus"], given["checkpoint"]
+    gpus, checkpoint, memory = given["gpus"], given["checkpoint"], given["memory_checkpoint"]
     return JobRequest(
         name=name,
         image=image,
@@ -178,6 +184,7 @@ def _request(name: str, given: dict[str, Any]) -> JobRequest:
         env_from=given["env_from"],
         mounts=[Mount.parse(text) for text in given["mount"]],
         checkpoint=CheckpointLocation.parse(checkpoint) if checkpoint else None,
+        memory_checkpoint=MemoryCheckpoint.parse(memory) if memory else None,
         max_restarts=given["max_restarts"],
         user=given["user"],
         min_replicas=given["min_replicas"],
