@@ -60,6 +60,16 @@ FULL_STATUS: Json = {
         "resumedAt": TIME,
     },
     "checkpoint": {"step": 100, "path": "/checkpoints/step-100", "time": TIME},
+    "memoryCheckpoint": {
+        "step": 115,
+        "time": TIME,
+        "sizeBytes": 4096,
+        "copies": 1,
+        "refusal": "pod job-2-1 has no room",
+        "restoredStep": 110,
+        "restoredAt": TIME,
+        "restoreReason": "no snapshot of rank 3",
+    },
     "goodput": {
         "pendingSeconds": 1,
         "startingSeconds": 2,

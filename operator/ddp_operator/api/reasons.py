@@ -127,6 +127,17 @@ OWN: Final = {
         "a trainer that answers POST /checkpoint saves; training continues",
         NOTHING,
     ),
+    "RestoredFromMemory": Reason(
+        "after a restart the ranks receive their snapshots of one step from the memory of the pods",
+        "ddp_trainer.memory.load returns that step, and the script resumes at it",
+        NOTHING,
+    ),
+    "NotRestoredFromMemory": Reason(
+        "after a restart no step has a snapshot of every rank in the memory of the pods",
+        "ddp_trainer.memory.load returns None, and the script resumes from its own checkpoint",
+        "read the message; if more pods were lost at once than there are copies, raise "
+        "spec.memoryCheckpoint.copies",
+    ),
     "StartTimeout": Reason(
         "no process has started in a pod within spec.startTimeoutSeconds after it got its node",
         "a spare or a pod on another node takes its place. Once the job has run this is never "

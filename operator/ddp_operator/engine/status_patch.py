@@ -9,7 +9,15 @@ from ddp_operator.ports import Manifest
 
 _KNOWN: Final = frozenset(str(field.alias) for field in DDPJobStatus.model_fields.values())
 
-_FOR_PEOPLE: Final = ("ready", "readyReplicas", "selector", "placement", "goodput", "gaps")
+_FOR_PEOPLE: Final = (
+    "ready",
+    "readyReplicas",
+    "selector",
+    "placement",
+    "goodput",
+    "gaps",
+    "memoryCheckpoint",
+)
 """Fields for people; no decision is known to depend on them."""
 
 # Empty texts, lists and maps only lengthen `kubectl describe`. Zeros mean something, and stay.
@@ -112,7 +120,7 @@ def news(old: DDPJobStatus, new: DDPJobStatus) -> News:
     return News.COUNTS if _essence(old) == _essence(new) else News.STATE
 
 
-_NO_PROGRESS: Final = {"progress": None, "checkpoint": None, "goodput": None}
+_NO_PROGRESS: Final = dict.fromkeys(("progress", "checkpoint", "memory_checkpoint", "goodput"))
 
 
 def _outage(status: DDPJobStatus) -> Outage | None:

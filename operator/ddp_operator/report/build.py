@@ -14,6 +14,7 @@ from ddp_operator.report.facts import Facts, PodFacts
 from ddp_operator.report.model import COMPLETED, GpuUse, NodeRow, PodSpan, Recovery, Report
 from ddp_operator.report.recoveries import recoveries
 from ddp_operator.views.job import pace
+from ddp_operator.views.job.memory import memory_checkpoint
 from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean
 
@@ -78,7 +79,7 @@ def build(facts: Facts, *, prices: Mapping[str, float] | None = None) -> Report:
         gpus=tuple(_gpus(job, spent, prices or {})),
         nodes=tuple(_nodes(job)),
         events=tuple((e.time, e.reason, e.message) for e in facts.events[-_MOST_EVENTS:]),
-        configuration=tuple(_configuration(job)),
+        configuration=tuple(_configuration(job, now)),
         gaps=tuple(_gaps(facts, failed)),
     )
 
@@ -181,7 +182,7 @@ def _nodes(job: JobSnapshot) -> Iterator[NodeRow]:
         )
 
 
-def _configuration(job: JobSnapshot) -> Iterator[tuple[str, str]]:
+def _configuration(job: JobSnapshot, now: datetime) -> Iterator[tuple[str, str]]:
     if job.parsed is not None:
         spec, restart = job.parsed.spec, job.parsed.spec.restart
         trainer = trainer_container(spec.template)
@@ -202,6 +203,8 @@ def _configuration(job: JobSnapshot) -> Iterator[tuple[str, str]]:
     checkpoint = job.status.checkpoint
     if checkpoint is not None and checkpoint.path:
         yield "newest checkpoint", clean(checkpoint.path)
+    for line in memory_checkpoint(job, now):
+        yield "checkpoint in memory", line
     yield "generation of the spec", str(job.generation)
     yield "API version", clean(job.manifest.get("apiVersion") or "not said", 64)
 

@@ -13,6 +13,7 @@ from ddp_operator.api.status import (
     Condition,
     DDPJobStatus,
     Goodput,
+    MemoryCheckpointRecord,
     Phase,
     Progress,
 )
@@ -56,7 +57,15 @@ def training(**status: Any) -> DDPJob:
 
 
 def test_all_that_is_known_of_a_job_that_trains() -> None:
-    job = training(progress=TOLD, checkpoint=SAVED, restarts=1, disruptions=3, attempt=4)
+    in_memory = MemoryCheckpointRecord(step=115, time=later(80))
+    job = training(
+        progress=TOLD,
+        checkpoint=SAVED,
+        memory_checkpoint=in_memory,
+        restarts=1,
+        disruptions=3,
+        attempt=4,
+    )
     assert of(job) == {
         'ddpjob_phase{phase="Running"}': 1,
         "ddpjob_created_timestamp_seconds": NOW.timestamp(),
@@ -67,6 +76,8 @@ def test_all_that_is_known_of_a_job_that_trains() -> None:
         "ddpjob_last_step_timestamp_seconds": later(88).timestamp(),
         "ddpjob_checkpoint_step": 100,
         "ddpjob_checkpoint_timestamp_seconds": later(70).timestamp(),
+        "ddpjob_memory_checkpoint_step": 115,
+        "ddpjob_memory_checkpoint_timestamp_seconds": later(80).timestamp(),
         'ddpjob_restarts{charged="true"}': 1,
         'ddpjob_restarts{charged="false"}': 3,
         "ddpjob_attempt": 4,

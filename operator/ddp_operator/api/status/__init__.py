@@ -8,7 +8,13 @@ from ddp_operator.api.status.failures import (
     GapReason,
     GapRecord,
 )
-from ddp_operator.api.status.progress import CheckpointRecord, Goodput, Outage, Progress
+from ddp_operator.api.status.progress import (
+    CheckpointRecord,
+    Goodput,
+    MemoryCheckpointRecord,
+    Outage,
+    Progress,
+)
 from ddp_operator.api.status.status import (
     MAX_EXCLUDED,
     Condition,
@@ -33,6 +39,7 @@ __all__ = [
     "GapReason",
     "GapRecord",
     "Goodput",
+    "MemoryCheckpointRecord",
     "Outage",
     "Phase",
     "Progress",

@@ -11,6 +11,7 @@ from ddp_operator.api.values.bounded import (
     StatusModel,
     Step,
     Time,
+    Word,
 )
 
 
@@ -39,6 +40,28 @@ class CheckpointRecord(StatusModel):
     step: Step
     path: Line = ""
     time: Time | None = None
+
+
+class MemoryCheckpointRecord(StatusModel):
+    """Snapshots in the memory of the pods, as the launcher of rank 0's pod reports them."""
+
+    step: Step | None = Field(
+        default=None, description="Newest step of which all snapshots and copies are stored."
+    )
+    time: Time | None = Field(default=None, description="When they were.")
+    size_bytes: Step | None = Field(
+        default=None, description="Size of that step's snapshots in the pod that has the most."
+    )
+    copies: Count = Field(default=0, description="How many other pods keep a copy.")
+    refusal: Word = Field(default="", description="Why newer snapshots are not saved or copied.")
+    restored_step: Step | None = Field(
+        default=None,
+        description="Step that the ranks received from memory at the latest restart, if any.",
+    )
+    restored_at: Time | None = Field(default=None, description="When that was decided.")
+    restore_reason: Word = Field(
+        default="", description="Why the ranks received no step from memory at that restart."
+    )
 
 
 class Outage(StatusModel):

@@ -8,7 +8,12 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapV
 from ddp_operator.api.constants import MAX_REPLICAS
 from ddp_operator.api.status.bookkeeping import Bookkeeping
 from ddp_operator.api.status.failures import MAX_GAPS, Failure, GapRecord
-from ddp_operator.api.status.progress import CheckpointRecord, Goodput, Progress
+from ddp_operator.api.status.progress import (
+    CheckpointRecord,
+    Goodput,
+    MemoryCheckpointRecord,
+    Progress,
+)
 from ddp_operator.api.status.world import World
 from ddp_operator.api.values.bounded import (
     OR_NONE,
@@ -126,6 +131,7 @@ class DDPJobStatus(StatusModel):
 
     progress: Annotated[Progress | None, OR_NONE] = None
     checkpoint: Annotated[CheckpointRecord | None, OR_NONE] = None
+    memory_checkpoint: Annotated[MemoryCheckpointRecord | None, OR_NONE] = None
     goodput: Annotated[Goodput | None, OR_NONE] = None
     node_failures: Annotated[dict[Name, Count], first_items(100)] = Field(
         default_factory=dict, description="Number of failures charged to each node."

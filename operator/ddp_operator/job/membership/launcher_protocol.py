@@ -7,6 +7,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from ddp_operator.api.constants import MAX_COPIES
+from ddp_operator.api.values.bounded import MAX_WORD, OR_NONE, first
+from ddp_operator.api.values.printable import printable
 from ddp_operator.job.membership.answers import YEARS, Answer, Count
 from ddp_operator.ports import TokenSource
 
@@ -50,6 +53,34 @@ class Led(Answer):
     """When its processes could start."""
 
 
+_Text = Annotated[str, first(MAX_WORD), AfterValidator(printable)]
+
+
+class RestoreDecision(Answer):
+    """From which snapshots in memory the processes of a generation resume."""
+
+    step: Count | None = None
+    """None: from none."""
+    time: _Moment
+    reason: _Text = ""
+    """Why from none."""
+
+
+class MemoryReport(Answer):
+    """Snapshots in the memory of a job's pods."""
+
+    step: Count | None = None
+    """Newest step of which all snapshots and copies are stored; None: of no step."""
+    time: _Moment | None = None
+    bytes: Count | None = None
+    """Size of that step's snapshots in the pod that has the most."""
+    copies: Annotated[int, Field(ge=0, le=MAX_COPIES)] = 0
+    refusal: _Text = ""
+    """Why newer snapshots are not saved or not copied."""
+    restored: RestoreDecision | None = None
+    """The newest decision; None: this generation has none yet."""
+
+
 class LauncherStatus(Answer):
     """The answer to GET /world."""
 
@@ -67,6 +98,9 @@ class LauncherStatus(Answer):
     """Newest generations that no operator announced, up to the present one."""
     saved_in_pod: bool = False
     """True if processes saved to a disk that no other pod can read."""
+    memory: Annotated[MemoryReport | None, OR_NONE] = None
+    """None: there are no snapshots in memory, or the report is invalid. People read it; nothing
+    depends on it."""
 
 
 def pause_seconds(silent: int, *, has_answered: bool) -> float:

@@ -39,7 +39,7 @@ from ddp_operator.job.planning.scheduling import release_half_placed
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.observed import Observed, observe
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.job.status import placement, progress
+from ddp_operator.job.status import memory_checkpoint, placement, progress
 from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import Node, Nodes
 
@@ -90,12 +90,13 @@ def plan(
         seen = replace(seen, status=status)
         planned = _carry_out(seen, observed, report, now)
         status, told = placement.with_placement(planned.status, observed, known)
+        status, said = memory_checkpoint.with_report(seen, status, launchers.leader)
         asked = planned.status.bookkeeping.asked_nodes
         planned = replace(
             planned,
             status=status,
             seen=seen.status.noting(asked_nodes=asked),
-            events=(*planned.events, *told),
+            events=(*planned.events, *told, *said),
         )
     planned = watchdog.with_stacks(job, observed, planned)
     began = (pod.started for pod in observed.current.values() if pod.started)

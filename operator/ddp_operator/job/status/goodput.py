@@ -139,16 +139,16 @@ def _closed(
     """Book the stretch that ends now."""
     booked = _booked(books, name, now)
     until = booked.accounted_until
-    checkpoint, told = after.checkpoint, after.progress
+    told = after.progress
     resumes_at = told.step if told else 0
     # Pods that were deleted without a failure could save first.
     failed = after.failures != before.failures
     stopped = lost_from = min(after.failures[-1].time, until) if failed else until
-    if failed and checkpoint is not None and checkpoint.time is not None:
-        restarts = after.incarnation[:2] > before.incarnation[:2]
-        if restarts and after.failures[-1].action != "RestartPod":  # RestartPod keeps the memory
-            lost_from = min(lost_from, checkpoint.time)
-            resumes_at = min(resumes_at, checkpoint.step)
+    restarts = after.incarnation[:2] > before.incarnation[:2]
+    if failed and restarts and (saved := _last_saved(after)):
+        step, time = saved
+        lost_from = min(lost_from, time)
+        resumes_at = min(resumes_at, step)
     lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
     seconds = int((until - lost_from).total_seconds()) if name == "training_seconds" else 0
     new = Outage(since=stopped, until_step=resumes_at + 1, lost_from=lost_from)
@@ -159,6 +159,16 @@ def _closed(
         "outage": _outage(before, after, booked.outage, new, may_begin=says_when),
     }
     return after.model_copy(update={"goodput": booked.model_copy(update=update)})
+
+
+def _last_saved(failed: DDPJobStatus) -> tuple[int, datetime] | None:
+    """Return step and time of the newest checkpoint that the latest failure has left, if known."""
+    action = failed.failures[-1].action
+    if action == "RestartPod":  # the others keep their state
+        return None
+    in_memory = failed.memory_checkpoint if action == "RestartInPlace" else None
+    saved = [(each.step, each.time) for each in (failed.checkpoint, in_memory) if each]
+    return max(((s, t) for s, t in saved if s is not None and t is not None), default=None)
 
 
 def _outage(

@@ -10,6 +10,7 @@ from ddp_operator.job.failure import records
 from ddp_operator.job.pods.state import GATED
 from ddp_operator.job.status.conditions import QUEUED
 from ddp_operator.views.job import advice, group
+from ddp_operator.views.job.memory import memory_checkpoint
 from ddp_operator.views.job.pods import Pods, waits
 from ddp_operator.views.job.queueing import UNKNOWN, QueueState
 from ddp_operator.views.job.screen import in_words
@@ -142,6 +143,7 @@ def _running(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
         found.remedies.append(remark)
     found.remedies += advice.local_checkpoints(job)
     found.evidence += _past(job, now)
+    found.evidence += _in_memory(job, now)
     return found
 
 
@@ -165,7 +167,7 @@ def _waiting(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
     elif status.phase == "Restarting":
         _blame(found, _latest(job), pods, now)
     found.remedies += advice.local_checkpoints(job)
-    found.evidence += _problem(job)
+    found.evidence += [*_in_memory(job, now), *_problem(job)]
     return found
 
 
@@ -210,6 +212,10 @@ def _saved(job: JobSnapshot, now: datetime) -> list[str]:
         return []
     age = f", {duration((now - saved.time).total_seconds())} ago" if saved.time else ""
     return [f"its latest checkpoint is of step {saved.step}{age}"]
+
+
+def _in_memory(job: JobSnapshot, now: datetime) -> Iterable[str]:
+    return [f"its checkpoint in memory: {line}" for line in memory_checkpoint(job, now)]
 
 
 def _problem(job: JobSnapshot) -> list[str]:

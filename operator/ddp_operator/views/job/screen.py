@@ -10,6 +10,7 @@ from ddp_operator.job.failure import records
 from ddp_operator.job.status import goodput
 from ddp_operator.views.job import group, pace
 from ddp_operator.views.job.advice import operator_missing
+from ddp_operator.views.job.memory import memory_checkpoint
 from ddp_operator.views.job.pods import Pods, rows, waits
 from ddp_operator.views.job.queueing import UNKNOWN, QueueState
 from ddp_operator.views.job.snapshot import JobSnapshot
@@ -52,6 +53,7 @@ def screen(
                 *_attempts(job),
                 *_time(job, now),
                 *_checkpoint(job, now),
+                *_memory(job, now),
                 *_place(job),
                 *_failures(job, now),
             ],
@@ -165,6 +167,11 @@ def _checkpoint(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
     age = f", {duration((now - saved.time).total_seconds())} ago" if saved.time else ""
     path = f", {clean(saved.path)}" if saved.path else ""
     yield "checkpoint", f"step {saved.step}{age}{path}"
+
+
+def _memory(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
+    for at, line in enumerate(memory_checkpoint(job, now)):
+        yield ("" if at else "in memory"), line
 
 
 def _place(job: JobSnapshot) -> Iterator[Fact]:

@@ -1,0 +1,62 @@
+"""What a job's status says about snapshots in the memory of its pods.
+
+It is for people: no decision depends on it. The launchers alone decide what the ranks resume from.
+"""
+
+from typing import Any, Final
+
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus, MemoryCheckpointRecord
+from ddp_operator.job.membership.launcher_protocol import LauncherStatus, MemoryReport
+from ddp_operator.job.membership.world import world_of
+from ddp_operator.ports import Event
+
+RESTORED: Final = "RestoredFromMemory"
+NOT_RESTORED: Final = "NotRestoredFromMemory"
+_REASON: Final = 100
+"""Characters of a launcher's reason in an Event."""
+
+
+def with_report(
+    job: DDPJob, status: DDPJobStatus, leader: LauncherStatus | None
+) -> tuple[DDPJobStatus, tuple[Event, ...]]:
+    """Return the status with the report of node rank 0's launcher, and the event of a new restore
+    decision.
+
+    A first start has nothing to restore, so its decision is left out.
+    """
+    said = leader.memory if leader else None
+    if said is None or job.spec.memory_checkpoint is None:
+        return status, ()
+    known = status.memory_checkpoint or MemoryCheckpointRecord()
+    if not (job.status.attempt or world_of(job).generation) and said.restored:
+        said = said.model_copy(update={"restored": None})
+    record = _record(known, said)
+    if record == status.memory_checkpoint:
+        return status, ()
+    status = status.model_copy(update={"memory_checkpoint": record})
+    return status, (_event(record),) if record.restored_at != known.restored_at else ()
+
+
+def _record(known: MemoryCheckpointRecord, said: MemoryReport) -> MemoryCheckpointRecord:
+    update: dict[str, Any] = {"copies": said.copies, "refusal": said.refusal}
+    decision = said.restored
+    if said.step is not None:
+        at = said.time and said.time.replace(microsecond=0)  # as the status stores it
+        update |= {"step": said.step, "time": at, "size_bytes": said.bytes}
+    elif decision and decision.step != known.step:  # a new launcher knows what was restored first
+        update |= {"step": decision.step, "time": None, "size_bytes": None}
+    if decision:
+        update |= {
+            "restored_step": decision.step,
+            "restored_at": decision.time.replace(microsecond=0),
+            "restore_reason": decision.reason,
+        }
+    return known.model_copy(update=update)
+
+
+def _event(record: MemoryCheckpointRecord) -> Event:
+    if record.restored_step is not None:
+        return Event(RESTORED, f"the ranks resume at step {record.restored_step} from memory")
+    reason = record.restore_reason[:_REASON] or "no reason given"
+    return Event(NOT_RESTORED, f"no step can be restored from memory: {reason}", warning=True)

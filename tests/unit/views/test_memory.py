@@ -1,0 +1,96 @@
+"""What status, why and report say of checkpoints in memory."""
+
+from typing import Any
+
+import pytest
+from ddp_operator.report.build import build
+from ddp_operator.report.facts import Facts
+from ddp_operator.views.job.diagnosis import diagnose
+from ddp_operator.views.job.memory import MISSING, memory_checkpoint
+from ddp_operator.views.job.pods import Pods
+from ddp_operator.views.job.screen import screen
+from ddp_operator.views.job.snapshot import JobSnapshot
+
+from tests.good_manifests import Json
+from tests.unit.cli.jobs import ESCAPES, at, training
+from tests.unit.job.builders import later
+
+NOW = later(1200)
+SAVED: Json = {"step": 490, "time": at(1180), "sizeBytes": 1536 * 2**20, "copies": 1}
+
+
+def manifest(record: Json | None, **status: Any) -> Json:
+    job = training()
+    job["spec"]["memoryCheckpoint"] = {"sizeLimit": "8Gi"}
+    job["status"] |= {**status, **({"memoryCheckpoint": record} if record else {})}
+    return job
+
+
+def lines(record: Json | None, **status: Any) -> list[str]:
+    return [*memory_checkpoint(JobSnapshot.read(manifest(record, **status)), NOW)]
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (SAVED, ["step 490, 20s ago, 1.5 GiB in a pod, 1 copy"]),
+        ({"step": 490, "copies": 2}, ["step 490, 2 copies"]),
+        (None, [MISSING]),
+        ({"copies": 1}, [MISSING]),
+        ({"copies": 1, "refusal": "too small"}, ["not saved: too small"]),
+        (
+            {
+                **SAVED,
+                "refusal": f"{ESCAPES} too small",
+                "restoredStep": 480,
+                "restoredAt": at(1140),
+            },
+            [
+                "step 490, 20s ago, 1.5 GiB in a pod, 1 copy",
+                "not saved: red end too small",
+                "the latest restart, 1m ago, resumed at step 480",
+            ],
+        ),
+        (
+            {"step": 5, "restoredAt": at(1140), "restoreReason": "rank 1 has none"},
+            ["step 5, 0 copies", "the latest restart, 1m ago, restored nothing: rank 1 has none"],
+        ),
+    ],
+)
+def test_what_is_in_memory(record: Json | None, said: list[str]) -> None:
+    assert lines(record) == said
+
+
+def test_what_went_with_the_pods_is_not_shown() -> None:
+    restored = {"restoredStep": 480, "restoredAt": at(1140)}
+    ended = {"conditions": [_condition("Failed")], "phase": "Failed"}
+    assert lines({**SAVED, **restored}, **ended) == [
+        "the latest restart, 1m ago, resumed at step 480"
+    ]
+    stopped = manifest(SAVED)
+    stopped["spec"]["suspend"] = True
+    assert [*memory_checkpoint(JobSnapshot.read(stopped), NOW)] == []
+    assert lines(None, phase="Starting") == []
+
+
+def test_a_job_without_it_says_nothing() -> None:
+    job = manifest(SAVED)
+    del job["spec"]["memoryCheckpoint"]
+    assert [*memory_checkpoint(JobSnapshot.read(job), NOW)] == []
+
+
+def test_status_why_and_report_show_it() -> None:
+    stored = manifest(SAVED)
+    job = JobSnapshot.read(stored)
+    pods = Pods.of(job, [])
+    [line] = memory_checkpoint(job, NOW)
+    assert f"in memory   {line}" in screen(job, pods, NOW)
+    assert f"its checkpoint in memory: {line}" in diagnose(job, pods, NOW).evidence
+    restarting = JobSnapshot.read(manifest(SAVED, phase="Restarting"))
+    found = diagnose(restarting, pods, NOW)
+    assert f"its checkpoint in memory: {line}" in found.evidence
+    assert ("checkpoint in memory", line) in build(Facts.of(stored, now=NOW)).configuration
+
+
+def _condition(type_: str) -> Json:
+    return {"type": type_, "status": "True", "reason": "Error", "lastTransitionTime": at(1190)}
