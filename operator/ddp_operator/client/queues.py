@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from ddp_operator.client.cluster import Cluster
-from ddp_operator.job.pods.schedulers import kueue_group
+from ddp_operator.job.pods.schedulers.kueue import kueue_group
 from ddp_operator.job.status.conditions import QUEUED
 from ddp_operator.kube import Resource
 from ddp_operator.ports import ClusterError, Manifest, NotFoundError

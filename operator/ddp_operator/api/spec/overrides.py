@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ddp_operator.api.spec import DDPJobSpec, Override
+from ddp_operator.api.spec.accelerator import Accelerator
 
 
 def ranges(override: Override) -> Iterator[range]:
@@ -47,6 +48,11 @@ def kinds(spec: DDPJobSpec) -> Sequence[tuple[DDPJobSpec, Sequence[range]]]:
     found = [(applied(spec, one), tuple(ranges(one))) for one in spec.overrides]
     plain = tuple(_rest(spec))
     return [*found, (spec, plain)] if plain else found
+
+
+def accelerators(spec: DDPJobSpec) -> Sequence[Accelerator]:
+    """Return the accelerators of all kinds of pods."""
+    return [kind.accelerator for kind, _ in kinds(spec) if kind.accelerator]
 
 
 def unknown(spec: DDPJobSpec) -> str:

@@ -14,7 +14,7 @@ from ddp_operator.api.spec.base import ApiModel, Processes, ResourceName
 from ddp_operator.api.spec.elastic import Elastic
 from ddp_operator.api.spec.memory_checkpoint import MemoryCheckpoint
 from ddp_operator.api.spec.restart import Restart
-from ddp_operator.api.spec.scheduling import Scheduling
+from ddp_operator.api.spec.scheduling import Scheduling, Topology
 from ddp_operator.api.values.expressions import group_names, valid
 
 # https://cloud.google.com/storage/docs/buckets#naming
@@ -295,6 +295,11 @@ class DDPJobSpec(ApiModel):
     def kueue_queue(self) -> str | None:
         """Kueue's queue, or None if the pods are in none."""
         return self.scheduling.kueue_queue if self.scheduling else None
+
+    @property
+    def topology(self) -> Topology | None:
+        """How close to each other the pods are placed, if the job asks for that."""
+        return self.scheduling.topology if self.scheduling else None
 
 
 POD_FIELDS = (

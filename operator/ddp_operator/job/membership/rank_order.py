@@ -19,9 +19,7 @@ unreachable. The extra time covers clock differences and thousands of assignment
 
 def follows_topology(job: DDPJob) -> bool:
     """Return whether ranks follow the network; pods that differ (`overrides`) cannot swap ranks."""
-    asked = job.spec.scheduling
-    wanted = bool(asked and asked.topology)
-    return wanted and job.spec.replicas > 1 and not job.spec.overrides
+    return bool(job.spec.topology) and job.spec.replicas > 1 and not job.spec.overrides
 
 
 def is_due(job: DDPJob) -> bool:

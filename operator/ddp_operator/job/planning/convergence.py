@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.pod_security import read_refusal
-from ddp_operator.api.spec.overrides import kinds, ranges, spec_of
+from ddp_operator.api.spec.overrides import accelerators, ranges, spec_of
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.failure.causes import cause_due
@@ -25,7 +25,7 @@ from ddp_operator.job.pods.completion import next_settled_at
 from ddp_operator.job.pods.fabrics import PRIVILEGES
 from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.schedulers import group_size
+from ddp_operator.job.pods.schedulers.kueue import group_size
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status.conditions import (
     API_SERVER_ERROR,
@@ -119,8 +119,7 @@ def explain_refusal(job: DDPJob, refusal: str) -> str:
     if found is None:
         return refusal
     head = f"namespace {job.namespace} enforces Pod Security {found.level}"
-    accelerators = (kind.accelerator for kind, _ in kinds(job.spec))
-    if fabrics := sorted({one.fabric for one in accelerators if one and one.fabric}):
+    if fabrics := sorted({one.fabric for one in accelerators(job.spec) if one.fabric}):
         needs = "; ".join(f"{fabric} needs {PRIVILEGES[fabric]}" for fabric in fabrics)
         return (
             f"{head}: set spec.accelerator.network to none, or run the job in a namespace that "

@@ -128,7 +128,7 @@ def _bound_to(
     """Return the node labels that replacements need: those of the other pods' nodes, where the job
     requires one place for all.
     """
-    topology = job.spec.scheduling.topology if job.spec.scheduling else None
+    topology = job.spec.topology
     if not (topology and topology.required and scope_of(job) != "Gang"):
         return {}
     going = {pod.key for pod, _ in doomed}

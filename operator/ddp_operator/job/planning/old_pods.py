@@ -9,7 +9,7 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.schedulers import kueue_group
+from ddp_operator.job.pods.schedulers.kueue import kueue_group
 from ddp_operator.job.pods.state import PodState
 
 SILENT_SECONDS: Final = 10

@@ -24,7 +24,7 @@ from ddp_operator.job.planning.old_pods import awaited_until
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.avoided_nodes import HOSTNAME
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.schedulers import is_in_group, kueue_group, provides_nodes
+from ddp_operator.job.pods.schedulers.kueue import is_in_group, kueue_group, provides_nodes
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.job.status.preemption import EVICTED
 from ddp_operator.ports import Key, Node

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from ddp_operator.api.gpus import GPUS
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.spec.overrides import kinds
+from ddp_operator.api.spec.overrides import accelerators
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.schedulers import kueue_group, provides_nodes
+from ddp_operator.job.pods.schedulers.kueue import kueue_group, provides_nodes
 from ddp_operator.job.pods.state import CRASH_LOOP
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_STARTING, QUEUED
 from ddp_operator.ports import Event
@@ -28,8 +28,7 @@ def train_on(pods: int, of: int) -> str:
 
 def unknown_accelerators(job: DDPJob) -> list[Event]:
     """Warn about accelerator types that this release does not know. A misspelt one fits no node."""
-    accelerators = [kind.accelerator for kind, _ in kinds(job.spec)]
-    types = dict.fromkeys(one.type for one in accelerators if one and one.type)
+    types = dict.fromkeys(one.type for one in accelerators(job.spec))
     return [
         Event(
             UNKNOWN_ACCELERATOR,
@@ -38,7 +37,7 @@ def unknown_accelerators(job: DDPJob) -> list[Event]:
             warning=True,
         )
         for type_ in types
-        if type_ not in GPUS
+        if type_ and type_ not in GPUS
     ]
 
 

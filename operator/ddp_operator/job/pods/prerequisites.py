@@ -7,11 +7,11 @@ from typing import Any, Final
 from ddp_operator.api.constants import LABEL_JOB_NAME, NAMESPACE_NAME_LABEL, OPERATOR_LABELS
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import trainer_container
-from ddp_operator.api.spec.overrides import kinds
+from ddp_operator.api.spec.overrides import accelerators, kinds
 from ddp_operator.job.pods.address import told_port
 from ddp_operator.job.pods.fabrics.rdma import CLAIMED
 from ddp_operator.job.pods.manifests import own_metadata
-from ddp_operator.job.pods.schedulers import schedulers
+from ddp_operator.job.pods.schedulers.gangs import gang_of
 from ddp_operator.ports import Manifest
 
 _CLAIMS_NEED: Final = (
@@ -34,17 +34,15 @@ def prerequisites(job: DDPJob) -> Iterator[Prerequisite]:
     """Yield the objects that must exist before the job's pods. The job owns them."""
     if template := claim_template(job):
         yield Prerequisite(template, _CLAIMS_NEED)
-    for scheduler in schedulers(job):
-        if scheduler.group:
-            group = scheduler.group(job)
-            metadata = {**own_metadata(job), **group.get("metadata", {})}
-            yield Prerequisite({**group, "metadata": metadata}, scheduler.needs)
+    if gang := gang_of(job):
+        group = gang.group(job)
+        metadata = {**own_metadata(job), **group.get("metadata", {})}
+        yield Prerequisite({**group, "metadata": metadata}, gang.needs)
 
 
 def claim_template(job: DDPJob) -> dict[str, Any] | None:
     """Return the ResourceClaimTemplate of a job's pods; None if they claim nothing."""
-    accelerators = (kind.accelerator for kind, _ in kinds(job.spec))
-    if all(one is None or one.fabric != "dranet" for one in accelerators):
+    if all(one.fabric != "dranet" for one in accelerators(job.spec)):
         return None
     return {
         "apiVersion": "resource.k8s.io/v1",

@@ -17,7 +17,7 @@ from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.spec.overrides import kinds
 from ddp_operator.job.membership.world import members, scope_of
-from ddp_operator.job.pods.schedulers import kueue_group, single_groups
+from ddp_operator.job.pods.schedulers.kueue import kueue_group, single_groups
 
 _FIRST_STEP: Final = 15 * 60.0
 """GPU-seconds of unsaved work for a boost of 1."""

@@ -13,7 +13,7 @@ from ddp_operator.api import ranks
 from ddp_operator.api.constants import EXIT_CONFIGURATION
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import gpu_limit, trainer_container
-from ddp_operator.api.spec.overrides import kinds
+from ddp_operator.api.spec.overrides import accelerators, kinds
 from ddp_operator.local.machine import Workdir, WorkdirInUseError
 from ddp_operator.local.machine.gpus import visible_gpus
 from ddp_operator.local.run.display import Display, PlainDisplay
@@ -68,7 +68,7 @@ def refuse_what_cannot_run(job: DDPJob) -> None:
         raise ManifestError("local runs need Linux: its process control replaces containers")
     if job.spec.suspend:
         raise ManifestError("spec.suspend is true, so nothing would run; set it to false")
-    if any(kind.accelerator and kind.accelerator.fabric for kind, _ in kinds(job.spec)):
+    if any(one.fabric for one in accelerators(job.spec)):
         raise ManifestError(
             "spec.accelerator.network: this machine has no GKE network for GPUs; set it to none"
         )

@@ -6,7 +6,7 @@ from typing import Any
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.queue import Upkeep, upkeep
-from ddp_operator.job.pods.schedulers import group_of
+from ddp_operator.job.pods.schedulers.kueue import group_of
 from ddp_operator.job.pods.state import PodState, QueueMember
 from ddp_operator.ports import Key, Node
 

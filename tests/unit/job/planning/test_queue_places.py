@@ -9,7 +9,7 @@ from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.schedulers import group_of
+from ddp_operator.job.pods.schedulers.kueue import group_of
 from ddp_operator.job.pods.state import Identity, PodState, QueueMember
 
 from tests.unit.job.builders import (

@@ -7,7 +7,7 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.multikueue import workload
-from ddp_operator.job.pods.schedulers import kueue_group
+from ddp_operator.job.pods.schedulers.kueue import kueue_group
 from ddp_operator.job.pods.state import Identity
 
 from tests.unit.job.builders import UID, fresh_job, stored_job, with_status

@@ -16,7 +16,7 @@ from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.old_pods import awaited_until, keeping_places
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.schedulers import is_in_group
+from ddp_operator.job.pods.schedulers.kueue import is_in_group
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Event
 

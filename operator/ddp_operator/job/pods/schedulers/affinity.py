@@ -10,7 +10,7 @@ node no better. (Volcano's own network topology uses numbered tiers, not labels.
 from typing import Any, Final
 
 from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_JOB_NAME
-from ddp_operator.api.job import DDPJob
+from ddp_operator.api.spec.scheduling import Topology
 from ddp_operator.job.pods.avoided_nodes import HOSTNAME
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
@@ -21,25 +21,21 @@ _WEIGHT: Final = 100
 """The largest weight of a preference."""
 
 
-def near_each_other(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
+def near_each_other(job: str, identity: Identity, asked: Topology, pod: Manifest) -> dict[str, Any]:
     """Return the pod with an affinity to the other pods of its attempt, added to its template's."""
-    asked = job.spec.scheduling.topology if job.spec.scheduling else None
-    if asked is None:
-        return dict(pod)
     # Not pods of old attempts, which may still be ending elsewhere.
-    siblings = {LABEL_JOB_NAME: job.name, LABEL_ATTEMPT: str(identity.attempt)}
+    siblings = {LABEL_JOB_NAME: job, LABEL_ATTEMPT: str(identity.attempt)}
     term: dict[str, Any] = {"labelSelector": {"matchLabels": siblings}, "topologyKey": asked.label}
-    kind, wanted = _REQUIRED, term
-    if not asked.required:
-        kind, wanted = _PREFERRED, {"weight": _WEIGHT, "podAffinityTerm": term}
-    return _wanting(pod, "podAffinity", kind, wanted)
+    if asked.required:
+        return _wanting(pod, "podAffinity", _REQUIRED, term)
+    return _wanting(pod, "podAffinity", _PREFERRED, {"weight": _WEIGHT, "podAffinityTerm": term})
 
 
-def apart_from_others(job: DDPJob, pod: Manifest) -> dict[str, Any]:
+def apart_from_others(job: str, pod: Manifest) -> dict[str, Any]:
     """Return a spare with a preference for a node without other pods of its job, so that it is not
     lost together with the pod it replaces.
     """
-    siblings = {LABEL_JOB_NAME: job.name}
+    siblings = {LABEL_JOB_NAME: job}
     term = {"labelSelector": {"matchLabels": siblings}, "topologyKey": HOSTNAME}
     wanted = {"weight": _WEIGHT, "podAffinityTerm": term}
     return _wanting(pod, "podAntiAffinity", _PREFERRED, wanted)

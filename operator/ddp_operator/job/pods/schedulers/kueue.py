@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 from ddp_operator.api.constants import KUEUE_GROUP, KUEUE_QUEUE, LABEL_INDEX
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import DDPJobSpec
-from ddp_operator.api.spec.overrides import kinds, ranges, spec_of
+from ddp_operator.api.spec.overrides import accelerators, ranges, spec_of
 from ddp_operator.job.membership.world import first_size, members
 from ddp_operator.job.pods.schedulers.marks import marked
 from ddp_operator.job.pods.state import Identity
@@ -106,8 +106,7 @@ def role_of(spec: DDPJobSpec, index: int) -> str:
 
 def provides_nodes(spec: DDPJobSpec) -> bool:
     """Return whether a queue also provides the nodes of some pods."""
-    accelerators = (kind.accelerator for kind, _ in kinds(spec))
-    return any(one and one.provisioning == "queued" for one in accelerators)
+    return any(one.provisioning == "queued" for one in accelerators(spec))
 
 
 def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
@@ -124,8 +123,7 @@ def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
     accelerator = spec_of(job.spec, identity.index).accelerator
     if accelerator and accelerator.provisioning == "queued" and accelerator.max_run_seconds:
         annotations[_MAX_RUN] = str(accelerator.max_run_seconds)
-    asked = job.spec.scheduling
-    if asked and asked.topology:
-        wish = "required" if asked.topology.required else "preferred"
-        annotations[f"kueue.x-k8s.io/podset-{wish}-topology"] = asked.topology.label
+    if asked := job.spec.topology:
+        wish = "required" if asked.required else "preferred"
+        annotations[f"kueue.x-k8s.io/podset-{wish}-topology"] = asked.label
     return marked(pod, labels=labels, annotations=annotations)
