@@ -17,12 +17,10 @@ from ddp_operator.engine.access import Access
 from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.membership.launcher_protocol import (
-    FIRST_PAUSE_SECONDS,
     NO_LAUNCHERS,
     Assignment,
     LauncherStates,
     LauncherStatus,
-    pause_seconds,
 )
 from ddp_operator.job.membership.rank_order import follows_topology
 from ddp_operator.job.membership.world import world_of
@@ -37,6 +35,11 @@ logger = logging.getLogger(__name__)
 _ENDED_SECONDS: Final = 5
 """How long a launcher may wait for old processes to end before it answers. Longer than processes
 need that do not save, and short enough for other jobs to get their turn."""
+_FIRST_PAUSE_SECONDS: Final = 2.0
+_LONGEST_PAUSE_SECONDS: Final = 60.0
+"""Pauses before a silent launcher is asked again: short if it has answered before, growing if it
+never has. Most images without a launcher would otherwise keep the operator busy: think of ten
+thousand pods, each asked every 2 s."""
 _SWEEP_SECONDS: Final = 60.0
 """How often to check for jobs that disappeared without an event."""
 _SWEPT_AT_ONCE: Final = 100
@@ -49,6 +52,13 @@ _LEAST_SECONDS: Final = 0.2
 news."""
 _JITTER: Final = 0.2
 """Each pause is up to this fraction longer, so that jobs that start together drift apart."""
+
+
+def pause_seconds(silent: int, *, has_answered: bool) -> float:
+    """Return how long not to ask a launcher that was `silent` so many times in a row."""
+    if has_answered:
+        return _FIRST_PAUSE_SECONDS
+    return min(_FIRST_PAUSE_SECONDS * 2.0 ** min(silent - 1, 10), _LONGEST_PAUSE_SECONDS)
 
 
 @dataclass(slots=True)
@@ -241,7 +251,7 @@ class Launchers:
                     pause = pause_seconds(known.silent, has_answered=known.status is not None)
             except OutOfFilesError as error:
                 logger.debug("%s: its launcher is not polled: %s", key, error)
-                pause = FIRST_PAUSE_SECONDS
+                pause = _FIRST_PAUSE_SECONDS
             await asyncio.sleep(pause * random.uniform(1, 1 + _JITTER))
 
     async def _poll(self, key: Key, known: _Known) -> bool:

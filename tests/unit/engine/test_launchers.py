@@ -14,13 +14,9 @@ from ddp_operator.api.status.world import World as Group
 from ddp_operator.engine import launchers
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.job_cache import JobCache
-from ddp_operator.engine.launchers import Launchers
+from ddp_operator.engine.launchers import Launchers, pause_seconds
 from ddp_operator.job.membership.answers import InvalidAnswerError
-from ddp_operator.job.membership.launcher_protocol import (
-    Assignment,
-    LauncherStatus,
-    pause_seconds,
-)
+from ddp_operator.job.membership.launcher_protocol import Assignment, LauncherStatus
 from ddp_operator.ports import Key, OutOfFilesError, SentToken, WorldAnswer
 
 from tests.unit.engine.fakes import ACCESS, SETTINGS, TOKEN, FakeCluster

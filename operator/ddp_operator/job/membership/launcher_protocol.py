@@ -13,11 +13,6 @@ from ddp_operator.api.values.printable import printable
 from ddp_operator.job.membership.answers import YEARS, Answer, Count
 from ddp_operator.ports import TokenSource
 
-FIRST_PAUSE_SECONDS: Final = 2.0
-LONGEST_PAUSE_SECONDS: Final = 60.0
-"""Pauses before a silent launcher is asked again: short if it has answered before, growing if it
-never has. Most images without a launcher would otherwise keep the operator busy: think of ten
-thousand pods, each asked every 2 s."""
 _MAX_LED: Final = 64
 _MAX_FAILURES: Final = 64 + 2 * _MAX_LED
 """Launchers keep this many: of the present generation, and two for each generation they led."""
@@ -101,13 +96,6 @@ class LauncherStatus(Answer):
     memory: Annotated[MemoryReport | None, OR_NONE] = None
     """None: there are no snapshots in memory, or the report is invalid. People read it; nothing
     depends on it."""
-
-
-def pause_seconds(silent: int, *, has_answered: bool) -> float:
-    """Return how long not to ask a launcher that was `silent` so many times in a row."""
-    if has_answered:
-        return FIRST_PAUSE_SECONDS
-    return min(FIRST_PAUSE_SECONDS * 2.0 ** min(silent - 1, 10), LONGEST_PAUSE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
