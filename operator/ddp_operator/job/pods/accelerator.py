@@ -6,33 +6,26 @@ from ddp_operator.api import constants
 from ddp_operator.api.devices import accelerators
 from ddp_operator.api.spec.accelerator import Accelerator, Reservation
 
+_PROVISIONING = {"spot": constants.GKE_SPOT_LABEL, "flex-start": constants.GKE_FLEX_START_LABEL}
+
 
 def add_accelerator(
     spec: dict[str, Any], trainer: dict[str, Any], accelerator: Accelerator
 ) -> None:
     """Select nodes with this accelerator, and request its GPUs unless the trainer does."""
-    selector = {constants.GKE_ACCELERATOR_LABEL: accelerator.type} if accelerator.type else {}
-    # GKE adds this toleration only to pods that request the resource in the classic way. Without
-    # it a pod stays pending.
-    tolerations: list[dict[str, Any]] = [
-        {"key": constants.GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}
-    ]
+    # Labels of nodes that have taints of the same names.
+    special: dict[str, str] = {}
     if accelerator.gpu and accelerator.gpu.arm64:
-        selector[constants.ARCHITECTURE_LABEL] = "arm64"
-        tolerations.append(_tolerating(constants.ARCHITECTURE_LABEL, "arm64"))
+        special[constants.ARCHITECTURE_LABEL] = "arm64"
     if accelerator.compute_class:
-        selector[constants.GKE_COMPUTE_CLASS_LABEL] = accelerator.compute_class
-        tolerations.append(
-            _tolerating(constants.GKE_COMPUTE_CLASS_LABEL, accelerator.compute_class)
-        )
-    provisioning = {"spot": constants.GKE_SPOT_LABEL, "flex-start": constants.GKE_FLEX_START_LABEL}
-    label = provisioning.get(accelerator.provisioning)
-    if label:
-        selector[label] = "true"
-        tolerations.append(_tolerating(label, "true"))
+        special[constants.GKE_COMPUTE_CLASS_LABEL] = accelerator.compute_class
+    if label := _PROVISIONING.get(accelerator.provisioning):
+        special[label] = "true"
+    selector = {constants.GKE_ACCELERATOR_LABEL: accelerator.type} if accelerator.type else {}
+    selector |= special
     if accelerator.provisioning == "queued":
         # Kueue selects the provisioned nodes when it admits the pods.
-        tolerations.append(_tolerating(constants.GKE_QUEUED_LABEL, "true"))
+        special[constants.GKE_QUEUED_LABEL] = "true"
     elif accelerator.max_run_seconds:
         selector[constants.GKE_MAX_RUN_LABEL] = str(accelerator.max_run_seconds)
     if accelerator.reservation:
@@ -44,7 +37,13 @@ def add_accelerator(
     }
     spec["tolerations"] = [
         *(spec.get("tolerations") or []),
-        *tolerations,
+        # GKE adds this toleration only to pods that request the resource in the classic way.
+        # Without it a pod stays pending.
+        {"key": constants.GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"},
+        *(
+            {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
+            for key, value in special.items()
+        ),
         *accelerator.tolerations,
     ]
     resources = trainer.get("resources") or {}
@@ -64,7 +63,3 @@ def _reserved(reservation: Reservation) -> dict[str, str]:
     return {
         constants.GKE_RESERVATION_PREFIX + what: value for what, value in asked.items() if value
     }
-
-
-def _tolerating(key: str, value: str) -> dict[str, str]:
-    return {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}

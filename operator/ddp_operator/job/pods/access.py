@@ -1,6 +1,4 @@
-"""The Secret from which pods get their job's token, since many users may read pods but not
-Secrets. `engine.access` derives the tokens.
-"""
+"""The Secret from which pods get their job's token: many users may read pods but no Secrets."""
 
 from dataclasses import dataclass
 from typing import Final

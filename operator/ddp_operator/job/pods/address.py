@@ -42,9 +42,7 @@ def told_port(trainer: Manifest) -> int | None:
 
 
 def _may_be_a_pods(ip: str) -> bool:
-    """Return whether a pod can have this address. Link-local ones serve a node, such as a cloud's
-    metadata server.
-    """
+    """Return whether a pod can have this address: no node's own, such as a metadata server's."""
     try:
         address = ip_address(ip)
     except ValueError:

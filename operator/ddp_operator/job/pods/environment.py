@@ -19,28 +19,27 @@ LEAVE_SECONDS = 5
 without it. The message takes a tenth of that. A spot node leaves 15 s in all, which must include a
 save."""
 
-_OF_A_PLACE = frozenset(
-    {"MASTER_ADDR", "WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "PET_NNODES",
-     "PET_NODE_RANK", "PET_MASTER_ADDR"}
-)  # fmt: skip
-"""Variables that a spare does not get."""
-
 
 def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str]:
-    """Return the trainer container's environment: PyTorch's `env://` variables, torchrun's PET_*,
-    and the operator's own. An empty token is left out.
-    """
-    spec = job.spec
+    """Return the trainer container's environment; an empty token is left out."""
+    spec, spare = job.spec, is_spare(job, identity)
     pods, local_world_size = len(members(job)), ranks.local_world_size(spec, identity.index)
     master_addr = master_addr_of(job, identity.attempt)
-    variables = {
+    # A spare's launcher gets these later; a script without one fails.
+    of_a_member = {
         "MASTER_ADDR": master_addr,
-        "MASTER_PORT": spec.master_port,
         "WORLD_SIZE": ranks.world_size(spec, pods),
         "NODE_RANK": identity.index,
         "GROUP_RANK": identity.index,
-        "LOCAL_WORLD_SIZE": local_world_size,
         "GROUP_WORLD_SIZE": pods,
+        "PET_NNODES": pods,
+        "PET_NODE_RANK": identity.index,
+        "PET_MASTER_ADDR": master_addr,
+    }
+    variables = {
+        **({} if spare else of_a_member),
+        "MASTER_PORT": spec.master_port,
+        "LOCAL_WORLD_SIZE": local_world_size,
         "DDP_BACKEND": ranks.backend(spec),
         "DDP_JOB_NAME": job.name,
         "DDP_JOB_UID": job.uid,
@@ -48,15 +47,10 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
         "DDP_CHECKPOINT_DIR": spec.checkpoint.path,
         constants.ENV_STATUS_PORT: spec.status_port,
         "PYTHONUNBUFFERED": 1,
-        "PET_NNODES": pods,
         "PET_NPROC_PER_NODE": local_world_size,
-        "PET_NODE_RANK": identity.index,
-        "PET_MASTER_ADDR": master_addr,
         "PET_MASTER_PORT": spec.master_port,
     }
-    if is_spare(job, identity):  # its launcher gets them later; a script without one fails
-        variables = {name: value for name, value in variables.items() if name not in _OF_A_PLACE}
-    elif local_world_size == 1:
+    if local_world_size == 1 and not spare:
         # With several processes the launcher sets these. Without one, a plain script fails on the
         # missing RANK, rather than hang in a group that never completes.
         variables |= {"RANK": ranks.first_rank(spec, identity.index), "LOCAL_RANK": 0}
@@ -69,7 +63,7 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
     variables[constants.ENV_POD] = identity.pod_name(job.name)
     if is_held(job, identity):
         variables[constants.ENV_HELD] = 1
-    elif is_first_due(job) and not is_spare(job, identity):
+    elif is_first_due(job) and not spare:
         variables[constants.ENV_HOLD_SECONDS] = HOLD_SECONDS
     if spec.elastic:
         variables |= {
@@ -87,8 +81,10 @@ def environment(job: DDPJob, identity: Identity, *, token: str) -> dict[str, str
             constants.ENV_MEMORY_BYTES: memory.size_bytes,
             constants.ENV_MEMORY_COPIES: memory.copies,
         }
-    if identity.index == 0 and not is_spare(job, identity):
-        variables |= _trackers(job)
+    if identity.index == 0 and not spare:
+        # All restarts are one run of W&B. Several writers would corrupt it, so no other pod gets
+        # these. MLflow assigns run ids itself.
+        variables |= {"WANDB_RUN_ID": job.uid, "WANDB_RESUME": "allow", "WANDB_NAME": job.name}
         if group := members_to_lead(job):
             variables[constants.ENV_MEMBERS] = group
     return {name: str(value) for name, value in variables.items()}
@@ -112,10 +108,3 @@ def is_held(job: DDPJob, identity: Identity) -> bool:
         return False
     # Without a launcher that answered, nothing could release it.
     return scope_of(job) == "InPlace" and bool(job.status.bookkeeping.launcher)
-
-
-def _trackers(job: DDPJob) -> dict[str, str]:
-    """Return variables that make all restarts one W&B run. Only rank 0's pod gets them, since
-    several writers corrupt a run. MLflow assigns run ids itself.
-    """
-    return {"WANDB_RUN_ID": job.uid, "WANDB_RESUME": "allow", "WANDB_NAME": job.name}

@@ -9,9 +9,7 @@ from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.spec import Checkpoint
 from ddp_operator.api.spec.memory_checkpoint import MemoryCheckpoint
 from ddp_operator.api.spec.overrides import spec_of
-from ddp_operator.job.membership.world import (
-    world_of,
-)
+from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.pods.accelerator import add_accelerator
 from ddp_operator.job.pods.access import SecretKey
 from ddp_operator.job.pods.avoided_nodes import keep_off, prefer_others

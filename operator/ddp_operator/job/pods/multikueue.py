@@ -36,9 +36,7 @@ def needs_workload(job: DDPJob) -> bool:
 
 
 def priority_class(job: DDPJob) -> Manifest | None:
-    """Return type and name of the class that Kueue takes a pod group's priority from, or None if
-    the job names none.
-    """
+    """Return type and name of the class that a job names and Kueue reads its priority from."""
     template = job.spec.template
     labels = (template.get("metadata") or {}).get("labels") or {}
     if name := labels.get(_PRIORITY_LABEL):

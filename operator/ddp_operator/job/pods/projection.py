@@ -6,22 +6,7 @@ from functools import lru_cache
 from sys import intern
 from typing import Final, Literal
 
-from ddp_operator.api.constants import (
-    ANNOTATION_GENERATION,
-    ANNOTATION_SIGNS,
-    ANNOTATION_SPEC_HASH,
-    ANNOTATION_TOKEN_SECRET,
-    ANNOTATION_TRAINER,
-    KIND,
-    KUEUE_GROUP,
-    KUEUE_MANAGED,
-    KUEUE_RETRIABLE,
-    LABEL_ATTEMPT,
-    LABEL_INDEX,
-    LABEL_JOB_NAME,
-    LABEL_REPLACEMENT,
-    LABEL_SERVING,
-)
+from ddp_operator.api import constants
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.values.bounded import read_time
 from ddp_operator.api.values.printable import printable
@@ -56,6 +41,8 @@ _LOST_BY_RUNTIME: Final = (255, "Unknown")
 """containerd's words for a container that ran when its machine rebooted."""
 
 _UNREACHABLE: Final = "node.kubernetes.io/unreachable"
+_member: Final = lru_cache(maxsize=4096)(QueueMember)
+"""All pods of a group share one object."""
 _MAX_GRACE_SECONDS: Final = 10 * 365 * 24 * 3600
 """Longer than any cluster lives, and safe to add to any time."""
 
@@ -73,7 +60,11 @@ def project(manifest: Manifest) -> PodState:
     annotations: Manifest = metadata.get("annotations") or {}
     owner = _controller(metadata)
     conditions = {c["type"]: c for c in status.get("conditions") or ()}
-    name = annotations.get(ANNOTATION_TRAINER) or trainer_container(manifest).get("name") or ""
+    name = (
+        annotations.get(constants.ANNOTATION_TRAINER)
+        or trainer_container(manifest).get("name")
+        or ""
+    )
     container, state = _decisive_state(name, status)
     ended = _exit(state.get("terminated"))
     ends_by = read_time(metadata.get("deletionTimestamp"))
@@ -82,27 +73,27 @@ def project(manifest: Manifest) -> PodState:
     ready = _is_ready(spec, status, conditions, name)
     if not (waiting or ready):
         waiting, waiting_message = _crash_loop(status)
-    announced = (conditions.get(type_) for type_ in _DISRUPTIONS)
-    disruption: Manifest = next((c for c in announced if c and _is_true(c)), {})
+    announced = (conditions.get(type_, {}) for type_ in _DISRUPTIONS)
+    disruption: Manifest = next(filter(_is_true, announced), {})
     return PodState(
         key=Key(metadata["namespace"], metadata["name"]),
         # Interned, since thousands of pods share a few of these words.
         owner_uid=intern(owner.get("uid") or ""),
         identity=_identity(manifest, is_controlled=bool(owner)),
-        spec_hash=intern(annotations.get(ANNOTATION_SPEC_HASH) or ""),
+        spec_hash=intern(annotations.get(constants.ANNOTATION_SPEC_HASH) or ""),
         token_source=_token_source(annotations),
-        generation=_number(annotations.get(ANNOTATION_GENERATION)) or 0,
+        generation=_number(annotations.get(constants.ANNOTATION_GENERATION)) or 0,
         phase=intern(status.get("phase") or "Pending"),
         ready=ready,
         deleting=ends_by is not None,
-        serving=labels.get(LABEL_SERVING) == "true",
+        serving=labels.get(constants.LABEL_SERVING) == "true",
         grace_seconds=_grace_seconds(spec.get("terminationGracePeriodSeconds"), 30),
         node=intern(spec.get("nodeName") or ""),
         ends_by=ends_by,
         address=trainer_address(name, spec, status),
         has_nodes_ip=is_the_nodes(spec, status),
         ended_by_deletion=_ended_by_deletion(deleted_at, ended, status),
-        disrupted_at=_earliest(deleted_at, _time_of(disruption)),
+        disrupted_at=_earliest(deleted_at, read_time(disruption.get("lastTransitionTime"))),
         container=intern(container),
         memory_limited=_has_memory_limit(spec, container),
         started=read_time((state.get("running") or {}).get("startedAt")),
@@ -122,36 +113,30 @@ def project(manifest: Manifest) -> PodState:
 
 
 def _token_source(annotations: Manifest) -> TokenSource:
-    if ANNOTATION_SIGNS not in annotations:
+    if constants.ANNOTATION_SIGNS not in annotations:
         return TokenSource.SENT
-    from_secret = ANNOTATION_TOKEN_SECRET in annotations
+    from_secret = constants.ANNOTATION_TOKEN_SECRET in annotations
     return TokenSource.SECRET if from_secret else TokenSource.VARIABLE
 
 
 def _queue_member(
     metadata: Manifest, labels: Manifest, annotations: Manifest
 ) -> QueueMember | None:
-    if labels.get(KUEUE_MANAGED) != "true":
+    if labels.get(constants.KUEUE_MANAGED) != "true":
         return None
-    return _shared_member(
-        labels.get(KUEUE_GROUP) or "",
-        annotations.get(KUEUE_RETRIABLE) == "false",
-        KUEUE_MANAGED in (metadata.get("finalizers") or ()),
+    return _member(
+        labels.get(constants.KUEUE_GROUP) or "",
+        annotations.get(constants.KUEUE_RETRIABLE) == "false",
+        constants.KUEUE_MANAGED in (metadata.get("finalizers") or ()),
     )
-
-
-@lru_cache(maxsize=4096)
-def _shared_member(group: str, ends_group: bool, held: bool) -> QueueMember:
-    """Return a member that all pods of a group share."""
-    return QueueMember(group, ends_group, held)
 
 
 def job_of(manifest: Manifest) -> Key | None:
     """Return the job that controls a pod, else the one of its label; None if there is none."""
     metadata = manifest["metadata"]
     owner = _controller(metadata)
-    label = (metadata.get("labels") or {}).get(LABEL_JOB_NAME)
-    name = owner["name"] if owner.get("kind") == KIND else label
+    label = (metadata.get("labels") or {}).get(constants.LABEL_JOB_NAME)
+    name = owner["name"] if owner.get("kind") == constants.KIND else label
     return Key(metadata["namespace"], name) if name else None
 
 
@@ -170,9 +155,12 @@ def _identity(manifest: Manifest, *, is_controlled: bool) -> Identity:
         identity = Identity(index, attempt, replacement)
         if identity.pod_name(job) == name:
             return identity
-    slot, start = _number(labels.get(LABEL_INDEX)), _number(labels.get(LABEL_ATTEMPT))
+    slot, start = (
+        _number(labels.get(constants.LABEL_INDEX)),
+        _number(labels.get(constants.LABEL_ATTEMPT)),
+    )
     if slot is not None and start is not None:
-        return Identity(slot, start, _number(labels.get(LABEL_REPLACEMENT)) or 0)
+        return Identity(slot, start, _number(labels.get(constants.LABEL_REPLACEMENT)) or 0)
     if is_controlled:
         return _NOWHERE
     raise MalformedError(f"it has no controller, and neither name nor labels fit job {job}")
@@ -197,8 +185,8 @@ def _grace_seconds(value: int | None, default: int) -> int:
     return default if value is None else min(value, _MAX_GRACE_SECONDS)
 
 
-def _is_true(condition: Manifest | None) -> bool:
-    return bool(condition) and condition.get("status") == "True"  # type: ignore[union-attr]
+def _is_true(condition: Manifest) -> bool:
+    return bool(condition.get("status") == "True")
 
 
 def _decisive_state(name: str, status: Manifest) -> tuple[str, Manifest]:
@@ -224,7 +212,7 @@ def _is_ready(
 
     Kubelets report a pod as not ready once any container has ended.
     """
-    if _is_true(conditions.get("Ready")):
+    if _is_true(conditions.get("Ready", {})):
         return True
     if spec.get("readinessGates") or status.get("phase") != "Running":
         return False
@@ -320,10 +308,6 @@ def _outlasts_node(toleration: Manifest) -> bool:
     key = toleration.get("key") or _UNREACHABLE
     evicts = (toleration.get("effect") or "NoExecute") == "NoExecute"
     return not bounded and evicts and key == _UNREACHABLE
-
-
-def _time_of(condition: Manifest) -> datetime | None:
-    return read_time(condition.get("lastTransitionTime")) if _is_true(condition) else None
 
 
 def _earliest(*moments: datetime | None) -> datetime | None:

@@ -1,6 +1,4 @@
-"""Images of the daemons that some fabrics run beside the trainer: Google's, or an
-administrator's.
-"""
+"""Images of the daemons that some fabrics run beside the trainer."""
 
 from collections.abc import Mapping
 from typing import Annotated, Self

@@ -7,9 +7,7 @@ from ddp_operator.ports import Manifest
 
 
 def marked(pod: Manifest, **marks: Mapping[str, str]) -> dict[str, Any]:
-    """Return the pod with these labels and annotations, which override its template's: all pods of
-    a gang must have the same.
-    """
+    """Return the pod with marks that override its template's: all pods of a gang have the same."""
     metadata = dict(pod.get("metadata") or {})
     for field, own in marks.items():
         metadata[field] = {**(metadata.get(field) or {}), **own}
