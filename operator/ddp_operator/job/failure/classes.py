@@ -60,7 +60,10 @@ def of_pod(pod: PodState, *, has_run: bool = False) -> FailureClass:
     if pod.exit is None and pod.waiting:
         if pod.waiting in _START_FAILED:
             return "Infrastructure"
-        return "Disruption" if has_run or is_passing(pod) else "Configuration"
+        # It waits for a registry or network, or for a Secret of the operator.
+        waits = pod.waiting == "RegistryUnavailable" or lacks_token(pod)
+        passing = has_run or waits or _PASSING.search(pod.waiting_message)
+        return "Disruption" if passing else "Configuration"
     return "Infrastructure" if _is_of_node(pod) else "Application"
 
 
@@ -75,13 +78,6 @@ def is_hopeless(pod: PodState, *, has_run: bool = False) -> bool:
     if ended is None:
         return pod.waiting == "InvalidImageName" and not has_run
     return ended.code == EXIT_CONFIGURATION or (lacks_command(pod) and not has_run)
-
-
-def is_passing(pod: PodState) -> bool:
-    """Return whether it waits for a registry or network, or for a Secret of the operator."""
-    if pod.waiting == "RegistryUnavailable" or lacks_token(pod):
-        return True
-    return bool(_PASSING.search(pod.waiting_message))
 
 
 def tells_nothing(pod: PodState) -> bool:

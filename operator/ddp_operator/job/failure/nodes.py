@@ -154,11 +154,8 @@ def _fits(pod_spec: Manifest, node: Node) -> bool:
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
     """Return whether a toleration matches a taint. An empty field matches anything."""
-    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
+    if any(toleration.get(f) and toleration[f] != taint.get(f) for f in ("effect", "key")):
         return False
-    if toleration.get("key") and toleration["key"] != taint.get("key"):
-        return False
-    if toleration.get("operator", "Equal") == "Exists":
-        return True
     same_value = (toleration.get("value") or "") == (taint.get("value") or "")
-    return bool(toleration.get("key")) and same_value
+    exists = toleration.get("operator", "Equal") == "Exists"
+    return exists or (bool(toleration.get("key")) and same_value)

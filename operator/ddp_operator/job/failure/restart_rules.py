@@ -7,7 +7,6 @@ from typing import Final
 
 from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.spec import RestartRule
 from ddp_operator.api.status import Failure, FailureAction
 from ddp_operator.api.values.expressions import search
 from ddp_operator.job.failure import records
@@ -63,24 +62,15 @@ def ignoring(job: DDPJob, pods: Observed, now: datetime) -> Observed:
 
 
 def _matching(job: DDPJob, failure: Failure) -> Iterator[Verdict]:
+    """Yield the verdicts of the rules that match with all their matchers."""
+    # All ranks of the pod, if it is unknown which failed.
+    own = ranks.ranks(job.spec, failure.index) if failure.rank is None else {failure.rank}
     for index, rule in enumerate(job.spec.restart.rules):
-        if _matches(job, rule, failure):
+        if (
+            (rule.exit_codes is None or failure.exit_code in rule.exit_codes)
+            and (rule.reasons is None or failure.reason in rule.reasons)
+            and (rule.classes is None or failure.class_ in rule.classes)
+            and (rule.ranks is None or not set(own).isdisjoint(rule.ranks))
+            and (rule.message_regex is None or search(rule.message_regex, failure.message))
+        ):
             yield Verdict(rule.action, rule.charged, f"spec.restart.rules[{index}]")
-
-
-def _matches(job: DDPJob, rule: RestartRule, failure: Failure) -> bool:
-    """Return whether all matchers of the rule match."""
-    return (
-        (rule.exit_codes is None or failure.exit_code in rule.exit_codes)
-        and (rule.reasons is None or failure.reason in rule.reasons)
-        and (rule.classes is None or failure.class_ in rule.classes)
-        and (rule.ranks is None or not _ranks(job, failure).isdisjoint(rule.ranks))
-        and (rule.message_regex is None or search(rule.message_regex, failure.message))
-    )
-
-
-def _ranks(job: DDPJob, failure: Failure) -> set[int]:
-    """Return the ranks that may have failed: all of the pod if it is unknown which."""
-    if failure.rank is not None:
-        return {failure.rank}
-    return set(ranks.ranks(job.spec, failure.index))

@@ -1,8 +1,4 @@
-"""Pods without any started process, and the class of that failure.
-
-A spec that has run once is no wrong configuration. Nor is any spec while its registry cannot
-answer.
-"""
+"""Pods without any started process, and the class of that failure."""
 
 from collections.abc import Iterator
 from datetime import datetime

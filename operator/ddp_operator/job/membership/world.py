@@ -17,6 +17,7 @@ from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.status.world import World
 from ddp_operator.job.membership.launcher_protocol import MAX_MEMBERS
+from ddp_operator.job.pods.state import Identity
 
 RESTART_GRACE_SECONDS: Final = 15
 """How long old processes of a restarting group may save: as long as a spot node has."""
@@ -53,16 +54,12 @@ def slots_of(stored: World | None, replicas: int, *, elastic: bool = False) -> S
 
 
 def first_size(spec: DDPJobSpec) -> int:
-    """Return how many pods a group begins with: in a queue the fewest, and Kueue admits the others
-    one by one.
-    """
+    """Return how many pods a group begins with. A queue admits the others one by one."""
     return spec.min_size if spec.kueue_queue else spec.replicas
 
 
 def outside_slots(job: DDPJob) -> Sequence[int]:
-    """Return the lowest free slots for pods outside the group: spares, and pods that
-    can join it.
-    """
+    """Return the slots of pods outside the group, spares and those that can join: the lowest."""
     taken = node_ranks(job)
     wanted = job.spec.spares
     if job.spec.elastic and job.status.bookkeeping.launcher:  # without one they cannot join
@@ -83,6 +80,12 @@ def members_to_lead(job: DDPJob) -> str:
         return ""
     text = format_slots(members(job))
     return text if len(text) <= MAX_MEMBERS else ""
+
+
+def identity_at(job: DDPJob, slot: int, index: int) -> Identity:
+    """Return a slot's pod in this attempt, at this node rank."""
+    replacement = job.status.bookkeeping.replacements.get(str(slot), 0)
+    return Identity.at(slot, job.status.attempt, replacement, index=index)
 
 
 @lru_cache(maxsize=256)
@@ -131,9 +134,7 @@ def next_generation(
 
 
 def world_of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | None:
-    """Return the group of the next attempt; None if none was ever recorded. Its generation is new,
-    so that a late reader does not confuse the attempts.
-    """
+    """Return the group of the next attempt, in a new generation, if one was ever recorded."""
     if status.world is None:
         return None
     generation = status.world.generation + 1

@@ -17,7 +17,7 @@ from ddp_operator.job.failure import budget, causes, restart_rules, starts
 from ddp_operator.job.failure.nodes import with_bad_nodes
 from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates
 from ddp_operator.job.membership.rank_order import is_first_due
-from ddp_operator.job.membership.world import members, world_of
+from ddp_operator.job.membership.world import format_slots, members, world_of
 from ddp_operator.job.planning import (
     cleanup,
     convergence,
@@ -211,7 +211,7 @@ def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:
             "ready_replicas": ready,
             "ready": f"{ready}/{wanted}{waiting}",
             "selector": f"{LABEL_JOB_NAME}={job.name}" if job.spec.elastic else "",
-            "completed_indexes": completion.format_indexes(completed),
+            "completed_indexes": format_slots(sorted(completed)),
         }
     )
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
-from ddp_operator.job.membership.world import members, outside_slots
+from ddp_operator.job.membership.world import identity_at, members, outside_slots
 from ddp_operator.job.planning.decisions import fail, in_new_group, next_attempt, restarting
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.old_pods import awaited_until
@@ -25,7 +25,7 @@ from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.avoided_nodes import HOSTNAME
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.schedulers.kueue import is_in_group, kueue_group, provides_nodes
-from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.preemption import EVICTED
 from ddp_operator.ports import Key, Node
 
@@ -59,13 +59,13 @@ def upkeep(job: DDPJob | None, pods: Sequence[PodState], now: datetime) -> Upkee
             for pod in ending
             if pod.queue and pod.queue.held and pod.deleting and not pod.scheduled
         ),
-        force=tuple(pod.key for pod in queued if _is_lost(job, pod, now)),
+        force=tuple(pod.key for pod in queued if job and _is_lost(job, pod, now)),
     )
 
 
 def begin_new_group(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that the job queues again, since a pod that must be replaced gave its place back, or
-    Kueue keeps a pod on a node that it may not use; None if all have their places.
+    Kueue keeps a pod on a node that it may not use.
     """
     if not job.spec.kueue_queue:
         return None
@@ -82,7 +82,14 @@ def begin_new_group(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     former = [pod for pod in pods.old if pod.queue and pod.queue.group == own]
     spent = [pod for pod in former if pod.phase == "Succeeded" and pod.identity.slot in wanted]
     over = [pod for pod in former if pod.queue and pod.queue.ends_group]
-    over += [pod for pod in present if is_in_group(job, pod.identity.slot) and _is_apart(pod, own)]
+    # Also those in another group than the job's.
+    over += [
+        pod
+        for pod in present
+        if is_in_group(job, pod.identity.slot)
+        and pod.queue
+        and (pod.queue.ends_group or pod.queue.group != own)
+    ]
     if not (spent or over):
         return None
     if not present:
@@ -128,11 +135,6 @@ def needs_nodes_again(job: DDPJob, failure: Failure) -> bool:
     return provides_nodes(job.spec)
 
 
-def _is_apart(pod: PodState, own: str) -> bool:
-    """Return whether a pod is in another group than its job's, or that group is to end."""
-    return pod.queue is not None and (pod.queue.ends_group or pod.queue.group != own)
-
-
 def _is_on_avoided_node(pod: PodState, nodes: Sequence[Node]) -> bool:
     """Return whether Kueue assigned a pod to a node that it avoids, and will not change that.
 
@@ -156,15 +158,9 @@ def _ending(job: DDPJob | None, pods: Sequence[PodState]) -> Sequence[PodState]:
     own = kueue_group(job)
     apart = [pod for pod in pods if pod.queue and pod.queue.group != own]
     slots = {*members(job), *outside_slots(job)} if apart else set()
-    attempt, replacements = job.status.attempt, job.status.bookkeeping.replacements
-
-    def is_wanted(identity: Identity) -> bool:
-        slot = identity.slot
-        present = (attempt, replacements.get(str(slot), 0))
-        is_present = (identity.attempt, identity.replacement) == present
-        return is_present and slot in slots and not is_in_group(job, slot)
-
-    return [pod for pod in apart if not is_wanted(pod.identity)]
+    apart_by_itself = [slot for slot in slots if not is_in_group(job, slot)]
+    wanted = {identity_at(job, slot, slot).pod_name(job.name) for slot in apart_by_itself}
+    return [pod for pod in apart if pod.identity.pod_name(job.name) not in wanted]
 
 
 def _marks(ending: Iterable[PodState]) -> list[Key]:
@@ -183,8 +179,7 @@ def _marks(ending: Iterable[PodState]) -> list[Key]:
     ]
 
 
-def _is_lost(job: DDPJob | None, pod: PodState, now: datetime) -> bool:
+def _is_lost(job: DDPJob, pod: PodState, now: datetime) -> bool:
     """Return whether a deleted pod should have ended long ago, but its kubelet does not say so."""
-    if job is None or not (pod.keeps_place and pod.deleting) or pod.phase == "Succeeded":
-        return False
-    return now >= awaited_until(job, pod, now)
+    counts = pod.keeps_place and pod.deleting and pod.phase != "Succeeded"
+    return counts and now >= awaited_until(job, pod, now)

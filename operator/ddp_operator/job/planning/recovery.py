@@ -8,13 +8,12 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.failure.restart_rules import Verdict
-from ddp_operator.job.membership.world import members, next_generation, replaced
+from ddp_operator.job.membership.world import format_slots, members, next_generation, replaced
 from ddp_operator.job.planning import gaps, late_causes, local_checkpoints, queue
 from ddp_operator.job.planning.decisions import fail, next_attempt, restarting
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import train_on
-from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import START_TIMEOUT, PodState
 from ddp_operator.ports import Event
@@ -29,7 +28,7 @@ _MOST_RANGES: Final = 8
 
 
 def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide about failed or missing pods; None without any, or while the cause is awaited."""
+    """Decide about failed or missing pods, once the cause is known or was awaited long enough."""
     if any(pod.spec_hash != job.spec_hash for pod in pods.current.values()):
         what = f"restarting all {job.spec.replicas} pods: spec changed"
         status = next_attempt(job, job.status, new_group=True)
@@ -42,7 +41,7 @@ def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 
 def recover_overdue(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that pods are lost because their gaps lasted too long; None if there are none."""
+    """Decide that pods are lost because their gaps lasted too long."""
     late = gaps.overdue(job, pods, now)
     return failed(job, pods, *late, now) if late else None
 
@@ -70,9 +69,10 @@ def failed(
     words = records.describe(failure)
     by_rule = f", {verdict.rule}" if verdict.rule else ""
     if verdict.action == "FailJob":
-        reason = _reason_to_fail(failure, by_rule=bool(verdict.rule))
-        told = f"{verdict.rule} (FailJob): {words}" if verdict.rule else words
-        return fail(job, reason, told, now, failure)
+        if verdict.rule:
+            return fail(job, "FailedByRule", f"{verdict.rule} (FailJob): {words}", now, failure)
+        reason = "ConfigurationError" if failure.exit_code is not None else failure.reason
+        return fail(job, reason, words, now, failure)
     status = budget.after_progress(job.status)
     charged = False if continued else verdict.charged
     if charged is None:
@@ -102,7 +102,10 @@ def failed(
         status = next_attempt(job, status, new_group=new_group)
     else:
         status = replacing(job, status, gone, awaited)
-        status = _broken(job, status, gone, takeovers, now, continued=continued)
+        # Pods that are new since this failure. Each other pod is part of one failure once.
+        new = {*(members(job)[rank] for rank in gone), *spares.slots_by_rank(takeovers).values()}
+        new.update(status.bookkeeping.renewed if continued else ())
+        status = status.noting(broken_since=now, renewed=tuple(sorted(new)))
     if action == "RestartInPlace" or takeovers or without:
         status = next_generation(
             job,
@@ -124,7 +127,7 @@ def failed(
 
 
 def note_ignored(job: DDPJob, pods: Observed) -> Plan | None:
-    """Decide to record failures that a rule ignores; None if all are recorded."""
+    """Decide to record failures that a rule ignores."""
     known = {f.pod for f in job.status.failures if f.action == "Ignore"}
     room = records.MAX_IGNORED - len(known)
     new = [(failure, rule) for failure, rule in pods.ignored if failure.pod not in known][:room]
@@ -152,9 +155,7 @@ def _is_excused(job: DDPJob, pods: Observed, now: datetime) -> bool:
 def _action(
     job: DDPJob, pods: Observed, failure: Failure, verdict: Verdict, lost: Sequence[int]
 ) -> tuple[FailureAction, Sequence[int], str]:
-    """Return the action, the node ranks to replace, and why it is more than the rule or scope asked
-    for.
-    """
+    """Return the action, the node ranks to replace, and why it is more than was asked for."""
     wanted = verdict.action
     in_place = wanted == "RestartInPlace"
     kept = {index for index, pod in pods.current.items() if pod.restartable} if in_place else set()
@@ -206,34 +207,13 @@ def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
 def replacing(
     job: DDPJob, status: DDPJobStatus, gone: Sequence[int], awaited: Sequence[int]
 ) -> DDPJobStatus:
-    """Return the status in which the pods of node ranks `gone` are replaced; `awaited`: those that
-    no spare takes over.
-    """
+    """Return the status in which these pods are replaced; no spare takes over for `awaited`."""
     slots = members(job)
     replacements = replaced(status, (slots[node_rank] for node_rank in gone))
     new: set[int] = set()  # unknown before all pods of the attempt existed
     if status.bookkeeping.replacing or status.is_true("PodsCreated"):
         new = {*status.bookkeeping.replacing, *(slots[node_rank] for node_rank in awaited)}
     return status.noting(replacements=replacements, replacing=tuple(sorted(new)))
-
-
-def _broken(
-    job: DDPJob,
-    status: DDPJobStatus,
-    gone: Sequence[int],
-    takeovers: Mapping[int, PodState],
-    now: datetime,
-    *,
-    continued: bool,
-) -> DDPJobStatus:
-    """Return the status that records which pods are new since this failure. Each other pod is part
-    of one failure once.
-    """
-    new = {members(job)[node_rank] for node_rank in gone}
-    new.update(spare.identity.slot for spare in takeovers.values())
-    if continued:
-        new.update(status.bookkeeping.renewed)
-    return status.noting(broken_since=now, renewed=tuple(sorted(new)))
 
 
 def _what(
@@ -246,8 +226,6 @@ def _what(
 ) -> str:
     if action == "RestartGang":
         return f"restarting all {job.spec.replicas} pods as attempt {status.attempt}"
-    # The text must leave room for the reason: a group without some of its pods is news enough.
-    in_place = action == "RestartInPlace" and not without
     # Several parts are kept short, since the reason follows them.
     several, in_place = bool(takeovers) and bool(awaited or without), action == "RestartInPlace"
     parts: list[str] = []
@@ -273,7 +251,7 @@ def _what(
 
 def _node_ranks(node_ranks: Collection[int]) -> str:
     """Return node ranks as text: only the first few ranges, since the reason follows them."""
-    ranges = completion.format_indexes(node_ranks).split(",")
+    ranges = format_slots(sorted(node_ranks)).split(",")
     more = ", …" if len(ranges) > _MOST_RANGES else ""
     return f"node rank{'s' * (len(node_ranks) > 1)} {', '.join(ranges[:_MOST_RANGES])}{more}"
 
@@ -284,9 +262,3 @@ def _reason_to_restart(failure: Failure) -> str:
     return {"Disruption": "Disrupted", "Infrastructure": "NodeFailed"}.get(
         failure.class_, "PodFailed"
     )
-
-
-def _reason_to_fail(failure: Failure, *, by_rule: bool) -> str:
-    if by_rule:
-        return "FailedByRule"
-    return "ConfigurationError" if failure.exit_code is not None else failure.reason

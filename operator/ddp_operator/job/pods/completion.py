@@ -12,13 +12,8 @@ SETTLED_SECONDS: Final = 5
 too, which needs no record. A node's clock may be wrong by as much."""
 
 
-def format_indexes(indices: Iterable[int]) -> str:
-    """Return indexes as in a Job's `completedIndexes`, such as `0-2,5`."""
-    return world.format_slots(sorted(indices))
-
-
 def read(text: str, *, below: int) -> frozenset[int]:
-    """Parse the output of `format_indexes`; skip anything invalid."""
+    """Parse indexes as in a Job's `completedIndexes`, such as `0-2,5`; skip anything invalid."""
     return frozenset(index for index in world.read_slots(text) if index < below)
 
 

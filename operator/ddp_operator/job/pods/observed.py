@@ -108,16 +108,12 @@ def observe(
         else:
             old.append(pod)
     done = completion.read(status.completed_indexes, below=len(slots))
-
-    def identity_at(slot: int, index: int) -> Identity:
-        return Identity.at(slot, status.attempt, replacements.get(slot, 0), index=index)
-
     missing = tuple(
-        identity_at(slot, index)
+        world.identity_at(job, slot, index)
         for index, slot in enumerate(slots)
         if index not in current and index not in done
     )
-    spares_missing = [identity_at(slot, slot) for slot in free if slot not in spares]
+    spares_missing = [world.identity_at(job, slot, slot) for slot in free if slot not in spares]
     by_name = {pod.key.name: pod for pod in foreign}
     by_host_name = {pod.identity.host_name(job.name): pod for pod in foreign if pod.in_dns}
 
@@ -143,11 +139,8 @@ def observe(
 
 def member_names(job: DDPJob, most: int | None = None) -> Sequence[str]:
     """Return the names of the group's pods by node rank; `most`: only the first ones."""
-    attempt, replacements = job.status.attempt, job.status.bookkeeping.replacements
-    return [
-        Identity(slot, attempt, replacements.get(str(slot), 0)).pod_name(job.name)
-        for slot in world.members(job)[:most]
-    ]
+    slots = world.members(job)[:most]
+    return [world.identity_at(job, slot, slot).pod_name(job.name) for slot in slots]
 
 
 def _ended(job: DDPJob, launchers: LauncherStates) -> dict[str, PodFailure]:

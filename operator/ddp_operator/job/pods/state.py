@@ -4,7 +4,6 @@ Thousands of pods are kept in memory and compared at each step, so nothing else 
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, NamedTuple, Self
@@ -73,11 +72,6 @@ class Identity:
     def slot(self) -> int:
         """The number in its name, which never changes."""
         return self.index if self.other_slot is None else self.other_slot
-
-    def in_place(self, node_ranks: Mapping[int, int]) -> "Identity":
-        """Return the identity with the node rank of its slot, if it has one."""
-        index = node_ranks.get(self.slot, self.slot)
-        return Identity.at(self.slot, self.attempt, self.replacement, index=index)
 
     def host_name(self, job_name: str) -> str:
         """Return the name by which other ranks reach it and its replacements in an attempt."""
@@ -238,8 +232,6 @@ class PodState:
 
     @property
     def keeps_place(self) -> bool:
-        """Kueue counts it, and admits no other pod in its place. One that succeeded counts for
-        good.
-        """
+        """Kueue counts it, and admits no other pod in its place."""
         never_ran = self.deleting and not self.scheduled
         return self.queue is not None and self.phase != "Failed" and not never_ran

@@ -1,7 +1,7 @@
 """Conditions, and the phase derived from them."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Literal, get_args
 
 from ddp_operator.api.status import Condition, ConditionStatus, ConditionType, DDPJobStatus, Phase
 
@@ -43,14 +43,9 @@ def with_condition(
     return status.model_copy(update={"conditions": conditions})
 
 
-# The first that is true names the phase.
-_BY_PRECEDENCE: tuple[Literal["Failed", "Succeeded", "Suspended", "Running", "Restarting"], ...] = (
-    "Failed",
-    "Succeeded",
-    "Suspended",
-    "Running",
-    "Restarting",
-)
+_Naming = Literal["Failed", "Succeeded", "Suspended", "Running", "Restarting"]
+_BY_PRECEDENCE: tuple[_Naming, ...] = get_args(_Naming)
+"""The first that is true names the phase."""
 
 
 def with_phase(status: DDPJobStatus, *, pods_scheduled: bool) -> DDPJobStatus:

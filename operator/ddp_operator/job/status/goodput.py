@@ -152,11 +152,10 @@ def _closed(
     lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
     seconds = int((until - lost_from).total_seconds()) if name == "training_seconds" else 0
     new = Outage(since=stopped, until_step=resumes_at + 1, lost_from=lost_from)
-    says_when = told is not None and told.last_step_time is not None
     update = {
         "training_seconds": booked.training_seconds - seconds,
         "lost_seconds": booked.lost_seconds + seconds,
-        "outage": _outage(before, after, booked.outage, new, may_begin=says_when),
+        "outage": _outage(before, after, booked.outage, new),
     }
     return after.model_copy(update={"goodput": booked.model_copy(update=update)})
 
@@ -172,18 +171,17 @@ def _last_saved(failed: DDPJobStatus) -> tuple[int, datetime] | None:
 
 
 def _outage(
-    before: DDPJobStatus,
-    after: DDPJobStatus,
-    known: Outage | None,
-    new: Outage,
-    *,
-    may_begin: bool,
+    before: DDPJobStatus, after: DDPJobStatus, known: Outage | None, new: Outage
 ) -> Outage | None:
     """Return the outage after this step: none, the known one, or a new one at a restart."""
     if after.finished or after.phase == "Suspended":
         return None  # the next start is no recovery
     if known is None:
-        begins = may_begin and (before.phase, after.phase) == ("Running", "Restarting")
+        says_when = after.progress is not None and after.progress.last_step_time is not None
+        begins = says_when and (before.phase, after.phase) == ("Running", "Restarting")
         return new if begins else None
-    restarts = before.incarnation != after.incarnation
-    return known.model_copy(update={"since": new.since}) if restarts else known
+    return (
+        known.model_copy(update={"since": new.since})
+        if before.incarnation != after.incarnation
+        else known
+    )

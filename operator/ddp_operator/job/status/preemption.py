@@ -6,15 +6,12 @@ preempt. A job that waits has a boost of 0, so boosts never change the order of 
 never negative, so no running job ranks below a waiting one of its priority class.
 """
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from itertools import count, takewhile
-from typing import Any, Final
+from typing import Final
 
-from ddp_operator.api.devices import accelerators
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.rules import trainer_container
-from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.rules import gpu_limit
 from ddp_operator.api.spec.overrides import kinds
 from ddp_operator.job.membership.world import members, scope_of
 from ddp_operator.job.pods.schedulers.kueue import kueue_group, single_groups
@@ -74,12 +71,5 @@ def priority_boost(gpu_seconds: float, *, evictions: int, most: int) -> int:
 def _gpus(job: DDPJob) -> float:
     """Return the GPUs of a job's group. A pod without GPUs counts as one."""
     pods = ((spec, sum(map(len, indexes))) for spec, indexes in kinds(job.spec))
-    largest = sum(_gpus_of_pod(spec) * number for spec, number in pods)
+    largest = sum(max(gpu_limit(spec), 1) * number for spec, number in pods)
     return largest * len(members(job)) / job.spec.replicas
-
-
-def _gpus_of_pod(spec: DDPJobSpec) -> int:
-    asked: Mapping[str, Any] = accelerators(trainer_container(spec.template))
-    amounts = [int(amount) for amount in asked.values() if str(amount).isdecimal()]
-    own = spec.accelerator.count if spec.accelerator else 0
-    return max(sum(amounts) or own, 1)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Progress
 from ddp_operator.job.membership.answers import YEARS, Answer, Count, InvalidAnswerError
-from ddp_operator.job.membership.world import members
+from ddp_operator.job.membership.world import identity_at, members
 from ddp_operator.job.pods.state import Identity, PodState
 
 
@@ -80,9 +80,7 @@ class Report:
 
     def concerns(self, job: DDPJob) -> bool:
         """Return whether the reporting pod has node rank 0 in the job's present group."""
-        slot = members(job)[0]
-        replacement = job.status.bookkeeping.replacements.get(str(slot), 0)
-        current = Identity.at(slot, job.status.attempt, replacement, index=0)
+        current = identity_at(job, members(job)[0], 0)
         return self.owner_uid == job.uid and self.identity == current
 
 

@@ -5,10 +5,9 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import GapRecord
-from ddp_operator.job.membership.world import members
+from ddp_operator.job.membership.world import format_slots, members
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.words import some
-from ddp_operator.job.pods.completion import format_indexes
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean, counted, duration
@@ -44,7 +43,7 @@ def gaps(job: JobSnapshot, now: datetime) -> list[str]:
         found.setdefault(gap.reason, []).append(gap)
     lines = []
     for reason, places in found.items():
-        ranks = format_indexes(gap.node_rank for gap in places)
+        ranks = format_slots(sorted(gap.node_rank for gap in places))
         nodes = sorted({gap.node for gap in places if gap.node})
         where = f" on {some([clean(node) for node in nodes])}" if nodes else ""
         age = duration((now - places[0].since).total_seconds())

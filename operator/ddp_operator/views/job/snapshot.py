@@ -16,7 +16,7 @@ from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.membership.world import by_slot, slots_of
-from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Key, Manifest
 
 
@@ -99,7 +99,10 @@ class JobSnapshot:
         identity = pod.identity
         if identity.attempt != self.status.attempt:
             return pod
-        return replace(pod, identity=identity.in_place(self.node_ranks))
+        slot = identity.slot
+        index = self.node_ranks.get(slot, slot)
+        at = Identity.at(slot, identity.attempt, identity.replacement, index=index)
+        return replace(pod, identity=at)
 
     @property
     def unobserved(self) -> bool:

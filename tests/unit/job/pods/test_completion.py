@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.membership.world import format_slots
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import PodState
@@ -82,7 +83,7 @@ def test_a_replacement_would_find_nobody_who_has_ended() -> None:
 
 @given(st.frozensets(st.integers(0, 60)))
 def test_what_is_written_is_read_again(indices: frozenset[int]) -> None:
-    text = completion.format_indexes(indices)
+    text = format_slots(sorted(indices))
     assert completion.read(text, below=61) == indices
     assert completion.read(text, below=30) == {index for index in indices if index < 30}
 
