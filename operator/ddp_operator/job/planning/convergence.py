@@ -1,6 +1,4 @@
-"""Plans that carry out a job's stored status: create and delete pods, and report how
-far they are.
-"""
+"""Plans that carry out a job's stored status: create and delete pods, and report progress."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -89,7 +87,11 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
 
 def _create(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     status, events = _progress(job, pods, now)
-    service = _needs_service(job, pods)
+    # The Service precedes the first pod of an attempt, so it is not repeated for other pods.
+    exists = job.status.is_true("PodsCreated") or (
+        pods.current and not job.status.bookkeeping.replacing
+    )
+    service = not (exists or (pods.blocking and not pods.creatable))
     planned = Plan(status, create=pods.creatable, create_service=service, events=events)
     settled_at = next_settled_at(pods.current.values(), now)
     return planned.requeued_at(timeout_due(job, pods), settled_at)
@@ -99,17 +101,6 @@ def _wait(job: DDPJob, reason: str, message: str, until: datetime, now: datetime
     """Create no pod before `until`, unless something changes."""
     status = with_condition(job.status, "Running", False, reason, message, now)
     return Plan(with_phase(status, pods_scheduled=False), requeue_at=until)
-
-
-def _needs_service(job: DDPJob, pods: Observed) -> bool:
-    """Return whether to create the Service: some pods can be created, and none of this attempt
-    exists yet.
-
-    It precedes the first pod of an attempt, so retries for other pods need not repeat it.
-    """
-    exists = pods.current and not job.status.bookkeeping.replacing
-    blocked = pods.blocking and not pods.creatable
-    return not (job.status.is_true("PodsCreated") or exists or blocked)
 
 
 def explain_refusal(job: DDPJob, refusal: str) -> str:

@@ -36,9 +36,7 @@ def pause_seconds(retries: int) -> int:
 
 
 def active_deadline(job: DDPJob) -> datetime | None:
-    """Return when spec.activeDeadlineSeconds runs out; None without that field, before the job
-    starts, or while it waits in a queue.
-    """
+    """Return when spec.activeDeadlineSeconds runs out; None while the job waits in a queue."""
     limit, start = job.spec.active_deadline_seconds, job.status.start_time
     notes = job.status.bookkeeping
     if limit is None or start is None or notes.queued_since:
@@ -68,7 +66,7 @@ def fail(
 
 
 def end_at_deadline(job: DDPJob, now: datetime) -> Plan | None:
-    """Fail a job that was active for too long; None while it was not."""
+    """Fail a job that was active for too long."""
     deadline = active_deadline(job)
     if deadline is None or now < deadline:
         return None
@@ -78,7 +76,7 @@ def end_at_deadline(job: DDPJob, now: datetime) -> Plan | None:
 
 
 def succeed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that a job has succeeded; None while a pod that `spec.successPolicy` names has not."""
+    """Decide that a job has succeeded, once the pods that `spec.successPolicy` names have."""
     first = pods.current.get(0)
     if job.spec.success_policy == "Rank0":
         done = first.succeeded if first else 0 in pods.completed
@@ -121,7 +119,7 @@ def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
 
 
 def restart_as_requested(job: DDPJob, now: datetime) -> Plan | None:
-    """Decide to restart all pods because the annotation asks for it; None where it does not."""
+    """Decide to restart all pods because the annotation asks for it."""
     wanted = job.restart_requested
     if wanted == job.status.bookkeeping.restart_requested:
         return None
@@ -144,15 +142,12 @@ def queued(status: DDPJobStatus, now: datetime, *, waits: bool) -> DDPJobStatus:
 
 
 def _inactive(status: DDPJobStatus, since: datetime, now: datetime) -> DDPJobStatus:
-    """Return the status with the time since then recorded as inactive."""
     seconds = max(int((now - since).total_seconds()), 0)
     return status.noting(suspended_seconds=status.bookkeeping.suspended_seconds + seconds)
 
 
 def next_attempt(job: DDPJob, status: DDPJobStatus, *, new_group: bool = False) -> DDPJobStatus:
-    """Return the status of the next attempt, which has new pods for all ranks. `new_group`: in a
-    queue they ask for quota again, as another group.
-    """
+    """Return the status with new pods for all ranks; `new_group`: in a queue, they queue again."""
     if new_group:
         status = in_new_group(job, status)
     world = world_of_next_attempt(job.spec, status)
@@ -189,9 +184,7 @@ def restarting(
     event: str = "Restarting",
     creates: bool = True,
 ) -> Plan:
-    """Decide that the pods named by `status` restart. `creates`: some of them do not exist yet.
-    `event`: the reason of the Event.
-    """
+    """Decide that pods restart. `creates`: some do not exist yet. `event`: the Event's reason."""
     status = with_condition(status, "Restarting", True, reason, message, now)
     if creates:
         status = queued(_without_placement(status), now, waits=False)
@@ -205,9 +198,7 @@ def restarting(
 def regrouped(
     status: DDPJobStatus, reason: str, message: str, now: datetime, *, event: str
 ) -> Plan:
-    """Decide that existing pods form another group. A job that has not started yet does not
-    restart.
-    """
+    """Decide that existing pods form another group: a restart, unless the job never ran."""
     if status.is_true("Running") or status.is_true("Restarting"):
         return restarting(status, reason, message, now, event=event, creates=False)
     return decided(status, Event(event, message))

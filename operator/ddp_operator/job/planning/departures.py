@@ -27,8 +27,8 @@ SAVE_BEFORE: Final = timedelta(minutes=10)
 
 
 def leave(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide to replace the pods on nodes that are about to be terminated, as an early disruption.
-    None where there are no such nodes, no other place, or something else to do first.
+    """Decide to replace the pods on nodes that are about to be terminated, as an early disruption,
+    if there is another place for them.
     """
     doomed = _doomed(job, pods)
     if not doomed:
@@ -125,9 +125,7 @@ def _is_place(job: DDPJob, pods: Observed, doomed: Sequence[tuple[PodState, Node
 def _bound_to(
     job: DDPJob, pods: Observed, doomed: Sequence[tuple[PodState, Node]]
 ) -> Mapping[str, str]:
-    """Return the node labels that replacements need: those of the other pods' nodes, where the job
-    requires one place for all.
-    """
+    """Return the node labels that replacements need, where the job requires one place for all."""
     topology = job.spec.topology
     if not (topology and topology.required and scope_of(job) != "Gang"):
         return {}

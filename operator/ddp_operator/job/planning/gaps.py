@@ -54,9 +54,7 @@ UNSTARTABLE_SECONDS: Final = 300
 """How long a pod may lack its image, Secret or ConfigMap: time for a person to create it, or for a
 registry to recover."""
 _PULLS: Final = 3
-"""Factor on startTimeoutSeconds for pulling the image, compared with everything else
-before start.
-"""
+"""Pulling the image may take so many times startTimeoutSeconds."""
 UNREACHABLE_SECONDS: Final = 30
 """How long a launcher may not answer before its pod counts as lost. One that has just started, or
 is on a swapping node, answers within seconds; processes get `RESTART_GRACE_SECONDS` to end."""
@@ -108,9 +106,7 @@ def with_reason(
 
 
 def overdue(job: DDPJob, pods: Observed, now: datetime) -> tuple[Failure, tuple[int, ...]] | None:
-    """Return the failure of the first gap that lasted too long, and the node ranks of all gaps of
-    that reason; None if none did.
-    """
+    """Return the failure of the first gap that lasted too long, and all node ranks like it."""
     late = [gap for gap in _timed(pods) if (due := _due(job, pods, gap)) and due <= now]
     if not late:
         return None

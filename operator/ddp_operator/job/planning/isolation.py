@@ -14,7 +14,7 @@ NONE = ""
 
 
 def begin_change(job: DDPJob) -> Plan | None:
-    """Decide to create or remove the NetworkPolicy; None if it is as wanted."""
+    """Decide to create or remove the NetworkPolicy."""
     if job.status.bookkeeping.isolation in (_wanted(job), CHANGING):
         return None
     return Plan(job.status.noting(isolation=CHANGING), decided=True)

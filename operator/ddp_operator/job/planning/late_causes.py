@@ -17,11 +17,7 @@ from ddp_operator.ports import Event
 
 
 def correct(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that the cause of the last restart of all pods was another failure; None if nothing
-    changed.
-
-    The restart stays, its charge may be taken back.
-    """
+    """Decide that another failure caused the last restart of all pods, which may be free then."""
     event = records.latest_event(job.status.failures)
     if not event or event[-1].action != "RestartGang":
         return None
@@ -44,9 +40,7 @@ def correct(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 
 def take_back_charge(job: DDPJob, pods: Observed, cause: Failure) -> Plan | None:
-    """Decide to take back the charge for a failure, since `cause` in the same group is seen only
-    now; None if there is nothing to take back.
-    """
+    """Decide to take back the charge for a failure whose `cause` in the group is seen only now."""
     event = records.latest_event(job.status.failures)
     charged = next((failure for failure in event if failure.charged), None)
     if charged is None or classes.is_consequence(cause) or _is_charged(job, cause):

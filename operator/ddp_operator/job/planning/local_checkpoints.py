@@ -32,7 +32,7 @@ def warnings(job: DDPJob) -> Sequence[Event]:
 
 
 def note(job: DDPJob, launchers: LauncherStates) -> Plan | None:
-    """Record that rank 0 of this attempt saved to its pod's own disk; None if that is not new."""
+    """Decide to record that rank 0 of this attempt saved to its pod's own disk."""
     said = launchers.leader
     # With scope Pod, processes get the state from each other.
     if said is None or not said.saved_in_pod or said.scope != "InPlace":

@@ -22,9 +22,7 @@ NEWER_JOB = "NewerThanOperator"
 def reject(
     manifest: Manifest, error: InvalidJobError, pods: Sequence[PodState], now: datetime
 ) -> Plan:
-    """Decide that the job failed because of its spec, then delete its pods. A job that only a newer
-    operator understands stays unchanged.
-    """
+    """Fail the job, then delete its pods. One that only a newer operator reads stays unchanged."""
     metadata = manifest["metadata"]
     status = before = _status(manifest)
     if "deletionTimestamp" in metadata:

@@ -25,7 +25,7 @@ UNSCHEDULABLE: Final = "Unschedulable"
 
 def reschedule(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide to recreate pods that wait because of outdated node affinity, or update the nodes to
-    avoid before pods are created; None if neither is needed.
+    avoid before pods are created.
     """
     if barred := _barred(job, pods):
         return _recreate(job, pods, barred, now)

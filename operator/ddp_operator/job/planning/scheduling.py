@@ -19,10 +19,8 @@ SCHEDULING_TIMEOUT = "SchedulingTimeout"
 
 
 def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
-    """Return when a partly placed gang releases its nodes or quota; None while none waits for the
-    rest.
-
-    A gang without any node keeps its place in the queue.
+    """Return when a partly placed gang releases its nodes or quota; None for one without any, which
+    keeps its place in the queue.
     """
     limit = job.spec.scheduling_timeout_seconds
     waiting = [gap for gap in pods.gaps if POLICY[gap.reason].unplaced]
@@ -37,7 +35,7 @@ def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
 
 
 def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide to delete a gang's pods that waited too long for the rest; None while they may."""
+    """Decide to delete a gang's pods that waited too long for the rest."""
     due = timeout_due(job, pods)
     if due is None or now < due:
         return None

@@ -92,9 +92,7 @@ def _failure(job: DDPJob, pods: Observed, message: str, rank: int | None, now: d
 
 
 def _silence_due(job: DDPJob, report: Report | None) -> datetime | None:
-    """Return when to warn that a job reported nothing in this attempt; None if it did, does not
-    run, or has no progress deadline.
-    """
+    """Return when to warn that a running job has reported nothing in this attempt."""
     limit, running_since, progress = _deadline(job), job.status.running_since, job.status.progress
     if limit is None or running_since is None:
         return None

@@ -73,17 +73,13 @@ def waiting_for(job: DDPJob, pods: Observed, counted: str) -> tuple[str, str, bo
     gated = sum(pod.gated for pod in pods.current.values())
     # A queue admits all of the group: it already has when some have nodes.
     if gated and not (job.spec.kueue_queue and any(pod.scheduled for pod in pods.current.values())):
-        return QUEUED, f"{gated} of {job.spec.replicas} pods wait {_for_whom(job)}", False
+        why = "for their scheduling gates to be removed"
+        if job.spec.kueue_queue:
+            what = "quota and nodes" if provides_nodes(job.spec) else "quota"
+            why = (
+                f"in spec.scheduling.queueName ({job.spec.kueue_queue}) for {what}; see kubectl "
+                # Kubernetes has a kind Workload, too.
+                f"ddp why, or kubectl describe workloads.kueue.x-k8s.io {kueue_group(job)}"
+            )
+        return QUEUED, f"{gated} of {job.spec.replicas} pods wait {why}", False
     return PODS_STARTING, counted, False
-
-
-def _for_whom(job: DDPJob) -> str:
-    if job.spec.kueue_queue:
-        workload = kueue_group(job)
-        what = "quota and nodes" if provides_nodes(job.spec) else "quota"
-        return (
-            f"in spec.scheduling.queueName ({job.spec.kueue_queue}) for {what}; "
-            # Kubernetes has a kind Workload, too.
-            f"see kubectl ddp why, or kubectl describe workloads.kueue.x-k8s.io {workload}"
-        )
-    return "for their scheduling gates to be removed"

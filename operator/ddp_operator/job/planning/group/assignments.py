@@ -1,6 +1,4 @@
-"""Assignments: what launchers receive about the group. Only what is on record is sent, and the
-highest generation wins.
-"""
+"""Assignments: what launchers receive about the group, once it is on record."""
 
 from collections.abc import Iterator
 from dataclasses import replace

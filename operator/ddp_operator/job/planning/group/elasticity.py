@@ -24,7 +24,6 @@ from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some, train_on
 from ddp_operator.job.pods.observed import Observed, member_names
-from ddp_operator.job.pods.state import PodState
 
 GROUP_SHRUNK: Final = "GroupShrunk"
 GROUP_GROWN: Final = "GroupGrown"
@@ -33,9 +32,7 @@ _BEGINNING_SECONDS: Final = 30
 
 
 def begin(job: DDPJob) -> Plan | None:
-    """Decide which pods the group starts with, since `spec.replicas` may change later; None if that
-    is on record or not needed.
-    """
+    """Decide which pods an elastic group starts with, since `spec.replicas` may change later."""
     if not job.spec.elastic or job.status.world is not None:
         return None
     # Generation 0 is that of pods without any assignment.
@@ -56,13 +53,13 @@ def can_go_without(job: DDPJob, pods: Observed, node_ranks: Sequence[int]) -> bo
         return False
     if rest >= job.spec.replicas or elastic.shrink_after_seconds == 0:
         return True
-    return all(_announces(pods.current.get(node_rank)) for node_rank in node_ranks)
+    # A leaving pod that still runs may be absent for long: nobody waits for it to come back.
+    leaving = [pods.current.get(node_rank) for node_rank in node_ranks]
+    return all(pod and pod.started and not (pod.exit or pod.restartable) for pod in leaving)
 
 
 def resize(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that the group continues without pods that are late or not wanted any more, or that
-    waiting pods join; None if it stays as it is.
-    """
+    """Decide that the group drops pods that are late or not wanted, or that waiting pods join."""
     if not _may_change(job, pods):
         return None
     if any(gap.reason == "Paused" or POLICY[gap.reason].lost for gap in pods.gaps):
@@ -80,17 +77,12 @@ def next_change(job: DDPJob, pods: Observed) -> datetime | None:
         return None
     if absent := absent_node_ranks(pods):
         return _shrink_due(job, pods, absent)
-    return _grow_due(job) if _room(job) and pods.spares else None
+    return _grow_due(job) if pods.spares and len(members(job)) < job.spec.max_size else None
 
 
 def _may_change(job: DDPJob, pods: Observed) -> bool:
     can_be_told = scope_of(job) != "Gang" and bool(job.status.bookkeeping.launcher)
     return bool(job.spec.elastic) and can_be_told and not pods.any_succeeded
-
-
-def _announces(pod: PodState | None) -> bool:
-    """Return whether a leaving pod still runs: then nobody waits for it to come back."""
-    return pod is not None and pod.started is not None and not (pod.exit or pod.restartable)
 
 
 def _shrink_due(job: DDPJob, pods: Observed, absent: Sequence[int]) -> datetime | None:
@@ -141,17 +133,13 @@ def _grow(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     waiting = [
         pod for pod in spares.ready(job, pods) if pods.launchers.knows(pod.key.name, generation)
     ]
-    joining = sorted(pod.identity.slot for pod in waiting[: _room(job)])
+    size = len(members(job))
+    joining = sorted(pod.identity.slot for pod in waiting[: job.spec.max_size - size])
     if not joining:
         return None
-    size = len(members(job)) + len(joining)
     status = next_generation(job, job.status, now, joining=joining)
-    message = f"training continues with {size} pods: {len(joining)} more joined"
+    message = f"training continues with {size + len(joining)} pods: {len(joining)} more joined"
     return regrouped(status, GROUP_GROWN, message, now, event=GROUP_GROWN)
-
-
-def _room(job: DDPJob) -> int:
-    return max(job.spec.max_size - len(members(job)), 0)
 
 
 def _grow_due(job: DDPJob) -> datetime | None:

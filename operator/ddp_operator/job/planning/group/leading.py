@@ -26,29 +26,28 @@ _LARGEST: Final = 2**30
 
 
 def accept(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that the group is in the generation that launchers led; None if they led none.
+    """Decide that the group is in the generation that launchers led.
 
     If that group has other pods than the one on record, all processes restart in a newer
     generation.
     """
-    launchers = pods.launchers
-    said, known = launchers.leader, world_of(job).generation
+    launchers, own, known = pods.launchers, format_slots(members(job)), world_of(job).generation
+    said = launchers.leader
     led = said.generation if said is not None and said.led else 0
-    if max(led, launchers.ahead) > _LARGEST:
+    newest = max(led, launchers.ahead)
+    if newest > _LARGEST:
         return None
-    own = format_slots(members(job))
-    is_led = said is not None and led > known
-    if said is None or not is_led:
+    if said is None or led <= known:
         leader = pods.current.get(0)
         if said is None and leader and leader.started and not leader.exit:
             return None  # its launcher may still answer
         differs = said is not None and led == known > 0 and said.members not in ("", own)
         if not (differs or launchers.ahead >= known > 0):
             return None
-        return _above(job, job.status, max(led, launchers.ahead, known), now)
+        return _above(job, job.status, max(newest, known), now)
     status, failures = _accounted(job, pods, said, now)
     if said.members != own:
-        return _above(job, status, max(led, launchers.ahead), now)
+        return _above(job, status, newest, now)
     charged = sum(failure.charged for failure in failures)
     message = (
         f"launchers restarted up to generation {led} while no operator was running: "

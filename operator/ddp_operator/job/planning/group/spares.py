@@ -1,6 +1,4 @@
-"""Spares: pods that wait outside the group. Their failures cost nothing, and they take no node of
-it.
-"""
+"""Spares: pods that wait outside the group. Their failures cost it nothing."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -56,8 +54,8 @@ def slots_by_rank(takeovers: Mapping[int, PodState]) -> Mapping[int, int]:
 
 
 def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide that spares replace pods that have no node, cannot start, or do not exist; None if
-    there are no such pods or no spares. A later spare may have got the only free node.
+    """Decide that spares replace pods that have no node, cannot start, or do not exist. A later
+    spare may have got the only free node.
     """
     waiting = [gap.node_rank for gap in pods.gaps if POLICY[gap.reason].spare]
     takeovers = take_over(job, pods, sorted(waiting))
@@ -84,7 +82,7 @@ def recreated_as_spares(status: DDPJobStatus, slots: Collection[int]) -> DDPJobS
 
 
 def renew(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide to replace spares that have ended; None if there are none."""
+    """Decide to replace spares that have ended."""
     ended = [
         pod.identity for pod in pods.spares if not _is_well(pod) or pod.spec_hash != job.spec_hash
     ]
@@ -105,9 +103,7 @@ def renew(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 
 def seen(job: DDPJob, pods: Observed) -> tuple[int, ...]:
-    """Return the slots of spares that exist or existed. A spare that is gone is not recreated under
-    its old name.
-    """
+    """Return the slots of spares that existed, since none is recreated under its old name."""
     wanted = {identity.slot for identity in pods.spares_missing}
     known = wanted.intersection(job.status.bookkeeping.spares)
     return tuple(sorted({pod.identity.slot for pod in pods.spares} | known))
@@ -134,11 +130,9 @@ def with_spares(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Pl
     old = [kept[one.slot] for one in missing if one.slot in kept]
     planned = planned.requeued_at(*(awaited_until(job, pod, now) for pod in old))
     missing = tuple(one for one in missing if one.slot not in kept)
-    if not missing:
-        return planned
-    if due is None or due <= now:
-        return replace(planned, create_spares=missing)
-    return planned.requeued_at(due)
+    if missing and due and now < due:
+        return planned.requeued_at(due)
+    return replace(planned, create_spares=missing)
 
 
 def _is_well(pod: PodState) -> bool:

@@ -44,7 +44,7 @@ def along(slots: Sequence[int], places: Mapping[int, Place]) -> tuple[int, ...]:
 
 
 def order(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide the node ranks of new pods; None if that is done or too early."""
+    """Decide the node ranks of new pods, once all have nodes."""
     if not is_due(job):
         return None
     first = is_first_due(job)
@@ -70,8 +70,7 @@ def with_order_due(job: DDPJob, pods: Observed, planned: Plan, now: datetime) ->
     """Requeue the plan of an active job at the time its order is due."""
     if not (is_first_due(job) and _is_placed(pods)):
         return planned
-    unheard_of = _unheard_of(pods)
-    return planned.requeued_at(_due(pods), now + _NODES_AGAIN if unheard_of else None)
+    return planned.requeued_at(_due(pods), now + _NODES_AGAIN if _unheard_of(pods) else None)
 
 
 def _is_placed(pods: Observed) -> bool:
