@@ -35,12 +35,9 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobSta
     ]
     counts = Counter(failure.node for failure in charged)
     by_training = {failure.node for failure in charged if failure.class_ == "Application"}
-    by_machine = {failure.node for failure in charged if failure.class_ == "Infrastructure"}
-    lost_a_gpu = {
-        failure.node
-        for failure in charged
-        if failure.class_ == "Infrastructure" and symptoms.is_of_device(failure.message)
-    }
+    of_machines = [failure for failure in charged if failure.class_ == "Infrastructure"]
+    by_machine = {failure.node for failure in of_machines}
+    lost_a_gpu = {f.node for f in of_machines if symptoms.is_of_device(f.message)}
     limit = job.spec.restart.node_failure_limit
     bad = [
         node

@@ -17,7 +17,6 @@ MAX_IGNORED = 5
 NO_PROGRESS = "NoProgress"
 NODE_LEAVING = "NodeLeaving"
 LAUNCHER_UNREACHABLE = "LauncherUnreachable"
-OVER_STORAGE_LIMIT = "StorageLimitExceeded"
 _NO_PYTHON = (
     "spec.launcher: inject needs Python 3.11 or newer in the image; take an image that has it, or "
     "leave launcher out"
@@ -35,7 +34,7 @@ def of_pod(job: DDPJob, pod: PodState, now: datetime) -> Failure:
         reason = pod.disruption or pod.reason or lost or "Deleted"
         message = pod.message or "the cluster or a user deleted the pod"
     elif pod.over_storage_limit:
-        reason, message = OVER_STORAGE_LIMIT, pod.message
+        reason, message = "StorageLimitExceeded", pod.message
     elif ended:
         reason = pod.reason or ended.reason or "Error"
         message = said or pod.message

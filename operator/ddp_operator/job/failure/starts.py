@@ -12,8 +12,6 @@ from ddp_operator.job.failure import classes, records
 from ddp_operator.job.pods.observed import Gap, Observed
 from ddp_operator.job.pods.state import START_TIMEOUT, PodState
 
-NODE_LOST: Final = "NodeLost"
-
 
 def seen(job: DDPJob, pods: Observed) -> str:
     """Return the spec's hash if a pod of each kind has run, else the recorded hash."""
@@ -43,7 +41,7 @@ def of_gap(job: DDPJob, pod: PodState, gap: Gap, now: datetime) -> Failure:
         message = f"no process started within {seconds} s (spec.startTimeoutSeconds): "
         message += _lacking(job, pod)
     elif pod.silent:
-        reason, class_ = NODE_LOST, "Disruption"
+        reason, class_ = "NodeLost", "Disruption"
         message = f"node {pod.node} has not answered for {seconds} s"
     else:
         reason = records.LAUNCHER_UNREACHABLE

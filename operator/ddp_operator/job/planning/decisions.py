@@ -196,9 +196,12 @@ def restarting(
 
 
 def regrouped(
-    status: DDPJobStatus, reason: str, message: str, now: datetime, *, event: str
+    status: DDPJobStatus, reason: str, message: str, now: datetime, *, event: str = ""
 ) -> Plan:
-    """Decide that existing pods form another group: a restart, unless the job never ran."""
+    """Decide that existing pods form another group: a restart, unless the job never ran. `event`:
+    the Event's reason, if it differs.
+    """
+    event = event or reason
     if status.is_true("Running") or status.is_true("Restarting"):
         return restarting(status, reason, message, now, event=event, creates=False)
     return decided(status, Event(event, message))

@@ -20,7 +20,6 @@ from ddp_operator.ports import Event, Node
 
 MAX_LEFT: Final = 100
 """How many nodes a job remembers to have left, so that it leaves each only once."""
-CHECKPOINT_REQUESTED: Final = "CheckpointRequested"
 _MAX_START: Final = 240
 SAVE_BEFORE: Final = timedelta(minutes=10)
 """How long before a node's known end its job is asked for a checkpoint."""
@@ -45,10 +44,7 @@ def leave(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
 
 
 def with_checkpoint_request(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
-    """Add a request for a checkpoint to the plan of an active job.
-
-    There is one request for each node of its pods that is about to be terminated or ends soon.
-    """
+    """Add a request for a checkpoint: one for each of its nodes that leaves or ends soon."""
     pod_0 = pods.current.get(0)
     if pod_0 is None or not (pod_0.address and pod_0.ready):
         return planned
@@ -76,7 +72,7 @@ def with_checkpoint_request(job: DDPJob, pods: Observed, planned: Plan, now: dat
         planned,
         status=planned.status.noting(asked_nodes=tuple(keys)),
         ask_checkpoint=pod_0.address,
-        events=(*planned.events, Event(CHECKPOINT_REQUESTED, message)),
+        events=(*planned.events, Event("CheckpointRequested", message)),
     )
 
 
@@ -97,10 +93,8 @@ def _doomed(job: DDPJob, pods: Observed) -> list[tuple[PodState, Node]]:
 
 
 def _is_place(job: DDPJob, pods: Observed, doomed: Sequence[tuple[PodState, Node]]) -> bool:
-    """Return whether enough other nodes suit the pods, and the new pods cannot return to the old
-    nodes.
-
-    What else runs on those nodes is unknown.
+    """Return whether enough other nodes suit the pods, as far as is known, and the new pods cannot
+    return to the old nodes.
     """
     going = {node.name: node for _, node in doomed}
     places = [pod.identity.index for pod, _ in doomed]

@@ -161,11 +161,11 @@ def _reasons(
     # All pods of a running group have acknowledged it, perhaps to an earlier operator.
     unreached = {} if job.status.is_true("Running") else pods.launchers.unreached_since
     for node_rank, pod in pods.current.items():
-        reason = None if pod.succeeded else _reason(pod)
-        told = None
-        if unreached and reason in (None, "Starting"):
-            told = unreached.get(pod.key.name)
-        if told is not None and not (pod.succeeded or in_present_group(job, pods, pod)):
+        if pod.succeeded:
+            continue
+        reason = _reason(pod)
+        told = unreached.get(pod.key.name) if reason in (None, "Starting") else None
+        if told is not None and not in_present_group(job, pods, pod):
             yield Gap(node_rank, "Silent", told, pod.node)
         elif reason:
             yield Gap(node_rank, reason, now, pod.node)

@@ -80,13 +80,9 @@ def _corrected(
 
 def _of_attempt(pods: Observed, attempt: int) -> list[PodState]:
     """Return the attempt's last pod of each slot; earlier ones were replaced."""
-    newest: dict[int, PodState] = {}
-    for pod in pods.old:
-        known = newest.get(pod.identity.slot)
-        newer = known is None or known.identity.replacement < pod.identity.replacement
-        if pod.identity.attempt == attempt and newer:
-            newest[pod.identity.slot] = pod
-    return list(newest.values())
+    found = [pod for pod in pods.old if pod.identity.attempt == attempt]
+    found.sort(key=lambda pod: pod.identity.replacement)
+    return list({pod.identity.slot: pod for pod in found}.values())
 
 
 def _tells(pod: PodState, last: Failure) -> bool:

@@ -19,10 +19,8 @@ from ddp_operator.job.pods.state import START_TIMEOUT, PodState
 from ddp_operator.ports import Event
 
 DISRUPTED_START_PAUSE_SECONDS: Final = 10
-"""Pause after pods were disrupted before all of them ran.
-
-Disruptions have no limit, so a job that no node can keep would create pods endlessly. Kubernetes'
-Job controller starts with 10 s too."""
+"""Pause after pods were disrupted before all of them ran: disruptions have no limit, so a job that
+no node can keep would create pods endlessly. Kubernetes' Job controller starts with 10 s too."""
 
 _MOST_RANGES: Final = 8
 

@@ -28,7 +28,13 @@ def reject(
     if "deletionTimestamp" in metadata:
         return Plan(status)
     if isinstance(error, NewerJobError) and not status.finished:
-        return _leave(status, error)
+        message = (
+            f"job left unchanged: this operator ({__version__}) is older than the installed CRD; "
+            f"upgrade the operator. {error}"
+        )
+        events = (Event(NEWER_JOB, message, warning=True),) if status.reason != NEWER_JOB else ()
+        left = status.model_copy(update={"reason": NEWER_JOB, "message": message})
+        return Plan(left, events=events)
     if not status.finished:
         status = status.model_copy(update={"observed_generation": metadata.get("generation", 0)})
         failed = finish(status, "Failed", "InvalidSpec", str(error), now)
@@ -38,16 +44,6 @@ def reject(
     live = (p for p in pods if p.owner_uid == metadata["uid"] and not p.deleting)
     doomed = tuple(p.key for p in live if not (p.failed or p.succeeded))
     return Plan(status, delete=doomed).expiring(_expiry(manifest, status), now)
-
-
-def _leave(status: DDPJobStatus, error: NewerJobError) -> Plan:
-    message = (
-        f"job left unchanged: this operator ({__version__}) is older than the installed CRD; "
-        f"upgrade the operator. {error}"
-    )
-    told = status.reason == NEWER_JOB
-    events = () if told else (Event(NEWER_JOB, message, warning=True),)
-    return Plan(status.model_copy(update={"reason": NEWER_JOB, "message": message}), events=events)
 
 
 def _expiry(manifest: Manifest, status: DDPJobStatus) -> datetime | None:

@@ -15,8 +15,6 @@ from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
 
-SCHEDULING_TIMEOUT = "SchedulingTimeout"
-
 
 def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
     """Return when a partly placed gang releases its nodes or quota; None for one without any, which
@@ -46,7 +44,7 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
     message = _message(job, pods)
     status = next_attempt(job, job.status, new_group=True).noting(scheduling_retries=retries + 1)
     status = status.model_copy(update={"next_start_time": now + timedelta(seconds=pause)})
-    return restarting(status, SCHEDULING_TIMEOUT, message, now, event=SCHEDULING_TIMEOUT)
+    return restarting(status, "SchedulingTimeout", message, now, event="SchedulingTimeout")
 
 
 def _message(job: DDPJob, pods: Observed) -> str:

@@ -134,12 +134,9 @@ def with_stacks(job: DDPJob, pods: Observed, planned: Plan) -> Plan:
     last = job.status.failures[-1] if job.status.failures else None
     if last is None or last.reason != NO_PROGRESS or not planned.delete:
         return planned
-    doomed = [
-        pod
-        for pod in (*pods.old, *pods.current.values())
-        if pod.key in planned.delete and pod.identity.attempt == last.attempt
-    ]
-    wanted = (pod.address for pod in doomed if pod.address and not (pod.failed or pod.succeeded))
+    doomed = [pod for pod in (*pods.old, *pods.current.values()) if pod.key in planned.delete]
+    running = [pod for pod in doomed if pod.address and not (pod.failed or pod.succeeded)]
+    wanted = (pod.address for pod in running if pod.identity.attempt == last.attempt)
     return replace(planned, dump_stacks=tuple(wanted))
 
 

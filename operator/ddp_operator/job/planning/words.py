@@ -11,9 +11,6 @@ from ddp_operator.job.pods.state import CRASH_LOOP
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_STARTING, QUEUED
 from ddp_operator.ports import Event
 
-UNKNOWN_ACCELERATOR = "UnknownAccelerator"
-NOT_QUEUED = "NotQueued"
-
 
 def some(names: Sequence[str]) -> str:
     """Return the first three names, and how many more there are."""
@@ -31,7 +28,7 @@ def unknown_accelerators(job: DDPJob) -> list[Event]:
     types = dict.fromkeys(one.type for one in accelerators(job.spec))
     return [
         Event(
-            UNKNOWN_ACCELERATOR,
+            "UnknownAccelerator",
             f"accelerator type {type_} is unknown to this release and goes unchecked into the "
             f"node selector. Known: {', '.join(GPUS)}",
             warning=True,
@@ -52,7 +49,7 @@ def not_queued(job: DDPJob, pods: Observed) -> list[Event]:
         "the queue; Kueue is not installed or does not manage pods of this namespace (integration "
         "pod, managedJobsNamespaceSelector)"
     )
-    return [Event(NOT_QUEUED, message, warning=True)]
+    return [Event("NotQueued", message, warning=True)]
 
 
 def waiting_for(job: DDPJob, pods: Observed, counted: str) -> tuple[str, str, bool]:

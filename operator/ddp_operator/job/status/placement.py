@@ -9,8 +9,6 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.ports import Event, Node
 
-SPREAD: Final = "Spread"
-
 Place = tuple[str | None, ...]
 """Labels from the widest to the closest level."""
 _LEVELS: Final = tuple(GKE_TOPOLOGY_LABELS)
@@ -33,7 +31,7 @@ def with_placement(
         return status, ()
     words, spread = _describe([known[name] for name in names])
     status = status.model_copy(update={"placement": words})
-    return status, (Event(SPREAD, spread),) if spread else ()
+    return status, (Event("Spread", spread),) if spread else ()
 
 
 def _describe(nodes: Sequence[Node]) -> tuple[str, str]:

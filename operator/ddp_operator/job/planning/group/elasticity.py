@@ -26,7 +26,6 @@ from ddp_operator.job.planning.words import some, train_on
 from ddp_operator.job.pods.observed import Observed, member_names
 
 GROUP_SHRUNK: Final = "GroupShrunk"
-GROUP_GROWN: Final = "GroupGrown"
 _BEGINNING_SECONDS: Final = 30
 """Minimum wait for the pods that a group starts with, since they come one by one."""
 
@@ -108,7 +107,7 @@ def _shrink(job: DDPJob, pods: Observed, absent: Sequence[int], now: datetime) -
     late = some([names[node_rank] for node_rank in absent])
     headline = train_on(len(slots) - len(absent), len(slots))
     message = f"{headline}; not ready in time: {late}"
-    return regrouped(status, GROUP_SHRUNK, message, now, event=GROUP_SHRUNK)
+    return regrouped(status, GROUP_SHRUNK, message, now)
 
 
 def _shrink_to_wanted(job: DDPJob, now: datetime) -> Plan:
@@ -119,7 +118,7 @@ def _shrink_to_wanted(job: DDPJob, now: datetime) -> Plan:
         return restarting(next_attempt(job, job.status), GROUP_SHRUNK, what, now)
     status = next_generation(job, job.status, now, without=range(size, before))
     message = f"{train_on(size, before)}; the spec allows no more"
-    return regrouped(status, GROUP_SHRUNK, message, now, event=GROUP_SHRUNK)
+    return regrouped(status, GROUP_SHRUNK, message, now)
 
 
 def _grow(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
@@ -139,7 +138,7 @@ def _grow(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         return None
     status = next_generation(job, job.status, now, joining=joining)
     message = f"training continues with {size + len(joining)} pods: {len(joining)} more joined"
-    return regrouped(status, GROUP_GROWN, message, now, event=GROUP_GROWN)
+    return regrouped(status, "GroupGrown", message, now)
 
 
 def _grow_due(job: DDPJob) -> datetime | None:

@@ -68,7 +68,7 @@ def _above(job: DDPJob, status: DDPJobStatus, known: int, now: datetime) -> Plan
         f"all processes restart in place: launchers led generation {known} of another group "
         "while no operator was running"
     )
-    return regrouped(status, LED, message, now, event=LED)
+    return regrouped(status, LED, message, now)
 
 
 def _accounted(

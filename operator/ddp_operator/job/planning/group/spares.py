@@ -18,8 +18,6 @@ from ddp_operator.job.pods.schedulers.kueue import is_in_group
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Event
 
-SPARES_REFUSED: Final = "SparesRefused"
-SPARES_LOST: Final = "SparesLost"
 REFUSED_PAUSE_SECONDS: Final = 60
 """Pause before spares are created again after a quota refused them."""
 
@@ -99,7 +97,7 @@ def renew(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     )
     names = some([identity.pod_name(job.name) for identity in ended])
     said = f"replacing spares that ended (not charged): {names}"
-    return Plan(status, decided=True, events=(Event(SPARES_LOST, said),))
+    return Plan(status, decided=True, events=(Event("SparesLost", said),))
 
 
 def seen(job: DDPJob, pods: Observed) -> tuple[int, ...]:
@@ -113,7 +111,7 @@ def refused(job: DDPJob, message: str, now: datetime) -> Plan:
     """Decide to retry later, since the API server refuses spares."""
     due = now + timedelta(seconds=REFUSED_PAUSE_SECONDS)
     said = f"the API server refuses spares; the job continues without them: {message}"
-    event = Event(SPARES_REFUSED, said, warning=True)
+    event = Event("SparesRefused", said, warning=True)
     return Plan(job.status.noting(no_spare_before=due), decided=True, events=(event,))
 
 

@@ -25,9 +25,6 @@ from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.status.placement import Place, place_of
 from ddp_operator.ports import Event, Node
 
-RANKS_ORDERED: Final = "RanksOrdered"
-RANKS_NOT_ORDERED: Final = "RanksNotOrdered"
-
 _BLOCKS: Final = 2
 """Levels for which running ranks are reordered: block and sub-block, not host."""
 _NODES_AGAIN: Final = timedelta(seconds=2)
@@ -142,7 +139,7 @@ def _changed(job: DDPJob, slots: Sequence[int], now: datetime, why: str = "") ->
     events = _not_ordered(why)
     if moved:
         said = f"node ranks follow blocks, sub-blocks and hosts: {moved} of {len(slots)} pods moved"
-        events = (Event(RANKS_ORDERED, said),)
+        events = (Event("RanksOrdered", said),)
     return Plan(status, decided=True, events=events)
 
 
@@ -154,7 +151,7 @@ def _kept(job: DDPJob, why: str = "") -> Plan:
 
 def _not_ordered(why: str) -> tuple[Event, ...]:
     said = f"node ranks do not follow spec.scheduling.topology: {why}"
-    return (Event(RANKS_NOT_ORDERED, said),) if why else ()
+    return (Event("RanksNotOrdered", said),) if why else ()
 
 
 def _prefixes(place: Place) -> list[Place]:

@@ -288,7 +288,7 @@ def test_a_spare_that_ends_costs_nothing_and_the_next_comes_later() -> None:
     assert (planned.status.restarts, planned.status.disruptions) == (0, 0)
     assert planned.status.failures == ()
     assert planned.status.incarnation == (0, 0, 0)
-    assert [event.reason for event in planned.events] == [spares.SPARES_LOST]
+    assert [event.reason for event in planned.events] == ["SparesLost"]
     assert condition(planned, "Running")[0] == "True"
     planned = plan(job, [*pods[:3], dead], later(61))
     assert planned.delete == (dead.key,)
@@ -324,7 +324,7 @@ def test_what_the_api_server_refuses_is_asked_for_again_later() -> None:
     job, pods = with_spares()
     planned = spares.refused(job, "exceeded quota", later(60))
     [event] = planned.events
-    assert (event.reason, event.warning) == (spares.SPARES_REFUSED, True)
+    assert (event.reason, event.warning) == ("SparesRefused", True)
     assert "exceeded quota" in event.message
     job = stored(job, planned)
     without = with_status(job, spares=())
