@@ -153,7 +153,7 @@ class DDPJobStatus(StatusModel):
         known = self.bookkeeping
         if all(getattr(known, name) == value for name, value in notes.items()):
             return self
-        return self.model_copy(update={"bookkeeping": self.bookkeeping.model_copy(update=notes)})
+        return self.updated(bookkeeping=known.updated(**notes))
 
     def condition(self, type_: ConditionType) -> Condition | None:
         """Return the condition of this type, or None if it was never set."""

@@ -7,7 +7,7 @@ become too large.
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 from pydantic import (
     AfterValidator,
@@ -98,6 +98,10 @@ class StatusModel(LeanModel):
         frozen=True,
         revalidate_instances="always",
     )
+
+    def updated(self, **fields: Any) -> Self:
+        """Return a copy with these fields changed. The values are not validated."""
+        return self.model_copy(update=fields)
 
 
 def _first(value: Any, *, limit: int) -> Any:

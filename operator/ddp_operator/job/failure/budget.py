@@ -84,10 +84,10 @@ def count(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
     """Count the restart for a failure."""
     notes = status.bookkeeping
     if failure.charged:
-        status = status.model_copy(update={"restarts": status.restarts + 1})
+        status = status.updated(restarts=status.restarts + 1)
         status = status.noting(restarts_without_progress=notes.restarts_without_progress + 1)
     else:
-        status = status.model_copy(update={"disruptions": status.disruptions + 1})
+        status = status.updated(disruptions=status.disruptions + 1)
     return count_for_node(status, failure)
 
 
@@ -102,8 +102,8 @@ def count_for_node(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
 def refund(status: DDPJobStatus) -> DDPJobStatus:
     """Take back the charge of a restart, which becomes a disruption."""
     without = max(status.bookkeeping.restarts_without_progress - 1, 0)
-    counts = {"restarts": status.restarts - 1, "disruptions": status.disruptions + 1}
-    return status.model_copy(update=counts).noting(restarts_without_progress=without)
+    status = status.updated(restarts=status.restarts - 1, disruptions=status.disruptions + 1)
+    return status.noting(restarts_without_progress=without)
 
 
 def pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:

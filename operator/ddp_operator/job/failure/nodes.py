@@ -44,7 +44,7 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobSta
         for node, count in counts.items()
         if (limit <= count and (node in by_machine or by_training <= {node})) or node in lost_a_gpu
     ]
-    status = status.model_copy(update={"node_failures": dict(counts)})
+    status = status.updated(node_failures=dict(counts))
     if not nodes:
         return status  # no permission to see nodes, or none seen yet
     since = status.bookkeeping.excluded_boot_ids
@@ -54,7 +54,7 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobSta
     known = [node for node in dict.fromkeys([*earlier, *bad]) if node in boot_ids] if limit else []
     most = _most(job, nodes) if known else 0
     kept = known[max(len(known) - most, 0) :]
-    status = status.model_copy(update={"excluded_nodes": tuple(kept)})
+    status = status.updated(excluded_nodes=tuple(kept))
     status = status.noting(
         signalled_nodes=(),
         excluded_boot_ids={node: boot_ids[node] for node in kept if boot_ids[node]},
@@ -80,7 +80,7 @@ def avoiding_signalled(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJo
         # Nothing runs on silent nodes, so avoiding them costs the job nothing.
         room = max(room, min(sum(node.unready for node in chosen), MAX_EXCLUDED - len(failing)))
     names = tuple(node.name for node in chosen[:room])
-    status = status.model_copy(update={"excluded_nodes": (*failing, *names)})
+    status = status.updated(excluded_nodes=(*failing, *names))
     return status.noting(signalled_nodes=names)
 
 
@@ -92,12 +92,12 @@ def _by_failures(status: DDPJobStatus) -> list[str]:
 def _with_boot_ids(status: DDPJobStatus, boot_ids: Mapping[str, str]) -> DDPJobStatus:
     """Return the status with the node's boot ID in each node failure."""
     failures = tuple(
-        failure.model_copy(update={"boot_id": boot_ids[failure.node]})
+        failure.updated(boot_id=boot_ids[failure.node])
         if not failure.boot_id and boot_ids.get(failure.node) and _is_charged_to_node(failure)
         else failure
         for failure in status.failures
     )
-    return status.model_copy(update={"failures": failures})
+    return status.updated(failures=failures)
 
 
 def _is_same(then: str | None, now: str | None) -> bool:

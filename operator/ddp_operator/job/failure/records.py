@@ -129,7 +129,7 @@ def remember(status: DDPJobStatus, *new: Failure) -> DDPJobStatus:
     first = next(charged, None)
     while len(kept) > MAX_FAILURES:
         kept.remove(kept[0] if kept[0] is not first else kept[1])
-    return status.model_copy(update={"failures": tuple(kept)})
+    return status.updated(failures=tuple(kept))
 
 
 def _last_words(job: DDPJob, pod: PodState) -> tuple[int | None, str]:

@@ -57,7 +57,7 @@ def ignoring(job: DDPJob, pods: Observed, now: datetime) -> Observed:
             verdict = next(_matching(job, failure), None)
             if verdict and verdict.action == "Ignore":
                 current[index] = replace(pod, ignored=True)
-                ignored.append((failure.model_copy(update={"action": "Ignore"}), verdict.rule))
+                ignored.append((failure.updated(action="Ignore"), verdict.rule))
     return replace(pods, current=current, ignored=tuple(ignored))
 
 

@@ -130,7 +130,7 @@ def next_generation(
     )
     # Later node ranks move up, so recorded gaps would belong to other pods.
     gaps = () if without else status.gaps
-    return status.model_copy(update={"world": world, "gaps": gaps})
+    return status.updated(world=world, gaps=gaps)
 
 
 def world_of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | None:
@@ -138,7 +138,7 @@ def world_of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | Non
     if status.world is None:
         return None
     generation = status.world.generation + 1
-    return first_world(first_size(spec)).model_copy(update={"generation": generation})
+    return first_world(first_size(spec)).updated(generation=generation)
 
 
 def replaced(status: DDPJobStatus, slots: Iterable[int]) -> dict[str, int]:

@@ -145,7 +145,7 @@ def report_refusal(
     event = Event(reason, message, warning=True)
     if job.status.finished:
         return Plan(job.status, events=(event,))
-    status = job.status.model_copy(update={"observed_generation": job.generation})
+    status = job.status.updated(observed_generation=job.generation)
     if reason == PODS_FORBIDDEN:
         status = gaps.with_reason(status, [pod.index for pod in wanted], "Refused", now)
     known = status.condition("Running")
@@ -159,8 +159,7 @@ def report_refusal(
 def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus, tuple[Event, ...]]:
     """Return the status and events for the pods' progress, assuming the planned pods exist."""
     replicas = len(members(job))
-    status = job.status
-    status = status.model_copy(update={"next_start_time": None})
+    status = job.status.updated(next_start_time=None)
     wanted = [identity.index for identity in pods.creatable]
     status = gaps.with_reason(status, wanted, "Unscheduled", now)
     events: list[Event] = []

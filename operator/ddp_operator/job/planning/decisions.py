@@ -48,7 +48,7 @@ def finish(
     status: DDPJobStatus, type_: ConditionType, reason: str, message: str, now: datetime
 ) -> Plan:
     """Decide that a job has ended permanently."""
-    status = status.model_copy(update={"completion_time": now})
+    status = status.updated(completion_time=now)
     status = with_condition(status, type_, True, reason, message, now)
     failed = type_ == "Failed"
     event = Event(reason if failed else type_, message, warning=failed)
@@ -61,7 +61,7 @@ def fail(
     """Decide that a job has failed permanently, because of `failure` if given."""
     status = job.status
     if failure:
-        status = records.remember(status, failure.model_copy(update={"action": "FailJob"}))
+        status = records.remember(status, failure.updated(action="FailJob"))
     return finish(status, "Failed", reason, message, now)
 
 
@@ -151,8 +151,8 @@ def next_attempt(job: DDPJob, status: DDPJobStatus, *, new_group: bool = False) 
     if new_group:
         status = in_new_group(job, status)
     world = world_of_next_attempt(job.spec, status)
-    update = {"attempt": status.attempt + 1, "completed_indexes": "", "world": world, "gaps": ()}
-    status = status.model_copy(update=update)
+    attempt = status.attempt + 1
+    status = status.updated(attempt=attempt, completed_indexes="", world=world, gaps=())
     return status.noting(
         replacements={},
         replacing=(),
@@ -214,7 +214,7 @@ def decided(status: DDPJobStatus, *events: Event) -> Plan:
 
 def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:
     """Return the status with Running and Restarting false and without gaps."""
-    status = queued(status, now, waits=False).model_copy(update={"gaps": ()})
+    status = queued(status, now, waits=False).updated(gaps=())
     for known in status.conditions:
         if known.type in ("Running", "Restarting"):
             status = with_condition(status, known.type, False, reason, message, now)
@@ -223,4 +223,4 @@ def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DD
 
 def _without_placement(status: DDPJobStatus) -> DDPJobStatus:
     """Return the status without the placement: new pods may run elsewhere."""
-    return status.model_copy(update={"placement": ""})
+    return status.updated(placement="")

@@ -102,7 +102,7 @@ def with_reason(
     for node_rank in node_ranks:
         if node_rank not in known or known[node_rank].reason != reason:
             known[node_rank] = Gap(node_rank, reason, now)
-    return status.model_copy(update={"gaps": record(list(known.values()))})
+    return status.updated(gaps=record(list(known.values())))
 
 
 def overdue(job: DDPJob, pods: Observed, now: datetime) -> tuple[Failure, tuple[int, ...]] | None:

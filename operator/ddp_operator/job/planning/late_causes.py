@@ -71,10 +71,9 @@ def _corrected(
     status: DDPJobStatus, wrong: Failure, cause: Failure, *, charged: bool = False
 ) -> DDPJobStatus:
     """Return the status with the cause recorded instead, and the wrong charge taken back."""
-    update = {"action": wrong.action, "charged": charged, "continued": wrong.continued}
-    right = cause.model_copy(update=update)
+    right = cause.updated(action=wrong.action, charged=charged, continued=wrong.continued)
     failures = tuple(right if failure is wrong else failure for failure in status.failures)
-    status = status.model_copy(update={"failures": failures})
+    status = status.updated(failures=failures)
     return budget.refund(status) if wrong.charged and not charged else status
 
 

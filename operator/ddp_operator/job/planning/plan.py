@@ -86,7 +86,7 @@ def plan(
         planned = replace(planned, status=status, seen=seen.status)
     else:
         start_time = seen.status.start_time or (None if job.spec.suspend else now)
-        status = seen.status.model_copy(update={"start_time": start_time})
+        status = seen.status.updated(start_time=start_time)
         seen = replace(seen, status=status)
         planned = _carry_out(seen, observed, report, now)
         status, told = placement.with_placement(planned.status, observed, known)
@@ -196,23 +196,19 @@ def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:
     waiting = f" +{len(spares.ready(job, pods))}" if has_spares else ""
     status = job.status
     if not status.finished:
-        update = {
-            "first_pod_start_time": _first_start(job, pods, now),
-            "gaps": gaps.record(pods.gaps),
-        }
-        status = status.model_copy(update=update).noting(
+        began = _first_start(job, pods, now)
+        status = status.updated(first_pod_start_time=began, gaps=gaps.record(pods.gaps))
+        status = status.noting(
             launcher=pods.launchers.scope or _known_launcher(job),
             ran_spec_hash=starts.seen(job, pods),
             spares=spares.seen(job, pods),
         )
-    return status.model_copy(
-        update={
-            "observed_generation": job.generation,
-            "ready_replicas": ready,
-            "ready": f"{ready}/{wanted}{waiting}",
-            "selector": f"{LABEL_JOB_NAME}={job.name}" if job.spec.elastic else "",
-            "completed_indexes": format_slots(sorted(completed)),
-        }
+    return status.updated(
+        observed_generation=job.generation,
+        ready_replicas=ready,
+        ready=f"{ready}/{wanted}{waiting}",
+        selector=f"{LABEL_JOB_NAME}={job.name}" if job.spec.elastic else "",
+        completed_indexes=format_slots(sorted(completed)),
     )
 
 

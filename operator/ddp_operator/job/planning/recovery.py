@@ -89,13 +89,12 @@ def failed(
     if awaited and elasticity.can_go_without(job, pods, awaited):
         awaited, without = [], awaited
     restarts_all = action != "RestartPod"
-    update = {"action": action, "charged": charged, "continued": continued or None}
-    failure = failure.model_copy(update=update)
+    failure = failure.updated(action=action, charged=charged, continued=continued or None)
     status = budget.count(records.remember(status, failure), failure)
     pause = _pause(job, status, failure) if restarts_all or awaited else timedelta()
     if pause:
         until = max(status.next_start_time or now, now + pause)
-        status = status.model_copy(update={"next_start_time": until})
+        status = status.updated(next_start_time=until)
     if action == "RestartGang":
         status = next_attempt(job, status, new_group=new_group)
     else:

@@ -33,10 +33,10 @@ def reject(
             f"upgrade the operator. {error}"
         )
         events = (Event(NEWER_JOB, message, warning=True),) if status.reason != NEWER_JOB else ()
-        left = status.model_copy(update={"reason": NEWER_JOB, "message": message})
+        left = status.updated(reason=NEWER_JOB, message=message)
         return Plan(left, events=events)
     if not status.finished:
-        status = status.model_copy(update={"observed_generation": metadata.get("generation", 0)})
+        status = status.updated(observed_generation=metadata.get("generation", 0))
         failed = finish(status, "Failed", "InvalidSpec", str(error), now)
         created = datetime.fromisoformat(metadata["creationTimestamp"])
         accounted = account(failed.status, before=before, created=created, now=now)

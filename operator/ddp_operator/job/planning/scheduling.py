@@ -43,7 +43,7 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
     pause += pause * zlib.crc32(f"{job.uid}/{retries}".encode()) // 2**32
     message = _message(job, pods)
     status = next_attempt(job, job.status, new_group=True).noting(scheduling_retries=retries + 1)
-    status = status.model_copy(update={"next_start_time": now + timedelta(seconds=pause)})
+    status = status.updated(next_start_time=now + timedelta(seconds=pause))
     return restarting(status, "SchedulingTimeout", message, now, event="SchedulingTimeout")
 
 

@@ -40,7 +40,7 @@ def with_condition(
         conditions = (*status.conditions, condition)
     else:
         conditions = tuple(condition if c.type == type_ else c for c in status.conditions)
-    return status.model_copy(update={"conditions": conditions})
+    return status.updated(conditions=conditions)
 
 
 _Naming = Literal["Failed", "Succeeded", "Suspended", "Running", "Restarting"]
@@ -62,10 +62,8 @@ def with_phase(status: DDPJobStatus, *, pods_scheduled: bool) -> DDPJobStatus:
     # Show the reason of the restart, unless something keeps the new pods from starting.
     if naming == "Restarting" and running is not None and running.reason != PODS_STARTING:
         condition = running
-    return status.model_copy(
-        update={
-            "phase": phase,
-            "reason": condition.reason if condition else "",
-            "message": condition.message if condition else "",
-        }
+    return status.updated(
+        phase=phase,
+        reason=condition.reason if condition else "",
+        message=condition.message if condition else "",
     )

@@ -69,12 +69,12 @@ def account(
         name = "training_seconds" if ended else _booked_to(before.phase, books)
         after = _closed(before, after, books, name, now)
     elif ended:
-        after = after.model_copy(update={"goodput": ended})
+        after = after.updated(goodput=ended)
     resumed, reached = resumption(before, after), before.progress
     if resumed is not None and reached is not None and resumed < reached.step:
         books = after.goodput or books
         steps = books.steps_lost + reached.step - resumed
-        after = after.model_copy(update={"goodput": books.model_copy(update={"steps_lost": steps})})
+        after = after.updated(goodput=books.updated(steps_lost=steps))
     return after
 
 
@@ -85,8 +85,8 @@ def with_downtimes(
     books = status.goodput or Goodput(accounted_until=created)
     for failed, started in downtimes:
         books = _booked(books, _booked_to(status.phase, books), failed)
-        books = _booked(books, "lost_seconds", started).model_copy(update={"outage": None})
-    return status.model_copy(update={"goodput": books})
+        books = _booked(books, "lost_seconds", started).updated(outage=None)
+    return status.updated(goodput=books)
 
 
 def _booked_to(phase: Phase, books: Goodput | None) -> str:
@@ -117,12 +117,10 @@ def _ended(
     # It may have resumed from a newer checkpoint than was known.
     saved = (after.checkpoint and after.checkpoint.time) or outage.lost_from
     kept = max(int((min(saved, outage.since) - outage.lost_from).total_seconds()), 0)
-    return books.model_copy(
-        update={
-            "training_seconds": books.training_seconds + kept,
-            "lost_seconds": books.lost_seconds - kept,
-            "outage": None,
-        }
+    return books.updated(
+        training_seconds=books.training_seconds + kept,
+        lost_seconds=books.lost_seconds - kept,
+        outage=None,
     )
 
 
@@ -130,7 +128,7 @@ def _booked(books: Goodput, name: str, until: datetime) -> Goodput:
     # Whole seconds, as stored; a clock that was set back books nothing.
     until = max(until.replace(microsecond=0), books.accounted_until)
     seconds = int((until - books.accounted_until).total_seconds())
-    return books.model_copy(update={name: getattr(books, name) + seconds, "accounted_until": until})
+    return books.updated(accounted_until=until, **{name: getattr(books, name) + seconds})
 
 
 def _closed(
@@ -152,12 +150,12 @@ def _closed(
     lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
     seconds = int((until - lost_from).total_seconds()) if name == "training_seconds" else 0
     new = Outage(since=stopped, until_step=resumes_at + 1, lost_from=lost_from)
-    update = {
-        "training_seconds": booked.training_seconds - seconds,
-        "lost_seconds": booked.lost_seconds + seconds,
-        "outage": _outage(before, after, booked.outage, new),
-    }
-    return after.model_copy(update={"goodput": booked.model_copy(update=update)})
+    books = booked.updated(
+        training_seconds=booked.training_seconds - seconds,
+        lost_seconds=booked.lost_seconds + seconds,
+        outage=_outage(before, after, booked.outage, new),
+    )
+    return after.updated(goodput=books)
 
 
 def _last_saved(failed: DDPJobStatus) -> tuple[int, datetime] | None:
@@ -180,8 +178,4 @@ def _outage(
         says_when = after.progress is not None and after.progress.last_step_time is not None
         begins = says_when and (before.phase, after.phase) == ("Running", "Restarting")
         return new if begins else None
-    return (
-        known.model_copy(update={"since": new.since})
-        if before.incarnation != after.incarnation
-        else known
-    )
+    return known.updated(since=new.since) if before.incarnation != after.incarnation else known

@@ -30,7 +30,7 @@ def with_placement(
     if not names or not all(name in known for name in names):
         return status, ()
     words, spread = _describe([known[name] for name in names])
-    status = status.model_copy(update={"placement": words})
+    status = status.updated(placement=words)
     return status, (Event("Spread", spread),) if spread else ()
 
 

@@ -92,7 +92,7 @@ def with_report(job: DDPJob, report: Report | None) -> DDPJobStatus:
     checkpoint = _checkpoint(job.status.checkpoint, report.status)
     if (progress, checkpoint) == (job.status.progress, job.status.checkpoint):
         return job.status
-    return job.status.model_copy(update={"progress": progress, "checkpoint": checkpoint})
+    return job.status.updated(progress=progress, checkpoint=checkpoint)
 
 
 def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -> DDPJobStatus:
@@ -108,10 +108,11 @@ def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -
     if progress is None or said.step > progress.step:
         known, progress = progress, _progress(progress, said, now)
         if known is not None and said.resumed is None:
-            resumed = {"resumed_step": known.resumed_step, "resumed_at": known.resumed_at}
-            progress = progress.model_copy(update=resumed)
+            progress = progress.updated(
+                resumed_step=known.resumed_step, resumed_at=known.resumed_at
+            )
     checkpoint = _checkpoint(status.checkpoint, said)
-    return status.model_copy(update={"progress": progress, "checkpoint": checkpoint})
+    return status.updated(progress=progress, checkpoint=checkpoint)
 
 
 def resumption(before: DDPJobStatus, after: DDPJobStatus) -> int | None:

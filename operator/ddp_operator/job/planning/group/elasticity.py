@@ -35,8 +35,8 @@ def begin(job: DDPJob) -> Plan | None:
     if not job.spec.elastic or job.status.world is not None:
         return None
     # Generation 0 is that of pods without any assignment.
-    world = first_world(first_size(job.spec)).model_copy(update={"generation": 1})
-    return Plan(job.status.model_copy(update={"world": world}), decided=True)
+    world = first_world(first_size(job.spec)).updated(generation=1)
+    return Plan(job.status.updated(world=world), decided=True)
 
 
 def absent_node_ranks(pods: Observed) -> Sequence[int]:

@@ -53,17 +53,15 @@ def accept(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         f"launchers restarted up to generation {led} while no operator was running: "
         f"{len(failures)} failures since generation {known}, {charged} of them charged"
     )
-    world = world_of(job).model_copy(
-        update={"generation": led, "lost": 0, "changed_at": min(said.led[-1].time, now)}
-    )
-    status = status.model_copy(update={"world": world})
+    world = world_of(job).updated(generation=led, lost=0, changed_at=min(said.led[-1].time, now))
+    status = status.updated(world=world)
     return Plan(status, decided=True, events=(Event(LED, message, warning=bool(charged)),))
 
 
 def _above(job: DDPJob, status: DDPJobStatus, known: int, now: datetime) -> Plan:
     """Decide to restart the group on record in a generation that no launcher has seen."""
-    world = world_of(job).model_copy(update={"generation": known + 1, "changed_at": now})
-    status = status.model_copy(update={"world": world})
+    world = world_of(job).updated(generation=known + 1, changed_at=now)
+    status = status.updated(world=world)
     message = (
         f"all processes restart in place: launchers led generation {known} of another group "
         "while no operator was running"
@@ -90,7 +88,7 @@ def _accounted(
         charged = restart_rules.judge(job, failure).charged
         if charged is None:
             charged = budget.is_charged(job, status, failure.class_)
-        failure = failure.model_copy(update={"action": "RestartInPlace", "charged": charged})
+        failure = failure.updated(action="RestartInPlace", charged=charged)
         failures.append(failure)
         status = budget.count(records.remember(status, failure), failure)
         failed = min(failure.time, now)
