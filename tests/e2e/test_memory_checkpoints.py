@@ -1,0 +1,105 @@
+"""A plain script resumes from the memory of its pods: no volume, no checkpoint of its own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import Job, force_delete, kill_rank, manifests_in
+from tests.e2e.kubectl import Kubectl, wait_for
+
+EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "memory-checkpoints.yaml"
+INTERVAL = 5
+"""Steps between two saves in the example."""
+PODS = 3
+
+
+def started(kubectl: Kubectl, name: str) -> Job:
+    """Apply the example under another name, and wait for some complete steps."""
+    for manifest in manifests_in(EXAMPLE):
+        if manifest["kind"] == "DDPJob":
+            manifest["metadata"]["name"] = name
+        kubectl.apply(manifest)
+    job = Job(kubectl, name)
+    job.wait_until_launcher_answers()
+    wait_for(lambda: complete(job) >= 4 * INTERVAL, what="complete steps", describe=job.status)
+    return job
+
+
+def complete(job: Job) -> int:
+    """Return the newest complete step in the status; 0 before the first."""
+    record = job.status().memory_checkpoint
+    return (record and record.step) or 0
+
+
+def begins(log: str) -> list[int]:
+    """Return the step after which each start of a pod's rank began."""
+    return [int(step) for step in re.findall(r"begins after step (\d+)", log)]
+
+
+def last_saved(log: str) -> int:
+    """Return the last step that a pod's rank has printed before its group broke."""
+    first, *_ = re.split(r"begins after step [1-9]", log)
+    return int(re.findall(r"step (\d+)/", first)[-1])
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_pod_resumes_from_the_memory_of_another(shared: Kubectl, lost: int) -> None:
+    """Rank 0's pod has the launcher that decides, and any other pod only snapshots."""
+    name = f"memory-{lost}"
+    job = started(shared, name)
+    before, uids = complete(job), job.uids()
+    force_delete(job, f"{name}-0-{lost}")
+    names = [f"{name}-0-{index}" + ("-r1" if index == lost else "") for index in range(PODS)]
+    logs = [job.log_with(pod, "begins after step ") for pod in names]
+    # The survivors' first start is at 0.
+    logs = [
+        log if index == lost else _restarted(job, names[index]) for index, log in enumerate(logs)
+    ]
+    resumed = {begins(log)[-1] for log in logs}
+    assert len(resumed) == 1, "all ranks resume at the same step"
+    [step] = resumed
+    assert step % INTERVAL == 0
+    # A save whose copy was under way is lost with the pod, and the steps since.
+    assert before <= step <= max(last_saved(log) for log in logs[:lost] + logs[lost + 1 :])
+    now = job.uids()
+    assert [now[pod] for pod in names if pod in uids] == [uids[p] for p in names if p in uids]
+    record = wait_for(
+        lambda: (found := job.status().memory_checkpoint) and found.restored_at and found,
+        what="the restore in the status",
+        describe=job.status,
+    )
+    assert (record.restored_step, record.restore_reason, record.copies) == (step, "", 1)
+    assert "RestoredFromMemory" in {event["reason"] for event in job.events()}
+    wait_for(lambda: complete(job) > step, what="newer complete steps", describe=job.status)
+    status = job.wait_until("Succeeded")
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 1)
+    assert status.progress is not None
+    assert status.progress.step == 600
+
+
+def test_a_killed_rank_resumes_from_its_own_pod(shared: Kubectl) -> None:
+    name = "memory-rank"
+    job = started(shared, name)
+    before, uids = complete(job), job.uids()
+    kill_rank(job, f"{name}-0-2")
+    resumed = {begins(_restarted(job, f"{name}-0-{index}"))[-1] for index in range(PODS)}
+    assert len(resumed) == 1
+    assert resumed.pop() >= before
+    assert job.uids() == uids
+    status = job.wait_until("Succeeded")
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 1, 0)
+    [failure] = status.failures
+    assert failure.action == "RestartInPlace"
+
+
+def _restarted(job: Job, pod: str) -> str:
+    """Wait for the second start of a pod's rank, and return the log."""
+
+    def look() -> str | None:
+        log = job.log(pod)
+        return log if len(begins(log)) > 1 else None
+
+    return wait_for(look, what=f"a restart in {pod}", describe=lambda: job.log(pod))
