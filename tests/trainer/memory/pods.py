@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from ddp_trainer.memory.volume import Volume
+from ddp_trainer.process_group import admission
+from ddp_trainer.settings.environment import Environment
 
 from tests.trainer.support.pods import contract
 
@@ -29,13 +34,13 @@ def variables(
     }
 
 
-class Launcher:
-    """Receives the reports of ranks."""
+class Reports:
+    """The reports of ranks to their launcher."""
 
     def __init__(self, receiver: socket.socket) -> None:
         self._receiver = receiver
 
-    def reports(self) -> list[Mapping[str, Any]]:
+    def read(self) -> list[Mapping[str, Any]]:
         """Return the reports since the last call."""
         found = []
         while True:
@@ -46,9 +51,63 @@ class Launcher:
 
 
 @contextmanager
-def listening(volume: Volume) -> Iterator[Launcher]:
+def listening(volume: Volume) -> Iterator[Reports]:
     """Listen as the launcher does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(volume.socket))
         receiver.setblocking(False)
-        yield Launcher(receiver)
+        yield Reports(receiver)
+
+
+@dataclass
+class Launcher:
+    """Answers as a launcher's status server: with its answers in turn, and then with the last."""
+
+    environment: Environment
+    answers: list[tuple[int, Any]]
+    asked: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer a request, or refuse one that is not signed."""
+        body = handler.rfile.read(int(handler.headers["Content-Length"]))
+        self.asked.append(json.loads(body))
+        status, document = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        request = admission.Request(method=handler.command, target=handler.path, body=body)
+        if handler.path != "/memory/restore" or not admission.admits(
+            self.environment.placement,
+            request,
+            authorization=handler.headers["Authorization"],
+            client="192.0.2.1",
+        ):
+            status, document = 403, "not signed"
+        if status == 0:
+            return  # the connection ends without an answer
+        text = document if isinstance(document, str) else json.dumps(document)
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(text)))
+        handler.end_headers()
+        handler.wfile.write(text.encode())
+
+
+@contextmanager
+def launcher(environment: Environment, *answers: tuple[int, Any]) -> Iterator[Launcher]:
+    """Answer at the status port of a pod."""
+    found = Launcher(environment, list(answers))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            found.answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    port = environment.placement.status_port
+    assert port is not None
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield found
+        finally:
+            server.shutdown()
+            thread.join()

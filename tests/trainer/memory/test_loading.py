@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,68 +15,15 @@ from ddp_trainer.memory.file_format import decode
 from ddp_trainer.memory.loading import NoSnapshotError
 from ddp_trainer.memory.restoration import MismatchError
 from ddp_trainer.memory.volume import Key, SnapshotName
-from ddp_trainer.process_group import admission
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.telemetry.status import StatusFile
 
 from tests.ports import free_port
-from tests.trainer.memory.pods import variables
+from tests.trainer.memory.pods import launcher, variables
 from tests.trainer.memory.states import same, snapshot_file
 
 STATE = {"weight": torch.arange(6.0).view(2, 3), "epoch": 4}
 NAME = SnapshotName(key=Key(1, 7), rank=0, world_size=1, replicated=False)
-
-
-@dataclass
-class Launcher:
-    """Answers as a launcher's status server: with its answers in turn, and then with the last."""
-
-    environment: Environment
-    answers: list[tuple[int, Any]]
-    asked: list[Mapping[str, Any]] = field(default_factory=list)
-
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        body = handler.rfile.read(int(handler.headers["Content-Length"]))
-        self.asked.append(json.loads(body))
-        status, document = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        request = admission.Request(method=handler.command, target=handler.path, body=body)
-        if handler.path != "/memory/restore" or not admission.admits(
-            self.environment.placement,
-            request,
-            authorization=handler.headers["Authorization"],
-            client="192.0.2.1",
-        ):
-            status, document = 403, "not signed"
-        if status == 0:
-            return  # the connection ends without an answer
-        text = document if isinstance(document, str) else json.dumps(document)
-        handler.send_response(status)
-        handler.send_header("Content-Length", str(len(text)))
-        handler.end_headers()
-        handler.wfile.write(text.encode())
-
-
-@contextmanager
-def launcher(environment: Environment, *answers: tuple[int, Any]) -> Iterator[Launcher]:
-    found = Launcher(environment, list(answers))
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            found.answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    port = environment.placement.status_port
-    assert port is not None
-    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield found
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture

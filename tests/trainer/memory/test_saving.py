@@ -66,20 +66,20 @@ def test_a_saved_state_is_in_a_file_of_its_step(tmp_path: Path, folder: Path) ->
 
 def test_the_launcher_receives_a_report_of_each_save(tmp_path: Path) -> None:
     saver = saver_at(tmp_path, size=1 << 20)
-    with listening(volume_at(tmp_path)) as launcher:
+    with listening(volume_at(tmp_path)) as reports:
         saver.save(1, STATE, replicated=False)
         saver.save(2, STATE, replicated=True)
         saver.save(3, STATE, replicated=False)
         saver.save(4, torch.zeros(1 << 20), replicated=False)
-        reports = launcher.reports()
+        found = reports.read()
     own = {"rank": 0, "generation": 1}
-    assert reports[:3] == [
+    assert found[:3] == [
         {**own, "step": 1, "replicated": False, "saved": True},
         {**own, "step": 2, "replicated": True, "saved": True},
         {**own, "step": 3, "replicated": False, "saved": False},
     ]
-    assert {**own, "step": 4, "replicated": False, "saved": False}.items() <= reports[3].items()
-    assert "sizeLimit" in reports[3]["refusal"]
+    assert {**own, "step": 4, "replicated": False, "saved": False}.items() <= found[3].items()
+    assert "sizeLimit" in found[3]["refusal"]
 
 
 def test_it_saves_no_third_snapshot_until_the_launcher_frees_one(
@@ -165,19 +165,19 @@ def test_a_replicated_state_has_one_file_in_each_pod(tmp_path: Path) -> None:
     state = torch.zeros(1 << 20)
     size = 2 * ((4 << 20) + 4096)
     assert saver_at(tmp_path, ranks=2, size=size).save(1, state, replicated=True)
-    with listening(volume_at(tmp_path)) as launcher:
+    with listening(volume_at(tmp_path)) as reports:
         assert not saver_at(tmp_path, rank=1, ranks=2, size=size).save(1, state, replicated=True)
-        assert launcher.reports() == []
+        assert reports.read() == []
     assert files(tmp_path / "own") == ["0"]
     assert files(tmp_path / "own" / "0") == ["1-1-0-2-replicated.snapshot"]
 
 
 def test_a_step_is_saved_once(tmp_path: Path, folder: Path) -> None:
     saver = saver_at(tmp_path)
-    with listening(volume_at(tmp_path)) as launcher:
+    with listening(volume_at(tmp_path)) as reports:
         assert saver.save(5, STATE, replicated=False)
         assert saver.save(5, {}, replicated=False)
-        assert len(launcher.reports()) == 1
+        assert len(reports.read()) == 1
     assert same(content(folder / "1-5-0-1-sharded.snapshot"), STATE)
     with pytest.raises(ValueError, match="step is 4 after step 5"):
         saver.save(4, STATE, replicated=False)
@@ -274,9 +274,9 @@ def test_a_full_volume_is_a_refusal_and_no_signal(tmp_path: Path) -> None:
 
 def test_a_volume_that_cannot_be_written_is_a_refusal(tmp_path: Path) -> None:
     (tmp_path / "own").touch()
-    with listening(volume_at(tmp_path)) as launcher:
+    with listening(volume_at(tmp_path)) as reports:
         assert not saver_at(tmp_path).save(1, STATE, replicated=False)
-        [report] = launcher.reports()
+        [report] = reports.read()
     assert "rank 0 cannot write to its volume" in report["refusal"]
 
 
