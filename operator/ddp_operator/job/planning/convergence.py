@@ -13,8 +13,9 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.failure.causes import cause_due
 from ddp_operator.job.membership.world import RESTART_GRACE_SECONDS, members
-from ddp_operator.job.planning import gaps, local_checkpoints
+from ddp_operator.job.planning import gaps
 from ddp_operator.job.planning.decisions import active_deadline, queued
+from ddp_operator.job.planning.group import local_checkpoints
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.old_pods import awaited, awaited_until
 from ddp_operator.job.planning.scheduling import timeout_due

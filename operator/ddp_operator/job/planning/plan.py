@@ -22,18 +22,21 @@ from ddp_operator.job.planning import (
     cleanup,
     convergence,
     decisions,
-    departures,
     gaps,
     isolation,
-    late_causes,
-    local_checkpoints,
     queue,
-    recovery,
     rescheduling,
-    watchdog,
 )
+from ddp_operator.job.planning.failures import departures, late_causes, recovery, watchdog
 from ddp_operator.job.planning.gaps import in_present_group
-from ddp_operator.job.planning.group import assignments, elasticity, leading, spares, topology
+from ddp_operator.job.planning.group import (
+    assignments,
+    elasticity,
+    leading,
+    local_checkpoints,
+    spares,
+    topology,
+)
 from ddp_operator.job.planning.model import Plan, with_goodput
 from ddp_operator.job.planning.scheduling import release_half_placed
 from ddp_operator.job.pods import completion

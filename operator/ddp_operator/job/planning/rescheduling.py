@@ -13,8 +13,8 @@ from ddp_operator.api.spec.overrides import spec_of
 from ddp_operator.job.failure.nodes import avoiding_signalled, with_bad_nodes
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.planning.decisions import RESCHEDULED, next_attempt, restarting
+from ddp_operator.job.planning.failures.recovery import replacing
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.planning.recovery import replacing
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.avoided_nodes import kept_off
 from ddp_operator.job.pods.observed import Observed

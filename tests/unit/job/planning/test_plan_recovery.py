@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.failure.causes import CAUSE_WAIT_SECONDS
+from ddp_operator.job.planning.failures.recovery import DISRUPTED_START_PAUSE_SECONDS
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.planning.recovery import DISRUPTED_START_PAUSE_SECONDS
 from ddp_operator.job.pods.state import Identity, PodState
 
 from tests.unit.job.builders import (

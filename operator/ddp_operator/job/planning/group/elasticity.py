@@ -17,10 +17,9 @@ from ddp_operator.job.membership.world import (
     scope_of,
     world_of,
 )
-from ddp_operator.job.planning import local_checkpoints
 from ddp_operator.job.planning.decisions import next_attempt, regrouped, restarting
 from ddp_operator.job.planning.gaps import POLICY
-from ddp_operator.job.planning.group import spares
+from ddp_operator.job.planning.group import local_checkpoints, spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some, train_on
 from ddp_operator.job.pods.observed import Observed, member_names

@@ -11,7 +11,7 @@ from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.failure import records
 from ddp_operator.job.failure.nodes import avoiding_signalled, fitting
 from ddp_operator.job.membership.world import scope_of
-from ddp_operator.job.planning import recovery
+from ddp_operator.job.planning.failures import recovery
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed

@@ -9,9 +9,10 @@ from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.failure.restart_rules import Verdict
 from ddp_operator.job.membership.world import format_slots, members, next_generation, replaced
-from ddp_operator.job.planning import gaps, late_causes, local_checkpoints, queue
+from ddp_operator.job.planning import gaps, queue
 from ddp_operator.job.planning.decisions import fail, next_attempt, restarting
-from ddp_operator.job.planning.group import elasticity, spares
+from ddp_operator.job.planning.failures import late_causes
+from ddp_operator.job.planning.group import elasticity, local_checkpoints, spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import train_on
 from ddp_operator.job.pods.observed import Observed

@@ -1,0 +1,1 @@
+"""Decide about failures: as they happen, once their cause is seen, and before nodes leave."""
