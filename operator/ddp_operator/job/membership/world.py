@@ -17,7 +17,6 @@ from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.status.world import World
 from ddp_operator.job.membership.launcher_protocol import MAX_MEMBERS
-from ddp_operator.job.pods.state import Identity
 
 RESTART_GRACE_SECONDS: Final = 15
 """How long old processes of a restarting group may save: as long as a spot node has."""
@@ -80,12 +79,6 @@ def members_to_lead(job: DDPJob) -> str:
         return ""
     text = format_slots(members(job))
     return text if len(text) <= MAX_MEMBERS else ""
-
-
-def identity_at(job: DDPJob, slot: int, index: int) -> Identity:
-    """Return a slot's pod in this attempt, at this node rank."""
-    replacement = job.status.bookkeeping.replacements.get(str(slot), 0)
-    return Identity.at(slot, job.status.attempt, replacement, index=index)
 
 
 @lru_cache(maxsize=256)

@@ -17,13 +17,13 @@ from typing import Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
-from ddp_operator.job.membership.world import identity_at, members, outside_slots
+from ddp_operator.job.membership.world import members, outside_slots
 from ddp_operator.job.planning.decisions import fail, in_new_group, next_attempt, restarting
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.old_pods import awaited_until
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.avoided_nodes import HOSTNAME
-from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.observed import Observed, identity_at
 from ddp_operator.job.pods.schedulers.kueue import is_in_group, kueue_group, provides_nodes
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.preemption import EVICTED

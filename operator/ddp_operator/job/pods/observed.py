@@ -109,11 +109,11 @@ def observe(
             old.append(pod)
     done = completion.read(status.completed_indexes, below=len(slots))
     missing = tuple(
-        world.identity_at(job, slot, index)
+        identity_at(job, slot, index)
         for index, slot in enumerate(slots)
         if index not in current and index not in done
     )
-    spares_missing = [world.identity_at(job, slot, slot) for slot in free if slot not in spares]
+    spares_missing = [identity_at(job, slot, slot) for slot in free if slot not in spares]
     by_name = {pod.key.name: pod for pod in foreign}
     by_host_name = {pod.identity.host_name(job.name): pod for pod in foreign if pod.in_dns}
 
@@ -137,10 +137,16 @@ def observe(
     )
 
 
+def identity_at(job: DDPJob, slot: int, index: int) -> Identity:
+    """Return a slot's pod in this attempt, at this node rank."""
+    replacement = job.status.bookkeeping.replacements.get(str(slot), 0)
+    return Identity.at(slot, job.status.attempt, replacement, index=index)
+
+
 def member_names(job: DDPJob, most: int | None = None) -> Sequence[str]:
     """Return the names of the group's pods by node rank; `most`: only the first ones."""
     slots = world.members(job)[:most]
-    return [world.identity_at(job, slot, slot).pod_name(job.name) for slot in slots]
+    return [identity_at(job, slot, slot).pod_name(job.name) for slot in slots]
 
 
 def _ended(job: DDPJob, launchers: LauncherStates) -> dict[str, PodFailure]:

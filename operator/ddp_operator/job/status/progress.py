@@ -10,7 +10,8 @@ from pydantic import AfterValidator, Field
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Progress
 from ddp_operator.job.membership.answers import YEARS, Answer, Count, InvalidAnswerError
-from ddp_operator.job.membership.world import identity_at, members
+from ddp_operator.job.membership.world import members
+from ddp_operator.job.pods.observed import identity_at
 from ddp_operator.job.pods.state import Identity, PodState
 
 
