@@ -17,7 +17,7 @@ from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
 from ddp_operator.endpoints.metrics import PATH as METRICS_PATH
 from ddp_operator.engine.metrics import JOBS
 from ddp_operator.engine.pod_settings import PodSettings
-from ddp_operator.engine.reports import PROGRESS_SECONDS
+from ddp_operator.engine.trainers.reports import PROGRESS_SECONDS
 from ddp_operator.kube import (
     AccessReviews,
     ApiClient,

@@ -15,7 +15,7 @@ from ddp_operator.api.schema.comparison import Difference
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.metrics import JOBS as JOBS_IN_METRICS
 from ddp_operator.engine.pod_settings import PodSettings
-from ddp_operator.engine.reports import PROGRESS_SECONDS
+from ddp_operator.engine.trainers.reports import PROGRESS_SECONDS
 from ddp_operator.handlers import JOBS
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.kube import (

@@ -15,7 +15,7 @@ from ddp_operator.api import kubernetes
 from ddp_operator.api.constants import VERSION
 from ddp_operator.api.schema import crd
 from ddp_operator.api.schema.comparison import Difference, compare
-from ddp_operator.engine.access import Access
+from ddp_operator.engine.tokens.access import Access
 from ddp_operator.handlers import JOBS
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars
 from ddp_operator.kube import (

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from ddp_operator.engine.access import Access
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.job_cache import Entry
 from ddp_operator.engine.pod_settings import PodSettings
+from ddp_operator.engine.tokens.access import Access
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import PodState

@@ -8,14 +8,14 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.job_cache import JobCache
-from ddp_operator.engine.launchers import Launchers
 from ddp_operator.engine.metrics import JOBS, Metrics, choose, text_of
 from ddp_operator.engine.metrics.totals import count_jobs
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.priority_boosts import PriorityBoosts
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
-from ddp_operator.engine.reports import PROGRESS_SECONDS, ProgressReports
+from ddp_operator.engine.trainers.launchers import Launchers
+from ddp_operator.engine.trainers.reports import PROGRESS_SECONDS, ProgressReports
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import (
     Cluster,

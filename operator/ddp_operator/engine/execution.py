@@ -9,7 +9,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.job_cache import Entry
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.slow_start import slow_start
-from ddp_operator.engine.token_secrets import TokenSecrets
+from ddp_operator.engine.tokens.token_secrets import TokenSecrets
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.queue import Upkeep
 from ddp_operator.job.pods import manifests

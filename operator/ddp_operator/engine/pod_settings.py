@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ddp_operator.engine.access import Access
+from ddp_operator.engine.tokens.access import Access
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars
 
 

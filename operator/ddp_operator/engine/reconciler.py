@@ -12,11 +12,11 @@ from ddp_operator.api.job import DDPJob, NewerJobError
 from ddp_operator.engine.delegation import Delegation
 from ddp_operator.engine.execution import Execution, UnfitTemplateError
 from ddp_operator.engine.job_cache import Entry, JobCache
-from ddp_operator.engine.launchers import Launchers
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.pod_settings import PodSettings
-from ddp_operator.engine.reports import PROGRESS_SECONDS
 from ddp_operator.engine.status_writer import PROGRESS_WRITES_PER_SECOND, StatusWriter
+from ddp_operator.engine.trainers.launchers import Launchers
+from ddp_operator.engine.trainers.reports import PROGRESS_SECONDS
 from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS
 from ddp_operator.job.planning.convergence import explain_refusal, report_refusal
 from ddp_operator.job.planning.decisions import fail

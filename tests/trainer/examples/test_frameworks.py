@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 from ddp_operator.api.job import DDPJob
-from ddp_operator.engine.log_progress import read
+from ddp_operator.engine.trainers.log_progress import read
 
 from tests.ports import free_port
 from tests.trainer.support.pods import job, until

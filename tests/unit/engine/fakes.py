@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from ddp_operator.engine.access import Access
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.status_patch import merge_patch
+from ddp_operator.engine.tokens.access import Access
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 import pytest
-from ddp_operator.engine.access import Access
+from ddp_operator.engine.tokens.access import Access
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.access import SecretKey
 from ddp_operator.job.pods.projection import project

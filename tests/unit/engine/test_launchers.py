@@ -11,10 +11,10 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.status.world import World as Group
-from ddp_operator.engine import launchers
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.job_cache import JobCache
-from ddp_operator.engine.launchers import Launchers, pause_seconds
+from ddp_operator.engine.trainers import launchers
+from ddp_operator.engine.trainers.launchers import Launchers, pause_seconds
 from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.membership.launcher_protocol import Assignment, LauncherStatus
 from ddp_operator.ports import Key, OutOfFilesError, SentToken, WorldAnswer

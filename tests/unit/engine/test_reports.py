@@ -110,7 +110,7 @@ async def test_nonsense_hurts_nobody_and_is_told_once(
     nonsense: Callable[[], web.Response],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "ddp_operator.engine.reports")
+    caplog.set_level(logging.INFO, "ddp_operator.engine.trainers.reports")
     server.answer = nonsense
     async with TrainerServer() as good:
         await world.run("bad", server)
@@ -263,7 +263,7 @@ async def test_a_log_that_tells_nothing_is_told_of_once(
     says: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "ddp_operator.engine.reports")
+    caplog.set_level(logging.INFO, "ddp_operator.engine.trainers.reports")
     server.answer = lambda: web.Response(status=503)
     world.cluster.log = log
     await world.run("train", server, progress=PATTERN)

@@ -6,10 +6,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 import pytest
-from ddp_operator.engine import token_secrets
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.reconciler import Reconciler
+from ddp_operator.engine.tokens import token_secrets
 from ddp_operator.ports import ForbiddenError, Key, TokenSource, UnavailableError
 
 from tests.unit.engine.fakes import ACCESS, TOKEN, FakeCluster

@@ -13,7 +13,7 @@ from ddp_operator import startup
 from ddp_operator.api.constants import KUEUE_RETRIABLE, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.engine.access import Access
+from ddp_operator.engine.tokens.access import Access
 from ddp_operator.handlers import JOBS
 from ddp_operator.job.planning.decisions import finish
 from ddp_operator.job.planning.plan import plan

@@ -8,9 +8,9 @@ from typing import Any
 
 from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
-from ddp_operator.engine.access import Access
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.pod_settings import PodSettings
+from ddp_operator.engine.tokens.access import Access
 from ddp_operator.job.pods.projection import project
 from ddp_operator.local.machine import LocalCluster, Workdir
 from ddp_operator.local.run.display import Display

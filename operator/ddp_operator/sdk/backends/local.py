@@ -14,9 +14,9 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.client.cluster import NoSuchJobError
 from ddp_operator.client.submission import NameTakenError
-from ddp_operator.engine.access import Access
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.pod_settings import PodSettings
+from ddp_operator.engine.tokens.access import Access
 from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.engine.launchers import _pollable
+from ddp_operator.engine.trainers.launchers import _pollable
 from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates
 from ddp_operator.job.membership.rank_order import ANSWER_SECONDS, HOLD_SECONDS
 from ddp_operator.job.membership.world import members

@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.engine import log_progress
 from ddp_operator.engine.job_cache import Entry, JobCache
+from ddp_operator.engine.trainers import log_progress
 from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import PodState

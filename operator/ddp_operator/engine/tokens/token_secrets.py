@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.engine.access import Access
+from ddp_operator.engine.tokens.access import Access
 from ddp_operator.job.pods.access import lacks_token
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Cluster, ForbiddenError, InvalidError, TokenSource

@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.engine.access import Access
 from ddp_operator.engine.job_cache import JobCache
+from ddp_operator.engine.tokens.access import Access
 from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.membership.launcher_protocol import (
     NO_LAUNCHERS,

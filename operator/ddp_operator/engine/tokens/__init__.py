@@ -1,0 +1,1 @@
+"""The tokens with which the operator and the pods of a job trust each other."""

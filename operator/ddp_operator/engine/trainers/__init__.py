@@ -1,0 +1,1 @@
+"""Ask the trainers and launchers in pods for progress and failures."""
