@@ -151,9 +151,13 @@ def cluster(name: str = "default") -> Iterator[Cluster]:
     if os.environ.get(KUBECONFIG_VARIABLE) or (instance is not None and instance.owner is None):
         yield up(name)
         return
+    owner = ProcessId.current()
     if instance is not None:  # another process's, which will take it down
-        name = f"{name}-{secrets.token_hex(3)}"
-    running = up(name, owner=ProcessId.current())
+        name = _beside(name)
+    running = up(name, owner=owner)
+    if (started := _find(name)) is None or started.owner != owner:  # by another, at the same time
+        name = _beside(name)
+        running = up(name, owner=owner)
     try:
         yield running
     finally:
@@ -166,6 +170,10 @@ def running(name: str = "default") -> Cluster | None:
     if instance is None or instance.kind == "control-plane":
         return None
     return _attach(instance)
+
+
+def _beside(name: str) -> str:
+    return f"{name}-{secrets.token_hex(3)}"
 
 
 def _find(name: str) -> Instance | None:

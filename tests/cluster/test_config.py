@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 from dnslib import QTYPE, RCODE, DNSRecord
@@ -15,6 +16,8 @@ from tests.cluster.errors import ClusterUnavailableError
 from tests.cluster.node_config import NodeConfig
 from tests.cluster.preparation import images, packages
 from tests.cluster.preparation.binaries import API_SERVER, KubeBinaries, find
+from tests.cluster.processes import ProcessId
+from tests.cluster.state import Instance
 
 
 def make_config(folder: Path, *, has_nodes: bool = True) -> NodeConfig:
@@ -110,6 +113,30 @@ def test_a_given_cluster_is_used_with_the_images_that_all_its_nodes_have(
             )
         with pytest.raises(ClusterUnavailableError, match="other:dev for another image"):
             given.tag_image("example/other:1", as_name="example/other:dev")
+
+
+def test_two_that_start_a_cluster_at_the_same_time_get_one_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: dict[str, Instance] = {}
+    here, elsewhere = ProcessId.current(), ProcessId(1, "another")
+
+    def start(name: str, *, owner: ProcessId) -> provider.Cluster:
+        owner = owner if known else elsewhere
+        known[name] = Instance(name, "node", tmp_path, tmp_path, owner=owner)
+        return cast(provider.Cluster, name)
+
+    monkeypatch.delenv(provider.KUBECONFIG_VARIABLE, raising=False)
+    monkeypatch.setattr(provider, "sweep", lambda: None)
+    monkeypatch.setattr(provider, "up", start)
+    monkeypatch.setattr(provider, "instances", known.values)
+    monkeypatch.setattr(provider, "remove_named", known.pop)
+    with provider.cluster("pods") as running:
+        assert {name: each.owner for name, each in known.items()} == {
+            "pods": elsewhere,
+            str(running): here,
+        }
+    assert known.keys() == {"pods"}
 
 
 def test_missing_packages_are_named(tmp_path: Path) -> None:
