@@ -95,13 +95,19 @@ bare: ## Remove everything that earlier runs left on this machine, then time REA
 	$(PYTHON) -m tests.bare
 
 ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
-.PHONY: lint
-lint: $(STAMP) ## Run ruff, mypy, import-linter, the checker of prose and, with Go, actionlint
+.PHONY: lint lint-code lint-types lint-workflows
+lint: lint-code lint-types lint-workflows ## Run ruff, mypy, import-linter, the checker of prose and, with Go, actionlint
+
+lint-code: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(PY) -m tools.prose
-	$(VENV)/bin/mypy
 	PYTHONPATH=operator:trainer-image $(VENV)/bin/lint-imports
+
+lint-types: $(STAMP)
+	$(VENV)/bin/mypy
+
+lint-workflows:
 	@if command -v go > /dev/null; \
 	  then echo go run $(ACTIONLINT); go run $(ACTIONLINT); \
 	  else echo "No Go on this machine: the workflows are not checked."; \
