@@ -1,9 +1,10 @@
-"""What a job's status says about snapshots in the memory of its pods.
+"""Snapshots in the memory of a job's pods, as its status shows them.
 
-It is for people: no decision depends on it. The launchers alone decide what the ranks resume from.
+They are for people: no decision depends on them. The launchers alone decide what the ranks resume
+from.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, MemoryCheckpointRecord
@@ -11,8 +12,6 @@ from ddp_operator.job.membership.launcher_protocol import LauncherStatus, Memory
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.ports import Event
 
-RESTORED: Final = "RestoredFromMemory"
-NOT_RESTORED: Final = "NotRestoredFromMemory"
 _REASON: Final = 100
 """Characters of a launcher's reason in an Event."""
 
@@ -34,29 +33,33 @@ def with_report(
     record = _record(known, said)
     if record == status.memory_checkpoint:
         return status, ()
-    status = status.model_copy(update={"memory_checkpoint": record})
+    status = status.updated(memory_checkpoint=record)
     return status, (_event(record),) if record.restored_at != known.restored_at else ()
 
 
 def _record(known: MemoryCheckpointRecord, said: MemoryReport) -> MemoryCheckpointRecord:
-    update: dict[str, Any] = {"copies": said.copies, "refusal": said.refusal}
+    record = known.updated(copies=said.copies, refusal=said.refusal)
     decision = said.restored
     if said.step is not None:
-        at = said.time and said.time.replace(microsecond=0)  # as the status stores it
-        update |= {"step": said.step, "time": at, "size_bytes": said.bytes}
+        time = said.time and said.time.replace(microsecond=0)  # as the status stores it
+        record = record.updated(step=said.step, time=time, size_bytes=said.bytes)
     elif decision and decision.step != known.step:  # a new launcher knows what was restored first
-        update |= {"step": decision.step, "time": None, "size_bytes": None}
-    if decision:
-        update |= {
-            "restored_step": decision.step,
-            "restored_at": decision.time.replace(microsecond=0),
-            "restore_reason": decision.reason,
-        }
-    return known.model_copy(update=update)
+        record = record.updated(step=decision.step, time=None, size_bytes=None)
+    if decision is None:
+        return record
+    return record.updated(
+        restored_step=decision.step,
+        restored_at=decision.time.replace(microsecond=0),
+        restore_reason=decision.reason,
+    )
 
 
 def _event(record: MemoryCheckpointRecord) -> Event:
     if record.restored_step is not None:
-        return Event(RESTORED, f"the ranks resume at step {record.restored_step} from memory")
+        return Event(
+            "RestoredFromMemory", f"the ranks resume at step {record.restored_step} from memory"
+        )
     reason = record.restore_reason[:_REASON] or "no reason given"
-    return Event(NOT_RESTORED, f"no step can be restored from memory: {reason}", warning=True)
+    return Event(
+        "NotRestoredFromMemory", f"no step can be restored from memory: {reason}", warning=True
+    )
