@@ -3,6 +3,7 @@ run, hang, fail, restart, are suspended and refused.
 """
 
 import itertools
+import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from ddp_operator.kube import ApiClient
 
 from tests import cluster
 from tests.chart.queries import panels, rules
-from tests.good_manifests import container, gpus, job, template
+from tests.good_manifests import Json, container, gpus, job, template
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.monitoring.prometheus import Prometheus, scraping
@@ -102,11 +103,18 @@ async def jobs_in_many_states(
         "checkpoint": saved,
     }
     trainer.answer = said
+    in_memory = {"step": 115, "time": saved["time"], "copies": 0}
+    world = {"number": 1, "generation": 0, "memory": in_memory}
+    trainer.world = 200, json.dumps(world).encode()
     told = int(trainer.address.rpartition(":")[2])
     await refuse_gpus(admin, jobs.namespace)
-    await begin(jobs, kubelet, "runs", ip="127.0.0.1", statusPort=told)
-    await jobs.until(lambda status: status.checkpoint is not None, "runs")
-    await begin(jobs, kubelet, "hangs", ip="127.0.0.1", statusPort=told, progressDeadlineSeconds=1)
+    memory = {"sizeLimit": "16Mi", "copies": 0}
+    await begin(jobs, kubelet, "runs", ip="127.0.0.1", statusPort=told, memoryCheckpoint=memory)
+    await jobs.until(
+        lambda status: None not in (status.checkpoint, status.memory_checkpoint), "runs"
+    )
+    hangs: Json = {"progressDeadlineSeconds": 1, "restart": {"scope": "Gang"}}
+    await begin(jobs, kubelet, "hangs", ip="127.0.0.1", statusPort=told, **hangs)
     await jobs.until(lambda status: status.attempt == 1, "hangs")
     steps = itertools.count(121)
     trainer.answer = lambda: web.json_response(said | {"step": next(steps)})

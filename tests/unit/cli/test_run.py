@@ -72,12 +72,14 @@ async def test_the_plan_is_told_before_anything_is_made(ddp: Ddp, server: FakeAp
 
 
 async def test_the_plan_says_between_which_sizes(ddp: Ddp) -> None:
-    sizes = ("--replicas", "4", "--min-replicas", "1", "--max-replicas", "6", "--spares", "2")
-    result = await ddp(*SHORT, *sizes, "--launcher", "inject", "--", "python", "train.py")
+    sizes = ("--replicas", "4", "--min-replicas", "2", "--max-replicas", "6", "--spares", "2")
+    memory = ("--memory-checkpoint", "64Gi,copies=1")
+    result = await ddp(*SHORT, *sizes, *memory, "--launcher", "inject", "--", "python", "train.py")
     said = " ".join(result.stderr.split())
-    assert "least continues with 1 pod while others are missing" in said
+    assert "least continues with 2 pods while others are missing" in said
     assert "most grows up to 6 pods when nodes are available" in said
     assert "spares 2 more pods to replace lost ones" in said
+    assert "in memory 64Gi of each pod, 1 copy in other pods (ddp_trainer.memory)" in said
     plain = await ddp(*SHORT, "--replicas", "4", "--", "python", "train.py")
     assert "continues with" not in plain.stderr
 
