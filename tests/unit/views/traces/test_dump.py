@@ -1,0 +1,175 @@
+import contextlib
+import io
+import json
+import pickle
+import pickletools
+from typing import Any
+
+import pytest
+from ddp_operator.views.traces import DumpError, read_dump
+from ddp_operator.views.traces import dump as dumps
+from ddp_operator.views.traces.unpickle import BadPickleError, unpickle
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.views.traces.recorder import Call, Form, Ranks
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@given(VALUES, st.sampled_from([2, 3, 4, 5]))
+def test_plain_data_is_read_as_python_reads_it(value: object, protocol: int) -> None:
+    data = pickle.dumps(value, protocol)
+    assert unpickle(data) == pickle.loads(data)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_plain_data_or_refused(data: bytes) -> None:
+    with contextlib.suppress(BadPickleError):
+        unpickle(b"\x80\x02" + data)
+
+
+@given(VALUES, st.data())
+def test_damaged_pickles_are_plain_data_or_refused(value: object, data: st.DataObject) -> None:
+    changed = bytearray(pickle.dumps(value, 2))
+    at = data.draw(st.integers(0, len(changed) - 1))
+    changed[at] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(BadPickleError):
+        unpickle(bytes(changed))
+
+
+def test_every_opcode_beyond_plain_data_is_refused() -> None:
+    plain = {chr(code) for code in unpickle.__globals__["_OPCODES"]} | {"."}
+    others = {each.code for each in pickletools.opcodes} - plain
+    assert {"c", "R", "i", "o", "b", "P", "Q", "\x81", "\x82", "\x92", "\x93"} <= others
+    for code in others:
+        with pytest.raises(BadPickleError):
+            unpickle(b"\x80\x02" + code.encode("latin-1") + b"os\nsystem\n(X\x02\x00\x00\x00idtR.")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "cut off"),
+        (b"\x80\x02X\xff\xff\xff\x7fabc", "cut off"),
+        (b"\x80\x02(((" + b"(" * 40 + b".", "nested"),
+        (b"\x80\x02}K\x01K\x02s.", "key"),
+        (b"\x80\x02\x8a\xff" + b"\x01" * 255 + b".", "too large"),
+        (b"\x80\x02j\x00\x00\x00\x00.", "more than containers"),
+        (b"\x80\x02].K\x01a", ""),
+        (b"\x80\x02K\x01K\x02a.", "no container"),
+        (b"\x80\x02](K\x01(ee.", "no container"),
+    ],
+)
+def test_hostile_pickles_get_a_reason(data: bytes, said: str) -> None:
+    if not said:
+        assert unpickle(data) == []
+        return
+    with pytest.raises(BadPickleError, match=said):
+        unpickle(data)
+
+
+def test_a_pickle_of_endless_opcodes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(unpickle.__globals__, "MAX_OPCODES", 1000)
+    with pytest.raises(BadPickleError, match="1000 opcodes"):
+        unpickle(b"\x80\x02" + b"}" * 2000)
+
+
+def test_memo_indexes_take_no_memory() -> None:
+    # Python's own unpickler reserves 32 GiB for this.
+    assert unpickle(b"\x80\x02]r\xff\xff\xff\x7f.") == []
+
+
+class Exploit:
+    def __reduce__(self) -> Any:
+        return print, ("executed",)
+
+
+def test_objects_are_never_created(capsys: pytest.CaptureFixture[str]) -> None:
+    content = {"version": "2.9", "entries": [Exploit()]}
+    for protocol in range(6):
+        with pytest.raises(DumpError):
+            read_dump(pickle.dumps(content, protocol))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"{", "JSON"),
+        (b"[" * 100, "neither"),
+        (b'{"a":' * 100_000, "JSON"),
+        (b'{"version": "1.5", "entries": []}', "1.5"),
+        (b'{"entries": []}', "names no format"),
+        (b'{"version": "2.9", "entries": 3}', "entries"),
+        (b'{"version": "2.9", "pg_status": 3}', "no dump"),
+        (pickle.dumps([1, 2]), "no dump"),
+        (pickle.dumps({"version": "2.9"})[:-4], "cut off"),
+        (b"text of a log", "neither"),
+    ],
+)
+def test_files_that_are_no_dump_get_a_reason(data: bytes, said: str) -> None:
+    with pytest.raises(DumpError, match=said):
+        read_dump(data)
+
+
+def test_large_dumps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dumps, "MAX_BYTES", 10)
+    with pytest.raises(DumpError, match="larger"):
+        read_dump(b"{" + b" " * 10)
+    monkeypatch.setattr(dumps, "MAX_BYTES", 1000)
+    monkeypatch.setattr(dumps, "MAX_OPCODES", 10)
+    with pytest.raises(DumpError, match="10 values"):
+        read_dump(b'{"entries": [1,1,1,1,1,1,1,1,1,1]}')
+
+
+JUNK = st.none() | st.text(max_size=9) | st.integers() | st.lists(st.integers(), max_size=3)
+
+
+@given(st.data())
+def test_fields_of_any_type_are_read_or_refused(data: st.DataObject) -> None:
+    ranks = Ranks.same({"0": (0, 1)}, [Call("0")]).run()
+    content = json.loads(ranks.dump(0, Form(as_json=True)))
+    for part in (content, content["entries"][0], content["pg_config"]["0"]):
+        part[data.draw(st.sampled_from(sorted(part)))] = data.draw(JUNK)
+    with contextlib.suppress(DumpError):
+        read_dump(json.dumps(content).encode())
+
+
+def test_pickle_and_json_say_the_same() -> None:
+    ranks = Ranks.same({"0": (0, 1), "1": (0, 1)}, [Call("0"), Call("1", size=8)]).run()
+    assert read_dump(ranks.dump(0, Form())) == read_dump(ranks.dump(0, Form(as_json=True)))
+
+
+def test_the_newest_group_of_a_name_counts() -> None:
+    ranks = Ranks.same({"0": (0, 1)}, [Call("0")] * 3).run()
+    content = json.loads(ranks.dump(0, Form(as_json=True)))
+    content["entries"][2] |= {"pg_id": 5, "collective_seq_id": 1}
+    assert [op.seq for op in read_dump(json.dumps(content).encode()).ops] == [1]
+
+
+def test_completed_operations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dumps, "_MAX_DONE", 2)
+    ranks = Ranks.same({"0": (0, 1)}, [Call("0")] * 5)
+    ranks.hosts[1] = 4
+    ops = read_dump(ranks.run().dump(0)).ops
+    assert [(op.seq, op.done) for op in ops] == [(3, True), (4, True), (5, False)]
+
+
+def test_what_pickle_dump_writes_to_a_file_is_read() -> None:
+    file = io.BytesIO()
+    pickle.Pickler(file, protocol=5).dump({"version": "2.9", "entries": []})
+    assert read_dump(file.getvalue()).ops == ()
