@@ -96,7 +96,8 @@ class TestStatus:
         self, ddp: Ddp, server: FakeApiServer
     ) -> None:
         server.create("ddpjobs", stored("Failed", ESCAPES, ESCAPES, placement=ESCAPES))
-        for form in (["status"], ["why"], ["status", "-o", "json"], ["status", "-o", "yaml"]):
+        as_objects = (["status", "-o", "json"], ["status", "-o", "yaml"], ["why", "-o", "json"])
+        for form in (["status"], ["why"], *as_objects):
             text = (await ddp(*form, NAME)).output
             assert text.replace("\n", "").isprintable(), form
 
@@ -113,6 +114,13 @@ class TestStatus:
         assert result.exit_code == 1
         assert result.stderr.startswith("Error: there is no job nobody in namespace research")
         assert "Traceback" not in result.output
+
+
+async def test_why_as_json(ddp: Ddp, server: FakeApiServer) -> None:
+    server.create("ddpjobs", training())
+    found = json.loads((await ddp("why", NAME, "-o", "json")).stdout)
+    assert sorted(found) == ["evidence", "last_words", "remedies", "sentence"]
+    assert found["sentence"].startswith("digits is running, but has completed no step for")
 
 
 async def test_kueue_explains_a_wait(ddp: Ddp, server: FakeApiServer) -> None:

@@ -1,32 +1,70 @@
 """The command `why`."""
 
+import json
+from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 
 import click
 
 from ddp_operator.cli.app import (
     connection_options,
     fetch,
-    job_argument,
     job_key,
     on_cluster,
+    optional_job_argument,
     print_lines,
     width,
 )
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.queues import queue_state
+from ddp_operator.client.traces import TracesError, read_traces
+from ddp_operator.views import traces as views
 from ddp_operator.views.job.diagnosis import Diagnosis, diagnose
+from ddp_operator.views.text import clean
 
 
 @click.command()
 @connection_options
-@job_argument
-def why(name: str) -> None:
+@optional_job_argument
+@click.option(
+    "--traces",
+    "directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Name the rank that a hanging job waits for, from a directory with a dump of torch's "
+    "flight recorder for each rank; no cluster is used.",
+)
+@click.option("-o", "--output", "form", type=click.Choice(["json"]), help="Print an object.")
+def why(name: str | None, directory: Path | None, form: str | None) -> None:
     """Explain the state of a job, and what to do next."""
+    if directory is not None:
+        if name is not None:
+            raise click.UsageError("give NAME or --traces, not both")
+        _explain_traces(directory, form)
+        return
+    if name is None:
+        raise click.UsageError("give NAME, or --traces DIR")
     now = datetime.now(UTC)
 
     async def read(cluster: Cluster, namespace: str) -> Diagnosis:
         job, pods = await fetch(cluster, job_key(namespace, name))
         return diagnose(job, pods, now, queue=await queue_state(cluster, job, now))
 
-    print_lines(on_cluster(read).lines(width()))
+    found = on_cluster(read)
+    if form:
+        click.echo(json.dumps(asdict(found), indent=2))
+    else:
+        print_lines(found.lines(width()))
+
+
+def _explain_traces(directory: Path, form: str | None) -> None:
+    try:
+        found = read_traces(directory)
+    except TracesError as error:
+        raise click.ClickException(clean(error)) from None
+    verdict = views.analyse(found.dumps)
+    if form:
+        click.echo(json.dumps(views.as_dict(verdict, found.unreadable), indent=2))
+    else:
+        print_lines(views.diagnosis(verdict, found.unreadable).lines(width()))
