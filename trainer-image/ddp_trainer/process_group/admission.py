@@ -21,6 +21,8 @@ REFUSAL = (
     "the request is not signed with this job's token ($DDP_TOKEN), or the sender's clock is wrong"
 )
 SCHEME = "DDP-HMAC-SHA256"
+ANSWER_HEADER = "DDP-Answer-HMAC-SHA256"
+"""Header with the signature of an answer."""
 WINDOW_SECONDS = 600
 """How far the sender's clock may differ, and how long a signed request remains valid."""
 _SIGNED = re.compile(SCHEME + r" (?P<time>\d{1,12}):(?P<signature>[0-9a-f]{64})")
@@ -54,6 +56,21 @@ def send(connection: HTTPConnection, placement: Placement, request: Request) -> 
     """Send a signed request from one of the job's pods to another."""
     headers = credentials(placement, request)
     connection.request(request.method, request.target, request.body, headers)
+
+
+def answer_signature(
+    placement: Placement, authorization: str | None, status: int, body: bytes
+) -> str:
+    """Return the signature of an answer; empty if there is no token.
+
+    It proves that the answer is from a pod of this job, and belongs to this request.
+
+    `authorization`: the request's header of that name.
+    """
+    if not placement.token:
+        return ""
+    text = f"{authorization}\n{status}\n{hashlib.sha256(body).hexdigest()}"
+    return hmac.digest(placement.token.encode(), text.encode(errors="replace"), "sha256").hex()
 
 
 def is_signed(authorization: str | None) -> bool:

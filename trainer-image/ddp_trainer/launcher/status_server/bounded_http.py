@@ -8,6 +8,7 @@ import socket
 import socketserver
 import threading
 import time
+from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -116,12 +117,20 @@ class BoundedHandler(BaseHTTPRequestHandler):
         """Answer with an error and a reason in plain text."""
         self.answer(code, f"{reason}\n", "text/plain; charset=utf-8")
 
-    def answer(self, code: HTTPStatus, content: str | bytes, content_type: str) -> None:
+    def answer(
+        self,
+        code: HTTPStatus,
+        content: str | bytes,
+        content_type: str,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         """Send the whole answer."""
         body = content.encode() if isinstance(content, str) else content
         self.send_response(code)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
         self.wfile.flush()

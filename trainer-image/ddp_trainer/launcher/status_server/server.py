@@ -1,6 +1,6 @@
 """Serves a pod's status over HTTP: GET /status, /metrics, /world; PUT /world; POST /stacks,
 /profile, /trace, /dump-stacks, /checkpoint, /rank-0, /failures, and from within the pod
-/trainjob-status.
+/trainjob-status; and requests about snapshots in memory, below /memory.
 
 It runs in a thread of the launcher, which does not train and so always has time to answer. Errors
 here never end a training. Anyone may read; only the job's own pods and the operator may send POST
@@ -14,11 +14,12 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
 from ddp_trainer.launcher.port_conflicts import taken
@@ -39,6 +40,9 @@ from ddp_trainer.telemetry.requests.profile import ProfileError, ProfileFiles
 from ddp_trainer.telemetry.requests.stacks import ask_for_stacks, listening, read_stacks
 from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.wire import to_json
+
+if TYPE_CHECKING:  # it takes memory that only jobs with snapshots in memory need
+    from ddp_trainer.launcher.memory.requests import MemoryRequests
 
 _MAX_SIGNED_BYTES = max(assignment.MAX_BYTES, failure_reports.MAX_BYTES, announcement.MAX_BYTES)
 _POLL_SECONDS = 3600.0
@@ -65,11 +69,13 @@ def serve_status(
     *,
     trainjob_token: str = "",
     world: WorldRequests | None = None,
+    memory: MemoryRequests | None = None,
 ) -> bool:
     """Serve the status file at `path` from a thread, to the end of this process.
 
     `trainjob_token`: token of scripts that report as in a TrainJob; empty: none does.
     `world`: handles requests about the pod's assignment; None: the assignment cannot change.
+    `memory`: handles requests about snapshots in memory; None: the job keeps none.
     Returns False if the port is not available, which is logged.
     """
     try:
@@ -77,7 +83,7 @@ def serve_status(
     except OSError as error:
         _logger.warning("cannot serve /status: %s", taken(port, error))
         return False
-    server.world = world
+    server.world, server.memory = world, memory
     if admission.placed_by_earlier_operator(placement):
         _logger.warning("DDP_TOKEN is not set: anyone may send POST requests to port %d", port)
     serve = partial(server.serve_forever, poll_interval=_POLL_SECONDS)
@@ -113,6 +119,7 @@ class _Server(BoundedServer):
         """Held during a request for stacks: each process has a single file for its answers."""
         self.trainjob = TrainJobStatus(self._file, trainjob_token) if trainjob_token else None
         self.world: WorldRequests | None = None
+        self.memory: MemoryRequests | None = None
         self._errors = DistinctErrors(_logger, "cannot read the status file")
         super().__init__(family, port, _Handler)
 
@@ -140,13 +147,13 @@ class _Handler(BoundedHandler):
             self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "nothing to report yet")
         elif self._path() == assignment.PATH and self.server.world is not None:
             self._if_admitted(partial(self.server.world.get_news, self))
-        else:
+        elif not self._handle_memory():
             self._refuse_path()
 
     def do_PUT(self) -> None:  # noqa: N802 - so it is called
         if self._path() == assignment.PATH and self.server.world is not None:
             self._if_admitted(partial(self.server.world.put_assignment, self))
-        else:
+        elif not self._handle_memory():
             self._refuse_path()
 
     def do_POST(self) -> None:  # noqa: N802 - so it is called
@@ -165,16 +172,26 @@ class _Handler(BoundedHandler):
             self._if_admitted(told)
         elif self._path() == failure_reports.PATH and self.server.world is not None:
             self._if_admitted(partial(self.server.world.post_failure, self))
-        else:
+        elif not self._handle_memory():
             self._refuse_path()
+
+    def _handle_memory(self) -> bool:
+        """Answer a request about snapshots in memory; return False if it is none."""
+        memory = self.server.memory
+        if memory is None or not memory.serves(self._path()):
+            return False
+        with memory.large if self.command == "PUT" else nullcontext():
+            most = memory.most_bytes(self.command)
+            self._if_admitted(partial(memory.handle, self), most=most)
+        return True
 
     def _path(self) -> str:
         return self.path.partition("?")[0]
 
-    def _if_admitted(self, do: Callable[[], None]) -> None:
+    def _if_admitted(self, do: Callable[[], None], *, most: int = _MAX_SIGNED_BYTES) -> None:
         authorization, body = self.headers.get("Authorization"), b""
         if admission.is_signed(authorization) and "Content-Length" in self.headers:
-            content = self.content(most=_MAX_SIGNED_BYTES)
+            content = self.content(most=most)
             if content is None:
                 return
             body = content

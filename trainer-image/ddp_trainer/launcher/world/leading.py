@@ -81,6 +81,22 @@ def slots_of(members: str) -> list[int]:
     return found
 
 
+def hosts_of(assignment: Assignment) -> list[str]:
+    """Return the hosts of the group's pods, by node rank.
+
+    Raises:
+        ValueError: node rank 0 does not know them.
+    """
+    if assignment.nodes == 1:
+        return [assignment.master_addr]
+    slots = slots_of(assignment.members)
+    hosts = [host for slot in slots if (host := host_of(assignment.master_addr, slot))]
+    if len(hosts) != assignment.nodes:
+        address = assignment.master_addr
+        raise ValueError(f"no host names for slots {assignment.members} with MASTER_ADDR {address}")
+    return hosts
+
+
 def call(
     host: str, placement: Placement, told: Assignment, *, wait_seconds: int
 ) -> PutResponse | None:
@@ -178,19 +194,11 @@ class Leader:
     def _others(self, present: Assignment) -> Mapping[int, str] | None:
         """Return the hosts of the other pods, by node rank; None if they are not known."""
         try:
-            slots = slots_of(present.members)
+            hosts = hosts_of(present)
         except ValueError as error:
             _logger.warning("cannot restart the group: %s", error)
             return None
-        hosts = {rank: host_of(present.master_addr, slot) for rank, slot in enumerate(slots)}
-        if len(hosts) != present.nodes or (None in hosts.values() and present.nodes > 1):
-            _logger.warning(
-                "cannot restart the group: no host names for slots %s with MASTER_ADDR %s",
-                present.members,
-                present.master_addr,
-            )
-            return None
-        return {rank: host for rank, host in hosts.items() if rank and host}
+        return dict(enumerate(hosts[1:], 1))
 
     def _tell(
         self,

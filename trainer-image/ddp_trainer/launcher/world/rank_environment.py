@@ -84,27 +84,32 @@ class RankEnvironment:
         """
         if assignment.node_rank is None:
             return {}
-        own = self.placement.local_world_size
-        first_rank, world_size = assignment.node_rank * own, assignment.nodes * own
-        if self._sizes_are_fixed:
-            sizes = self.placement.pod_sizes
-            first_rank, world_size = sizes.first_rank(assignment.node_rank), sum(sizes.sizes)
+        own_ranks, world_size = self.own_ranks(assignment.node_rank, nodes=assignment.nodes)
         common: Mapping[str, str] = {}
         if assignment is not self.initial:
             common = _variables(assignment, world_size=world_size, by_name=by_name)
         return {
-            first_rank + local_rank: {
+            rank: {
                 **common,
-                "RANK": str(first_rank + local_rank),
+                "RANK": str(rank),
                 "LOCAL_RANK": str(local_rank),
                 # For a torchrun below the launcher, each rank is a node with one process. So the
                 # number of ranks is right even if several ranks of a pod start torchrun.
-                "PET_NODE_RANK": str(first_rank + local_rank),
+                "PET_NODE_RANK": str(rank),
                 "PET_NNODES": str(world_size),
                 "PET_NPROC_PER_NODE": "1",
             }
-            for local_rank in range(own)
+            for local_rank, rank in enumerate(own_ranks)
         }
+
+    def own_ranks(self, node_rank: int, *, nodes: int) -> tuple[range, int]:
+        """Return the ranks of this pod at a node rank, and the world size."""
+        own = self.placement.local_world_size
+        first_rank, world_size = node_rank * own, nodes * own
+        if self._sizes_are_fixed:
+            sizes = self.placement.pod_sizes
+            first_rank, world_size = sizes.first_rank(node_rank), sum(sizes.sizes)
+        return range(first_rank, first_rank + own), world_size
 
 
 def _hold_seconds(env: Mapping[str, str]) -> int:
