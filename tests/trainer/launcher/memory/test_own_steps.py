@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddp_trainer.launcher.memory.messages import RankReport
-from ddp_trainer.launcher.memory.own_steps import Asked, Pod, own_steps
+from ddp_trainer.launcher.memory.own_steps import Asked, Pod, incomplete_steps, own_steps
 from ddp_trainer.launcher.memory.store import File
 from ddp_trainer.memory.volume import Key, SnapshotName
 
@@ -94,3 +94,11 @@ def test_a_refusal_stands_until_the_rank_can_save() -> None:
     assert len(found.refusal) == 200
     found.note(report(3, 6))
     assert not found.refusal
+
+
+def test_a_step_that_one_rank_skipped_is_useless() -> None:
+    files = [file(5, 2), file(5, 3), file(6, 2), file(8, 3)]
+    assert incomplete_steps(files, POD, asked=None) == set()
+    assert incomplete_steps(files, POD, asked=5) == set()
+    assert incomplete_steps(files, POD, asked=7) == {Key(2, 6)}
+    assert incomplete_steps([file(6, 2, replicated=True)], POD, asked=7) == set()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ddp_trainer.launcher.memory.messages import MAX_TEXT, RankReport
 from ddp_trainer.launcher.memory.store import File
-from ddp_trainer.memory.volume import LARGEST_STEP
+from ddp_trainer.memory.volume import LARGEST_STEP, Key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,17 @@ def own_steps(files: Iterable[File], pod: Pod) -> Mapping[int, OwnStep]:
         for (step, replicated), of_ranks in sorted(found.items())
         if replicated or len(of_ranks) == len(pod.ranks)
     }
+
+
+def incomplete_steps(files: Iterable[File], pod: Pod, *, asked: int | None) -> set[Key]:
+    """Return the steps that only some ranks of the pod have saved, and the others skipped.
+
+    `asked`: the newest step that all ranks wanted. Node rank 0 does not hear of such steps, and
+    they would take the room of others forever.
+    """
+    held = own_steps(files, pod)
+    keys = {file.name.key for file in _own(files, pod)}
+    return {key for key in keys if key.step not in held and asked is not None and key.step <= asked}
 
 
 def _own(files: Iterable[File], pod: Pod) -> Collection[File]:

@@ -168,6 +168,8 @@ class Store:
             if self.find(name):
                 return total
             part = self._parts.get(name)
+            if part is None and offset:
+                raise WrongPieceError("the next piece begins at 0")
             if part is None:
                 part = self._begin(name, total, restored=restored)
             if offset > part.received or total != part.total or offset + len(piece) > total:

@@ -1,0 +1,128 @@
+"""Several pods keep, copy and restore snapshots together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ddp_trainer.launcher.memory.messages import RankReport
+
+from tests.trainer.launcher.memory.files import names_in, snapshot
+from tests.trainer.launcher.memory.network import SimulatedJob, without_threads
+
+
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_threads(monkeypatch)
+
+
+def job(folder: Path, **settings: int) -> SimulatedJob:
+    found = SimulatedJob(folder, **settings)  # type: ignore[arg-type]
+    found.restart()
+    assert found.check_restored() is None
+    return found
+
+
+def test_a_complete_step_is_kept_and_copied_and_the_one_before_is_released(tmp_path: Path) -> None:
+    four = job(tmp_path, nodes=4, local_world_size=2)
+    four.step(5)
+    four.step(6)
+    assert four.complete() == 6
+    for node_rank, pod in enumerate(four.pods):
+        source = (node_rank + 2) % 4
+        ranks = [*pod.ranks, 2 * source, 2 * source + 1]
+        expected = {str(snapshot(6, rank, world_size=8)) for rank in ranks}
+        assert names_in(pod.memory.store) == expected
+        assert [path.name for path in pod.volume.directory.glob("own/*/free")] == ["free"] * 2
+
+
+def test_all_restart_in_place_from_what_they_have(tmp_path: Path) -> None:
+    two = job(tmp_path, nodes=2, local_world_size=2)
+    two.step(5)
+    two.step(6)
+    two.restart()
+    assert two.check_restored() == 6
+    own = [path for pod in two.pods for path in pod.restored().paths.values()]
+    assert {path.parent.parent.name for path in own} == {"own"}, "nothing is fetched"
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_replaced_pod_fetches_what_its_ranks_need(tmp_path: Path, lost: int) -> None:
+    three = job(tmp_path, nodes=3, local_world_size=2)
+    three.step(5)
+    three.pods[lost] = three.create()
+    three.restart()
+    assert three.check_restored() == 5
+    paths = three.pods[lost].restored().paths.values()
+    assert {path.parent.name for path in paths} == {"restored"}
+    three.step(1)
+    assert three.complete() == 1
+    assert not [*three.pods[lost].volume.restored.iterdir()]
+    assert three.leader.news().restored.step == 5  # type: ignore[union-attr]
+
+
+def test_a_pod_with_a_copy_can_take_the_place_of_its_source(tmp_path: Path) -> None:
+    three = job(tmp_path, nodes=3)
+    three.step(5)
+    # Node rank 1 has the copy of node rank 0, which is lost.
+    three.pods = [three.pods[1], three.pods[2], three.create()]
+    three.restart()
+    assert three.check_restored() == 5
+    assert three.pods[0].restored().paths[0].parent.name == "copies"
+
+
+def test_ranks_that_change_pods_have_room_for_the_next_step(tmp_path: Path) -> None:
+    three = job(tmp_path, nodes=3)
+    three.step(5)
+    three.pods = [three.pods[2], three.pods[0], three.pods[1]]
+    three.restart()
+    assert three.check_restored() == 5
+    three.step(6)
+    assert three.complete() == 6
+
+
+def test_more_pods_can_be_lost_than_have_copies_if_state_is_replicated(tmp_path: Path) -> None:
+    four = job(tmp_path, nodes=4, local_world_size=2, replicated=True)
+    four.step(5)
+    assert four.complete() == 5
+    assert not [*tmp_path.glob("*/copies/*")]
+    four.pods = [four.create(), four.pods[2]]
+    four.restart()
+    assert four.check_restored() == 5
+    four.step(6)
+    assert four.complete() == 6
+
+
+def test_sharded_snapshots_need_the_same_number_of_ranks(tmp_path: Path) -> None:
+    three = job(tmp_path, nodes=3)
+    three.step(5)
+    three.pods.pop()
+    three.restart()
+    assert three.check_restored() is None
+    [reason] = {pod.restored().reason for pod in three.pods}
+    assert reason == "the snapshots of step 5 are of 3 ranks, not 2"
+    three.step(1)
+    assert three.complete() == 1
+
+
+def test_lost_snapshots_are_not_restored_in_part(tmp_path: Path) -> None:
+    four = job(tmp_path, nodes=4)
+    four.step(5)
+    four.pods[0], four.pods[2] = four.create(), four.create()
+    four.restart()
+    assert four.check_restored() is None
+    assert four.pods[1].restored().reason == "step 5, the newest, has no snapshot of ranks 0, 2"
+
+
+def test_ranks_that_skipped_different_steps_agree_again(tmp_path: Path) -> None:
+    two = job(tmp_path)
+    two.step(5)
+    first, second = two.pods
+    assert first.save(0, 6)
+    two.settle()
+    second.memory.note(RankReport(rank=1, generation=1, step=6, saved=False))
+    assert two.complete() == 5
+    two.settle()
+    assert names_in(first.memory.store) == names_in(second.memory.store)
+    two.step(7)
+    assert two.complete() == 7
