@@ -27,6 +27,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.launcher.lifetime import Lifetime, Standing
@@ -57,8 +58,13 @@ from ddp_trainer.telemetry.requests.stacks import HOOK
 from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, StatusFile, status_file
 from ddp_trainer.telemetry.termination import TerminationReport, write_termination_message
 
+if TYPE_CHECKING:
+    from ddp_trainer.launcher.memory.pod_memory import PodMemory
+
 _WITHOUT_WARNINGS = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 """torch logs a C++ stack trace for every lost connection; the trainer logs one line."""
+_MEMORY_DIRECTORY = "DDP_MEMORY_DIR"
+"""As in `memory.volume`, which other launchers do not import."""
 _NO_COMMAND = frozenset(
     {errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ELOOP, errno.E2BIG}
 )
@@ -137,6 +143,7 @@ def _supervise(
     )
     local = LocalCheckpoints.from_env(environment)
     world = World(rank_environment.initial, wake=wake, local_checkpoints=local)
+    memory: PodMemory | None = None
     served = False
     if placement.status_port is not None and status_path is not None:
         # Import it only after signals are blocked, which its thread inherits. Import it only where
@@ -144,6 +151,13 @@ def _supervise(
         from ddp_trainer.launcher.status_server.server import serve_status  # noqa: PLC0415
         from ddp_trainer.launcher.world.requests import WorldRequests  # noqa: PLC0415
 
+        memory_requests = None
+        if environment.get(_MEMORY_DIRECTORY):
+            from ddp_trainer.launcher.memory.requests import MemoryRequests  # noqa: PLC0415
+            from ddp_trainer.launcher.memory.thread import start_memory  # noqa: PLC0415
+
+            memory = start_memory(environment, world, rank_environment)
+            memory_requests = MemoryRequests(memory, placement)
         served = serve_status(
             placement.status_port,
             status_path,
@@ -151,11 +165,17 @@ def _supervise(
             placement,
             trainjob_token=trainjob_token,
             world=WorldRequests(world, rank_environment) if rank_environment.can_change else None,
+            memory=memory_requests,
         )
-    if rank_environment.initial.node_rank is None and not served:
+    needs_port = ""
+    if rank_environment.initial.node_rank is None:
+        needs_port = "a pod without a node rank cannot receive one"
+    elif environment.get(_MEMORY_DIRECTORY):
+        needs_port = "snapshots in memory cannot be copied"
+    if needs_port and not served:
         return _failed(
-            f"a pod without a node rank cannot receive one on port {placement.status_port}: set "
-            "spec.statusPort to a port that is free in all pods"
+            f"{needs_port} on port {placement.status_port}: set spec.statusPort to a port that is "
+            "free in all pods"
         )
 
     def verdict_on(ends: Sequence[RankEnd]) -> Verdict:
@@ -176,6 +196,7 @@ def _supervise(
         status_file=StatusFile(status_path) if status_path is not None else None,
         of_rank_0=found,
         standing=standing if served and rank_environment.can_change else None,
+        begins=memory.begin if memory else lambda _: None,
     )
     if standing.may_ask(joined=False) and rank_environment.can_change and served:
         from ddp_trainer.launcher.world.leading import Leader  # noqa: PLC0415 - as the server

@@ -89,12 +89,14 @@ class Lifetime:
         status_file: StatusFile | None,
         of_rank_0: Mapping[str, str],
         standing: Standing | None,
+        begins: Callable[[Assignment], None] = lambda _: None,
     ) -> None:
         """`assignment_file`: for ranks that form their group themselves; None: there is none.
         `status_file`: the ranks' reports; None: they are not served.
 
         `of_rank_0`: extra variables for the ranks of the pod with node rank 0.
         `standing`: None: this pod cannot receive another assignment.
+        `begins`: called before ranks start with an assignment; no earlier ranks run then.
         """
         self._supervisor = supervisor
         self._world = world
@@ -104,6 +106,7 @@ class Lifetime:
         self._assignment_file = assignment_file
         self._status_file = status_file
         self._of_rank_0 = of_rank_0
+        self._begins = begins
         self._current = world.assignment
         """The current assignment of this pod's ranks, or their last one."""
         self._superseded = False
@@ -129,6 +132,7 @@ class Lifetime:
                 return _stopped(TerminationReport())
             if not self._world.begin(assignment):
                 continue
+            self._begins(assignment)
             ranks = self._take(assignment)
             ends = self._supervisor.run(ranks, self._on_event)
             self._world.ranks_run(None)
