@@ -196,7 +196,7 @@ def _supervise(
         status_file=StatusFile(status_path) if status_path is not None else None,
         of_rank_0=found,
         standing=standing if served and rank_environment.can_change else None,
-        begins=memory.begin if memory else lambda _: None,
+        begins=memory.begin if memory else lambda *_: None,
     )
     if standing.may_ask(joined=False) and rank_environment.can_change and served:
         from ddp_trainer.launcher.world.leading import Leader  # noqa: PLC0415 - as the server

@@ -89,14 +89,14 @@ class Lifetime:
         status_file: StatusFile | None,
         of_rank_0: Mapping[str, str],
         standing: Standing | None,
-        begins: Callable[[Assignment], None] = lambda _: None,
+        begins: Callable[[Assignment, bool], None] = lambda *_: None,
     ) -> None:
         """`assignment_file`: for ranks that form their group themselves; None: there is none.
         `status_file`: the ranks' reports; None: they are not served.
 
         `of_rank_0`: extra variables for the ranks of the pod with node rank 0.
         `standing`: None: this pod cannot receive another assignment.
-        `begins`: called before ranks start with an assignment; no earlier ranks run then.
+        `begins`: called with each assignment before ranks have it, and whether none run then.
         """
         self._supervisor = supervisor
         self._world = world
@@ -132,7 +132,7 @@ class Lifetime:
                 return _stopped(TerminationReport())
             if not self._world.begin(assignment):
                 continue
-            self._begins(assignment)
+            self._begins(assignment, True)
             ranks = self._take(assignment)
             ends = self._supervisor.run(ranks, self._on_event)
             self._world.ranks_run(None)
@@ -223,6 +223,7 @@ class Lifetime:
             _logger.info("generation %d: the ranks leave the group", assignment.generation)
             self._supervisor.leave(within_seconds=assignment.grace_seconds + _LEAVE_SECONDS)
         else:
+            self._begins(assignment, False)
             self._supervisor.stay(self._settle(assignment))
 
     def _continues(self, ends: Sequence[RankEnd], verdict: Verdict) -> bool:

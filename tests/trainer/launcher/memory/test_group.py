@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from ddp_trainer.launcher.memory.messages import RankReport
+from ddp_trainer.memory.volume import FREE, PART
 
 from tests.trainer.launcher.memory.files import names_in, snapshot
 from tests.trainer.launcher.memory.network import SimulatedJob, without_threads
@@ -126,3 +127,15 @@ def test_ranks_that_skipped_different_steps_agree_again(tmp_path: Path) -> None:
     assert names_in(first.memory.store) == names_in(second.memory.store)
     two.step(7)
     assert two.complete() == 7
+
+
+def test_a_rank_that_stays_in_the_next_generation_finishes_its_save(tmp_path: Path) -> None:
+    one = job(tmp_path, nodes=1, copies=0)
+    pod = one.pods[0]
+    part = pod.volume.own(0) / PART
+    part.parent.mkdir(parents=True)
+    part.touch()
+    pod.memory.begin(pod.world.assignment, ranks_ended=False)
+    assert part.exists()
+    pod.memory.begin(pod.world.assignment, ranks_ended=True)
+    assert [path.name for path in part.parent.iterdir()] == [FREE]

@@ -94,8 +94,11 @@ class PodMemory:
             snapshots=tuple(Stored(name=name, bytes=size) for name, size in stored.items()),
         )
 
-    def begin(self, assignment: Assignment) -> None:
-        """Begin a generation; for the thread that starts its ranks, before it does."""
+    def begin(self, assignment: Assignment, ranks_ended: bool = True) -> None:
+        """Begin a generation; for the thread that starts its ranks, before it does.
+
+        `ranks_ended`: no rank of this pod runs.
+        """
         assert assignment.node_rank is not None, "a pod without a node rank has no ranks"
         ranks, world_size = self._rank_environment.own_ranks(
             assignment.node_rank, nodes=assignment.nodes
@@ -122,7 +125,8 @@ class PodMemory:
                 copies=min(self.volume.copies, assignment.nodes - 1),
                 asked=Asked(pod),
             )
-        self.store.reclaim()
+        if ranks_ended:
+            self.store.reclaim()
         restoring.start()
         self._wake()
 

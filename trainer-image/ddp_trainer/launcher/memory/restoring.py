@@ -99,7 +99,7 @@ class Restoring:
         """Ask for the decision and fetch what is missing."""
         try:
             result = self._restore()
-        except _FailedError as error:
+        except (_FailedError, OSError) as error:
             result = Restored(reason=str(error)[:MAX_TEXT], failed=True)
             _logger.warning("memory: cannot restore snapshots: %s", result.reason)
         self._result = result
@@ -202,13 +202,20 @@ def ask(call: Call, host: str, pod: Pod) -> Decision | None:
 
 
 def to_rank(restored: Restored, rank: int) -> str:
-    """Return the answer to a rank."""
-    path = restored.paths.get(rank)
+    """Return the answer to a rank.
+
+    Only a rank that another process replaced in its group asks after newer steps are complete. Its
+    peers give it their state.
+    """
+    path, reason = restored.paths.get(rank), restored.reason
+    if path is not None and not path.exists():
+        path, reason = None, "newer steps are complete by now"
+    key = restored.key if path else None
     return json.dumps(
         {
             "path": str(path) if path else None,
-            "step": restored.key.step if restored.key else None,
-            "generation": restored.key.generation if restored.key else None,
-            "reason": restored.reason,
+            "step": key.step if key else None,
+            "generation": key.generation if key else None,
+            "reason": reason,
         }
     )
