@@ -214,6 +214,22 @@ def test_what_cannot_be_done_here_is_said(run: Run) -> None:
     assert said in run(job("exit 0", isolation="Job"))[1]
 
 
+@pytest.mark.parametrize(
+    ("replicas", "script", "is_said"),
+    [
+        (1, 'test -d "$DDP_MEMORY_DIR" && test $DDP_MEMORY_BYTES = 16777216', False),
+        (2, 'test -z "$DDP_MEMORY_DIR"', True),
+    ],
+)
+def test_only_one_pod_keeps_checkpoints_in_memory(
+    run: Run, replicas: int, script: str, is_said: bool
+) -> None:
+    memory = {"sizeLimit": "16Mi", "copies": 0}
+    code, output = run(job(script, replicas=replicas, memoryCheckpoint=memory))
+    assert code == 0
+    assert ("spec.memoryCheckpoint has no effect here" in output) is is_said
+
+
 def test_two_jobs_in_one_file_are_refused(run: Run) -> None:
     code, output = run(job(""), job(""))
     assert code == 64

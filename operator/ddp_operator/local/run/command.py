@@ -18,7 +18,12 @@ from ddp_operator.local.machine import Workdir, WorkdirInUseError
 from ddp_operator.local.machine.gpus import visible_gpus
 from ddp_operator.local.run.display import Display, PlainDisplay
 from ddp_operator.local.run.kills import KillRequest
-from ddp_operator.local.run.manifest import JobFile, ManifestError, read_job_file
+from ddp_operator.local.run.manifest import (
+    JobFile,
+    ManifestError,
+    lacks_memory_checkpoint,
+    read_job_file,
+)
 from ddp_operator.local.run.run_state import RunState
 from ddp_operator.local.run.session import Session
 from ddp_operator.local.run.summary import summarise
@@ -101,6 +106,11 @@ def _notes(file: JobFile) -> Iterator[str]:
         yield f"other containers of the pod do not run here: {', '.join(names)}"
     if file.job.spec.isolation != "None":
         yield "spec.isolation has no effect here: any process of this machine can reach the pods"
+    if lacks_memory_checkpoint(file.job):
+        yield (
+            "spec.memoryCheckpoint has no effect here: pods have no host names by which their "
+            "launchers could exchange snapshots; a job of one pod keeps them"
+        )
     if file.ignored:
         yield f"ignored here: {', '.join(file.ignored)}"
 

@@ -110,7 +110,16 @@ def _checked(where: str, document: Manifest) -> tuple[Manifest, DDPJob]:
     except InvalidJobError as error:
         raise ManifestError(f"{where}: {KIND} {metadata['name']} is invalid: {error}") from None
     defaulted = job.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if lacks_memory_checkpoint(job):
+        del defaulted["memoryCheckpoint"]
     return {**manifest, "spec": defaulted}, job
+
+
+def lacks_memory_checkpoint(job: DDPJob) -> bool:
+    """Return whether a job has checkpoints in memory that a local run cannot keep: launchers reach
+    each other by host name, and pods have none here.
+    """
+    return job.spec.memory_checkpoint is not None and job.spec.max_size > 1
 
 
 def _metadata(document: Manifest) -> Mapping[str, Any]:
