@@ -54,6 +54,7 @@ _Text = Annotated[str, first(MAX_WORD), AfterValidator(printable)]
 class RestoreDecision(Answer):
     """From which snapshots in memory the processes of a generation resume."""
 
+    generation: Count
     step: Count | None = None
     """None: from none."""
     time: _Moment

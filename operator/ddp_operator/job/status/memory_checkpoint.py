@@ -8,7 +8,11 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, MemoryCheckpointRecord
-from ddp_operator.job.membership.launcher_protocol import LauncherStatus, MemoryReport
+from ddp_operator.job.membership.launcher_protocol import (
+    LauncherStatus,
+    MemoryReport,
+    RestoreDecision,
+)
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.ports import Event
 
@@ -28,18 +32,26 @@ def with_report(
     if said is None or job.spec.memory_checkpoint is None:
         return status, ()
     known = status.memory_checkpoint or MemoryCheckpointRecord()
-    if not (job.status.attempt or world_of(job).generation) and said.restored:
-        said = said.model_copy(update={"restored": None})
-    record = _record(known, said)
+    record = _record(known, said, _news(job, said.restored))
     if record == status.memory_checkpoint:
         return status, ()
-    status = status.updated(memory_checkpoint=record)
-    return status, (_event(record),) if record.restored_at != known.restored_at else ()
+    is_news = record.restored_at != known.restored_at
+    # Before the first snapshot there was nothing to lose.
+    is_news = is_news and (record.restored_step, known.step) != (None, None)
+    return status.updated(memory_checkpoint=record), (_event(record),) if is_news else ()
 
 
-def _record(known: MemoryCheckpointRecord, said: MemoryReport) -> MemoryCheckpointRecord:
+def _news(job: DDPJob, decision: RestoreDecision | None) -> RestoreDecision | None:
+    """Return the decision of the present generation, unless it is that of the first start."""
+    if decision is None or decision.generation < world_of(job).generation:
+        return None
+    return decision if job.status.attempt or decision.generation else None
+
+
+def _record(
+    known: MemoryCheckpointRecord, said: MemoryReport, decision: RestoreDecision | None
+) -> MemoryCheckpointRecord:
     record = known.updated(copies=said.copies, refusal=said.refusal)
-    decision = said.restored
     if said.step is not None:
         time = said.time and said.time.replace(microsecond=0)  # as the status stores it
         record = record.updated(step=said.step, time=time, size_bytes=said.bytes)

@@ -61,12 +61,12 @@ def looked(
     return plan(job, pods, later(at), report=heard, launchers=said)
 
 
-def restarted(job: DDPJob, pods: list[PodState], **looks: Any) -> DDPJob:
+def restarted(job: DDPJob, pods: list[PodState], *, memory: object = SAVED, **looks: Any) -> DDPJob:
     """The job after the processes of its second pod have failed, at second 90."""
     failure = PodFailure(
         pod=pods[1].key.name, generation=0, exit_code=1, message="lost", time=later(90)
     )
-    planned = looked(job, pods, SAVED, at=91, failures=(failure,), **looks)
+    planned = looked(job, pods, memory, at=91, failures=(failure,), **looks)
     assert planned.decided
     assert planned.status.failures[-1].action == "RestartInPlace"
     return stored(job, planned)
@@ -107,6 +107,7 @@ def test_nothing_is_stored_for_a_job_without_it() -> None:
         {"time": "2026-03-01T12:00:00"},
         {"time": "0001-01-01T00:00:00+23:00"},
         {"restored": {"step": 1}},
+        {"restored": {"step": 1, "generation": -1, "time": "2026-03-01T12:00:00Z"}},
         {"restored": []},
     ],
 )
@@ -129,6 +130,22 @@ def test_the_first_start_restores_nothing_and_says_nothing() -> None:
     planned = looked(job, pods, {"copies": 1, "restored": decision})
     assert event_reasons(planned) == []
     assert planned.status.memory_checkpoint == MemoryCheckpointRecord(copies=1)
+    # The launcher reports it until the next decision, also after its pod has saved and restarted.
+    job = stored(job, looked(job, pods, {**SAVED, "restored": decision}))
+    job = restarted(job, pods)
+    planned = looked(job, pods, {**SAVED, "restored": decision}, at=92)
+    assert "NotRestoredFromMemory" not in event_reasons(planned)
+    assert planned.status.memory_checkpoint == job.status.memory_checkpoint
+
+
+def test_a_restart_before_the_first_snapshot_has_lost_none() -> None:
+    job, pods = training()
+    job = restarted(job, pods, memory={"copies": 1})
+    decision = {"generation": 1, "time": later(93).isoformat(), "reason": "no snapshots"}
+    planned = looked(job, pods, {"copies": 1, "restored": decision}, at=94)
+    assert "NotRestoredFromMemory" not in event_reasons(planned)
+    assert planned.status.memory_checkpoint is not None
+    assert planned.status.memory_checkpoint.restore_reason == "no snapshots"
 
 
 def test_a_restore_is_reported_once() -> None:
