@@ -114,7 +114,7 @@ def news(old: DDPJobStatus, new: DDPJobStatus) -> News:
     """Return how important the difference between two statuses is."""
     if _outage(old) != _outage(new):
         return News.STATE  # a late report would move the end of the outage
-    old, new = (status.model_copy(update=_NO_PROGRESS) for status in (old, new))
+    old, new = (status.updated(**_NO_PROGRESS) for status in (old, new))
     if old == new:
         return News.PROGRESS
     return News.COUNTS if _essence(old) == _essence(new) else News.STATE
@@ -128,10 +128,6 @@ def _outage(status: DDPJobStatus) -> Outage | None:
 
 
 def _essence(status: DDPJobStatus) -> DDPJobStatus:
-    conditions = tuple(c.model_copy(update={"message": ""}) for c in status.conditions)
-    return status.model_copy(
-        update={
-            **{"ready_replicas": 0, "ready": "", "completed_indexes": "", "gaps": ()},
-            **{"message": "", "conditions": conditions},
-        }
-    )
+    conditions = tuple(c.updated(message="") for c in status.conditions)
+    status = status.updated(message="", conditions=conditions, gaps=())
+    return status.updated(ready_replicas=0, ready="", completed_indexes="")
