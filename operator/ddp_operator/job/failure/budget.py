@@ -124,9 +124,7 @@ def pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
 
 def _forgiven_in_a_row(status: DDPJobStatus) -> int:
     """Return how many of the latest failures since the last checkpoint were the training's but
-    free.
-
-    A rule that charges nothing must not cause restarts in a tight loop.
+    free: a rule that charges nothing must not cause restarts in a tight loop.
     """
     saved = status.checkpoint.time if status.checkpoint else None
     latest = takewhile(

@@ -59,10 +59,8 @@ def plan(
     report: Report | None = None,
     launchers: LauncherStates = NO_LAUNCHERS,
 ) -> Plan:
-    """Return what a job needs now.
-
-    `nodes`: the nodes its pods may run on. `report`: the trainer's last report. `launchers`: what
-    its pods' launchers reported.
+    """Return what a job needs now. `nodes`: those that its pods may run on. `report`, `launchers`:
+    what its trainer and launchers last reported.
     """
     if job.deleting:
         return Plan(job.status)  # the garbage collector deletes what it owns

@@ -123,16 +123,13 @@ def fail_without_place(job: DDPJob, planned: Plan, now: datetime) -> Plan:
 
 def takes_all(job: DDPJob, failure: Failure) -> bool:
     """Return whether Kueue has taken the quota away without which the job does not train."""
-    if failure.index is None or not failure.reason.startswith(_STOPS):
-        return False
-    return is_in_group(job, members(job)[failure.index])
+    return failure.reason.startswith(_STOPS) and is_in_group(job, members(job)[failure.index])
 
 
 def needs_nodes_again(job: DDPJob, failure: Failure) -> bool:
     """Return whether nodes that a queue provided may be gone: it provides them once for a group."""
-    if failure.class_ not in ("Disruption", "Infrastructure") or failure.reason.startswith(_STOPS):
-        return False
-    return provides_nodes(job.spec)
+    may_be_lost = failure.class_ in ("Disruption", "Infrastructure")
+    return may_be_lost and not failure.reason.startswith(_STOPS) and provides_nodes(job.spec)
 
 
 def _is_on_avoided_node(pod: PodState, nodes: Sequence[Node]) -> bool:

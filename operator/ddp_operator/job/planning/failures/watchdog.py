@@ -27,11 +27,7 @@ the checkpoint, connections of all ranks and compilation come first."""
 
 
 def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Failure | None:
-    """Return the failure of a job that reports the same step for too long; None while the step
-    changes.
-
-    The time counts from when the step was first seen in this attempt with all pods running.
-    """
+    """Return the failure of a job that reports the same step for too long while all pods run."""
     limit, running_since = _deadline(job), job.status.running_since
     progress = job.status.progress
     if limit is None or running_since is None or report is None or not report.concerns(job):

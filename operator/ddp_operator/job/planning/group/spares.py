@@ -35,10 +35,8 @@ def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
 def take_over(
     job: DDPJob, pods: Observed, node_ranks: Sequence[int], *, leaving: bool = False
 ) -> Mapping[int, PodState]:
-    """Return the spares that take over these node ranks; empty if no launcher can receive an
-    assignment.
-
-    Pods that only leave their nodes are not moved to a node that reports itself broken.
+    """Return the spares that take over these node ranks, if launchers can receive assignments. Pods
+    that only leave their nodes are not moved to a node that reports itself broken.
     """
     # With scope Pod, no launcher needs to have answered yet.
     can_be_told = job.spec.restart.scope == "Pod" or job.status.bookkeeping.launcher
