@@ -105,11 +105,8 @@ def pod(
     spec["containers"] = [
         trainer if c.get("name") == trainer.get("name") else c for c in spec["containers"]
     ]
-    spec.update(
-        restartPolicy="Never",
-        hostname=identity.host_name(job.name),
-        subdomain=job.name,
-    )
+    spec |= {"restartPolicy": "Never", "subdomain": job.name}
+    spec["hostname"] = identity.host_name(job.name)
     if spec.get("hostNetwork") and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
         # By default it would use its node's name server, which does not know the ranks.
         spec["dnsPolicy"] = "ClusterFirstWithHostNet"
@@ -117,12 +114,10 @@ def pod(
         for of_another_class in ("priority", "preemptionPolicy"):
             spec.pop(of_another_class, None)
         spec["priorityClassName"] = lower
-    plain = "" if isinstance(token, SecretKey) else token
-    variables: dict[str, str | SecretKey] = {**environment(job, identity, token=plain)}
-    if isinstance(token, SecretKey):
-        variables[constants.ENV_TOKEN] = token
-        annotations[constants.ANNOTATION_TOKEN_SECRET] = token.secret
-    _add_environment(trainer, variables)
+    secret, plain = (token, "") if isinstance(token, SecretKey) else (None, token)
+    if secret:
+        annotations[constants.ANNOTATION_TOKEN_SECRET] = secret.secret
+    _add_environment(trainer, environment(job, identity, token=plain), secret)
     _add_checkpoint(spec, annotations, trainer, own.checkpoint)
     _add_shared_memory(spec, trainer)
     _add_memory_checkpoint(spec, trainer, own.memory_checkpoint)
@@ -148,8 +143,7 @@ def pod(
         },
         "spec": spec,
     }
-    fabric = own.accelerator.fabric if own.accelerator else None
-    if fabric:
+    if own.accelerator and (fabric := own.accelerator.fabric):
         made = on_fabric(fabric, made, trainer=trainer["name"], side_cars=side_cars)
     return scheduled(job, identity, made)
 
@@ -163,19 +157,17 @@ def _users(marks: Mapping[str, str] | None) -> dict[str, str]:
     }
 
 
-def _add_environment(trainer: dict[str, Any], ours: Mapping[str, str | SecretKey]) -> None:
+def _add_environment(
+    trainer: dict[str, Any], variables: Mapping[str, str], token: SecretKey | None
+) -> None:
+    ours: list[dict[str, Any]] = [{"name": name, "value": v} for name, v in variables.items()]
+    if token:
+        reference = {"name": token.secret, "key": token.key}
+        ours.append({"name": constants.ENV_TOKEN, "valueFrom": {"secretKeyRef": reference}})
     users = trainer.get("env") or []
     taken = {entry["name"] for entry in users}
     # Ours first, so that a user's variable may refer to them as $(NAME).
-    added = [_variable(name, value) for name, value in ours.items() if name not in taken]
-    trainer["env"] = added + users
-
-
-def _variable(name: str, value: str | SecretKey) -> dict[str, Any]:
-    if not isinstance(value, SecretKey):
-        return {"name": name, "value": value}
-    reference = {"name": value.secret, "key": value.key}
-    return {"name": name, "valueFrom": {"secretKeyRef": reference}}
+    trainer["env"] = [entry for entry in ours if entry["name"] not in taken] + users
 
 
 def _add_checkpoint(
