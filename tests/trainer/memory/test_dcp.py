@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from tests.ports import free_port
 from tests.trainer.memory.pods import launcher, variables
-from tests.trainer.memory.states import same
+from tests.trainer.memory.sameness import same
 
 
 class App:

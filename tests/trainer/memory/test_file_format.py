@@ -25,7 +25,8 @@ from ddp_trainer.memory.state_tree import flatten
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.memory.states import NAME, restored, same, snapshot_file, states
+from tests.trainer.memory.sameness import same
+from tests.trainer.memory.states import NAME, restored, snapshot_file, states
 
 _PREFIX = struct.Struct("<8sQ")
 

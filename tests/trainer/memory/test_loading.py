@@ -20,7 +20,8 @@ from ddp_trainer.telemetry.status import StatusFile
 
 from tests.ports import free_port
 from tests.trainer.memory.pods import launcher, variables
-from tests.trainer.memory.states import same, snapshot_file
+from tests.trainer.memory.sameness import same
+from tests.trainer.memory.states import snapshot_file
 
 STATE = {"weight": torch.arange(6.0).view(2, 3), "epoch": 4}
 NAME = SnapshotName(key=Key(1, 7), rank=0, world_size=1, replicated=False)

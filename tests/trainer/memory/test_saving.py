@@ -22,7 +22,8 @@ from ddp_trainer.memory.volume import Volume
 from ddp_trainer.settings.environment import Environment
 
 from tests.trainer.memory.pods import listening, variables
-from tests.trainer.memory.states import restored, same
+from tests.trainer.memory.sameness import same
+from tests.trainer.memory.states import restored
 from tests.trainer.support.mounts import with_own_mounts
 
 STATE = {"weight": torch.arange(5000.0), "frozen": torch.ones(3, 4).T, "raw": b"abc", "n": None}
@@ -170,6 +171,16 @@ def test_a_replicated_state_has_one_file_in_each_pod(tmp_path: Path) -> None:
         assert reports.read() == []
     assert files(tmp_path / "own") == ["0"]
     assert files(tmp_path / "own" / "0") == ["1-1-0-2-replicated.snapshot"]
+
+
+def test_a_skipped_step_is_not_saved_later(tmp_path: Path, folder: Path) -> None:
+    saver = saver_at(tmp_path)
+    assert [saver.save(step, STATE, replicated=False) for step in (1, 2, 3)] == [True, True, False]
+    free(folder, "1-1-0-1-sharded.snapshot")
+    with listening(volume_at(tmp_path)) as reports:
+        assert not saver.save(3, STATE, replicated=False)
+        assert reports.read() == []
+    assert saver.save(4, STATE, replicated=False)
 
 
 def test_a_step_is_saved_once(tmp_path: Path, folder: Path) -> None:

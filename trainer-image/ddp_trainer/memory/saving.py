@@ -39,8 +39,8 @@ def save(step: int, state: object, *, replicated: bool = False) -> bool:
     other pods still copy the newest snapshot. Training can continue in each case.
 
     Args:
-        step: Steps completed; it increases from call to call. If the newest snapshot is of this
-            step already, nothing is written.
+        step: Steps completed; it increases from call to call. A second call with the same step
+            does nothing and returns the same: other ranks may rely on a step that was skipped.
         state: Dicts, lists and tuples of tensors, DTensors, numpy arrays, numbers, strings and
             bytes. Tensors may be on any device.
         replicated: The state is the same in all ranks, as in DDP. Then only the first rank of each
@@ -76,8 +76,8 @@ class Saver:
         self._progress = progress
         self._folder = volume.own(environment.local_rank)
         self._files = MappedFiles(self._folder)
-        self._newest: int | None = None
-        """Step of the newest snapshot that this process saved."""
+        self._last: tuple[int, bool] | None = None
+        """The last step of a call, and whether it was saved."""
         self._refusal = ""
         """The last one."""
 
@@ -88,10 +88,10 @@ class Saver:
             raise ValueError(f"step is {step!r:.40}: count from 0 in an int")
         if replicated and self._environment.local_rank != 0:
             return False
-        if self._newest is not None and step <= self._newest:
-            if step == self._newest:
-                return True
-            raise ValueError(f"step is {step} after step {self._newest}: it must increase")
+        if self._last is not None and step <= self._last[0]:
+            if step == self._last[0]:
+                return self._last[1]
+            raise ValueError(f"step is {step} after step {self._last[0]}: it must increase")
         name = SnapshotName(
             key=Key(placement.generation, step),
             rank=self._environment.rank,
@@ -100,11 +100,10 @@ class Saver:
         )
         flat = flatten(state)
         saved, refusal = self._write(name, flat)
-        if saved:
-            self._newest = step
-            if self._progress is not None:
-                self._progress.saved(step)
-        elif refusal and refusal != self._refusal:
+        self._last = step, saved
+        if saved and self._progress is not None:
+            self._progress.saved(step)
+        if refusal and refusal != self._refusal:
             _logger.warning("no snapshot of step %d: %s", step, refusal)
         self._refusal = refusal
         self._report(name, saved, refusal)
