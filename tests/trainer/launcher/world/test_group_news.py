@@ -6,9 +6,15 @@ import json
 import os
 import threading
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from ddp_operator.job.membership.launcher_protocol import (
+    LauncherStatus,
+    MemoryReport,
+    RestoreDecision,
+)
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.launcher.lifetime import Standing
 from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
@@ -361,6 +367,20 @@ def test_rank_0_leads_nobody_who_lacks_its_checkpoint(tmp_path: Path) -> None:
         (tmp_path / "s.pt").write_text("a checkpoint")
         assert (world._due_to_lead() is not None) is due
         (tmp_path / "s.pt").unlink()
+
+
+def test_the_operator_reads_the_news_of_the_memory() -> None:
+    at = "2026-11-21T03:00:00Z"
+    restored = RestoreNews(generation=4, step=35, time=at, reason="none")
+    memory = MemoryNews(step=40, time=at, bytes=4096, copies=1, refusal="full", restored=restored)
+    world = World(BORN)
+    world.memory = lambda: memory
+    read = LauncherStatus.read(to_json(world.news(after=0, wait_seconds=0))).memory
+    time = datetime.fromisoformat(at)
+    decision = RestoreDecision(generation=4, step=35, time=time, reason="none")
+    assert read == MemoryReport(
+        step=40, time=time, bytes=4096, copies=1, refusal="full", restored=decision
+    )
 
 
 def test_only_a_new_restore_decision_of_the_memory_makes_news() -> None:
