@@ -2,92 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
 
+from tests.trainer.support.memory_jobs import memory_job
 from tests.trainer.support.pods import until
-from tests.trainer.support.worlds import WorldJob, WorldPod, world_job
-
-
-class MemoryJob:
-    """Pods with a volume in memory each."""
-
-    def __init__(self, job: WorldJob, volumes: Path, *, nodes: int, local_world_size: int) -> None:
-        self.job = job
-        self.volumes = volumes
-        self.sizes: dict[str, Any] = {"nodes": nodes, "local_world_size": local_world_size}
-
-    def start(self, node_rank: int, *, generation: int = 1, copies: int = 1) -> WorldPod:
-        name = f"pod-{len(self.job.pods)}"
-        variables = {
-            "DDP_GENERATION": str(generation),
-            "DDP_MEMBERS": f"0-{self.sizes['nodes'] - 1}" if node_rank == 0 else "",
-            "DDP_MEMORY_DIR": str(self.volumes / name),
-            "DDP_MEMORY_BYTES": str(1 << 20),
-            "DDP_MEMORY_COPIES": str(copies),
-            "MASTER_ADDR": "127.0.0.1",
-        }
-        (self.volumes / name).mkdir()
-        rank = ["-m", "tests.trainer.launcher.memory.rank", str(self.job.folder)]
-        address = f"127.0.0.{1 + node_rank}"
-        return self.job.start(
-            node_rank,
-            variables=variables,
-            command=["--no-preload", "--", sys.executable, *rank, address],
-            index=node_rank,
-            **self.sizes,
-        )
-
-    def save(self, step: int) -> None:
-        """Let all ranks save a step, and wait until all pods know that it is complete."""
-        self.job.folder.joinpath(f"save-{step}").touch()
-        until(lambda: self.memory().get("step") == step, f"step {step} to be complete")
-
-        def is_alone() -> bool:
-            alive = [pod.name for pod in self.job.pods if pod.process.poll() is None]
-            left = [each for pod in alive for each in self.volumes.glob(f"{pod}/*/**/*.snapshot")]
-            return bool(left) and all(f"-{step}-" in each.name for each in left)
-
-        until(is_alone, "earlier steps to be released")
-
-    def memory(self) -> dict[str, Any]:
-        leader = next(pod for pod in reversed(self.job.pods) if pod.address == "127.0.0.1")
-        assert leader.process.poll() is None, leader.log
-        found: dict[str, Any] = leader.news()["memory"]
-        return found
-
-    def restart(self, pods: list[WorldPod], generation: int) -> None:
-        """Do what the operator does: all begin the next generation."""
-        for start in (False, True):
-            for node_rank, pod in enumerate(pods):
-                told: dict[str, Any] = {"start": start, "nodes": len(pods)}
-                if node_rank == 0:
-                    told["members"] = f"0-{len(pods) - 1}"
-                ended = partial(_has_ended, pod, generation, node_rank, told)
-                until(ended, f"{pod.name} to end its ranks")
-
-
-def _has_ended(pod: WorldPod, generation: int, node_rank: int, told: dict[str, Any]) -> bool:
-    status, answer = pod.put(generation, node_rank, query="?wait=5", **told)
-    assert status == 200
-    return bool(answer["ended"])
-
-
-@contextmanager
-def memory_job(folder: Path, *, nodes: int, local_world_size: int = 1) -> Iterator[MemoryJob]:
-    volumes = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    try:
-        with world_job(folder) as job:
-            yield MemoryJob(job, volumes, nodes=nodes, local_world_size=local_world_size)
-    finally:
-        shutil.rmtree(volumes)
 
 
 def test_ranks_that_die_resume_from_memory_in_their_pods(tmp_path: Path) -> None:

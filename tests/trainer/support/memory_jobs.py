@@ -1,0 +1,108 @@
+"""Pods of one job on one machine, each with a volume in memory."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ddp_trainer.memory.volume import SnapshotName
+
+from tests.ports import free_port
+from tests.trainer.support.pods import until
+from tests.trainer.support.worlds import WorldJob, WorldPod, world_job
+
+STUB = ("--no-preload", "--", sys.executable, "-m", "tests.trainer.launcher.memory.rank")
+
+
+class MemoryJob:
+    """Pods with a volume in memory each."""
+
+    def __init__(self, job: WorldJob, volumes: Path, command: Sequence[str], **sizes: int) -> None:
+        """`command`: of the ranks; the job's folder and their launcher's address are added."""
+        self.job = job
+        self.volumes = volumes
+        self.command = command
+        self.sizes: dict[str, Any] = sizes
+        self.master_port = free_port()
+
+    def start(self, node_rank: int, *, generation: int = 1, copies: int = 1) -> WorldPod:
+        """Start a pod with an empty volume."""
+        name = f"pod-{len(self.job.pods)}"
+        variables = {
+            "DDP_GENERATION": str(generation),
+            "DDP_MEMBERS": f"0-{self.sizes['nodes'] - 1}" if node_rank == 0 else "",
+            "DDP_MEMORY_DIR": str(self.volumes / name),
+            "DDP_MEMORY_BYTES": str(1 << 20),
+            "DDP_MEMORY_COPIES": str(copies),
+            "MASTER_PORT": str(self.master_port),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
+        (self.volumes / name).mkdir()
+        address = f"127.0.0.{1 + node_rank}"
+        return self.job.start(
+            node_rank,
+            variables=variables,
+            command=[*self.command, str(self.job.folder), address],
+            index=node_rank,
+            **self.sizes,
+        )
+
+    def save(self, step: int) -> None:
+        """Let all ranks save a step, and wait until all pods know that it is complete."""
+        self.job.folder.joinpath(f"save-{step}").touch()
+        self.wait_until_complete(step)
+
+    def wait_until_complete(self, step: int) -> None:
+        """Wait until all pods know that a step is complete."""
+        until(lambda: self.memory().get("step") == step, f"step {step} to be complete")
+
+        def is_alone() -> bool:
+            alive = [pod.name for pod in self.job.pods if pod.process.poll() is None]
+            left = [each for pod in alive for each in self.volumes.glob(f"{pod}/*/**/*.snapshot")]
+            names = [SnapshotName.parse(each.name) for each in left]
+            return {name.key.step for name in names if name} == {step}
+
+        until(is_alone, "earlier steps to be released")
+
+    def memory(self) -> dict[str, Any]:
+        """Return what node rank 0 reports about snapshots."""
+        leader = next(pod for pod in reversed(self.job.pods) if pod.address == "127.0.0.1")
+        assert leader.process.poll() is None, leader.log
+        found: dict[str, Any] = leader.news()["memory"]
+        return found
+
+    def restart(self, pods: list[WorldPod], generation: int) -> None:
+        """Do what the operator does: all begin the next generation."""
+        for start in (False, True):
+            for node_rank, pod in enumerate(pods):
+                told: dict[str, Any] = {"start": start, "nodes": len(pods)}
+                if node_rank == 0:
+                    told["members"] = f"0-{len(pods) - 1}"
+                ended = partial(_has_ended, pod, generation, node_rank, told)
+                until(ended, f"{pod.name} to end its ranks")
+
+
+def _has_ended(pod: WorldPod, generation: int, node_rank: int, told: dict[str, Any]) -> bool:
+    status, answer = pod.put(generation, node_rank, query="?wait=5", **told)
+    assert status == 200
+    return bool(answer["ended"])
+
+
+@contextmanager
+def memory_job(
+    folder: Path, *, nodes: int, local_world_size: int = 1, command: Sequence[str] = STUB
+) -> Iterator[MemoryJob]:
+    """Create a job; its pods and volumes are gone at the end, whatever happens."""
+    volumes = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        with world_job(folder) as job:
+            yield MemoryJob(job, volumes, command, nodes=nodes, local_world_size=local_world_size)
+    finally:
+        shutil.rmtree(volumes)
