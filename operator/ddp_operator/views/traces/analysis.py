@@ -190,12 +190,13 @@ def _collective_waits(
         if not missing and not unknown:
             ops = group.operations(op.seq)
             stuck = others & stalled.keys()
-            # A device runs its operations in order: an earlier one blocks this one.
-            stuck |= {
-                other
-                for other in others & ops.keys()
-                if heads.get(other, ops[other].record) < ops[other].record
-            }
+            # A device runs its operations in order: this one waits for an earlier one of a peer.
+            if op.record == heads[rank]:
+                stuck |= {
+                    other
+                    for other in others & ops.keys()
+                    if heads.get(other, ops[other].record) < ops[other].record
+                }
             if any(each.started for each in ops.values()):
                 idle = {other for other in others & ops.keys() if not ops[other].started}
         yield _Wait(

@@ -195,7 +195,8 @@ def _name(collective: Collective) -> str:
     name = clean(collective.name, 40) or "operation"
     group = _group(collective.group, collective.description)
     if collective.is_p2p:
-        return f"the other side of a {name} of {group}"
+        other = "send" if collective.name == "recv" else "recv"
+        return f"the {other} for the {name} of {in_spans(sorted(collective.by_rank))} in {group}"
     return f"{name} {collective.seq} of {group}"
 
 

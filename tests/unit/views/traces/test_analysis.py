@@ -5,7 +5,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from ddp_operator.views.traces import Verdict, analyse, read_dump
+from ddp_operator.views.traces import Verdict, analyse, headline, read_dump
 from ddp_operator.views.traces.dump import Op
 from hypothesis import assume, given
 
@@ -218,6 +218,17 @@ def test_nobody_is_named_if_all_entered_alike() -> None:
     assert (finding.kind, finding.ranks, finding.waiting) == ("nobody", (), (0, 1, 2))
 
 
+def test_operations_behind_one_that_all_entered_alike_are_no_deadlock() -> None:
+    ranks = Ranks.same({"0": (0, 1, 2), "1": (0, 1, 2)}, [Call("0"), Call("1")] * 2).run()
+    for entries in ranks.entries.values():
+        for entry in entries[2:]:
+            entry.done = False
+    [finding] = analyse(ranks.dumps()).findings
+    assert (finding.kind, finding.ranks) == ("nobody", ())
+    assert finding.collective is not None
+    assert (finding.collective.group, finding.collective.seq) == ("0", 2)
+
+
 def test_a_kernel_that_has_not_started_names_its_rank() -> None:
     ranks = Ranks.same({"0": (0, 1, 2)}, [Call("0")]).run()
     contents = {rank: json.loads(ranks.dump(rank, Form(as_json=True))) for rank in range(3)}
@@ -259,6 +270,10 @@ def test_the_rank_that_sends_nothing_is_named_by_its_global_rank() -> None:
     [finding] = verdict.findings
     assert (finding.kind, finding.ranks, finding.waiting) == ("missing", (7,), (5,))
     assert verdict.waiting == (4, 5)
+    assert headline(verdict) == (
+        "rank 7 did not enter the send for the recv of rank 5 in group 1 (PIPELINE); 1 rank waits "
+        "since 14:13:20"
+    )
 
 
 def test_transfers_that_meet_name_nobody() -> None:
