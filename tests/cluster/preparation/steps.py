@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -33,10 +34,9 @@ class Stage(Enum):
     """What a step is needed for; the stages follow each other."""
 
     API_SERVER = "API server"
-    KUEUE = "Kueue"
-    """Before the images: real pods wait in queues, too, and beside the tests it would take
-    much longer."""
     NODE = "node"
+    KUEUE = "Kueue"
+    """Beside the images, which leave a core idle; beside the tests it would take much longer."""
     IMAGES = "images"
     MONITORING = "Prometheus"
     BROWSER = "Chromium"
@@ -126,7 +126,7 @@ def prepare(
 ) -> float:
     """Do all steps that are not done; return how many seconds that took.
 
-    `reached`: told of each stage when all of its steps are done.
+    `reached`: told of each stage when all of its steps are done, of Kueue's from another thread.
 
     Raises ClusterUnavailableError where this machine cannot have a cluster, ClusterError where
     something failed that ought to work.
@@ -134,12 +134,24 @@ def prepare(
     began = time.monotonic()
     ordered = [step for stage in Stage for step in wanted if step.stage is stage]
     pending = [step for step in ordered if not step.is_done()]
-    for stage in Stage:
-        for step in [step for step in pending if step.stage is stage]:
-            number = pending.index(step)
-            _do(step, f"preparing {number + 1}/{len(pending)}", after=pending[number + 1 :])
-        reached(stage)
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        for stage in Stage:
+            if stage is Stage.KUEUE:
+                kueue = beside.submit(_prepare_stage, stage, pending, reached)
+            else:
+                _prepare_stage(stage, pending, reached)
+        kueue.result()
     return time.monotonic() - began
+
+
+def _prepare_stage(
+    stage: Stage, pending: Sequence[Step], reached: Callable[[Stage], object]
+) -> None:
+    for number, step in enumerate(pending):
+        if step.stage is stage:
+            after = [later for later in pending[number + 1 :] if later.stage is not Stage.KUEUE]
+            _do(step, f"preparing {number + 1}/{len(pending)}", after=after)
+    reached(stage)
 
 
 def _do(step: Step, label: str, *, after: Sequence[Step]) -> None:
@@ -153,8 +165,12 @@ def _do(step: Step, label: str, *, after: Sequence[Step]) -> None:
 
     began = time.monotonic()
     try:
-        with shown(line):
+        if step.stage is Stage.KUEUE:  # the line that changes is that of the steps beside it
+            say(f"{label}: {step.name}, beside the next steps")
             step.run()
+        else:
+            with shown(line):
+                step.run()
     except ClusterUnavailableError as reason:
         if not step.is_optional:
             raise

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -78,7 +81,9 @@ def test_what_is_not_done_is_done_stage_by_stage(capsys: pytest.CaptureFixture[s
         wanted,
         reached=lambda stage: machine.did.append(f"-- {stage.value}"),
     )
-    did = ["server", "-- API server", "-- Kueue", "kubelet", "-- node", "images", "-- images"]
+    did = ["server", "-- API server", "kubelet", "-- node", "images", "-- images"]
+    assert machine.did.index("-- Kueue") > machine.did.index("-- node")
+    machine.did.remove("-- Kueue")
     assert machine.did == [*did, "-- Prometheus", "-- Chromium"]
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "there already: packages"
@@ -88,6 +93,36 @@ def test_what_is_not_done_is_done_stage_by_stage(capsys: pytest.CaptureFixture[s
         "preparing 3/3: images, done in 0 s",
     ]
     assert lines[1] == ("preparing 1/3: server, 0 s (about 5 s more, 15 s with all that follows)")
+
+
+def test_kueue_is_built_beside_the_images() -> None:
+    here, there = threading.Event(), threading.Event()
+    found: list[bool] = []
+
+    def meet(mine: threading.Event, other: threading.Event) -> None:
+        mine.set()
+        found.append(other.wait(60))
+
+    machine = Machine()
+    images, kueue = (machine.step(stage.value, stage) for stage in (Stage.IMAGES, Stage.KUEUE))
+    prepare(
+        [
+            replace(images, run=partial(meet, here, there)),
+            replace(kueue, run=partial(meet, there, here)),
+        ]
+    )
+    assert found == [True, True]
+
+
+def test_a_failure_beside_the_images_is_raised() -> None:
+    def refuse() -> None:
+        raise ClusterUnavailableError("no network")
+
+    machine = Machine()
+    kueue = replace(machine.step("kueue", Stage.KUEUE), run=refuse)
+    with pytest.raises(ClusterUnavailableError, match="no network"):
+        prepare([kueue, machine.step("images", Stage.IMAGES)])
+    assert machine.did == ["images"]
 
 
 def test_nothing_follows_a_step_that_cannot_be_done() -> None:
