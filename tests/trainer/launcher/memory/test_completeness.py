@@ -83,6 +83,17 @@ def test_an_old_report_makes_no_dead_step_complete() -> None:
     assert group.complete is None
 
 
+def test_pods_that_were_never_asked_are_missing() -> None:
+    group = Completeness(3)
+    assert group.missing() is None
+    group.note(report(1, held(5)))
+    assert group.missing() == (5, [0, 2])
+    group.note(report(0, asked=6))
+    assert group.missing() == (5, [2])
+    group.note(report(2, asked=5))
+    assert group.missing() is None
+
+
 def test_the_refusal_of_the_first_pod_is_named() -> None:
     group = after(3, report(2, refusal="full"), report(1, refusal="no room"), report(0))
     assert group.refusal == "node rank 1: no room"

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from ddp_trainer.launcher.memory import requests
+from ddp_trainer.launcher.memory import leading, requests
 from ddp_trainer.launcher.memory.messages import PIECE_BYTES, KeysReport, RankReport
 from ddp_trainer.launcher.memory.peers import Answer, NoAnswerError, caller
 from ddp_trainer.launcher.memory.pod_memory import PodMemory
@@ -240,3 +240,20 @@ def test_the_news_name_the_newest_complete_step(pod: Served) -> None:
     pod.memory.note(RankReport(rank=0, generation=0, step=6, saved=False, refusal="too large"))
     pod.memory.turn(0.0)
     assert pod.memory.news() == replace(news, refusal="node rank 0: too large")
+
+
+def test_the_news_name_pods_that_never_save(pod: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = pod.memory.group
+    assert group is not None
+    assert group.leading is not None
+    save(pod.volume, 0, snapshot(5, 0, generation=0))
+    pod.memory.turn(0.0)
+    news = pod.memory.news()
+    assert news is not None
+    assert news.refusal is None
+    monkeypatch.setattr(leading, "_LATE_SECONDS", 0.0)
+    assert pod.memory.news() == replace(
+        news,
+        refusal="step 5 waits for node ranks 1: all ranks must call memory.save with the same "
+        "steps",
+    )

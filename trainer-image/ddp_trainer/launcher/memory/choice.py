@@ -56,16 +56,17 @@ def _reason(
     world_size: int,
     silent: Collection[int],
 ) -> str:
-    without = f"; no answer from node ranks {_listed(silent)}" if silent else ""
+    without = f"; no answer from node ranks {listed(silent)}" if silent else ""
     if not found:
         return f"no pod has a snapshot{without}"
     key, replicated, size = max(found)
     if size != world_size:
         return f"the snapshots of step {key.step} are of {size} ranks, not {world_size}{without}"
     missing = set(range(size)) - {name.rank for name in found[key, replicated, size]}
-    return f"step {key.step}, the newest, has no snapshot of ranks {_listed(missing)}{without}"
+    return f"step {key.step}, the newest, has no snapshot of ranks {listed(missing)}{without}"
 
 
-def _listed(numbers: Collection[int]) -> str:
+def listed(numbers: Collection[int]) -> str:
+    """Return the first few numbers, and how many more there are."""
     first = ", ".join(map(str, sorted(numbers)[:_LISTED]))
     return f"{first} and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else first

@@ -69,6 +69,19 @@ class Completeness:
             return None
         return found if all(one.copied or one.replicated for one in found) else None
 
+    def missing(self) -> tuple[int, list[int]] | None:
+        """Return the newest step that some pods hold, and the pods that were not asked for it.
+
+        None: all pods were asked for it, or no pod holds a step above the complete one.
+        """
+        above = -1 if self._complete is None else self._complete
+        with self._lock:
+            steps = [step for _, held, _ in self._reports.values() for step in held]
+            newest = max(steps, default=-1)
+            asked = {node_rank: asked for node_rank, (asked, _, _) in self._reports.items()}
+        late = [rank for rank in range(self._nodes) if asked.get(rank, -1) < newest]
+        return (newest, late) if newest > above and late else None
+
     def dead(self) -> tuple[int, ...]:
         """Return the held steps that will never be complete, of those above the complete one."""
         with self._lock:

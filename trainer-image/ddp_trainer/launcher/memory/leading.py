@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http import HTTPStatus
 
-from ddp_trainer.launcher.memory.choice import Choice, choose
+from ddp_trainer.launcher.memory.choice import Choice, choose, listed
 from ddp_trainer.launcher.memory.completeness import Completeness, targets
 from ddp_trainer.launcher.memory.messages import (
     MAX_ANSWER_BYTES,
@@ -36,6 +36,8 @@ _ANSWER_SECONDS = 30.0
 """How long pods may take to answer. The snapshots of others are not restored."""
 _AGAIN_SECONDS = 0.5
 _AT_ONCE = 32
+_LATE_SECONDS = 60.0
+"""How much later than others a pod may save a step: ranks train in step."""
 _MOST_SOURCES = 8
 """Pods to name that have the same snapshot, and snapshots of the same state."""
 
@@ -70,6 +72,8 @@ class LeadingMemory:
         self.choice: Choice | None = None
         """What the ranks resume from; None: not decided yet."""
         self._decided_at = self._completed_at = ""
+        self._missing_since: float | None = None
+        """Since when some pods wait for others to save."""
 
     def answer(self, report: KeysReport) -> KeysAnswer:
         """Take the report of a pod.
@@ -82,6 +86,10 @@ class LeadingMemory:
             raise ValueError(f"nodeRank: the group has {self._nodes} pods")
         if self.completeness.note(report):
             self._completed_at = utc(time.time())
+        if self.completeness.missing() is None:
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = time.monotonic()
         to = targets(report.node_rank, nodes=len(self._hosts), copies=self._copies)
         return KeysAnswer(
             complete=self.completeness.complete,
@@ -187,7 +195,18 @@ class LeadingMemory:
         if complete is not None:
             size = self.completeness.bytes
             news = replace(news, step=complete, time=self._completed_at, bytes=size)
-        return replace(news, refusal=self.completeness.refusal or None)
+        return replace(news, refusal=self.completeness.refusal or self._late_pods() or None)
+
+    def _late_pods(self) -> str:
+        """Return which pods do not save what others saved long ago; empty: none."""
+        missing, since = self.completeness.missing(), self._missing_since
+        if missing is None or since is None or time.monotonic() - since < _LATE_SECONDS:
+            return ""
+        step, node_ranks = missing
+        return (
+            f"step {step} waits for node ranks {listed(node_ranks)}: all ranks must call "
+            "memory.save with the same steps"
+        )
 
     def _restored_bytes(self, choice: Choice) -> int:
         """Return the size of what is restored in the pod that has most of it."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from http import HTTPStatus
 
 from ddp_trainer.launcher.memory.copying import Copying
 from ddp_trainer.launcher.memory.group import Group
+from ddp_trainer.launcher.memory.leader_client import LeaderClient
 from ddp_trainer.launcher.memory.leading import LeadingMemory
 from ddp_trainer.launcher.memory.messages import (
-    MAX_ANSWER_BYTES,
     Decision,
     Inventory,
     KeysAnswer,
@@ -24,8 +23,8 @@ from ddp_trainer.launcher.memory.messages import (
     Stored,
 )
 from ddp_trainer.launcher.memory.own_steps import Asked, Pod, incomplete_steps, own_steps
-from ddp_trainer.launcher.memory.peers import Call, NoAnswerError
-from ddp_trainer.launcher.memory.restoring import Restoring, ask
+from ddp_trainer.launcher.memory.peers import Call
+from ddp_trainer.launcher.memory.restoring import Restoring
 from ddp_trainer.launcher.memory.retention import Retention
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.launcher.world.leading import hosts_of
@@ -33,10 +32,7 @@ from ddp_trainer.launcher.world.news import MemoryNews
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
 from ddp_trainer.launcher.world.state import World
 from ddp_trainer.memory.volume import Key, Volume
-from ddp_trainer.process_group.admission import Request
 from ddp_trainer.process_group.assignment import Assignment
-from ddp_trainer.system.logs import DistinctErrors
-from ddp_trainer.telemetry.wire import from_json, to_json
 
 _ASK_SECONDS = 0.2
 """Shortest interval between reports while a step waits for its completion."""
@@ -69,7 +65,7 @@ class PodMemory:
         self._rank_environment = rank_environment
         self._call = call
         self._wake = wake
-        self._errors = DistinctErrors(_logger, "memory: cannot report to node rank 0")
+        self._leader = LeaderClient(call)
         self._retention = Retention(generation=0)
         self._news = MemoryNews(copies=volume.copies)
 
@@ -111,7 +107,7 @@ class PodMemory:
             self._call,
             decide=lambda: self._decide(assignment, pod, leading),
             decided=lambda key: self._resume(pod, key),
-            is_current=lambda: self.world.assignment.generation == pod.generation,
+            is_current=lambda: self._is_current(pod),
         )
         news = self.news()
         with self.store.lock:
@@ -149,7 +145,7 @@ class PodMemory:
         self, assignment: Assignment, pod: Pod, leading: LeadingMemory | None
     ) -> Decision | None:
         if leading is None:
-            return ask(self._call, _host_of_node_rank_0(assignment), pod)
+            return self._leader.decision(assignment, pod)
         if leading.decide(self.inventory(), lambda: self._is_current(pod)):
             self.world.restore_decided()
         return leading.decision(pod.ranks)
@@ -204,7 +200,10 @@ class PodMemory:
         report = group.report(steps, files, self.copying.is_done, self._retention)
         if report == group.reported and not (pending and now >= group.due):
             return group.due if pending else None
-        answer = self._send(group, report)
+        if group.leading is not None:
+            answer = self.answer(report)
+        else:
+            answer = self._leader.report(group.assignment, report)
         interval = max(_ASK_SECONDS, group.assignment.nodes / _REPORTS_PER_SECOND)
         group.due = time.monotonic() + interval
         if answer is None:
@@ -244,21 +243,3 @@ class PodMemory:
         if (report.job_uid, report.attempt, report.generation) != of_group:
             return None
         return group.leading.answer(report)
-
-    def _send(self, group: Group, report: KeysReport) -> KeysAnswer | None:
-        if group.leading is not None:
-            return self.answer(report)
-        host = _host_of_node_rank_0(group.assignment)
-        request = Request(method="POST", target="/memory/keys", body=to_json(report).encode())
-        try:
-            answer = self._call(host, request, MAX_ANSWER_BYTES)
-            if answer.status == HTTPStatus.OK:
-                return from_json(KeysAnswer, answer.body)
-            self._errors.log(NoAnswerError(f"HTTP status {answer.status}"))
-        except (NoAnswerError, ValueError, RecursionError) as error:
-            self._errors.log(error)
-        return None
-
-
-def _host_of_node_rank_0(assignment: Assignment) -> str:
-    return assignment.master_address or assignment.master_addr

@@ -171,12 +171,11 @@ class MemoryRequests:
         try:
             if file is None:
                 raise FileNotFoundError(f"{name} is not here")
-            with memory.store.opened(file) as descriptor:
+            with self.large, memory.store.opened(file) as descriptor:
                 piece = os.pread(descriptor, PIECE_BYTES, offset)
-        except OSError as error:
+                self._answer(request, piece, content_type="application/octet-stream")
+        except FileNotFoundError as error:
             self._refuse(request, HTTPStatus.NOT_FOUND, str(error))
-            return
-        self._answer(request, piece, content_type="application/octet-stream")
 
     def _refuse(self, request: BoundedHandler, code: HTTPStatus, reason: str) -> None:
         self._answer(request, f"{reason}\n", code, content_type="text/plain; charset=utf-8")

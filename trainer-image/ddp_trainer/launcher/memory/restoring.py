@@ -16,7 +16,6 @@ from http import HTTPStatus
 from pathlib import Path
 
 from ddp_trainer.launcher.memory.messages import (
-    MAX_ANSWER_BYTES,
     MAX_TEXT,
     PIECE_BYTES,
     Decision,
@@ -27,7 +26,6 @@ from ddp_trainer.launcher.memory.peers import Call, NoAnswerError
 from ddp_trainer.launcher.memory.store import NoRoomError, Store, WrongPieceError
 from ddp_trainer.memory.volume import Key, SnapshotName
 from ddp_trainer.process_group.admission import Request
-from ddp_trainer.telemetry.wire import from_json
 
 _DECISION_SECONDS = 100.0
 """How long to wait for node rank 0: less than a rank waits for an answer."""
@@ -183,22 +181,6 @@ def _name(source: Source) -> SnapshotName:
     if name is None:
         raise _FailedError(f"node rank 0 named {source.name[:80]!r}, which is no snapshot")
     return name
-
-
-def ask(call: Call, host: str, pod: Pod) -> Decision | None:
-    """Ask node rank 0 at `host` what this pod's ranks resume from; None: it has not decided."""
-    target = (
-        f"/memory/restore?generation={pod.generation}"
-        f"&first={pod.ranks.start}&count={len(pod.ranks)}"
-    )
-    try:
-        answer = call(host, Request(method="GET", target=target), MAX_ANSWER_BYTES)
-        if answer.status != HTTPStatus.OK:
-            return None
-        return from_json(Decision, answer.body)
-    except (NoAnswerError, ValueError, RecursionError) as error:
-        _logger.debug("memory: node rank 0 does not answer: %s", error)
-        return None
 
 
 def to_rank(restored: Restored, rank: int) -> str:
