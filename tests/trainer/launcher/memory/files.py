@@ -39,8 +39,10 @@ def save(
     part, free = folder / PART, folder / "free"
     if free.exists():
         free.rename(part)
-    elif len(list(folder.glob("*.snapshot"))) >= SLOTS:
-        return False
+    else:
+        restored = volume.restored.glob(f"*-{name.rank}-{name.world_size}-sharded.snapshot")
+        if len([*folder.glob("*.snapshot"), *restored]) >= SLOTS:
+            return False
     with part.open("r+b" if part.exists() else "wb") as file:
         file.truncate(0)
         file.write(content_of(name) if content is None else content)

@@ -139,3 +139,14 @@ def test_a_rank_that_stays_in_the_next_generation_finishes_its_save(tmp_path: Pa
     assert part.exists()
     pod.memory.begin(pod.world.assignment, ranks_ended=True)
     assert [path.name for path in part.parent.iterdir()] == [FREE]
+
+
+def test_a_step_is_not_complete_before_its_copies_are_there(tmp_path: Path) -> None:
+    two = job(tmp_path)
+    for pod in two.pods:
+        pod.save(0, 5)
+    for pod in [*two.pods, *two.pods]:
+        pod.turn()
+    assert two.complete() is None
+    two.settle()
+    assert two.complete() == 5

@@ -173,3 +173,19 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "copies").touch()
     with pytest.raises(OSError, match="copies"):
         Store(volume_at(tmp_path))
+
+
+def test_a_snapshot_that_is_released_while_it_arrives_does_not_appear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, write = Store(volume_at(tmp_path)), os.pwrite
+
+    def release(descriptor: int, piece: bytes, offset: int) -> int:
+        store.drop(lambda _: True)
+        store.receive(NAME, b"", offset=0, total=1000)  # and begins again
+        return write(descriptor, piece, offset)
+
+    monkeypatch.setattr(os, "pwrite", release)
+    with pytest.raises(WrongPieceError, match="was released"):
+        store.receive(NAME, CONTENT, offset=0, total=1000)
+    assert store.find(NAME) is None
