@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
-from tests.trainer.examples.test_frameworks import block
+from tests.trainer.examples.test_frameworks import MEMORY_PAGE, block
 from tests.trainer.support.worlds import world_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -75,13 +75,26 @@ for step, batch in enumerate(accelerator.skip_first_batches(loader, first), firs
 print("ends with", digest(model), flush=True)
 accelerator.end_training()
 """
+SAVE_IN_MEMORY = """
+def save(step):
+    memory.save(step, state(), replicated=True)
+"""
 SCRIPTS = {
     "hugging face": HUGGING_FACE.replace("{train}", block("trainer_state.json")),
     "accelerate": ACCELERATE.replace("{functions}", block("accelerator.save_state")),
+    "hugging face in memory": "newest_checkpoint = None"
+    + HUGGING_FACE.replace("save_steps=5", 'save_strategy="no"').replace(
+        "{train}", block("MemoryCheckpoint", page=MEMORY_PAGE)
+    ),
+    "accelerate in memory": "model.layers[1].p = 0.0"
+    + ACCELERATE.replace("{functions}", "").replace(
+        "first = load()",
+        block("accelerator.unwrap_model", page=MEMORY_PAGE) + SAVE_IN_MEMORY,
+    ),
 }
 
 
-def ended(folder: Path, script: str, *, wound: bool) -> str:
+def ended(folder: Path, script: str, *, wound: bool, in_memory: bool) -> str:
     """Return a digest of the final state of both ranks of a pod."""
     folder.mkdir()
     (folder / "train.py").write_text(BEGIN + script)
@@ -90,6 +103,16 @@ def ended(folder: Path, script: str, *, wound: bool) -> str:
         **{"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
         **({"WOUND": "yes"} if wound else {}),
     }
+    members = {}
+    if in_memory:
+        members = {"members": "0"}
+        variables |= {
+            "DDP_MEMBERS": "0",
+            "DDP_MEMORY_DIR": str(folder / "memory"),
+            "DDP_MEMORY_BYTES": str(64 << 20),
+            "DDP_MEMORY_COPIES": "0",
+        }
+        (folder / "memory").mkdir()
     with world_job(folder) as job:
         command = ["--", sys.executable, str(folder / "train.py")]
         pod = job.start(0, variables=variables, command=command, nodes=1, local_world_size=2)
@@ -100,7 +123,7 @@ def ended(folder: Path, script: str, *, wound: bool) -> str:
                 assert pod.process.poll() is None, pod.log
                 news = pod.news(after=news["number"], wait=25)
             assert json.loads(news["failures"][0]["message"])["rank"] == 1
-            assert pod.tell(2, 0, nodes=1) == (200, 2)
+            assert pod.tell(2, 0, nodes=1, **members) == (200, 2)
         assert pod.wait() == 0, pod.log
         assert pod.log.count("step 1\n") == 2, "both ranks resumed"
         assert pod.log.count("step 6\n") == (4 if wound else 2), "from step 5"
@@ -110,7 +133,7 @@ def ended(folder: Path, script: str, *, wound: bool) -> str:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_resumes_in_its_pod(name: str, tmp_path: Path) -> None:
-    script = SCRIPTS[name]
-    assert ended(tmp_path / "war", script, wound=True) == ended(
-        tmp_path / "peace", script, wound=False
+    script, in_memory = SCRIPTS[name], "memory" in name
+    assert ended(tmp_path / "war", script, wound=True, in_memory=in_memory) == ended(
+        tmp_path / "peace", script, wound=False, in_memory=in_memory
     )

@@ -17,7 +17,9 @@ from ddp_operator.engine.trainers.log_progress import read
 from tests.ports import free_port
 from tests.trainer.support.pods import job, until
 
-PAGE = (Path(__file__).parents[3] / "docs/how-to/frameworks.md").read_text()
+_DOCS = Path(__file__).parents[3] / "docs/how-to"
+PAGE = (_DOCS / "frameworks.md").read_text()
+MEMORY_PAGE = (_DOCS / "memory-checkpoints.md").read_text()
 HOLD = """
 import pathlib, sys, time
 held = pathlib.Path(sys.argv[1])
@@ -69,9 +71,9 @@ accelerator.end_training()
 """
 
 
-def block(containing: str, language: str = "python") -> str:
+def block(containing: str, language: str = "python", page: str = PAGE) -> str:
     """The one of the page with these words."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     [found] = [text for text in blocks if containing in text]
     return str(found)
 
