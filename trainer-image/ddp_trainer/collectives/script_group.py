@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
+from torch._C._distributed_c10d import (
+    HashStore,
+    _register_process_group,
+    _unregister_process_group,
+)
 from torch.distributed import device_mesh, distributed_c10d
 from torch.futures import Future
 
@@ -75,12 +79,13 @@ class ScriptGroup(dist.ProcessGroup):
         self,
         label: str,
         ranks: tuple[int, ...] | None,
-        carry_out: Callable[[ScriptGroup, Collective], dist.Work],
+        carry_out: Callable[[ScriptGroup, Collective], dist.Work] | None = None,
         make_group: Callable[[tuple[int, ...]], ScriptGroup] | None = None,
     ) -> None:
         """`ranks`: its members; None: all ranks of the job. `new_group` calls `make_group`.
 
-        `label`: the same on all members and unique to this group.
+        `carry_out` runs its collectives; None: `serve` follows. `label`: the same on all members
+        and unique to this group.
         """
         super().__init__(0, 1)  # type: ignore[call-arg]  # see `rank` and `size`
         self.label = label
@@ -90,6 +95,16 @@ class ScriptGroup(dist.ProcessGroup):
         self._entered: dist.ProcessGroup | None = None
         self._formed: dist.ProcessGroup | None = None
         self._form: Callable[[], dist.ProcessGroup] | None = None
+        self._expected: tuple[int, int] | None = None
+        """Rank and size before the job has formed, if the script makes a mesh before it joins."""
+
+    def serve(
+        self,
+        carry_out: Callable[[ScriptGroup, Collective], dist.Work],
+        make_group: Callable[[tuple[int, ...]], ScriptGroup],
+    ) -> None:
+        """Use these functions from now on."""
+        self._carry_out, self._make_group = carry_out, make_group
 
     @property
     def formed(self) -> dist.ProcessGroup:
@@ -107,25 +122,36 @@ class ScriptGroup(dist.ProcessGroup):
         `form` forms the members' own group at its first use, because a rank that replaces a lost
         one makes this group later than the others. None: all ranks of the world are members.
         """
+        self.leave()
         self._entered = world
         self._form = form
         self._formed = world if form is None else None
         known = distributed_c10d._world
-        backend, store = known.pg_map[world]
-        known.pg_map[self] = backend, store
+        known.pg_map[self] = known.pg_map[world]
+        known.pg_backend_config[self] = known.pg_backend_config[world]
+        self._register(self.ranks or range(world.size()))
+
+    def expect(self, rank: int, size: int) -> None:
+        """Take this place until the job has formed, so that a mesh can be made of the group."""
+        if self._entered is None:
+            self.leave()
+            self._expected = rank, size
+            distributed_c10d._world.pg_map[self] = "gloo", HashStore()
+            self._register(range(size))
+
+    def _register(self, members: Sequence[int]) -> None:
+        known = distributed_c10d._world
         names: dict[dist.ProcessGroup, Any] = known.pg_names
         names[self] = self.group_name
         _register_process_group(self.group_name, self)
         known.pg_to_tag[self] = self._tag
         known.tags_to_pg[self._tag] = [self]
-        known.pg_backend_config[self] = known.pg_backend_config[world]
-        members = self.ranks or range(world.size())
         known.pg_group_ranks[self] = {rank: number for number, rank in enumerate(members)}
 
     def leave(self) -> None:
         """Release the group that the job has formed."""
         known = distributed_c10d._world
-        if self._entered is not None:
+        if self in known.pg_names:
             _unregister_process_group(self.group_name)
             known.tags_to_pg.pop(self._tag, None)
         self._entered = self._formed = self._form = None  # a group ends with its last reference
@@ -151,6 +177,8 @@ class ScriptGroup(dist.ProcessGroup):
 
     def rank(self) -> int:
         """Return this rank's number in the group."""
+        if self._entered is None and self._expected is not None:
+            return self._expected[0]
         own = self._world.rank()
         if self.ranks is None:
             return own
@@ -163,6 +191,8 @@ class ScriptGroup(dist.ProcessGroup):
 
     def size(self) -> int:
         """Return the number of members."""
+        if self._entered is None and self._expected is not None:
+            return self._expected[1]
         return len(self.ranks) if self.ranks is not None else self._world.size()
 
     def new_group(self, ranks: Sequence[int], **_: object) -> ScriptGroup | None:
@@ -176,11 +206,12 @@ class ScriptGroup(dist.ProcessGroup):
 
     def monitored_barrier(self, *_: object, **__: object) -> None:
         """Wait until all members have called this."""
+        assert self._carry_out is not None, "the job is not formed"
         self._carry_out(self, Collective("barrier", ())).wait()
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return self._world._device_types
+        return self._world._device_types if self._entered else [torch.device("cpu")]
 
     def _get_backend(self, device: torch.device) -> Any:
         return self.formed._get_backend(device)
@@ -203,6 +234,7 @@ def _collective(name: str) -> Callable[..., dist.Work]:
                 "DistributedDataParallel cannot continue when a rank is lost: create it with "
                 "job.wrap(model), which accepts its arguments"
             )
+        assert group._carry_out is not None, "the job is not formed"
         return group._carry_out(group, Collective(name, (*arguments, *named.values())))
 
     return carried_out
