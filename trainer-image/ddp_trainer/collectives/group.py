@@ -216,6 +216,17 @@ class Group:
         """Begin to sum a CPU tensor over all ranks, in place; return a function that waits."""
         return self._pending.begin(dist.all_reduce(value, group=self._control, async_op=True))
 
+    def start_send(self, tensor: Tensor, *, to: int, tag: int) -> Callable[[], None]:
+        """Begin to send a CPU tensor to rank `to`; return a function that waits."""
+        return self._pending.begin(self._control.send([tensor], to, tag))
+
+    def start_receive(self, tensor: Tensor, *, source: int, tag: int) -> Callable[[], None]:
+        """Begin to fill a CPU tensor with what rank `source` sends; return a function that waits.
+
+        If the group breaks, the tensor may still change for a while.
+        """
+        return self._pending.begin(self._control.recv([tensor], source, tag))
+
     def broadcast(self, data: bytes | None, *, source: int = 0) -> bytes:
         """Return rank `source`'s `data` on all ranks; for messages, because Python copies it."""
         size = torch.tensor([len(data or b"")])

@@ -37,7 +37,7 @@ def value_of(future: Future[Any]) -> Tensor:
 def future_of(work: dist.Work | Future[Any]) -> Future[Any]:
     """Return the future of a collective; a future is returned unchanged.
 
-    gloo's reduce_scatter has none, so a thread waits for its end.
+    gloo's reduce_scatter, send and recv have none, so a thread waits for their end.
     """
     if not isinstance(work, dist.Work):
         return work
