@@ -21,6 +21,7 @@ from tests.trainer.library import (
     leaving,
     meshes,
     script,
+    sharding,
     streaming,
 )
 from tests.trainer.stream_device.device import install
@@ -38,6 +39,7 @@ SCRIPTS = {
     "meshes": meshes.main,
     "leaving": leaving.main,
     "asking": asking.main,
+    "shards": sharding.main,
 }
 
 

@@ -144,6 +144,7 @@ def install(variables: Mapping[str, str]) -> None:
     from ddp_trainer.collectives.shard_gradients import ShardGradients  # noqa: PLC0415
     from ddp_trainer.devices.gate import Gate  # noqa: PLC0415
     from ddp_trainer.library import checkpoint_manager, job  # noqa: PLC0415
+    from ddp_trainer.library.sharded import snapshots  # noqa: PLC0415
     from ddp_trainer.process_group import connection  # noqa: PLC0415
     from ddp_trainer.process_group.rendezvous import rendezvous  # noqa: PLC0415
     from ddp_trainer.run import position, train_state  # noqa: PLC0415
@@ -161,6 +162,7 @@ def install(variables: Mapping[str, str]) -> None:
         parameters[len(parameters) // 2].register_hook(dying("backward"))
 
     patch(checkpoint_manager.CheckpointManager, "agree", after=lambda _, its, __: fate.know(its))
+    patch(snapshots.Snapshots, "agree", after=lambda its, _: fate.know(its._run))
     patch(Group, "start_sum", after=dying("vote"))
     patch(Group, "wrap", before=die_in_backward)
     patch(ShardGradients, "__init__", before=die_in_backward)
@@ -174,6 +176,8 @@ def install(variables: Mapping[str, str]) -> None:
     patch(rendezvous.Rendezvous, "meet", after=dying("rendezvous"))
     patch(connection.Connection, "open", before=dying("connection"))
     patch(checkpoint_manager, "transfer_state", before=dying("the state's transfer"))
+    patch(snapshots.Snapshots, "_transfer", before=dying("the state's transfer"))
+    patch(snapshots, "_receive", before=dying("a snapshot's copy"))
 
 
 def patch(

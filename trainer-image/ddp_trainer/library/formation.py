@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING
 
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
@@ -20,6 +21,9 @@ from ddp_trainer.process_group.world import World
 from ddp_trainer.run.stop import StopSignal, Votes
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.options import Options
+
+if TYPE_CHECKING:
+    from ddp_trainer.library.sharded.snapshots import Snapshots
 
 _logger = logging.getLogger(__name__)
 
@@ -42,13 +46,18 @@ class Formation:
         stop: StopSignal,
         script: ScriptCollectives,
         options: Options,
+        snapshots: Snapshots | None = None,
     ) -> None:
-        """`run`: the state that all ranks train."""
+        """`run`: the state that all ranks train.
+
+        `snapshots`: of this rank's part, if the models are sharded.
+        """
         self.run = run
         self._world = world
         self._checkpoint_manager = checkpoint_manager
         self._stop = stop
         self._script = script
+        self.snapshots = snapshots
         self._reform_limit = ReformLimit(options.max_reforms)
         self._seconds = options.rendezvous_timeout_seconds
         self._formed: AbstractContextManager[Group] | None = None
@@ -159,11 +168,29 @@ class Formation:
                     # After the step, not before the next: all surviving ranks then have rank 0's.
                     self._share_buffers(in_turn=in_turn)
                 self.group.gate.wait()
+                if self.snapshots is not None:
+                    self.snapshots.confirm()
+                    self.snapshots.leave_step()
             except Exception as error:
-                if not (is_lost_peer(error) or self.group.is_broken):
-                    raise
-                self.note(error)
+                self._note_lost_peer(error)
         return self.trouble is None and self._rehearsed
+
+    def is_step_whole(self) -> bool:
+        """Return whether the step that was applied counts: its collectives, if any, are complete.
+
+        Parts of a sharded model are clipped, and some optimizers apply them, with all ranks.
+        """
+        if self.snapshots is not None:
+            try:
+                self.group.gate.wait()
+            except Exception as error:
+                self._note_lost_peer(error)
+        return self.trouble is None
+
+    def _note_lost_peer(self, error: Exception) -> None:
+        if not (is_lost_peer(error) or self.group.is_broken):
+            raise error
+        self.note(error)
 
     def end_rehearsal(self) -> None:
         """Note that all models have made their pass."""
@@ -172,9 +199,10 @@ class Formation:
     def equalise_buffers(self) -> None:
         """Give all ranks the same buffers; a collective.
 
-        Needed before one rank's state counts for all: before a save or an evaluation.
+        Needed before one rank's state counts for all: before a save or an evaluation. Of a sharded
+        model, each rank keeps its own.
         """
-        if self.group.size > 1 and not self._shares_buffers:
+        if self.group.size > 1 and not self._shares_buffers and self.snapshots is None:
             self.group.broadcast_tensors(*self.run.buffers())
 
     def shorten_waits(self) -> None:
@@ -183,9 +211,7 @@ class Formation:
 
     def close(self) -> None:
         """Leave a group that all ranks leave."""
-        for net in self.nets:
-            net.leave()
-        self._script.leave()
+        self._release()
         formed, self._formed = self._formed, None
         if formed is not None:
             formed.__exit__(None, None, None)
@@ -215,6 +241,7 @@ class Formation:
 
     def _begin_to_rehearse(self) -> None:
         is_clear = self.group.size <= 2 and not any(net.has_static_graph for net in self.nets)
+        is_clear = is_clear or self.snapshots is not None
         self._rehearsed = is_clear or not self._shard_assignment.is_plain
 
     def _form_once(self, error: Exception | None) -> None:
@@ -224,7 +251,11 @@ class Formation:
         formed = self._world.formed(timeout_seconds=self._seconds, told_to_stop=self._stop.told)
         self._group = formed.__enter__()
         self._formed = formed
-        self._checkpoint_manager.agree(self.run, self._group)
+        self._script.enter(self._group)  # first: parts of a model need the group of their mesh
+        if self.snapshots is None:
+            self._checkpoint_manager.agree(self.run, self._group)
+        else:
+            self.snapshots.agree(self._group)
         self._stop.listen()  # there is a state to save from now on
         self._begin_to_rehearse()
         for net in self.nets:
@@ -235,13 +266,18 @@ class Formation:
             save=self._checkpoint_manager.is_overdue,
             leave=self._world.current_assignment.is_outdated,
         )
-        self._script.enter(self._group)
+
+    def _release(self) -> None:
+        """Release what belongs to the group, before this rank leaves it."""
+        for net in self.nets:
+            net.leave()
+        if self.snapshots is not None:
+            self.snapshots.leave()
+        self._script.leave()
 
     def _give_up(self, error: BaseException) -> None:
         """Leave the group; raise BrokenGroupError if the error means that, otherwise the error."""
-        for net in self.nets:
-            net.leave()
-        self._script.leave()
+        self._release()
         formed, self._formed = self._formed, None
         if formed is not None:
             formed.__exit__(type(error), error, error.__traceback__)

@@ -75,6 +75,10 @@ class Job(Stepping):
                 "wrap() got a model that join() does not know: name it there, as in "
                 "join(model=model, ...), so that it can be saved and restored"
             )
+        if self._formation.snapshots is not None:
+            raise ConfigurationError(
+                "wrap() got a model that fully_shard() has sharded: call it directly"
+            )
         check_whole(model)
         options = options_of(ddp)
         check(self._batch, model, options)
@@ -131,7 +135,8 @@ class Job(Stepping):
         """
         if accumulate < 1:
             raise ConfigurationError(f"batches() got accumulate={accumulate}: make it 1 or more")
-        check_whole(*self._run.models)
+        if self._formation.snapshots is None:
+            check_whole(*self._run.models)
         self._settle()  # after a loop that `break` ended
         loading = self._use(loader, accumulate)
         position = self._run.position
@@ -143,9 +148,9 @@ class Job(Stepping):
                 and not position.is_at_end
                 and not self._length.is_at_limit(position)
             ):
-                before = position.step, position.samples, self.rank, self.world_size
+                before = position.step, position.samples, self._groups
                 yield from self._batches_from_here(loading, accumulate)
-                after = position.step, position.samples, self.rank, self.world_size
+                after = position.step, position.samples, self._groups
                 if after == before:  # too few for a whole batch
                     position.end(epoch_length=loading.samples)
         finally:

@@ -51,6 +51,7 @@ def join(
     heartbeat_timeout_seconds: float = Options.heartbeat_timeout_seconds,
     max_reforms: int = Options.max_reforms,
     logical_shards: int | None = None,
+    shard_copies: int | None = None,
     **parts: Any,
 ) -> Iterator[Job]:
     """Train together with all ranks of the job; each calls this with the same arguments.
@@ -65,10 +66,12 @@ def join(
     and without that nothing is saved. `tensorboard`: rank 0 writes event files beside the
     checkpoints; steps trained again replace old values. `logical_shards`: each step is computed
     as this number of ranks would, to the bit, with any number of ranks; None: as the
-    present number of ranks would. `stop_within_seconds`: how long saving may take once the job must
-    stop; set it below the pod's terminationGracePeriodSeconds, which no process in the pod can
-    read. `checkpoint_timeout_seconds`: how long training waits for a save; the last save may take
-    longer. The other numbers are those of the bundled trainer's flags of the same names; 0 switches
+    present number of ranks would. `shard_copies`: number of ranks that receive each rank's part of
+    a sharded model after each step, so that as many ranks can be lost at once; None: one.
+    `stop_within_seconds`: how long saving may take once the job must stop; set it below the pod's
+    terminationGracePeriodSeconds, which no process in the pod can read.
+    `checkpoint_timeout_seconds`: how long training waits for a save; the last save may take longer.
+    The other numbers are those of the bundled trainer's flags of the same names; 0 switches
     `checkpoint_every_...` off.
 
     Ends the process with exit code 143 when the job must stop and everything is saved, with 75 when
@@ -109,7 +112,7 @@ def join(
             dump_on_signal()
         report = report_of(environment, options)
         job = Job(environment, options, report)
-        with job.joined(parts, scheduler_interval=scheduler_interval):
+        with job.joined(parts, scheduler_interval=scheduler_interval, shard_copies=shard_copies):
             yield job
     except Exception as error:
         _end(error, report)

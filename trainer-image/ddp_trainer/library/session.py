@@ -12,18 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_trainer.checkpoints.saver import saver_of
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.devices.accelerator import prepare_nccl
-from ddp_trainer.exit_codes import StoppedError, SupersededError
+from ddp_trainer.exit_codes import ConfigurationError, StoppedError, SupersededError
 from ddp_trainer.library.checkpoint_manager import CheckpointManager
 from ddp_trainer.library.endings import end_stuck
 from ddp_trainer.library.formation import Formation
 from ddp_trainer.library.profiling import Profiling
 from ddp_trainer.library.progress import Progress, voice_of
 from ddp_trainer.library.script_collectives import ScriptCollectives
+from ddp_trainer.library.sharded.support import check, mesh_of
 from ddp_trainer.library.training_length import TrainingLength
 from ddp_trainer.process_group.end_of_training import ScriptProgress
 from ddp_trainer.process_group.rendezvous.network import hurry_the_resolver
@@ -36,6 +37,9 @@ from ddp_trainer.settings.options import Options
 from ddp_trainer.telemetry.requests.checkpoint import CheckpointRequest
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import StepTimer, moments_of
+
+if TYPE_CHECKING:  # its import takes a second, which only sharded models need
+    from ddp_trainer.library.sharded.snapshots import Snapshots
 
 _logger = logging.getLogger(__name__)
 
@@ -98,6 +102,8 @@ class Session:
         self._is_asking = False
         self._epoch = 0
         """The script's epoch; during its evaluation other ranks may already be in the next one."""
+        self._groups = 0
+        """Number of groups that were formed."""
         self._length = TrainingLength(shards=self._batch.shards or self.world_size)
 
     @property
@@ -120,10 +126,12 @@ class Session:
         parts: Parts,
         *,
         scheduler_interval: SchedulerInterval = "step",
+        shard_copies: int | None = None,
     ) -> Iterator[None]:
         """Train together in this block, and leave together when everything is trained and saved.
 
-        `scheduler_interval`: unit in which torch's schedulers count.
+        `scheduler_interval`: unit in which torch's schedulers count. `shard_copies`: copies of each
+        rank's part of a sharded model; None: one if there are several ranks.
 
         Raises:
             StoppedError: the job must stop, and the state is saved.
@@ -140,7 +148,13 @@ class Session:
             )
             self._script = ScriptCollectives(self._form, settle=self._settle)
             self._formation = Formation(
-                self._world, run, self._checkpoint_manager, self._stop, self._script, self._options
+                self._world,
+                run,
+                self._checkpoint_manager,
+                self._stop,
+                self._script,
+                self._options,
+                self._snapshots_of(run, shard_copies),
             )
             self._report.update(finished=False)  # tells the launcher that this rank can resume
             try:
@@ -154,6 +168,30 @@ class Session:
             self._profiling.close()
             self._checkpoint_manager.close()
             self._progress.close()
+
+    def _snapshots_of(self, run: TrainState, copies: int | None) -> Snapshots | None:
+        mesh = mesh_of(run.models)
+        if mesh is None:
+            if copies is not None:
+                raise ConfigurationError(
+                    f"join() got shard_copies={copies}, but no sharded model: remove it"
+                )
+            return None
+        copies = min(1, self.world_size - 1) if copies is None else copies
+        placement = self._environment.placement
+        check(run.parts, placement, is_batch_fixed=self._batch.is_fixed, copies=copies)
+        for model in run.models:
+            model.register_forward_pre_hook(self._expect_loop)
+        from ddp_trainer.library.sharded.snapshots import Snapshots  # noqa: PLC0415
+
+        return Snapshots(run, mesh, copies=copies)
+
+    def _expect_loop(self, *_: object) -> None:
+        if self._script.place[0] not in ("step", "after a step"):
+            raise ConfigurationError(
+                "the sharded model was called outside of the loop of job.batches(): evaluate it "
+                "within the loop, after job.step(), with as many batches on each rank"
+            )
 
     def _finish(self) -> None:
         """Save the final state, and leave together."""
@@ -194,6 +232,7 @@ class Session:
         return self._run.shard_assignment(rank=self.rank, size=self.world_size)
 
     def _form(self, error: Exception | None = None) -> None:
+        self._groups += 1
         self._formation.form(error, when_broken=self._progress.pause)
         self._take_place()
         self._tell_progress()

@@ -145,6 +145,9 @@ class Stepping(Session):
             ends_epoch=attempt.ends_epoch,
             clip_grad_norm=clip_grad_norm,
         )
+        if not self._formation.is_step_whole():
+            self._try_again()
+            return False
         self._complete(attempt)
         return True
 
@@ -160,6 +163,11 @@ class Stepping(Session):
             raise ConfigurationError(
                 "step() got an optimizer that join() does not know: name it there, as in "
                 "join(model=model, optimizer=optimizer, ...), so that its state can be saved"
+            )
+        if self._formation.snapshots is not None:
+            raise ConfigurationError(
+                "step(optimizer=...) takes turns, which sharded models cannot: call job.step() "
+                "once for all optimizers"
             )
         if self._batch.is_fixed:
             raise ConfigurationError(
@@ -237,10 +245,15 @@ class Stepping(Session):
         votes.read()
         saves = votes.save or self._checkpoint_manager.is_due(position.step)
         leaves = votes.stop or votes.leave
-        if saves or leaves or attempt.ends_epoch or self._length.is_at_limit(position):
+        if saves or leaves or self._is_at_end(attempt):
             self._formation.equalise_buffers()
             if isinstance(self._length.loading, Stream):
                 self._length.loading.bookmark(self._formation.group)
+        if (snapshots := self._formation.snapshots) is not None:
+            snapshots.take()
+            if leaves or not self._is_in_loop or self._is_at_end(attempt):
+                # The script does not return to this step: it must be safe before it continues.
+                snapshots.confirm()
         if saves:
             self._checkpoint_manager.save(self._run)
             self._timer.lap(Phase.CHECKPOINT)
@@ -251,6 +264,9 @@ class Stepping(Session):
             self._save_and_stop()
         if votes.leave:
             raise MovedError("the group changes")
+
+    def _is_at_end(self, attempt: Attempt) -> bool:
+        return attempt.ends_epoch or self._length.is_at_limit(self._run.position)
 
     def _expect_no_loop(self, method: str) -> None:
         if self._is_in_loop:

@@ -117,8 +117,9 @@ def check_whole(*models: nn.Module) -> None:
     for name, parameter in itertools.chain(*(model.named_parameters() for model in models)):
         if hasattr(parameter, "device_mesh"):
             raise ConfigurationError(
-                f"{name} is a DTensor, and join() cannot restore a lost rank's part of it: remove "
-                "fully_shard() and parallelize_module(), or train without join()"
+                f"{name} is a DTensor, and join() cannot restore a lost rank's part of it: call "
+                "fully_shard(model, mesh=ddp_trainer.device_mesh()) before join(), remove "
+                "parallelize_module(), or train without join()"
             )
 
 

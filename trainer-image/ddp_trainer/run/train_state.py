@@ -84,12 +84,12 @@ class TrainState:
         self.score: float | None = None
         """Score of the evaluation since the last step; higher is better."""
         self._before, self._copies = Copies(), Copies()
-        self._parts = Parts(parts)
-        self.models, self.optimizers = self._parts.models, self._parts.optimizers
-        for name, part in self._parts.by_name.items():
+        self.parts = Parts(parts)
+        self.models, self.optimizers = self.parts.models, self.parts.optimizers
+        for name, part in self.parts.by_name.items():
             if isinstance(part, nn.Module):
                 move(part, device, name=name)
-        self._updates = Updates(self._parts, scheduler_interval=scheduler_interval)
+        self._updates = Updates(self.parts, scheduler_interval=scheduler_interval)
 
     # State.
 
@@ -106,7 +106,7 @@ class TrainState:
 
         It is the same on all ranks that have completed the same step, evaluated or not.
         """
-        parts = {name: part.state_dict() for name, part in self._parts.by_name.items()}
+        parts = {name: part.state_dict() for name, part in self.parts.by_name.items()}
         position = self.position.before_evaluation(epoch_length=self.order.samples)
         state = {**parts, "position": asdict(position), "order": asdict(self.order)}
         if self.bookmarks is not None:
@@ -115,10 +115,15 @@ class TrainState:
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the state with what other ranks need to continue from this very moment."""
-        return self.state_dict() | {
+        return self.state_dict() | self.progress_dict()
+
+    def progress_dict(self) -> dict[str, Any]:
+        """Return where the run stands at this very moment, without the states of its parts."""
+        return {
             "position": asdict(self.position),
+            "order": asdict(self.order),
             "epoch": self.epoch,
-            "answers": list(self.answers.items()),
+            "answers": [(place, list(values)) for place, values in self.answers.items()],
             "score": self.score,
         }
 
@@ -139,18 +144,22 @@ class TrainState:
             RuntimeError, KeyError: the state belongs to another model or optimizer.
         """
         self._check(state)
-        for name, part in self._parts.by_name.items():
+        for name, part in self.parts.by_name.items():
             if name in state:
                 part.load_state_dict(state[name])
-        for name, value in state["position"].items():
-            setattr(self.position, name, value)
         self.order = self._as_begun(Order(**state["order"]))
         self.bookmarks = Bookmarks(**state["bookmarks"]) if "bookmarks" in state else None
+        self.load_progress_dict(state)
+        self.is_torn = False
+
+    def load_progress_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the result of `progress_dict`."""
+        for name, value in state["position"].items():
+            setattr(self.position, name, value)
         # A checkpoint contains a step without answers after it.
         self.epoch = state.get("epoch", self.position.epoch)
         self.answers = {tuple(place): values for place, values in state.get("answers", [])}
         self.score = state.get("score")
-        self.is_torn = False
 
     def choose_samples(self, samples: int) -> None:
         """Set the number of samples in the training set.
@@ -202,7 +211,7 @@ class TrainState:
 
     def take_steps_of(self, ranks: int) -> None:
         """Note that steps are those of this number of ranks from now on."""
-        for schedule in self._parts.schedules:
+        for schedule in self.parts.schedules:
             schedule.take_steps_of(ranks)
         if self.order.readers not in (0, ranks):
             self.choose_streams(ranks)
@@ -297,7 +306,7 @@ class TrainState:
 
     def _check(self, state: Mapping[str, Any]) -> None:
         """Check that a state belongs to a run like this; raise ValueError if not."""
-        self._parts.expect(state)
+        self.parts.expect(state)
         theirs, samples = Order(**state["order"]), self.order.samples
         if theirs.seed != self.order.seed or samples not in (0, theirs.samples):
             raise ValueError(

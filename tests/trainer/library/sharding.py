@@ -1,0 +1,67 @@
+"""A script whose model is sharded over all ranks by fully_shard()."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import ddp_trainer
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from tests.trainer.library.script import digest, digits, parsed
+from tests.trainer.support import deaths
+from tests.trainer.support.norm import network
+
+COPIES = "TEST_SHARD_COPIES"
+
+
+class _Own:
+    """This rank's own part of what is sharded."""
+
+    def __init__(self, *parts: nn.Module | torch.optim.Optimizer) -> None:
+        self._parts = parts
+
+    def state_dict(self) -> object:
+        return [self._local(part.state_dict()) for part in self._parts]
+
+    def _local(self, state: object) -> object:
+        if isinstance(state, dict):
+            return {key: self._local(value) for key, value in state.items()}
+        return state.to_local() if isinstance(state, DTensor) else state
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train to the end."""
+    options = parsed(arguments)
+    torch.manual_seed(0)
+    mesh = ddp_trainer.device_mesh()
+    model = network(dropout=0.25)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    with ddp_trainer.join(
+        model=model,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99),
+        checkpoint_dir="",
+        shard_copies=int(os.environ[COPIES]),
+        group_timeout_seconds=20,
+        max_reforms=100,
+    ) as job:
+        loader = digits(job.rank)
+        for _ in job.epochs(options.epochs):
+            for inputs, targets, _places in job.batches(loader):
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                deaths.pass_by("within a step")
+                loss.backward()  # type: ignore[no-untyped-call]
+                if job.step(loss, clip_grad_norm=1.0):
+                    value = float(loss.detach()).hex()
+                    print(f"rank {job.rank} took step {job.steps_done}: {value}", flush=True)
+            [ranks] = job.sum(1.0)
+            assert ranks == job.world_size
+        print(f"rank {job.rank} ends with {digest(_Own(model, optimizer))}", flush=True)

@@ -1,0 +1,98 @@
+"""Ranks of a sharded training die; the others keep their processes, and no result changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.library.runs import run_to_its_end, script_job
+from tests.trainer.library.sharding import COPIES
+from tests.trainer.recovery.test_kill_points import spread
+from tests.trainer.support import deaths
+from tests.trainer.support.deaths import Death
+
+EPOCHS = 2
+LAST_STEP = {3: 30, 4: 24}
+
+pytestmark = [pytest.mark.timeout(900)]
+
+Undisturbed = Callable[[int], set[str]]
+
+
+def run(folder: Path, ranks: int, copies: int, plan: Sequence[Death] = ()) -> tuple[set[str], str]:
+    """Return all losses and the states of all ranks at the end, and the log."""
+    folder.mkdir(exist_ok=True)
+    variables = {COPIES: str(copies), **deaths.environment(list(plan), folder / "graves")}
+    with script_job(folder, ranks=ranks, script="shards", variables=variables) as job:
+        pod = run_to_its_end(job, "--epochs", str(EPOCHS))
+    assert deaths.toll(folder / "graves") == len(plan), pod.log
+    return set(re.findall(r"rank \d (?:took step \d+: .*|ends with \w+)", pod.log)), pod.log
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """Return what all ranks of an undisturbed run print, by their number."""
+    known: dict[int, set[str]] = {}
+
+    def of(ranks: int) -> set[str]:
+        if ranks not in known:
+            folder = tmp_path_factory.mktemp(f"undisturbed-{ranks}")
+            known[ranks], log = run(folder, ranks, 0)
+            assert len(known[ranks]) == ranks * (LAST_STEP[ranks] + 1), log
+        return known[ranks]
+
+    return of
+
+
+def test_ranks_die_at_every_point_of_a_step(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    points = (
+        *("vote", "within a step", "gate", "before the optimizer's step"),
+        *("within the optimizer's step", "after the optimizer's step", "a snapshot's copy"),
+    )
+    dead = [Death(rank=number % 3, point=point) for number, point in enumerate(points)]
+    first, second = spread(dead[:4], begin=2, end=14), spread(dead[4:], begin=17, end=28)
+    between = [
+        Death(rank=0, point="evaluation", step=15),  # after the last step of the epoch
+        Death(rank=1, point="after the optimizer's step", step=16),  # the first of the next one
+    ]
+    plan = [*first, *between, *second]
+    results, log = run(tmp_path, 3, 1, plan)
+    assert results == undisturbed(3)
+    assert log.count("restarting it") == len(plan), log
+
+
+def test_a_rank_dies_while_another_is_replaced(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """Rank 1's part is with rank 3, and rank 0's with rank 2."""
+    plan = [
+        Death(rank=1, point="within a step", step=4),
+        Death(rank=1, point="the state's transfer"),
+        Death(rank=1, point="gate", step=8),
+        Death(rank=0, point="the state's transfer"),
+        Death(rank=2, point="a snapshot's copy", step=12),
+        Death(rank=3, point="connection"),
+    ]
+    results, log = run(tmp_path, 4, 1, plan)
+    assert results == undisturbed(4)
+    assert log.count("restarting it") == len(plan), log
+
+
+def test_two_neighbours_die_at_once(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    plan = [
+        Death(rank=1, point="within a step", step=4),
+        Death(rank=2, point="gate"),
+        Death(rank=3, point="a snapshot's copy", step=10),
+        Death(rank=0, point="rendezvous"),
+    ]
+    results, log = run(tmp_path, 4, 2, plan)
+    assert results == undisturbed(4)
+    assert log.count("restarting it") == len(plan), log
+
+
+def test_without_copies_a_lost_rank_restarts_all(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    results, log = run(tmp_path, 3, 0, [Death(rank=1, point="within a step", step=4)])
+    assert results == undisturbed(3)
+    assert log.count("was killed") == 1, log
+    assert "more ranks were lost than join(shard_copies=...) protects from" in log

@@ -1,0 +1,201 @@
+"""Which step sharded ranks continue from, how a state is packed, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import weakref
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import ddp_trainer
+import pytest
+import torch
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.library.sharded import packing
+from ddp_trainer.library.sharded.agreement import Inventory, copy_distances, newest_complete
+from ddp_trainer.library.sharded.support import mesh_of
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.utils.data import DataLoader, TensorDataset
+
+pytestmark = [pytest.mark.usefixtures("no_launcher")]
+
+
+def inventories(size: int, copies: int, ahead: set[int], copied: set[int]) -> list[Inventory]:
+    """Return what ranks hold while they take step 7, and some have.
+
+    `ahead`: ranks that have taken it. `copied`: those of them whose copies have arrived.
+    """
+    found = []
+    for rank in range(size):
+        sources = [(rank - distance) % size for distance in copy_distances(size, copies)]
+        held = [(source, step) for source in sources for step in (5, 6)]
+        held += [(source, 7) for source in sources if source in copied]
+        found.append(Inventory(own=[6, 7] if rank in ahead else [5, 6], copies=held))
+    return found
+
+
+@pytest.mark.parametrize(("size", "copies"), [(2, 1), (3, 1), (3, 2), (4, 2), (5, 2), (5, 3)])
+def test_any_ranks_up_to_the_number_of_copies_may_be_lost(size: int, copies: int) -> None:
+    ranks = range(size)
+    for lost in itertools.combinations(ranks, copies):
+        for ahead in ([], [0], [size - 1], ranks):
+            held = inventories(size, copies, set(ahead), set(ahead))
+            for rank in lost:
+                held[rank] = Inventory(own=[0], copies=[])
+            decision = newest_complete(held)
+            assert decision is not None
+            assert decision.step == (7 if ahead is ranks else 6)
+            assert set(decision.senders) == set(lost)
+            for rank, sender in decision.senders.items():
+                assert (rank, decision.step) in held[sender].copies
+
+
+def test_a_step_without_all_copies_is_not_continued_from() -> None:
+    held = inventories(3, 1, ahead={0, 1, 2}, copied={0, 2})
+    held[1] = Inventory(own=[0], copies=[])
+    decision = newest_complete(held)
+    assert decision is not None
+    assert (decision.step, decision.senders) == (6, {1: 2})
+
+
+def test_more_lost_ranks_than_copies_are_lost() -> None:
+    held = inventories(4, 1, ahead=set(), copied=set())
+    held[0] = held[2] = Inventory(own=[0], copies=[])
+    assert newest_complete(held) is None
+
+
+def test_copies_are_on_other_ranks() -> None:
+    for size in range(1, 40):
+        for copies in range(size):
+            distances = copy_distances(size, copies)
+            assert len(set(distances)) == copies
+            assert all(0 < distance < size for distance in distances)
+    assert copy_distances(12, 2) == [4, 8]
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    """Shard a model over the job's only rank."""
+    fully_shard(model, mesh=ddp_trainer.device_mesh())
+    return model
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def test_a_state_is_packed_and_unpacked() -> None:
+    mesh = ddp_trainer.device_mesh()
+    whole = sharded(nn.Linear(3, 2)).weight
+    assert isinstance(whole, DTensor)
+    state: dict[str, Any] = OrderedDict(
+        numbers=[1, 0.1, float("inf"), None, True, "text", b"bytes"],
+        scalar=torch.tensor(3),
+        empty=torch.empty(0, 4),
+        half=torch.randn(3, 3).t().bfloat16(),
+        mask=torch.tensor([True, False, True]),
+        whole=whole.detach(),
+        kinds=(torch.float16, torch.Size((2, 3)), torch.device("cpu")),
+    )
+    memory = packing.pack(state)
+    again = packing.pack(state, memory)
+    assert again.data_ptr() == memory.data_ptr(), "memory is used again"
+    found = packing.unpack(memory, mesh)
+    assert list(found) == list(state)
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(local(found[key]), local(value))
+            assert found[key].dtype == value.dtype
+        else:
+            assert found[key] == value
+    assert found["whole"].placements == whole.placements
+    memory.zero_()
+    assert found["numbers"] == state["numbers"], "it is a copy"
+    assert torch.equal(found["half"], state["half"])
+
+
+def test_a_packed_state_cannot_run_code() -> None:
+    for evil in (print, pickle.loads, torch.load, Path):
+        with pytest.raises(pickle.UnpicklingError, match="no plain data"):
+            packing.load(packing.dump({"state": evil}))
+
+
+def model() -> nn.Module:
+    """Return a model of two layers."""
+    return nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
+
+
+def refusal(caplog: pytest.LogCaptureFixture, **arguments: Any) -> str:
+    """Return the error of `join`."""
+    caplog.clear()
+    with pytest.raises(SystemExit) as end, ddp_trainer.join(**arguments):
+        pass
+    assert end.value.code == 64
+    return caplog.messages[-1]
+
+
+def test_what_cannot_continue_is_refused(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = sharded(model())
+    assert "shard_copies=2: choose 0 to 0" in refusal(caplog, model=whole, shard_copies=2)
+    assert "no sharded model" in refusal(caplog, model=model(), shard_copies=0)
+    assert 'set checkpoint_dir=""' in refusal(caplog, model=whole, checkpoint_dir=tmp_path)
+    assert "logical_shards" in refusal(caplog, model=whole, logical_shards=2)
+    scaler = torch.amp.GradScaler("cpu")
+    assert "GradScaler" in refusal(caplog, model=whole, scaler=scaler)
+    plain = model()
+    early = torch.optim.SGD(plain.parameters(), lr=0.1)
+    sharded(plain)
+    assert "create it after fully_shard()" in refusal(caplog, model=plain, optimizer=early)
+    partly = model()
+    fully_shard(partly[0], mesh=ddp_trainer.device_mesh())  # type: ignore[index]
+    assert refusal(caplog, model=partly).startswith("1.weight is not sharded")
+    monkeypatch.setattr(torch, "__version__", "2.12.1")
+    assert "needs torch 2.13 or newer" in refusal(caplog, model=whole)
+
+
+def test_a_dtensor_that_is_not_sharded_is_refused() -> None:
+    whole, mesh = nn.Linear(1, 1), ddp_trainer.device_mesh()
+    for name, parameter in [*whole.named_parameters()]:
+        replicated = DTensor.from_local(parameter, mesh, [Replicate()], run_check=False)
+        setattr(whole, name, nn.Parameter(replicated))
+    with pytest.raises(ConfigurationError, match=r"^weight is a DTensor .*mesh=ddp_trainer\."):
+        mesh_of([whole])
+
+
+def loader() -> DataLoader[Any]:
+    """Return three batches."""
+    return DataLoader(TensorDataset(torch.arange(6.0).reshape(6, 1)), batch_size=2)
+
+
+def test_a_sharded_model_is_called_within_the_loop() -> None:
+    net = sharded(model())
+    optimizer = torch.optim.AdamW(net.parameters())
+    with ddp_trainer.join(model=net, optimizer=optimizer) as job:
+        with pytest.raises(ConfigurationError, match=r"outside of the loop of job\.batches"):
+            net(torch.ones(1, 1))
+        for (inputs,) in job.batches(loader()):
+            net(inputs).sum().backward()
+            with pytest.raises(ConfigurationError, match="takes turns, which sharded"):
+                job.step(optimizer=optimizer)
+            assert job.step()
+            with torch.no_grad():
+                net(inputs)
+        assert job.steps_done == 3
+        with pytest.raises(ConfigurationError, match=r"call it directly"):
+            job.wrap(net)
+
+
+def test_a_sharded_job_that_ends_lets_go_of_its_group() -> None:
+    net = sharded(model())
+    with ddp_trainer.join(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1)) as job:
+        for (inputs,) in job.batches(loader()):
+            net(inputs).sum().backward()
+            job.step()
+        group = weakref.ref(job._formation.group)
+    assert group() is None

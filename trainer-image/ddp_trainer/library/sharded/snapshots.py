@@ -1,0 +1,232 @@
+"""The snapshots by which a sharded training survives the loss of ranks.
+
+A rank has a part of the model that no other rank has. So after each step it takes a snapshot of
+its state, and copies it to other ranks while the next step is computed. No rank applies that next
+step before all copies are complete: `confirm` is a barrier of all ranks. So whenever ranks are
+lost, all snapshots of one of the last two steps exist. All ranks continue from the newer one. A
+rank that is one step further returns to it.
+
+A rank keeps two snapshots of its own and two of each rank whose copies it holds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.library.sharded import packing
+from ddp_trainer.library.sharded.agreement import (
+    Decision,
+    Inventory,
+    copy_distances,
+    newest_complete,
+)
+from ddp_trainer.run.train_state import TrainState
+from ddp_trainer.system.threads import start_thread
+
+_PIECE_BYTES = 32 << 20
+"""The group's timeout applies to each piece of a snapshot that is sent."""
+_LENGTH, _PIECE = 0, 1
+"""Tags of messages."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """One rank's snapshots of its own state, and its copies of other ranks' snapshots."""
+
+    def __init__(self, run: TrainState, mesh: DeviceMesh, *, copies: int) -> None:
+        """`mesh`: of the run's models. `copies`: ranks that receive each snapshot."""
+        self._run = run
+        self._mesh = mesh
+        self._distances = copy_distances(mesh.size(), copies)
+        self._group: Group | None = None
+        self._own: dict[int, Tensor] = {}
+        """By step."""
+        self._copies: dict[tuple[int, int], Tensor] = {}
+        """By rank and step."""
+        self._progress: Mapping[str, Any] = {}
+        """Where the run stood right before its last step changed it."""
+        self._copying: futures.Future[None] | None = None
+        """Ends when the newest snapshot is copied, and this rank has the copies it must hold."""
+        self._lock = threading.Lock()
+        """Held to change `_copies` and `_group`: a thread may still copy in a group that broke."""
+
+    def agree(self, group: Group) -> None:
+        """Give all ranks the state of the same step: the newest that no lost rank took with it.
+
+        Raises:
+            RuntimeError: some rank's state is lost, or this rank must hold another part of the
+                model than before. The process must restart.
+        """
+        with self._lock:
+            self._group = group
+        self._expect_place(group)
+        own = {0} if self._run.is_fresh else set(self._own)
+        mine = json.dumps([sorted(own), sorted(self._copies)]).encode()
+        inventories = []
+        for told in group.gather(mine):
+            steps, copies = json.loads(told)
+            inventories.append(Inventory(own=steps, copies=[(rank, at) for rank, at in copies]))
+        decision = newest_complete(inventories)
+        if decision is None:
+            raise RuntimeError(
+                "more ranks were lost than join(shard_copies=...) protects from: parts of the "
+                "model are gone, and training starts again"
+            )
+        for model in self._run.models:
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()  # it may hold what a step without all ranks gathered
+        self._return_to(decision.step)
+        self._transfer(decision, group)
+        self._share_progress(group)
+        self._run.is_fresh = False
+        if decision.step not in self._own:
+            self._own[decision.step] = packing.pack(self._run.full_state_dict())
+        self._own = {decision.step: self._own[decision.step]}
+        with self._lock:
+            self._copies = {key: of for key, of in self._copies.items() if key[1] == decision.step}
+        self._begin_to_copy(decision.step)
+        self.confirm()
+
+    def take(self) -> None:
+        """Take a snapshot after a step, and begin to copy it; `confirm` the step before first."""
+        step = self._run.position.step
+        old = [self._own.pop(before) for before in sorted(self._own)[:-1]]
+        self._own[step] = packing.pack(self._run.full_state_dict(), old[0] if old else None)
+        self._begin_to_copy(step)
+
+    def confirm(self) -> None:
+        """Wait until all ranks have their snapshots and copies of the last step; a collective."""
+        assert self._group is not None
+        if self._copying is not None:
+            self._copying.result()
+        self._group.barrier()
+
+    def leave_step(self) -> None:
+        """Note where the run stands, now that its next step will change the state."""
+        self._progress = self._run.progress_dict()
+
+    def leave(self) -> None:
+        """Release a group that broke or that all ranks leave."""
+        with self._lock:
+            self._group = self._copying = None
+
+    def _expect_place(self, group: Group) -> None:
+        [own], size = self._mesh.get_coordinate() or [-1], self._mesh.size()
+        if (group.rank, group.size) != (own, size):
+            raise RuntimeError(
+                f"this process holds part {own} of {size} of the model, but is now rank "
+                f"{group.rank} of {group.size}: it must restart"
+            )
+
+    def _return_to(self, step: int) -> None:
+        run = self._run
+        if run.is_fresh or run.position.step == step or step not in self._own:
+            return
+        _logger.info("returning from step %d to step %d", run.position.step, step)
+        # The script may have left the place of the snapshot before it took the next step.
+        run.load_state_dict(packing.unpack(self._own[step], self._mesh) | self._progress)
+
+    def _transfer(self, decision: Decision, group: Group) -> None:
+        """Give each rank that lacks its snapshot a copy of it."""
+        begin = time.monotonic()
+        sending = [
+            _started(partial(_send, self._copies[rank, decision.step], group, to=rank))
+            for rank, sender in decision.senders.items()
+            if group.rank == sender
+        ]
+        if group.rank in decision.senders:
+            memory = _receive(None, group, source=decision.senders[group.rank])
+            self._run.load_state_dict(packing.unpack(memory, self._mesh))
+            self._run.is_fresh = False
+            self._own = {decision.step: memory}
+        for sent in sending:
+            sent.result()
+        if group.rank == 0 or group.rank in decision.senders:
+            _logger.info(
+                "continuing from memory at step %d: %s, %.2f s",
+                decision.step,
+                ", ".join(
+                    f"rank {rank}'s part from rank {sender}"
+                    for rank, sender in list(decision.senders.items())[:8]
+                )
+                or "all ranks have their parts",
+                time.monotonic() - begin,
+            )
+
+    def _share_progress(self, group: Group) -> None:
+        """Give all ranks the progress within the step, such as answers, of the furthest one."""
+        mine = self._run.progress()
+        told = [json.loads(each) for each in group.gather(json.dumps(mine).encode())]
+        most = max(told)
+        if min(told) != most:
+            source = told.index(most)
+            own = packing.dump(self._run.progress_dict()) if group.rank == source else None
+            self._run.load_progress_dict(packing.load(group.broadcast(own, source=source)))
+
+    def _begin_to_copy(self, step: int) -> None:
+        assert self._group is not None
+        self._copying = _started(partial(self._copy, step, self._own[step], self._group))
+
+    def _copy(self, step: int, own: Tensor, group: Group) -> None:
+        """Send a snapshot to other ranks, and receive those of others."""
+        for distance in self._distances:
+            sent = _started(partial(_send, own, group, to=(group.rank + distance) % group.size))
+            source = (group.rank - distance) % group.size
+            with self._lock:
+                if group is not self._group:
+                    return
+                steps = sorted(at for rank, at in self._copies if rank == source)
+                old = [self._copies.pop((source, at)) for at in steps[:-1]]
+            memory = _receive(old[0] if old else None, group, source=source)
+            with self._lock:
+                if group is not self._group:
+                    return
+                self._copies[source, step] = memory
+            sent.result()
+
+
+def _started(work: Callable[[], None]) -> futures.Future[None]:
+    """Begin work in a thread; return the future of its end."""
+    ended: futures.Future[None] = futures.Future()
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
+
+    start_thread("snapshot", run)
+    return ended
+
+
+def _send(memory: Tensor, group: Group, *, to: int) -> None:
+    group.start_send(torch.tensor([len(memory)]), to=to, tag=_LENGTH)()
+    for piece in torch.split(memory, _PIECE_BYTES):
+        group.start_send(piece, to=to, tag=_PIECE)()
+
+
+def _receive(memory: Tensor | None, group: Group, *, source: int) -> Tensor:
+    """Receive a snapshot, in this memory if it has room."""
+    length = torch.zeros(1, dtype=torch.int64)
+    group.start_receive(length, source=source, tag=_LENGTH)()
+    memory = packing.resized(memory, int(length))
+    for piece in torch.split(memory, _PIECE_BYTES):
+        group.start_receive(piece, source=source, tag=_PIECE)()
+    return memory

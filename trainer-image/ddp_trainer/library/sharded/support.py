@@ -1,0 +1,83 @@
+"""Refuses sharded trainings that could not continue when a rank is lost."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ddp_trainer.collectives.script_group import ScriptGroup
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.run.parts import Parts
+from ddp_trainer.settings.environment import Placement
+
+_OLDEST = (2, 13)
+"""The oldest release of torch with which this was tested."""
+
+
+def mesh_of(models: list[nn.Module]) -> DeviceMesh | None:
+    """Return the mesh over which the models are sharded; None: they are not.
+
+    Raises:
+        ConfigurationError: a rank that is lost could not be replaced.
+    """
+    parameters = [each for model in models for each in model.named_parameters()]
+    meshes = [getattr(parameter, "device_mesh", None) for _, parameter in parameters]
+    if not any(meshes):
+        return None
+    found = tuple(map(int, torch.__version__.split(".")[:2]))
+    if found < _OLDEST:
+        raise ConfigurationError(
+            f"join() got a sharded model, which needs torch {'.'.join(map(str, _OLDEST))} or "
+            f"newer, but this is torch {torch.__version__}: update it, or train without join()"
+        )
+    for (name, parameter), mesh in zip(parameters, meshes, strict=True):
+        if mesh is None:
+            raise ConfigurationError(
+                f"{name} is not sharded, but other parameters are: call fully_shard() on the whole "
+                "model too, without ignored_params"
+            )
+        placements = getattr(parameter, "placements", ())
+        if not _is_of_job(mesh) or not all(placement.is_shard() for placement in placements):
+            raise ConfigurationError(
+                f"{name} is a DTensor that is not sharded over all ranks: shard the model only by "
+                "fully_shard(model, mesh=ddp_trainer.device_mesh())"
+            )
+    return meshes[0]
+
+
+def check(parts: Parts, placement: Placement, *, is_batch_fixed: bool, copies: int) -> None:
+    """Check that sharded parts can be trained in a job like this.
+
+    Raises:
+        ConfigurationError: they cannot.
+    """
+    size, remedy = placement.world_size, None
+    if placement.backend != "gloo":
+        remedy = f"trains sharded models with gloo on CPUs only, not with {placement.backend}"
+    elif placement.checkpoint_dir is not None:
+        remedy = 'cannot save checkpoints of a sharded model: set checkpoint_dir="" in join()'
+    elif parts.scaler is not None:
+        remedy = "cannot scale gradients of a sharded model: train in bfloat16, without GradScaler"
+    elif is_batch_fixed:
+        remedy = (
+            "cannot divide the steps of a sharded model: remove logical_shards, and elastic.batch "
+            "from the DDPJob"
+        )
+    elif not 0 <= copies < size:
+        remedy = f"got shard_copies={copies}: choose 0 to {size - 1}, for a job of {size} ranks"
+    if remedy is not None:
+        raise ConfigurationError(f"join() {remedy}")
+    sharded = {parameter for model in parts.models for parameter in model.parameters()}
+    for optimizer in parts.optimizers:
+        for group in optimizer.param_groups:
+            if not sharded.issuperset(group["params"]):
+                raise ConfigurationError(
+                    f"the {type(optimizer).__name__} has parameters that no model has: create it "
+                    "after fully_shard(), which replaces parameters"
+                )
+
+
+def _is_of_job(mesh: DeviceMesh) -> bool:
+    group = mesh.get_group() if mesh.ndim == 1 else None
+    return isinstance(group, ScriptGroup) and group.ranks is None
