@@ -139,6 +139,19 @@ def test_an_average_of_the_weights_and_a_sampler(tmp_path: Path) -> None:
     assert "1.weight" in state["model"]
 
 
+def test_a_sharded_model(tmp_path: Path) -> None:
+    """It writes no checkpoints; `test_fsdp` compares its parameters."""
+    script, graves = command("fsdp"), tmp_path / "graves"
+    with script_job(tmp_path / "peace", ranks=2, script=script) as peaceful:
+        expected = results(run(peaceful))
+    assert len(expected) == 2
+    variables = deaths.environment(EVERY_STEP[1:], graves)
+    with script_job(tmp_path / "war", ranks=2, script=script, variables=variables) as wounded:
+        log = run(wounded)
+    assert deaths.toll(graves) == 2, log
+    assert results(log) == expected
+
+
 def test_each_block_of_the_page_is_part_of_a_script() -> None:
     """Return the recipes that are run here or by `test_your_script`."""
     scripts = [*RECIPES.glob("*.py"), *RECIPES.with_name("after").glob("*.py")]
