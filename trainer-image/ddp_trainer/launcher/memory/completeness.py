@@ -1,6 +1,6 @@
 """Decides which steps are complete, and which will never be. Pure; for node rank 0.
 
-A step is complete when all pods hold it and its copies. Pods whose memory is full skip steps. If
+A step is complete when all pods hold it and its copies. A pod with a full memory skips steps. If
 pods skipped different steps, none of those could ever be complete. So a step is dead as soon as one
 pod was asked for it and does not hold it. Its holders release it, and can save the same next step.
 """

@@ -77,7 +77,7 @@ class Copying:
 
     @property
     def given_up(self) -> dict[Key, str]:
-        """The wanted snapshots that some pod did not take in time, and why."""
+        """The wanted snapshots that some pod did not accept in time, and why."""
         return dict(self._given_up)
 
     def _run(self) -> None:

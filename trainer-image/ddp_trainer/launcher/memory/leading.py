@@ -70,7 +70,7 @@ class LeadingMemory:
         self._lock = threading.Lock()
         self._sizes: Mapping[SnapshotName, int] = {}
         self.choice: Choice | None = None
-        """What the ranks resume from; None: not decided yet."""
+        """The snapshots that the ranks resume from; None: not decided yet."""
         self._decided_at = self._completed_at = ""
         self._missing_since: float | None = None
         """Since when some pods wait for others to save."""

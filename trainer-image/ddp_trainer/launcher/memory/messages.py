@@ -30,7 +30,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class KeysReport:
-    """What a pod's ranks have saved in this generation, for node rank 0."""
+    """The steps that a pod's ranks have saved in this generation, for node rank 0."""
 
     job_uid: str
     attempt: int
@@ -107,11 +107,11 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What the ranks of one pod resume from, as node rank 0 decided for a generation."""
+    """The snapshots that the ranks of one pod resume from, as node rank 0 decided."""
 
     sources: tuple[Source, ...] = ()
-    """A snapshot for each rank of the pod, in their order; or replicated ones, of which each rank
-    can use any; empty: there is nothing to restore."""
+    """A snapshot for each rank of the pod, in their order; or replicated ones, any of which
+    suffices for all ranks; empty: there is nothing to restore."""
     reason: str = ""
     """Why there is nothing to restore."""
 

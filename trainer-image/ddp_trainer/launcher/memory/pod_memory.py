@@ -179,7 +179,7 @@ class PodMemory:
         `now`: monotonic time in seconds.
 
         Returns:
-            When to do it again, if nothing happens before; None: not at all.
+            When to do it again, if nothing happens before; None: wait for an event.
         """
         group = self.group
         if group is None or not self._is_current(group.pod):

@@ -53,7 +53,7 @@ class MemoryRequests:
         return PIECE_BYTES if method == "PUT" else MAX_REPORT_BYTES
 
     def handle(self, request: BoundedHandler) -> None:
-        """Answer a request, whose body was admitted."""
+        """Answer a request after its body was admitted."""
         method, path = request.command, request.path.partition("?")[0]
         try:
             if (method, path) == ("GET", PATH):
@@ -84,7 +84,7 @@ class MemoryRequests:
         self._answer(request, to_json(inventory))
 
     def _answer_without_volume(self, request: BoundedHandler) -> None:
-        """Answer a rank that there is nothing; node rank 0 restores nothing in the others."""
+        """Answer a rank that nothing is restored; node rank 0 decides the same for the others."""
         reason = "the memory volume cannot be written"
         if (request.command, request.path) == ("POST", f"{PATH}/restore"):
             self._answer(request, json.dumps({"path": None, "reason": reason}))

@@ -13,7 +13,7 @@ from ddp_trainer.memory.volume import Key
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """What a pod knows about the snapshots of its group."""
+    """A pod's knowledge about the snapshots of its group."""
 
     generation: int
     """Generation of the group."""
