@@ -232,3 +232,30 @@ def test_a_rank_that_asks_when_newer_steps_are_complete_gets_none(tmp_path: Path
         "generation": None,
         "reason": "newer steps are complete by now",
     }
+
+
+def test_pods_ask_for_the_decision_until_it_is_made(tmp_path: Path) -> None:
+    pauses: list[float] = []
+    answers = [None, None, Decision(reason="no pod has a snapshot")]
+    waiting = Restoring(
+        Pod(generation=2, ranks=range(1), world_size=2),
+        Store(volume_at(tmp_path)),
+        lambda *_: Answer(404, b""),
+        decide=lambda: answers.pop(0),
+        decided=lambda _: None,
+        is_current=lambda: True,
+        ask_seconds=7.0,
+        sleep=pauses.append,
+    )
+    waiting.run()
+    assert waiting.result(wait_seconds=0) == Restored(reason="no pod has a snapshot")
+    assert pauses == [7.0, 7.0]
+
+
+def test_a_node_rank_0_that_never_decides_fails_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restoring, "_DECISION_SECONDS", 0.0)
+    fetching = Fetching(tmp_path, decision(OWN), {})
+    assert fetching.result.failed
+    assert "did not decide" in fetching.result.reason

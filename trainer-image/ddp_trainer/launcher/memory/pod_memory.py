@@ -35,9 +35,9 @@ from ddp_trainer.memory.volume import Key, Volume
 from ddp_trainer.process_group.assignment import Assignment
 
 _ASK_SECONDS = 0.2
-"""Shortest interval between reports while a step waits for its completion."""
-_REPORTS_PER_SECOND = 200
-"""Most reports that node rank 0 receives from all pods that wait."""
+"""Shortest interval between requests to node rank 0 while this pod waits for it."""
+_REQUESTS_PER_SECOND = 200
+"""Most requests that node rank 0 receives from all pods that wait."""
 
 _logger = logging.getLogger(__name__)
 
@@ -108,6 +108,7 @@ class PodMemory:
             decide=lambda: self._decide(assignment, pod, leading),
             decided=lambda key: self._resume(pod, key),
             is_current=lambda: self._is_current(pod),
+            ask_seconds=_interval(assignment),
         )
         news = self.news()
         with self.store.lock:
@@ -204,8 +205,7 @@ class PodMemory:
             answer = self.answer(report)
         else:
             answer = self._leader.report(group.assignment, report)
-        interval = max(_ASK_SECONDS, group.assignment.nodes / _REPORTS_PER_SECOND)
-        group.due = time.monotonic() + interval
+        group.due = time.monotonic() + _interval(group.assignment)
         if answer is None:
             return group.due
         group.reported = report
@@ -243,3 +243,7 @@ class PodMemory:
         if (report.job_uid, report.attempt, report.generation) != of_group:
             return None
         return group.leading.answer(report)
+
+
+def _interval(assignment: Assignment) -> float:
+    return max(_ASK_SECONDS, assignment.nodes / _REQUESTS_PER_SECOND)

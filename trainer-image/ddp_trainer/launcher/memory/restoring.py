@@ -68,14 +68,17 @@ class Restoring:
         decide: Callable[[], Decision | None],
         decided: Callable[[Key | None], None],
         is_current: Callable[[], bool],
+        ask_seconds: float = _AGAIN_SECONDS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`decide`: asks node rank 0; returns None if it has not decided yet.
 
         `decided`: called with the decision before anything is fetched.
         `is_current`: returns False if the group has restarted meanwhile.
+        `ask_seconds`: interval between questions to node rank 0.
         """
         self._pod = pod
+        self._ask_seconds = ask_seconds
         self._store = store
         self._call = call
         self._decide = decide
@@ -134,7 +137,7 @@ class Restoring:
             decision = self._decide()
             if decision is not None:
                 return decision
-            self._sleep(_AGAIN_SECONDS)
+            self._sleep(self._ask_seconds)
         raise _FailedError(f"node rank 0 did not decide within {_DECISION_SECONDS:g} s")
 
     def _any_of(self, key: Key, sources: Sequence[Source]) -> Path:
