@@ -14,7 +14,7 @@ from ddp_operator.kube import ApiClient
 
 from tests.good_manifests import Json
 from tests.integration.jobs import Jobs
-from tests.integration.kubelet import FakeKubelet
+from tests.integration.kubelet import HOSTNAME, FakeKubelet
 from tests.integration.queues.nodes import NodePool, assigned, new_pool, new_topology_queue
 from tests.integration.queues.queue import (
     NAME,
@@ -55,6 +55,17 @@ async def nodes_of(jobs: Jobs) -> dict[int, str]:
         int(pod["metadata"]["labels"][LABEL_INDEX]): pod["spec"]["nodeName"]
         for pod in (await jobs.pods()).values()
         if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+async def assigned_to(jobs: Jobs, node: str) -> set[str]:
+    """Return the pods that Kueue has ungated for a node, and that have not ended."""
+    return {
+        name
+        for name, pod in (await jobs.pods()).items()
+        if (pod["spec"].get("nodeSelector") or {}).get(HOSTNAME) == node
+        and pod["status"]["phase"] in ("Pending", "Running")
+        and "deletionTimestamp" not in pod["metadata"]
     }
 
 
@@ -108,10 +119,13 @@ async def test_another_node_of_the_block_replaces_one_that_fails(
     before = await runs_on(jobs, queue, *pool.names[:3])
     nodes = await nodes_of(jobs)
     assert [nodes[rank] for rank in range(3)] == assigned(before)
+    assert await assigned_to(jobs, pool.names[1]) == {"job-0-1"}
     await fail_under_pod(jobs, pool, kubelet, pool.names[1], how)
     after = await runs_on(jobs, queue, pool.names[0], *pool.names[2:])
     assert admission(after) == admission(before)
     assert (await nodes_of(jobs))[1] == pool.names[3]
+    # Kueue may ungate a replacement before it notices the failure. It then ends that pod.
+    assert await assigned_to(jobs, pool.names[1]) == set()
     assert (await jobs.status()).restarts == (1 if how == "NoSchedule" else 0)
 
 
