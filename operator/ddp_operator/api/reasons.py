@@ -60,6 +60,11 @@ OWN: Final = {
         "all pods restart and wait in the queue again, uncharged; a job that MultiKueue runs fails",
         "exit with another code than 0 after SIGTERM, such as 143, unless the training is done",
     ),
+    "WorkloadFailed": Reason(
+        "the pods failed in the cluster that MultiKueue chose, and the last status is missing",
+        _OVER,
+        "see the message, and the operator's log in that cluster; apply the job again to resume",
+    ),
     "NameTaken": Reason(
         "pods of another owner have names that the job needs",
         "the operator tries again until they are gone",

@@ -3,7 +3,14 @@
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods import multikueue
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.ports import Cluster, ForbiddenError, Key, NotFoundError, NotServedError
+from ddp_operator.ports import (
+    Cluster,
+    ForbiddenError,
+    Key,
+    Manifest,
+    NotFoundError,
+    NotServedError,
+)
 
 
 class Delegation:
@@ -18,15 +25,15 @@ class Delegation:
         """Forget a job that is gone."""
         self._applied.pop(key, None)
 
-    async def keep_workload(self, job: DDPJob) -> None:
+    async def keep_workload(self, job: DDPJob) -> Manifest | None:
         """Create or update the job's Workload, if it needs one, and give its quota back when Kueue
-        evicts it.
+        evicts it. Return the condition that the Workload is finished, if it is.
 
         Raises:
             ClusterError: a request failed. The message names the field that asks for the Workload.
         """
         if not multikueue.needs_workload(job):
-            return
+            return None
         state = (job.uid, job.generation)
         try:
             if self._applied.get(job.key) != state:
@@ -37,6 +44,7 @@ class Delegation:
             stored = await self._cluster.read(multikueue.reference(job))
             if status := multikueue.without_admission(stored):
                 await self._cluster.patch_status_of(stored, status)
+            return multikueue.finished(stored)
         except (NotFoundError, NotServedError, ForbiddenError) as error:
             self.forget(job.key)
             message = f"{error.message}: {multikueue.NEEDS}"

@@ -23,7 +23,7 @@ from ddp_operator.job.planning.decisions import fail
 from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan, with_goodput
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.planning.queue import upkeep
+from ddp_operator.job.planning.queue import end_with_workload, upkeep
 from ddp_operator.job.planning.rejection import reject
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.conditions import (
@@ -140,9 +140,11 @@ class Reconciler:
             if self._jobs.is_doubtful(key):
                 await self._status.read(key, entry)
                 continue
+            planned = None
             if isinstance(entry.job, DDPJob):
-                await self._delegation.keep_workload(entry.job)
-            planned = self._plan(key, entry, pods)
+                ended = await self._delegation.keep_workload(entry.job)
+                planned = end_with_workload(entry.job, ended, self._clock()) if ended else None
+            planned = planned or self._plan(key, entry, pods)
             try:
                 if planned.decided:
                     if until := await self._status.decide(key, entry, planned):

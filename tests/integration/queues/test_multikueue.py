@@ -207,6 +207,26 @@ async def test_a_failure_is_final(
     await all_is_over(queue, queue_elsewhere)
 
 
+async def test_a_job_that_ends_while_the_operator_there_is_away_is_over(
+    jobs: Jobs,
+    jobs_elsewhere: Jobs,
+    kubelet_elsewhere: FakeKubelet,
+    operator_elsewhere: OperatorProcess,
+    queue: Queue,
+    queue_elsewhere: Queue,
+) -> None:
+    await jobs.create(elsewhere_job())
+    await jobs.until_phase("Running")
+    operator_elsewhere.kill()
+    for pod in await jobs_elsewhere.live_pods():
+        await kubelet_elsewhere.succeed(pod)
+    status = await jobs.until_phase("Succeeded")
+    assert status.message.startswith(
+        "Kueue finished the Workload, the job's last status is missing"
+    )
+    await all_is_over(queue, queue_elsewhere)
+
+
 async def test_a_suspended_job_leaves_the_other_cluster_until_it_is_resumed(
     jobs: Jobs, jobs_elsewhere: Jobs, queue: Queue, queue_elsewhere: Queue
 ) -> None:

@@ -4,7 +4,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from ddp_operator.ports import ClusterError, ForbiddenError, Key, NotFoundError, NotServedError
+from ddp_operator.ports import (
+    ClusterError,
+    ConflictError,
+    ForbiddenError,
+    Key,
+    NotFoundError,
+    NotServedError,
+)
 
 from tests.unit.engine.test_reconciler import NOW, World, job
 
@@ -162,7 +169,43 @@ async def test_what_is_evicted_gives_its_quota_back(
     }
     assert await world.reconcile() == ["read Workload train-u1-0"]
     status["conditions"] = [condition(name) for name in ("QuotaReserved", "Evicted", "Finished")]
+    assert "patch_status_of Workload train-u1-0" not in await world.reconcile()
+
+
+@pytest.mark.parametrize(
+    ("told", "phase", "reason"),
+    [("Succeeded", "Succeeded", "Completed"), ("Failed", "Failed", "WorkloadFailed")],
+)
+async def test_a_finished_workload_ends_a_job_whose_last_status_is_missing(
+    world: World, told: str, phase: str, reason: str
+) -> None:
+    running = {"phase": "Running", "restarts": 2}
+    world.apply(elsewhere(status=running))
+    await world.reconcile()
+    message = "Pods\n" + "x" * 500
+    condition = {"type": "Finished", "status": "True", "reason": told, "message": message}
+    workload(world)["status"] = {"conditions": [{**condition, "status": "False"}]}
     assert await world.reconcile() == ["read Workload train-u1-0"]
+    workload(world)["status"] = {"conditions": [condition]}
+    await world.reconcile_until_quiet()
+    status = world.cluster.jobs[Key("default", "train")]["status"]
+    assert (status["phase"], status["reason"], status["restarts"]) == (phase, reason, 2)
+    assert status["message"].endswith("status is missing: Pods " + "x" * 115)
+    assert len(status["message"]) <= 200
+    assert status["completionTime"]
+    assert await world.reconcile() == []
+
+
+async def test_the_last_status_of_the_other_cluster_is_never_overwritten(world: World) -> None:
+    world.apply(elsewhere(status={"phase": "Running"}))
+    await world.reconcile()
+    condition = {"type": "Finished", "status": "True", "reason": "Failed", "message": ""}
+    workload(world)["status"] = {"conditions": [condition]}
+    # MultiKueue has written it, and the watch is late.
+    world.cluster.store_job(elsewhere(status=ENDED))
+    with pytest.raises(ConflictError):
+        await world.reconcile()
+    assert world.cluster.jobs[Key("default", "train")]["status"] == ENDED
 
 
 async def test_a_finished_job_goes_when_its_time_has_come(world: World) -> None:

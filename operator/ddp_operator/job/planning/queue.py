@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
 from ddp_operator.job.membership.world import members, outside_slots
-from ddp_operator.job.planning.decisions import fail, in_new_group, next_attempt, restarting
+from ddp_operator.job.planning.decisions import fail, finish, in_new_group, next_attempt, restarting
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.old_pods import awaited_until
 from ddp_operator.job.planning.words import some
@@ -27,9 +27,11 @@ from ddp_operator.job.pods.observed import Observed, identity_at
 from ddp_operator.job.pods.schedulers.kueue import is_in_group, kueue_group, provides_nodes
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.preemption import EVICTED
-from ddp_operator.ports import Key, Node
+from ddp_operator.ports import Key, Manifest, Node
 
 PLACE_LOST: Final = "PlaceInQueueLost"
+_KUEUES_WORDS: Final = 120
+"""How many characters of Kueue's message a status repeats."""
 _STOPS: Final = (EVICTED, "NotAdmitted", "WorkloadDeleted", "NoMatchingWorkload")
 """How Kueue's reasons for deleting all pods of a group begin."""
 
@@ -119,6 +121,19 @@ def fail_without_place(job: DDPJob, planned: Plan, now: datetime) -> Plan:
         "again, and it resumes from its checkpoint"
     )
     return fail(job, PLACE_LOST, message, now)
+
+
+def end_with_workload(job: DDPJob, finished: Manifest, now: datetime) -> Plan:
+    """Decide that a job has ended in another cluster, since its Workload is finished.
+
+    MultiKueue copies the job's status, then finishes the Workload, and copies no more. If the
+    operator of the other cluster was away when the pods ended, the status does not say so.
+    """
+    pods = " ".join(str(finished.get("message", "")).split())[:_KUEUES_WORDS]
+    message = f"Kueue finished the Workload, the job's last status is missing: {pods}"
+    if finished.get("reason") == "Succeeded":
+        return finish(job.status, "Succeeded", "Completed", message, now)
+    return fail(job, "WorkloadFailed", message, now)
 
 
 def takes_all(job: DDPJob, failure: Failure) -> bool:

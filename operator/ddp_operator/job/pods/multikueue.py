@@ -97,6 +97,12 @@ def without_admission(stored: Manifest) -> dict[str, Any]:
     return {"admission": None, "conditions": [*known.values()]}
 
 
+def finished(stored: Manifest) -> Manifest | None:
+    """Return the condition by which Kueue reports that a Workload is finished, if it does."""
+    conditions = (stored.get("status") or {}).get("conditions") or ()
+    return next((c for c in conditions if (c["type"], c["status"]) == ("Finished", "True")), None)
+
+
 def _pod_sets(job: DDPJob) -> list[dict[str, Any]]:
     """Return one set for each kind of pod, in the order in which Kueue compares them."""
     found = []
