@@ -82,6 +82,12 @@ test-torch: $(STAMP) ## The trainer's tests on another torch: VERSION=2.7.0 (an 
 	}
 	PYTHONPATH=$(CURDIR)/operator:$(CURDIR)/trainer-image $(TORCH_VENV)/bin/python -m pytest $(TORCH_TESTS)
 
+.PHONY: test-schedulers
+test-schedulers: $(STAMP) ## Gangs with real schedulers; builds Coscheduling first, for ten minutes
+	$(PY) -m tests.cluster prepare --control-plane-only
+	$(PY) -m tests.cluster.preparation.coscheduling
+	$(PY) -m pytest tests/gang_schedulers
+
 .PHONY: test-gpu
 test-gpu: $(STAMP) ## The trainer's tests that need a GPU; one is enough
 	$(PY) -m pytest -s tests/trainer/gpu

@@ -29,6 +29,8 @@ class FakeKubelet:
         self._namespace = namespace
         self.cordoned: set[str] = set()
         """Nodes on which `live` starts no pod."""
+        self.binds = True
+        """Whether `live` gives pods their nodes; a scheduler does it otherwise."""
 
     async def run(self, pod: str, *, ip: str = "") -> None:
         """Schedule a pod, run its containers and find them ready, at an address if it is given."""
@@ -116,19 +118,22 @@ class FakeKubelet:
         """Do once what a kubelet does by itself: run pods that may run, and end deleted ones."""
         answer = await self._client.request("GET", PODS.path(namespace=self._namespace))
         for pod in answer["items"]:
-            name, spec = pod["metadata"]["name"], pod["spec"]
+            name = pod["metadata"]["name"]
             ended = pod["status"]["phase"] in ("Failed", "Succeeded")
             with contextlib.suppress(ClusterError):  # it has changed meanwhile
                 if pod["metadata"].get("deletionGracePeriodSeconds"):
                     if not ended:
                         await self.fail(name, exit_code=143)
                     await self.finish(name)
-                elif not (ended or self._may_not_start(spec)):
+                elif not ended and self._may_start(pod):
                     await self.run(name)
 
-    def _may_not_start(self, spec: Json) -> bool:
+    def _may_start(self, pod: Json) -> bool:
+        spec = pod["spec"]
         placed = "nodeName" in spec
-        return placed or bool(spec.get("schedulingGates")) or _node_of(spec) in self.cordoned
+        if not self.binds:
+            return placed and pod["status"]["phase"] == "Pending"
+        return not (placed or spec.get("schedulingGates") or _node_of(spec) in self.cordoned)
 
     async def _end(
         self,

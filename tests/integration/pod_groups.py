@@ -11,6 +11,7 @@ from typing import Any, Final
 from ddp_operator.kube import ApiClient, Resource, check_served
 from ddp_operator.ports import NotFoundError
 
+from tests.good_manifests import Json
 from tests.integration.conftest import CRDS
 from tests.waiting import eventually
 
@@ -23,6 +24,15 @@ _SPECS: Final[dict[Resource, dict[str, Any]]] = {
     COSCHEDULING: {"minMember": _COUNT, "scheduleTimeoutSeconds": {"type": "integer"}},
     VOLCANO: {"minMember": _COUNT, "queue": {"type": "string"}},
 }
+
+
+async def group_of(admin: ApiClient, resource: Resource, namespace: str) -> Json | None:
+    """The PodGroup of the namespace's job; None where there is none."""
+    try:
+        found: Json = await admin.request("GET", resource.path(namespace=namespace, name="job"))
+    except NotFoundError:
+        return None
+    return found
 
 
 async def install(admin: ApiClient, resource: Resource) -> None:

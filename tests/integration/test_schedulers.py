@@ -2,23 +2,13 @@
 
 import pytest
 from ddp_operator.kube import ApiClient, Resource
-from ddp_operator.ports import NotFoundError
 
 from tests.good_manifests import Json, job
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess
-from tests.integration.pod_groups import COSCHEDULING, VOLCANO, served
+from tests.integration.pod_groups import COSCHEDULING, VOLCANO, group_of, served
 from tests.waiting import eventually
-
-
-async def pod_group(admin: ApiClient, resource: Resource, namespace: str) -> Json | None:
-    """The PodGroup of the namespace's job; None where there is none."""
-    try:
-        found: Json = await admin.request("GET", resource.path(namespace=namespace, name="job"))
-    except NotFoundError:
-        return None
-    return found
 
 
 def version(manifest: Json) -> int:
@@ -36,7 +26,7 @@ async def test_a_gang_has_its_group_from_before_its_pods_until_it_goes(
     async with served(admin, resource):
         stored = await jobs.create(job(replicas=2, scheduling={"gang": gang}))
         pods = await jobs.until_pods("job-0-0", "job-0-1")
-        first = await pod_group(admin, resource, jobs.namespace)
+        first = await group_of(admin, resource, jobs.namespace)
         assert first is not None
         assert first["spec"]["minMember"] == 2
         [owner] = first["metadata"]["ownerReferences"]
@@ -48,7 +38,7 @@ async def test_a_gang_has_its_group_from_before_its_pods_until_it_goes(
         await jobs.until_gone("job-0-0", "job-0-1")
         await jobs.set_spec(replicas=3, suspend=False)
         await jobs.until_pods("job-1-0", "job-1-1", "job-1-2")
-        resized = await pod_group(admin, resource, jobs.namespace)
+        resized = await group_of(admin, resource, jobs.namespace)
         assert resized is not None
         assert resized["metadata"]["uid"] == first["metadata"]["uid"]
         assert resized["spec"]["minMember"] == 3
@@ -58,7 +48,7 @@ async def test_a_gang_has_its_group_from_before_its_pods_until_it_goes(
         await jobs.delete()
 
         async def gone() -> bool:
-            return await pod_group(admin, resource, jobs.namespace) is None
+            return await group_of(admin, resource, jobs.namespace) is None
 
         await eventually(gone, interval_seconds=0.2, describe=lambda: "its PodGroup stays")
 

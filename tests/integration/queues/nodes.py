@@ -19,7 +19,7 @@ _TOPOLOGIES: Final = Resource("kueue.x-k8s.io", "v1beta2", "topologies")
 BLOCK: Final = "cloud.google.com/gce-topology-block"
 _SUB_BLOCK: Final = "cloud.google.com/gce-topology-subblock"
 LEVELS: Final = (BLOCK, _SUB_BLOCK, HOSTNAME)
-_POOL: Final = "example.com/pool"
+POOL: Final = "example.com/pool"
 """The label that only the nodes of one test have."""
 
 
@@ -35,7 +35,7 @@ class NodePool:
         """Create them, ready and empty."""
         for number, name in enumerate(self.names):
             places = {BLOCK: self._pool, _SUB_BLOCK: f"{self._pool}-{number // 2}"}
-            labels = {**places, HOSTNAME: name, _POOL: self._pool}
+            labels = {**places, HOSTNAME: name, POOL: self._pool}
             metadata = {"name": name, "labels": labels}
             body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
             await self._client.request("POST", NODES.path(), body=body)
@@ -90,7 +90,7 @@ async def new_topology_queue(
         "spec": {"levels": [{"nodeLabel": level} for level in levels]},
     }
     await client.request("POST", _TOPOLOGIES.path(), body=topology)
-    nodes = {"nodeLabels": {_POOL: namespace}, "topologyName": namespace}
+    nodes = {"nodeLabels": {POOL: namespace}, "topologyName": namespace}
     return await new_queue(client, namespace, chips=4, nodes=nodes)
 
 
