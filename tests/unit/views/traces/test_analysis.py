@@ -229,6 +229,33 @@ def test_operations_behind_one_that_all_entered_alike_are_no_deadlock() -> None:
     assert (finding.collective.group, finding.collective.seq) == ("0", 2)
 
 
+def test_a_rank_whose_dump_is_older_is_not_named_beside_the_one_that_hangs() -> None:
+    program = [Call("0")] * 5
+    early = Ranks.same({"0": (0, 1, 2, 3)}, program[:2]).run()
+    late = Ranks.same({"0": (0, 1, 2, 3)}, program)
+    late.hosts[2] = 4
+    verdict = analyse(late.run().dumps() | {1: early.dumps()[1]})
+    assert (named(verdict), verdict.older) == ([2], (1,))
+
+
+def test_an_operation_that_all_entered_alike_is_the_cause_of_what_others_wait_for() -> None:
+    ranks = Ranks.same({"0": (0, 1, 2, 3), "1": (0, 1)}, [Call("1"), Call("0")])
+    ranks.hosts = {0: 1, 1: 1}
+    ranks.run()
+    for rank in (0, 1):
+        ranks.entries[rank][0].done = False
+    [finding] = analyse(ranks.dumps()).findings
+    assert (finding.kind, finding.ranks, finding.waiting) == ("nobody", (), (0, 1))
+
+
+def test_the_order_of_operations_counts_more_than_clocks() -> None:
+    ranks = Ranks.same({"0": (0, 1, 2), "1": (0, 1)}, [Call("1"), Call("0")])
+    ranks.hosts = {0: 0}
+    ranks.run().entries[1][0].created_ns += 10**9
+    [finding] = analyse(ranks.dumps()).findings
+    assert (finding.kind, finding.ranks, finding.waiting) == ("missing", (0,), (1,))
+
+
 def test_a_kernel_that_has_not_started_names_its_rank() -> None:
     ranks = Ranks.same({"0": (0, 1, 2)}, [Call("0")]).run()
     contents = {rank: json.loads(ranks.dump(rank, Form(as_json=True))) for rank in range(3)}

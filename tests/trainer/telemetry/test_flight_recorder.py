@@ -1,0 +1,67 @@
+"""The dumps that torch itself writes name the rank; gloo records like NCCL does."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ddp_operator.client.traces import read_traces
+from ddp_operator.views.traces import analyse
+
+SCRIPT = """
+import json, os, pathlib, sys, threading, time
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+folder, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group(
+    "gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2
+)
+until = time.monotonic() + 200
+for count in range(3):
+    dist.all_reduce(torch.ones(4))
+
+def dump(calls):
+    while len(json.loads(c10d._dump_fr_trace_json())["entries"]) < calls:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    (folder / f"part.{rank}.").write_bytes(c10d._dump_fr_trace())
+    (folder / f"part.{rank}.").rename(folder / f"rank_{rank}")
+
+if rank == 0:
+    def end():
+        dump(4)
+        os._exit(0)
+    threading.Thread(target=end).start()
+    dist.all_reduce(torch.ones(4))
+dump(3)
+while not (folder / "rank_0").exists():
+    assert time.monotonic() < until
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"), reason="this torch records no gloo"
+)
+def test_a_dump_of_this_torch_names_the_rank(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), str(rank)])
+        for rank in range(2)
+    ]
+    try:
+        assert [process.wait(240) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+    found = read_traces(tmp_path)
+    assert not found.unreadable
+    [finding] = analyse(found.dumps).findings
+    assert (finding.kind, finding.ranks, finding.waiting) == ("missing", (1,), (0,))
+    assert finding.collective is not None
+    assert (finding.collective.name, finding.collective.seq) == ("all_reduce", 4)
+    op = finding.collective.by_rank[0]
+    assert (op.inputs, op.dtypes) == (((4,),), ("Float",))
+    assert any(frame.function == "<module>" for frame in op.frames)
