@@ -6,7 +6,9 @@ import os
 from collections.abc import Sequence
 
 import ddp_trainer
+import pytest
 import torch
+from ddp_trainer.library.sharded.support import OLDEST
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -16,6 +18,10 @@ from tests.trainer.support import deaths
 from tests.trainer.support.norm import network
 
 COPIES = "TEST_SHARD_COPIES"
+NEEDS_TORCH = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST,
+    reason="sharded models need a newer torch",
+)
 
 
 class _Own:

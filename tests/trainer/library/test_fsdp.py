@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.library.sharding import COPIES
+from tests.trainer.library.sharding import COPIES, NEEDS_TORCH
 from tests.trainer.recovery.test_kill_points import spread
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
@@ -17,7 +17,7 @@ from tests.trainer.support.deaths import Death
 EPOCHS = 2
 LAST_STEP = {3: 30, 4: 24}
 
-pytestmark = [pytest.mark.timeout(900)]
+pytestmark = [NEEDS_TORCH, pytest.mark.timeout(900)]
 
 Undisturbed = Callable[[int], set[str]]
 

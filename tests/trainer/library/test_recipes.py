@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.trainer.library.runs import script_job
+from tests.trainer.library.sharding import NEEDS_TORCH
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
 from tests.trainer.support.pods import Job, assert_same
@@ -139,6 +140,7 @@ def test_an_average_of_the_weights_and_a_sampler(tmp_path: Path) -> None:
     assert "1.weight" in state["model"]
 
 
+@NEEDS_TORCH
 def test_a_sharded_model(tmp_path: Path) -> None:
     """It writes no checkpoints; `test_fsdp` compares its parameters."""
     script, graves = command("fsdp"), tmp_path / "graves"

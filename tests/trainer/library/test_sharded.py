@@ -21,7 +21,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.utils.data import DataLoader, TensorDataset
 
-pytestmark = [pytest.mark.usefixtures("no_launcher")]
+from tests.trainer.library.sharding import NEEDS_TORCH
+
+pytestmark = [NEEDS_TORCH, pytest.mark.usefixtures("no_launcher")]
 
 
 def inventories(size: int, copies: int, ahead: set[int], copied: set[int]) -> list[Inventory]:

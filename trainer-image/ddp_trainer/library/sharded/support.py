@@ -11,7 +11,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.parts import Parts
 from ddp_trainer.settings.environment import Placement
 
-_OLDEST = (2, 13)
+OLDEST = (2, 13)
 """The oldest release of torch with which this was tested."""
 
 
@@ -26,9 +26,9 @@ def mesh_of(models: list[nn.Module]) -> DeviceMesh | None:
     if not any(meshes):
         return None
     found = tuple(map(int, torch.__version__.split(".")[:2]))
-    if found < _OLDEST:
+    if found < OLDEST:
         raise ConfigurationError(
-            f"join() got a sharded model, which needs torch {'.'.join(map(str, _OLDEST))} or "
+            f"join() got a sharded model, which needs torch {'.'.join(map(str, OLDEST))} or "
             f"newer, but this is torch {torch.__version__}: update it, or train without join()"
         )
     for (name, parameter), mesh in zip(parameters, meshes, strict=True):
