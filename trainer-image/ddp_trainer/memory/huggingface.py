@@ -57,10 +57,9 @@ class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
             return None
         environment = Environment.from_env(os.environ)
         placement = environment.placement
-        self._folder = Path(
-            tempfile.gettempdir(),
-            f"ddp-memory-{placement.job_uid}-{placement.node_rank}-{placement.generation}",
-        )
+        # A process that dies before its first step leaves the folder to the next one.
+        name = f"ddp-memory-{placement.job_uid}-{placement.node_rank}"
+        self._folder = Path(tempfile.gettempdir(), name)
         if environment.local_rank == 0:
             _write(self._folder, found[1])
         if dist.is_initialized():
