@@ -29,7 +29,7 @@ class Traces:
 
 
 def read_traces(directory: Path) -> Traces:
-    """Read the dumps of a directory: the files whose names end with a rank.
+    """Read the dumps of a directory: the files with a name that ends with a rank.
 
     Raises:
         TracesError: there is none, or two of one rank.
@@ -73,6 +73,6 @@ def _files(directory: Path) -> dict[int, Path]:
             f"{directory}: {error.strerror}; give the directory with the dumps"
         ) from None
     if not files or len(files) > _MOST_FILES:
-        said = f"more than {_MOST_FILES} dumps" if files else "no file whose name ends with a rank"
+        said = f"more than {_MOST_FILES} dumps" if files else "no file name ends with a rank"
         raise TracesError(f"{directory}: {said}; give a directory with one dump for each rank")
     return files

@@ -52,4 +52,4 @@ def test_usage(arguments: list[str], said: str) -> None:
 def test_a_directory_without_dumps_gets_a_remedy(tmp_path: Path) -> None:
     result = CliRunner().invoke(program, ["why", "--traces", str(tmp_path)])
     assert result.exit_code == 1
-    assert f"{tmp_path}: no file whose name ends with a rank; give a directory" in result.output
+    assert f"{tmp_path}: no file name ends with a rank; give a directory" in result.output

@@ -41,7 +41,7 @@ def test_reading_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_directory_without_dumps_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(TracesError, match="no file whose name ends with a rank"):
+    with pytest.raises(TracesError, match="no file name ends with a rank"):
         read_traces(tmp_path)
     with pytest.raises(TracesError, match="No such file"):
         read_traces(tmp_path / "nowhere")

@@ -36,7 +36,7 @@ class Collective:
     """Ranks in the group."""
     is_p2p: bool = False
     by_rank: Mapping[int, Op] = field(default_factory=dict)
-    """Of the ranks whose dumps show it."""
+    """Of the ranks that show it in their dumps."""
 
     @property
     def since_ns(self) -> int:
@@ -67,7 +67,7 @@ class Verdict:
     absent: tuple[int, ...]
     """Members of a group without one."""
     older: tuple[int, ...]
-    """Ranks whose dump is older than the others': it cannot show where they are now."""
+    """Ranks with a dump older than the others': it cannot show where they are now."""
     stalled: Mapping[int, Collective]
     """Ranks that recorded no completion of a collective that their peers completed."""
     waiting: tuple[int, ...]
@@ -93,11 +93,11 @@ class _Wait:
     missing: frozenset[int] = frozenset()
     """Members that have not entered it."""
     unknown: frozenset[int] = frozenset()
-    """Members whose dumps do not show whether they did."""
+    """Members that may have entered it: their dumps do not show it."""
     stuck: frozenset[int] = frozenset()
-    """Members that entered it, but whose devices did not run it."""
+    """Members that entered it, but their devices did not run it."""
     idle: frozenset[int] = frozenset()
-    """Those of them whose device has not started it, though others' have."""
+    """Members among them with a device that has not started it, though others' have."""
 
     @property
     def blockers(self) -> frozenset[int]:
@@ -152,7 +152,7 @@ def _collective(group: GroupProgress, seq: int) -> Collective:
 
 
 def _stalled(groups: Iterable[GroupProgress], shown: Iterable[int]) -> dict[int, Collective]:
-    """Return ranks whose records end before a collective that others completed with them.
+    """Return ranks with records that end before a collective that others completed with them.
 
     They entered it and their peers completed it, so their device took part. If they never saw it
     complete, the device or the thread that watches it has stopped.
@@ -216,7 +216,7 @@ def _transfer_waits(
     shown: Iterable[int],
     stalled: Mapping[int, Collective],
 ) -> Iterator[_Wait]:
-    """Yield the sends and receives whose other side has not been called."""
+    """Yield the sends and receives that the other side does not answer."""
     shown = set(shown)
     reached = {rank: _reached(rank, groups) for rank in stalled}
     for group in groups:
@@ -317,7 +317,7 @@ def _ends(waits: list[_Wait], transfers: list[_Wait], stalled: set[int]) -> list
             return [_deadlock(used, graph)]
         if used is waits:
             ends = _behind(ends, _graph([*waits, *receives]))
-        # A rank whose operation all have entered is not to blame, even if others wait for it.
+        # A rank in an operation that all have entered is not to blame, even if others wait for it.
         alike = [wait for wait in waits if wait.rank in ends and not wait.blockers]
         stopped = stalled.union(*(wait.idle for wait in waits))
         ends -= {wait.rank for wait in alike} - stopped
@@ -435,7 +435,7 @@ def _deadlock(waits: list[_Wait], graph: Graph) -> Finding:
     start, seen = next(iter(graph)), set[int]()
     for rank in graph:
         if rank not in seen:
-            # The last start cannot leave its cycle: whoever it waits for would have found it.
+            # The last start cannot leave its cycle: a rank that it waits for would have found it.
             start = rank
             seen |= {rank} | _reach(rank, backward)
     cycle = _reach(start, graph)
@@ -466,7 +466,7 @@ def _deadlock(waits: list[_Wait], graph: Graph) -> Finding:
 
 
 def _incomplete(stalled: Mapping[int, Collective]) -> list[Finding]:
-    """Return the ranks whose device stopped, where all entered all collectives."""
+    """Return the ranks with a device that stopped, where all entered all collectives."""
     by_collective: dict[tuple[str, int], list[int]] = defaultdict(list)
     for rank, collective in stalled.items():
         by_collective[collective.group, collective.seq].append(rank)

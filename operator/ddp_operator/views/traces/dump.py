@@ -1,4 +1,4 @@
-"""What one rank's flight recorder wrote, as plain facts.
+"""Reads what one rank's flight recorder wrote.
 
 torch writes a dump as a pickle or as JSON. The recorder's own page in torch's documentation names
 the fields; versions 2.0 to 2.10 of the format differ only in fields that are optional here. Three

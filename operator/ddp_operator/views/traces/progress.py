@@ -45,7 +45,7 @@ class GroupProgress:
     trailing: frozenset[int] = frozenset()
     """Ranks that entered less than all must have: their dumps are older than the others'."""
     unclear: frozenset[int] = frozenset()
-    """Ranks whose dumps show neither their operations nor a credible count."""
+    """Ranks with dumps that show neither their operations nor a credible count."""
 
     def late(self, rank: int) -> list[Op]:
         """Return the collectives that a rank has not seen complete, unlike the others."""

@@ -15,7 +15,7 @@ HEADLINE: Final = 200
 """Most characters of the headline."""
 _GROUP: Final = 60
 _MOST_RANKS: Final = 8
-"""Most ranks whose last operation is shown."""
+"""Most ranks that are shown with their last operation."""
 _TORCH: Final = "/torch/distributed/"
 
 _REMEDIES: Final = {
