@@ -29,7 +29,12 @@ def run(folder: Path, ranks: int, copies: int, plan: Sequence[Death] = ()) -> tu
     with script_job(folder, ranks=ranks, script="shards", variables=variables) as job:
         pod = run_to_its_end(job, "--epochs", str(EPOCHS))
     assert deaths.toll(folder / "graves") == len(plan), pod.log
-    return set(re.findall(r"rank \d (?:took step \d+: .*|ends with \w+)", pod.log)), pod.log
+    return printed(pod.log), pod.log
+
+
+def printed(log: str) -> set[str]:
+    """Return the losses and the states at the end in a log."""
+    return set(re.findall(r"rank \d (?:took step \d+: .*|ends with \w+)", log))
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +94,21 @@ def test_two_neighbours_die_at_once(tmp_path: Path, undisturbed: Undisturbed) ->
     results, log = run(tmp_path, 4, 2, plan)
     assert results == undisturbed(4)
     assert log.count("restarting it") == len(plan), log
+
+
+def test_a_pod_dies_with_all_its_ranks(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """The copies of their parts are in the other pod."""
+    expected = undisturbed(4)
+    arguments, variables = ("--epochs", str(EPOCHS)), {COPIES: "1"}
+    with script_job(tmp_path, ranks=4, nodes=2, script="shards", variables=variables) as job:
+        survivor, victim = job.start_all(*arguments)
+        survivor.wait_for_log("took step 5:")
+        victim.kill()
+        successor = job.start(1, *arguments)
+        for pod in (survivor, successor):
+            assert pod.wait() == 0, pod.log
+        assert "restarting it" not in survivor.log
+        assert set().union(*(printed(pod.log) for pod in job.pods)) == expected
 
 
 def test_without_copies_a_lost_rank_restarts_all(tmp_path: Path, undisturbed: Undisturbed) -> None:

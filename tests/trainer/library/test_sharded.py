@@ -193,6 +193,16 @@ def test_a_sharded_model_is_called_within_the_loop() -> None:
             job.wrap(net)
 
 
+def test_a_rank_with_another_part_restarts() -> None:
+    with pytest.MonkeyPatch.context() as other:
+        other.setenv("RANK", "1")
+        other.setenv("WORLD_SIZE", "2")
+        net = sharded(model())
+    message = r"holds part 1 of 2 of the model, but is now rank 0 of 1: it must restart"
+    with pytest.raises(RuntimeError, match=message), ddp_trainer.join(model=net):
+        pass
+
+
 def test_a_sharded_job_that_ends_lets_go_of_its_group() -> None:
     net = sharded(model())
     with ddp_trainer.join(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1)) as job:
