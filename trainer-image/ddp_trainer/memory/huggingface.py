@@ -67,7 +67,7 @@ class MemoryCheckpoint(TrainerCallback):  # type: ignore[misc]
         return str(self._folder)
 
     def on_train_begin(self, args: TrainingArguments, *_: object, **__: object) -> None:
-        """Refuse trainings of which a rank has only a part."""
+        """Refuse trainings that split the model between ranks."""
         if Volume.from_env(os.environ) and (args.fsdp or args.deepspeed):
             raise ConfigurationError(
                 "MemoryCheckpoint needs plain DDP: remove fsdp and deepspeed from the "

@@ -64,7 +64,7 @@ class MappedFiles:
         """By inode: the launcher renames them."""
 
     def open(self, path: Path, size: int) -> MappedFile:
-        """Open or create a file of this folder with `size` bytes, all of which are allocated.
+        """Open or create a file of this folder, and allocate `size` bytes for it.
 
         Raises:
             OSError: it cannot be written, or there is not enough memory (ENOSPC).

@@ -29,7 +29,7 @@ _ARRAY = re.compile(r"[<>|][biufc]\d{1,2}", re.ASCII)
 
 
 class MismatchError(ValueError):
-    """The snapshot does not fit the state that it was to be loaded into."""
+    """The snapshot does not fit the state into which it should be loaded."""
 
 
 class Restoration:

@@ -47,7 +47,7 @@ def save(step: int, state: object, *, replicated: bool = False) -> bool:
             pod writes it and nothing is copied; the other ranks return False.
 
     Raises:
-        TypeError: the state contains something else; the message says where.
+        TypeError: the state contains another type; the message says where.
         ValueError: the step is not valid.
         ConfigurationError: a variable that the launcher sets is missing or malformed.
     """
