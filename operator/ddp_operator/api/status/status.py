@@ -171,6 +171,20 @@ class DDPJobStatus(StatusModel):
         return running.last_transition_time if running and running.status == "True" else None
 
     @property
+    def saved_step(self) -> int | None:
+        """Newest step that the training saved, on a disk or in the memory of its pods."""
+        saved = (self.checkpoint, self.memory_checkpoint)
+        steps = (each.step for each in saved if each)
+        return max((step for step in steps if step is not None), default=None)
+
+    @property
+    def saved_at(self) -> datetime | None:
+        """When the training saved last, if that is known."""
+        saved = (self.checkpoint, self.memory_checkpoint)
+        times = (each.time for each in saved if each)
+        return max((time for time in times if time is not None), default=None)
+
+    @property
     def incarnation(self) -> tuple[int, int, int]:
         """Attempt, generation of the group, and replacements of its pods. The value is new after
         each restart.

@@ -26,16 +26,16 @@ def after_progress(status: DDPJobStatus) -> DDPJobStatus:
     Counts restart at 0. After checkpoints were lost, they restart at the number of losses: to train
     the same steps once more is progress, to lose them repeatedly is not.
     """
-    notes, saved = status.bookkeeping, status.checkpoint
-    if saved is None or saved.step == notes.checkpoint_step_at_restart:
+    notes, saved = status.bookkeeping, status.saved_step
+    if saved is None or saved == notes.checkpoint_step_at_restart:
         return status
-    if saved.step < notes.checkpoint_step_at_restart:
-        return _behind(status, saved.step)
+    if saved < notes.checkpoint_step_at_restart:
+        return _behind(status, saved)
     least = notes.lost_checkpoints or 0
     return status.noting(
         restarts_without_progress=min(notes.restarts_without_progress, least),
         node_failures_without_progress=min(notes.node_failures_without_progress, least),
-        checkpoint_step_at_restart=saved.step,
+        checkpoint_step_at_restart=saved,
     )
 
 
@@ -126,7 +126,7 @@ def _forgiven_in_a_row(status: DDPJobStatus) -> int:
     """Return how many of the latest failures since the last checkpoint were the training's but
     free: a rule that charges nothing must not cause restarts in a tight loop.
     """
-    saved = status.checkpoint.time if status.checkpoint else None
+    saved = status.saved_at
     latest = takewhile(
         lambda failure: not failure.charged and failure.class_ != "Disruption",
         (failure for failure in reversed(status.failures) if not failure.continued),

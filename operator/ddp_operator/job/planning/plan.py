@@ -75,6 +75,7 @@ def plan(
         return watchdog.with_stacks(job, observed, cleanup.clean_up(seen, observed, now))
     status = progress.with_report(job, report)
     status = progress.with_last_words(status, observed.current.get(0), now)
+    status, restored = memory_checkpoint.with_report(job, status, launchers.leader)
     resumed = progress.resumption(job.status, status)
     seen = replace(job, status=budget.after_resuming(status, resumed))
     observed = _without_late_losses(seen, observed, report)
@@ -91,14 +92,14 @@ def plan(
         seen = replace(seen, status=status)
         planned = _carry_out(seen, observed, report, now)
         status, told = placement.with_placement(planned.status, observed, known)
-        status, said = memory_checkpoint.with_report(seen, status, launchers.leader)
         asked = planned.status.bookkeeping.asked_nodes
         planned = replace(
             planned,
             status=status,
             seen=seen.status.noting(asked_nodes=asked),
-            events=(*planned.events, *told, *said),
+            events=(*planned.events, *told),
         )
+    planned = replace(planned, events=(*planned.events, *restored))
     planned = watchdog.with_stacks(job, observed, planned)
     began = (pod.started for pod in observed.current.values() if pod.started)
     return with_goodput(job, planned, now, started=max(began, default=None))

@@ -1,7 +1,6 @@
 """Snapshots in the memory of a job's pods, as its status shows them.
 
-They are for people: no decision depends on them. The launchers alone decide what the ranks resume
-from.
+They are progress, as checkpoints are. The launchers alone decide what the ranks resume from.
 """
 
 from typing import Final

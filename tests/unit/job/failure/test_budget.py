@@ -1,6 +1,6 @@
 """What restarts cost, how progress pays, and how long a job waits between them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import CheckpointRecord
+from ddp_operator.api.status import CheckpointRecord, MemoryCheckpointRecord
 from ddp_operator.job.failure.budget import MIN_NODE_FAILURES
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
@@ -28,6 +28,10 @@ def start(**restart: Any) -> DDPJob:
 
 def checkpointed(job: DDPJob, step: int) -> DDPJob:
     return with_status(job, checkpoint=CheckpointRecord(step=step))
+
+
+def saved_in_memory(job: DDPJob, step: int) -> DDPJob:
+    return with_status(job, memory_checkpoint=MemoryCheckpointRecord(step=step))
 
 
 def fails(job: DDPJob, **how: Any) -> Plan:
@@ -50,10 +54,13 @@ def running_again(job: DDPJob, planned: Plan) -> DDPJob:
 
 
 class TestProgress:
-    def test_a_later_checkpoint_refills_the_budget(self) -> None:
+    @pytest.mark.parametrize("saved", [checkpointed, saved_in_memory])
+    def test_a_later_checkpoint_refills_the_budget(
+        self, saved: Callable[[DDPJob, int], DDPJob]
+    ) -> None:
         job = start(maxRestarts=1)
         for step in (10, 20, 30):
-            job = checkpointed(job, step)
+            job = saved(job, step)
             planned = fails(job)
             assert planned.status.bookkeeping.restarts_without_progress == 1
             assert planned.status.bookkeeping.checkpoint_step_at_restart == step

@@ -82,8 +82,7 @@ def _accounted(
             continue
         told = [one for one in said.failures if one.generation == generation]
         failure = _first(job, pods, told, now)
-        saved = status.checkpoint.time if status.checkpoint else None
-        if saved is not None and saved < failure.time:
+        if status.saved_at is not None and status.saved_at < failure.time:
             status = budget.after_progress(status)
         charged = restart_rules.judge(job, failure).charged
         if charged is None:
