@@ -62,9 +62,12 @@ def looked_at(document: Json, pods: list[PodState]) -> DDPJobStatus:
     return planned.status
 
 
-MOUNTS = [{"mountPath": "/", "name": "m"}]
+MOUNTS = 512
+"""The most that the CRD allows."""
 SPECS: dict[str, Callable[[int], Json]] = {
-    "mounts": lambda size: template(container(volumeMounts=MOUNTS * (size // 32))),
+    "mounts": lambda size: template(
+        container(volumeMounts=[{"mountPath": "/m" * (size // 1024 - 20), "name": "m"}] * MOUNTS)
+    ),
     "volumes": lambda size: template(volumes=[{}] * (size // 3)),
     "names": lambda size: {**template(), "x": {f"k{i}": i for i in range(size // 16)}},
     "numbers": lambda size: {**template(), "x": [0] * (size // 2)},
