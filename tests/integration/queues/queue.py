@@ -151,6 +151,16 @@ async def until_ungated(jobs: Jobs, *names: str) -> None:
     await eventually(holds, interval_seconds=0.1, describe=lambda: f"pods {names} are not ungated")
 
 
+async def until_ready(jobs: Jobs, name: str) -> None:
+    """Wait until a pod is ready."""
+
+    async def holds() -> bool:
+        conditions = (await jobs.pods())[name].get("status", {}).get("conditions", [])
+        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    await eventually(holds, interval_seconds=0.1, describe=lambda: f"pod {name} is not ready")
+
+
 def was_let_go(pod: Json) -> bool:
     """Whether the kubelet has let a deleted pod go, so that Kueue's finalizer alone keeps it."""
     return bool(pod["metadata"].get("deletionGracePeriodSeconds") == 0)

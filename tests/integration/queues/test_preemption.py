@@ -21,7 +21,7 @@ from tests.cluster.kueue import Kueue
 from tests.good_manifests import Json
 from tests.integration.jobs import Jobs
 from tests.integration.operator_process import OperatorProcess, flawless_operator
-from tests.integration.queues.queue import new_queue, queued_job, until_ungated
+from tests.integration.queues.queue import new_queue, queued_job, until_ready, until_ungated
 from tests.integration.rights import INSTALLED, MANIFESTS, granted, roles_in
 from tests.waiting import eventually
 
@@ -142,14 +142,14 @@ async def test_a_pod_without_which_processes_restart_is_as_expensive_as_its_job(
     await jobs.create(queued_job(replicas=1), name="fresh")
     await jobs.until_phase("Running", "fresh")
     elastic = {"minReplicas": 2, "maxReplicas": 3, "shrinkAfterSeconds": 3600}
-    await jobs.create(queued_job(restart={"scope": "InPlace"}, elastic=elastic))
+    await jobs.create(queued_job(replicas=3, restart={"scope": "InPlace"}, elastic=elastic))
     await jobs.until_phase("Running")
     now = datetime.now(UTC).replace(microsecond=0)
     since = (now - timedelta(hours=1)).isoformat()
     # As if launchers had answered.
     await runs_since(admin, jobs, "job", since, bookkeeping={"launcher": "InPlace"})
     await until_ungated(jobs, "job-0-0", "job-0-1", "job-0-2")  # the last is admitted last
-    await jobs.until_settled()
+    await until_ready(jobs, "job-0-2")
     grown = {"generation": 2, "size": 3, "members": "0-2"}
     await runs_since(admin, jobs, "job", since, world=grown)
     await jobs.until(lambda status: status.ready_replicas == 3)
