@@ -1,10 +1,9 @@
 """Prepares what the tests need, then runs all rings beside each other: `make test`, `make chaos`.
 
-Two lanes wait for pods most of their time, each on a cluster of its own, two start processes, two
-compute and two talk to an API server, so that together they take little longer than the slowest.
-Each part of a lane is an ordinary pytest run. What takes minutes to get is prepared before, outside
-of any test's time limit; only decisions, alone and in whole histories, which is plain computing,
-are tested meanwhile.
+One lane waits for pods most of its time, two start processes, two compute and two talk to an API
+server, so that together they take little longer than the slowest. Each part of a lane is an
+ordinary pytest run. What takes minutes to get is prepared before, outside of any test's time limit;
+only decisions, alone and in whole histories, which is plain computing, are tested meanwhile.
 """
 
 import argparse
@@ -39,10 +38,6 @@ class Part:
 LOST_RANKS = ("tests/trainer/library", "tests/trainer/stream_device")
 """Of scripts, and of a device that queues: half of the time of all that starts processes."""
 
-LOST_PODS = [f"tests/e2e/test_{name}.py" for name in ("elastic", "in_place", "recovery", "spares")]
-"""With the next, half of the time of all that waits for pods."""
-QUEUES_OF_PODS = "tests/e2e/test_queues.py"
-
 MONITORING = "tests/integration/monitoring"
 PAGES = "tests/integration/pages"
 QUEUES = "tests/integration/queues"
@@ -70,16 +65,7 @@ TESTS: Mapping[str, Sequence[Part]] = {
             Stage.IMAGES,
         ),
     ),
-    "real pods": (
-        Part(
-            (
-                *("tests/cluster", "tests/e2e"),
-                *(f"--ignore={part}" for part in (*LOST_PODS, QUEUES_OF_PODS)),
-            ),
-            Stage.IMAGES,
-        ),
-    ),
-    "lost pods": (Part(LOST_PODS, Stage.IMAGES), Part((QUEUES_OF_PODS,), Stage.KUEUE)),
+    "real pods": (Part(("tests/cluster", "tests/e2e"), Stage.IMAGES),),
 }
 
 CHAOS: Mapping[str, Sequence[Part]] = {
