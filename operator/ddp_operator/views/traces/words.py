@@ -8,8 +8,9 @@ from typing import Any, Final
 from ddp_operator.views.job.diagnosis import Diagnosis
 from ddp_operator.views.stacks import in_spans
 from ddp_operator.views.text import clean, counted
-from ddp_operator.views.traces.analysis import Collective, Finding, Verdict
+from ddp_operator.views.traces.analysis import Finding, Verdict
 from ddp_operator.views.traces.dump import Frame, Op, Sizes
+from ddp_operator.views.traces.waits import Collective
 
 HEADLINE: Final = 200
 """Most characters of the headline."""
