@@ -8,17 +8,7 @@ from ddp_trainer.memory.volume import Key, SnapshotName
 from hypothesis import given
 from hypothesis import strategies as st
 
-
-def name(
-    step: int,
-    rank: int,
-    *,
-    generation: int = 1,
-    world_size: int = 2,
-    replicated: bool = False,
-) -> SnapshotName:
-    key = Key(generation, step)
-    return SnapshotName(key=key, rank=rank, world_size=world_size, replicated=replicated)
+from tests.trainer.launcher.memory.files import snapshot as name
 
 
 def chosen(*pods: list[SnapshotName], world_size: int = 2, silent: tuple[int, ...] = ()) -> Choice:
