@@ -15,6 +15,7 @@ from ddp_operator.kube import ApiClient
 from tests.good_manifests import Json
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import HOSTNAME, FakeKubelet
+from tests.integration.operator_process import OperatorProcess
 from tests.integration.queues.nodes import NodePool, assigned, new_pool, new_topology_queue
 from tests.integration.queues.queue import (
     NAME,
@@ -28,6 +29,9 @@ from tests.integration.queues.queue import (
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("kueue", "pool", "queue", "operator", "life")
+
+FAILURES = ("Unknown", "NoExecute", "NoSchedule")
+"""A node that does not answer, and taints."""
 
 
 @pytest.fixture
@@ -111,20 +115,48 @@ async def fail_under_pod(
             await kubelet.fail(pod, exit_code=139)
 
 
-@pytest.mark.parametrize("how", ["Unknown", "NoExecute", "NoSchedule"])
+@pytest.mark.parametrize("how", FAILURES)
 async def test_another_node_of_the_block_replaces_one_that_fails(
-    jobs: Jobs, queue: Queue, pool: NodePool, kubelet: FakeKubelet, how: str
+    jobs: Jobs,
+    queue: Queue,
+    pool: NodePool,
+    kubelet: FakeKubelet,
+    operator: OperatorProcess,
+    how: str,
 ) -> None:
+    """The job keeps its place if Kueue leaves the node before the replacement comes."""
     await jobs.create(near_job("block", replicas=3))
     before = await runs_on(jobs, queue, *pool.names[:3])
     nodes = await nodes_of(jobs)
     assert [nodes[rank] for rank in range(3)] == assigned(before)
     assert await assigned_to(jobs, pool.names[1]) == {"job-0-1"}
+    operator.freeze()
     await fail_under_pod(jobs, pool, kubelet, pool.names[1], how)
+
+    async def left() -> bool:
+        return pool.names[1] not in assigned(await workload_of(queue))
+
+    await eventually(left, interval_seconds=0.1)
+    operator.thaw()
     after = await runs_on(jobs, queue, pool.names[0], *pool.names[2:])
     assert admission(after) == admission(before)
     assert (await nodes_of(jobs))[1] == pool.names[3]
-    # Kueue may ungate a replacement before it notices the failure. It then ends that pod.
+    assert (await jobs.status()).restarts == (1 if how == "NoSchedule" else 0)
+
+
+@pytest.mark.parametrize("how", FAILURES)
+async def test_a_replacement_may_come_before_kueue_leaves_the_node(
+    jobs: Jobs, queue: Queue, pool: NodePool, kubelet: FakeKubelet, how: str
+) -> None:
+    """Kueue 0.17 may let it run on that node, and then ends it. If that changes the Workload while
+    Kueue looks for another node, Kueue looks twice, finds the node that it chose before taken, by
+    this same job, and evicts the job.
+    """
+    await jobs.create(near_job("block", replicas=3))
+    before = await runs_on(jobs, queue, *pool.names[:3])
+    await fail_under_pod(jobs, pool, kubelet, pool.names[1], how)
+    after = await runs_on(jobs, queue, pool.names[0], *pool.names[2:])
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert await assigned_to(jobs, pool.names[1]) == set()
     assert (await jobs.status()).restarts == (1 if how == "NoSchedule" else 0)
 

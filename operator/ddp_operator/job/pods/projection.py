@@ -32,9 +32,9 @@ _NOWHERE: Final = Identity(index=-1, attempt=-1)
 _MAX_TEXT: Final = 4096
 """Characters of a message; no kubelet accepts more bytes from a container."""
 _MAX_WORD: Final = 256
-_DISRUPTIONS: Final = ("DisruptionTarget", "TerminationTarget")
-"""Conditions of pods that will be evicted: Kubernetes' own, and Kueue's, which precedes its
-deletions."""
+_DISRUPTIONS: Final = ("DisruptionTarget", "TerminationTarget", "TerminatedByKueue")
+"""Conditions of pods that lose their places: Kubernetes' own, Kueue's before it deletes a pod, and
+Kueue's after it ended one that waited for a failed node."""
 _DELETION_CODES: Final = (137, 143)
 """Exit codes after SIGKILL or SIGTERM."""
 _LOST_BY_RUNTIME: Final = (255, "Unknown")

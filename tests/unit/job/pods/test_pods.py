@@ -347,6 +347,18 @@ class TestDisruption:
         assert read.disrupted
         assert classes.of_pod(read) == "Disruption"
 
+    def test_by_kueue_for_a_node_that_failed(self) -> None:
+        """It ends a pod that waits for such a node."""
+        why = {
+            "reason": "UnschedulableOnAssignedNode",
+            "message": "Pod terminated by Kueue NodeController due to node taint",
+        }
+        ended = {**condition("TerminatedByKueue", "True", lastTransitionTime=T0), **why}
+        gated = condition("PodScheduled", "False", reason="SchedulingGated")
+        read = project(manifest(status={"phase": "Failed", "conditions": [gated, ended]}))
+        assert (read.disruption, read.message) == (why["reason"], why["message"])
+        assert classes.of_pod(read) == "Disruption"
+
     @pytest.mark.parametrize(
         ("metadata", "member"),
         [
