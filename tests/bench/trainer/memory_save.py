@@ -17,6 +17,7 @@ from statistics import median
 import torch
 from ddp_trainer.memory.saving import Saver
 from ddp_trainer.memory.volume import FREE, SLOTS, Volume
+from ddp_trainer.process_group.current_assignment import CurrentAssignment
 from ddp_trainer.settings.environment import Environment
 from torch import Tensor
 
@@ -53,7 +54,8 @@ def measure(settings: Settings) -> Outcome:
         env = variables(Path(directory), size=8 * size)
         volume = Volume.from_env(env)
         assert volume is not None
-        saver, steps = Saver(volume, Environment.from_env(env)), itertools.count()
+        saver = Saver(volume, CurrentAssignment(Environment.from_env(env)))
+        steps = itertools.count()
         folder = volume.own(0)
         for _ in range(settings.repeat):
             for each in folder.iterdir() if folder.exists() else ():

@@ -19,6 +19,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.memory import saving
 from ddp_trainer.memory.saving import Saver
 from ddp_trainer.memory.volume import Volume
+from ddp_trainer.process_group.current_assignment import CurrentAssignment
 from ddp_trainer.settings.environment import Environment
 
 from tests.trainer.memory.pods import listening, variables
@@ -42,7 +43,7 @@ def volume_at(directory: Path, **more: Any) -> Volume:
 
 def saver_at(directory: Path, **more: Any) -> Saver:
     env = variables(directory, **more)
-    return Saver(volume_at(directory, **more), Environment.from_env(env))
+    return Saver(volume_at(directory, **more), CurrentAssignment(Environment.from_env(env)))
 
 
 def files(folder: Path) -> list[str]:

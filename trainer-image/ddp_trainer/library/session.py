@@ -26,6 +26,7 @@ from ddp_trainer.library.progress import Progress, voice_of
 from ddp_trainer.library.script_collectives import ScriptCollectives
 from ddp_trainer.library.sharded.support import check, mesh_of
 from ddp_trainer.library.training_length import TrainingLength
+from ddp_trainer.memory.saving import follow
 from ddp_trainer.process_group.end_of_training import ScriptProgress
 from ddp_trainer.process_group.rendezvous.network import hurry_the_resolver
 from ddp_trainer.process_group.world import World
@@ -77,6 +78,7 @@ class Session:
             on_stuck=partial(end_stuck, report),
             script_progress=self._script_progress,
         )
+        follow(self._world.current_assignment)  # the script may use ddp_trainer.memory
         self.device = self._world.device
         """Device of this rank and of its models."""
         self._checkpoint_manager = CheckpointManager(

@@ -23,6 +23,7 @@ from ddp_trainer.memory.mapped_files import MappedFile, MappedFiles
 from ddp_trainer.memory.progress import Progress
 from ddp_trainer.memory.state_tree import Flat, flatten
 from ddp_trainer.memory.volume import FREE, LARGEST_STEP, PART, SLOTS, Key, SnapshotName, Volume
+from ddp_trainer.process_group.current_assignment import CurrentAssignment
 from ddp_trainer.settings.environment import Environment
 
 _MIB = 1 << 20
@@ -55,29 +56,41 @@ def save(step: int, state: object, *, replicated: bool = False) -> bool:
     return saver is not None and saver.save(step, state, replicated=replicated)
 
 
+def follow(assignment: CurrentAssignment) -> None:
+    """Save as a rank of this assignment's group, which may change while the process runs.
+
+    Raises:
+        ConfigurationError: a variable that the launcher sets is missing or malformed.
+    """
+    if (saver := _saver()) is not None:
+        saver.assignment = assignment
+
+
 @cache
 def _saver() -> Saver | None:
     volume = Volume.from_env(os.environ)
     if volume is None:
         return None
     environment = Environment.from_env(os.environ)
-    return Saver(volume, environment, Progress.of(environment, os.environ))
+    progress = Progress.of(environment, os.environ)
+    return Saver(volume, CurrentAssignment(environment), progress)
 
 
 class Saver:
     """Saves the states of one rank."""
 
     def __init__(
-        self, volume: Volume, environment: Environment, progress: Progress | None = None
+        self, volume: Volume, assignment: CurrentAssignment, progress: Progress | None = None
     ) -> None:
         """`progress`: reports saved steps; None: this rank does not report."""
+        self.assignment = assignment
+        """Of this rank; snapshots belong to its generation of the group."""
         self._volume = volume
-        self._environment = environment
         self._progress = progress
-        self._folder = volume.own(environment.local_rank)
+        self._folder = volume.own(assignment.environment.local_rank)
         self._files = MappedFiles(self._folder)
-        self._last: tuple[int, bool] | None = None
-        """The last step of a call, and whether it was saved."""
+        self._last: tuple[Key, bool] | None = None
+        """The key of the last call, and whether it was saved."""
         self._refusal = ""
         """The last one."""
 
@@ -88,19 +101,20 @@ class Saver:
             raise ValueError(f"step is {step!r:.40}: count from 0 in an int")
         if replicated and self._environment.local_rank != 0:
             return False
-        if self._last is not None and step <= self._last[0]:
-            if step == self._last[0]:
+        key = Key(placement.generation, step)
+        if self._last is not None and key <= self._last[0]:
+            if key == self._last[0]:
                 return self._last[1]
-            raise ValueError(f"step is {step} after step {self._last[0]}: it must increase")
+            raise ValueError(f"step is {step} after step {self._last[0].step}: it must increase")
         name = SnapshotName(
-            key=Key(placement.generation, step),
+            key=key,
             rank=self._environment.rank,
             world_size=placement.world_size,
             replicated=replicated,
         )
         flat = flatten(state)
         saved, refusal = self._write(name, flat)
-        self._last = step, saved
+        self._last = key, saved
         if saved and self._progress is not None:
             self._progress.saved(step)
         if refusal and refusal != self._refusal:
@@ -108,6 +122,10 @@ class Saver:
         self._refusal = refusal
         self._report(name, saved, refusal)
         return saved
+
+    @property
+    def _environment(self) -> Environment:
+        return self.assignment.environment
 
     def _write(self, name: SnapshotName, flat: Flat) -> tuple[bool, str]:
         """Write the file; return whether it was written, and a reason that needs a remedy."""
