@@ -20,7 +20,7 @@ from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.launcher.status_server.bounded_http import BoundedHandler
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
 from ddp_trainer.launcher.world.state import World
-from ddp_trainer.memory.volume import SnapshotName
+from ddp_trainer.memory.volume import Key, SnapshotName
 from ddp_trainer.process_group.admission import Request
 
 from tests.trainer.launcher.memory.files import content_of, save, snapshot, volume_at
@@ -57,7 +57,7 @@ class SimulatedPod:
     def __init__(self, job: SimulatedJob, host: str, folder: Path) -> None:
         self.job = job
         self.host = host
-        self.volume = volume_at(folder, copies=job.copies)
+        self.volume = volume_at(folder, size=job.size, copies=job.copies)
         environment = RankEnvironment(
             contract(nodes=job.nodes, local_world_size=job.local_world_size)
         )
@@ -120,8 +120,11 @@ class SimulatedJob:
         local_world_size: int = 1,
         copies: int = 1,
         replicated: bool = False,
+        size: int = 1 << 20,
     ) -> None:
+        """`size`: of each pod's volume; a snapshot has 1000 bytes."""
         self.folder = folder
+        self.size = size
         self.nodes = nodes
         self.local_world_size = local_world_size
         self.copies = copies
@@ -202,6 +205,15 @@ class SimulatedJob:
             for local_rank in self.savers:
                 pod.save(local_rank, step)
         self.settle()
+
+    def fewest_copies(self, key: Key) -> int:
+        """Return how many pods besides one have the snapshot of a step that the fewest have."""
+        names = [
+            {file.name.rank for file in pod.memory.store.files() if file.name.key == key}
+            for pod in self.pods
+        ]
+        ranks = set().union(*names)
+        return min(sum(rank in of_pod for of_pod in names) for rank in ranks) - 1
 
     def complete(self) -> int | None:
         group = self.leader.group

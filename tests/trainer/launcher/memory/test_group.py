@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ddp_trainer.launcher.memory.messages import RankReport
-from ddp_trainer.memory.volume import FREE, PART
+from ddp_trainer.memory.volume import FREE, PART, Key
 
 from tests.trainer.launcher.memory.files import names_in, snapshot
 from tests.trainer.launcher.memory.network import SimulatedJob, without_threads
@@ -60,6 +60,48 @@ def test_a_replaced_pod_fetches_what_its_ranks_need(tmp_path: Path, lost: int) -
     assert three.complete() == 1
     assert not [*three.pods[lost].volume.restored.iterdir()]
     assert three.leader.news().restored.step == 5  # type: ignore[union-attr]
+
+
+def test_what_was_restored_is_copied_again_before_the_next_save(tmp_path: Path) -> None:
+    three = job(tmp_path, nodes=3, local_world_size=2)
+    three.step(5)
+    for lost in (0, 1, 2, 1):
+        three.pods[lost] = three.create()
+        three.restart()
+        assert three.check_restored() == 5
+        three.settle()
+        assert three.fewest_copies(Key(1, 5)) == 1
+        assert three.complete() is None, "only steps of this generation become complete"
+
+
+def test_a_full_volume_has_room_for_the_next_step_after_ranks_changed_pods(tmp_path: Path) -> None:
+    """The smallest volume holds two steps; copies that other pods keep by now are released."""
+    three = job(tmp_path, nodes=3, size=4000)
+    three.step(5)
+    three.pods = [three.pods[2], three.pods[0], three.create()]
+    three.restart()
+    assert three.check_restored() == 5
+    three.settle()
+    for step in (1, 2, 3):
+        three.step(step)
+        assert three.complete() == step
+
+
+def test_a_copy_of_what_was_restored_may_be_given_up(tmp_path: Path) -> None:
+    two = job(tmp_path)
+    two.step(5)
+    two.pods[1] = two.create()
+    two.restart()
+    two.pods[0].turn()  # it learns where copies go
+    two.pods[0].turn()
+    [copy] = two.pods[0].wanted()
+    two.pods[0].memory.copying._given_up[copy.name.key] = "node rank 1 did not take it"
+    two.settle()
+    assert two.check_restored() == 5, "it stays"
+    assert "did not take it" in (two.leader.news().refusal or "")  # type: ignore[union-attr]
+    two.step(1)
+    assert two.complete() == 1
+    assert not two.leader.news().refusal  # type: ignore[union-attr]
 
 
 def test_a_pod_with_a_copy_can_take_the_place_of_its_source(tmp_path: Path) -> None:

@@ -38,14 +38,20 @@ class Histories(RuleBasedStateMachine):
         local_world_size=st.integers(1, 2),
         copies=st.integers(0, 3),
         replicated=st.booleans(),
+        full=st.booleans(),
     )
-    def begin(self, nodes: int, local_world_size: int, copies: int, replicated: bool) -> None:
+    def begin(
+        self, nodes: int, local_world_size: int, copies: int, replicated: bool, full: bool
+    ) -> None:
+        """`full`: the volumes are as small as they may be."""
+        copies = min(copies, nodes - 1)
         self.job = SimulatedJob(
             self.folder,
             nodes=nodes,
             local_world_size=local_world_size,
-            copies=min(copies, nodes - 1),
+            copies=copies,
             replicated=replicated,
+            size=1000 * 2 * (1 + copies) * local_world_size if full else 1 << 20,
         )
         self.restart()
         assert self.restored is None
@@ -97,6 +103,13 @@ class Histories(RuleBasedStateMachine):
             for local_rank in self.job.savers:
                 pod.save(local_rank, step)
 
+    @rule()
+    def settle(self) -> None:
+        """Everything arrives."""
+        self.job.loses = lambda: ""
+        self.job.settle()
+        self.note_complete()
+
     def note_complete(self) -> None:
         complete = self.job.complete()
         if complete is not None:
@@ -109,7 +122,7 @@ class Histories(RuleBasedStateMachine):
         self.note_complete()
         survives = job.nodes - 1 if job.replicated else job.copies
         if self.safe is not None and self.safe.generation < job.generation:
-            survives = 0  # it was restored, and has no new copies yet
+            survives = min(survives, job.fewest_copies(self.safe))  # it was restored
         lost = data.draw(st.sets(st.sampled_from(range(job.nodes))))
         for node_rank in lost:
             job.pods[node_rank] = job.create()

@@ -140,10 +140,13 @@ def test_a_rank_has_two_copies_at_most(tmp_path: Path) -> None:
 def test_copies_have_their_share_of_the_volume(tmp_path: Path) -> None:
     store = Store(volume_at(tmp_path, size=3000, copies=2))
     receive_all(store, snapshot(5, 0))
-    store.receive(snapshot(5, 1), b"", offset=0, total=1000)
-    with pytest.raises(NoRoomError, match="2000 bytes for copies are too few: raise sizeLimit"):
-        store.receive(snapshot(6, 1), b"", offset=0, total=1)
-    receive_all(store, snapshot(6, 1), restored=True)
+    too_few = "2000 bytes for copies are too few: raise sizeLimit"
+    with pytest.raises(NoRoomError, match=too_few):  # half of them are for the next step
+        store.receive(snapshot(5, 1), b"", offset=0, total=1)
+    store.receive(snapshot(6, 1), b"", offset=0, total=1000)
+    with pytest.raises(NoRoomError, match=too_few):
+        store.receive(snapshot(7, 1), b"", offset=0, total=1)
+    receive_all(store, snapshot(7, 1), restored=True)
 
 
 def test_a_full_volume_first_gives_what_ranks_could_use_again(

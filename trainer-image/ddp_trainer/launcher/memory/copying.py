@@ -147,12 +147,12 @@ class Copying:
 
     def _send(self, copy: Copy, piece: bytes, offset: int, total: int) -> int:
         name = copy.name
-        held = [
+        held = {
             str(file.name.key.step)
             for file in self._store.files()
-            if file.local_rank is not None
+            if (file.local_rank is not None or file.name == name)  # a rank may resume from a copy
             and (file.name.rank, file.name.key.generation) == (name.rank, name.key.generation)
-        ]
+        }
         target = (
             f"/memory/{name}?offset={offset}&total={total}&to={copy.target.node_rank}"
             f"&held={','.join(held)}"

@@ -52,6 +52,24 @@ class Group:
             for target in self.targets
         ]
 
+    def restored_copies(self, files: Iterable[File], retention: Retention) -> list[Copy]:
+        """Return the copies of what the ranks resumed from: with a pod, its copies were lost."""
+        restored = self.restoring.result(wait_seconds=0)
+        if restored is None or restored.key is None or restored.key != retention.complete:
+            return []
+        names = {
+            file.name
+            for file in files
+            if file.name.key == restored.key
+            and file.name.rank in self.pod.ranks
+            and not file.name.replicated
+        }
+        return [
+            Copy(name, target)
+            for name in sorted(names, key=lambda name: name.rank)
+            for target in self.targets
+        ]
+
     def report(
         self,
         steps: Mapping[int, OwnStep],

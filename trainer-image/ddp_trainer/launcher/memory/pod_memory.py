@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from ddp_trainer.launcher.memory.completeness import targets
 from ddp_trainer.launcher.memory.copying import Copying
 from ddp_trainer.launcher.memory.group import Group
 from ddp_trainer.launcher.memory.leader_client import LeaderClient
@@ -62,6 +63,8 @@ class PodMemory:
         self.group: Group | None = None
         """None: no ranks have started yet."""
         self.copying = Copying(store, call, changed=wake)
+        self._copies_of: Group | None = None
+        """The group that `copying` works for."""
         self._rank_environment = rank_environment
         self._call = call
         self._wake = wake
@@ -108,6 +111,7 @@ class PodMemory:
             decide=lambda: self._decide(assignment, pod, leading),
             decided=lambda key: self._resume(pod, key),
             is_current=lambda: self._is_current(pod),
+            ended=self._wake,
             ask_seconds=_interval(assignment),
         )
         news = self.news()
@@ -188,11 +192,17 @@ class PodMemory:
         files = self.store.files()
         steps = own_steps(files, group.pod)
         pending = group.pending(steps, self._retention)
-        self.copying.want(group.wanted_copies(pending))
+        if group is not self._copies_of:  # a pod may be another one with the same name now
+            self.copying.want(())
+            self._copies_of = group
+        self.copying.want(
+            [*group.restored_copies(files, self._retention), *group.wanted_copies(pending)]
+        )
         useless = incomplete_steps(files, group.pod, asked=group.asked.step(files))
         if given_up := self.copying.given_up:
             group.refusal = next(iter(given_up.values()))
-            useless |= given_up.keys()  # node rank 0 declares them dead
+            # Node rank 0 declares them dead. What was restored stays with fewer copies.
+            useless |= {key for key in given_up if key.generation == group.pod.generation}
         if useless:  # other steps need the memory
             with self.store.lock:
                 if self._is_current(group.pod):
@@ -223,6 +233,34 @@ class PodMemory:
                 group.refusal = ""
             self._release()
             return (self._retention, group.targets) != before
+
+    def resumed_from(self, key: Key) -> bool:
+        """Return True if this generation resumed from a step, and none is complete since."""
+        return self._retention.resumed_from(key)
+
+    def release_moved(self, key: Key) -> bool:
+        """Make room for copies of a new step; return True if this may have made some.
+
+        If ranks changed their pods in a restart, this pod has copies that others keep by now. They
+        are not released sooner, because those pods may still fetch them. Once a new step arrives,
+        the ranks have what they resume from.
+        """
+        group = self.group
+        if group is None or key.generation != group.pod.generation:
+            return False
+        nodes, node_rank = group.assignment.nodes, group.assignment.node_rank
+        kept = {
+            rank
+            for source in range(nodes)
+            if node_rank in (source, *targets(source, nodes=nodes, copies=group.copies))
+            for rank in self._rank_environment.ranks_of(source)
+        }
+        with self.store.lock:
+            self.store.drop(
+                lambda name: self.resumed_from(name.key) and name.rank not in kept,
+                only_of_other_pods=True,
+            )
+        return True
 
     def note(self, report: RankReport) -> None:
         """Take a rank's report; call `turn` afterwards, since files are written before."""

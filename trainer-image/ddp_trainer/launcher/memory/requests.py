@@ -142,7 +142,7 @@ class MemoryRequests:
         assignment = memory.world.assignment
         if asked.number("to", most=_MOST_RANKS) != assignment.node_rank:
             self._refuse(request, HTTPStatus.CONFLICT, "this pod has another node rank")
-        elif name.key.generation != assignment.generation:
+        elif name.key.generation != assignment.generation and not memory.resumed_from(name.key):
             self._refuse(request, HTTPStatus.CONFLICT, "this pod is in another generation")
         elif name.replicated or name.key not in held or not total:
             raise ValueError("only sharded snapshots that their pod holds are copied")
@@ -156,7 +156,7 @@ class MemoryRequests:
                     ),
                     only_of_other_pods=True,
                 )
-                received = memory.store.receive(name, piece, offset=offset, total=total)
+                received = self._receive(memory, name, piece, offset, total)
                 self._answer(request, json.dumps({"received": received}))
             except NoRoomError as error:
                 self._refuse(request, HTTPStatus.INSUFFICIENT_STORAGE, str(error))
@@ -164,6 +164,17 @@ class MemoryRequests:
                 self._refuse(request, HTTPStatus.CONFLICT, str(error))
             except OSError as error:
                 self._refuse(request, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
+
+    @staticmethod
+    def _receive(
+        memory: PodMemory, name: SnapshotName, piece: bytes, offset: int, total: int
+    ) -> int:
+        try:
+            return memory.store.receive(name, piece, offset=offset, total=total)
+        except NoRoomError:
+            if not memory.release_moved(name.key):
+                raise
+            return memory.store.receive(name, piece, offset=offset, total=total)
 
     def _get_snapshot(self, request: BoundedHandler, memory: PodMemory, name: SnapshotName) -> None:
         offset = _Query(request).number("offset", most=memory.volume.size)

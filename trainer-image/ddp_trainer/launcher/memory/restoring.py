@@ -68,6 +68,7 @@ class Restoring:
         decide: Callable[[], Decision | None],
         decided: Callable[[Key | None], None],
         is_current: Callable[[], bool],
+        ended: Callable[[], None] = lambda: None,
         ask_seconds: float = _AGAIN_SECONDS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -75,6 +76,7 @@ class Restoring:
 
         `decided`: called with the decision before anything is fetched.
         `is_current`: returns False if the group has restarted meanwhile.
+        `ended`: called when there is a result.
         `ask_seconds`: interval between questions to node rank 0.
         """
         self._pod = pod
@@ -84,6 +86,7 @@ class Restoring:
         self._decide = decide
         self._decided = decided
         self._is_current = is_current
+        self._ended = ended
         self._sleep = sleep
         self._ready = threading.Event()
         self._result = Restored()
@@ -105,6 +108,7 @@ class Restoring:
             _logger.warning("memory: cannot restore snapshots: %s", result.reason)
         self._result = result
         self._ready.set()
+        self._ended()
 
     def _restore(self) -> Restored:
         decision = self._wait_for_decision()

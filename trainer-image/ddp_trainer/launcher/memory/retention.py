@@ -32,6 +32,10 @@ class Retention:
         # may be the one to resume from.
         return key == self.complete or key.generation >= self.generation or not self.decided
 
+    def resumed_from(self, key: Key) -> bool:
+        """Return True if a generation resumed from a snapshot, and none is complete since."""
+        return self.decided and key == self.complete and key.generation < self.generation
+
     def is_pending(self, key: Key) -> bool:
         """Return True if a snapshot is not complete yet, and may become so."""
         return key.generation == self.generation and key != self.complete and self.keeps(key)

@@ -202,7 +202,9 @@ class Store:
         if of_rank >= SLOTS:
             raise NoRoomError(f"{of_rank} snapshots of rank {name.rank} are here already")
         share = self._volume.size * self._volume.copies // (1 + self._volume.copies)
-        if sum(sizes.values()) + total > share:
+        of_step = sum(size for one, size in sizes.items() if one.key == name.key)
+        # Copies of what was restored must leave room for the next step.
+        if sum(sizes.values()) + total > share or of_step + total > share // SLOTS:
             raise NoRoomError(f"{share} bytes for copies are too few: raise sizeLimit")
 
     def _write(

@@ -111,6 +111,15 @@ class RankEnvironment:
             first_rank, world_size = sizes.first_rank(node_rank), sum(sizes.sizes)
         return range(first_rank, first_rank + own), world_size
 
+    def ranks_of(self, node_rank: int) -> range:
+        """Return the ranks of the pod that has a node rank."""
+        own = self.placement.local_world_size
+        if self._sizes_are_fixed:
+            sizes = self.placement.pod_sizes
+            first_rank = sizes.first_rank(node_rank)
+            return range(first_rank, first_rank + sizes.sizes[node_rank])
+        return range(node_rank * own, (node_rank + 1) * own)
+
 
 def _hold_seconds(env: Mapping[str, str]) -> int:
     text = env.get(HOLD_SECONDS) or "0"
