@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import ddp_trainer
 import pytest
@@ -18,6 +21,9 @@ from tests.trainer.support import deaths
 from tests.trainer.support.norm import network
 
 COPIES = "TEST_SHARD_COPIES"
+PAUSE = "TEST_PAUSE"
+"""The first ranks wait after a step until this file exists."""
+PAUSE_STEP = 8
 NEEDS_TORCH = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST,
     reason="sharded models need a newer torch",
@@ -68,6 +74,13 @@ def main(arguments: Sequence[str]) -> None:
                 if job.step(loss, clip_grad_norm=1.0):
                     value = float(loss.detach()).hex()
                     print(f"rank {job.rank} took step {job.steps_done}: {value}", flush=True)
+                    if PAUSE in os.environ and job.steps_done == PAUSE_STEP:
+                        while not Path(os.environ[PAUSE]).exists():
+                            time.sleep(0.01)
             [ranks] = job.sum(1.0)
             assert ranks == job.world_size
         print(f"rank {job.rank} ends with {digest(_Own(model, optimizer))}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.library.sharding import COPIES, NEEDS_TORCH
+from tests.trainer.library.sharding import COPIES, NEEDS_TORCH, PAUSE, PAUSE_STEP
 from tests.trainer.recovery.test_kill_points import spread
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
+from tests.trainer.support.memory_jobs import memory_job
+from tests.trainer.support.pods import until
 
 EPOCHS = 2
-LAST_STEP = {3: 30, 4: 24}
+LAST_STEP = {2: 46, 3: 30, 4: 24}
 
 pytestmark = [NEEDS_TORCH, pytest.mark.timeout(900)]
 
 Undisturbed = Callable[[int], set[str]]
 
 
-def run(folder: Path, ranks: int, copies: int, plan: Sequence[Death] = ()) -> tuple[set[str], str]:
-    """Return all losses and the states of all ranks at the end, and the log."""
+def run(
+    folder: Path, ranks: int, copies: int, plan: Sequence[Death] = (), *, memory: bool = False
+) -> tuple[set[str], str]:
+    """Return all losses and the states of all ranks at the end, and the log.
+
+    `memory`: the pod has a volume in memory.
+    """
     folder.mkdir(exist_ok=True)
     variables = {COPIES: str(copies), **deaths.environment(list(plan), folder / "graves")}
+    if memory:
+        (folder / "memory").mkdir()
+        variables |= {
+            "DDP_STATUS_PORT": str(free_port()),
+            "DDP_MEMORY_DIR": str(folder / "memory"),
+            "DDP_MEMORY_BYTES": str(16 << 20),
+            "DDP_MEMORY_COPIES": "0",
+        }
     with script_job(folder, ranks=ranks, script="shards", variables=variables) as job:
         pod = run_to_its_end(job, "--epochs", str(EPOCHS))
     assert deaths.toll(folder / "graves") == len(plan), pod.log
@@ -109,6 +126,60 @@ def test_a_pod_dies_with_all_its_ranks(tmp_path: Path, undisturbed: Undisturbed)
             assert pod.wait() == 0, pod.log
         assert "restarting it" not in survivor.log
         assert set().union(*(printed(pod.log) for pod in job.pods)) == expected
+
+
+def test_more_lost_ranks_than_copies_continue_from_the_memory_of_the_pod(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """First a rank and the one with its copy are lost, later all."""
+    plan = [
+        Death(rank=1, point="within a step", step=6),
+        Death(rank=2, point="rendezvous"),  # has rank 1's part, which has not travelled yet
+        Death(rank=0, point="within a step", step=20),
+        Death(rank=1, point="rendezvous"),
+        Death(rank=2, point="rendezvous"),
+    ]
+    results, log = run(tmp_path, 3, 1, plan, memory=True)
+    assert results == undisturbed(3)
+    assert log.count("was killed") == len(plan), log
+    assert len(loaded_steps(log)) == 2, log
+    assert "parts of the model are gone, and all ranks restart from step" in log
+
+
+def loaded_steps(log: str) -> list[int]:
+    """Return the steps that were loaded from the memory of the pods; none is the beginning."""
+    steps = re.findall(r"loading step (\d+) from the memory of the pods", log)
+    assert "0" not in steps
+    return [int(step) for step in steps]
+
+
+def test_a_lost_pod_without_copies_continues_from_the_memory_of_another(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    expected = undisturbed(2)
+    script = ("--", sys.executable, "-m", "tests.trainer.library.sharding")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        memory_job(tmp_path, nodes=2, command=[*script, "--epochs", str(EPOCHS)]) as job,
+    ):
+        patch.setenv(COPIES, "0")
+        patch.setenv(PAUSE, str(tmp_path / "continue"))
+        pods = [job.start(node_rank) for node_rank in range(2)]
+        for pod in pods:
+            pod.wait_for_log(f"took step {PAUSE_STEP}:")
+        until(lambda: "step" in job.memory(), "a step to be complete")
+        complete = job.memory()["step"]
+        pods[0].process.kill()
+        pods[0].process.wait()
+        (tmp_path / "continue").touch()
+        pods[0] = job.start(0, generation=2)
+        pods[0].wait_to_listen()
+        job.restart(pods, 2)
+        for pod in pods:
+            assert pod.wait() == 0, pod.log
+        [step] = loaded_steps(pods[0].log)
+        assert step >= complete
+        assert set().union(*(printed(pod.log) for pod in job.job.pods)) == expected
 
 
 def test_without_copies_a_lost_rank_restarts_all(tmp_path: Path, undisturbed: Undisturbed) -> None:

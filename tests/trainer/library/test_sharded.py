@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,31 @@ import torch
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.library.sharded import packing
 from ddp_trainer.library.sharded.agreement import Inventory, copy_distances, newest_complete
-from ddp_trainer.library.sharded.support import mesh_of
+from ddp_trainer.library.sharded.support import check, mesh_of
+from ddp_trainer.memory.restoration import MismatchError
+from ddp_trainer.memory.volume import Key
+from ddp_trainer.run.parts import Parts
+from ddp_trainer.settings.environment import Environment
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.library.sharding import NEEDS_TORCH
+from tests.trainer.support.pods import contract
 
 pytestmark = [NEEDS_TORCH, pytest.mark.usefixtures("no_launcher")]
+
+
+def keys(*steps: int) -> list[Key]:
+    """Return the keys of snapshots in processes."""
+    return [Key(0, step) for step in steps]
+
+
+FRESH = Inventory(own=keys(0), copies=[])
 
 
 def inventories(size: int, copies: int, ahead: set[int], copied: set[int]) -> list[Inventory]:
@@ -34,9 +51,9 @@ def inventories(size: int, copies: int, ahead: set[int], copied: set[int]) -> li
     found = []
     for rank in range(size):
         sources = [(rank - distance) % size for distance in copy_distances(size, copies)]
-        held = [(source, step) for source in sources for step in (5, 6)]
-        held += [(source, 7) for source in sources if source in copied]
-        found.append(Inventory(own=[6, 7] if rank in ahead else [5, 6], copies=held))
+        held = [(source, key) for source in sources for key in keys(5, 6)]
+        held += [(source, Key(0, 7)) for source in sources if source in copied]
+        found.append(Inventory(own=keys(6, 7) if rank in ahead else keys(5, 6), copies=held))
     return found
 
 
@@ -47,27 +64,34 @@ def test_any_ranks_up_to_the_number_of_copies_may_be_lost(size: int, copies: int
         for ahead in ([], [0], [size - 1], ranks):
             held = inventories(size, copies, set(ahead), set(ahead))
             for rank in lost:
-                held[rank] = Inventory(own=[0], copies=[])
+                held[rank] = FRESH
             decision = newest_complete(held)
             assert decision is not None
-            assert decision.step == (7 if ahead is ranks else 6)
+            assert decision.key.step == (7 if ahead is ranks else 6)
             assert set(decision.senders) == set(lost)
             for rank, sender in decision.senders.items():
-                assert (rank, decision.step) in held[sender].copies
+                assert (rank, decision.key) in held[sender].copies
 
 
 def test_a_step_without_all_copies_is_not_continued_from() -> None:
     held = inventories(3, 1, ahead={0, 1, 2}, copied={0, 2})
-    held[1] = Inventory(own=[0], copies=[])
+    held[1] = FRESH
     decision = newest_complete(held)
     assert decision is not None
-    assert (decision.step, decision.senders) == (6, {1: 2})
+    assert (decision.key.step, decision.senders) == (6, {1: 2})
 
 
 def test_more_lost_ranks_than_copies_are_lost() -> None:
     held = inventories(4, 1, ahead=set(), copied=set())
-    held[0] = held[2] = Inventory(own=[0], copies=[])
+    held[0] = held[2] = FRESH
     assert newest_complete(held) is None
+
+
+def test_a_later_generation_is_newer_than_a_higher_step() -> None:
+    held = [Inventory(own=[Key(1, 9), Key(2, 6)], copies=[])] * 2
+    decision = newest_complete(held)
+    assert decision is not None
+    assert decision.key == Key(2, 6)
 
 
 def test_copies_are_on_other_ranks() -> None:
@@ -91,22 +115,21 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_state_is_packed_and_unpacked() -> None:
-    mesh = ddp_trainer.device_mesh()
     whole = sharded(nn.Linear(3, 2)).weight
     assert isinstance(whole, DTensor)
     state: dict[str, Any] = OrderedDict(
-        numbers=[1, 0.1, float("inf"), None, True, "text", b"bytes"],
+        numbers=[1, 0.1, float("inf"), None, True, "text", b"bytes", (2, 3)],
         scalar=torch.tensor(3),
         empty=torch.empty(0, 4),
         half=torch.randn(3, 3).t().bfloat16(),
         mask=torch.tensor([True, False, True]),
         whole=whole.detach(),
-        kinds=(torch.float16, torch.Size((2, 3)), torch.device("cpu")),
+        moment=torch.zeros_like(whole.detach()),
     )
     memory = packing.pack(state)
     again = packing.pack(state, memory)
     assert again.data_ptr() == memory.data_ptr(), "memory is used again"
-    found = packing.unpack(memory, mesh)
+    found = packing.unpack(memory, [whole])
     assert list(found) == list(state)
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
@@ -114,16 +137,17 @@ def test_a_state_is_packed_and_unpacked() -> None:
             assert found[key].dtype == value.dtype
         else:
             assert found[key] == value
-    assert found["whole"].placements == whole.placements
+    assert found["moment"].placements == whole.placements
     memory.zero_()
     assert found["numbers"] == state["numbers"], "it is a copy"
     assert torch.equal(found["half"], state["half"])
+    with pytest.raises(MismatchError, match="is a DTensor"):
+        packing.unpack(packing.pack(state), [])
 
 
 def test_a_packed_state_cannot_run_code() -> None:
-    for evil in (print, pickle.loads, torch.load, Path):
-        with pytest.raises(pickle.UnpicklingError, match="no plain data"):
-            packing.load(packing.dump({"state": evil}))
+    with pytest.raises(TypeError, match=r'state\["evil"\] is of type builtin'):
+        packing.pack({"evil": print})
 
 
 def model() -> nn.Module:
@@ -159,6 +183,36 @@ def test_what_cannot_continue_is_refused(
     assert refusal(caplog, model=partly).startswith("1.weight is not sharded")
     monkeypatch.setattr(torch, "__version__", "2.12.1")
     assert "needs torch 2.13 or newer" in refusal(caplog, model=whole)
+
+
+def test_gpus_are_refused(no_launcher: None) -> None:
+    del no_launcher
+    env = {**contract(), "RANK": "0", "LOCAL_RANK": "0", "DDP_BACKEND": "nccl"}
+    placement = Environment.from_env(env).placement
+    with pytest.raises(ConfigurationError, match="with gloo on CPUs only, not with nccl"):
+        check(Parts({"model": sharded(model())}), placement, is_batch_fixed=False, copies=0)
+
+
+def test_a_mesh_of_two_dimensions_is_refused() -> None:
+    """HSDP: replicas of the shards."""
+    with fake_group(ranks=4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        net = model()
+        fully_shard(net, mesh=mesh)
+        with pytest.raises(
+            ConfigurationError, match=r"shard the model only by fully_shard\(model, "
+        ):
+            mesh_of([net])
+
+
+@contextmanager
+def fake_group(ranks: int) -> Iterator[None]:
+    """Be rank 0 of a group whose other ranks do not exist."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_dtensor_that_is_not_sharded_is_refused() -> None:

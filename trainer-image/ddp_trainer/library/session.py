@@ -78,7 +78,8 @@ class Session:
             on_stuck=partial(end_stuck, report),
             script_progress=self._script_progress,
         )
-        follow(self._world.current_assignment)  # the script may use ddp_trainer.memory
+        self._saver = follow(self._world.current_assignment)
+        """Of snapshots in the pod's memory, also for the script's own."""
         self.device = self._world.device
         """Device of this rank and of its models."""
         self._checkpoint_manager = CheckpointManager(
@@ -184,9 +185,10 @@ class Session:
         check(run.parts, placement, is_batch_fixed=self._batch.is_fixed, copies=copies)
         for model in run.models:
             model.register_forward_pre_hook(self._expect_loop)
+        from ddp_trainer.library.sharded.pod_memory import PodMemory  # noqa: PLC0415
         from ddp_trainer.library.sharded.snapshots import Snapshots  # noqa: PLC0415
 
-        return Snapshots(run, mesh, copies=copies)
+        return Snapshots(run, mesh, PodMemory(self._saver), copies=copies)
 
     def _expect_loop(self, *_: object) -> None:
         if self._script.place[0] not in ("step", "after a step"):

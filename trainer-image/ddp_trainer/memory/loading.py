@@ -83,7 +83,7 @@ def load(into: Any = None) -> tuple[int, Any] | None:
     if answer.path is None:
         _logger.info("no snapshot in memory: %s", answer.reason)
         return None
-    state = _read(volume, environment, Path(answer.path), into)
+    state = read(volume, environment, Path(answer.path), into)
     if progress := Progress.of(environment, os.environ):
         progress.resumed(answer.step)
     return answer.step, state
@@ -143,8 +143,8 @@ def _reason(text: bytes) -> str:
     return f"{reason:.200}"
 
 
-def _read(volume: Volume, environment: Environment, path: Path, into: Any) -> Any:
-    """Return the state in a snapshot file.
+def read(volume: Volume, environment: Environment, path: Path, into: Any = None) -> Any:
+    """Return the state in a snapshot file of the rank with this environment.
 
     Raises:
         NoSnapshotError: the file is not this rank's snapshot, or damaged, or gone.

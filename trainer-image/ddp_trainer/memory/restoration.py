@@ -35,16 +35,21 @@ class MismatchError(ValueError):
 class Restoration:
     """Puts the state of one snapshot together."""
 
-    def __init__(self, header: Header, payload: memoryview) -> None:
-        """`payload`: everything behind the header; it must be writable, for torch's sake."""
+    def __init__(
+        self, header: Header, payload: memoryview, examples: Iterable[Tensor] = ()
+    ) -> None:
+        """`payload`: everything behind the header; it must be writable, for torch's sake.
+
+        `examples`: DTensors; new ones have their mesh and placements.
+        """
         self._header = header
         self._payload = payload
         self._copies: list[tuple[Tensor, Tensor]] = []
         """Destination and source."""
         self._made: dict[tuple[str, int], Any] = {}
         """New tensors, arrays and bytes, by the index of their buffer."""
-        self._examples: dict[Layout, Any] = {}
-        """A DTensor of `into` with each layout."""
+        self._examples: dict[Layout, Any] = {Layout.of(each): each for each in examples}
+        """A DTensor with each layout, also from `into`."""
         self._has_tensors: dict[int, bool] = {}
 
     def state(self, into: object = _ABSENT) -> Any:

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.memory.file_format import Header, encode
 from ddp_trainer.memory.mapped_files import MappedFile, MappedFiles
 from ddp_trainer.memory.progress import Progress
@@ -50,20 +51,29 @@ def save(step: int, state: object, *, replicated: bool = False) -> bool:
     Raises:
         TypeError: the state contains another type; the message says where.
         ValueError: the step is not valid.
-        ConfigurationError: a variable that the launcher sets is missing or malformed.
+        ConfigurationError: a variable that the launcher sets is missing or malformed, or `join`
+            saves a sharded model in memory itself.
     """
     saver = _saver()
+    if saver is not None and saver.is_reserved:
+        raise ConfigurationError(
+            "join() saves the sharded model in memory itself: remove ddp_trainer.memory.save()"
+        )
     return saver is not None and saver.save(step, state, replicated=replicated)
 
 
-def follow(assignment: CurrentAssignment) -> None:
+def follow(assignment: CurrentAssignment) -> Saver | None:
     """Save as a rank of this assignment's group, which may change while the process runs.
+
+    Returns:
+        This rank's saver; None: the job has no `spec.memoryCheckpoint`.
 
     Raises:
         ConfigurationError: a variable that the launcher sets is missing or malformed.
     """
     if (saver := _saver()) is not None:
         saver.assignment = assignment
+    return saver
 
 
 @cache
@@ -85,7 +95,9 @@ class Saver:
         """`progress`: reports saved steps; None: this rank does not report."""
         self.assignment = assignment
         """Of this rank; snapshots belong to its generation of the group."""
-        self._volume = volume
+        self.volume = volume
+        self.is_reserved = False
+        """True: the library saves, so scripts must not."""
         self._progress = progress
         self._folder = volume.own(assignment.environment.local_rank)
         self._files = MappedFiles(self._folder)
@@ -149,7 +161,7 @@ class Saver:
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 return False, (
-                    f"the volume of {_text(self._volume.size)} is full: set "
+                    f"the volume of {_text(self.volume.size)} is full: set "
                     "spec.memoryCheckpoint.sizeLimit to a larger size"
                 )
             return False, f"rank {name.rank} cannot write to its volume: {error}"[:_LONGEST_REFUSAL]
@@ -158,7 +170,7 @@ class Saver:
         return True, ""
 
     def _too_large(self, size: int, replicated: bool) -> str:
-        volume, ranks = self._volume, self._environment.placement.local_world_size
+        volume, ranks = self.volume, self._environment.placement.local_world_size
         share = volume.share(local_world_size=ranks, replicated=replicated)
         if size <= share:
             return ""
@@ -169,6 +181,10 @@ class Saver:
             "or more"
         )
 
+    def has_room(self) -> bool:
+        """Return whether a sharded snapshot can be saved before another one is released."""
+        return (self._folder / FREE).exists() or self._held(replicated=False) < SLOTS
+
     def _take_slot(self, part: Path, name: SnapshotName) -> bool:
         """Provide the file to write to; return False while there is none.
 
@@ -177,17 +193,18 @@ class Saver:
         try:
             (self._folder / FREE).rename(part)
         except FileNotFoundError:
-            return part.exists() or self._held(name) < SLOTS
+            return part.exists() or self._held(replicated=name.replicated) < SLOTS
         return True
 
-    def _held(self, name: SnapshotName) -> int:
+    def _held(self, *, replicated: bool) -> int:
         """Return how many snapshots the volume holds of this rank, including a restored one."""
         own = _names(self._folder)
+        place = self._environment.rank, self._environment.placement.world_size
         restored = [
             other
-            for other in _names(self._volume.restored)
-            if other.replicated == name.replicated
-            and (name.replicated or (other.rank, other.world_size) == (name.rank, name.world_size))
+            for other in _names(self.volume.restored)
+            if other.replicated == replicated
+            and (replicated or (other.rank, other.world_size) == place)
         ]
         return len(own) + len(restored)
 
@@ -204,7 +221,7 @@ class Saver:
             message["refusal"] = refusal
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
             try:
-                sender.sendto(json.dumps(message).encode(), str(self._volume.socket))
+                sender.sendto(json.dumps(message).encode(), str(self.volume.socket))
             except OSError as error:
                 _logger.debug("the launcher did not receive a report: %s", error)
 
@@ -218,19 +235,10 @@ def _names(folder: Path) -> list[SnapshotName]:
 
 def _fill(file: MappedFile, begin: bytes, flat: Flat) -> None:
     """Copy the header and all tensors to the file; return when they are there."""
-    file.memory[: len(begin)] = begin
     devices = {each.device for each in flat.sources if isinstance(each, Tensor) and each.is_cuda}
     if devices:
         file.lock_pages()
-    for buffer, source in zip(flat.buffers, flat.sources, strict=True):
-        at, to = len(begin) + buffer.offset, len(begin) + buffer.offset + buffer.size
-        if buffer.size == 0:
-            continue
-        if isinstance(source, Tensor):
-            target = file.tensor[at:to].view(source.dtype).view(source.shape)
-            target.copy_(source, non_blocking=source.is_cuda)
-        else:
-            file.memory[at:to] = source
+    flat.write(begin, file.tensor)
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
 

@@ -38,6 +38,23 @@ class Flat:
     """The content of each buffer."""
     buffers: Sequence[Buffer]
 
+    def write(self, begin: bytes, memory: Tensor) -> None:
+        """Copy the bytes before the payload, and all buffers, to memory.
+
+        Copies from a GPU are asynchronous if the memory is page-locked.
+        """
+        memory[: len(begin)] = torch.frombuffer(bytearray(begin), dtype=torch.uint8)
+        for buffer, source in zip(self.buffers, self.sources, strict=True):
+            if buffer.size == 0:
+                continue
+            at = len(begin) + buffer.offset
+            target = memory[at : at + buffer.size]
+            if isinstance(source, Tensor):
+                view = target.view(source.dtype).view(source.shape)
+                view.copy_(source, non_blocking=source.is_cuda)
+            else:
+                target.copy_(torch.frombuffer(bytearray(source), dtype=torch.uint8))
+
 
 def flatten(state: object) -> Flat:
     """Take a state apart; tensors are not copied.

@@ -5,43 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ddp_trainer.memory.volume import Key
+
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """The snapshots that one rank holds."""
+    """The snapshots that one rank holds, in its process or in the volume of its pod."""
 
-    own: Sequence[int]
-    """Steps of its own snapshots; none: this process has replaced a lost one."""
-    copies: Sequence[tuple[int, int]]
-    """Ranks and steps of its copies of other ranks' snapshots."""
+    own: Sequence[Key]
+    """Keys of its own snapshots; all in processes have generation 0."""
+    copies: Sequence[tuple[int, Key]]
+    """Ranks and keys of its copies of other ranks' snapshots."""
 
 
 @dataclass(frozen=True)
 class Decision:
     """The step of all ranks, and the ranks that send snapshots of it."""
 
-    step: int
+    key: Key
     senders: Mapping[int, int]
     """For each rank that needs its snapshot, a rank that has a copy."""
 
 
 def newest_complete(inventories: Sequence[Inventory]) -> Decision | None:
     """Return the newest step of which every rank's snapshot exists; None: there is none."""
-    steps = {step for held in inventories for step in held.own}
-    steps |= {step for held in inventories for _, step in held.copies}
-    for step in sorted(steps, reverse=True):
+    keys = {key for held in inventories for key in held.own}
+    keys |= {key for held in inventories for _, key in held.copies}
+    for key in sorted(keys, reverse=True):
         senders = {}
         for rank, held in enumerate(inventories):
-            if step in held.own:
+            if key in held.own:
                 continue
             sender = next(
-                (other for other, its in enumerate(inventories) if (rank, step) in its.copies), None
+                (other for other, its in enumerate(inventories) if (rank, key) in its.copies), None
             )
             if sender is None:
                 break
             senders[rank] = sender
         else:
-            return Decision(step, senders)
+            return Decision(key, senders)
     return None
 
 

@@ -7,6 +7,9 @@ lost, all snapshots of one of the last two steps exist. All ranks continue from 
 rank that is one step further returns to it.
 
 A rank keeps two snapshots of its own and two of each rank whose copies it holds.
+
+If more is lost, all processes restart and continue from the volumes in memory of their pods, if
+the job has them. There ranks save the newest step whenever all of them have room.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from functools import partial
 from typing import Any
@@ -33,6 +36,8 @@ from ddp_trainer.library.sharded.agreement import (
     copy_distances,
     newest_complete,
 )
+from ddp_trainer.library.sharded.pod_memory import PodMemory
+from ddp_trainer.memory.volume import Key
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system.threads import start_thread
 
@@ -47,17 +52,22 @@ _logger = logging.getLogger(__name__)
 class Snapshots:
     """One rank's snapshots of its own state, and its copies of other ranks' snapshots."""
 
-    def __init__(self, run: TrainState, mesh: DeviceMesh, *, copies: int) -> None:
+    def __init__(
+        self, run: TrainState, mesh: DeviceMesh, pod_memory: PodMemory, *, copies: int
+    ) -> None:
         """`mesh`: of the run's models. `copies`: ranks that receive each snapshot."""
         self._run = run
         self._mesh = mesh
+        self._pod_memory = pod_memory
+        self._saving: futures.Future[None] | None = None
+        """Ends when a snapshot is in the volume of the pod."""
         self._distances = copy_distances(mesh.size(), copies)
         self._group: Group | None = None
         self._own: dict[int, Tensor] = {}
         """By step."""
         self._copies: dict[tuple[int, int], Tensor] = {}
         """By rank and step."""
-        self._progress: Mapping[str, Any] = {}
+        self._progress: dict[str, Any] = {}
         """Where the run stood right before its last step changed it."""
         self._copying: futures.Future[None] | None = None
         """Ends when the newest snapshot is copied, and this rank has the copies it must hold."""
@@ -75,32 +85,72 @@ class Snapshots:
             self._group = group
         self._expect_place(group)
         own = {0} if self._run.is_fresh else set(self._own)
-        mine = json.dumps([sorted(own), sorted(self._copies)]).encode()
-        inventories = []
-        for told in group.gather(mine):
-            steps, copies = json.loads(told)
-            inventories.append(Inventory(own=steps, copies=[(rank, at) for rank, at in copies]))
-        decision = newest_complete(inventories)
-        if decision is None:
-            raise RuntimeError(
-                "more ranks were lost than join(shard_copies=...) protects from: parts of the "
-                "model are gone, and training starts again"
-            )
+        decision = _agreed(
+            group,
+            own=[Key(0, step) for step in own],
+            copies=[(rank, Key(0, step)) for rank, step in self._copies],
+        )
+        if decision is None or decision.key.step == 0:
+            decision = self._load_saved(group, lost=decision is None) or decision
+        assert decision is not None
+        step = decision.key.step
         for model in self._run.models:
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()  # it may hold what a step without all ranks gathered
-        self._return_to(decision.step)
+        self._return_to(step)
         self._transfer(decision, group)
         self._share_progress(group)
         self._run.is_fresh = False
-        if decision.step not in self._own:
-            self._own[decision.step] = packing.pack(self._run.full_state_dict())
-        self._own = {decision.step: self._own[decision.step]}
+        if step not in self._own:
+            self._own[step] = packing.pack(self._run.full_state_dict())
+        self._own = {step: self._own[step]}
         with self._lock:
-            self._copies = {key: of for key, of in self._copies.items() if key[1] == decision.step}
-        self._begin_to_copy(decision.step)
+            self._copies = {key: of for key, of in self._copies.items() if key[1] == step}
+        self._begin_to_copy(step)
         self.confirm()
+
+    def _load_saved(self, group: Group, *, lost: bool) -> Decision | None:
+        """Load the newest snapshots that all ranks have saved in the memory of the pods.
+
+        `lost`: parts of the model are in no process, but other parts are.
+
+        Returns:
+            The step of these snapshots, and who has some for other pods; None: there are none.
+
+        Raises:
+            RuntimeError: parts are lost. Processes with others cannot return that far, so all
+                restart.
+        """
+        files = self._pod_memory.files()
+        decision = _agreed(
+            group,
+            own=[key for rank, key in files if rank == group.rank],
+            copies=[(rank, key) for rank, key in files if rank != group.rank],
+        )
+        if lost:
+            outlook = "training starts again"
+            if decision is not None:
+                outlook = f"all ranks restart from step {decision.key.step} in memory"
+            raise RuntimeError(
+                "more ranks were lost than join(shard_copies=...) protects from: parts of the "
+                f"model are gone, and {outlook}"
+            )
+        if decision is None:
+            return None
+        key = decision.key
+        if group.rank == 0:
+            _logger.info("loading step %d from the memory of the pods", key.step)
+        if group.rank not in decision.senders:
+            own = self._pod_memory.load(group.rank, files[group.rank, key])
+            self._own[key.step], self._progress = own, {}
+        for rank, sender in decision.senders.items():
+            if sender == group.rank:
+                snapshot = self._pod_memory.load(rank, files[rank, key])
+                with self._lock:
+                    self._copies[rank, key.step] = snapshot
+        self._pod_memory.newest = key.step
+        return decision
 
     def take(self) -> None:
         """Take a snapshot after a step, and begin to copy it; `confirm` the step before first."""
@@ -110,11 +160,19 @@ class Snapshots:
         self._begin_to_copy(step)
 
     def confirm(self) -> None:
-        """Wait until all ranks have their snapshots and copies of the last step; a collective."""
+        """Wait until all ranks have their snapshots and copies of the last step; a collective.
+
+        If all ranks have room in the memory of their pods, they begin to save the step there.
+        """
         assert self._group is not None
         if self._copying is not None:
             self._copying.result()
-        self._group.barrier()
+        if self._saving is not None:
+            self._saving.result()
+        step = max(self._own)
+        [ranks] = self._group.sum(float(self._pod_memory.wants(step)))
+        if ranks == self._group.size:
+            self._saving = _started(partial(self._pod_memory.save, step, self._own[step]))
 
     def leave_step(self) -> None:
         """Note where the run stands, now that its next step will change the state."""
@@ -124,6 +182,8 @@ class Snapshots:
         """Release a group that broke or that all ranks leave."""
         with self._lock:
             self._group = self._copying = None
+        if self._saving is not None:
+            futures.wait([self._saving])
 
     def _expect_place(self, group: Group) -> None:
         [own], size = self._mesh.get_coordinate() or [-1], self._mesh.size()
@@ -135,31 +195,38 @@ class Snapshots:
 
     def _return_to(self, step: int) -> None:
         run = self._run
-        if run.is_fresh or run.position.step == step or step not in self._own:
+        if run.position.step == step or step not in self._own:
             return
-        _logger.info("returning from step %d to step %d", run.position.step, step)
+        if not run.is_fresh:
+            _logger.info("returning from step %d to step %d", run.position.step, step)
         # The script may have left the place of the snapshot before it took the next step.
-        run.load_state_dict(packing.unpack(self._own[step], self._mesh) | self._progress)
+        run.load_state_dict(self._unpacked(self._own[step]) | self._progress)
+        run.is_fresh = False
+
+    def _unpacked(self, snapshot: Tensor) -> dict[str, Any]:
+        parameters = (each for model in self._run.models for each in model.parameters())
+        state: dict[str, Any] = packing.unpack(snapshot, parameters)
+        return state
 
     def _transfer(self, decision: Decision, group: Group) -> None:
         """Give each rank that lacks its snapshot a copy of it."""
-        begin = time.monotonic()
+        begin, step = time.monotonic(), decision.key.step
         sending = [
-            _started(partial(_send, self._copies[rank, decision.step], group, to=rank))
+            _started(partial(_send, self._copies[rank, step], group, to=rank))
             for rank, sender in decision.senders.items()
             if group.rank == sender
         ]
         if group.rank in decision.senders:
             memory = _receive(None, group, source=decision.senders[group.rank])
-            self._run.load_state_dict(packing.unpack(memory, self._mesh))
+            self._run.load_state_dict(self._unpacked(memory))
             self._run.is_fresh = False
-            self._own = {decision.step: memory}
+            self._own = {step: memory}
         for sent in sending:
             sent.result()
         if group.rank == 0 or group.rank in decision.senders:
             _logger.info(
                 "continuing from memory at step %d: %s, %.2f s",
-                decision.step,
+                step,
                 ", ".join(
                     f"rank {rank}'s part from rank {sender}"
                     for rank, sender in list(decision.senders.items())[:8]
@@ -175,8 +242,9 @@ class Snapshots:
         most = max(told)
         if min(told) != most:
             source = told.index(most)
-            own = packing.dump(self._run.progress_dict()) if group.rank == source else None
-            self._run.load_progress_dict(packing.load(group.broadcast(own, source=source)))
+            is_source = group.rank == source
+            own = json.dumps(self._run.progress_dict()).encode() if is_source else None
+            self._run.load_progress_dict(json.loads(group.broadcast(own, source=source)))
 
     def _begin_to_copy(self, step: int) -> None:
         assert self._group is not None
@@ -198,6 +266,22 @@ class Snapshots:
                     return
                 self._copies[source, step] = memory
             sent.result()
+
+
+def _agreed(
+    group: Group, *, own: Iterable[Key], copies: Iterable[tuple[int, Key]]
+) -> Decision | None:
+    """Return the newest step of which every rank's snapshot exists; a collective."""
+    inventories = []
+    for told in group.gather(json.dumps([sorted(own), sorted(copies)]).encode()):
+        keys, others = json.loads(told)
+        inventories.append(
+            Inventory(
+                own=[Key(*key) for key in keys],
+                copies=[(rank, Key(*key)) for rank, key in others],
+            )
+        )
+    return newest_complete(inventories)
 
 
 def _started(work: Callable[[], None]) -> futures.Future[None]:
