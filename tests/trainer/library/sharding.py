@@ -21,9 +21,11 @@ from tests.trainer.support import deaths
 from tests.trainer.support.norm import network
 
 COPIES = "TEST_SHARD_COPIES"
-PAUSE = "TEST_PAUSE"
-"""The first ranks wait after a step until this file exists."""
+PAUSES = "TEST_PAUSES"
+"""Ranks wait at each of two points until a file of its name is in this folder."""
+BEFORE_JOIN = "before join"
 PAUSE_STEP = 8
+AFTER_STEP = "after a step"
 NEEDS_TORCH = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST,
     reason="sharded models need a newer torch",
@@ -45,6 +47,11 @@ class _Own:
         return state.to_local() if isinstance(state, DTensor) else state
 
 
+def _pause(point: str) -> None:
+    while PAUSES in os.environ and not Path(os.environ[PAUSES], point).exists():
+        time.sleep(0.01)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Train to the end."""
     options = parsed(arguments)
@@ -56,6 +63,7 @@ def main(arguments: Sequence[str]) -> None:
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    _pause(BEFORE_JOIN)
     with ddp_trainer.join(
         model=model,
         optimizer=optimizer,
@@ -74,9 +82,8 @@ def main(arguments: Sequence[str]) -> None:
                 if job.step(loss, clip_grad_norm=1.0):
                     value = float(loss.detach()).hex()
                     print(f"rank {job.rank} took step {job.steps_done}: {value}", flush=True)
-                    if PAUSE in os.environ and job.steps_done == PAUSE_STEP:
-                        while not Path(os.environ[PAUSE]).exists():
-                            time.sleep(0.01)
+                    if job.steps_done == PAUSE_STEP:
+                        _pause(AFTER_STEP)
             [ranks] = job.sum(1.0)
             assert ranks == job.world_size
         print(f"rank {job.rank} ends with {digest(_Own(model, optimizer))}", flush=True)

@@ -11,7 +11,14 @@ import pytest
 
 from tests.ports import free_port
 from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.library.sharding import COPIES, NEEDS_TORCH, PAUSE, PAUSE_STEP
+from tests.trainer.library.sharding import (
+    AFTER_STEP,
+    BEFORE_JOIN,
+    COPIES,
+    NEEDS_TORCH,
+    PAUSE_STEP,
+    PAUSES,
+)
 from tests.trainer.recovery.test_kill_points import spread
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
@@ -156,6 +163,7 @@ def loaded_steps(log: str) -> list[int]:
 def test_a_lost_pod_without_copies_continues_from_the_memory_of_another(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
+    """Its launcher has fetched its snapshot, but not kept it: the other rank sends it."""
     expected = undisturbed(2)
     script = ("--", sys.executable, "-m", "tests.trainer.library.sharding")
     with (
@@ -163,7 +171,8 @@ def test_a_lost_pod_without_copies_continues_from_the_memory_of_another(
         memory_job(tmp_path, nodes=2, command=[*script, "--epochs", str(EPOCHS)]) as job,
     ):
         patch.setenv(COPIES, "0")
-        patch.setenv(PAUSE, str(tmp_path / "continue"))
+        patch.setenv(PAUSES, str(tmp_path))
+        (tmp_path / BEFORE_JOIN).touch()
         pods = [job.start(node_rank) for node_rank in range(2)]
         for pod in pods:
             pod.wait_for_log(f"took step {PAUSE_STEP}:")
@@ -171,14 +180,20 @@ def test_a_lost_pod_without_copies_continues_from_the_memory_of_another(
         complete = job.memory()["step"]
         pods[0].process.kill()
         pods[0].process.wait()
-        (tmp_path / "continue").touch()
+        (tmp_path / BEFORE_JOIN).unlink()
+        (tmp_path / AFTER_STEP).touch()
         pods[0] = job.start(0, generation=2)
         pods[0].wait_to_listen()
         job.restart(pods, 2)
+        pods[0].wait_for_log("memory: resuming from step")
+        [fetched] = job.volumes.glob(f"{pods[0].name}/restored/*.snapshot")
+        fetched.unlink()
+        (tmp_path / BEFORE_JOIN).touch()
         for pod in pods:
             assert pod.wait() == 0, pod.log
         [step] = loaded_steps(pods[0].log)
         assert step >= complete
+        assert f"step {step}: rank 0's part from rank 1" in pods[0].log
         assert set().union(*(printed(pod.log) for pod in job.job.pods)) == expected
 
 
