@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import signal
+from itertools import pairwise
 
 import pytest
-from ddp_trainer.run.stop import StopSignal, is_carried
+from ddp_trainer.run.stop import StopSignal, Votes, is_carried
+
+from tests.trainer.support.same_group import group_of_one
 
 
 def told(stop: StopSignal, *, seconds_ago: float = 0.0) -> StopSignal:
@@ -42,3 +45,19 @@ def test_all_that_are_told_stop_at_once_and_no_fewer(ranks: int) -> None:
     assert not is_carried(one_by_one)
     assert is_carried(one_by_one + vote)
     assert math.isclose(vote, 1 / ranks)
+
+
+def test_votes_are_regular_though_their_interval_changes_with_each_step() -> None:
+    with group_of_one() as group:
+        votes = Votes(group, stop=lambda _: 0.0, save=lambda: True)
+        voted = []
+        for step in range(1, 100):
+            votes.begin(step)
+            votes.read()
+            if votes.save:
+                voted.append(step)
+            interval = 10 if (step + 1) % 10 else 11  # the next step is not a multiple
+            votes.pace(0.25 / (interval + 0.5))
+    assert voted[0] == 1
+    assert {later - earlier for earlier, later in pairwise(voted)} <= {10, 11}
+    assert len(voted) >= 9

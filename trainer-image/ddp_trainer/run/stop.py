@@ -87,6 +87,8 @@ class Votes:
         self._group = group
         self._wants = stop, save, leave
         self._every_steps = 1
+        self._voted_at = -math.inf
+        """The step before which the last vote began; the same on all ranks."""
         self._counts = torch.zeros(4)
         self._wait: Callable[[], None] | None = None
         self.stop = False
@@ -105,7 +107,9 @@ class Votes:
         own; then each step has a vote. None: all ranks know.
         """
         self.stop = self.save = self.leave = self.has_end = False
-        if has_end is not None or step % self._every_steps == 0:
+        # Not at multiples of the interval: it changes, and no step might be one for a long time.
+        if has_end is not None or step - self._voted_at >= self._every_steps:
+            self._voted_at = step
             # In new memory: the result for a step that is tried again may still arrive.
             stop, save, leave = self._wants
             wants = stop(self._group.size), save(), leave(), bool(has_end)
