@@ -30,7 +30,7 @@ def assert_same_end(folder: Path, plan: list[Death], undisturbed: Job) -> str:
     with pods(folder, *plan) as wounded:
         ended = run_to_the_end(wounded)
     log = "\n".join(pod.log for pod in ended)
-    assert deaths.toll(folder / "graves") == len(plan), log
+    deaths.assert_all_happened(plan, folder / "graves", log)
     assert "resuming from checkpoint" not in log
     assert "this process cannot continue" not in log
     assert log.count("restarting it") == len(plan)
@@ -74,6 +74,6 @@ def test_options_that_need_a_gpu(options: tuple[str, ...], tmp_path: Path) -> No
         run_to_the_end(calm, *options)
     plan = [Death(rank=1, point="backward", step=9), Death(rank=0, point="gate", step=30)]
     with pods(tmp_path / "wounded", *plan) as wounded:
-        run_to_the_end(wounded, *options)
-    assert deaths.toll(tmp_path / "wounded/graves") == len(plan)
+        [pod, *_] = run_to_the_end(wounded, *options)
+    deaths.assert_all_happened(plan, tmp_path / "wounded/graves", pod.log)
     assert_same_run(replace(wounded, local_world_size=2), replace(calm, local_world_size=2))

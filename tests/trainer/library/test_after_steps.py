@@ -53,7 +53,7 @@ def test_a_rank_that_takes_the_place_of_a_lost_one_has_it(
     variables = deaths.environment(plan, tmp_path / "graves")
     with script_job(tmp_path, ranks=2, script=SCRIPT, variables=variables) as wounded:
         pod = run_to_its_end(wounded)
-        assert deaths.toll(tmp_path / "graves") == len(plan), pod.log
+        deaths.assert_all_happened(plan, tmp_path / "graves", pod.log)
         assert "resuming from checkpoint" not in pod.log
         assert_same_run(wounded, undisturbed)
         assert ends_of(pod.log) == ends_of(undisturbed.pods[0].log)

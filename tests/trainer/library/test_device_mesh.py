@@ -31,7 +31,7 @@ def told_by(folder: Path, plan: list[Death]) -> list[str]:
     with script_job(folder, ranks=RANKS, script="meshes", variables=variables) as job:
         pod = run_to_its_end(job, "--epochs", str(EPOCHS))
     assert pod.log.count("restarting it") == len(plan), pod.log
-    assert deaths.toll(folder / "graves") == len(plan), pod.log
+    deaths.assert_all_happened(plan, folder / "graves", pod.log)
     return sorted(set(re.findall(r"ends with \w+|epoch \d+: \[.*", pod.log)))
 
 

@@ -100,7 +100,7 @@ def test_a_rank_that_leaves_early_is_started_again(tmp_path: Path) -> None:
     begin = time.monotonic()
     with script_job(tmp_path / "war", ranks=2, script=SCRIPT, variables=variables) as wounded:
         pod = run_to_its_end(wounded, *flags)
-        assert deaths.toll(graves) == len(plan), pod.log
+        deaths.assert_all_happened(plan, graves, pod.log)
         for left, other in ((1, 0), (0, 1)):
             assert (
                 f"the script of rank {left} left the training while rank {other} continues: "

@@ -52,7 +52,7 @@ def run(
         }
     with script_job(folder, ranks=ranks, script="shards", variables=variables) as job:
         pod = run_to_its_end(job, "--epochs", str(EPOCHS))
-    assert deaths.toll(folder / "graves") == len(plan), pod.log
+    deaths.assert_all_happened(plan, folder / "graves", pod.log)
     return printed(pod.log), pod.log
 
 

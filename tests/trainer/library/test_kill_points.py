@@ -45,7 +45,7 @@ def test_ranks_of_a_script_die_at_every_point(
     variables = deaths.environment(plan, graves)
     with script_job(tmp_path, ranks=ranks, device=device, variables=variables) as wounded:
         pod = run_to_its_end(wounded)
-        assert deaths.toll(graves) == len(plan), pod.log
+        deaths.assert_all_happened(plan, graves, pod.log)
         assert "resuming from checkpoint" not in pod.log
         expected = reference(ranks, device)
         assert_same_run(wounded, expected)
@@ -68,7 +68,7 @@ def test_ranks_whose_optimizers_take_turns_die_at_every_point(device: str, tmp_p
         tmp_path / "war", ranks=3, device=device, script=script, variables=variables
     ) as wounded:
         pod = run_to_its_end(wounded)
-        assert deaths.toll(graves) == len(plan), pod.log
+        deaths.assert_all_happened(plan, graves, pod.log)
         assert "resuming from checkpoint" not in pod.log
         assert_same_run(wounded, expected)
 
@@ -86,7 +86,7 @@ def test_the_last_save_may_take_longer_than_any_other_and_any_collective(tmp_pat
     variables = deaths.environment([slow], tmp_path / "graves")
     with script_job(tmp_path, ranks=2, variables=variables) as of:
         pod = run_to_its_end(of)
-        assert deaths.toll(tmp_path / "graves") == 1, pod.log
+        deaths.assert_all_happened([slow], tmp_path / "graves", pod.log)
         assert "rank 0 has been saving for" in pod.log
         assert re.search(
             rf"waiting for the save of step {last}: \d+% after \d+ s; no time limit but the pod's "

@@ -76,7 +76,7 @@ def test_no_other_rank_ends_when_one_is_lost(
     plan = plan_for(rank)
     expected, peace = undisturbed(device)
     wounded, pod = run(tmp_path, device=device, plan=plan)
-    assert deaths.toll(tmp_path / "graves") == len(plan), pod.log
+    deaths.assert_all_happened(plan, tmp_path / "graves", pod.log)
     assert pod.log.count("restarting it") == len(plan), pod.log
     assert "resuming from checkpoint" not in pod.log
     assert printed(pod) == printed(peace)

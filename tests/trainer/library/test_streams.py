@@ -339,7 +339,7 @@ def test_ranks_that_read_streams_die_at_every_point(device: str, tmp_path: Path)
         tmp_path / "war", ranks=3, device=device, script="streams", variables=variables
     ) as wounded:
         pod = run_to_its_end(wounded)
-        assert deaths.toll(graves) == len(plan), pod.log
+        deaths.assert_all_happened(plan, graves, pod.log)
         assert "resuming from checkpoint" not in pod.log
         assert_same(wounded.state(epochs * STEPS), expected.state(epochs * STEPS))
         for rank in range(3):

@@ -50,7 +50,7 @@ def test_a_rank_comes_back_after_each_fault(kind: str, tmp_path: Path) -> None:
         of.wait_for_step(1)
         survivor = pod.pids_of_ranks()[0]
         of.wait_for_step(46 - 3)
-        assert deaths.toll(graves) == len(plan), pod.log
+        deaths.assert_all_happened(plan, graves, pod.log)
         assert pod.pids_of_ranks()[0] == survivor
         assert pod.wait() == 0, pod.log
         assert pod.log.count("rank 1 has been frozen for 4 s: killing it") >= 2
@@ -71,7 +71,7 @@ def test_a_rank_is_given_up_that_neither_ends_nor_comes_back(
         short = ("--rendezvous-timeout-seconds", "10", "--stop-within-seconds", "1")
         [pod] = of.start_all(*FLAGS, *short, "--kill-after-seconds", "1")
         assert pod.wait() == 75, pod.log
-        assert deaths.toll(tmp_path / "graves") == 1, pod.log
+        deaths.assert_all_happened(plan, tmp_path / "graves", pod.log)
         assert "rank 0 waits for rank 1 of 2" in pod.message["error"]
 
 

@@ -26,7 +26,7 @@ def run_with(*plan: Death, folder: Path, reference: Undisturbed) -> Pod:
         folder, nodes=1, local_world_size=3, forkserver=STREAM, extra_environment=variables
     ) as wounded:
         pod = run_to_its_end(wounded, "--group-timeout-seconds", "5")
-        assert deaths.toll(graves) == len(plan)
+        deaths.assert_all_happened(plan, graves, pod.log)
         assert_same_run(wounded, reference(3, STREAM))
     return pod
 

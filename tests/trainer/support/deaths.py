@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,6 +52,10 @@ class Death:
 
 _WITNESSES_SECONDS = 60.0
 
+_SHOWN_VISITS = 5
+_SHOWN_CHARACTERS = 5000
+"""The end of a message survives where a long one is cut in the middle."""
+
 SLOW_SECONDS = 12.0
 
 DEEDS: dict[str, Callable[[], object]] = {
@@ -72,9 +76,29 @@ def environment(plan: list[Death], folder: Path) -> dict[str, str]:
     }
 
 
-def toll(folder: Path) -> int:
-    """How many have died as planned."""
+def assert_all_happened(plan: Sequence[Death], folder: Path, log: str) -> None:
+    """Check that all deaths of a plan have happened, in a job with this log."""
+    missing = [number for number in range(len(plan)) if not (folder / str(number)).exists()]
+    if not missing:
+        return
+    number = missing[0]
+    visits = _visits(folder, number)
+    too_early = visits.read_text().splitlines() if visits.exists() else []
+    raise AssertionError(
+        f"{len(missing)} of {len(plan)} deaths did not happen; the first is number {number}: "
+        f"{plan[number]}\nIts rank passed the point {len(too_early)} times too early, at last:\n"
+        + "\n".join(too_early[-_SHOWN_VISITS:])
+        + f"\nThe end of the log:\n{log[-_SHOWN_CHARACTERS:]}"
+    )
+
+
+def _toll(folder: Path) -> int:
     return len(list(folder.iterdir()))
+
+
+def _visits(folder: Path, number: int) -> Path:
+    """When a rank passed the point of its next death, but the death was not due."""
+    return folder.with_name(f"{folder.name}-visits-{number}")
 
 
 def _witnesses(folder: Path) -> Path:
@@ -95,22 +119,24 @@ class _Fate:
         self._folder = folder
         self._run: Any = None
         self._agreed_on = 0
-        self._agreed_at = 0.0
+        self._deaths_before = 0
 
     def know(self, run: Any) -> None:
         """The ranks of a group go on from where this run stands."""
-        self._run, self._agreed_on, self._agreed_at = run, run.position.step, time.time()
+        self._run, self._agreed_on = run, run.position.step
+        self._deaths_before = _toll(self._folder)
 
     def die_if_due(self, point: str) -> None:
-        last = 0.0
         for number, death in enumerate(self._plan):
             grave = self._folder / str(number)
             if grave.exists():
-                last = grave.stat().st_mtime
                 continue
-            is_its_time = death.step == 0 or self._is_about_to_take(death, last)
+            is_its_time = death.step == 0 or self._is_about_to_take(death, number)
             rank = int(os.environ["RANK"])
-            if death.rank == rank and death.point == point and is_its_time:
+            if death.rank == rank and death.point == point:
+                if not is_its_time:
+                    self._note_visit(number)
+                    return
                 self._wait_for_witnesses(death)
                 grave.touch()
                 DEEDS[death.deed]()
@@ -127,11 +153,19 @@ class _Fate:
             assert time.monotonic() < until, f"the others have not come to {death.others_at!r}"
             time.sleep(0.01)
 
-    def _is_about_to_take(self, death: Death, last_death: float) -> bool:
+    def _note_visit(self, number: int) -> None:
+        done = "nothing" if self._run is None else self._run.position
+        with _visits(self._folder, number).open("a") as visits:
+            visits.write(
+                f"process {os.getpid()} has done {done}; its group formed at step "
+                f"{self._agreed_on} after {self._deaths_before} deaths\n"
+            )
+
+    def _is_about_to_take(self, death: Death, number: int) -> bool:
         if self._run is None:
             return False
         done, turns = self._run.position.step, self._run.position.turns
-        formed_since = self._agreed_at > last_death and done > self._agreed_on
+        formed_since = self._deaths_before >= number and done > self._agreed_on
         return bool(formed_since and done >= death.step - 1 and turns >= death.turn)
 
 
@@ -147,7 +181,7 @@ def install(variables: Mapping[str, str]) -> None:
     from ddp_trainer.library.sharded import snapshots  # noqa: PLC0415
     from ddp_trainer.process_group import connection  # noqa: PLC0415
     from ddp_trainer.process_group.rendezvous import rendezvous  # noqa: PLC0415
-    from ddp_trainer.run import position, train_state  # noqa: PLC0415
+    from ddp_trainer.run import position, stop, train_state  # noqa: PLC0415
     from torch.optim import adam  # noqa: PLC0415
 
     plan = [Death(**death) for death in json.loads(variables[PLAN_VARIABLE])]
@@ -160,6 +194,10 @@ def install(variables: Mapping[str, str]) -> None:
         # The gradient of one parameter in the middle is ready: some buckets may be on their way.
         parameters = list(model.parameters())
         parameters[len(parameters) // 2].register_hook(dying("backward"))
+
+    if any("vote" in (death.point, death.others_at) for death in plan):
+        # Steps that take milliseconds have no vote for dozens of steps, perhaps to the end.
+        setattr(stop.Votes, "pace", lambda *_: None)  # noqa: B010
 
     patch(checkpoint_manager.CheckpointManager, "agree", after=lambda _, its, __: fate.know(its))
     patch(snapshots.Snapshots, "agree", after=lambda its, _: fate.know(its._run))
