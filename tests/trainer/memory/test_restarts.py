@@ -11,6 +11,7 @@ import pytest
 
 from tests.trainer.support.memory_jobs import MemoryJob, memory_job
 from tests.trainer.support.pods import until
+from tests.trainer.support.worlds import WorldPod
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 _NODES, _RANKS = 2, 2
@@ -29,9 +30,8 @@ def complete_after(step: int, job: MemoryJob) -> list[int]:
     return [int((job.job.folder / f"{rank}.1").read_text()) for rank in range(_NODES * _RANKS)]
 
 
-def check_end(job: MemoryJob, generation: int) -> None:
+def check_end(pods: list[WorldPod], generation: int) -> None:
     """All ranks resume at the newest complete step, and end as without a loss."""
-    pods = [pod for pod in job.job.pods if pod.process.poll() is None]
     codes = [pod.wait() for pod in pods]
     logs = "\n".join(pod.log for pod in pods)
     assert codes == [0] * _NODES, logs
@@ -48,7 +48,7 @@ def test_a_killed_rank_makes_all_resume_in_their_pods(tmp_path: Path) -> None:
         os.kill(pids[1], signal.SIGKILL)
         until(lambda: bool(pods[0].news(after=number, wait=25)["failures"]), "the failure")
         job.restart(pods, 2)
-        check_end(job, 2)
+        check_end(pods, 2)
 
 
 def test_a_lost_pod_resumes_from_the_memory_of_another(tmp_path: Path) -> None:
@@ -62,4 +62,4 @@ def test_a_lost_pod_resumes_from_the_memory_of_another(tmp_path: Path) -> None:
         pods[0] = job.start(0, generation=2)
         pods[0].wait_to_listen()
         job.restart(pods, 2)
-        check_end(job, 2)
+        check_end(pods, 2)

@@ -137,6 +137,11 @@ class Pod:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the pod still runs:\n{self.log}") from None
 
+    def assert_keeps_its_ranks(self) -> None:
+        """Its launcher has restarted no rank until its end."""
+        assert self.wait() == 0, self.log
+        assert "restarting it" not in self.log, self.log
+
     def wait_for_log(self, text: str) -> None:
         def logged() -> bool:
             assert self.process.poll() is None or text in self.log, (
@@ -210,9 +215,10 @@ class Job:
 
     def wait_for_step(self, step: int, *, rank: int = 0) -> None:
         def reached() -> bool:
-            for pod in self.pods:
-                assert pod.process.poll() in (None, -signal.SIGKILL), pod.log
-            return step in self.steps_of(rank)
+            ended = [pod for pod in self.pods if pod.process.poll() not in (None, -signal.SIGKILL)]
+            found = step in self.steps_of(rank)  # after that: it may be the last thing they did
+            assert found or not ended, ended[0].log
+            return found
 
         until(reached, f"step {step}")
 

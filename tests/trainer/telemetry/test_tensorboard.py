@@ -93,7 +93,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_rank_0_is_killed_and_the_events_are_those_of_the_history(tmp_path: Path) -> None:
     with job(tmp_path, nodes=1, local_world_size=2) as wounded:
-        flags = ("--tensorboard", "--log-every-steps", "1", "--step-delay-seconds", "0.02")
+        flags = ("--tensorboard", "--log-every-steps", "1", "--step-delay-seconds", "0.1")
         [pod] = wounded.start_all(*flags, "--epochs", "2", "--batch-size", "64")
         pod.wait_for_log("step 8/")
         os.kill(pod.pids_of_ranks()[0], signal.SIGKILL)
