@@ -72,10 +72,10 @@ class MemoryJob:
         until(is_alone, "earlier steps to be released")
 
     def memory(self) -> dict[str, Any]:
-        """Return what node rank 0 reports about snapshots."""
+        """Return what node rank 0 reports about snapshots; nothing until it has read its volume."""
         leader = next(pod for pod in reversed(self.job.pods) if pod.address == "127.0.0.1")
         assert leader.process.poll() is None, leader.log
-        found: dict[str, Any] = leader.news()["memory"]
+        found: dict[str, Any] = leader.news().get("memory", {})
         return found
 
     def restart(self, pods: list[WorldPod], generation: int) -> None:
