@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 _NODES, _RANKS = 2, 2
 _LOST = 5
 _SCRIPT = ("--", sys.executable, "-m", "tests.trainer.memory.restarting")
+_PLAIN, _DCP = (*_SCRIPT, "plain"), (*_SCRIPT, "dcp")
 
 
 def complete_after(step: int, job: MemoryJob) -> list[int]:
@@ -41,7 +42,7 @@ def check_end(pods: list[WorldPod], generation: int) -> None:
 
 
 def test_a_killed_rank_makes_all_resume_in_their_pods(tmp_path: Path) -> None:
-    with memory_job(tmp_path, nodes=_NODES, local_world_size=_RANKS, command=_SCRIPT) as job:
+    with memory_job(tmp_path, nodes=_NODES, local_world_size=_RANKS, command=_DCP) as job:
         pods = [job.start(node_rank) for node_rank in range(_NODES)]
         pids = complete_after(_LOST, job)
         number = pods[0].news()["number"]
@@ -52,7 +53,7 @@ def test_a_killed_rank_makes_all_resume_in_their_pods(tmp_path: Path) -> None:
 
 
 def test_a_lost_pod_resumes_from_the_memory_of_another(tmp_path: Path) -> None:
-    with memory_job(tmp_path, nodes=_NODES, local_world_size=_RANKS, command=_SCRIPT) as job:
+    with memory_job(tmp_path, nodes=_NODES, local_world_size=_RANKS, command=_PLAIN) as job:
         pods = [job.start(node_rank) for node_rank in range(_NODES)]
         pids = complete_after(_LOST, job)
         pods[0].process.kill()
