@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.ports import free_port
 from tests.trainer.examples.test_frameworks import MEMORY_PAGE, block
-from tests.trainer.support.worlds import world_job
+from tests.trainer.support.worlds import WorldPod, world_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -75,6 +76,42 @@ for step, batch in enumerate(accelerator.skip_first_batches(loader, first), firs
 print("ends with", digest(model), flush=True)
 accelerator.end_training()
 """
+LIGHTNING = """
+{report}
+import copy
+from lightning.pytorch import LightningModule
+from torch.utils.data import DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+class Training(LightningModule):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+    def configure_callbacks(self):
+        return [Report()]
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+    def training_step(self, batch, _):
+        return self.net(*batch)["loss"]
+class Mortal(Training):
+    def on_train_batch_end(self, *_):
+        die_at(self.global_step)
+def new_loader():
+    data = torch.utils.data.TensorDataset(inputs, inputs.sum(1))
+    sampler = DistributedSampler(data, 2, int(os.environ["RANK"]))
+    return StatefulDataLoader(data, 4, sampler=sampler)
+model.layers[1].p = 0.0
+undisturbed = Training(copy.deepcopy(model))
+options = dict(
+    accelerator="cpu", strategy="ddp", devices=2, max_steps=12, log_every_n_steps=2, logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    use_distributed_sampler=False,
+)
+model, loader, newest_checkpoint = Mortal(model), new_loader(), None
+{fit}
+print("ends with", digest(model), flush=True)
+Trainer(**options).fit(undisturbed, new_loader())
+print("ends with", digest(undisturbed), flush=True)
+"""
 SAVE_IN_MEMORY = """
 def save(step):
     memory.save(step, state(), replicated=True)
@@ -84,7 +121,7 @@ SCRIPTS = {
     "accelerate": ACCELERATE.replace("{functions}", block("accelerator.save_state")),
     "hugging face in memory": "newest_checkpoint = None"
     + HUGGING_FACE.replace("save_steps=5", 'save_strategy="no"').replace(
-        "{train}", block("MemoryCheckpoint", page=MEMORY_PAGE)
+        "{train}", block("memory.huggingface", page=MEMORY_PAGE)
     ),
     "accelerate in memory": "model.layers[1].p = 0.0"
     + ACCELERATE.replace("{functions}", "").replace(
@@ -94,7 +131,14 @@ SCRIPTS = {
 }
 
 
-def ended(folder: Path, script: str, *, wound: bool, in_memory: bool) -> str:
+def ended(
+    folder: Path,
+    script: str,
+    *,
+    wound: bool,
+    in_memory: bool,
+    after_loss: Callable[[WorldPod], None] = lambda _: None,
+) -> str:
     """Return a digest of the final state of both ranks of a pod."""
     folder.mkdir()
     (folder / "train.py").write_text(BEGIN + script)
@@ -123,6 +167,7 @@ def ended(folder: Path, script: str, *, wound: bool, in_memory: bool) -> str:
                 assert pod.process.poll() is None, pod.log
                 news = pod.news(after=news["number"], wait=25)
             assert json.loads(news["failures"][0]["message"])["rank"] == 1
+            after_loss(pod)
             assert pod.tell(2, 0, nodes=1, **members) == (200, 2)
         assert pod.wait() == 0, pod.log
         assert pod.log.count("step 1\n") == 2, "both ranks resumed"
@@ -137,3 +182,16 @@ def test_a_script_resumes_in_its_pod(name: str, tmp_path: Path) -> None:
     assert ended(tmp_path / "war", script, wound=True, in_memory=in_memory) == ended(
         tmp_path / "peace", script, wound=False, in_memory=in_memory
     )
+
+
+def test_a_script_of_lightning_reports_and_resumes(tmp_path: Path) -> None:
+    def check_report(pod: WorldPod) -> None:
+        status, report = pod.request("GET", "/status")
+        assert (status, report["step"], report["totalSteps"]) == (200, 6, 12)
+        assert report["loss"] > 0
+
+    script = LIGHTNING.replace("{report}", block("class Report(Callback)")).replace(
+        "{fit}", block("memory.lightning", page=MEMORY_PAGE)
+    )
+    # Importing Lightning takes most of the time, so the processes also train undisturbed.
+    ended(tmp_path / "war", script, wound=True, in_memory=True, after_loss=check_report)

@@ -28,29 +28,6 @@ def hold():
     while held.exists():
         time.sleep(0.01)
 """
-LIGHTNING = """
-import torch, lightning
-class Net(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-    def training_step(self, batch, _):
-        return self.layer(batch[0]).square().mean()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-class Hold(Callback):
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.is_global_zero and trainer.global_step == 4:
-            hold()
-loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(48, 4)), 4)
-trainer = lightning.Trainer(
-    callbacks=[Report(), Hold()], devices=int(os.environ["LOCAL_WORLD_SIZE"]),
-    num_nodes=int(os.environ["GROUP_WORLD_SIZE"]), accelerator="cpu", strategy="ddp",
-    max_epochs=1, log_every_n_steps=2, logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, enable_model_summary=False,
-)
-trainer.fit(Net(), loader)
-"""
 ACCELERATE = """
 import torch
 from accelerate import Accelerator
@@ -92,12 +69,6 @@ def said_by(folder: Path, script: str) -> dict[str, Any]:
         held.unlink()
         assert pod.wait() == 0, pod.log
     return said
-
-
-def test_lightning_reports_by_the_pages_callback(tmp_path: Path) -> None:
-    said = said_by(tmp_path, block("class Report(Callback)") + LIGHTNING)
-    assert (said["step"], said["totalSteps"]) == (4, 6)
-    assert said["loss"] > 0
 
 
 def test_accelerate_reports_by_the_pages_tracker(tmp_path: Path) -> None:
