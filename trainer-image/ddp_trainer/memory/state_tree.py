@@ -65,7 +65,8 @@ def flatten(state: object) -> Flat:
         TypeError: something in it cannot be saved; the message says where and what to do.
     """
     parts = _Parts()
-    tree = parts.node(state, ())
+    with torch.no_grad():  # the local part of a DTensor is at hand then
+        tree = parts.node(state, ())
     return Flat(tree, parts.sources, place(parts.kinds))
 
 
@@ -74,6 +75,7 @@ class _Parts:
         self.sources: list[Tensor | memoryview] = []
         self.kinds: list[tuple[str, tuple[int, ...], int]] = []
         self._known: dict[object, int] = {}
+        self._layouts: dict[object, list[list[str]]] = {}
 
     def node(self, value: Any, path: Path) -> Any:
         if len(path) > DEEPEST:
@@ -119,9 +121,12 @@ class _Parts:
 
     def _tensor(self, value: Tensor, path: Path) -> Any:
         if is_dtensor(value):
-            node = self._tensor(value.detach().to_local(), path)
-            layout = Layout.of(value)
-            return ["dtensor", *node[1:], layout.plain(), list(value.shape), list(value.stride())]
+            node = self._tensor(value.to_local(), path)
+            kind = value.device_mesh, tuple(value.placements)
+            if kind not in self._layouts:  # thousands have the same one
+                self._layouts[kind] = Layout.of(value).plain()
+            layout = self._layouts[kind]
+            return ["dtensor", *node[1:], layout, list(value.shape), list(value.stride())]
         if type(value) not in _TENSORS or value.is_quantized:
             raise TypeError(
                 f"{where(path)} is a tensor of type {type(value).__name__} or quantized: save its "
@@ -129,7 +134,8 @@ class _Parts:
             )
         if value.layout is not torch.strided or value.is_meta:
             raise TypeError(f"{where(path)} is sparse or has no data: save a dense tensor")
-        value = value.detach()
+        if value.requires_grad:
+            value = value.detach()
         identity = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
         same = (*identity, value.is_conj(), value.is_neg()) if value.numel() else None
         dtype = str(value.dtype).removeprefix("torch.")
