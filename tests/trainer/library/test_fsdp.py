@@ -123,11 +123,15 @@ def test_two_neighbours_die_at_once(tmp_path: Path, undisturbed: Undisturbed) ->
 def test_a_pod_dies_with_all_its_ranks(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """The copies of their parts are in the other pod."""
     expected = undisturbed(4)
-    arguments, variables = ("--epochs", str(EPOCHS)), {COPIES: "1"}
+    arguments, variables = ("--epochs", str(EPOCHS)), {COPIES: "1", PAUSES: str(tmp_path)}
+    (tmp_path / BEFORE_JOIN).touch()
     with script_job(tmp_path, ranks=4, nodes=2, script="shards", variables=variables) as job:
         survivor, victim = job.start_all(*arguments)
-        survivor.wait_for_log("took step 5:")
+        for rank, pod in enumerate((survivor, survivor, victim, victim)):
+            # A launcher that is killed takes lines with it that it has not printed.
+            pod.wait_for_log(f"rank {rank} took step {PAUSE_STEP}:")
         victim.kill()
+        (tmp_path / AFTER_STEP).touch()
         successor = job.start(1, *arguments)
         for pod in (survivor, successor):
             assert pod.wait() == 0, pod.log
