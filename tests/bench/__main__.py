@@ -25,10 +25,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--state-mb", type=int, metavar="N", help="for trainer-memory-loss")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
     asked = parser.parse_args()
     if asked.repeat < 1:
         parser.error("--repeat: at least 1")
+    if asked.state_mb is not None and asked.state_mb < 2:
+        parser.error("--state-mb: at least 2")
     if unknown := sorted(word for word in set(asked.names) if not benchmark.find(word)):
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
     machine = {"cores": os.cpu_count() or 1, "python": platform.python_version()}
@@ -40,7 +43,9 @@ def main() -> int:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="ddp-bench-") as scratch:
             try:
-                outcome = benchmark.measure(name, Settings(asked.repeat, Path(scratch)))
+                outcome = benchmark.measure(
+                    name, Settings(asked.repeat, Path(scratch), asked.state_mb)
+                )
             except (ClusterUnavailableError, BenchmarkError) as error:
                 print(f"no benchmark {name}: {error}", file=sys.stderr)
                 failed.append(name)

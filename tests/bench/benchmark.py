@@ -27,6 +27,8 @@ class Settings:
     """How often to measure each thing; what is compared is measured in turns."""
     scratch: Path
     """An empty folder of its own, gone afterwards."""
+    state_mb: int | None = None
+    """Size of the state that benchmarks with a `STATE_MB` have; None: that."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ def measure(name: str, settings: Settings) -> Outcome:
     """
     folder, _, stem = name.partition("-")
     module = import_module(f"tests.bench.{folder}.{stem.replace('-', '_')}")
+    if settings.state_mb is not None and not hasattr(module, "STATE_MB"):
+        raise BenchmarkError("its state has a fixed size: run it without --state-mb")
     outcome: Outcome = module.measure(settings)
     return outcome
 

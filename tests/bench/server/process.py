@@ -111,3 +111,12 @@ def _process(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the children of a process, and theirs."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return []
+    return [one for child in map(int, children) for one in (child, *descendants(child))]

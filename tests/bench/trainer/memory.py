@@ -14,7 +14,7 @@ import torch
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
 from tests.bench.scripts.ranks import RANKS, environment, started, wait_until
-from tests.bench.server.process import memory_mb
+from tests.bench.server.process import descendants, memory_mb
 
 WORKLOAD = "digits"
 STEP = 40
@@ -58,7 +58,7 @@ def _measure(
     with started(command, environment(), log=log) as process:
         wait_until(lambda: f"step {STEP}" in log.read_text(errors="replace"), process, log)
         sizes: dict[str, list[float]] = {}
-        for pid in [process.pid, *_descendants(process.pid)]:
+        for pid in [process.pid, *descendants(process.pid)]:
             sizes.setdefault(part(pid, process), []).append(
                 memory_mb(pid, "Pss_Anon", file="smaps_rollup")
             )
@@ -77,8 +77,3 @@ def _trainer_part(pid: int, launcher: Popen[bytes]) -> str:
         return "launcher"
     name = Path(f"/proc/{pid}/comm").read_text()
     return "rank" if name.startswith("ddp-rank-") else "forkserver"
-
-
-def _descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [one for child in map(int, children) for one in (child, *_descendants(child))]

@@ -23,34 +23,41 @@ STUB = ("--no-preload", "--", sys.executable, "-m", "tests.trainer.launcher.memo
 class MemoryJob:
     """Pods with a volume in memory each."""
 
-    def __init__(self, job: WorldJob, volumes: Path, command: Sequence[str], **sizes: int) -> None:
-        """`command`: of the ranks; the job's folder and their launcher's address are added."""
+    def __init__(
+        self, job: WorldJob, volumes: Path, command: Sequence[str], *, size: int, **sizes: int
+    ) -> None:
+        """`command`: of the ranks; the job's folder and their launcher's address are added.
+
+        `size`: bytes of a volume.
+        """
         self.job = job
         self.volumes = volumes
         self.command = command
+        self.size = size
         self.sizes: dict[str, Any] = sizes
         self.master_port = free_port()
 
-    def start(self, node_rank: int, *, generation: int = 1, copies: int = 1) -> WorldPod:
-        """Start a pod with an empty volume."""
+    def start(self, node_rank: int | None, *, generation: int = 1, copies: int = 1) -> WorldPod:
+        """Start a pod with an empty volume; None: a spare, of which there is one at most."""
+        slot = self.sizes["nodes"] if node_rank is None else node_rank
         name = f"pod-{len(self.job.pods)}"
         variables = {
             "DDP_GENERATION": str(generation),
             "DDP_MEMBERS": f"0-{self.sizes['nodes'] - 1}" if node_rank == 0 else "",
             "DDP_MEMORY_DIR": str(self.volumes / name),
-            "DDP_MEMORY_BYTES": str(1 << 20),
+            "DDP_MEMORY_BYTES": str(self.size),
             "DDP_MEMORY_COPIES": str(copies),
             "MASTER_PORT": str(self.master_port),
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
         }
         (self.volumes / name).mkdir()
-        address = f"127.0.0.{1 + node_rank}"
+        address = f"127.0.0.{1 + slot}"
         return self.job.start(
             node_rank,
             variables=variables,
             command=[*self.command, str(self.job.folder), address],
-            index=node_rank,
+            index=slot,
             **self.sizes,
         )
 
@@ -80,11 +87,12 @@ class MemoryJob:
 
     def restart(self, pods: list[WorldPod], generation: int) -> None:
         """Do what the operator does: all begin the next generation."""
+        slots = ",".join(str(int(pod.address.rpartition(".")[2]) - 1) for pod in pods)
         for start in (False, True):
             for node_rank, pod in enumerate(pods):
                 told: dict[str, Any] = {"start": start, "nodes": len(pods)}
                 if node_rank == 0:
-                    told["members"] = f"0-{len(pods) - 1}"
+                    told["members"] = slots
                 ended = partial(_has_ended, pod, generation, node_rank, told)
                 until(ended, f"{pod.name} to end its ranks")
 
@@ -97,12 +105,18 @@ def _has_ended(pod: WorldPod, generation: int, node_rank: int, told: dict[str, A
 
 @contextmanager
 def memory_job(
-    folder: Path, *, nodes: int, local_world_size: int = 1, command: Sequence[str] = STUB
+    folder: Path,
+    *,
+    nodes: int,
+    local_world_size: int = 1,
+    command: Sequence[str] = STUB,
+    size: int = 1 << 20,
 ) -> Iterator[MemoryJob]:
     """Create a job; its pods and volumes are gone at the end, whatever happens."""
     volumes = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:
         with world_job(folder) as job:
-            yield MemoryJob(job, volumes, command, nodes=nodes, local_world_size=local_world_size)
+            sizes = {"nodes": nodes, "local_world_size": local_world_size}
+            yield MemoryJob(job, volumes, command, size=size, **sizes)
     finally:
         shutil.rmtree(volumes)

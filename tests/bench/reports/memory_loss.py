@@ -1,0 +1,254 @@
+"""What a save and a lost pod cost a training with a large state, in each way to keep it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import median
+
+from tests.bench.benchmark import BenchmarkError, Outcome, spread
+
+RANKS = 2
+FRESH = 2
+"""Saves of a rank that need new memory; later ones use that of earlier ones."""
+IN_MEMORY = "memory.save"
+AIM_RATIO = 1.0
+MOST_SNAPSHOTS = 4
+"""Two of its own rank, two of another pod's."""
+EACH_STEP = "join, FSDP2"
+"""It copies each step, and saves nothing."""
+AIM_SECONDS = {IN_MEMORY: 5.0, "join": 1.0, EACH_STEP: 1.0}
+"""From the loss to the next step, by way."""
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """What a rank wrote down."""
+
+    kind: str
+    """A step was `done`; it was `saved` or `skipped`."""
+    step: int
+    rank: int
+    at: float
+    """When it was over: seconds since 1970."""
+    seconds: float = 0.0
+    """How long training waited for the save."""
+    copy: float = 0.0
+    """How long a copy of the same state in memory took, right before."""
+
+    @property
+    def ratio(self) -> float:
+        """Return the length of the save in such copies."""
+        return self.seconds / self.copy
+
+
+def events(text: str) -> list[Event]:
+    """Read a rank's events; a line that is being written is left out."""
+    return [Event(**json.loads(line)) for line in text.rpartition("\n")[0].splitlines()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a pod's volume in memory holds."""
+
+    sizes: Sequence[int]
+    """Of all files, in bytes."""
+    allocated: int
+    """Bytes that these files take."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Return True if the files take their sizes, in whole pages."""
+        return self.allocated == sum(map(_in_pages, self.sizes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training until the first new step after a loss."""
+
+    events: Sequence[Event]
+    """Of all ranks, each in its order."""
+    lost_at: float
+    """When a pod was killed."""
+    complete: Mapping[int, float]
+    """When saves were complete, by step."""
+    most_bytes: int = 0
+    """The most that a pod's volume in memory took."""
+    usage: Sequence[Usage] = ()
+    """Of each pod's volume in memory, when all ranks trained and no save or copy was under way."""
+
+    def saves(self) -> list[Event]:
+        """Return the saves of all ranks before the loss that were no skipped ones."""
+        return [one for one in self.events if one.kind == "saved" and one.at < self.lost_at]
+
+    def skipped(self) -> int:
+        """Return how many saves were skipped before the loss."""
+        return sum(one.kind == "skipped" and one.at < self.lost_at for one in self.events)
+
+    def fresh(self) -> list[Event]:
+        """Return the first saves of each rank."""
+        return [one for saves in self._by_rank() for one in saves[:FRESH]]
+
+    def later(self) -> list[Event]:
+        """Return all other saves of each rank."""
+        return [one for saves in self._by_rank() for one in saves[FRESH:]]
+
+    def _by_rank(self) -> list[list[Event]]:
+        return [[one for one in self.saves() if one.rank == rank] for rank in range(RANKS)]
+
+    def complete_after(self) -> list[float]:
+        """Return the seconds from each save's end in the last rank until it was complete."""
+        found = []
+        for step, at in self.complete.items():
+            ends = [one.at for one in self.saves() if one.step == step] or [
+                one.at
+                for one in self.events
+                if (one.kind, one.step) == ("done", step) and one.at < self.lost_at
+            ]
+            if len(ends) == RANKS:
+                found.append(max(0.0, at - max(ends)))
+        return found
+
+    def steps(self) -> list[float]:
+        """Return the seconds of the steps before the loss, without those around a save."""
+        return [seconds for step, seconds in self._intervals().items() if not self._is_near(step)]
+
+    def pauses(self) -> list[float]:
+        """Return how much longer the steps around each save took, where no rank timed it."""
+        usual, intervals = median(self.steps()), self._intervals()
+        return [
+            sum(intervals[each] for each in (step, step + 1)) - 2 * usual
+            for step in self.complete
+            if step in intervals and step + 1 in intervals
+        ]
+
+    def _is_near(self, step: int) -> bool:
+        """The save of a step may be a part of this step, or of the next one."""
+        saved = {*self.complete, *(one.step for one in self.saves())}
+        return step in saved or step - 1 in saved
+
+    def _intervals(self) -> dict[int, float]:
+        done = [one for one in self._done(0) if one.at < self.lost_at]
+        return {later.step: later.at - earlier.at for earlier, later in pairwise(done)}
+
+    def _done(self, rank: int) -> list[Event]:
+        return [one for one in self.events if (one.kind, one.rank) == ("done", rank)]
+
+    def recovered(self) -> float | None:
+        """Return the seconds from the loss until all ranks had done a step that none had before.
+
+        None: they have not yet.
+        """
+        ranks = [self._done(rank) for rank in range(RANKS)]
+        before = [one.step for done in ranks for one in done if one.at < self.lost_at]
+        firsts = [
+            next((one.at for one in done if one.at > self.lost_at and one.step > max(before)), None)
+            for done in ranks
+        ]
+        found = [at for at in firsts if at is not None]
+        return max(found) - self.lost_at if len(found) == RANKS else None
+
+    def steps_again(self) -> int:
+        """Return how many steps that all ranks had done were done again."""
+        ranks = [self._done(rank) for rank in range(RANKS)]
+        newest = min(max(one.step for one in done if one.at < self.lost_at) for done in ranks)
+        return max(
+            sum(one.at > self.lost_at and one.step <= newest for one in done) for done in ranks
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What was run."""
+
+    state_mb: int
+    """Of all ranks together."""
+    torch: str
+    every_steps: int
+    """Steps from one save to the next."""
+
+
+def table(runs: Mapping[str, Sequence[Run]], subject: Subject) -> Outcome:
+    """Return the figures of all runs, by way.
+
+    Raises:
+        BenchmarkError: a training did not continue after the loss, or saved too rarely before.
+    """
+    for way, some in runs.items():
+        if any(run.recovered() is None for run in some):
+            raise BenchmarkError(f"{way}: no step after the loss")
+    in_memory = runs[IN_MEMORY]
+    size = max(size for run in in_memory for usage in run.usage for size in usage.sizes)
+    most = max(run.most_bytes for run in in_memory) / _in_pages(size)
+    exact = all(usage.is_exact for run in in_memory for usage in run.usage)
+    freed = median(one.ratio for run in in_memory for one in run.later())
+    lines = [
+        f"torch        {subject.torch}, {RANKS} pods of one rank, gloo, one thread each",
+        f"state        {subject.state_mb / RANKS:.0f} MB in each rank, saved every "
+        f"{subject.every_steps} steps",
+        f"repetitions  {len(in_memory)}, in turns; shown: median (min-max)",
+        "",
+        _row("", "pause, s", "in copies in memory", "complete after, s"),
+        *(_saves(way, some) for way, some in runs.items() if way != EACH_STEP),
+        "",
+        _row("a pod is killed", "to the next step, s", "steps done again", "a step, s"),
+        *(_losses(way, some) for way, some in runs.items()),
+        "",
+        f"memory       {most:.2f} snapshots a pod at most; "
+        f"{'exactly' if exact else 'NOT'} the sizes of its files",
+        f"skipped      {sum(run.skipped() for run in in_memory)} saves in memory",
+        f"aim: pause ≤ {AIM_RATIO:g} copy in a freed file {_met(freed <= AIM_RATIO)}",
+        f"aim: ≤ {MOST_SNAPSHOTS} snapshots a pod {_met(most <= MOST_SNAPSHOTS and exact)}",
+        *(_aims(way, some, subject) for way, some in runs.items() if way in AIM_SECONDS),
+    ]
+    data = {way: [asdict(run) for run in some] for way, some in runs.items()}
+    return Outcome("\n".join(lines), {"stateMB": subject.state_mb, "runs": data})
+
+
+def _in_pages(size: int) -> int:
+    return -(-size // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def _saves(way: str, runs: Sequence[Run]) -> str:
+    complete = [seconds for run in runs for seconds in run.complete_after()]
+    if not any(run.saves() for run in runs):
+        pauses = [each for run in runs for each in run.pauses()]
+        return _row(way, _spread(pauses), "-", _spread(complete))
+    rows = []
+    for title, saves in (
+        (f"{way}, first", [one for run in runs for one in run.fresh()]),
+        (way, [one for run in runs for one in run.later()]),
+    ):
+        pauses, ratios = [one.seconds for one in saves], [one.ratio for one in saves]
+        rows.append(_row(title, _spread(pauses), _spread(ratios), _spread(complete)))
+    return "\n".join(rows)
+
+
+def _losses(way: str, runs: Sequence[Run]) -> str:
+    return _row(
+        way,
+        _spread([run.recovered() or 0.0 for run in runs]),
+        spread([float(run.steps_again()) for run in runs], 0),
+        _spread([seconds for run in runs for seconds in run.steps()]),
+    )
+
+
+def _aims(way: str, runs: Sequence[Run], subject: Subject) -> str:
+    seconds, steps = AIM_SECONDS[way], subject.every_steps if way == IN_MEMORY else 0
+    met = all((run.recovered() or 0.0) <= seconds and run.steps_again() <= steps for run in runs)
+    return f"aim: {way} ≤ {seconds:g} s, ≤ {steps} steps again {_met(met)}"
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "MISSED"
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return spread(seconds, 2) if seconds else "-"
+
+
+def _row(title: str, *cells: str) -> str:
+    return f"{title:20}" + "".join(f"{cell:>20}" for cell in cells)

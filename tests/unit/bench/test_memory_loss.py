@@ -1,0 +1,96 @@
+"""What the benchmark of a large state says of its runs."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.bench.benchmark import BenchmarkError
+from tests.bench.reports.memory_loss import Event, Run, Subject, Usage, events, table
+
+SUBJECT = Subject(state_mb=2000, torch="2.13.0", every_steps=10)
+SIZE = 4096 * 3 - 1
+USAGE = Usage(sizes=[SIZE, SIZE, 4096], allocated=4096 * 7)
+
+
+def done(step: int, at: float) -> list[Event]:
+    """Both ranks do a step, rank 1 a quarter of a second after rank 0."""
+    return [Event(kind="done", step=step, rank=rank, at=at + rank / 4) for rank in range(2)]
+
+
+def saved(step: int, at: float, seconds: float) -> list[Event]:
+    """Both ranks save a step."""
+    return [
+        Event(kind="saved", step=step, rank=rank, at=at, seconds=seconds, copy=0.5)
+        for rank in range(2)
+    ]
+
+
+BEFORE = [event for step in range(1, 46) for event in done(step, step)]
+SAVES = [
+    event
+    for number, seconds in enumerate((2.0, 1.5, 0.5, 0.5), 1)
+    for event in saved(10 * number, 10 * number + 0.5, seconds)
+]
+COMPLETE = {10 * number: 10 * number + 2.5 for number in (1, 2, 3, 4)}
+RUN = Run(
+    events=[*BEFORE, *SAVES, *(event for step in range(41, 48) for event in done(step, step + 9))],
+    lost_at=45.6,
+    complete=COMPLETE,
+    most_bytes=4 * (SIZE + 1),
+    usage=[USAGE, Usage(sizes=[], allocated=0)],
+)
+IN_PROCESS = replace(RUN, events=[*BEFORE, *done(46, 46)], complete={}, most_bytes=0, usage=[])
+
+
+def test_a_loss_costs_the_time_to_a_step_that_no_rank_had_done() -> None:
+    assert RUN.recovered() == pytest.approx(46 + 9 + 0.25 - 45.6)
+    assert RUN.steps_again() == 5
+    assert IN_PROCESS.steps_again() == 0
+
+
+def test_a_step_that_one_rank_had_done_is_no_new_step_and_not_done_again() -> None:
+    ahead = Event(kind="done", step=46, rank=0, at=45.5)
+    run = replace(IN_PROCESS, events=[*BEFORE, ahead, *done(46, 46), *done(47, 47)])
+    assert run.recovered() == pytest.approx(47.25 - 45.6)
+    assert run.steps_again() == 0
+
+
+def test_one_rank_alone_has_not_recovered() -> None:
+    alone = replace(IN_PROCESS, events=[*BEFORE, done(46, 46)[0]])
+    assert alone.recovered() is None
+    with pytest.raises(BenchmarkError, match="join: no step after the loss"):
+        table({"memory.save": [RUN], "join": [alone]}, SUBJECT)
+
+
+def test_pauses_are_those_that_ranks_timed_or_what_steps_took_longer() -> None:
+    assert [one.seconds for one in RUN.fresh()] == [2.0, 1.5] * 2
+    assert [one.ratio for one in RUN.later()] == [1.0, 1.0] * 2
+    assert RUN.complete_after() == [2.0] * 4
+    slow = [replace(one, at=one.at + 0.75 * (one.step > 20)) for one in BEFORE]
+    untimed = replace(RUN, events=slow, complete={20: 23.0}, lost_at=50.0)
+    assert untimed.pauses() == [0.75]
+    assert set(untimed.steps()) == {1.0}
+    assert untimed.complete_after() == [pytest.approx(2.75)]
+
+
+def test_the_table_fits_a_terminal_and_names_what_was_missed() -> None:
+    runs = {
+        "memory.save": [RUN, RUN],
+        "torch.save": [replace(RUN, usage=[], most_bytes=0)],
+        "join": [replace(IN_PROCESS, complete={20: 23.0})],
+        "join, FSDP2": [IN_PROCESS],
+    }
+    lines = table(runs, SUBJECT).text.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = {line[:20].strip(): line[20:].split() for line in lines if line}
+    assert rows["memory.save, first"][:2] == ["1.75", "(1.50-2.00)"]
+    met = [line.split()[-1] for line in lines if line.startswith("aim")]
+    assert met == ["met", "met", "MISSED", "met", "met"]
+    assert any("4.00 snapshots a pod at most; exactly" in line for line in lines)
+    leaked = replace(RUN, usage=[replace(USAGE, allocated=USAGE.allocated + 4096)])
+    assert "NOT" in table(runs | {"memory.save": [leaked]}, SUBJECT).text
+
+
+def test_a_line_that_is_being_written_is_left_out() -> None:
+    line = '{"kind": "done", "step": 1, "rank": 0, "at": 2.5}\n'
+    assert events(line + line[:9]) == [Event(kind="done", step=1, rank=0, at=2.5)]
