@@ -77,7 +77,7 @@ def test_any_command_shows_where_it_stands(tmp_path: Path, server: Server) -> No
         os.kill(found[1]["process"], signal.SIGSTOP)
         found = asked(server)
         assert "in wait_for_the_end" in found[0]["stacks"]
-        assert found[1]["problem"].startswith("no answer within 2 s")
+        assert found[1]["problem"] == "no answer within 2 s: it is stopped (SIGSTOP)"
         os.kill(found[1]["process"], signal.SIGCONT)
         assert server.ask("/stacks")[0] == 405
         left = Path(stacks_file((tmp_path / "file-0").read_text(), found[0]["process"]))
@@ -110,4 +110,4 @@ def test_what_is_too_long_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = tmp_path / "stacks"
     path.write_bytes(b"\xff" * 100)
     monkeypatch.setattr(stacks, "_MOST_BYTES", 10)
-    assert stacks._answer(3, 7, path).stacks == "\ufffd" * 10
+    assert stacks._answer(3, 7, path, 2.0).stacks == "\ufffd" * 10

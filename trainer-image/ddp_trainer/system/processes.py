@@ -89,6 +89,14 @@ def handles(pid: int, number: int) -> bool:
     return False
 
 
+def state(pid: int) -> str:
+    """Return the letter of a process's state, such as T for stopped; empty: it has ended."""
+    with contextlib.suppress(OSError):
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+        return text.rpartition(")")[2].split()[0]
+    return ""
+
+
 def all_children() -> dict[int, list[Process]]:
     """Return the processes of this container, by the process ID of their parent."""
     children: dict[int, list[Process]] = {}

@@ -26,7 +26,11 @@ from types import ModuleType
 from typing import Final
 
 from ddp_trainer.launcher.ranks.forkserver import fork_ranks
-from ddp_trainer.telemetry.hook.sitecustomize import answer_with_stacks, wait_for_gloo_at_exit
+from ddp_trainer.telemetry.hook.sitecustomize import (
+    answer_with_stacks,
+    answer_with_traces,
+    wait_for_gloo_at_exit,
+)
 
 _PRELOADED: Final = ("torch", "torch._dynamo", "torch.distributed")
 _OPTIONS: Final = frozenset({"-u", "-B", "-O", "-OO"})
@@ -90,6 +94,7 @@ def serve(channel: socket.socket, program: Sequence[str]) -> None:
         atexit.register(gc.unfreeze)
         wait_for_gloo_at_exit()
         answer_with_stacks()
+        answer_with_traces()
         _seed_generators()
         sys.path[:0] = here
         run(program)

@@ -1,10 +1,10 @@
-"""Serves a pod's status over HTTP: GET /status, /metrics, /world; PUT /world; POST /stacks,
-/profile, /trace, /dump-stacks, /checkpoint, /rank-0, /failures, and from within the pod
+"""Serves a pod's status over HTTP: GET /status, /metrics, /world, /traces; PUT /world; POST
+/stacks, /profile, /trace, /dump-stacks, /checkpoint, /rank-0, /failures, and from within the pod
 /trainjob-status; and requests about snapshots in memory, below /memory.
 
 It runs in a thread of the launcher, which does not train and so always has time to answer. Errors
-here never end a training. Anyone may read; only the job's own pods and the operator may send POST
-and PUT requests.
+here never end a training. Anyone may read the status and metrics; only the job's own pods and the
+operator may send other requests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -34,10 +34,16 @@ from ddp_trainer.process_group.rendezvous.announcement import AnnouncedAddress
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.logs import DistinctErrors
 from ddp_trainer.telemetry import prometheus
-from ddp_trainer.telemetry.requests import profile
+from ddp_trainer.telemetry.requests import profile, traces
 from ddp_trainer.telemetry.requests.checkpoint import CheckpointRequest
 from ddp_trainer.telemetry.requests.profile import ProfileError, ProfileFiles
-from ddp_trainer.telemetry.requests.stacks import ask_for_stacks, listening, read_stacks
+from ddp_trainer.telemetry.requests.stacks import (
+    RankStacks,
+    ask_for_stacks,
+    listening,
+    read_stacks,
+)
+from ddp_trainer.telemetry.requests.traces import RankTrace
 from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.wire import to_json
 
@@ -147,6 +153,8 @@ class _Handler(BoundedHandler):
             self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "nothing to report yet")
         elif self._path() == assignment.PATH and self.server.world is not None:
             self._if_admitted(partial(self.server.world.get_news, self))
+        elif self.path == traces.PATH:
+            self._if_admitted(self._show_traces)
         elif not self._handle_memory():
             self._refuse_path()
 
@@ -206,11 +214,19 @@ class _Handler(BoundedHandler):
             self.refuse(HTTPStatus.FORBIDDEN, admission.REFUSAL)
 
     def _show_stacks(self) -> None:
+        self._ask_ranks(read_stacks)
+
+    def _show_traces(self) -> None:
+        self._ask_ranks(traces.read_traces)
+
+    def _ask_ranks(
+        self, read: Callable[[Mapping[int, int], Path], Sequence[RankStacks | RankTrace]]
+    ) -> None:
         if not self.server.stacks.acquire(blocking=False):
             self.refuse(HTTPStatus.CONFLICT, "another request for stacks is running: try again")
             return
         try:
-            found = read_stacks(self.server.pod.rank_processes(), self.server.path)
+            found = read(self.server.pod.rank_processes(), self.server.path)
         finally:
             self.server.stacks.release()
         body = {"ranks": [each.to_json() for each in found]}
@@ -310,7 +326,12 @@ class _Handler(BoundedHandler):
 
     def _refuse_path(self) -> None:
         told = ["/stacks", "/profile", "/trace", "/dump-stacks", "/checkpoint", announcement.PATH]
-        known = ["GET /status", "GET /metrics", *(f"POST {path}" for path in told)]
+        known = [
+            "GET /status",
+            "GET /metrics",
+            f"GET {traces.PATH}",
+            *(f"POST {path}" for path in told),
+        ]
         if self.server.world is not None:
             known += [
                 f"GET {assignment.PATH}",

@@ -1,4 +1,5 @@
-"""Lets any Python process below the launcher show its stacks, and end without a crash.
+"""Lets any Python process below the launcher show its stacks and collectives, and end without a
+crash.
 
 Python imports the first module of this name when it starts. It may be another Python than the
 launcher's. So this module needs only the standard library, and hides its errors. A `sitecustomize`
@@ -11,14 +12,24 @@ import atexit
 import contextlib
 import faulthandler
 import importlib
+import json
 import os
 import signal
 import sys
+import threading
 import time
 
 SIGNAL = getattr(signal, "SIGRTMIN", signal.NSIG) + 11
 """A realtime signal that programs rarely use; many scripts use SIGUSR1 themselves."""
 STATUS_FILE_VARIABLE = "DDP_STATUS_FILE"
+_TORCH_BINDINGS = "torch._C._distributed_c10d"
+_TORCH_GROUPS = "torch.distributed.distributed_c10d"
+_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+"""Functions of torch that return the records of its flight recorder: of NCCL, of other backends."""
+_TRACES_THREAD = "ddp-traces"
+_KEPT = 4
+"""How many finished and unfinished operations of each group to show: the hang is between them."""
+_EXIT_SECONDS = 2.0
 _GLOO_THREAD = "pt_gloo"
 """Name of the threads in which torch's gloo runs collectives."""
 _GLOO_SECONDS = 5.0
@@ -57,6 +68,121 @@ def _remove(path: str, pid: int) -> None:
     if os.getpid() == pid:
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+def trace_files(status_file: str, pid: int) -> tuple[str, str]:
+    """Return the pipe by which to ask a process for its collectives, and the file for them."""
+    folder, name = os.path.split(status_file)
+    path = os.path.join(folder, f".{name}.trace-{pid}")
+    return path, path + ".json"
+
+
+def answer_with_traces() -> None:
+    """Make a thread of this process write the last collectives to its file on request.
+
+    The thread waits until the launcher opens its pipe. Processes that are forked from this one have
+    neither the thread nor a descriptor.
+    """
+    status_file = os.environ.get(STATUS_FILE_VARIABLE)
+    if not status_file or any(each.name == _TRACES_THREAD for each in threading.enumerate()):
+        return
+    pipe, path = trace_files(status_file, os.getpid())
+    busy = threading.Lock()
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(pipe)  # of an earlier process with the same ID
+        os.mkfifo(pipe, 0o600)
+        thread = threading.Thread(
+            target=_answer_requests, args=(pipe, path, busy), name=_TRACES_THREAD, daemon=True
+        )
+        thread.start()
+        atexit.register(_stop_answering, pipe, path, busy, os.getpid())
+    except (OSError, RuntimeError):
+        return  # without traces, training can continue
+
+
+def _answer_requests(pipe: str, path: str, busy: threading.Lock) -> None:
+    while True:
+        try:
+            # Waits here, outside of Python's lock, until the launcher opens the other end.
+            os.close(os.open(pipe, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:
+            return
+        with busy:
+            text = ""  # without a dump, an answer still shows that Python code runs
+            with contextlib.suppress(Exception):
+                text = _recent_collectives()
+            with contextlib.suppress(OSError):
+                with open(path + ".new", "w") as file:
+                    file.write(text)
+                os.replace(path + ".new", path)
+
+
+def _recent_collectives() -> str:
+    """Return the flight recorder's dump as JSON, with only the newest operations of each group.
+
+    Empty if this process has no recorder.
+    """
+    bindings = sys.modules.get(_TORCH_BINDINGS)
+    for recorder in _RECORDERS:
+        if hasattr(bindings, recorder):
+            dump = json.loads(getattr(bindings, recorder)())
+            if dump.get("entries"):
+                dump["entries"] = _newest(dump["entries"])
+                dump["pg_config"] = dict(_groups(), **dump.get("pg_config") or {})
+                return json.dumps(dump, separators=(",", ":"))
+    return ""
+
+
+def _groups() -> dict[str, dict[str, str]]:
+    """Return the process groups with their members, which gloo does not record."""
+    found = {}
+    with contextlib.suppress(Exception):  # a release of torch that keeps them elsewhere
+        world = sys.modules[_TORCH_GROUPS]._world
+        for group, name in list(world.pg_names.items()):
+            ranks = str(sorted(world.pg_group_ranks[group]))
+            found[name] = {"name": name, "desc": group.group_desc, "ranks": ranks}
+    return found
+
+
+def _newest(entries: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Return the last finished operations of each group, the first unfinished ones, and the last.
+
+    A rank waits in the first one that is not finished.
+    """
+    finished: dict[str, list[int]] = {}
+    unfinished: dict[str, list[int]] = {}
+    for at, entry in enumerate(entries):
+        group = str((entry.get("pg_id"), entry.get("process_group"), entry.get("is_p2p")))
+        done = entry.get("retired") or entry.get("state") == "completed"
+        (finished if done else unfinished).setdefault(group, []).append(at)
+    kept = {at for found in finished.values() for at in found[-_KEPT:]}
+    kept.update(at for found in unfinished.values() for at in (*found[:_KEPT], found[-1]))
+    return [entries[at] for at in sorted(kept)]
+
+
+def _stop_answering(pipe: str, path: str, busy: threading.Lock, pid: int) -> None:
+    """Remove the files of this process, and keep the thread out of torch while Python ends."""
+    if os.getpid() == pid:
+        busy.acquire(timeout=_EXIT_SECONDS)
+        for each in (pipe, path):
+            with contextlib.suppress(OSError):
+                os.unlink(each)
+
+
+class _AnswerWithTorch:
+    """Starts the thread for traces in a rank that imports torch.distributed.
+
+    Python asks it for each new module, and it finds none. The process that forks ranks has no rank,
+    and must have no thread.
+    """
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "torch.distributed":
+            with contextlib.suppress(ValueError):
+                sys.meta_path.remove(self)
+            if "RANK" in os.environ:
+                answer_with_traces()
 
 
 def wait_for_gloo_at_exit() -> None:
@@ -120,4 +246,5 @@ def _run_the_next() -> None:
 if __name__ == "sitecustomize":
     wait_for_gloo_at_exit()
     answer_with_stacks()
+    sys.meta_path.insert(0, _AnswerWithTorch())
     _run_the_next()

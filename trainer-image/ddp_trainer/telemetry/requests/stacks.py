@@ -17,9 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ddp_trainer.system.processes import Process, all_children, handles
+from ddp_trainer.system.processes import Process, all_children, handles, state
 from ddp_trainer.telemetry.hook import sitecustomize
-from ddp_trainer.telemetry.hook.sitecustomize import answer_with_stacks, stacks_file
+from ddp_trainer.telemetry.hook.sitecustomize import (
+    answer_with_stacks,
+    answer_with_traces,
+    stacks_file,
+)
 
 HOOK = Path(sitecustomize.__file__).parent
 """On the PYTHONPATH of a script, it lets the script's processes answer."""
@@ -33,13 +37,25 @@ _LOOK_SECONDS = 0.01
 _MOST_BYTES = 128 * 1024
 """Limit of a rank's stacks: about a thousand frames."""
 
+_REASONS = {
+    "T": "it is stopped (SIGSTOP)",
+    "t": "a debugger has stopped it",
+    "D": "it waits in the kernel for storage or a device",
+    "": "it is stopped, or stuck in the kernel",
+}
+"""Why a process does not answer a signal, by its state in proc(5); empty: any other."""
+
 _logger = logging.getLogger(__name__)
 
 
 def dump_on_signal() -> None:
-    """Make SIGUSR1 write the stacks of all threads to stderr, and another signal to a file."""
+    """Make SIGUSR1 write the stacks of all threads to stderr, and another signal to a file.
+
+    The process answers requests for its collectives, too.
+    """
     faulthandler.register(SIGNAL, file=sys.stderr, all_threads=True)
     answer_with_stacks()
+    answer_with_traces()
 
 
 def listening(ranks: Mapping[int, int]) -> dict[int, int]:
@@ -70,15 +86,17 @@ class RankStacks:
         return asdict(self)
 
 
-def read_stacks(ranks: Mapping[int, int], status_file: Path) -> list[RankStacks]:
-    """Ask all processes at once, and return their stacks by rank, within two seconds.
+def read_stacks(
+    ranks: Mapping[int, int], status_file: Path, *, seconds: float = _ANSWER_SECONDS
+) -> list[RankStacks]:
+    """Ask all processes at once, and return their stacks by rank, within `seconds`.
 
     For a rank that is not a Python process, such as a shell, the nearest one below it is asked.
     """
     children = all_children()
     asked: dict[int, tuple[int, Path]] = {}
     for rank, pid in sorted(ranks.items()):
-        for each in _tree(pid, children):
+        for each in tree(pid, children):
             path = Path(stacks_file(str(status_file), each))
             if path.exists() and handles(each, sitecustomize.SIGNAL):
                 asked[rank] = each, path
@@ -89,18 +107,18 @@ def read_stacks(ranks: Mapping[int, int], status_file: Path) -> list[RankStacks]
             os.truncate(path, 0)
             os.kill(pid, sitecustomize.SIGNAL)
             told.append(rank)
-    _wait_until_quiet([asked[rank][1] for rank in told])
+    _wait_until_quiet([asked[rank][1] for rank in told], seconds)
     return [
-        _answer(rank, *asked[rank])
+        _answer(rank, *asked[rank], seconds)
         if rank in asked
         else RankStacks(rank, pid, problem="it is not a Python process, or is still starting")
         for rank, pid in sorted(ranks.items())
     ]
 
 
-def _wait_until_quiet(paths: list[Path]) -> None:
+def _wait_until_quiet(paths: list[Path], seconds: float) -> None:
     now = time.monotonic()
-    until = now + _ANSWER_SECONDS
+    until = now + seconds
     sizes = dict.fromkeys(paths, 0)
     changed = dict.fromkeys(paths, now)
     while now < until and any(
@@ -115,19 +133,19 @@ def _wait_until_quiet(paths: list[Path]) -> None:
                     sizes[path], changed[path] = size, now
 
 
-def _answer(rank: int, pid: int, path: Path) -> RankStacks:
+def _answer(rank: int, pid: int, path: Path, seconds: float) -> RankStacks:
     try:
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES).decode(errors="replace")
     except OSError as error:
         return RankStacks(rank, pid, problem=f"its stacks cannot be read: {error.strerror}")
     if not text:
-        said = f"no answer within {_ANSWER_SECONDS:g} s: it is stopped, or stuck in the kernel"
+        said = f"no answer within {seconds:g} s: {_REASONS.get(state(pid), _REASONS[''])}"
         return RankStacks(rank, pid, problem=said)
     return RankStacks(rank, pid, text)
 
 
-def _tree(pid: int, children: Mapping[int, Sequence[Process]]) -> Iterator[int]:
+def tree(pid: int, children: Mapping[int, Sequence[Process]]) -> Iterator[int]:
     """Yield a process and those below it, the nearest first."""
     level = [pid]
     while level:
