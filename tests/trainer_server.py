@@ -16,6 +16,8 @@ class TrainerServer:
         """A JSON object, what makes a response, or ENDLESS."""
         self.dump_status = 202
         self.dump_headers: dict[str, str] = {}
+        self.traces: tuple[int, bytes] = 404, b""
+        """Status and content of what it answers to GET /traces."""
         self.asked: list[str] = []
         self.world: tuple[int, bytes] = 200, b'{"generation": 1}'
         """Status and content of what it answers to PUT and GET /world."""
@@ -30,7 +32,8 @@ class TrainerServer:
         app = web.Application()
         told = (web.post(path, self._told) for path in ("/dump-stacks", "/checkpoint"))
         world = web.route("*", "/world", self._answer_of_world)
-        app.add_routes([web.get("/status", self._status), world, *told])
+        traces = web.get("/traces", self._answer_with_traces)
+        app.add_routes([web.get("/status", self._status), traces, world, *told])
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -63,6 +66,12 @@ class TrainerServer:
         self.tokens.append(request.headers.get("Authorization", ""))
         self.documents.append(await request.read())
         status, content = self.world
+        return web.Response(status=status, body=content)
+
+    async def _answer_with_traces(self, request: web.Request) -> web.Response:
+        self.asked.append("traces")
+        self.tokens.append(request.headers.get("Authorization", ""))
+        status, content = self.traces
         return web.Response(status=status, body=content)
 
     async def _told(self, request: web.Request) -> web.Response:

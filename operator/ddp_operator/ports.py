@@ -304,6 +304,11 @@ class Trainers(Protocol):
         to the pod's log.
         """
 
+    async def traces(self, address: str, *, token: str) -> bytes | str:
+        """GET /traces, with the job's token: return the response's content, or a text that says why
+        there is none. The launcher responds with its ranks' last collectives and stacks.
+        """
+
     async def checkpoint(self, address: str, *, token: str) -> bool:
         """POST /checkpoint, with the job's token. Return whether the trainer will save at the next
         possible step.

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 _SECONDS: Final = 2.0
 """A response of a few hundred bytes from within the cluster takes milliseconds."""
 _LIMIT_BYTES: Final = 64 * 1024
+_TRACES_SECONDS: Final = 15.0
+"""A launcher gives its ranks ten seconds to show where they are."""
+_TRACES_BYTES: Final = 3 * 1024 * 1024
 _RECEIVE_BYTES: Final = 8 * 1024
 """Size of the kernel's receive buffer, and so of each read. Parsing a quarter of a megabyte of the
 smallest chunks, or of repeated `100 Continue`, takes a good part of a second."""
@@ -129,6 +132,16 @@ class HttpTrainers:
         """See `ports.Trainers`."""
         return await self._tell(address, "/dump-stacks", token=token)
 
+    async def traces(self, address: str, *, token: str) -> bytes | str:
+        """See `ports.Trainers`."""
+        return await self._get(
+            address,
+            "/traces",
+            seconds=max(self._timeout_seconds, _TRACES_SECONDS),
+            headers=_signed(token, "GET", "/traces"),
+            limit=_TRACES_BYTES,
+        )
+
     async def checkpoint(self, address: str, *, token: str) -> bool:
         """See `ports.Trainers`."""
         return await self._tell(address, "/checkpoint", token=token)
@@ -147,6 +160,7 @@ class HttpTrainers:
         seconds: float,
         headers: Mapping[str, str] | None = None,
         for_: _For = "requests",
+        limit: int = _LIMIT_BYTES,
     ) -> bytes | str:
         """Return the content of a response, or a text that says why there is none. Raise
         `OutOfFilesError` only for polls and assignments.
@@ -157,7 +171,7 @@ class HttpTrainers:
             ) as response:
                 if response.status != 200:
                     return f"HTTP status {response.status}"
-                return await _content(response)
+                return await _content(response, limit)
         except aiohttp.ClientConnectorError as error:
             if for_ != "requests":
                 _raise_if_out_of_files(error)
@@ -217,7 +231,7 @@ def _session(connections: int) -> aiohttp.ClientSession:
     )
 
 
-async def _content(response: aiohttp.ClientResponse) -> bytes:
+async def _content(response: aiohttp.ClientResponse, limit: int = _LIMIT_BYTES) -> bytes:
     """Return the whole response.
 
     Raises:
@@ -226,8 +240,8 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
     content = bytearray()
     async for part in response.content.iter_any():
         content += part
-        if len(content) > _LIMIT_BYTES:
-            raise ValueError(f"a response of more than {_LIMIT_BYTES} bytes")
+        if len(content) > limit:
+            raise ValueError(f"a response of more than {limit} bytes")
     return bytes(content)
 
 

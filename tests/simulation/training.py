@@ -65,6 +65,10 @@ class SimulatedTrainers:
     async def dump_stacks(self, address: str, *, token: str) -> bool:
         return await self._answers() and bool(address and token)
 
+    async def traces(self, address: str, *, token: str) -> bytes | str:
+        await self._answers()
+        return f"{address}: no answer with {len(token)} characters"
+
     async def checkpoint(self, address: str, *, token: str) -> bool:
         return await self._answers() and bool(address and token)
 

@@ -107,6 +107,20 @@ async def test_stacks_are_dumped_where_that_is_offered(
         assert TOKEN not in header
 
 
+async def test_traces_are_larger_and_signed(trainers: HttpTrainers) -> None:
+    async with TrainerServer() as server:
+        server.traces = 200, b" " * 1_000_000
+        assert await trainers.traces(server.address, token=TOKEN) == b" " * 1_000_000
+        [header] = server.tokens
+        assert header.startswith("DDP-HMAC-SHA256 ")
+        assert TOKEN not in header
+        server.traces = 200, b" " * 4_000_000
+        said = await trainers.traces(server.address, token=TOKEN)
+        assert "more than 3145728 bytes" in str(said)
+        server.traces = 404, b""
+        assert await trainers.traces(server.address, token=TOKEN) == "HTTP status 404"
+
+
 @pytest.mark.parametrize(("status", "accepted"), [(202, True), (404, False), (403, False)])
 async def test_a_checkpoint_is_asked_for(
     trainers: HttpTrainers, status: int, *, accepted: bool

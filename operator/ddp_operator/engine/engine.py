@@ -14,6 +14,7 @@ from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.priority_boosts import PriorityBoosts
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 from ddp_operator.engine.reconciler import Reconciler
+from ddp_operator.engine.trainers.hangs import Hangs
 from ddp_operator.engine.trainers.launchers import Launchers
 from ddp_operator.engine.trainers.reports import PROGRESS_SECONDS, ProgressReports
 from ddp_operator.job.pods.state import PodState
@@ -88,6 +89,7 @@ class Engine:
             self._boosts = PriorityBoosts(cluster, self.jobs, most=priority_boost, clock=clock)
         self._reports: ProgressReports | None = None
         self._launchers: Launchers | None = None
+        self._hangs: Hangs | None = None
         if trainers is not None:
             self._reports = ProgressReports(
                 cluster,
@@ -105,6 +107,7 @@ class Engine:
                 clock=clock,
                 on_news=self.enqueue,
             )
+            self._hangs = Hangs(self.jobs, trainers, on_news=self.enqueue)
         self._reconciler = Reconciler(
             cluster,
             self.jobs,
@@ -112,6 +115,7 @@ class Engine:
             clock=clock,
             report_of=self._reports.of if self._reports else lambda _: None,
             launchers=self._launchers,
+            hangs=self._hangs,
             trainers=trainers,
             progress_seconds=progress_seconds,
             metrics=self.metrics,
@@ -216,6 +220,8 @@ class Engine:
         for talk in self._talks:
             talk.cancel()
         await asyncio.gather(*self._talks, return_exceptions=True)
+        if self._hangs is not None:
+            await self._hangs.stop()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=0 if at_once else _STOP_SECONDS)
             if late and not at_once:

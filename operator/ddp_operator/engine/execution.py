@@ -150,13 +150,13 @@ class Execution:
         if self._trainers is None:
             return
         if planned.dump_stacks:
-            token = self._token_at(job, planned.dump_stacks[0])  # all belong to one attempt
+            token = self.token_at(job, planned.dump_stacks[0])  # all belong to one attempt
             await _dump_stacks(self._trainers, planned.dump_stacks, token=token)
         if planned.ask_checkpoint:
-            token = self._token_at(job, planned.ask_checkpoint)
+            token = self.token_at(job, planned.ask_checkpoint)
             await self._trainers.checkpoint(planned.ask_checkpoint, token=token)
 
-    def _token_at(self, job: DDPJob, address: str) -> str:
+    def token_at(self, job: DDPJob, address: str) -> str:
         """Return the token of the pod at an address."""
         pods = self._cluster.pods_of(job.key)
         sources = [pod.token_source for pod in pods if pod.address == address]

@@ -15,8 +15,10 @@ from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.status_writer import PROGRESS_WRITES_PER_SECOND, StatusWriter
+from ddp_operator.engine.trainers.hangs import Hangs
 from ddp_operator.engine.trainers.launchers import Launchers
 from ddp_operator.engine.trainers.reports import PROGRESS_SECONDS
+from ddp_operator.job.failure.hang import NOTHING_KNOWN
 from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS
 from ddp_operator.job.planning.convergence import explain_refusal, report_refusal
 from ddp_operator.job.planning.decisions import fail
@@ -77,6 +79,7 @@ class Reconciler:
         clock: Callable[[], datetime],
         report_of: Callable[[Key], Report | None] = lambda _: None,
         launchers: Launchers | None = None,
+        hangs: Hangs | None = None,
         trainers: Trainers | None = None,
         progress_seconds: float = PROGRESS_SECONDS,
         progress_writes_per_second: float = PROGRESS_WRITES_PER_SECOND,
@@ -87,6 +90,7 @@ class Reconciler:
         self._clock = clock
         self._report_of = report_of
         self._launchers = launchers
+        self._hangs = hangs
         self._delegation = Delegation(cluster)
         self._execution = Execution(cluster, settings=settings, trainers=trainers)
         self._status = StatusWriter(
@@ -195,6 +199,7 @@ class Reconciler:
                 nodes=self._cluster.nodes(),
                 report=self._report_of(key),
                 launchers=self._launchers.of(entry.job) if self._launchers else NO_LAUNCHERS,
+                hang=self._hangs.of(entry.job) if self._hangs else NOTHING_KNOWN,
             )
         return reject(entry.manifest, entry.job, pods, now)
 
@@ -243,6 +248,10 @@ class Reconciler:
             return None
         if planned.assignments and self._launchers and isinstance(entry.job, DDPJob):
             self._launchers.assign(entry.job, planned.assignments)
+        if planned.ask_traces and self._hangs and isinstance(entry.job, DDPJob):
+            _, address = planned.ask_traces[0]  # all belong to one attempt
+            token = self._execution.token_at(entry.job, address)
+            self._hangs.ask(entry.job, planned.ask_traces, token=token)
         status, events, requeue_at = planned.status, planned.events, planned.requeue_at
         overtaken = self._overtaken_check(key, entry, planned)
         try:

@@ -83,19 +83,29 @@ def parse(text: str) -> tuple[Stack, ...]:
     return tuple(tuple(frames) for _, frames in threads)
 
 
+Places = Sequence[tuple[Stack, list[int]]]
+"""Stacks with the ranks that are there, the most ranks first."""
+
+
+def places(found: Iterable[Found]) -> Places:
+    """Return the places of the ranks that answered."""
+    groups: dict[Stack, list[int]] = {}
+    for each in sorted(found, key=lambda each: each.rank):
+        if not each.problem:
+            groups.setdefault(each.threads[0], []).append(each.rank)
+    # Among groups of equal size, the one with the lowest rank: dicts keep the order of ranks.
+    return sorted(groups.items(), key=lambda group: -len(group[1]))
+
+
 def shown(found: Iterable[Found], width: int) -> list[str]:
     """Return a sentence about ranks at another place, then each place with its ranks."""
     told = sorted(found, key=lambda each: each.rank)
-    groups: dict[Stack, list[int]] = {}
     silent: dict[str, list[Found]] = {}
     for each in told:
         if each.problem:
             silent.setdefault(each.problem, []).append(each)
-        else:
-            groups.setdefault(each.threads[0], []).append(each.rank)
-    # Among groups of equal size, the one with the lowest rank: dicts keep the order of ranks.
-    order = sorted(groups.items(), key=lambda group: -len(group[1]))
-    lines = folded(_sentence(order, len(told)), width)
+    order = places(told)
+    lines = folded(sentence(order, len(told)), width)
     for number, (stack, ranks) in enumerate(order[:_MOST_GROUPS]):
         lines += ["", *folded(in_spans(ranks), width)]
         lines += _frames(stack, order[0] if number else None, width)
@@ -109,7 +119,8 @@ def shown(found: Iterable[Found], width: int) -> list[str]:
     return lines
 
 
-def _sentence(order: Sequence[tuple[Stack, list[int]]], total: int) -> str:
+def sentence(order: Places, total: int) -> str:
+    """Return in which places the ranks are; `total`: also those that did not answer."""
     told = sum(len(ranks) for _, ranks in order)
     if not order:
         return f"None of {counted(total, 'rank')} answered."
@@ -117,16 +128,16 @@ def _sentence(order: Sequence[tuple[Stack, list[int]]], total: int) -> str:
     (most, many), *others = order
     if not others:
         if total == 1:
-            return f"The only rank is at {_place(most)}."
+            return f"The only rank is at {place(most)}."
         who = "All" if told == total else "The"
-        return f"{who} {counted(told, 'rank')} {_are(many)} at {_place(most)}.{rest}"
+        return f"{who} {counted(told, 'rank')} {_are(many)} at {place(most)}.{rest}"
     first = in_spans(many).capitalize()
     if len(others) > _MOST_ELSEWHERE:
-        return f"{first} {_are(many)} at {_place(most)}, others at {len(others)} places.{rest}"
+        return f"{first} {_are(many)} at {place(most)}, others at {len(others)} places.{rest}"
     elsewhere = "; ".join(
-        f"{in_spans(ranks)} {_are(ranks)} elsewhere, at {_place(stack)}" for stack, ranks in others
+        f"{in_spans(ranks)} {_are(ranks)} elsewhere, at {place(stack)}" for stack, ranks in others
     )
-    return f"{first} {_are(many)} at {_place(most)}; {elsewhere}.{rest}"
+    return f"{first} {_are(many)} at {place(most)}; {elsewhere}.{rest}"
 
 
 def _are(ranks: Sequence[int]) -> str:
@@ -146,7 +157,7 @@ def _frames(stack: Stack, first: tuple[Stack, list[int]] | None, width: int) -> 
     if len(own_frames) > _MOST_FRAMES:
         lines.append(f"  and {counted(len(own_frames) - _MOST_FRAMES, 'more frame')}")
     if common and first is not None:
-        lines.append(f"  called as in {in_spans(first[1])}, from {_place(stack[-common:])}")
+        lines.append(f"  called as in {in_spans(first[1])}, from {place(stack[-common:])}")
     return lines or ["  no Python frame"]
 
 
@@ -157,7 +168,8 @@ def _fitted(frame: Frame, width: int) -> str:
     return (file if len(file) <= room else f"…{file[-room + 1 :]}") + where
 
 
-def _place(stack: Stack) -> str:
+def place(stack: Stack) -> str:
+    """Return text such as `data.py:7 in load`."""
     if not stack:
         return "no Python frame"
     file, line, function = stack[0]

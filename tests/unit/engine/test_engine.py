@@ -292,6 +292,9 @@ class AskedTrainers:
     async def dump_stacks(self, address: str, *, token: str) -> bool:
         raise AssertionError((address, token))
 
+    async def traces(self, address: str, *, token: str) -> bytes | str:
+        raise AssertionError((address, token))
+
     async def checkpoint(self, address: str, *, token: str) -> bool:
         self.asked.append((address, token))
         return False

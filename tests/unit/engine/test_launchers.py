@@ -62,6 +62,9 @@ class FakeLaunchers:
     async def dump_stacks(self, address: str, *, token: str) -> bool:
         raise AssertionError((address, token))
 
+    async def traces(self, address: str, *, token: str) -> bytes | str:
+        raise AssertionError((address, token))
+
     async def checkpoint(self, address: str, *, token: str) -> bool:
         raise AssertionError((address, token))
 

@@ -1,6 +1,7 @@
 """The engine polls real trainers, over HTTP on loopback, and trusts them with care."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
@@ -188,9 +189,35 @@ async def test_a_hang_is_ended_after_its_stacks_were_asked_for(
     await world.until(lambda: world.pods("train") == ["train-1-0", "train-1-1"])
     assert deleted == [2, 2]
     assert all(header.startswith("DDP-HMAC-SHA256 ") for header in server.tokens)
-    assert len(server.tokens) == 2
+    assert len(server.tokens) == 4  # the traces before the decision, the stacks after it
     status = world.status("train")
     assert (status["restarts"], status["failures"][0]["reason"]) == (1, "NoProgress")
+
+
+async def test_a_hang_names_the_rank_that_its_launchers_show(
+    world: World, server: TrainerServer
+) -> None:
+    # Both pods share one trainer, which shows the ranks of both.
+    waits = '  File "/lib/torch/distributed/distributed_c10d.py", line 9 in all_reduce'
+    loads = '  File "/app/data.py", line 7 in load'
+    stacks = [f"Current thread 0x1 (most recent call first):\n{line}" for line in (waits, loads)]
+    ranks = [{"rank": rank, "process": 1, "stack": stacks[rank > 1]} for rank in range(4)]
+    server.traces = 200, json.dumps({"ranks": ranks}).encode()
+    await world.run("train", server, progressDeadlineSeconds=1, nprocPerNode=2)
+    await world.until(lambda: bool(world.status("train").get("failures")))
+    assert server.asked.count("traces") == 2
+    [failure] = world.status("train")["failures"]
+    assert "; Ranks 0-1 are at distributed_c10d.py:9 in all_reduce; ranks 2-3" in failure["message"]
+
+
+async def test_launchers_that_show_nothing_do_not_delay_the_end_of_a_hang(
+    world: World, server: TrainerServer
+) -> None:
+    server.traces = 200, b'{"ranks": [[]]}'
+    await world.run("train", server, progressDeadlineSeconds=1)
+    await world.until(lambda: bool(world.status("train").get("failures")))
+    [failure] = world.status("train")["failures"]
+    assert "spec.progressDeadlineSeconds: 1" in failure["message"]
 
 
 async def test_a_clock_that_is_set_makes_no_hang(world: World, server: TrainerServer) -> None:

@@ -37,6 +37,8 @@ class Plan:
     """Pods to take out of DNS, because a replacement has their host name."""
     dump_stacks: tuple[str, ...] = ()
     """Addresses of trainers to ask for their stacks before any pod is deleted."""
+    ask_traces: tuple[tuple[int, str], ...] = ()
+    """Node rank and address of launchers to ask where the ranks are, since the training hangs."""
     ask_checkpoint: str = ""
     """Address of the trainer to ask for a checkpoint, because a node ends soon."""
     assignments: tuple[Assignment, ...] = ()

@@ -14,6 +14,7 @@ from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.failure import budget, causes, restart_rules, starts
+from ddp_operator.job.failure.hang import NOTHING_KNOWN, Hang
 from ddp_operator.job.failure.nodes import with_bad_nodes
 from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates
 from ddp_operator.job.membership.rank_order import is_first_due
@@ -58,9 +59,11 @@ def plan(
     nodes: Sequence[Node] = (),
     report: Report | None = None,
     launchers: LauncherStates = NO_LAUNCHERS,
+    hang: Hang | None = NOTHING_KNOWN,
 ) -> Plan:
     """Return what a job needs now. `nodes`: those that its pods may run on. `report`, `launchers`:
-    what its trainer and launchers last reported.
+    what its trainer and launchers last reported. `hang`: what launchers showed of a hang; None:
+    they were not asked yet.
     """
     if job.deleting:
         return Plan(job.status)  # the garbage collector deletes what it owns
@@ -82,7 +85,7 @@ def plan(
     if not job.spec.suspend:
         observed = replace(observed, gaps=gaps.find(job, observed, now))
     seen = replace(job, status=_with_counts(seen, observed, now))
-    if planned := _decide(seen, observed, report, now):
+    if planned := _decide(seen, observed, report, hang, now):
         planned = queue.fail_without_place(seen, planned, now)
         status = with_bad_nodes(seen, planned.status, known)
         planned = replace(planned, status=status, seen=seen.status)
@@ -91,6 +94,8 @@ def plan(
         status = seen.status.updated(start_time=start_time)
         seen = replace(seen, status=status)
         planned = _carry_out(seen, observed, report, now)
+        if hang is None:
+            planned = watchdog.with_request(seen, observed, planned, report, now)
         status, told = placement.with_placement(planned.status, observed, known)
         asked = planned.status.bookkeeping.asked_nodes
         planned = replace(
@@ -105,7 +110,9 @@ def plan(
     return with_goodput(job, planned, now, started=max(began, default=None))
 
 
-def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan | None:
+def _decide(
+    job: DDPJob, pods: Observed, report: Report | None, hang: Hang | None, now: datetime
+) -> Plan | None:
     if job.status.is_true("Suspended"):
         return None if job.spec.suspend else decisions.resume(job, pods, now)
     if noted := recovery.note_ignored(job, pods):
@@ -126,7 +133,7 @@ def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -
         or recovery.recover(job, pods, now)
         or recovery.recover_overdue(job, pods, now)
         or departures.leave(job, pods, now)
-        or _end_hang(job, pods, report, now)
+        or _end_hang(job, pods, report, hang, now)
         or spares.relieve(job, pods, now)
         or elasticity.resize(job, pods, now)
         or release_half_placed(job, pods, now)
@@ -137,10 +144,14 @@ def _decide(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -
     )
 
 
-def _end_hang(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan | None:
-    hang = watchdog.hung(job, pods, report, now)
-    # It is unknown which pod blocks the others.
-    return recovery.failed(job, pods, hang, (), now) if hang else None
+def _end_hang(
+    job: DDPJob, pods: Observed, report: Report | None, hang: Hang | None, now: datetime
+) -> Plan | None:
+    if hang is None and watchdog.to_ask(job, pods):
+        return None  # the launchers are asked first
+    failure = watchdog.hung(job, pods, report, now, hang or NOTHING_KNOWN)
+    # All pods restart, even if the pod is known that blocks the others.
+    return recovery.failed(job, pods, failure, (), now) if failure else None
 
 
 def _carry_out(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan:

@@ -6,6 +6,7 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Progress
 from ddp_operator.api.status.world import World
+from ddp_operator.job.failure.hang import Hang
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.progress import Report
@@ -156,6 +157,57 @@ def test_hung_pods_are_asked_for_their_stacks_before_they_go() -> None:
     gone = [replace(pod, deleting=True) for pod in pods]
     new = [ready(job, index, address=f"10.0.1.{index}:29501") for index in range(2)]
     assert plan(job, [*gone, *new], later(81)).dump_stacks == ()
+
+
+class TestLaunchersShowTheRank:
+    """Before a hang ends, the launchers are asked where their ranks are."""
+
+    ASKED = ((0, "10.0.0.0:29501"), (1, "10.0.0.1:29501"))
+    FOUND = Hang(
+        (1,), "rank 1 did not enter all_reduce 4; 1 rank waits; it is at data.py:7 in load"
+    )
+
+    def hanging(self, **spec: object) -> tuple[DDPJob, list[PodState], Report]:
+        job, pods = watched_job(**spec)
+        job = reported(job, pods, report(7, received=20))
+        return job, pods, report(7, received=81, slowestRank=0)
+
+    def test_nothing_is_decided_before_they_answer(self) -> None:
+        job, pods, heard = self.hanging()
+        asking = plan(job, pods, later(81), report=heard, hang=None)
+        assert does_nothing(asking)
+        assert asking.ask_traces == self.ASKED
+        early = plan(job, pods, later(80), report=report(7, received=80), hang=None)
+        assert early.ask_traces == ()
+
+    def test_their_answer_is_the_message(self) -> None:
+        job, pods, heard = self.hanging()
+        planned = plan(job, pods, later(81), report=heard, hang=self.FOUND)
+        assert (planned.decided, planned.ask_traces) == (True, ())
+        [failure] = planned.status.failures
+        assert (failure.rank, failure.index, failure.node) == (1, 1, pods[1].node)
+        assert (failure.reason, failure.class_) == ("NoProgress", "Application")
+        assert failure.charged
+        assert failure.message == f"stuck at step 7 for 61 s; {self.FOUND.sentence}"
+        assert self.FOUND.sentence in planned.events[0].message
+
+    def test_several_ranks_are_charged_to_no_node(self) -> None:
+        job, pods, heard = self.hanging()
+        found = Hang((0, 1), "deadlock")
+        [failure] = plan(job, pods, later(81), report=heard, hang=found).status.failures
+        assert (failure.rank, failure.node) == (None, "")
+
+    def test_without_an_answer_it_ends_as_well(self) -> None:
+        job, pods, heard = self.hanging()
+        [failure] = plan(job, pods, later(81), report=heard, hang=Hang()).status.failures
+        assert (failure.rank, "the slowest rank was 0" in failure.message) == (0, True)
+
+    def test_a_part_of_the_pods_would_mislead(self) -> None:
+        job, pods, heard = self.hanging()
+        pods[1] = replace(pods[1], address="")
+        planned = plan(job, pods, later(81), report=heard, hang=None)
+        assert planned.ask_traces == ()
+        assert planned.decided
 
 
 @pytest.mark.parametrize("code", [1, 137])

@@ -11,8 +11,9 @@ from typing import Final
 from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
+from ddp_operator.job.failure.hang import NOTHING_KNOWN, Hang
 from ddp_operator.job.failure.records import NO_PROGRESS
-from ddp_operator.job.membership.world import scope_of
+from ddp_operator.job.membership.world import members, scope_of
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.status.conditions import PODS_READY, with_condition, with_phase
@@ -26,14 +27,27 @@ _FIRST_STEP_LEAST: Final = timedelta(minutes=10)
 the checkpoint, connections of all ranks and compilation come first."""
 
 
-def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Failure | None:
-    """Return the failure of a job that reports the same step for too long while all pods run."""
+_MOST_ASKED: Final = 256
+"""Launchers that are asked where their ranks are; a part of a larger job would mislead."""
+
+
+def hung(
+    job: DDPJob,
+    pods: Observed,
+    report: Report | None,
+    now: datetime,
+    hang: Hang = NOTHING_KNOWN,
+) -> Failure | None:
+    """Return the failure of a job that reports the same step for too long while all pods run.
+
+    `hang`: what its launchers showed.
+    """
     limit, running_since = _deadline(job), job.status.running_since
     progress = job.status.progress
     if limit is None or running_since is None or report is None or not report.concerns(job):
         return None
     if report.status is None:
-        return _not_begun(job, pods, report, now, limit, running_since)
+        return _not_begun(job, pods, report, now, limit, running_since, hang)
     if progress is None or report.status.step != progress.step:
         return None
     # An earlier attempt may have reported the same step.
@@ -42,15 +56,23 @@ def hung(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> F
     stood = report.received - max(since, running_since)
     if stood < limit:
         return None
-    message = (
-        f"stuck at step {progress.step} for {int(stood.total_seconds())} s "
-        f"(spec.progressDeadlineSeconds: {job.spec.progress_deadline_seconds})"
-    )
+    message = f"stuck at step {progress.step} for {int(stood.total_seconds())} s"
+    if hang.sentence:
+        return _explained(job, pods, message, hang, now)
+    message += f" (spec.progressDeadlineSeconds: {job.spec.progress_deadline_seconds})"
+    if progress.slowest_rank is not None:
+        message += f"; the slowest rank was {progress.slowest_rank}"
     return _failure(job, pods, message, progress.slowest_rank, now)
 
 
 def _not_begun(
-    job: DDPJob, pods: Observed, report: Report, now: datetime, limit: timedelta, since: datetime
+    job: DDPJob,
+    pods: Observed,
+    report: Report,
+    now: datetime,
+    limit: timedelta,
+    since: datetime,
+    hang: Hang,
 ) -> Failure | None:
     """Return the failure of a job that completed no step since all its pods run."""
     progress, world = job.status.progress, job.status.world
@@ -60,6 +82,9 @@ def _not_begun(
     is_early = stood < max(_FIRST_STEP_TIMES * limit, _FIRST_STEP_LEAST)
     if has_reported or is_early or not _reports_steps(job):
         return None
+    if hang.sentence:
+        message = f"no step completed within {int(stood.total_seconds())} s"
+        return _explained(job, pods, message, hang, now)
     message = (
         f"no step completed within {int(stood.total_seconds())} s of all pods running; the "
         f"launcher answers (spec.progressDeadlineSeconds: {job.spec.progress_deadline_seconds}, "
@@ -68,11 +93,36 @@ def _not_begun(
     return _failure(job, pods, message, None, now)
 
 
+def to_ask(job: DDPJob, pods: Observed) -> tuple[tuple[int, str], ...]:
+    """Return node rank and address of the launchers that show where all ranks are; empty if some
+    cannot be asked, since their ranks would seem to be absent.
+    """
+    running = [
+        (index, pod.address)
+        for index, pod in sorted(pods.current.items())
+        if pod.address and pod.ready and not pod.exit
+    ]
+    everyone = len(running) == len(members(job)) == job.spec.replicas
+    return tuple(running) if everyone and len(running) <= _MOST_ASKED else ()
+
+
+def with_request(
+    job: DDPJob, pods: Observed, planned: Plan, report: Report | None, now: datetime
+) -> Plan:
+    """Add a request to the launchers of a job that hangs. Their answer is part of the failure."""
+    if hung(job, pods, report, now) is None:
+        return planned
+    return replace(planned, ask_traces=to_ask(job, pods))
+
+
+def _explained(job: DDPJob, pods: Observed, message: str, hang: Hang, now: datetime) -> Failure:
+    rank = hang.ranks[0] if len(hang.ranks) == 1 else None
+    return _failure(job, pods, f"{message}; {hang.sentence}", rank, now)
+
+
 def _failure(job: DDPJob, pods: Observed, message: str, rank: int | None, now: datetime) -> Failure:
     index = ranks.pod_of(job.spec, rank) if rank is not None else 0
     pod = pods.current.get(index)
-    if rank is not None:
-        message += f"; the slowest rank was {rank}"
     return Failure(
         time=now,
         attempt=job.status.attempt,

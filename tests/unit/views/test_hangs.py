@@ -1,0 +1,101 @@
+"""The rank of a hang is named from launchers' answers, and only if they show it."""
+
+import json
+from typing import Any
+
+import pytest
+from ddp_operator.job.failure.hang import NOTHING_KNOWN
+from ddp_operator.views.hangs import explain_answers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.views.traces.recorder import Call, Form, Ranks
+
+WAITS = ("/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce")
+STEP = ("/app/train.py", 20, "step")
+LOADS = ("/app/data.py", 7, "load")
+INNER = ("/usr/lib/python3.11/threading.py", 327, "wait")
+
+
+def shown(rank: int, *frames: tuple[str, int, str], **more: str) -> dict[str, Any]:
+    lines = [f'  File "{file}", line {line} in {name}' for file, line, name in frames]
+    stack = "\n".join(["Current thread 0x00007f (most recent call first):", *lines])
+    return {"rank": rank, "process": 7, "stack": stack if frames else "", **more}
+
+
+def answer(*ranks: dict[str, Any]) -> bytes:
+    return json.dumps({"ranks": ranks}).encode()
+
+
+def dumps(missing: int, ranks: int = 4) -> list[str]:
+    """Return the dumps of ranks that all run two collectives, and one of them only the first."""
+    program = [Call("0")] * 2
+    run = Ranks.same({"0": tuple(range(ranks))}, program)
+    run.hosts = {missing: 1}
+    run.run()
+    return [run.dump(rank, Form(as_json=True)).decode() for rank in range(ranks)]
+
+
+def test_dumps_name_the_rank_and_its_stack_says_where_it_is() -> None:
+    traces = dumps(missing=3)
+    ranks = [shown(rank, WAITS, STEP, trace=traces[rank]) for rank in range(3)]
+    late = shown(3, INNER, LOADS, STEP, trace=traces[3])
+    found = explain_answers([((0, 1), answer(*ranks[:2])), ((2, 3), answer(ranks[2], late))])
+    assert found.ranks == (3,)
+    assert found.sentence.startswith("rank 3 did not enter all_reduce 2 of the default group; 3 ra")
+    assert found.sentence.endswith("; it is in wait, at data.py:7 in load")
+
+
+@pytest.mark.parametrize(
+    ("said", "end"),
+    [
+        (answer(), "its process has ended"),
+        (b"{", "its launcher's answer is invalid"),
+        ("10.0.0.1:29501: no answer in 15 s", "its launcher did not answer"),
+        (answer(shown(3, problem="no answer within 5 s: it is stopped")), "it is stopped"),
+        (answer(shown(3, LOADS, problem="a call in C holds its GIL")), "GIL, at data.py:7 in load"),
+    ],
+)
+def test_a_rank_that_shows_nothing_is_named_with_the_reason(said: bytes | str, end: str) -> None:
+    traces = dumps(missing=3)
+    ranks = [shown(rank, WAITS, STEP, trace=traces[rank]) for rank in range(3)]
+    found = explain_answers([((0, 1, 2), answer(*ranks)), ((3,), said)])
+    assert found.ranks == (3,)
+    assert found.sentence.startswith("rank 3 did not come; 3 ranks wait in all_reduce 2 of the def")
+    assert found.sentence.endswith(f"; {end}") or found.sentence.endswith(end)
+
+
+def test_without_dumps_the_stacks_name_it_if_most_wait() -> None:
+    waiting = [shown(rank, WAITS, STEP) for rank in range(3)]
+    found = explain_answers([(range(4), answer(*waiting, shown(3, LOADS, STEP)))])
+    assert found.ranks == (3,)
+    assert "rank 3 is elsewhere, at data.py:7 in load" in found.sentence
+    # One rank that waits for three is no majority.
+    loading = [shown(rank, LOADS, STEP) for rank in range(1, 4)]
+    found = explain_answers([(range(4), answer(waiting[0], *loading))])
+    assert found.ranks == ()
+    assert "Ranks 1-3 are at data.py:7 in load" in found.sentence
+
+
+def test_an_older_launcher_or_none_shows_nothing() -> None:
+    waiting = answer(*(shown(rank, WAITS, STEP) for rank in range(3)))
+    assert explain_answers([(range(3), waiting), ((3,), "HTTP status 404")]) == NOTHING_KNOWN
+    assert explain_answers([((0,), "refused"), ((1,), "refused")]) == NOTHING_KNOWN
+    assert explain_answers([]) == NOTHING_KNOWN
+
+
+VALUES = st.recursive(
+    st.none() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+RANKS = st.fixed_dictionaries(
+    {"rank": st.integers(0, 2)},
+    optional={"stack": VALUES, "trace": VALUES, "problem": VALUES, "process": VALUES},
+)
+
+
+@given(st.lists(RANKS | VALUES, max_size=4) | VALUES)
+def test_any_answer_is_read(ranks: object) -> None:
+    found = explain_answers([((0, 1), json.dumps({"ranks": ranks}).encode()), ((2,), b"[]")])
+    assert len(found.sentence) <= 165
