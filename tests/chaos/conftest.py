@@ -1,7 +1,9 @@
 """A cluster whose every process may be killed: the bare node, with the operator in it."""
 
+import os
+import random
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -10,11 +12,12 @@ from tests.chaos.journal import Journal
 from tests.cluster import ClusterUnavailableError
 from tests.cluster.node import Node
 from tests.e2e import environment as environments
-from tests.e2e.environment import Environment
+from tests.e2e.environment import OPERATOR_NAMESPACE, Environment
+from tests.e2e.jobs import dump
 from tests.e2e.kubectl import Kubectl
 from tests.skipping import skip_or_fail
 
-_JOURNAL = pytest.StashKey[Journal]()
+_JOURNALS = pytest.StashKey[list[Journal]]()
 
 
 @dataclass(frozen=True)
@@ -47,16 +50,35 @@ def namespace(victim: Victim) -> Iterator[Kubectl]:
 
 
 @pytest.fixture
+def seed() -> int:
+    """Anything, unless CHAOS_SEED says what."""
+    return int(os.environ.get("CHAOS_SEED") or random.randrange(10**6))
+
+
+@pytest.fixture
 def journal(request: pytest.FixtureRequest, seed: int) -> Journal:
     """What is done, in order; its summary is printed at the end of the run."""
     made = Journal(seed)
-    request.config.stash[_JOURNAL] = made
+    request.config.stash.setdefault(_JOURNALS, []).append(made)
     return made
+
+
+@contextmanager
+def explained(journal: Journal, environment: Environment, kubectl: Kubectl) -> Iterator[None]:
+    """Print what was done, and after a failure what the cluster looks like."""
+    print(f"chaos seed {journal.seed}")
+    try:
+        yield
+    except BaseException:
+        print(dump(environment.kubectl, [kubectl.namespace], OPERATOR_NAMESPACE))
+        raise
+    finally:
+        print(journal.text())
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Say how much was done: a chaos test that did nothing would pass too."""
-    if journal := config.stash.get(_JOURNAL, None):
+    for journal in config.stash.get(_JOURNALS, []):
         terminalreporter.write_line(f"chaos: {journal.summary()}")

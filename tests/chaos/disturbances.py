@@ -29,11 +29,22 @@ class Chaos:
     random: Random
     journal: Journal
 
-    def disturb(self, kind: Kind) -> None:
-        """Do one thing; what cannot be done just now is noted."""
+    def disturb(self, kind: Kind, pod: Any = None) -> None:
+        """Do one thing; what cannot be done just now is noted.
+
+        `pod`: to disturb; None: any.
+        """
         try:
-            self._disturb(kind)
-        except (KubectlError, ClusterError, subprocess.TimeoutExpired) as refused:
+            if pod is None:
+                self._disturb(kind)
+            else:
+                self._hit(kind, pod)
+        except (
+            KubectlError,
+            ClusterError,
+            NothingTrainsError,
+            subprocess.TimeoutExpired,
+        ) as refused:
             # Whatever was to be disturbed has not begun yet, or has ended in this very moment.
             self.journal.note(f"could not {kind.value}: {refused}")
 
@@ -55,7 +66,11 @@ class Chaos:
                 self._disturb_pod(kind)
 
     def _disturb_pod(self, kind: Kind) -> None:
-        pod = self._choose(_running(self.kubectl.items("pods", "--selector", LABEL_JOB_NAME)))
+        self._hit(
+            kind, self._choose(_running(self.kubectl.items("pods", "--selector", LABEL_JOB_NAME)))
+        )
+
+    def _hit(self, kind: Kind, pod: Any) -> None:
         job, name = _job_of(pod), pod["metadata"]["name"]
         match kind:
             case Kind.DELETE_POD:
@@ -64,19 +79,20 @@ class Chaos:
             case Kind.FORCE_DELETE_POD:
                 self.kubectl.run("delete", "pod", name, "--force", "--grace-period=0")
                 self.journal.did(kind, job=job, pod=name)
+            case Kind.KILL_RANK:
+                kill_rank(Job(self.kubectl, job), name)
+                self.journal.did(kind, job=job, pod=name)
             case _:
                 self._kill_container(kind, pod)
 
     def _kill_rank(self) -> None:
         pods = _running(self.kubectl.items("pods", "--selector", LABEL_JOB_NAME))
         for pod in self.random.sample(pods, len(pods)):
-            job, name = _job_of(pod), pod["metadata"]["name"]
             try:
-                kill_rank(Job(self.kubectl, job), name)
+                self._hit(Kind.KILL_RANK, pod)
             except (NothingTrainsError, KubectlError) as refused:
-                self.journal.note(f"not in {name}: {refused}")
+                self.journal.note(f"not in {pod['metadata']['name']}: {refused}")
             else:
-                self.journal.did(Kind.KILL_RANK, job=job, pod=name)
                 return
 
     def _delete_operator(self) -> None:

@@ -4,18 +4,20 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any, Self
 
 from ddp_operator.api.constants import (
+    API_VERSION,
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_JOB_NAME,
     LABEL_SERVING,
 )
+from ddp_operator.api.status import DDPJobStatus, MemoryCheckpointRecord
 
 from tests.cluster.client import ApiClient
 
@@ -51,6 +53,15 @@ class Seen:
         )
 
 
+@dataclass(frozen=True)
+class Sighting:
+    """A status of memory checkpoints."""
+
+    seconds: float
+    """When it was seen, since 1970."""
+    record: MemoryCheckpointRecord
+
+
 class PodRecord:
     """What `recording` has seen so far."""
 
@@ -69,25 +80,12 @@ class PodRecord:
         return {name for name in self.uids if name.startswith(prefix)}
 
     def follow(self, client: ApiClient, path: str, stop: threading.Event) -> None:
-        """List and watch until told to stop; a broken watch begins anew with a list."""
-        while not stop.is_set():
-            try:
-                listed = client.get(path)
-                self._alive = {}
-                for manifest in listed["items"]:
-                    self.see(manifest)
-                version = listed["metadata"]["resourceVersion"]
-                query = f"watch=1&resourceVersion={version}&timeoutSeconds={_WATCH_SECONDS}"
-                for line in client.lines(f"{path}&{query}", timeout_s=_WATCH_SECONDS + 10):
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        break
-                    if event["type"] == "DELETED":
-                        self._alive.pop(event["object"]["metadata"]["uid"], None)
-                    else:
-                        self.see(event["object"])
-            except (OSError, HTTPException, json.JSONDecodeError):
-                time.sleep(_RETRY_SECONDS)
+        """List and watch until told to stop."""
+
+        def gone(manifest: dict[str, Any]) -> None:
+            self._alive.pop(manifest["metadata"]["uid"], None)
+
+        follow(client, path, stop, begin=self._alive.clear, see=self.see, gone=gone)
 
     def see(self, manifest: dict[str, Any]) -> None:
         """Take in a pod as the API server has it."""
@@ -103,6 +101,67 @@ class PodRecord:
         ]
         if len(same) > 1:
             self.doubles.add(" and ".join(sorted(same)))
+
+
+class MemoryRecord:
+    """The statuses of memory checkpoints that jobs had, as soon as a watch saw them."""
+
+    def __init__(self) -> None:
+        self.sightings: dict[str, list[Sighting]] = defaultdict(list)
+        """By job, in order."""
+
+    def see(self, manifest: dict[str, Any]) -> None:
+        """Add the status of a job if it is another one than before."""
+        status = DDPJobStatus.model_validate(manifest.get("status", {}))
+        sightings = self.sightings[manifest["metadata"]["name"]]
+        record = status.memory_checkpoint
+        if record and (not sightings or sightings[-1].record != record):
+            sightings.append(Sighting(time.time(), record))
+
+
+def follow(
+    client: ApiClient,
+    path: str,
+    stop: threading.Event,
+    *,
+    see: Callable[[dict[str, Any]], None],
+    begin: Callable[[], None] = lambda: None,
+    gone: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> None:
+    """List and watch until told to stop; a broken watch begins again with a list.
+
+    `path` has a query. `begin`: called before each list.
+    """
+    while not stop.is_set():
+        try:
+            listed = client.get(path)
+            begin()
+            for manifest in listed["items"]:
+                see(manifest)
+            version = listed["metadata"]["resourceVersion"]
+            query = f"watch=1&resourceVersion={version}&timeoutSeconds={_WATCH_SECONDS}"
+            for line in client.lines(f"{path}&{query}", timeout_s=_WATCH_SECONDS + 10):
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    break
+                (gone if event["type"] == "DELETED" else see)(event["object"])
+        except (OSError, HTTPException, json.JSONDecodeError):
+            time.sleep(_RETRY_SECONDS)
+
+
+@contextmanager
+def recording_memory(client: ApiClient, namespace: str) -> Iterator[MemoryRecord]:
+    """Record the status of memory checkpoints of a namespace's jobs, in the background."""
+    record, stop = MemoryRecord(), threading.Event()
+    path = f"/apis/{API_VERSION}/namespaces/{namespace}/ddpjobs?limit=500"
+    watcher = threading.Thread(
+        target=follow, args=(client, path, stop), kwargs={"see": record.see}, daemon=True
+    )
+    watcher.start()
+    try:
+        yield record
+    finally:
+        stop.set()  # the thread ends with its watch, or with the process
 
 
 @contextmanager

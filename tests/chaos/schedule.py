@@ -13,6 +13,7 @@ class Kind(Enum):
     DELETE_POD = "delete a pod"
     FORCE_DELETE_POD = "delete a pod by force"
     KILL_RANK = "kill -9 a training process"
+    KILL_IN_SAVE = "kill -9 a training process while it saves"
     KILL_CONTAINER = "kill a pod's container behind the kubelet's back"
     KILL_OPERATOR = "kill -9 the operator"
     DELETE_OPERATOR = "delete a pod of the operator"

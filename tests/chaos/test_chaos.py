@@ -4,11 +4,8 @@ All jobs finish, none fails, and their statuses account for every restart.
 """
 
 import json
-import os
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +13,13 @@ import pytest
 from ddp_operator.job.planning.decisions import RESCHEDULED
 
 from tests.chaos.accounts import Account, Begun
-from tests.chaos.conftest import Victim
+from tests.chaos.conftest import Victim, explained
 from tests.chaos.disturbances import Chaos
 from tests.chaos.journal import Journal
 from tests.chaos.record import PodRecord, recording
 from tests.chaos.schedule import TIMES, schedule
 from tests.e2e.environment import OPERATOR_NAMESPACE, Environment, operator_pods
-from tests.e2e.jobs import Job, accuracy, doubles_job, dump, last_words
+from tests.e2e.jobs import Job, accuracy, doubles_job, last_words
 from tests.e2e.kubectl import Kubectl, Manifest, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -62,12 +59,6 @@ FINISH_SECONDS = 900.0
 """Of all jobs, from the last disturbance on; on a machine with nothing else to do one minute."""
 
 
-@pytest.fixture
-def seed() -> int:
-    """Anything, unless CHAOS_SEED says what."""
-    return int(os.environ.get("CHAOS_SEED") or random.randrange(10**6))
-
-
 def test_all_jobs_come_through_a_bad_day(
     victim: Victim, namespace: Kubectl, journal: Journal
 ) -> None:
@@ -75,7 +66,7 @@ def test_all_jobs_come_through_a_bad_day(
     chaos = Chaos(victim.node, namespace, random_, journal)
     jobs = [Job(namespace, shape.name) for shape in JOBS]
     with (
-        _explained(journal, victim.environment, namespace),
+        explained(journal, victim.environment, namespace),
         recording(victim.node.client, namespace.namespace) as record,
     ):
         for shape in JOBS:
@@ -220,16 +211,3 @@ def _wait_until_operator_is_well(kubectl: Kubectl) -> None:
         for words in (["logs", name], ["logs", name, "--previous"]):
             log = operator.attempt(*words).stdout  # not every one had a predecessor
             assert "Traceback" not in log, log
-
-
-@contextmanager
-def _explained(journal: Journal, environment: Environment, kubectl: Kubectl) -> Iterator[None]:
-    """Print what was done, and after a failure what the cluster looks like."""
-    print(f"chaos seed {journal.seed}")
-    try:
-        yield
-    except BaseException:
-        print(dump(environment.kubectl, [kubectl.namespace], OPERATOR_NAMESPACE))
-        raise
-    finally:
-        print(journal.text())
