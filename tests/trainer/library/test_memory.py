@@ -11,9 +11,14 @@ import pytest
 import torch
 from ddp_trainer import memory
 from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.library.sharded.pod_memory import PodMemory
 from ddp_trainer.memory import saving
 from ddp_trainer.memory.loading import NoSnapshotError
+from ddp_trainer.memory.saving import Saver
+from ddp_trainer.memory.volume import Key, Volume
 from ddp_trainer.process_group.assignment import Assignment, AssignmentFile
+from ddp_trainer.process_group.current_assignment import CurrentAssignment
+from ddp_trainer.settings.environment import Environment
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.ports import free_port
 from tests.trainer.library.sharding import NEEDS_TORCH
 from tests.trainer.memory.fsdp import local
-from tests.trainer.memory.pods import variables
+from tests.trainer.memory.pods import listening, variables
 from tests.trainer.memory.sameness import same
 
 
@@ -94,6 +99,20 @@ def test_a_snapshot_of_a_script_is_not_loaded(volume: Path) -> None:
     with pytest.raises(NoSnapshotError, match="is no snapshot of a model that join"):
         train_sharded(steps=4)
     assert volume.exists()
+
+
+def test_steps_that_are_taken_again_are_not_saved_under_the_same_names(tmp_path: Path) -> None:
+    """This rank was lost before it saved steps 2 and 3. Others have, perhaps in another state."""
+    env = variables(tmp_path, ranks=2)
+    place = Volume.from_env(env)
+    assert place is not None
+    pod_memory = PodMemory(Saver(place, CurrentAssignment(Environment.from_env(env))))
+    with listening(place) as reports:
+        pod_memory.pass_over([Key(1, 1), Key(1, 2), Key(1, 3), Key(0, 9)], above=Key(1, 1))
+        found = [(each["step"], each["saved"]) for each in reports.read()]
+    assert sorted(found) == [(2, False), (3, False)]
+    assert not pod_memory.wants(3)
+    assert pod_memory.wants(4)
 
 
 def train_sharded(*, steps: int) -> tuple[int, Any]:

@@ -84,6 +84,16 @@ def test_the_launcher_receives_a_report_of_each_save(tmp_path: Path) -> None:
     assert "sizeLimit" in found[3]["refusal"]
 
 
+def test_the_launcher_is_told_of_a_step_that_this_rank_will_not_save(tmp_path: Path) -> None:
+    saver_at(tmp_path).save(1, STATE, replicated=False)
+    again = saver_at(tmp_path)  # of the next process
+    with listening(volume_at(tmp_path)) as reports:
+        again.skip(1)  # it is there
+        again.skip(2)
+        found = reports.read()
+    assert found == [{"rank": 0, "generation": 1, "step": 2, "replicated": False, "saved": False}]
+
+
 def test_it_saves_no_third_snapshot_until_the_launcher_frees_one(
     tmp_path: Path, folder: Path
 ) -> None:

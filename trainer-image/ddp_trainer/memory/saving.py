@@ -108,22 +108,16 @@ class Saver:
 
     def save(self, step: int, state: object, *, replicated: bool) -> bool:
         """Save a state, as the function of this name does."""
-        placement = self._environment.placement
         if type(step) is not int or not 0 <= step <= LARGEST_STEP:
             raise ValueError(f"step is {step!r:.40}: count from 0 in an int")
         if replicated and self._environment.local_rank != 0:
             return False
-        key = Key(placement.generation, step)
+        name = self._name(step, replicated=replicated)
+        key = name.key
         if self._last is not None and key <= self._last[0]:
             if key == self._last[0]:
                 return self._last[1]
             raise ValueError(f"step is {step} after step {self._last[0].step}: it must increase")
-        name = SnapshotName(
-            key=key,
-            rank=self._environment.rank,
-            world_size=placement.world_size,
-            replicated=replicated,
-        )
         flat = flatten(state)
         saved, refusal = self._write(name, flat)
         self._last = key, saved
@@ -135,9 +129,27 @@ class Saver:
         self._report(name, saved, refusal)
         return saved
 
+    def skip(self, step: int) -> None:
+        """Do not save a sharded state of this step, unless the volume has it.
+
+        Ranks that have saved the step then release it: it cannot be complete.
+        """
+        name = self._name(step, replicated=False)
+        if not (self._folder / str(name)).exists():
+            self._report(name, saved=False, refusal="")
+
     @property
     def _environment(self) -> Environment:
         return self.assignment.environment
+
+    def _name(self, step: int, *, replicated: bool) -> SnapshotName:
+        placement = self._environment.placement
+        return SnapshotName(
+            key=Key(placement.generation, step),
+            rank=self._environment.rank,
+            world_size=placement.world_size,
+            replicated=replicated,
+        )
 
     def _write(self, name: SnapshotName, flat: Flat) -> tuple[bool, str]:
         """Write the file; return whether it was written, and a reason that needs a remedy."""

@@ -17,6 +17,10 @@ class Inventory:
     copies: Sequence[tuple[int, Key]]
     """Ranks and keys of its copies of other ranks' snapshots."""
 
+    def all_keys(self) -> set[Key]:
+        """Return the keys of all its snapshots."""
+        return {*self.own, *(key for _, key in self.copies)}
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -29,9 +33,7 @@ class Decision:
 
 def newest_complete(inventories: Sequence[Inventory]) -> Decision | None:
     """Return the newest step of which every rank's snapshot exists; None: there is none."""
-    keys = {key for held in inventories for key in held.own}
-    keys |= {key for held in inventories for _, key in held.copies}
-    for key in sorted(keys, reverse=True):
+    for key in sorted({key for held in inventories for key in held.all_keys()}, reverse=True):
         senders = {}
         for rank, held in enumerate(inventories):
             if key in held.own:

@@ -7,7 +7,7 @@ them, and find those that are in their pod. Which ones they load they agree on i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class PodMemory:
         if saver is not None:
             saver.is_reserved = True
         self.newest = 0
-        """The newest step that this process has saved, tried to save or loaded."""
+        """The newest step that this process has saved, tried to save or passed over."""
 
     def wants(self, step: int) -> bool:
         """Return whether a step is new, and can be saved now."""
@@ -39,6 +39,18 @@ class PodMemory:
         assert self._saver is not None, "without a volume, nothing is wanted"
         self.newest = step
         self._saver.save(step, snapshot, replicated=False)
+
+    def pass_over(self, keys: Iterable[Key], *, above: Key | None) -> None:
+        """Do not save the steps again, `above` the one to load, that some ranks have saved before.
+
+        Their results may differ this time. Snapshots of the same names would mix both.
+        """
+        if self._saver is not None:
+            generation = self._saver.assignment.environment.placement.generation
+            for key in keys:
+                if key.generation == generation and (above is None or key > above):
+                    self.newest = max(self.newest, key.step)
+                    self._saver.skip(key.step)
 
     def files(self) -> Mapping[tuple[int, Key], Path]:
         """Return the snapshots of this group's ranks that are in the volume, by rank and key."""

@@ -85,11 +85,12 @@ class Snapshots:
             self._group = group
         self._expect_place(group)
         own = {0} if self._run.is_fresh else set(self._own)
-        decision = _agreed(
+        inventories = _gathered(
             group,
             own=[Key(0, step) for step in own],
             copies=[(rank, Key(0, step)) for rank, step in self._copies],
         )
+        decision = newest_complete(inventories)
         if decision is None or decision.key.step == 0:
             decision = self._load_saved(group, lost=decision is None) or decision
         assert decision is not None
@@ -123,11 +124,12 @@ class Snapshots:
                 restart.
         """
         files = self._pod_memory.files()
-        decision = _agreed(
+        inventories = _gathered(
             group,
             own=[key for rank, key in files if rank == group.rank],
             copies=[(rank, key) for rank, key in files if rank != group.rank],
         )
+        decision = newest_complete(inventories)
         if lost:
             outlook = "training starts again"
             if decision is not None:
@@ -136,6 +138,8 @@ class Snapshots:
                 "more ranks were lost than join(shard_copies=...) protects from: parts of the "
                 f"model are gone, and {outlook}"
             )
+        keys = {key for held in inventories for key in held.all_keys()}
+        self._pod_memory.pass_over(keys, above=decision.key if decision else None)
         if decision is None:
             return None
         key = decision.key
@@ -149,7 +153,7 @@ class Snapshots:
                 snapshot = self._pod_memory.load(rank, files[rank, key])
                 with self._lock:
                     self._copies[rank, key.step] = snapshot
-        self._pod_memory.newest = key.step
+        self._pod_memory.newest = max(self._pod_memory.newest, key.step)
         return decision
 
     def take(self) -> None:
@@ -268,10 +272,10 @@ class Snapshots:
             sent.result()
 
 
-def _agreed(
+def _gathered(
     group: Group, *, own: Iterable[Key], copies: Iterable[tuple[int, Key]]
-) -> Decision | None:
-    """Return the newest step of which every rank's snapshot exists; a collective."""
+) -> list[Inventory]:
+    """Return the inventories of all ranks; a collective."""
     inventories = []
     for told in group.gather(json.dumps([sorted(own), sorted(copies)]).encode()):
         keys, others = json.loads(told)
@@ -281,7 +285,7 @@ def _agreed(
                 copies=[(rank, Key(*key)) for rank, key in others],
             )
         )
-    return newest_complete(inventories)
+    return inventories
 
 
 def _started(work: Callable[[], None]) -> futures.Future[None]:
