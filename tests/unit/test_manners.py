@@ -67,6 +67,7 @@ def test_a_stack_trace_is_only_logged_where_the_fault_is_ours(said: list[Message
     traced = {one.where.rpartition(":")[0] for one in said if one.by == "exception"}
     assert traced == {
         "ddp_operator/engine/engine.py",
+        "ddp_operator/engine/trainers/hangs.py",
         "ddp_operator/engine/trainers/reports.py",
         "ddp_operator/kube/view/reflector.py",
     }

@@ -180,7 +180,7 @@ class Reader(StorageReader):
             ValueError: there is no snapshot.
         """
         if self.step is None:
-            raise ValueError("there is no snapshot in memory: load only if Reader.step is not None")
+            raise ValueError("there is no snapshot in memory: load only if Reader.step is set")
         return Metadata(self._metadata)
 
     def set_up_storage_reader(
