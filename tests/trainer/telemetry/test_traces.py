@@ -83,8 +83,10 @@ def test_ranks_show_the_collective_that_they_wait_in(
             assert "in all_reduce" in last[rank]["stack"]
         assert "in hold_the_lock" in last[2]["stack"]
 
-        if shell:
-            return  # stops in the same way, and takes ten seconds to show
+        if shell:  # stops in the same way, and takes ten seconds to show
+            for each in last.values():
+                os.kill(each["process"], signal.SIGKILL)  # the end of the shell does not end it
+            return
         os.kill(last[1]["process"], signal.SIGSTOP)
         stopped = "no answer within 5 s: it is stopped (SIGSTOP)"
         until(lambda: shows(rank_0="", rank_1=stopped, rank_2=traces.HOLDS_GIL), "a stopped rank")
