@@ -89,7 +89,7 @@ def test_without_a_snapshot_the_script_uses_its_checkpoint(environment: Environm
     with launcher(environment, (200, {"reason": "none"})):
         reader = Reader()
     assert reader.step is None
-    with pytest.raises(CheckpointException, match=r"only if Reader\.step is not None"):
+    with pytest.raises(CheckpointException, match=r"only if Reader\.step is set"):
         dcp_load({"epoch": 1}, storage_reader=reader)
 
 
