@@ -88,7 +88,7 @@ class MemoryCheckpoint(Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         """Save a snapshot if it is time."""
         step = trainer.global_step
-        if Volume.from_env(os.environ) is None or step - self._newest < self._every_steps:
+        if step - self._newest < self._every_steps or Volume.from_env(os.environ) is None:
             return
         self._newest = step
         self._is_saving = True

@@ -147,11 +147,11 @@ def _decide(
 def _end_hang(
     job: DDPJob, pods: Observed, report: Report | None, hang: Hang | None, now: datetime
 ) -> Plan | None:
-    if hang is None and watchdog.to_ask(job, pods):
-        return None  # the launchers are asked first
     failure = watchdog.hung(job, pods, report, now, hang or NOTHING_KNOWN)
+    if failure is None or (hang is None and watchdog.to_ask(job, pods)):
+        return None  # the launchers are asked first
     # All pods restart, even if the pod is known that blocks the others.
-    return recovery.failed(job, pods, failure, (), now) if failure else None
+    return recovery.failed(job, pods, failure, (), now)
 
 
 def _carry_out(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan:
