@@ -23,7 +23,16 @@ from ddp_trainer.memory.file_format import Header, encode
 from ddp_trainer.memory.mapped_files import MappedFile, MappedFiles
 from ddp_trainer.memory.progress import Progress
 from ddp_trainer.memory.state_tree import Flat, flatten
-from ddp_trainer.memory.volume import FREE, LARGEST_STEP, PART, SLOTS, Key, SnapshotName, Volume
+from ddp_trainer.memory.volume import (
+    FREE,
+    LARGEST_STEP,
+    PART,
+    SLOTS,
+    Key,
+    SnapshotName,
+    Volume,
+    snapshots_in,
+)
 from ddp_trainer.process_group.current_assignment import CurrentAssignment
 from ddp_trainer.settings.environment import Environment
 
@@ -210,11 +219,11 @@ class Saver:
 
     def _held(self, *, replicated: bool) -> int:
         """Return how many snapshots the volume holds of this rank, including a restored one."""
-        own = _names(self._folder)
+        own = snapshots_in(self._folder)
         place = self._environment.rank, self._environment.placement.world_size
         restored = [
             other
-            for other in _names(self.volume.restored)
+            for other in snapshots_in(self.volume.restored)
             if other.replicated == replicated
             and (replicated or (other.rank, other.world_size) == place)
         ]
@@ -236,13 +245,6 @@ class Saver:
                 sender.sendto(json.dumps(message).encode(), str(self.volume.socket))
             except OSError as error:
                 _logger.debug("the launcher did not receive a report: %s", error)
-
-
-def _names(folder: Path) -> list[SnapshotName]:
-    try:
-        return [name for each in os.listdir(folder) if (name := SnapshotName.parse(each))]
-    except FileNotFoundError:
-        return []
 
 
 def _fill(file: MappedFile, begin: bytes, flat: Flat) -> None:

@@ -6,6 +6,7 @@ both use it.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,6 +73,14 @@ class SnapshotName:
         kind = "replicated" if self.replicated else "sharded"
         generation, step = self.key
         return f"{generation}-{step}-{self.rank}-{self.world_size}-{kind}{SUFFIX}"
+
+
+def snapshots_in(folder: Path) -> list[SnapshotName]:
+    """Return the names of the snapshots in a folder of a volume; none if it does not exist."""
+    try:
+        return [name for each in os.listdir(folder) if (name := SnapshotName.parse(each))]
+    except FileNotFoundError:
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ them, and find those that are in their pod. Which ones they load they agree on i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from ddp_trainer.memory.loading import NoSnapshotError, read
 from ddp_trainer.memory.saving import Saver
-from ddp_trainer.memory.volume import Key, SnapshotName
+from ddp_trainer.memory.volume import Key, snapshots_in
 
 
 class PodMemory:
@@ -60,12 +59,10 @@ class PodMemory:
         size = self._saver.assignment.environment.placement.world_size
         folders = [volume.received, volume.restored, *(volume.directory / "own").glob("*")]
         return {
-            (name.rank, name.key): folder / file
+            (name.rank, name.key): folder / str(name)
             for folder in folders
-            if folder.is_dir()
-            for file in os.listdir(folder)
-            if (name := SnapshotName.parse(file))
-            and (name.world_size, name.replicated) == (size, False)
+            for name in snapshots_in(folder)
+            if (name.world_size, name.replicated) == (size, False)
         }
 
     def load(self, rank: int, path: Path) -> Tensor:
