@@ -79,13 +79,13 @@ class PodRecord:
         prefix = f"{job}-"
         return {name for name in self.uids if name.startswith(prefix)}
 
-    def follow(self, client: ApiClient, path: str, stop: threading.Event) -> None:
-        """List and watch until told to stop."""
+    def begin(self) -> None:
+        """Forget which pods were alive: all that are follow."""
+        self._alive.clear()
 
-        def gone(manifest: dict[str, Any]) -> None:
-            self._alive.pop(manifest["metadata"]["uid"], None)
-
-        follow(client, path, stop, begin=self._alive.clear, see=self.see, gone=gone)
+    def gone(self, manifest: dict[str, Any]) -> None:
+        """Take in that a pod was deleted."""
+        self._alive.pop(manifest["metadata"]["uid"], None)
 
     def see(self, manifest: dict[str, Any]) -> None:
         """Take in a pod as the API server has it."""
@@ -119,59 +119,58 @@ class MemoryRecord:
             sightings.append(Sighting(time.time(), record))
 
 
-def follow(
+@contextmanager
+def _followed(
     client: ApiClient,
     path: str,
-    stop: threading.Event,
     *,
     see: Callable[[dict[str, Any]], None],
     begin: Callable[[], None] = lambda: None,
     gone: Callable[[dict[str, Any]], None] = lambda _: None,
-) -> None:
-    """List and watch until told to stop; a broken watch begins again with a list.
+) -> Iterator[None]:
+    """List and watch in the background; a broken watch begins again with a list.
 
     `path` has a query. `begin`: called before each list.
     """
-    while not stop.is_set():
-        try:
-            listed = client.get(path)
-            begin()
-            for manifest in listed["items"]:
-                see(manifest)
-            version = listed["metadata"]["resourceVersion"]
-            query = f"watch=1&resourceVersion={version}&timeoutSeconds={_WATCH_SECONDS}"
-            for line in client.lines(f"{path}&{query}", timeout_s=_WATCH_SECONDS + 10):
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    break
-                (gone if event["type"] == "DELETED" else see)(event["object"])
-        except (OSError, HTTPException, json.JSONDecodeError):
-            time.sleep(_RETRY_SECONDS)
+    stop = threading.Event()
+
+    def follow() -> None:
+        while not stop.is_set():
+            try:
+                listed = client.get(path)
+                begin()
+                for manifest in listed["items"]:
+                    see(manifest)
+                version = listed["metadata"]["resourceVersion"]
+                query = f"watch=1&resourceVersion={version}&timeoutSeconds={_WATCH_SECONDS}"
+                for line in client.lines(f"{path}&{query}", timeout_s=_WATCH_SECONDS + 10):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        break
+                    (gone if event["type"] == "DELETED" else see)(event["object"])
+            except (OSError, HTTPException, json.JSONDecodeError):
+                time.sleep(_RETRY_SECONDS)
+
+    threading.Thread(target=follow, daemon=True).start()
+    try:
+        yield
+    finally:
+        stop.set()  # the thread ends with its watch, or with the process
 
 
 @contextmanager
 def recording_memory(client: ApiClient, namespace: str) -> Iterator[MemoryRecord]:
     """Record the status of memory checkpoints of a namespace's jobs, in the background."""
-    record, stop = MemoryRecord(), threading.Event()
+    record = MemoryRecord()
     path = f"/apis/{API_VERSION}/namespaces/{namespace}/ddpjobs?limit=500"
-    watcher = threading.Thread(
-        target=follow, args=(client, path, stop), kwargs={"see": record.see}, daemon=True
-    )
-    watcher.start()
-    try:
+    with _followed(client, path, see=record.see):
         yield record
-    finally:
-        stop.set()  # the thread ends with its watch, or with the process
 
 
 @contextmanager
 def recording(client: ApiClient, namespace: str) -> Iterator[PodRecord]:
     """Record a namespace's pods of jobs, in the background."""
-    record, stop = PodRecord(), threading.Event()
+    record = PodRecord()
     path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={LABEL_JOB_NAME}"
-    watcher = threading.Thread(target=record.follow, args=(client, path, stop), daemon=True)
-    watcher.start()
-    try:
+    with _followed(client, path, see=record.see, begin=record.begin, gone=record.gone):
         yield record
-    finally:
-        stop.set()  # the thread ends with its watch, or with the process
