@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from ddp_trainer.memory.volume import SLOTS
@@ -56,7 +57,7 @@ _BLOCK_BYTES = 512
 """Unit of st_blocks."""
 
 
-class Pods:
+class Pods(Protocol):
     """Two pods and a spare that train."""
 
     volumes: Path | None = None
@@ -64,19 +65,19 @@ class Pods:
 
     def first(self) -> tuple[subprocess.Popen[bytes], str]:
         """Return the process of the pod that is not lost, and its log."""
-        raise NotImplementedError
+        ...
 
     def spare_is_ready(self) -> bool:
         """Return True if the spare could take a place."""
-        raise NotImplementedError
+        ...
 
     def complete(self) -> Mapping[int, float]:
         """Return saves that are complete, and since when, or now if that is not known."""
-        raise NotImplementedError
+        ...
 
     def lose(self) -> None:
         """Kill a pod with all it has in memory, and give its place to the spare."""
-        raise NotImplementedError
+        ...
 
 
 class _Launchers(Pods):
