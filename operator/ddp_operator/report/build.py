@@ -1,7 +1,8 @@
 """Build a report from facts; a pure function. Missing facts are not guessed."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -9,9 +10,18 @@ from ddp_operator import __version__
 from ddp_operator.api import ranks
 from ddp_operator.api.rules import gpu_limit, trainer_container
 from ddp_operator.api.spec.overrides import kinds
-from ddp_operator.report import curves
+from ddp_operator.api.status import Failure
+from ddp_operator.report import curves, reliability
 from ddp_operator.report.facts import Facts, PodFacts
-from ddp_operator.report.model import COMPLETED, GpuUse, NodeRow, PodSpan, Recovery, Report
+from ddp_operator.report.model import (
+    COMPLETED,
+    FailureInterval,
+    GpuUse,
+    NodeRow,
+    PodSpan,
+    Recovery,
+    Report,
+)
 from ddp_operator.report.recoveries import recoveries
 from ddp_operator.views.job import pace
 from ddp_operator.views.job.memory import memory_checkpoint
@@ -20,16 +30,19 @@ from ddp_operator.views.text import clean
 
 _MOST_PODS: Final = 200
 _MOST_EVENTS: Final = 100
-_OCCUPIED: Final = ("starting", "training", "lost")
-"""The parts of a job's time in which it holds its GPUs."""
 _SECRET: Final = re.compile(r"(?i)token|secret|passw|credential|api[-_]?key|access[-_]?key")
 """Names of options with secret values."""
 ANY_GPU: Final = "gpu"
 """The kind of GPUs of an unknown type."""
 
 
-def build(facts: Facts, *, prices: Mapping[str, float] | None = None) -> Report:
-    """Build a report; `prices`: price per GPU and hour, by kind."""
+def build(
+    facts: Facts,
+    *,
+    prices: Mapping[str, float] | None = None,
+    price_per_pod: float | None = None,
+) -> Report:
+    """Build a report; `prices`: price per GPU and hour, by kind; `price_per_pod`: per hour."""
     job, history = facts.job, facts.history
     status = job.status
     ended = status.completion_time or (
@@ -65,10 +78,14 @@ def build(facts: Facts, *, prices: Mapping[str, float] | None = None) -> Report:
         disruptions=status.disruptions,
         goodput=tuple((kind, seconds) for kind, seconds in spent.items()),
         training_ratio=pace.training_ratio(job, now),
+        effective_training_ratio=reliability.effective_training_ratio(spent),
         steps_lost=status.goodput.steps_lost if status.goodput else None,
         pods=tuple(pods[-_MOST_PODS:]),
         pods_left_out=max(len(pods) - _MOST_PODS, 0),
         recoveries=failed,
+        failure_intervals=tuple(_intervals(status.failures)),
+        # With spares the group does not wait for new pods, and an elastic one need not.
+        spare_estimate=(None if job.spares or job.elastic else reliability.spare_estimate(failed)),
         starts=tuple((s.step, s.formed, s.first_step) for s in history.starts[-curves.MOST_ROWS :]),
         points=curves.points(history),
         scores=tuple((s.step, s.accuracy) for s in history.scores[-curves.MOST_ROWS :]),
@@ -77,6 +94,11 @@ def build(facts: Facts, *, prices: Mapping[str, float] | None = None) -> Report:
         ranks=curves.ranks(history),
         saves=curves.saves(history),
         gpus=tuple(_gpus(job, spent, prices or {})),
+        pod_cost=(
+            None
+            if price_per_pod is None
+            else reliability.pod_cost(spent, pods=job.replicas + job.spares, price=price_per_pod)
+        ),
         nodes=tuple(_nodes(job)),
         events=tuple((e.time, e.reason, e.message) for e in facts.events[-_MOST_EVENTS:]),
         configuration=tuple(_configuration(job, now)),
@@ -157,7 +179,7 @@ def _gpus(
 ) -> Iterator[GpuUse]:
     if job.parsed is None:
         return
-    hours = sum(spent.get(kind, 0) for kind in _OCCUPIED) / 3600
+    hours = sum(spent.get(kind, 0) for kind in reliability.OCCUPIED) / 3600
     lost = spent.get("lost", 0) / 3600
     counts: dict[str, int] = {}
     for spec, where in kinds(job.parsed.spec):
@@ -167,7 +189,20 @@ def _gpus(
     for kind, count in counts.items():
         if count:
             price = prices.get(kind, prices.get(ANY_GPU))
-            yield GpuUse(clean(kind, 64), count, count * hours, count * lost, price)
+            yield GpuUse(
+                kind=clean(kind, 64),
+                count=count,
+                used_hours=count * hours,
+                lost_hours=count * lost,
+                price=price,
+                cost=None if price is None else count * hours * price,
+                lost_cost=None if price is None else count * lost * price,
+            )
+
+
+def _intervals(failures: Sequence[Failure]) -> Iterator[FailureInterval]:
+    for each in reliability.failure_intervals(failures):
+        yield replace(each, name=clean(each.name, 253))
 
 
 def _nodes(job: JobSnapshot) -> Iterator[NodeRow]:
@@ -235,6 +270,14 @@ def _gaps(facts: Facts, failed: tuple[Recovery, ...]) -> Iterator[str]:
         yield (
             "the trainer's older image does not report when its group formed: recoveries are shown "
             "only up to the start of the pods"
+        )
+    if older := reliability.older_failures(facts.job.status):
+        yield older
+    progress = facts.job.status.progress
+    if progress is not None and progress.last_step_time is None:
+        yield (
+            "the trainer does not report when it completes steps: the time from ready pods to the "
+            "first step counts as training"
         )
     if any(recovery.parts[0] is None for recovery in failed):
         yield (

@@ -133,16 +133,52 @@ class GpuUse:
     lost_hours: float
     price: float | None
     """Price per GPU and hour."""
+    cost: float | None
+    """Cost of all hours."""
+    lost_cost: float | None
+    """Cost of the lost hours."""
 
-    @property
-    def cost(self) -> float | None:
-        """Cost of all hours."""
-        return None if self.price is None else self.used_hours * self.price
 
-    @property
-    def lost_cost(self) -> float | None:
-        """Cost of the lost hours."""
-        return None if self.price is None else self.lost_hours * self.price
+@dataclass(frozen=True)
+class PodCost:
+    """The cost of a job's pods, spares included, at a price per pod and hour.
+
+    The hours are the number of pods in the spec times the job's time, as for GPUs.
+    """
+
+    pods: int
+    price_per_hour: float
+    hours: float
+    lost_hours: float
+    cost: float
+    lost_cost: float
+
+
+@dataclass(frozen=True)
+class FailureInterval:
+    """Time between the recorded failures of one class, or on one node."""
+
+    group: str
+    """`class` or `node`."""
+    name: str
+    count: int
+    mean_seconds: int | None
+    """None: fewer than three failures."""
+
+
+@dataclass(frozen=True)
+class SpareEstimate:
+    """An estimate of what a spare that was ready at each failure would have saved."""
+
+    recoveries: int
+    """Recoveries that waited for a new pod for a known time."""
+    unknown: int
+    """Recoveries with a new pod whose wait is unknown; not included."""
+    waited_seconds: int
+    """Seconds until the new pods ran their trainers: what a spare would have saved."""
+    with_spare_seconds: int | None
+    """The rest of the same recoveries, which a spare does not save: the group forms and completes
+    its first step."""
 
 
 @dataclass(frozen=True)
@@ -182,10 +218,14 @@ class Report:
     goodput: tuple[tuple[str, int], ...]
     """Seconds by kind."""
     training_ratio: float | None
+    effective_training_ratio: float | None
+    """ETTR: training, as a share of the time in which the job held its pods."""
     steps_lost: int | None
     pods: tuple[PodSpan, ...]
     pods_left_out: int
     recoveries: tuple[Recovery, ...]
+    failure_intervals: tuple[FailureInterval, ...]
+    spare_estimate: SpareEstimate | None
     starts: tuple[tuple[int, float, float], ...]
     """The newest starts: first step, when the group formed, when that step was complete."""
     points: tuple[Point, ...]
@@ -198,6 +238,7 @@ class Report:
     """The most frequent first."""
     saves: Saves | None
     gpus: tuple[GpuUse, ...]
+    pod_cost: PodCost | None
     nodes: tuple[NodeRow, ...]
     events: tuple[tuple[datetime, str, str], ...]
     configuration: tuple[tuple[str, str], ...]

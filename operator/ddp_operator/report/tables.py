@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ddp_operator.report.curves import MOST_ROWS
-from ddp_operator.report.model import PARTS, Report
+from ddp_operator.report.model import PARTS, Report, SpareEstimate
 from ddp_operator.views.text import counted, duration, number
 
 UNKNOWN = "not known"
+_ETTR = (
+    "the effective training time ratio (training, as a share of the time without suspension and "
+    "waiting for nodes or quota)"
+)
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,16 @@ def headline(report: Report) -> list[tuple[str, str]]:
         facts.append(("test accuracy", f"{report.accuracy:.1%}"))
     if report.training_ratio is not None:
         facts.append(("goodput", f"{report.training_ratio:.0%}"))
+    if report.effective_training_ratio is not None:
+        facts.append(("ETTR", f"{report.effective_training_ratio:.2f}"))
     age = ((report.ended or report.made_at) - report.created).total_seconds()
     facts.append(("took" if report.is_over else "age", duration(age)))
     facts.append(("restarts", f"{report.restarts + report.disruptions}"))
     costs = [use.cost for use in report.gpus if use.cost is not None]
     if costs:
         facts.append(("cost of GPUs", f"{sum(costs):,.2f}"))
+    if report.pod_cost is not None:
+        facts.append(("cost of pods", f"{report.pod_cost.cost:,.2f}"))
     return facts
 
 
@@ -100,13 +108,46 @@ def _story(report: Report) -> Iterator[Section]:
             for r in reversed(report.recoveries)
         ],
     )  # fmt: skip
+    yield Section(
+        "", "Time between failures",
+        "Wall-clock time between the recorded failures that interrupted the training, of one class "
+        "or on one node. Parts of an earlier failure do not count.",
+        ("of", "name", "failures", "mean time between"),
+        [
+            (
+                each.group, each.name, str(each.count),
+                "too few failures" if each.mean_seconds is None else f"{each.mean_seconds:,} s",
+            )
+            for each in report.failure_intervals
+        ],
+    )  # fmt: skip
+    if report.spare_estimate is not None:
+        yield _spares(report.spare_estimate)
     total = sum(spent for _, spent in report.goodput) or 1
     lost = f" {report.steps_lost} steps were repeated." if report.steps_lost else ""
+    ratio = report.effective_training_ratio
+    ettr = f" ETTR, {_ETTR}, is {ratio:.2f}." if ratio is not None else ""
     yield Section(
         "goodput", "Goodput",
-        f"How the job's time was spent.{lost}",
+        f"How the job's time was spent.{lost}{ettr}",
         ("kind", "time", "share"),
         [(kind, duration(s), f"{s / total:.1%}") for kind, s in report.goodput if s],
+    )  # fmt: skip
+
+
+def _spares(estimate: SpareEstimate) -> Section:
+    left_out = f" (left out: {estimate.unknown}, with unknown waits)"
+    waited, rest = estimate.waited_seconds, estimate.with_spare_seconds
+    return Section(
+        "", "What spares would have saved",
+        f"An estimate from {counted(estimate.recoveries, 'recovery', 'recoveries')} with new pods"
+        f"{left_out if estimate.unknown else ''}. It assumes that a spare was ready at each "
+        "failure. The group still had to form and complete its first step.",
+        ("recoveries took", "with a spare", "saved: the wait for new pods"),
+        [(
+            *((UNKNOWN, UNKNOWN) if rest is None else (f"{waited + rest:,} s", f"{rest:,} s")),
+            f"{waited:,} s",
+        )],
     )  # fmt: skip
 
 
@@ -199,6 +240,18 @@ def _cost(report: Report) -> Iterator[Section]:
                   (use.price, use.cost, use.lost_cost)),
             )
             for use in report.gpus
+        ],
+    )  # fmt: skip
+    pods = report.pod_cost
+    yield Section(
+        "", "Pods",
+        "Number of pods in the spec, with spares, times the job's time: starting, training and "
+        "recovering.",
+        ("pods", "hours", "lost hours", "price per hour", "cost", "lost cost"),
+        [] if pods is None else [
+            (str(pods.pods), *(f"{value:,.2f}" for value in (
+                pods.hours, pods.lost_hours, pods.price_per_hour, pods.cost, pods.lost_cost,
+            )))
         ],
     )  # fmt: skip
     yield Section(

@@ -167,7 +167,11 @@ class AsyncJob:
         return diagnose(job, pods, now, queue=await self._backend.queue_state(job, now))
 
     async def report(
-        self, *, metrics: str | Path | None = None, prices: Mapping[str, float] | None = None
+        self,
+        *,
+        metrics: str | Path | None = None,
+        prices: Mapping[str, float] | None = None,
+        price_per_pod: float | None = None,
     ) -> JobReport:
         """Build a report about a running or ended job.
 
@@ -176,6 +180,7 @@ class AsyncJob:
                 no pod runs to read it from.
             prices: price per GPU and hour, such as `{"nvidia-h100-80gb": 3.5}`; `gpu` is any other
                 type.
+            price_per_pod: price per pod and hour.
 
         Raises:
             UnreadableError: there is no metrics.jsonl.
@@ -183,7 +188,8 @@ class AsyncJob:
         history = None if metrics is None else await asyncio.to_thread(read_metrics, Path(metrics))
         await self._snapshot()
         with _gone(self.name):
-            return JobReport(await self._backend.facts(self.key, history), prices)
+            facts = await self._backend.facts(self.key, history)
+            return JobReport(facts, prices, price_per_pod)
 
     async def stop(self) -> None:
         """Delete the job's pods and keep the job; `resume` continues it."""

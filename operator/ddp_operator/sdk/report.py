@@ -15,8 +15,10 @@ _SUFFIXES: Final = (".html", ".md", ".json")
 class JobReport:
     """A report about a job until now; `data` has everything as typed values."""
 
-    def __init__(self, facts: Facts, prices: Mapping[str, float] | None) -> None:
-        self.data: Report = reports.build(facts, prices=prices)
+    def __init__(
+        self, facts: Facts, prices: Mapping[str, float] | None, price_per_pod: float | None
+    ) -> None:
+        self.data: Report = reports.build(facts, prices=prices, price_per_pod=price_per_pod)
 
     def html(self) -> str:
         """Return an HTML page with all pictures, which loads nothing from the network.

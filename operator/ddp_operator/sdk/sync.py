@@ -112,10 +112,15 @@ class Job:
         return self._loop.run(self._job.why())
 
     def report(
-        self, *, metrics: str | Path | None = None, prices: Mapping[str, float] | None = None
+        self,
+        *,
+        metrics: str | Path | None = None,
+        prices: Mapping[str, float] | None = None,
+        price_per_pod: float | None = None,
     ) -> JobReport:
         """See `AsyncJob.report`."""
-        return self._loop.run(self._job.report(metrics=metrics, prices=prices))
+        made = self._job.report(metrics=metrics, prices=prices, price_per_pod=price_per_pod)
+        return self._loop.run(made)
 
     def stop(self) -> None:
         """See `AsyncJob.stop`."""

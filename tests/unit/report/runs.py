@@ -72,7 +72,13 @@ def job(**more: Any) -> Json:
             "attempt": 1,
             "restarts": 1,
             "failures": [failure(time=at(150), node="node-b")],
-            "progress": {"step": 400, "totalSteps": 1000, "loss": 0.22, "updatedAt": at(240)},
+            "progress": {
+                "step": 400,
+                "totalSteps": 1000,
+                "loss": 0.22,
+                "updatedAt": at(240),
+                "lastStepTime": at(240),
+            },
             "goodput": {
                 "pendingSeconds": 5,
                 "startingSeconds": 5,

@@ -151,6 +151,9 @@ async def test_what_cannot_be_done_is_one_line(ddp: Ddp, tmp_path: Path) -> None
         ),
         (("report", NAME, "--price", "3.5"), "use nvidia-h100-80gb=3.5"),
         (("report", NAME, "--price", "h100=nan"), "use nvidia-h100-80gb=3.5"),
+        (("report", NAME, "--price-per-hour", "-1"), "-1: use a price of at least 0"),
+        (("report", NAME, "--price-per-hour", "nan"), "nan: use a price of at least 0"),
+        (("report", NAME, "--price", "gpu=3", "--price-per-hour", "4"), "not both"),
         (("report", NAME, "--metrics", str(tmp_path)), "give a metrics.jsonl"),
         (
             ("report", NAME, "--local", str(tmp_path)),

@@ -148,6 +148,19 @@ class TestMoney:
         assert without.gpus[0].cost is None
         assert "no price given" in as_markdown(without)
 
+    def test_a_price_of_whole_pods_includes_spares(self) -> None:
+        with_spare = job()
+        with_spare["spec"] |= {"spares": 1, "restart": {"scope": "Pod"}}
+        cost = build(facts(with_spare), price_per_pod=12.0).pod_cost
+        # Three pods for 295 s, 10 s of them lost.
+        assert cost is not None
+        assert (cost.pods, cost.hours, cost.lost_hours) == (3, 0.25, 0.01)
+        assert (cost.cost, cost.lost_cost) == (2.95, 0.10)
+        assert "| 3 | 0.25 | 0.01 | 12.00 | 2.95 | 0.10 |" in as_markdown(
+            build(facts(with_spare), price_per_pod=12.0)
+        )
+        assert build(facts()).pod_cost is None
+
     def test_no_gpus_no_hours(self) -> None:
         assert build(facts()).gpus == ()
 

@@ -19,6 +19,7 @@ MISSING: Final = (
     "`report -o md`"
 )
 _FORMS: Final = ("html", "md", "json")
+_MOST_PRICE: Final = 1e6
 
 
 def _read_prices(
@@ -32,7 +33,7 @@ def _read_prices(
             price = float(amount)
         except ValueError:
             price = math.nan
-        if not kind or not 0 <= price < 1e6:
+        if not kind or not 0 <= price < _MOST_PRICE:
             said = f"{clean(value, 60)!r}: use nvidia-h100-80gb=3.5, or gpu=3.5 for all"
             raise click.BadParameter(said, param=option)
         prices[kind] = price
@@ -47,6 +48,13 @@ price_option = click.option(
     metavar="KIND=AMOUNT",
     help="Price per hour of a GPU of this kind (accelerator.type); gpu=AMOUNT: any other kind.",
 )
+
+
+def _read_pod_price(_: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    """Return the price of a pod and hour, if it is one."""
+    if value is not None and not 0 <= value < _MOST_PRICE:
+        raise click.BadParameter(f"{value:g}: use a price of at least 0, like 32.5", param=option)
+    return value
 
 
 def _form(_context: click.Context, option: click.Parameter, value: str) -> str:
@@ -87,6 +95,14 @@ def _form(_context: click.Context, option: click.Parameter, value: str) -> str:
     help="Report a run of `python -m ddp_operator local --workdir DIR`; no cluster is used.",
 )
 @price_option
+@click.option(
+    "--price-per-hour",
+    "price_per_pod",
+    type=float,
+    callback=_read_pod_price,
+    metavar="AMOUNT",
+    help="Price of one pod per hour, such as that of its machine; instead of --price.",
+)
 def report(
     name: str,
     form: str,
@@ -94,6 +110,7 @@ def report(
     metrics: Path | None,
     workdir: Path | None,
     prices: Mapping[str, float],
+    price_per_pod: float | None,
 ) -> None:
     """Write a report about a job to one file.
 
@@ -102,7 +119,13 @@ def report(
     give its metrics.jsonl with --metrics. You can send the HTML page to others: it loads nothing
     from the network.
     """
-    made = reports.build(_facts(name, metrics, workdir), prices=prices)
+    if prices and price_per_pod is not None:
+        raise click.UsageError(
+            "give --price for GPUs or --price-per-hour for whole pods, not both: the GPUs would be "
+            "paid twice"
+        )
+    facts = _facts(name, metrics, workdir)
+    made = reports.build(facts, prices=prices, price_per_pod=price_per_pod)
     try:
         text = _written(made, form)
     except ImportError:
