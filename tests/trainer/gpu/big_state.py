@@ -14,19 +14,24 @@ from pathlib import Path
 
 import torch
 from ddp_trainer.checkpoints.snapshot import Snapshot
+from torch import Tensor
 
 _TENSOR_BYTES = 600 << 20
 """Not a power of two, as the weights of models are not."""
 
 
+def state_on_gpu(gib: int) -> dict[int, Tensor]:
+    """Return tensors that are not of powers of two."""
+    return {
+        number: torch.full((_TENSOR_BYTES // 4,), float(number), device="cuda")
+        for number in range((gib << 30) // _TENSOR_BYTES)
+    }
+
+
 def main(gib: int) -> None:
     """Copy."""
-    count = (gib << 30) // _TENSOR_BYTES
-    state = {
-        number: torch.full((_TENSOR_BYTES // 4,), float(number), device="cuda")
-        for number in range(count)
-    }
-    before, snapshot = free_bytes(), Snapshot()
+    state = state_on_gpu(gib)
+    count, before, snapshot = len(state), free_bytes(), Snapshot()
     for _ in range(2):
         begun = time.perf_counter()
         copy = snapshot.take(state)

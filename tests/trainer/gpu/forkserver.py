@@ -6,13 +6,12 @@ import os
 
 from ddp_trainer.process_group.sockets import Connections
 
+from tests.trainer.gpu.sharing import share_gpu
 from tests.trainer.support import deaths, forkserver
 
 
 def main() -> None:
     """Serve the launcher that has started this process."""
-    os.environ["NCCL_HOSTID"] = f"pod-{os.environ['NODE_RANK']}"
-    os.environ["NCCL_SOCKET_IFNAME"] = "lo"
-    os.environ["NCCL_IB_DISABLE"] = "1"
+    share_gpu(os.environ["NODE_RANK"])
     deaths.patch(Connections, "begin_to_join_devices", after=lambda _: deaths.pass_by("joining"))
     forkserver.main()

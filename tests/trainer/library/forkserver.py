@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from ddp_trainer import __main__ as trainer
 
+from tests.trainer.gpu.sharing import share_gpu
 from tests.trainer.library import (
     adversaries,
     asking,
@@ -61,5 +62,7 @@ def main() -> None:
     """Serve the launcher that has started this process."""
     if os.environ[DEVICE_VARIABLE] == "stream":
         install()
+    elif os.environ[DEVICE_VARIABLE] == "cuda":
+        share_gpu(os.environ["NODE_RANK"])
     replace(trainer, "main", run_script)
     forkserver.main()

@@ -13,7 +13,7 @@ from tests.trainer.support.pods import Job, Pod, job
 
 
 def on(device: str, *, script: str = "one model") -> dict[str, str]:
-    """Variables that make ranks run a script on a device, "cpu" or "stream"."""
+    """Variables that make ranks run a script on a device, "cpu", "stream" or "cuda"."""
     return {DEVICE_VARIABLE: device, SCRIPT_VARIABLE: script}
 
 

@@ -76,7 +76,8 @@ def main(arguments: Sequence[str]) -> None:
         loader = digits(job.rank)
         for _ in job.epochs(options.epochs):
             for inputs, targets, _places in job.batches(loader):
-                loss = nn.functional.cross_entropy(model(inputs), targets)
+                outputs = model(inputs.to(job.device))
+                loss = nn.functional.cross_entropy(outputs, targets.to(job.device))
                 deaths.pass_by("within a step")
                 loss.backward()  # type: ignore[no-untyped-call]
                 if job.step(loss, clip_grad_norm=1.0):

@@ -16,11 +16,9 @@ import torch
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.library.sharded import packing
 from ddp_trainer.library.sharded.agreement import Inventory, copy_distances, newest_complete
-from ddp_trainer.library.sharded.support import check, mesh_of
+from ddp_trainer.library.sharded.support import mesh_of
 from ddp_trainer.memory.restoration import MismatchError
 from ddp_trainer.memory.volume import Key
-from ddp_trainer.run.parts import Parts
-from ddp_trainer.settings.environment import Environment
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -30,7 +28,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.library.sharding import NEEDS_TORCH
-from tests.trainer.support.pods import contract
 
 pytestmark = [NEEDS_TORCH, pytest.mark.usefixtures("no_launcher")]
 
@@ -181,16 +178,16 @@ def test_what_cannot_continue_is_refused(
     partly = model()
     fully_shard(partly[0], mesh=ddp_trainer.device_mesh())  # type: ignore[index]
     assert refusal(caplog, model=partly).startswith("1.weight is not sharded")
-    monkeypatch.setattr(torch, "__version__", "2.12.1")
-    assert "needs torch 2.13 or newer" in refusal(caplog, model=whole)
+    monkeypatch.setattr(torch, "__version__", "2.10.1")
+    assert "needs torch 2.11 or newer" in refusal(caplog, model=whole)
 
 
-def test_gpus_are_refused(no_launcher: None) -> None:
-    del no_launcher
-    env = {**contract(), "RANK": "0", "LOCAL_RANK": "0", "DDP_BACKEND": "nccl"}
-    placement = Environment.from_env(env).placement
-    with pytest.raises(ConfigurationError, match="with gloo on CPUs only, not with nccl"):
-        check(Parts({"model": sharded(model())}), placement, is_batch_fixed=False, copies=0)
+def test_gpus_that_a_pod_lacks_are_missed_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDP_BACKEND", "nccl")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigurationError, match="2 processes in this pod need as many GPUs"):
+        ddp_trainer.device_mesh()
 
 
 def test_a_mesh_of_two_dimensions_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -9,6 +10,20 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+
+from tests.trainer.gpu.sharing import share_gpu
+
+DEVICE_VARIABLE = "TEST_DEVICE"
+DEVICE = os.environ.get(DEVICE_VARIABLE, "cpu")
+
+
+def form_group() -> None:
+    """Form the process group; a GPU is shared by all its ranks."""
+    if DEVICE == "cuda":
+        share_gpu(os.environ["RANK"])
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.set_device(0)  # a mesh would take the local rank's
+    dist.init_process_group("cpu:gloo,cuda:nccl" if DEVICE == "cuda" else "gloo")
 
 
 def training(mesh: DeviceMesh, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -28,7 +43,8 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
     """Train with the data of these steps."""
     for step in steps:
         generator = torch.Generator().manual_seed(step * 100 + dist.get_rank())
-        model(torch.randn(4, 3, generator=generator)).square().sum().backward()
+        inputs = torch.randn(4, 3, generator=generator).to(DEVICE)
+        model(inputs).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -1,4 +1,4 @@
-"""A script that keeps a sharded model (FSDP2, gloo) in memory and is lost on the way.
+"""A script that keeps a sharded model (FSDP2) in memory and is lost on the way.
 
     python -m tests.trainer.memory.restarting HOW FOLDER ADDRESS
 
@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 
 from tests.trainer.memory.app import App
-from tests.trainer.memory.fsdp import local, state_of, train, training
+from tests.trainer.memory.fsdp import DEVICE, form_group, local, state_of, train, training
 from tests.trainer.memory.sameness import same
 
 STEPS = 8
@@ -56,8 +56,8 @@ def save(how: str, step: int, model: nn.Module, optimizer: Optimizer) -> None:
 def main(how: str, folder: Path, address: str) -> None:
     """Train to the end."""
     loading._LOOPBACK = address  # the pods of a test share one machine
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+    form_group()
+    mesh = init_device_mesh(DEVICE, (dist.get_world_size(),), mesh_dim_names=("shard",))
     model, optimizer = training(mesh, seed=1)
     begin = resume(how, model, optimizer)
     rank, generation = dist.get_rank(), os.environ["DDP_GENERATION"]

@@ -35,4 +35,4 @@ def same(left: Any, right: Any) -> bool:
 def bits_of(tensor: Tensor) -> bytes:
     """Return the bytes of a tensor's values."""
     flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return flat.view(torch.uint8).cpu().numpy().tobytes() if flat.numel() else b""

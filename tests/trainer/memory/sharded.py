@@ -1,4 +1,4 @@
-"""A rank of a sharded model (FSDP2, gloo), which leaves and enters snapshots.
+"""A rank of a sharded model (FSDP2), which leaves and enters snapshots.
 
 `python -m tests.trainer.memory.sharded`: ends with 0 if everything is as it should be.
 """
@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tests.trainer.memory.app import App
-from tests.trainer.memory.fsdp import local, state_of, train, training
+from tests.trainer.memory.fsdp import DEVICE, form_group, local, state_of, train, training
 from tests.trainer.memory.sameness import same
 from tests.trainer.memory.states import restored, snapshot_file
 
@@ -42,7 +42,7 @@ def check(mesh: DeviceMesh) -> None:
     with pytest.raises(MismatchError, match="has no DTensor of that kind"):
         restored(file)
     names = ("other", "names")[: mesh.ndim]
-    other, _ = training(init_device_mesh("cpu", mesh.shape, mesh_dim_names=names), seed=1)
+    other, _ = training(init_device_mesh(DEVICE, mesh.shape, mesh_dim_names=names), seed=1)
     with pytest.raises(MismatchError, match=re.escape('state["model"]["0.weight"] is a DTensor')):
         restored(file, {**state, "model": other.state_dict()})
 
@@ -84,9 +84,9 @@ def check_dcp(mesh: DeviceMesh, other: DeviceMesh) -> None:
 
 def main() -> None:
     """Check a mesh of all four ranks, and one of two dimensions."""
-    dist.init_process_group("gloo")
-    flat = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
-    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    form_group()
+    flat = init_device_mesh(DEVICE, (4,), mesh_dim_names=("shard",))
+    square = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("replicate", "shard"))
     check(flat)
     check(square)
     check_dcp(flat, square)

@@ -11,8 +11,13 @@ import torch
 from torch import nn
 
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.settings.environment import Placement
+from ddp_trainer.settings.environment import Backend, Placement
 from ddp_trainer.settings.options import Options
+
+
+def default_backend() -> Backend:
+    """Return the backend of ranks for which none was chosen."""
+    return "nccl" if torch.cuda.is_available() else "gloo"
 
 
 def pin_device(

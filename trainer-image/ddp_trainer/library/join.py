@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, get_args
 
-import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from ddp_trainer.devices.hardware import default_backend
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LeftError
 from ddp_trainer.library.endings import meaning, sentence, tell
 from ddp_trainer.library.job import Job
 from ddp_trainer.process_group.heartbeat import interval
 from ddp_trainer.run.updates import SchedulerInterval
-from ddp_trainer.settings.environment import Backend, Environment
+from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.flags import as_arguments
 from ddp_trainer.settings.options import Options
 from ddp_trainer.settings.training import OptimizationOptions
@@ -155,7 +155,7 @@ def environment_of(
     if "DDP_BACKEND" in env:
         return Environment.from_env({**env, "DDP_CHECKPOINT_DIR": directory or ""})
     known = {
-        "DDP_BACKEND": _backend(),
+        "DDP_BACKEND": default_backend(),
         "DDP_CHECKPOINT_DIR": directory or "",
         "DDP_JOB_NAME": env.get("TORCHELASTIC_RUN_ID", "ddp"),
     }
@@ -177,10 +177,6 @@ def environment_of(
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         placed["MASTER_PORT"] = str(_port_beside_the_agent(placed))
     return Environment.from_env(placed)
-
-
-def _backend() -> Backend:
-    return "nccl" if torch.cuda.is_available() else "gloo"
 
 
 def _port_beside_the_agent(env: Mapping[str, str]) -> int:

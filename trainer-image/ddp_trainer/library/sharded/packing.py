@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddp_trainer.devices.gate import expect
+from ddp_trainer.devices.marks import mark
+from ddp_trainer.devices.page_locked import page_locked_like
 from ddp_trainer.memory.file_format import Header, decode, encode
 from ddp_trainer.memory.restoration import Restoration
 from ddp_trainer.memory.state_tree import flatten
@@ -18,6 +21,8 @@ from ddp_trainer.memory.volume import Key, SnapshotName
 
 _GROWTH_BYTES = 4096
 """Room for numbers that become longer as text."""
+_COPY_SECONDS = 300.0
+"""Many times the duration of copying the largest GPU memory over a slow bus."""
 _NAME = SnapshotName(key=Key(0, 0), rank=0, world_size=1, replicated=False)
 """The ranks know whose block it is."""
 
@@ -27,12 +32,18 @@ def pack(state: Any, memory: Tensor | None = None) -> Tensor:
 
     Raises:
         TypeError: something in it is neither a tensor nor plain data; the message says where.
+        LostDeviceError: the device hangs.
     """
     flat = flatten(state)
+    gpus = {each.device for each in flat.sources if isinstance(each, Tensor) and each.is_cuda}
     header = Header(job_uid="", name=_NAME, time=0.0, tree=flat.tree, buffers=flat.buffers)
     begin = encode(header)
-    memory = resized(memory, len(begin) + header.payload_size)
+    if gpus and memory is not None and not memory.is_pinned():  # came from another rank
+        memory = None
+    memory = resized(memory, len(begin) + header.payload_size, page_locked=bool(gpus))
     flat.write(begin, memory)
+    for gpu in gpus:
+        expect(mark(gpu), within_seconds=_COPY_SECONDS, what="copy this rank's part of the model")
     return memory
 
 
@@ -43,8 +54,15 @@ def unpack(memory: Tensor, examples: Iterable[Tensor]) -> Any:
     return Restoration(header, file[payload:], examples).state()
 
 
-def resized(memory: Tensor | None, size: int) -> Tensor:
-    """Return `size` bytes, in this memory if it has room."""
+def resized(memory: Tensor | None, size: int, *, page_locked: bool = False) -> Tensor:
+    """Return `size` bytes, in this memory if it has room.
+
+    `page_locked`: new memory is, so that a GPU copies to it at full speed.
+    """
     if memory is None or memory.untyped_storage().nbytes() < size:
-        memory = torch.empty(size + _GROWTH_BYTES, dtype=torch.uint8)
+        memory = torch.empty(
+            size + _GROWTH_BYTES, dtype=torch.uint8, device="meta" if page_locked else "cpu"
+        )
+        if page_locked:
+            [memory] = page_locked_like([memory])
     return torch.as_strided(memory, (size,), (1,), 0)

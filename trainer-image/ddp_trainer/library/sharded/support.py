@@ -11,7 +11,7 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.parts import Parts
 from ddp_trainer.settings.environment import Placement
 
-OLDEST = (2, 13)
+OLDEST = (2, 11)
 """The oldest release of torch with which this was tested."""
 
 
@@ -53,9 +53,7 @@ def check(parts: Parts, placement: Placement, *, is_batch_fixed: bool, copies: i
         ConfigurationError: they cannot.
     """
     size, remedy = placement.world_size, None
-    if placement.backend != "gloo":
-        remedy = f"trains sharded models with gloo on CPUs only, not with {placement.backend}"
-    elif placement.checkpoint_dir is not None:
+    if placement.checkpoint_dir is not None:
         remedy = 'cannot save checkpoints of a sharded model: set checkpoint_dir="" in join()'
     elif parts.scaler is not None:
         remedy = "cannot scale gradients of a sharded model: train in bfloat16, without GradScaler"

@@ -1,0 +1,52 @@
+"""Ranks of a model that FSDP2 has sharded on a GPU die; the others keep their processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.library.runs import script_job
+from tests.trainer.library.sharding import COPIES
+from tests.trainer.library.test_fsdp import EPOCHS, LAST_STEP, printed
+from tests.trainer.recovery.test_kill_points import spread
+from tests.trainer.support import deaths
+from tests.trainer.support.deaths import Death
+
+pytestmark = [pytest.mark.timeout(600)]
+POINTS = (
+    *("vote", "within a step", "gate", "before the optimizer's step"),
+    *("within the optimizer's step", "after the optimizer's step", "a snapshot's copy"),
+)
+
+
+def run(folder: Path, ranks: int, plan: Sequence[Death] = ()) -> tuple[set[str], str]:
+    """Return all losses and the states of all ranks at the end, and the logs."""
+    folder.mkdir(exist_ok=True)
+    variables = {
+        "DDP_BACKEND": "nccl",
+        COPIES: "1",
+        **deaths.environment(list(plan), folder / "graves"),
+    }
+    with script_job(
+        folder, ranks=ranks, nodes=ranks, device="cuda", script="shards", variables=variables
+    ) as job:
+        pods = job.start_all("--max-restarts", "1000", "--epochs", str(EPOCHS))
+        codes = [pod.wait() for pod in pods]
+        log = "\n".join(pod.log for pod in pods)
+    assert codes == [0] * ranks, log
+    deaths.assert_all_happened(plan, folder / "graves", log)
+    return printed(log), log
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_die_at_every_point_of_a_step(ranks: int, tmp_path: Path) -> None:
+    undisturbed, log = run(tmp_path / "undisturbed", ranks)
+    assert len(undisturbed) == ranks * (LAST_STEP[ranks] + 1), log
+    dead = [Death(rank=number % ranks, point=point) for number, point in enumerate(POINTS)]
+    plan = [*spread(dead[:4], begin=2, end=14), *spread(dead[4:], begin=17, end=28)]
+    results, log = run(tmp_path / "wounded", ranks, plan)
+    print(log)
+    assert results == undisturbed
+    assert log.count("restarting it") == len(plan), log
