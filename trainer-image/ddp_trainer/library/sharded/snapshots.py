@@ -18,7 +18,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent import futures
 from functools import partial
 from typing import Any
@@ -106,10 +106,17 @@ class Snapshots:
         if step not in self._own:
             self._own[step] = packing.pack(self._run.full_state_dict())
         self._own = {step: self._own[step]}
+        sources = {(group.rank - distance) % group.size for distance in self._distances}
         with self._lock:
-            self._copies = {key: of for key, of in self._copies.items() if key[1] == step}
-        self._begin_to_copy(step)
-        self.confirm()
+            self._copies = {
+                (rank, at): copy
+                for (rank, at), copy in self._copies.items()
+                if at == step and rank in sources
+            }
+        held = sorted(rank for rank, _ in self._copies)
+        known = [json.loads(each) for each in group.gather(json.dumps(held).encode())]
+        # As after `take`, the next step is computed meanwhile.
+        self._begin_to_copy(step, known)
 
     def _load_saved(self, group: Group, *, lost: bool) -> Decision | None:
         """Load the newest snapshots that all ranks have saved in the memory of the pods.
@@ -250,26 +257,36 @@ class Snapshots:
             own = json.dumps(self._run.progress_dict()).encode() if is_source else None
             self._run.load_progress_dict(json.loads(group.broadcast(own, source=source)))
 
-    def _begin_to_copy(self, step: int) -> None:
-        assert self._group is not None
-        self._copying = _started(partial(self._copy, step, self._own[step], self._group))
+    def _begin_to_copy(self, step: int, known: Sequence[Collection[int]] = ()) -> None:
+        """`known`: for each rank, those whose snapshots of this step it has; empty: none."""
+        group = self._group
+        assert group is not None
+        known = known or [()] * group.size
+        self._copying = _started(partial(self._copy, step, self._own[step], group, known))
 
-    def _copy(self, step: int, own: Tensor, group: Group) -> None:
-        """Send a snapshot to other ranks, and receive those of others."""
+    def _copy(self, step: int, own: Tensor, group: Group, known: Sequence[Collection[int]]) -> None:
+        """Send a snapshot to other ranks, and receive those of others, where they lack."""
         for distance in self._distances:
-            sent = _started(partial(_send, own, group, to=(group.rank + distance) % group.size))
+            target = (group.rank + distance) % group.size
             source = (group.rank - distance) % group.size
-            with self._lock:
-                if group is not self._group:
-                    return
-                steps = sorted(at for rank, at in self._copies if rank == source)
-                old = [self._copies.pop((source, at)) for at in steps[:-1]]
-            memory = _receive(old[0] if old else None, group, source=source)
-            with self._lock:
-                if group is not self._group:
-                    return
+            sending = []
+            if group.rank not in known[target]:
+                sending.append(_started(partial(_send, own, group, to=target)))
+            if source not in known[group.rank]:
+                self._receive_copy(source, step, group)
+            for sent in sending:
+                sent.result()
+
+    def _receive_copy(self, source: int, step: int, group: Group) -> None:
+        with self._lock:
+            if group is not self._group:
+                return
+            steps = sorted(at for rank, at in self._copies if rank == source)
+            old = [self._copies.pop((source, at)) for at in steps[:-1]]
+        memory = _receive(old[0] if old else None, group, source=source)
+        with self._lock:
+            if group is self._group:
                 self._copies[source, step] = memory
-            sent.result()
 
 
 def _gathered(
