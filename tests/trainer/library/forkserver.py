@@ -21,6 +21,7 @@ from tests.trainer.library import (
     calling,
     leaving,
     meshes,
+    omitting,
     script,
     sharding,
     streaming,
@@ -40,6 +41,7 @@ SCRIPTS = {
     "meshes": meshes.main,
     "leaving": leaving.main,
     "asking": asking.main,
+    "layers left out": omitting.main,
     "shards": sharding.main,
 }
 

@@ -174,6 +174,7 @@ def install(variables: Mapping[str, str]) -> None:
     if PLAN_VARIABLE not in variables:
         return
     from ddp_trainer.checkpoints import checkpoint  # noqa: PLC0415
+    from ddp_trainer.collectives.ddp_group import DDPGroup  # noqa: PLC0415
     from ddp_trainer.collectives.group import Group  # noqa: PLC0415
     from ddp_trainer.collectives.shard_gradients import ShardGradients  # noqa: PLC0415
     from ddp_trainer.devices.gate import Gate  # noqa: PLC0415
@@ -202,6 +203,7 @@ def install(variables: Mapping[str, str]) -> None:
     patch(checkpoint_manager.CheckpointManager, "agree", after=lambda _, its, __: fate.know(its))
     patch(snapshots.Snapshots, "agree", after=lambda its, _: fate.know(its._run))
     patch(Group, "start_sum", after=dying("vote"))
+    patch(DDPGroup, "allreduce", before=dying("used parameters"))
     patch(Group, "wrap", before=die_in_backward)
     patch(ShardGradients, "__init__", before=die_in_backward)
     patch(Gate, "wait", before=dying("gate"))

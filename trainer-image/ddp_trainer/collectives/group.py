@@ -20,6 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_trainer.collectives.ddp_group import DDPGroup
 from ddp_trainer.collectives.pending import PendingWork, future_of, value_of
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.settings.training import DDPOptions
@@ -80,7 +81,7 @@ class Group:
         """
         wrapped = DistributedDataParallel(
             model,
-            process_group=self.world,
+            process_group=DDPGroup(self.world, self._pending, queues=self._queues),
             device_ids=[self.device] if self.device.type == "cuda" else None,
             bucket_cap_mb=options.bucket_cap_mb,
             find_unused_parameters=options.find_unused_parameters,

@@ -161,7 +161,7 @@ class Net(nn.Module):
         try:
             with contextlib.nullcontext() if self._exchanges else wrapped.no_sync():
                 return wrapped(*inputs, **named)
-        except RuntimeError as error:  # ranks agree on their buckets here, once in a group
+        except Exception as error:  # ranks agree on their buckets here, once in a group
             self._note(error)
             return self.module(*inputs, **named)
 
