@@ -30,8 +30,10 @@ def saved(job: DDPJob, pods: list[PodState], of: LauncherStates) -> DDPJob:
     return stored(job, plan(job, pods, later(50), launchers=of))
 
 
-def test_the_first_checkpoint_in_a_pod_is_noted_once_and_warned_of() -> None:
-    job, pods = in_place()
+@pytest.mark.parametrize("scope", ["InPlace", "Pod"])
+def test_the_first_checkpoint_in_a_pod_is_noted_once_and_warned_of(scope: str) -> None:
+    # With scope Pod, the script may still be one that does not form its group again.
+    job, pods = in_place(restart={"scope": scope})
     planned = plan(job, pods, later(50), launchers=saying())
     assert event_reasons(planned) == ["CheckpointInPod"]
     assert planned.events[0].warning

@@ -37,7 +37,7 @@ def note(job: DDPJob, launchers: LauncherStates) -> Plan | None:
     # With scope Pod, processes get the state from each other.
     if said is None or not said.saved_in_pod or said.scope != "InPlace":
         return None
-    if saved_in_pod(job) or not _is_group(job):
+    if job.status.bookkeeping.saved_in_pod == job.status.attempt or not _is_group(job):
         return None
     known = job.status.bookkeeping.saved_in_pod is not None or named_paths(job.spec)
     message = f"rank 0 saved a checkpoint to its pod's own disk, {_THEN}"
