@@ -15,6 +15,8 @@ class ExitCode(IntEnum):
     """Wrong flags, environment or hardware; a restart cannot help (EX_USAGE, sysexits.h)."""
     SLOW_NETWORK = 69
     """The benchmark measured less bandwidth than required (EX_UNAVAILABLE, sysexits.h)."""
+    FLIPPED_BITS = 71
+    """This rank's replica differs from those of most ranks (EX_OSERR, sysexits.h)."""
     LOST_PEER = 75
     """Another rank is lost or never joined: not this rank's fault (EX_TEMPFAIL, sysexits.h)."""
     STOPPED = 143
@@ -55,6 +57,14 @@ class LeftError(Exception):
 
 class LostDeviceError(Exception):
     """This process can no longer use its device; a new process may be able to."""
+
+
+class FlippedBitsError(Exception):
+    """This rank's replica differs from those of most ranks: its memory is not reliable."""
+
+
+class DifferingReplicasError(Exception):
+    """The ranks' replicas differ, and this process cannot return to a state that all had."""
 
 
 class SupersededError(Exception):

@@ -120,6 +120,13 @@ def test_failed_ranks_are_started_again_within_the_budget(exit_code: int) -> Non
     assert not budget.allows(failed, now=162)
 
 
+@pytest.mark.parametrize("exit_code", [64, 71, 75])
+def test_failures_that_a_process_in_the_same_pod_cannot_help_are_the_operators(
+    exit_code: int,
+) -> None:
+    assert not RestartBudget(2, window_seconds=60).allows(end(0, exit_code), now=100)
+
+
 def test_ranks_that_fall_at_once_are_one_failure() -> None:
     budget = RestartBudget(2, window_seconds=600)
     assert all(budget.allows(end(rank, 1), now=100 + rank) for rank in range(8))

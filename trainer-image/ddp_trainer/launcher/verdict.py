@@ -17,6 +17,13 @@ from ddp_trainer.telemetry.termination import TerminationReport
 _ONE_FAILURE_SECONDS = 10.0
 """Time in which all ranks of a node notice the same fault: drivers and libraries take a few seconds
 to report a lost GPU, and Python takes as long to end."""
+_FOR_OPERATOR = (
+    ExitCode.DONE,
+    ExitCode.CONFIGURATION,
+    ExitCode.LOST_PEER,
+    ExitCode.FLIPPED_BITS,
+)
+"""Exit codes after which another process in the same pod cannot help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +116,9 @@ class RestartBudget:
         """Return True if this rank may be restarted, and count its failure.
 
         Configuration errors and ranks that waited in vain for their peers are not restarted here:
-        the operator decides about them.
+        the operator decides about them. Nor are ranks whose bits flip, which need another node.
         """
-        if end.exit_code in (ExitCode.DONE, ExitCode.CONFIGURATION, ExitCode.LOST_PEER):
+        if end.exit_code in _FOR_OPERATOR:
             return False
         while self._spent and now - self._spent[0] > self._window_seconds:
             self._spent.popleft()

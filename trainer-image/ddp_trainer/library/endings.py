@@ -7,7 +7,9 @@ from typing import NoReturn
 
 from ddp_trainer.exit_codes import (
     ConfigurationError,
+    DifferingReplicasError,
     ExitCode,
+    FlippedBitsError,
     LeftError,
     StoppedError,
     SupersededError,
@@ -15,6 +17,16 @@ from ddp_trainer.exit_codes import (
 from ddp_trainer.process_group.failures import is_lost_peer
 from ddp_trainer.system.logs import end_process
 from ddp_trainer.telemetry.termination import RankReport
+
+_IN_OWN_WORDS = (
+    ConfigurationError,
+    DifferingReplicasError,
+    FlippedBitsError,
+    LeftError,
+    StoppedError,
+    SupersededError,
+)
+"""Errors whose messages are whole sentences."""
 
 _logger = logging.getLogger(__name__)
 
@@ -27,7 +39,9 @@ def meaning(error: Exception) -> ExitCode:
         return ExitCode.DONE
     if isinstance(error, ConfigurationError):
         return ExitCode.CONFIGURATION
-    if isinstance(error, SupersededError):
+    if isinstance(error, FlippedBitsError):
+        return ExitCode.FLIPPED_BITS
+    if isinstance(error, DifferingReplicasError | SupersededError):
         return ExitCode.LOST_PEER
     return ExitCode.LOST_PEER if is_lost_peer(error) else ExitCode.FAILURE
 
@@ -46,7 +60,7 @@ def tell(report: RankReport, error: Exception | None) -> ExitCode:
 def sentence(error: Exception | None) -> str:
     """Return the error in one line: `DiskFull: no space left` rather than a traceback."""
     first_line = next(iter(str(error).splitlines()), "")
-    if isinstance(error, ConfigurationError | LeftError | StoppedError | SupersededError):
+    if isinstance(error, _IN_OWN_WORDS):
         return first_line
     return f"{type(error).__name__}: {first_line}"
 

@@ -16,7 +16,14 @@ from datetime import timedelta
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.devices.accelerator import accelerator_for
 from ddp_trainer.devices.hardware import pin_device
-from ddp_trainer.exit_codes import BrokenGroupError, ExitCode, LeavingError, StoppedError
+from ddp_trainer.exit_codes import (
+    BrokenGroupError,
+    DifferingReplicasError,
+    ExitCode,
+    FlippedBitsError,
+    LeavingError,
+    StoppedError,
+)
 from ddp_trainer.process_group.assignment import AssignmentFile
 from ddp_trainer.process_group.connection import Connection
 from ddp_trainer.process_group.end_of_training import ScriptProgress
@@ -32,6 +39,8 @@ from ddp_trainer.system.watchdog import Watchdog
 
 _LAST_BEAT_SECONDS = 1.0
 """A store that is alive answers much faster."""
+_IN_ORDER = (LeavingError, StoppedError, DifferingReplicasError, FlippedBitsError)
+"""Errors with which all ranks leave a group at the same point."""
 
 _logger = logging.getLogger(__name__)
 
@@ -129,7 +138,7 @@ class World:
                 # this process ends.
                 connection.cut()
                 raise
-            connection.abort(in_order=isinstance(error, LeavingError | StoppedError))
+            connection.abort(in_order=isinstance(error, _IN_ORDER))
             cause = connection.cause_of(error)
             if isinstance(cause, Exception) and is_lost_peer(cause):
                 connection.expect_device()

@@ -101,8 +101,10 @@ DEVICE: Final = (
     # The driver's own words, and NVML's.
     r"GPU (at .* )?(has fallen off the bus|is lost)",
     r"GPU requires reset",
+    # The trainer, of a rank whose replica differs from those of most ranks.
+    r"rank \d+ differs from the other ranks after step \d+; .*: flipped bits in memory",
 )
-"""A GPU is broken or lost and does not recover by itself."""
+"""A GPU is broken or lost, or memory is faulty, and does not recover by itself."""
 
 NODE: Final = (
     # CUDA's error strings: this node's driver, its daemons, or other users of its GPUs.

@@ -30,6 +30,7 @@ BY_END: dict[str, Case] = {
     "error": ({"code": 1}, "Application"),
     "crash": ({"code": 139}, "Application"),
     "lost its peer": ({"code": 75}, "Application"),
+    "some script's exit code 71": ({"code": 71}, "Application"),
     "over its own memory limit": ({"code": 137, "oom": True}, "Application"),
     "no limit, and the node ran out": (
         {"code": 137, "oom": True, "memory_limited": False},
@@ -41,6 +42,14 @@ BY_END: dict[str, Case] = {
     ),
     "broken GPU, under the launcher": (
         {"code": 1, "message": printed("CUDA error: uncorrectable ECC error encountered")},
+        "Infrastructure",
+    ),
+    "flipped bits": (
+        {
+            "code": 71,
+            "message": "rank 2 differs from the other ranks after step 40; last equal at step 30: "
+            "flipped bits in memory",
+        },
         "Infrastructure",
     ),
     "an own failure, under the launcher": (

@@ -1,5 +1,6 @@
 """Nodes that fail pods: which of them a job's next pods avoid, and never too many of them."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.engine.status_patch import as_stored
 from ddp_operator.job.failure.nodes import with_bad_nodes
+from ddp_operator.job.failure.records import describe
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity
@@ -29,6 +31,10 @@ from tests.unit.job.builders import (
     with_status,
 )
 
+FLIPPED = (
+    "rank 1 differs from the other ranks after step 40; last equal at step 30: "
+    "flipped bits in memory"
+)
 EIGHT = [Node(f"node-{letter}", {"zone": "1"}) for letter in "abcdefgh"]
 
 
@@ -215,6 +221,7 @@ def test_never_more_than_a_quarter(failures: list[Failure], count: int, before: 
         "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, GPU has fallen off the bus.",
         "NVRM: Xid 48",
         "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+        FLIPPED,
     ],
 )
 def test_a_gpu_that_is_lost_is_enough_once(message: str) -> None:
@@ -244,6 +251,26 @@ def test_a_lost_gpu_has_the_next_pod_go_elsewhere() -> None:
     job = stored(job, plan(job, [pods[0], broken], later(60), nodes=EIGHT))
     assert job.status.excluded_nodes == ("node-a",)
     assert job.status.failures[0].class_ == "Infrastructure"
+
+
+def test_flipped_bits_are_held_against_the_node_and_name_rank_pod_and_node() -> None:
+    job, pods = running_job()
+    words = json.dumps({"exitCode": 71, "rank": 1, "error": FLIPPED})
+    job = stored(
+        job,
+        plan(
+            job,
+            [pods[0], ended(job, 1, code=71, node="node-a", message=words)],
+            later(60),
+            nodes=EIGHT,
+        ),
+    )
+    [failure] = job.status.failures
+    assert (failure.class_, failure.charged, failure.rank) == ("Infrastructure", False, 1)
+    assert job.status.excluded_nodes == ("node-a",)
+    assert describe(failure) == (
+        f"pod {failure.pod} (node rank 1) exited with code 71 (Error) on node node-a: {FLIPPED}"
+    )
 
 
 class TestSignals:
