@@ -19,6 +19,7 @@ from tests.trainer.library import (
     asking,
     averaging,
     calling,
+    flipping,
     leaving,
     meshes,
     omitting,
@@ -43,6 +44,7 @@ SCRIPTS = {
     "asking": asking.main,
     "layers left out": omitting.main,
     "shards": sharding.main,
+    "flips": flipping.main,
 }
 
 

@@ -169,6 +169,7 @@ def test_what_cannot_continue_is_refused(
     assert "no sharded model" in refusal(caplog, model=model(), shard_copies=0)
     assert 'set checkpoint_dir=""' in refusal(caplog, model=whole, checkpoint_dir=tmp_path)
     assert "logical_shards" in refusal(caplog, model=whole, logical_shards=2)
+    assert "remove verify_replicas" in refusal(caplog, model=whole, verify_replicas=10)
     scaler = torch.amp.GradScaler("cpu")
     assert "GradScaler" in refusal(caplog, model=whole, scaler=scaler)
     plain = model()

@@ -272,6 +272,14 @@ class Group:
         found, rank = divmod(int(greatest), _MOST_RANKS)
         return sums.tolist(), found / 1e6, rank
 
+    def bounds(self, *values: int) -> list[tuple[int, int]]:
+        """Return the least and the greatest of each signed 64-bit value over all ranks."""
+        both = torch.tensor([*values, *(~value for value in values)])
+        maximum = dist.ReduceOp.MAX
+        self._pending.wait(dist.all_reduce(both, maximum, group=self._control, async_op=True))
+        greatest, least = both[: len(values)].tolist(), both[len(values) :].tolist()
+        return [(~low, high) for low, high in zip(least, greatest, strict=True)]
+
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self.sum(0.0)

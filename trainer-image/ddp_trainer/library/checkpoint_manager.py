@@ -90,8 +90,8 @@ class CheckpointManager:
         """The newest good checkpoint as text; None on other ranks than 0."""
         return str(self.checkpoint) if self.checkpoint is not None else None
 
-    def agree(self, run: TrainState, group: Group) -> None:
-        """Give every rank the state of the most advanced one.
+    def agree(self, run: TrainState, group: Group) -> bool:
+        """Give every rank the state of the most advanced one; return whether this rank had it.
 
         Raises:
             ConfigurationError: the checkpoint is of another model or optimizer.
@@ -111,6 +111,7 @@ class CheckpointManager:
         run.is_fresh = False
         if self._saver is not None:
             self._saver.watch(run, again=run_is_new or mine != most)
+        return not run_is_new and mine == most
 
     def is_due(self, step: int) -> bool:
         """Return whether a save is due after `step` by its number; the same on all ranks."""

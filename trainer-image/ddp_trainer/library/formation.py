@@ -15,6 +15,7 @@ from ddp_trainer.library.progress import FINAL_WAIT_SECONDS
 from ddp_trainer.library.reform_limit import ReformLimit
 from ddp_trainer.library.script_collectives import ScriptCollectives
 from ddp_trainer.library.steps.net import Net
+from ddp_trainer.library.verification import Verification
 from ddp_trainer.process_group.failures import is_lost_peer
 from ddp_trainer.process_group.teardown import release_last_group
 from ddp_trainer.process_group.world import World
@@ -58,6 +59,8 @@ class Formation:
         self._stop = stop
         self._script = script
         self.snapshots = snapshots
+        self.verification = Verification(run, every_steps=options.verify_replicas)
+        """Of this rank's replica."""
         self._reform_limit = ReformLimit(options.max_reforms)
         self._seconds = options.rendezvous_timeout_seconds
         self._formed: AbstractContextManager[Group] | None = None
@@ -253,7 +256,9 @@ class Formation:
         self._formed = formed
         self._script.enter(self._group)  # first: parts of a model need the group of their mesh
         if self.snapshots is None:
-            self._checkpoint_manager.agree(self.run, self._group)
+            had_state = self._checkpoint_manager.agree(self.run, self._group)
+            in_loop = self._script.place[0] in ("step", "after a step")
+            self.verification.begin(self._group, had_state=had_state, may_return=in_loop)
         else:
             self.snapshots.agree(self._group)
         self._stop.listen()  # there is a state to save from now on

@@ -52,6 +52,7 @@ def join(
     max_reforms: int = Options.max_reforms,
     logical_shards: int | None = None,
     shard_copies: int | None = None,
+    verify_replicas: int = Options.verify_replicas,
     **parts: Any,
 ) -> Iterator[Job]:
     """Train together with all ranks of the job; each calls this with the same arguments.
@@ -75,8 +76,9 @@ def join(
     `checkpoint_every_...` off.
 
     Ends the process with exit code 143 when the job must stop and everything is saved, with 75 when
-    other ranks are permanently lost, and with 64 when the arguments cannot work. It ends with 0
-    when its pod is no longer in the group while the others continue.
+    other ranks are permanently lost, with 71 when this rank's replica differs from those of most
+    ranks, and with 64 when the arguments cannot work. It ends with 0 when its pod is no longer in
+    the group while the others continue.
     """
     _show_log()
     report: RankReport | None = None
@@ -103,6 +105,7 @@ def join(
                 group_timeout_seconds=group_timeout_seconds,
                 heartbeat_timeout_seconds=heartbeat_timeout_seconds,
                 max_reforms=max_reforms,
+                verify_replicas=verify_replicas,
                 optimization=OptimizationOptions(logical_shards=logical_shards or 0),
             )
         except ConfigurationError as error:

@@ -85,6 +85,7 @@ class Stepping(Session):
 
     def _try_step(self, share: Share, rest: Rest | StreamRest) -> Attempt:
         position = self._run.position
+        self._formation.verification.keep()
         try:
             self._formation.votes.begin(position.step, has_end=rest.has_end)
         except Exception as error:
@@ -245,14 +246,18 @@ class Stepping(Session):
         votes.read()
         saves = votes.save or self._checkpoint_manager.is_due(position.step)
         leaves = votes.stop or votes.leave
+        # The script does not return to a step after which it leaves the loop.
+        is_last = self._is_at_end(attempt) or not self._is_in_loop
+        self._formation.verification.check(
+            group, is_needed=saves or leaves, is_last=is_last, may_return=self._is_in_loop
+        )
         if saves or leaves or self._is_at_end(attempt):
             self._formation.equalise_buffers()
             if isinstance(self._length.loading, Stream):
                 self._length.loading.bookmark(self._formation.group)
         if (snapshots := self._formation.snapshots) is not None:
             snapshots.take()
-            if leaves or not self._is_in_loop or self._is_at_end(attempt):
-                # The script does not return to this step: it must be safe before it continues.
+            if leaves or is_last:
                 snapshots.confirm()
         if saves:
             self._checkpoint_manager.save(self._run)

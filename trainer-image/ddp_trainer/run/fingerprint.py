@@ -1,14 +1,18 @@
-"""Fingerprints of tensors, so that equal tensors need not be sent between ranks."""
+"""Fingerprints of tensors: equal ones need not be sent between ranks, others show a fault."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 _CHUNK_BYTES = 32 << 20
 _MASK = (1 << 64) - 1
+_SMALL_BYTES = 1 << 16
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+"""By size in bytes."""
 _FACTORS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
 """Odd factors, like those of splitmix64: each input bit changes half of the output bits."""
 
@@ -48,3 +52,33 @@ def _mixed(data: Tensor) -> int:
         words *= factor
     words ^= words >> 31
     return int(words.sum()) & _MASK
+
+
+def sum_of_bits(tensors: Iterable[Tensor]) -> int:
+    """Return a signed 64-bit sum of all bits of some tensors, as fast as their memory is read.
+
+    A single flipped bit always changes it, several ones almost always. The order of the tensors
+    does not matter.
+    """
+    large: dict[torch.device, list[Tensor]] = {}
+    small: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        for words in _words(tensor):
+            if words.nbytes > _SMALL_BYTES:
+                large.setdefault(words.device, []).append(words.sum(dtype=torch.int64))
+            else:
+                small.setdefault((words.device, words.dtype), []).append(words)
+    for (device, _), some in small.items():  # each sum by itself would take longer than its data
+        large.setdefault(device, []).append(torch.cat(some).sum(dtype=torch.int64))
+    found = sum(int(torch.stack(sums).sum()) for sums in large.values()) & _MASK
+    return found - (1 << 64) if found >> 63 else found
+
+
+def _words(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the memory of a tensor as integers, in words that are as long as possible."""
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    size = next(size for size in _WORDS if data.storage_offset() % size == 0)
+    whole = len(data) - len(data) % size
+    yield data[:whole].view(_WORDS[size])
+    if whole < len(data):
+        yield data[whole:]

@@ -105,6 +105,12 @@ class Options(Settings):
         "how many times in a row a broken group is formed again without completing a step",
         minimum=0,
     )
+    verify_replicas: int = flag(
+        0,
+        "steps between checks that all ranks have the same parameters and optimizer states; if a "
+        "bit has flipped, all return to the last checked state in memory; 0: do not check",
+        minimum=0,
+    )
     step_delay_seconds: float = flag(
         0.0,
         "pause after each step, so that a tiny workload lasts long enough to watch or interrupt",

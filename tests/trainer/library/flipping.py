@@ -1,0 +1,64 @@
+"""A script in which bits flip after some steps, as a plan in the environment says."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import ddp_trainer
+import torch
+from ddp_trainer.system.buffers import tensors
+from torch import Tensor, nn
+
+from tests.trainer.library.script import digest, digits, parsed, seeded_parts
+
+EVERY_STEPS = "TEST_VERIFY_REPLICAS"
+PLAN = "TEST_FLIPS"
+"""Lists of a rank, a step, and "parameter" or "state": a bit flips after that step, once."""
+FOLDER = "TEST_FLIPS_FOLDER"
+LEAVE_AT = "TEST_LEAVE_AT"
+"""The script leaves its loop after this step."""
+
+
+def flip(tensor: Tensor, bit: int) -> None:
+    """Flip a bit of a contiguous tensor."""
+    with torch.no_grad():
+        tensor.reshape(-1).view(torch.uint8)[bit // 8] ^= 1 << bit % 8
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Train to the end."""
+    options = parsed(arguments)
+    model, optimizer = seeded_parts()
+    plan = json.loads(os.environ.get(PLAN, "[]"))
+    with ddp_trainer.join(
+        model=model,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99),
+        checkpoint_dir="",
+        verify_replicas=int(os.environ[EVERY_STEPS]),
+        group_timeout_seconds=60,
+        heartbeat_timeout_seconds=0,
+    ) as job:
+        loader = digits(job.rank)
+        net = job.wrap(model, bucket_cap_mb=0.01)
+        for _ in job.epochs(options.epochs):
+            for inputs, targets, _places in job.batches(loader):
+                loss = nn.functional.cross_entropy(net(inputs), targets)
+                loss.backward()  # type: ignore[no-untyped-call]
+                if not job.step(loss):
+                    continue
+                for number, (rank, step, kind) in enumerate(plan):
+                    mark = Path(os.environ[FOLDER], str(number))
+                    if (rank, step) == (job.rank, job.steps_done) and not mark.exists():
+                        mark.touch()
+                        parameter = next(model.parameters())
+                        state = next(tensors(optimizer.state[parameter]["exp_avg"]))
+                        flip(parameter if kind == "parameter" else state, bit=37)
+                if job.steps_done == int(os.environ.get(LEAVE_AT, "0")):
+                    break
+            [ranks] = job.sum(1.0)
+            assert ranks == job.world_size
+        print(f"rank {job.rank} ends with {digest(model, optimizer)}", flush=True)

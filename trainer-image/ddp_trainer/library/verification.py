@@ -1,0 +1,128 @@
+"""Finds flipped bits: after a step, all ranks must have the same parameters and optimizer states.
+
+The ranks compare fingerprints every few steps, before each save, at the end of each loop over
+batches, and when a group has formed. If they differ, all ranks return to their newest copy of an
+equal state in memory, and repeat the steps since then. A rank that differs from most others ends.
+
+Buffers are not compared: in each step rank 0's replace those of the others.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from ddp_trainer.checkpoints.snapshot import Snapshot
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.exit_codes import DifferingReplicasError, FlippedBitsError, LeavingError
+from ddp_trainer.library.replicas import Replica, faulty, in_words, step_to_return_to
+from ddp_trainer.run.fingerprint import sum_of_bits
+from ddp_trainer.run.train_state import TrainState
+from ddp_trainer.system.buffers import tensors
+
+_COPY_SHARE = 0.01
+"""Part of the time that copies may take; the end of a loop over batches needs one in any case."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Verification:
+    """Compares this rank's replica with those of the other ranks."""
+
+    def __init__(self, run: TrainState, *, every_steps: int) -> None:
+        """`every_steps`: steps between comparisons; 0: do not compare."""
+        self._run = run
+        self._every_steps = every_steps
+        self._equal_at: int | None = None
+        """The newest step after which all ranks were equal."""
+        self._memory = Snapshot()
+        self._kept: dict[str, Any] = {}
+        """The newest copy of a state that all ranks had; empty: none."""
+        self._is_copy_due = False
+        self._copied_at = -math.inf
+        self._copy_seconds = 0.0
+
+    def begin(self, group: Group, *, had_state: bool, may_return: bool) -> None:
+        """Compare the ranks of a group that has formed; a collective.
+
+        `had_state`: this rank had the state of the group already. `may_return`: its script can
+        repeat earlier steps now.
+
+        Raises:
+            Exception: see `check`.
+        """
+        if self._every_steps and group.size > 1:
+            may_return = may_return or not had_state
+            self._compare(group, must_keep=True, had_state=had_state, may_return=may_return)
+
+    def check(self, group: Group, *, is_needed: bool, is_last: bool, may_return: bool) -> None:
+        """Compare the ranks after a step, if it is time or needed; a collective.
+
+        `is_last`: the script cannot repeat this step later. `may_return`: it can do so now.
+
+        Raises:
+            FlippedBitsError: this rank differs from most ranks.
+            LeavingError: other ranks differ. The run has returned to an earlier step.
+            DifferingReplicasError: other ranks differ, and the run cannot return to such a step.
+        """
+        if not self._every_steps or group.size == 1:
+            return
+        if is_needed or is_last or self._run.position.step % self._every_steps == 0:
+            self._compare(group, must_keep=is_last, had_state=True, may_return=may_return)
+
+    def keep(self) -> None:
+        """Copy the state before the next step changes it, if the ranks have agreed on that."""
+        if not self._is_copy_due:
+            return
+        # Not right after the comparison: the script may work on its state between two loops.
+        self._is_copy_due = False
+        begin = time.monotonic()
+        self._kept = self._memory.take(self._run.full_state_dict())
+        self._copied_at = time.monotonic()
+        self._copy_seconds = self._copied_at - begin
+
+    def _compare(self, group: Group, *, must_keep: bool, had_state: bool, may_return: bool) -> None:
+        own = sum_of_bits(self._state())
+        since = time.monotonic() - self._copied_at
+        may_keep = must_keep or self._copy_seconds <= _COPY_SHARE * since
+        (least, greatest), (all_keep, _) = group.bounds(own, may_keep)
+        if least == greatest:
+            self._equal_at = self._run.position.step
+            self._is_copy_due = bool(all_keep)
+        else:
+            self._resolve(group, own, had_state=had_state, may_return=may_return)
+
+    def _state(self) -> Iterator[Tensor]:
+        for model in self._run.models:
+            yield from model.parameters()
+        for optimizer in self._run.optimizers:
+            yield from tensors(list(optimizer.state.values()))
+
+    def _resolve(self, group: Group, own: int, *, had_state: bool, may_return: bool) -> None:
+        step = self._run.position.step
+        if self._is_copy_due:  # the copy is of an earlier step than the script can return to
+            self._kept, self._is_copy_due = {}, False
+        kept = self._kept["position"]["step"] if self._kept else None
+        mine = json.dumps(Replica(own, kept, had_state)).encode()
+        replicas = [Replica(*json.loads(each)) for each in group.gather(mine)]
+        ranks = faulty(replicas)
+        if group.rank in ranks:
+            raise FlippedBitsError(in_words([group.rank], step, self._equal_at))
+        what = in_words(ranks, step, self._equal_at)
+        to = step_to_return_to(replicas, without=ranks)
+        if not may_return or to is None or to >= step:
+            raise DifferingReplicasError(f"{what}; restarting from the newest checkpoint")
+        _logger.warning("%s; returning from step %d to step %d in memory", what, step, to)
+        if self._kept:
+            # Of the copy, because optimizers take the tensors that they load as their own.
+            self._run.load_state_dict(copy.deepcopy(self._kept))
+        else:
+            self._run.is_fresh = True
+        raise LeavingError(what)
