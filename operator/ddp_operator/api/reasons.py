@@ -123,7 +123,7 @@ OWN: Final = {
     ),
     "NoProgress": Reason(
         "no step was completed within spec.progressDeadlineSeconds",
-        "the ranks log their stacks and all pods restart; a restart is charged",
+        "the ranks log their stacks and all pods restart, charged unless the node is at fault",
         "read the stacks of all ranks in the pods' logs; if steps may take so long, raise "
         "spec.progressDeadlineSeconds",
     ),

@@ -5,15 +5,23 @@ ranks wait in torch.distributed and a few are elsewhere.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ddp_operator.job.failure.hang import NOTHING_KNOWN, Hang
+from ddp_operator.job.failure.hang import NOTHING_KNOWN, Hang, HangKind
 from ddp_operator.views import stacks
 from ddp_operator.views.stacks import Frame, Stack
 from ddp_operator.views.text import clean
-from ddp_operator.views.traces import Dump, DumpError, Verdict, analyse, headline, read_dump
+from ddp_operator.views.traces import (
+    Dump,
+    DumpError,
+    Finding,
+    Verdict,
+    analyse,
+    headline,
+    read_dump,
+)
 
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 _WAITS: Final = "/torch/distributed/"
@@ -21,7 +29,13 @@ _BACKWARD: Final = "_engine_run_backward"
 """DDP waits for its collectives inside of the backward pass."""
 _SENTENCE: Final = 165
 """Most characters, so that a message with the step has at most 200."""
-_NO_ANSWER: Final = "its launcher did not answer"
+_CAUSES: Final[Mapping[str, HangKind]] = {
+    "stopped": "stopped",
+    "kernel": "kernel",
+    "gil": "gil",
+    "ended": "ended",
+}
+"""Problems that launchers report by these words."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,8 @@ class RankEvidence:
     """Of the main thread, the innermost frame first."""
     problem: str = ""
     """Why it did not answer."""
+    cause: HangKind | None = None
+    """What keeps it, if its problem says so."""
 
 
 def explain_answers(answers: Iterable[tuple[Sequence[int], bytes | str]]) -> Hang:
@@ -52,15 +68,18 @@ def explain_answers(answers: Iterable[tuple[Sequence[int], bytes | str]]) -> Han
 def read(answer: bytes | str, ranks: Iterable[int]) -> list[RankEvidence]:
     """Read a launcher's answer about its ranks; text says why there is none."""
     found: Mapping[int, Any] = {}
-    problem = _NO_ANSWER
+    cause: HangKind = "unreachable"
+    problem = "its launcher did not answer"
     if isinstance(answer, bytes):
         try:
             found = {each["rank"]: each for each in json.loads(answer)["ranks"]}
-            problem = "its process has ended"
+            problem, cause = "its process has ended", "ended"
         except (ValueError, TypeError, KeyError, RecursionError):
-            problem = "its launcher's answer is invalid"
+            problem, cause = "its launcher's answer is invalid", "unknown"
     return [
-        _one(rank, found[rank]) if rank in found else RankEvidence(rank, problem=problem)
+        _one(rank, found[rank])
+        if rank in found
+        else RankEvidence(rank, problem=problem, cause=cause)
         for rank in ranks
     ]
 
@@ -75,7 +94,8 @@ def _one(rank: int, said: Mapping[str, Any]) -> RankEvidence:
             dump = None  # as if torch recorded nothing
     # `no answer within 5 s: it is stopped`: the reason is enough.
     problem = clean(said.get("problem") or "", 100).rpartition(": ")[2]
-    return RankEvidence(rank, dump, threads[0] if threads else (), problem)
+    cause = _CAUSES.get(str(said.get("cause")))
+    return RankEvidence(rank, dump, threads[0] if threads else (), problem, cause)
 
 
 def explain(evidence: Sequence[RankEvidence]) -> Hang:
@@ -90,11 +110,27 @@ def explain(evidence: Sequence[RankEvidence]) -> Hang:
 
 
 def _explained(verdict: Verdict, by_rank: Mapping[int, RankEvidence]) -> Hang:
-    # In a live job, a rank without a dump did not answer, or never used torch.distributed.
-    sentence = headline(verdict).replace("left no dump", "did not come")
     first = by_rank.get(verdict.ranks[0]) if len(verdict.ranks) == 1 else None
     where = _whereabouts(first) if first else ""
-    return Hang(verdict.ranks, _joined(sentence, where))
+    kinds = {kind for finding in verdict.findings for kind in _kinds(finding, by_rank)}
+    return Hang(verdict.ranks, _joined(headline(verdict, live=True), where), _only(kinds))
+
+
+def _kinds(finding: Finding, by_rank: Mapping[int, RankEvidence]) -> Iterable[HangKind]:
+    """Yield what keeps the ranks that a finding names."""
+    if finding.kind == "nobody":
+        yield "network"
+    elif finding.kind in ("mismatch", "deadlock", "alone"):
+        yield "script"
+    else:
+        otherwise: HangKind = "device" if finding.kind == "incomplete" else "script"
+        for rank in finding.ranks:
+            # A rank of a group that is none of the job's has no evidence.
+            yield (by_rank[rank].cause or otherwise) if rank in by_rank else "unknown"
+
+
+def _only(kinds: Collection[HangKind]) -> HangKind:
+    return next(iter(kinds)) if len(kinds) == 1 else "unknown"
 
 
 def _by_stacks(evidence: Sequence[RankEvidence]) -> Hang:
@@ -118,7 +154,9 @@ def _by_stacks(evidence: Sequence[RankEvidence]) -> Hang:
     if 2 * len(many) > len(evidence) and any(map(_is_wait, most)):
         ranks = tuple(sorted({each.rank for each in evidence} - {*many}))
     where = _whereabouts(silent[0]) if len(silent) == 1 else ""
-    return Hang(ranks, _joined(stacks.sentence(order, len(found)).rstrip("."), where))
+    kinds: set[HangKind] = {each.cause or "script" for each in evidence if each.rank in ranks}
+    sentence = stacks.sentence(order, len(found)).rstrip(".")
+    return Hang(ranks, _joined(sentence, where), _only(kinds))
 
 
 def _is_wait(frame: Frame) -> bool:

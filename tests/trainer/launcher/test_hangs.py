@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ddp_operator.job.failure import records
 from ddp_operator.job.failure.hang import Hang
-from ddp_operator.views.hangs import explain_answers
+from ddp_operator.views.hangs import explain_answers, read
 
 from tests.trainer.launcher.status_server.test_status import Server, served_by, server
 from tests.trainer.support.asking import ask
 from tests.trainer.support.pods import TOKEN, job, until
+from tests.unit.job.builders import NOW, ended, fresh_job
 
 __all__ = ["server"]
 
@@ -55,21 +59,32 @@ if rank == 1:
         load()
     elif fault == "early":
         threading.Event().wait()
+    elif fault == "exception":
+        raise ValueError("no such sample")
+    elif fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "segfault":
+        ctypes.string_at(0)
 if fault == "deadlock" and rank < 2:
     dist.all_reduce(torch.ones(2), group=groups[rank])
 if fault == "operation" and rank == 1:
     dist.barrier()
+shape = 4 if fault == "shapes" and rank == 1 else 2
+dist.all_reduce(torch.ones(shape))
 dist.all_reduce(torch.ones(2))
+if fault == "after" and rank == 1:
+    raise ValueError("cannot write the model")
 """
-OTHERS = "2 ranks wait in all_reduce 4 of the default group since"
+ABSENT = "rank 1 did not come; 2 ranks wait in all_reduce 4 of the default group since"
 NOT_ENTERED = "rank 1 did not enter all_reduce 4 of the default group; 2 ranks wait since"
 CASES = {
-    "lock": ((1,), f"rank 1 did not come; {OTHERS}", "; a call in C holds its GIL, at script.py"),
-    "stopped": ((1,), f"rank 1 did not come; {OTHERS}", "; it is stopped (SIGSTOP)"),
-    "data": ((1,), NOT_ENTERED, "; it is at script.py"),
-    "early": ((1,), NOT_ENTERED, "; it is in wait, at script.py"),
-    "deadlock": ((0, 1), "deadlock since", "each waits for another"),
-    "operation": ((1,), "rank 1 entered", "entered all_reduce"),
+    "lock": ((1,), ABSENT, "; a call in C holds its GIL, at script.py", "gil"),
+    "stopped": ((1,), ABSENT, "; it is stopped (SIGSTOP)", "stopped"),
+    "data": ((1,), NOT_ENTERED, "; it is at script.py", "script"),
+    "early": ((1,), NOT_ENTERED, "; it is in wait, at script.py", "script"),
+    "deadlock": ((0, 1), "deadlock since", "each waits for another", "script"),
+    "operation": ((1,), "rank 1 entered", "entered all_reduce", "script"),
+    "shapes": ((1,), "rank 1 entered all_reduce 4", "Float 4, 2 ranks with Float 2", "script"),
 }
 
 
@@ -79,7 +94,7 @@ CASES = {
 @pytest.mark.parametrize("fault", CASES)
 def test_a_hang_names_the_rank(tmp_path: Path, server: Server, fault: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    ranks, begin, end = CASES[fault]
+    ranks, begin, end, kind = CASES[fault]
     found: list[Hang] = []
 
     def is_named() -> bool:
@@ -97,4 +112,45 @@ def test_a_hang_names_the_rank(tmp_path: Path, server: Server, fault: str) -> No
         assert pod.process.poll() is None
     sentence = found[-1].sentence
     assert sentence.startswith(begin), sentence
+    assert found[-1].kind == kind
     assert len(sentence) <= 165
+
+
+ENDS = {
+    "exception": (1, "ValueError: no such sample"),
+    "after": (1, "ValueError: cannot write the model"),
+    "kill": (128 + signal.SIGKILL, "rank 1 was killed (SIGKILL)"),
+    "segfault": (128 + signal.SIGSEGV, "rank 1 died of SIGSEGV"),
+}
+
+
+@pytest.mark.parametrize("fault", ENDS)
+def test_a_rank_that_ends_is_named_not_those_that_wait_for_it(tmp_path: Path, fault: str) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    code, error = ENDS[fault]
+    with job(tmp_path, nodes=1, local_world_size=RANKS) as scripts:
+        pod = scripts.start(0, "--", sys.executable, str(tmp_path / "script.py"), fault)
+        assert pod.wait() == code, pod.log
+    message = pod.message
+    assert (message["rank"], message["exitCode"]) == (1, code)
+    assert error in message["error"]
+    of_job = fresh_job(replicas=1, nprocPerNode=RANKS)
+    failure = records.of_pod(of_job, ended(of_job, code=code, message=json.dumps(message)), NOW)
+    assert (failure.rank, failure.exit_code, failure.class_) == (1, code, "Application")
+
+
+def test_a_rank_that_has_left_is_listed_with_its_exit_code(tmp_path: Path, server: Server) -> None:
+    program = "import os, time\nif os.environ['RANK'] == '0': time.sleep(10_000)"
+    (tmp_path / "script.py").write_text(program)
+    settings = served_by(server, nodes=1, local_world_size=2)
+
+    def has_left() -> bool:
+        code, answer = ask(server.port, "/traces", token=TOKEN)
+        if code != 200:
+            return False
+        _, left = read(answer, range(2))
+        return (left.problem, left.cause) == ("its process has ended with exit code 0", "ended")
+
+    with job(tmp_path, **settings) as scripts:
+        scripts.start(0, "--", sys.executable, str(tmp_path / "script.py"))
+        until(has_left, "rank 1 to leave")

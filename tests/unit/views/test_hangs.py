@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from ddp_operator.job.failure.hang import NOTHING_KNOWN
+from ddp_operator.job.failure.hang import NOTHING_KNOWN, HangKind
 from ddp_operator.views.hangs import explain_answers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +27,14 @@ def answer(*ranks: dict[str, Any]) -> bytes:
     return json.dumps({"ranks": ranks}).encode()
 
 
+def of_all(run: Ranks, *frames: tuple[str, int, str]) -> bytes:
+    """Return the answer of ranks with these dumps, each a frame deeper than the one before."""
+    traces = {rank: run.dump(rank, Form(as_json=True)).decode() for rank in run.programs}
+    return answer(
+        *(shown(rank, *frames[: rank + 1], LOADS, trace=trace) for rank, trace in traces.items())
+    )
+
+
 def dumps(missing: int, ranks: int = 4) -> list[str]:
     """Return the dumps of ranks that all run two collectives, and one of them only the first."""
     program = [Call("0")] * 2
@@ -46,29 +54,83 @@ def test_dumps_name_the_rank_and_its_stack_says_where_it_is() -> None:
     assert found.sentence.endswith("; it is in wait, at data.py:7 in load")
 
 
+SILENT = "no answer within 5 s: it "
+
+
 @pytest.mark.parametrize(
-    ("said", "end"),
+    ("said", "end", "kind"),
     [
-        (answer(), "its process has ended"),
-        (b"{", "its launcher's answer is invalid"),
-        ("10.0.0.1:29501: no answer in 15 s", "its launcher did not answer"),
-        (answer(shown(3, problem="no answer within 5 s: it is stopped")), "it is stopped"),
-        (answer(shown(3, LOADS, problem="a call in C holds its GIL")), "GIL, at data.py:7 in load"),
+        (answer(), "its process has ended", "ended"),
+        (
+            answer(shown(3, problem="its process has ended with exit code 0", cause="ended")),
+            "its process has ended with exit code 0",
+            "ended",
+        ),
+        (b"{", "its launcher's answer is invalid", "unknown"),
+        ("10.0.0.1:29501: no answer in 15 s", "its launcher did not answer", "unreachable"),
+        (
+            answer(shown(3, problem=f"{SILENT}is stopped", cause="stopped")),
+            "it is stopped",
+            "stopped",
+        ),
+        (answer(shown(3, problem=f"{SILENT}waits", cause="kernel")), "it waits", "kernel"),
+        (
+            answer(shown(3, LOADS, problem="a call in C holds its GIL", cause="gil")),
+            "GIL, at data.py:7 in load",
+            "gil",
+        ),
+        (
+            answer(shown(3, LOADS, cause="of a later release")),
+            "it is at data.py:7 in load",
+            "script",
+        ),
     ],
 )
-def test_a_rank_that_shows_nothing_is_named_with_the_reason(said: bytes | str, end: str) -> None:
+def test_a_rank_that_shows_nothing_is_named_with_the_reason(
+    said: bytes | str, end: str, kind: HangKind
+) -> None:
     traces = dumps(missing=3)
     ranks = [shown(rank, WAITS, STEP, trace=traces[rank]) for rank in range(3)]
     found = explain_answers([((0, 1, 2), answer(*ranks)), ((3,), said)])
     assert found.ranks == (3,)
     assert found.sentence.startswith("rank 3 did not come; 3 ranks wait in all_reduce 2 of the def")
-    assert found.sentence.endswith(f"; {end}") or found.sentence.endswith(end)
+    assert found.sentence.endswith(end)
+    assert found.kind == kind
+
+
+def test_what_dumps_show_of_all_ranks_is_not_the_fault_of_one() -> None:
+    """All are in the same collective: the network. They call different ones: the script."""
+    run = Ranks.same({"0": (0, 1, 2, 3)}, [Call("0")] * 2).run()
+    for entries in run.entries.values():
+        entries[-1].done = False
+    found = explain_answers([(range(4), of_all(run))])
+    assert (found.ranks, found.kind) == ((), "network")
+    run.programs[1][1] = Call("0", size=8)
+    found = explain_answers([(range(4), of_all(run.run()))])
+    assert (found.ranks, found.kind) == ((1,), "script")
+
+
+def test_ranks_that_different_things_keep_are_of_unknown_kind() -> None:
+    traces = dumps(missing=3)
+    waiting = [shown(rank, WAITS, STEP, trace=traces[rank]) for rank in range(2)]
+    stopped = shown(2, problem="it is stopped", cause="stopped")
+    for other, kind in ((stopped | {"rank": 3}, "stopped"), (shown(3, LOADS), "unknown")):
+        found = explain_answers([(range(4), answer(*waiting, stopped, other))])
+        assert (found.ranks, found.kind) == ((2, 3), kind)
+
+
+@given(st.integers(1, 4), st.lists(st.sampled_from([STEP, LOADS, INNER]), min_size=1))
+def test_without_a_wait_nobody_is_named(calls: int, stack: list[tuple[str, int, str]]) -> None:
+    """Ranks that have completed all collectives, wherever each of them is."""
+    run = Ranks.same({"0": (0, 1, 2, 3)}, [Call("0")] * calls).run()
+    found = explain_answers([(range(4), of_all(run, *stack))])
+    assert (found.ranks, found.kind) == ((), "unknown")
 
 
 def test_without_dumps_the_stacks_name_it_if_most_wait() -> None:
     waiting = [shown(rank, WAITS, STEP) for rank in range(3)]
     found = explain_answers([(range(4), answer(*waiting, shown(3, LOADS, STEP)))])
-    assert found.ranks == (3,)
+    assert (found.ranks, found.kind) == ((3,), "script")
     assert "rank 3 is elsewhere, at data.py:7 in load" in found.sentence
     # One rank that waits for three is no majority.
     loading = [shown(rank, LOADS, STEP) for rank in range(1, 4)]

@@ -226,6 +226,10 @@ class Supervisor:
         """Return the process IDs of running ranks, by rank; safe to call from other threads."""
         return {process.rank: pid for pid, process in self._running.copy().items()}
 
+    def rank_ends(self) -> Mapping[int, int]:
+        """Return the exit codes of ranks that ended for good, by rank; for other threads, too."""
+        return {end.rank: end.exit_code for end in self._ends.copy().values()}
+
     def _start(self, local_rank: int) -> None:
         rank, variables = self._ranks[local_rank]
         report_fd, output = open_report_file(), RankOutput(self._output, rank)

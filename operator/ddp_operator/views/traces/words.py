@@ -31,9 +31,12 @@ _REMEDIES: Final = {
 }
 
 
-def headline(verdict: Verdict) -> str:
-    """Return the answer in one line of at most 200 characters."""
-    first, *further = (_sentence(finding, verdict) for finding in verdict.findings)
+def headline(verdict: Verdict, *, live: bool = False) -> str:
+    """Return the answer in one line of at most 200 characters.
+
+    `live`: the dumps are of running ranks, so a rank without one did not answer.
+    """
+    first, *further = (_sentence(finding, verdict, live=live) for finding in verdict.findings)
     line = clean(first, HEADLINE)
     for sentence in further:
         longer = f"{line}; {clean(sentence, HEADLINE)}"
@@ -123,7 +126,7 @@ def as_dict(verdict: Verdict, unreadable: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _sentence(finding: Finding, verdict: Verdict) -> str:
+def _sentence(finding: Finding, verdict: Verdict, *, live: bool) -> str:
     collective, ranks = finding.collective, in_spans(finding.ranks)
     if collective is None:
         return f"no rank waits in a collective, as {counted(len(verdict.dumps), 'dump')} show"
@@ -133,7 +136,8 @@ def _sentence(finding: Finding, verdict: Verdict) -> str:
     waiting = counted(len(finding.waiting), "rank")
     wait = f"{waiting} wait{'s' if len(finding.waiting) == 1 else ''}"
     with_dump = set(finding.ranks) <= set(verdict.dumps)
-    unseen = "may not have entered the operation" if with_dump else "left no dump"
+    absent = "did not come" if live else "left no dump"
+    unseen = "may not have entered the operation" if with_dump else absent
     return {
         "missing": f"{ranks} did not enter {name}; {wait} {since}",
         "alone": f"only {ranks} entered {name}, {since}; {waiting} did not",

@@ -23,6 +23,9 @@ class Pod:
     def rank_processes(self) -> Mapping[int, int]:
         return {}
 
+    def rank_ends(self) -> Mapping[int, int]:
+        return {}
+
 
 def serve(folder: Path) -> int:
     port = free_port()

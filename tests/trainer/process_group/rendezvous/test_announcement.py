@@ -30,6 +30,9 @@ class Pod:
     def rank_processes(self) -> Mapping[int, int]:
         return {}
 
+    def rank_ends(self) -> Mapping[int, int]:
+        return {}
+
 
 def placement(node_rank: int, *, port: int | None = None, attempt: int = 0) -> Placement:
     variables = contract(node_rank=node_rank, nodes=2, port=1234)

@@ -6,10 +6,13 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Progress
 from ddp_operator.api.status.world import World
-from ddp_operator.job.failure.hang import Hang
+from ddp_operator.job.failure.hang import Hang, HangKind
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.progress import Report
+from ddp_operator.ports import Node
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.job.builders import (
     condition,
@@ -169,6 +172,7 @@ class TestLaunchersShowTheRank:
 
     def hanging(self, **spec: object) -> tuple[DDPJob, list[PodState], Report]:
         job, pods = watched_job(**spec)
+        pods[1] = replace(pods[1], node="node-b")
         job = reported(job, pods, report(7, received=20))
         return job, pods, report(7, received=81, slowestRank=0)
 
@@ -190,6 +194,94 @@ class TestLaunchersShowTheRank:
         assert failure.charged
         assert failure.message == f"stuck at step 7 for 61 s; {self.FOUND.sentence}"
         assert self.FOUND.sentence in planned.events[0].message
+
+    @pytest.mark.parametrize("kind", ["stopped", "kernel", "unreachable", "device"])
+    def test_what_keeps_a_rank_from_outside_of_the_script_is_not_charged(
+        self, kind: HangKind
+    ) -> None:
+        job, pods, heard = self.hanging()
+        found = Hang((1,), "it is stopped", kind)
+        planned = plan(job, pods, later(81), report=heard, hang=found)
+        [failure] = planned.status.failures
+        assert (failure.class_, failure.charged, failure.node) == (
+            "Infrastructure",
+            False,
+            "node-b",
+        )
+        assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
+        assert "(not charged" in planned.events[0].message
+
+    @pytest.mark.parametrize("kind", ["script", "gil", "ended", "unknown"])
+    def test_what_a_script_may_have_caused_is_charged(self, kind: HangKind) -> None:
+        job, pods, heard = self.hanging()
+        planned = plan(job, pods, later(81), report=heard, hang=Hang((1,), "it waits", kind))
+        assert planned.status.failures[-1].class_ == "Application"
+        assert (planned.status.restarts, planned.status.disruptions) == (1, 0)
+
+    @pytest.mark.parametrize("kind", ["stopped", "network", "script"])
+    def test_a_job_that_always_hangs_ends(self, kind: HangKind) -> None:
+        job, pods = watched_job(restart={"maxRestarts": 1})
+        hangs, at = 0, 20
+        while not job.status.finished and hangs < 20:
+            job = with_status(job, running_since=later(at))
+            pods = [
+                replace(ready(job, index, node=f"node-{index}"), address=f"10.0.0.{index}:29501")
+                for index in range(2)
+            ]
+            attempt = job.status.attempt
+            job = reported(job, pods, report(7, received=at + 1, attempt=attempt))
+            heard = report(7, first_received=at + 1, received=at + 90, attempt=attempt)
+            found = Hang((1,) if kind != "network" else (), "found", kind)
+            job = stored(job, plan(job, pods, later(at + 90), report=heard, hang=found))
+            job = with_status(job, next_start_time=None)
+            hangs, at = hangs + 1, at + 1000
+        assert (job.status.phase, job.status.reason) == ("Failed", "MaxRestartsExceeded")
+        # Three failures of nodes are free; then each is charged as any other.
+        assert hangs == (2 if kind == "script" else 5)
+
+    def test_the_signal_of_a_broken_node_explains_any_hang(self) -> None:
+        job, pods, heard = self.hanging()
+        nodes = [Node("node-a", {}, boot_id="a"), Node("node-b", {}, bad="XidCriticalError")]
+        for found in (self.FOUND, Hang()):
+            planned = plan(job, pods, later(81), report=heard, hang=found, nodes=nodes)
+            [failure] = planned.status.failures
+            assert (failure.index, failure.node, failure.charged) == (1, "node-b", False)
+            said = "its node is broken (XidCriticalError); stuck at step 7 for 61 s"
+            assert failure.message.startswith(said)
+            assert len(failure.message) <= 200
+        # The rank that keeps the others is on another node.
+        elsewhere = Hang((0,), "rank 0 did not enter all_reduce 4", "script")
+        planned = plan(job, pods, later(81), report=heard, hang=elsewhere, nodes=nodes)
+        assert planned.status.failures[-1].class_ == "Application"
+
+    def test_several_ranks_of_one_pod_name_its_node(self) -> None:
+        job, pods, heard = self.hanging(nprocPerNode=4)
+        found = Hang((4, 5, 6, 7), "ranks 4-7 did not come", "unreachable")
+        planned = plan(job, pods, later(81), report=heard, hang=found)
+        [failure] = planned.status.failures
+        assert (failure.index, failure.rank, failure.node) == (1, None, "node-b")
+
+    @given(st.data())
+    def test_a_job_that_completes_a_step_in_time_is_not_asked(self, data: st.DataObject) -> None:
+        """However slow a rank is: validation, compilation, or a checkpoint on a slow disk."""
+        job, pods = watched_job()
+        at, step = 20, 1
+        job = reported(job, pods, report(step, received=at))
+        for _ in range(data.draw(st.integers(1, 5))):
+            still = data.draw(st.integers(1, DEADLINE))
+            for moment in (at + still // 2, at + still):
+                heard = report(step, received=moment, slowestRank=1)
+                planned = plan(job, pods, later(moment), report=heard, hang=None)
+                assert (planned.ask_traces, planned.decided) == ((), False)
+            at, step = at + still, step + 1
+            job = reported(job, pods, report(step, received=at))
+
+    @given(st.integers(RUNNING_SINCE, RUNNING_SINCE + 599))
+    def test_a_first_step_that_compiles_is_not_asked_about(self, at: int) -> None:
+        job, pods = watched_job(restart={"scope": "Pod"})
+        heard = replace(report(0, received=at), status=None)
+        planned = plan(job, pods, later(at), report=heard, hang=None)
+        assert (planned.ask_traces, planned.decided) == ((), False)
 
     def test_several_ranks_are_charged_to_no_node(self) -> None:
         job, pods, heard = self.hanging()

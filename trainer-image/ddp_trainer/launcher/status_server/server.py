@@ -66,6 +66,9 @@ class Pod(Protocol):
     def rank_processes(self) -> Mapping[int, int]:
         """Return the process IDs of running ranks, by rank."""
 
+    def rank_ends(self) -> Mapping[int, int]:
+        """Return the exit codes of ranks that ended and will not be restarted, by rank."""
+
 
 def serve_status(
     port: int,
@@ -217,7 +220,8 @@ class _Handler(BoundedHandler):
         self._ask_ranks(read_stacks)
 
     def _show_traces(self) -> None:
-        self._ask_ranks(traces.read_traces)
+        ended = traces.of_ended(self.server.pod.rank_ends())
+        self._ask_ranks(lambda ranks, path: [*traces.read_traces(ranks, path), *ended])
 
     def _ask_ranks(
         self, read: Callable[[Mapping[int, int], Path], Sequence[RankStacks | RankTrace]]

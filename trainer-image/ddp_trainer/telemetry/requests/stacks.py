@@ -38,12 +38,13 @@ _MOST_BYTES = 128 * 1024
 """Limit of a rank's stacks: about a thousand frames."""
 
 _REASONS = {
-    "T": "it is stopped (SIGSTOP)",
-    "t": "a debugger has stopped it",
-    "D": "it waits in the kernel for storage or a device",
-    "": "it is stopped, or stuck in the kernel",
+    "T": ("stopped", "it is stopped (SIGSTOP)"),
+    "t": ("stopped", "a debugger has stopped it"),
+    "D": ("kernel", "it waits in the kernel for storage or a device"),
+    "": ("", "it is stopped, or stuck in the kernel"),
 }
-"""Why a process does not answer a signal, by its state in proc(5); empty: any other."""
+"""Why a process does not answer a signal, by its state in proc(5): for programs, and in words.
+Empty: any other state."""
 
 _logger = logging.getLogger(__name__)
 
@@ -80,6 +81,8 @@ class RankStacks:
     process: int
     stacks: str = ""
     problem: str = ""
+    cause: str = ""
+    """The problem as one word: `stopped`, `kernel`; empty: another one."""
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON object to serve."""
@@ -87,13 +90,18 @@ class RankStacks:
 
 
 def read_stacks(
-    ranks: Mapping[int, int], status_file: Path, *, seconds: float = _ANSWER_SECONDS
+    ranks: Mapping[int, int],
+    status_file: Path,
+    *,
+    seconds: float = _ANSWER_SECONDS,
+    children: Mapping[int, Sequence[Process]] | None = None,
 ) -> list[RankStacks]:
     """Ask all processes at once, and return their stacks by rank, within `seconds`.
 
     For a rank that is not a Python process, such as a shell, the nearest one below it is asked.
+    `children`: as `all_children` returns them; None: list them.
     """
-    children = all_children()
+    children = all_children() if children is None else children
     asked: dict[int, tuple[int, Path]] = {}
     for rank, pid in sorted(ranks.items()):
         for each in tree(pid, children):
@@ -140,8 +148,9 @@ def _answer(rank: int, pid: int, path: Path, seconds: float) -> RankStacks:
     except OSError as error:
         return RankStacks(rank, pid, problem=f"its stacks cannot be read: {error.strerror}")
     if not text:
-        said = f"no answer within {seconds:g} s: {_REASONS.get(state(pid), _REASONS[''])}"
-        return RankStacks(rank, pid, problem=said)
+        cause, why = _REASONS.get(state(pid), _REASONS[""])
+        said = f"no answer within {seconds:g} s: {why}"
+        return RankStacks(rank, pid, problem=said, cause=cause)
     return RankStacks(rank, pid, text)
 
 

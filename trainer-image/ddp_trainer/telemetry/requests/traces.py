@@ -36,17 +36,28 @@ class RankTrace:
     """What a rank waits in, and where it is."""
 
     rank: int
-    process: int
+    process: int | None
+    """None: it has ended."""
     stack: str = ""
     """Of the main thread."""
     trace: str = ""
     """The flight recorder's dump as JSON; empty if there is none."""
     problem: str = ""
     """Why the rank did not answer."""
+    cause: str = ""
+    """The problem as one word: `gil`, `ended`, or as of the stacks; empty: another one."""
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON object to serve."""
         return asdict(self)
+
+
+def of_ended(ends: Mapping[int, int]) -> list[RankTrace]:
+    """Return what there is to say about ranks that have ended, from their exit codes by rank."""
+    return [
+        RankTrace(rank, None, problem=f"its process has ended with exit code {code}", cause="ended")
+        for rank, code in sorted(ends.items())
+    ]
 
 
 def read_traces(ranks: Mapping[int, int], status_file: Path) -> list[RankTrace]:
@@ -56,7 +67,7 @@ def read_traces(ranks: Mapping[int, int], status_file: Path) -> list[RankTrace]:
     """
     children = all_children()
     asked = {rank: _user_of_torch(pid, children, status_file) for rank, pid in ranks.items()}
-    stacks = read_stacks(asked, status_file, seconds=_ANSWER_SECONDS)
+    stacks = read_stacks(asked, status_file, seconds=_ANSWER_SECONDS, children=children)
     silent = {each.rank for each in stacks if each.problem}
     waiting: dict[int, Path] = {}
     for rank, pid in asked.items():
@@ -66,13 +77,11 @@ def read_traces(ranks: Mapping[int, int], status_file: Path) -> list[RankTrace]:
     traces = _answers(waiting)
     found = []
     for each in stacks:
-        trace = traces.get(each.rank)
-        stuck = HOLDS_GIL if each.rank in waiting and trace is None else ""
-        found.append(
-            RankTrace(
-                each.rank, each.process, _main(each.stacks), trace or "", each.problem or stuck
-            )
-        )
+        trace, problem, cause = traces.get(each.rank), each.problem, each.cause
+        if each.rank in waiting and trace is None:
+            problem, cause = HOLDS_GIL, "gil"
+        stack = _main(each.stacks)
+        found.append(RankTrace(each.rank, each.process, stack, trace or "", problem, cause))
     return found
 
 

@@ -26,7 +26,9 @@ _FIRST_STEP_LEAST: Final = timedelta(minutes=10)
 """The first step may take 3 times progressDeadlineSeconds, and at least 10 minutes: imports, data,
 the checkpoint, connections of all ranks and compilation come first."""
 
-
+_MESSAGE: Final = 200
+_SIGNAL: Final = 60
+"""Most characters of a failure's message, and of a node's signal in it."""
 _MOST_ASKED: Final = 256
 """Launchers that are asked where their ranks are; a part of a larger job would mislead."""
 
@@ -58,11 +60,12 @@ def hung(
         return None
     message = f"stuck at step {progress.step} for {int(stood.total_seconds())} s"
     if hang.sentence:
-        return _explained(job, pods, message, hang, now)
+        return _failure(job, pods, f"{message}; {hang.sentence}", hang, now)
     message += f" (spec.progressDeadlineSeconds: {job.spec.progress_deadline_seconds})"
     if progress.slowest_rank is not None:
         message += f"; the slowest rank was {progress.slowest_rank}"
-    return _failure(job, pods, message, progress.slowest_rank, now)
+        hang = Hang((progress.slowest_rank,))
+    return _failure(job, pods, message, hang, now)
 
 
 def _not_begun(
@@ -84,13 +87,13 @@ def _not_begun(
         return None
     if hang.sentence:
         message = f"no step completed within {int(stood.total_seconds())} s"
-        return _explained(job, pods, message, hang, now)
+        return _failure(job, pods, f"{message}; {hang.sentence}", hang, now)
     message = (
         f"no step completed within {int(stood.total_seconds())} s of all pods running; the "
         f"launcher answers (spec.progressDeadlineSeconds: {job.spec.progress_deadline_seconds}, "
         f"{_FIRST_STEP_TIMES} times as long for the first step)"
     )
-    return _failure(job, pods, message, None, now)
+    return _failure(job, pods, message, NOTHING_KNOWN, now)
 
 
 def to_ask(job: DDPJob, pods: Observed) -> tuple[tuple[int, str], ...]:
@@ -115,26 +118,36 @@ def with_request(
     return replace(planned, ask_traces=to_ask(job, pods))
 
 
-def _explained(job: DDPJob, pods: Observed, message: str, hang: Hang, now: datetime) -> Failure:
-    rank = hang.ranks[0] if len(hang.ranks) == 1 else None
-    return _failure(job, pods, f"{message}; {hang.sentence}", rank, now)
-
-
-def _failure(job: DDPJob, pods: Observed, message: str, rank: int | None, now: datetime) -> Failure:
-    index = ranks.pod_of(job.spec, rank) if rank is not None else 0
-    pod = pods.current.get(index)
+def _failure(job: DDPJob, pods: Observed, message: str, hang: Hang, now: datetime) -> Failure:
+    """Return the failure of the pod that has all named ranks, or of a pod on a broken node."""
+    named = sorted({ranks.pod_of(job.spec, rank) for rank in hang.ranks})
+    # A node that reports an Xid explains a rank that seems to be at fault itself.
+    suspects = named if hang.sentence and named else sorted(pods.current)
+    signals = ((index, _signal(pods, index)) for index in suspects)
+    index, signal = next((each for each in signals if each[1]), (None, ""))
+    if index is None and len(named) == 1:
+        index = named[0]
+    pod = pods.current.get(index or 0)
+    known = len(hang.ranks) == 1 and [index] == named
     return Failure(
         time=now,
         attempt=job.status.attempt,
-        index=index,
-        rank=rank,
+        index=index or 0,
+        rank=hang.ranks[0] if known else None,
         pod=pod.key.name if pod else "",
-        # Without a rank to name there is no node to blame.
-        node=pod.node if pod and rank is not None else "",
+        # Without a pod to name there is no node to blame.
+        node=pod.node if pod and index is not None else "",
         reason=NO_PROGRESS,
-        message=message,
-        class_="Application",
+        message=f"{signal}; {message}"[:_MESSAGE] if signal else message,
+        class_="Infrastructure" if signal else hang.class_,
     )
+
+
+def _signal(pods: Observed, index: int) -> str:
+    """Return the signal that a pod's node is broken; empty if there is none."""
+    pod = pods.current.get(index)
+    node = pods.nodes.unwell.get(pod.node) if pod else None
+    return f"its node is broken ({node.bad[:_SIGNAL]})" if node and node.bad else ""
 
 
 def _silence_due(job: DDPJob, report: Report | None) -> datetime | None:
