@@ -18,6 +18,7 @@ from ddp_operator.views.traces.waits import (
     Wait,
     collective_of,
     collective_waits,
+    operation_of,
     stalled_ranks,
     transfer_waits,
 )
@@ -251,15 +252,7 @@ def _finding(kind: Kind, ranks: set[int], wait: Wait, every: Iterable[Wait]) -> 
     every = list(every)
     waiting = {each.rank for each in every if each.where == wait.where}
     if wait.op.is_p2p:
-        collective = Collective(
-            wait.group.name,
-            wait.group.description,
-            wait.op.seq,
-            wait.op.name,
-            2,
-            is_p2p=True,
-            by_rank={wait.rank: wait.op},
-        )
+        collective = operation_of(wait, {wait.rank: wait.op})
         return Finding(kind, tuple(sorted(ranks)), collective, tuple(sorted(waiting)))
     collective = collective_of(wait.group, wait.op.seq)
     blocked = {each.rank for each in every if each.blockers & ranks}
@@ -289,15 +282,7 @@ def _deadlock(waits: list[Wait], graph: Graph) -> Finding:
         parts[wait.where].append(wait)
     named = _minority([[wait.rank for wait in part] for part in parts.values()])
     operations = [
-        Collective(
-            part[0].group.name,
-            part[0].group.description,
-            part[0].op.seq,
-            part[0].op.name,
-            len(part[0].group.ranks),
-            is_p2p=part[0].op.is_p2p,
-            by_rank={wait.rank: wait.op for wait in part},
-        )
+        operation_of(part[0], {wait.rank: wait.op for wait in part})
         for part in sorted(parts.values(), key=len)
     ]
     return Finding(

@@ -17,7 +17,7 @@ class Collective:
     seq: int
     name: str
     size: int
-    """Ranks in the group."""
+    """Ranks in the group; 2 for a send or receive."""
     is_p2p: bool = False
     by_rank: Mapping[int, Op] = field(default_factory=dict)
     """Of the ranks that show it in their dumps."""
@@ -64,6 +64,20 @@ def collective_of(group: GroupProgress, seq: int) -> Collective:
     names = Counter(op.name for op in by_rank.values())
     name = names.most_common(1)[0][0] if names else ""
     return Collective(group.name, group.description, seq, name, len(group.ranks), by_rank=by_rank)
+
+
+def operation_of(wait: Wait, by_rank: Mapping[int, Op]) -> Collective:
+    """Return the operation in which a rank waits, as these ranks show it."""
+    op, group = wait.op, wait.group
+    return Collective(
+        group.name,
+        group.description,
+        op.seq,
+        op.name,
+        2 if op.is_p2p else len(group.ranks),
+        is_p2p=op.is_p2p,
+        by_rank=by_rank,
+    )
 
 
 def stalled_ranks(groups: Iterable[GroupProgress], shown: Iterable[int]) -> dict[int, Collective]:

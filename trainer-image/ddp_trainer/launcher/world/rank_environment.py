@@ -104,12 +104,9 @@ class RankEnvironment:
 
     def own_ranks(self, node_rank: int, *, nodes: int) -> tuple[range, int]:
         """Return the ranks of this pod at a node rank, and the world size."""
-        own = self.placement.local_world_size
-        first_rank, world_size = node_rank * own, nodes * own
-        if self._sizes_are_fixed:
-            sizes = self.placement.pod_sizes
-            first_rank, world_size = sizes.first_rank(node_rank), sum(sizes.sizes)
-        return range(first_rank, first_rank + own), world_size
+        fixed = sum(self.placement.pod_sizes.sizes)
+        world_size = fixed if self._sizes_are_fixed else nodes * self.placement.local_world_size
+        return self.ranks_of(node_rank), world_size
 
     def ranks_of(self, node_rank: int) -> range:
         """Return the ranks of the pod that has a node rank."""
