@@ -21,6 +21,7 @@ from tests.trainer.support import deaths
 from tests.trainer.support.norm import network
 
 COPIES = "TEST_SHARD_COPIES"
+SHARD_SIZE = "TEST_SHARD_SIZE"
 PAUSES = "TEST_PAUSES"
 """Ranks wait at each of two points until a file of its name is in this folder."""
 BEFORE_JOIN = "before join"
@@ -56,7 +57,8 @@ def main(arguments: Sequence[str]) -> None:
     """Train to the end."""
     options = parsed(arguments)
     torch.manual_seed(0)
-    mesh = ddp_trainer.device_mesh()
+    size = os.environ.get(SHARD_SIZE)
+    mesh = ddp_trainer.device_mesh(int(size) if size else None)
     model = network(dropout=0.25)
     for layer in model.modules():
         if isinstance(layer, nn.Linear):

@@ -18,6 +18,7 @@ from tests.trainer.library.sharding import (
     NEEDS_TORCH,
     PAUSE_STEP,
     PAUSES,
+    SHARD_SIZE,
 )
 from tests.trainer.recovery.test_kill_points import spread
 from tests.trainer.support import deaths
@@ -34,14 +35,22 @@ Undisturbed = Callable[[int], set[str]]
 
 
 def run(
-    folder: Path, ranks: int, copies: int, plan: Sequence[Death] = (), *, memory: bool = False
+    folder: Path,
+    ranks: int,
+    copies: int,
+    plan: Sequence[Death] = (),
+    *,
+    memory: bool = False,
+    shard_size: int | None = None,
 ) -> tuple[set[str], str]:
     """Return all losses and the states of all ranks at the end, and the log.
 
-    `memory`: the pod has a volume in memory.
+    `memory`: the pod has a volume in memory. `shard_size`: ranks of a replica of the model.
     """
     folder.mkdir(exist_ok=True)
     variables = {COPIES: str(copies), **deaths.environment(list(plan), folder / "graves")}
+    if shard_size is not None:
+        variables[SHARD_SIZE] = str(shard_size)
     if memory:
         (folder / "memory").mkdir()
         variables |= {
@@ -117,6 +126,24 @@ def test_two_neighbours_die_at_once(tmp_path: Path, undisturbed: Undisturbed) ->
     ]
     results, log = run(tmp_path, 4, 2, plan)
     assert results == undisturbed(4)
+    assert log.count("restarting it") == len(plan), log
+
+
+def test_ranks_of_replicas_die(tmp_path: Path) -> None:
+    """Each of 2 x 2 ranks, then both that have the same shard, ranks 1 and 3."""
+    expected, _ = run(tmp_path / "undisturbed", 4, 0, shard_size=2)
+    plan = [
+        Death(rank=0, point="within a step", step=3),
+        Death(rank=1, point="gate", step=6),
+        Death(rank=2, point="a snapshot's copy", step=9),
+        Death(rank=2, point="the state's transfer"),
+        Death(rank=3, point="within the optimizer's step", step=14),
+        Death(rank=1, point="within a step", step=18),
+        Death(rank=3, point="rendezvous"),
+    ]
+    results, log = run(tmp_path / "disturbed", 4, 2, plan, shard_size=2)
+    assert len(results) == 4 * (LAST_STEP[4] + 1), log
+    assert results == expected
     assert log.count("restarting it") == len(plan), log
 
 

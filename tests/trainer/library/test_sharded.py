@@ -191,8 +191,22 @@ def test_gpus_that_a_pod_lacks_are_missed_early(monkeypatch: pytest.MonkeyPatch)
         ddp_trainer.device_mesh()
 
 
-def test_a_mesh_of_two_dimensions_is_refused() -> None:
-    """HSDP: replicas of the shards."""
+def test_shards_of_different_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for size in (-2, 0, 3, 8):
+        with pytest.raises(ConfigurationError, match=f"shard_size={size}: choose a divisor of the"):
+            ddp_trainer.device_mesh(shard_size=size)
+
+
+def test_one_dimension_of_a_mesh_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """Gradients of its replicas would differ."""
+    net = model()
+    fully_shard(net, mesh=ddp_trainer.device_mesh(shard_size=1)["shard"])
+    assert "sharded over all ranks" in refusal(caplog, model=net)
+
+
+def test_replicas_of_shards_need_a_mesh_of_the_job() -> None:
+    """HSDP: a model that is sharded over a mesh of the script's own is refused."""
     with fake_group(ranks=4):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         net = model()

@@ -96,7 +96,7 @@ class ScriptGroup(dist.ProcessGroup):
         self._formed: dist.ProcessGroup | None = None
         self._form: Callable[[], dist.ProcessGroup] | None = None
         self._expected: tuple[int, int] | None = None
-        """Rank and size before the job has formed, if the script makes a mesh before it joins."""
+        """Rank and size until the job has formed, if the script makes a mesh before it joins."""
 
     def serve(
         self,
@@ -137,7 +137,7 @@ class ScriptGroup(dist.ProcessGroup):
             self.leave()
             self._expected = rank, size
             distributed_c10d._world.pg_map[self] = "gloo", HashStore()
-            self._register(range(size))
+            self._register(self.ranks or range(size))
 
     def _register(self, members: Sequence[int]) -> None:
         known = distributed_c10d._world

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cache
+from collections.abc import Iterable
 
 import torch
 from torch.distributed import distributed_c10d
@@ -11,15 +11,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ddp_trainer.collectives.script_group import ScriptGroup
 from ddp_trainer.devices.hardware import default_backend, gpu_of
+from ddp_trainer.exit_codes import ConfigurationError
+
+_groups: dict[tuple[int, ...] | None, ScriptGroup] = {}
+"""The groups of meshes by their ranks, None for all ranks; their collectives are the job's."""
 
 
-@cache
-def _group() -> ScriptGroup:
-    """Return the group of the mesh; its collectives are those of the job."""
-    return ScriptGroup("", None)
-
-
-def device_mesh() -> DeviceMesh:
+def device_mesh(shard_size: int | None = None) -> DeviceMesh:
     """Return the mesh of all ranks of the job, for `fully_shard` before `join`.
 
         mesh = ddp_trainer.device_mesh()
@@ -30,17 +28,55 @@ def device_mesh() -> DeviceMesh:
     It stays valid while ranks are lost and replaced. The models' ranks communicate in `join` only.
     On a GPU, `fully_shard` moves this rank's part of the model there.
 
+    `shard_size`: shard over groups of this many ranks, and replicate over the groups (HSDP). The
+    mesh then has the dimensions "replicate" and "shard". None: shard over all ranks.
+
     Raises:
-        ConfigurationError: this pod lacks GPUs that its ranks need.
+        ConfigurationError: this pod lacks GPUs that its ranks need, or `shard_size` does not divide
+            the number of ranks.
     """
-    group = _group()
-    group.expect(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if shard_size is not None and (shard_size < 1 or size % shard_size):
+        raise ConfigurationError(
+            f"device_mesh() got shard_size={shard_size}: choose a divisor of the job's {size} ranks"
+        )
+    device = _device().type
+    world = _group(None, rank, size)
     default = distributed_c10d.GroupMember.WORLD
-    distributed_c10d._update_default_pg(group)
+    distributed_c10d._update_default_pg(world)
+    if shard_size is not None:
+        # The default group stays until `join`: `fully_shard` takes one dimension of the mesh, and
+        # a DeviceMesh then asks that group for its rank.
+        first = rank - rank % shard_size
+        return DeviceMesh.from_group(
+            [
+                _group(range(rank % shard_size, size, shard_size), rank, size),
+                _group(range(first, first + shard_size), rank, size),
+            ],
+            device,
+            torch.arange(size).reshape(-1, shard_size),
+            mesh_dim_names=("replicate", "shard"),
+        )
     try:
-        return DeviceMesh.from_group(group, _device().type)
+        return DeviceMesh.from_group(world, device)
     finally:
         distributed_c10d._update_default_pg(default)
+
+
+def _group(ranks: Iterable[int] | None, rank: int, size: int) -> ScriptGroup:
+    """Return the group of these ranks, which has a place for this rank before the job has formed.
+
+    None: all ranks.
+    """
+    members = tuple(ranks) if ranks is not None else None
+    if members not in _groups:
+        label = f"mesh/{','.join(map(str, members))}" if members is not None else ""
+        _groups[members] = ScriptGroup(label, members)
+    group = _groups[members]
+    if members is not None:
+        rank, size = members.index(rank), len(members)
+    group.expect(rank, size)
+    return group
 
 
 def _device() -> torch.device:
@@ -58,6 +94,12 @@ def _device() -> torch.device:
     return device
 
 
-def group_of_mesh() -> ScriptGroup | None:
-    """Return the group of the mesh, if the script has made one."""
-    return _group() if _group.cache_info().currsize else None
+def release_default_group() -> None:
+    """Let the job form the default group, if a mesh has taken its place."""
+    if distributed_c10d.GroupMember.WORLD in _groups.values():
+        distributed_c10d._update_default_pg(None)
+
+
+def groups_of_meshes() -> list[ScriptGroup]:
+    """Return the groups of the meshes that the script has made; that of all ranks is the first."""
+    return list(_groups.values())

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from ddp_trainer.devices.hardware import default_backend
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LeftError
+from ddp_trainer.library.device_mesh import release_default_group
 from ddp_trainer.library.endings import meaning, sentence, tell
 from ddp_trainer.library.job import Job
 from ddp_trainer.process_group.heartbeat import interval
@@ -83,6 +84,7 @@ def join(
     _show_log()
     report: RankReport | None = None
     try:
+        release_default_group()
         if dist.is_initialized():
             raise ConfigurationError(
                 "join() forms the process group itself: remove init_process_group() from the script"

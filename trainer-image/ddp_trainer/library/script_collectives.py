@@ -28,7 +28,7 @@ from torch.futures import Future
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.script_collective import Collective
 from ddp_trainer.collectives.script_group import Ended, ScriptGroup
-from ddp_trainer.library.device_mesh import group_of_mesh
+from ddp_trainer.library.device_mesh import groups_of_meshes
 from ddp_trainer.process_group.failures import is_lost_device, is_lost_peer
 
 Kind = Literal["start", "epoch", "step", "after a step", "after an epoch", "end"]
@@ -53,9 +53,10 @@ class ScriptCollectives:
         """
         self._form = form
         self._settle = settle
-        self._world = group_of_mesh() or ScriptGroup("", None)
-        self._world.serve(self._carry_out, self._make_group)
-        self._smaller: dict[str, ScriptGroup] = {}
+        self._world, *smaller = groups_of_meshes() or [ScriptGroup("", None)]
+        self._smaller = {each.label: each for each in smaller}
+        for each in (self._world, *smaller):
+            each.serve(self._carry_out, self._make_group)
         self._group: Group | None = None
         self._place: Place = ("start", 0)
         self._left: set[Place] = set()

@@ -197,7 +197,8 @@ class Snapshots:
             futures.wait([self._saving])
 
     def _expect_place(self, group: Group) -> None:
-        [own], size = self._mesh.get_coordinate() or [-1], self._mesh.size()
+        size = self._mesh.size()
+        own = int(self._mesh.mesh[tuple(self._mesh.get_coordinate() or ())])
         if (group.rank, group.size) != (own, size):
             raise RuntimeError(
                 f"this process holds part {own} of {size} of the model, but is now rank "

@@ -38,7 +38,9 @@ def mesh_of(models: list[nn.Module]) -> DeviceMesh | None:
                 "model too, without ignored_params"
             )
         placements = getattr(parameter, "placements", ())
-        if not _is_of_job(mesh) or not all(placement.is_shard() for placement in placements):
+        *replicated, sharded = placements or [None]
+        are_fit = sharded and sharded.is_shard() and all(each.is_replicate() for each in replicated)
+        if not _is_of_job(mesh) or not are_fit:
             raise ConfigurationError(
                 f"{name} is a DTensor that is not sharded over all ranks: shard the model only by "
                 "fully_shard(model, mesh=ddp_trainer.device_mesh())"
@@ -77,5 +79,7 @@ def check(parts: Parts, placement: Placement, *, is_batch_fixed: bool, copies: i
 
 
 def _is_of_job(mesh: DeviceMesh) -> bool:
-    group = mesh.get_group() if mesh.ndim == 1 else None
-    return isinstance(group, ScriptGroup) and group.ranks is None
+    """Return whether it was made by `device_mesh()`, and has all ranks."""
+    groups = mesh.get_all_groups()
+    are_of_job = all(isinstance(group, ScriptGroup) for group in groups)
+    return are_of_job and (mesh.ndim > 1 or getattr(groups[0], "ranks", ()) is None)
