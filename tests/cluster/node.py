@@ -156,6 +156,18 @@ class Node:
         container_id = status["containerID"].removeprefix("containerd://")
         self._ctr("tasks", "kill", "--signal", "SIGKILL", container_id)
 
+    def run(self, *argv: str | Path) -> str:
+        """Run a program with the node's mounts and network, and return what it prints.
+
+        Raises ClusterError when it fails.
+        """
+        init = self._instance.processes["node-init"]
+        words = ["nsenter", "--target", str(init.pid), "--mount", "--net", *map(str, argv)]
+        result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+        if result.returncode:
+            raise ClusterError(f"{' '.join(words)}: {result.stderr.strip()}")
+        return result.stdout
+
     def spawn_beside(self, name: str, argv: Sequence[str | Path]) -> ProcessId:
         """Start a program in the node's network, where the API server has its loopback addresses;
         it ends with the node.
