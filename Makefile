@@ -96,6 +96,10 @@ test-gpu: $(STAMP) ## The trainer's tests that need a GPU; one is enough
 chaos: $(STAMP) ## Kill, freeze and remove things at random for minutes; everything must recover
 	$(PY) -m tests.run chaos
 
+.PHONY: incidents
+incidents: prepare ## Replay a bad night on a real cluster, in a quarter of an hour; not part of CI
+	$(PY) -m pytest tests/incidents
+
 .PHONY: bare
 bare: ## Remove everything that earlier runs left on this machine, then time README's two commands
 	$(PYTHON) -m tests.bare

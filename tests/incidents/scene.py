@@ -1,0 +1,180 @@
+"""A job that an incident happens to, and what is seen of it from outside the operator."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ddp_operator.api.constants import LABEL_ATTEMPT
+
+from tests.chaos.accounts import Begun
+from tests.chaos.conftest import Victim
+from tests.chaos.record import PodRecord
+from tests.e2e.jobs import TRAINER_IMAGE, Job, digits_job, last_words, script_job
+from tests.e2e.kubectl import Kubectl, Manifest, wait_for
+from tests.e2e.losses import STEP_LOG, StepLog, running_pod
+from tests.e2e.queues import queued
+from tests.incidents import training
+from tests.incidents.verdict import Expected, Seen
+
+FORMED: Final = "ranks formed"
+"""What rank 0 logs when the group is formed, of both trainings."""
+BROKE: Final = "the group broke at step"
+"""What any rank of the bundled trainer logs before it forms the next one."""
+BUNDLED_EPOCHS: Final = 8
+"""184 steps on two ranks."""
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One line of the table."""
+
+    name: str
+    what: str
+    done: str
+    """What is done to the job, in words."""
+    inject: Callable[[Scene], None]
+    expected: Expected
+    plain: bool = True
+    """A script that uses torch alone, under the launcher; or the bundled trainer."""
+    replicas: int = 2
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    image: str = TRAINER_IMAGE
+    queued: bool = False
+    """In a queue of Kueue."""
+    around: Callable[[Scene], AbstractContextManager[None]] = lambda _: nullcontext()
+    """What the cluster is like while the job runs; the job's claims exist already."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A job that trains."""
+
+    victim: Victim
+    kubectl: Kubectl
+    incident: Incident
+    record: PodRecord
+
+    @property
+    def job(self) -> Job:
+        """Return the job."""
+        return Job(self.kubectl, self.incident.name)
+
+    @property
+    def trace(self) -> Path:
+        """Return the folder in which ranks write their steps."""
+        return self.victim.environment.volume_path(self.kubectl, self._trace_claim)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Return the folder of the job's checkpoints, on the node."""
+        return self.victim.environment.volume_path(self.kubectl, self.incident.name)
+
+    @property
+    def log(self) -> StepLog:
+        """Return the steps that ranks have begun."""
+        return StepLog(self.trace, self.incident.replicas)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Create the job, and wait until its launcher can restart it."""
+        environment = self.victim.environment
+        environment.make_claim(self.kubectl, self.incident.name)
+        environment.make_claim(self.kubectl, self._trace_claim)
+        with self.incident.around(self):
+            self.kubectl.apply(self._manifest())
+            self.job.wait_until("Running")
+            self.job.wait_until_launcher_answers("InPlace" if self.incident.plain else "Pod")
+            self.wait_for_steps()
+            yield
+
+    def pod(self, slot: int) -> Any:
+        """Wait for the running pod of a slot."""
+        return running_pod(self.job, slot)
+
+    def wait_for_steps(self, count: int = 10) -> None:
+        """Wait until all ranks have trained so many more steps together."""
+        goal = max(self.log.last()) + count
+        wait_for(
+            lambda: min(self.log.last()) >= goal,
+            what=f"step {goal} of all ranks",
+            describe=self.job.status,
+        )
+
+    def order(self, what: str, *ranks: int) -> None:
+        """Give scripts of ranks an order for the same step, five steps from now."""
+        step = max(self.log.last()) + 5
+        for rank in ranks:
+            (self.trace / f"{what}-{rank}-{step}").touch()
+
+    def seen(self) -> Seen:
+        """Return what was seen of the job, which has ended."""
+        pods = self.job.ended_pods()
+        names = self.record.names_of(self.incident.name)
+        steps = [self._steps(rank) for rank in range(self.incident.replicas)]
+        status = self.job.status()
+        return Seen(
+            steps=steps,
+            last_step=training.STEPS if self.incident.plain else last_words(status)["totalSteps"],
+            phases={name: pod["status"]["phase"] for name, pod in pods.items()},
+            new_pods=len(names) - self.incident.replicas,
+            new_groups=self._groups(pods) - 1,
+            doubles=sorted(self.record.doubles),
+            status=status,
+        )
+
+    @property
+    def _trace_claim(self) -> str:
+        return f"{self.incident.name}-trace"
+
+    def _steps(self, rank: int) -> list[Begun]:
+        lines = (self.trace / f"{STEP_LOG}.rank{rank}").read_text().splitlines()
+        entries = [json.loads(line) for line in lines]
+        return [Begun(entry["time"], entry["pod"], entry["step"]) for entry in entries]
+
+    def _groups(self, pods: Mapping[str, Any]) -> int:
+        """Count groups by the pods' logs. A pod that was lost takes its log along, but the others
+        saw the same groups. An attempt without any pod left had at least one.
+        """
+        seen: dict[int, int] = defaultdict(lambda: 1)
+        for name, pod in pods.items():
+            attempt = int(pod["metadata"]["labels"][LABEL_ATTEMPT])
+            log = self.job.log(name)
+            seen[attempt] = max(seen[attempt], log.count(FORMED), log.count(BROKE) + 1)
+        return sum(seen[attempt] for attempt in self.record.attempts[self.incident.name])
+
+    def _manifest(self) -> Manifest:
+        incident = self.incident
+        spec = {
+            "replicas": incident.replicas,
+            "checkpoint": {"persistentVolumeClaim": incident.name},
+            **incident.spec,
+        }
+        manifest: Any
+        if incident.plain:
+            script = Path(training.__file__).read_text()
+            command = "python -m ddp_trainer.launch -- python /tmp/script.py"
+            manifest = script_job(incident.name, script, command, **spec)
+        else:
+            manifest = digits_job(
+                incident.name,
+                f"--epochs={BUNDLED_EPOCHS}",
+                "--checkpoint-every-steps=10",
+                "--log-every-steps=5",
+                f"--step-delay-seconds={training.STEP_SECONDS}",
+                f"--trace-samples={training.TRACE}/{STEP_LOG}",
+                image=incident.image,
+                **spec,
+            )
+        pod = manifest["spec"]["template"]["spec"]
+        claim = {"claimName": self._trace_claim}
+        pod["volumes"] = [{"name": "trace", "persistentVolumeClaim": claim}]
+        [container] = pod["containers"]
+        container["volumeMounts"] = [{"name": "trace", "mountPath": str(training.TRACE)}]
+        found: Manifest = queued(manifest) if incident.queued else manifest
+        return found
