@@ -58,9 +58,15 @@ def server(connection: Sequence[str]) -> MCPServer:
         return await ddp("status", namespace=namespace, name=name)
 
     @made.tool(annotations=read_only)
-    async def why(name: Name, namespace: Namespace = None) -> str:
-        """Explain the state of a job, and what to do next."""
-        return await ddp("why", namespace=namespace, name=name)
+    async def why(
+        name: Name,
+        namespace: Namespace = None,
+        hang: Annotated[
+            bool, Field(description="Ask all ranks where they are. Needs pods/exec.")
+        ] = False,
+    ) -> str:
+        """Explain the state of a job, and what to do next; with hang, name the rank."""
+        return await ddp("why", *(["--hang"] if hang else []), namespace=namespace, name=name)
 
     @made.tool(annotations=read_only)
     async def logs(

@@ -14,6 +14,7 @@ from ddp_operator.ports import ClusterError, Key
 _NO_LAUNCHER: Final = 3
 _OLD: Final = 4
 _REFUSED: Final = 5
+_SILENT: Final = 6
 _LINE: Final = 512
 _PROGRAM: Final = f"""
 import http.client, os, sys
@@ -22,14 +23,14 @@ if not port:
     sys.exit({_NO_LAUNCHER})
 try:
     asked = http.client.HTTPConnection("127.0.0.1", int(port), timeout=float(sys.argv[2]))
-    asked.request("POST", sys.argv[1], headers={{"Authorization": "Bearer " + token}})
+    asked.request(sys.argv[3], sys.argv[1], headers={{"Authorization": "Bearer " + token}})
     answer = asked.getresponse()
     body = answer.read()
 except ConnectionRefusedError:
     sys.exit({_NO_LAUNCHER})
 except (OSError, http.client.HTTPException) as error:
     print(error, file=sys.stderr)
-    sys.exit({_REFUSED})
+    sys.exit({_SILENT})
 if answer.status == 404:
     sys.exit({_OLD})
 (sys.stdout if answer.status < 300 else sys.stderr).buffer.write(body)
@@ -39,18 +40,32 @@ sys.exit(0 if answer.status < 300 else {_REFUSED})
 
 
 class NoAnswerError(Exception):
-    """A pod's launcher did not answer; the message says why."""
+    """A pod's launcher did not answer; the message says why.
+
+    `silent`: it was asked and says nothing. Otherwise it could not be asked, or refused.
+    """
+
+    def __init__(self, message: str, *, silent: bool = False) -> None:
+        super().__init__(message)
+        self.silent = silent
 
 
 async def ask_launcher(
-    cluster: Cluster, pod: Key, container: str, path: str, *, limit_bytes: int, seconds: float
+    cluster: Cluster,
+    pod: Key,
+    container: str,
+    path: str,
+    *,
+    method: str = "POST",
+    limit_bytes: int,
+    seconds: float,
 ) -> bytes:
-    """Send a POST request to a pod's launcher, and return its answer.
+    """Send a request to a pod's launcher, and return its answer.
 
     Raises:
         NoAnswerError: no answer, a refusal, or a timeout.
     """
-    command = ["python3", "-c", _PROGRAM, path, f"{seconds:g}"]
+    command = ["python3", "-c", _PROGRAM, path, f"{seconds:g}", method]
     try:
         ran = await run_in_pod(
             cluster.client,
@@ -73,8 +88,10 @@ async def ask_launcher(
             "or start it with python -m ddp_trainer.launch -- ...",
             _OLD: "its launcher's release does not support this: use a newer trainer image",
             _REFUSED: f"its launcher did not answer: {said}",
+            _SILENT: f"its launcher did not answer: {said}",
             # The container runtime's exit codes for a missing program.
             126: "its image has no python3 on the PATH",
             127: "its image has no python3 on the PATH",
-        }.get(ran.exit_code, f"python3 ended with exit code {ran.exit_code}: {said}")
+        }.get(ran.exit_code, f"python3 ended with exit code {ran.exit_code}: {said}"),
+        silent=ran.exit_code == _SILENT,
     )

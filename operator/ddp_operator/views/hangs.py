@@ -113,7 +113,8 @@ def _explained(verdict: Verdict, by_rank: Mapping[int, RankEvidence]) -> Hang:
     first = by_rank.get(verdict.ranks[0]) if len(verdict.ranks) == 1 else None
     where = _whereabouts(first) if first else ""
     kinds = {kind for finding in verdict.findings for kind in _kinds(finding, by_rank)}
-    return Hang(verdict.ranks, _joined(headline(verdict, live=True), where), _only(kinds))
+    wait = headline(verdict, live=True)
+    return Hang(verdict.ranks, _joined(wait, where), _only(kinds), wait)
 
 
 def _kinds(finding: Finding, by_rank: Mapping[int, RankEvidence]) -> Iterable[HangKind]:
@@ -156,7 +157,7 @@ def _by_stacks(evidence: Sequence[RankEvidence]) -> Hang:
     where = _whereabouts(silent[0]) if len(silent) == 1 else ""
     kinds: set[HangKind] = {each.cause or "script" for each in evidence if each.rank in ranks}
     sentence = stacks.sentence(order, len(found)).rstrip(".")
-    return Hang(ranks, _joined(sentence, where), _only(kinds))
+    return Hang(ranks, _joined(sentence, where), _only(kinds), sentence)
 
 
 def _is_wait(frame: Frame) -> bool:
@@ -166,15 +167,19 @@ def _is_wait(frame: Frame) -> bool:
 
 def _whereabouts(each: RankEvidence) -> str:
     """Return where a rank is, such as `it is at data.py:7 in load`."""
-    place = ""
+    shown = place(each)
+    return shown if each.problem or not shown else f"it is {shown}"
+
+
+def place(each: RankEvidence) -> str:
+    """Return where a rank is, such as `in wait, at data.py:7 in load`, or its problem."""
+    found = ""
     if each.stack:
         inner = each.stack[0]
         own = next((frame for frame in each.stack if not _is_of_library(frame)), inner)
-        place = f"at {stacks.place((own,))}"
-        place = place if own == inner else f"in {inner[2]}, {place}"
-    if each.problem:
-        return f"{each.problem}, {place}" if place else each.problem
-    return f"it is {place}" if place else ""
+        found = f"at {stacks.place((own,))}"
+        found = found if own == inner else f"in {inner[2]}, {found}"
+    return ", ".join(filter(None, (each.problem, found)))
 
 
 def _is_of_library(frame: Frame) -> bool:

@@ -63,6 +63,9 @@ async def test_errors_are_those_of_the_commands(server_program: StdioServerParam
         is_error, text = await _answer(assistant, "why", name="--help")
         assert is_error
         assert "invalid name" in text
+        is_error, text = await _answer(assistant, "why", name=NAME, hang=True)
+        assert is_error
+        assert "--hang: 0 of 2 pods exist" in text
         is_error, text = await _answer(assistant, "logs", name=NAME, lines=10**9)
         assert is_error
         assert "500" in text

@@ -33,6 +33,7 @@ class Launcher:
             return web.Response(status=403, text="a token is needed")
         self.asked.append(request.path_qs)
         known = request.method == "POST" and request.path in ("/stacks", "/profile", "/trace")
+        known |= request.method == "GET" and request.path == "/traces"
         return self.answer() if known else web.Response(status=404)
 
 

@@ -40,6 +40,8 @@ def test_the_object_says_the_same(directory: Path) -> None:
     [
         ([], "give NAME, or --traces DIR"),
         (["digits", "--traces", "."], "give NAME or --traces, not both"),
+        (["--hang", "--traces", "."], "give NAME or --traces, not both"),
+        (["--hang"], "give NAME, or --traces DIR"),
         (["--traces", "/nowhere"], "does not exist"),
     ],
 )

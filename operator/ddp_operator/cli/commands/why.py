@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import click
@@ -16,6 +17,7 @@ from ddp_operator.cli.app import (
     print_lines,
     width,
 )
+from ddp_operator.cli.commands.pods.hang import look
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.queues import queue_state
 from ddp_operator.client.traces import TracesError, read_traces
@@ -35,16 +37,25 @@ from ddp_operator.views.text import clean
     help="Name the rank that a hanging job waits for, from a directory with a dump of torch's "
     "flight recorder for each rank; no cluster is used.",
 )
+@click.option(
+    "--hang",
+    is_flag=True,
+    help="Ask all ranks of a running job where they are, and name the one that the others wait "
+    "for; needs the right to create pods/exec.",
+)
 @click.option("-o", "--output", "form", type=click.Choice(["json"]), help="Print an object.")
-def why(name: str | None, directory: Path | None, form: str | None) -> None:
+def why(name: str | None, directory: Path | None, form: str | None, *, hang: bool) -> None:
     """Explain the state of a job, and what to do next."""
     if directory is not None:
-        if name is not None:
+        if name is not None or hang:
             raise click.UsageError("give NAME or --traces, not both")
         _explain_traces(directory, form)
         return
     if name is None:
         raise click.UsageError("give NAME, or --traces DIR")
+    if hang:
+        _explain_hang(name, form)
+        return
     now = datetime.now(UTC)
 
     async def read(cluster: Cluster, namespace: str) -> Diagnosis:
@@ -54,6 +65,14 @@ def why(name: str | None, directory: Path | None, form: str | None) -> None:
     found = on_cluster(read)
     if form:
         click.echo(json.dumps(asdict(found), indent=2))
+    else:
+        print_lines(found.lines(width()))
+
+
+def _explain_hang(name: str, form: str | None) -> None:
+    found = on_cluster(partial(look, name=name))
+    if form:
+        click.echo(json.dumps(found.to_json(), indent=2))
     else:
         print_lines(found.lines(width()))
 

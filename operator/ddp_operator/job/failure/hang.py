@@ -37,6 +37,8 @@ class Hang:
     sentence: str = ""
     """Empty if the answers show nothing."""
     kind: HangKind = "unknown"
+    wait: str = ""
+    """The sentence without where the ranks are: the same as long as the others wait."""
 
     @property
     def class_(self) -> FailureClass:

@@ -123,6 +123,10 @@ def _running(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
                     "set spec.progressDeadlineSeconds: the operator then logs the stacks of a hung "
                     "job and restarts it"
                 )
+            found.remedies.append(
+                f"kubectl ddp why {name} --hang asks all ranks, and names the one that the others "
+                "wait for"
+            )
             found.remedies.append(f"kubectl ddp stacks {name} shows the stack of each rank")
             found.remedies.append(f"kubectl ddp restart {name} restarts all pods")
         elif progress.slowest_rank is not None:
