@@ -110,6 +110,23 @@ def test_what_dumps_show_of_all_ranks_is_not_the_fault_of_one() -> None:
     assert (found.ranks, found.kind) == ((1,), "script")
 
 
+def test_a_device_that_stopped_is_not_the_script() -> None:
+    run = Ranks.same({"0": (0, 1, 2, 3)}, [Call("0")] * 4, ahead=2)
+    run.blind = {2: 1}
+    found = explain_answers([(range(4), of_all(run.run()))])
+    assert (found.ranks, found.kind) == ((2,), "device")
+    assert "GPU stopped" in found.sentence
+
+
+def test_a_wait_that_dumps_do_not_record_is_found_by_the_stacks() -> None:
+    """Such as that of torch.distributed.new_group."""
+    run = Ranks.same({"0": (0, 1, 2, 3)}, [Call("0")]).run()
+    traces = [run.dump(rank, Form(as_json=True)).decode() for rank in range(4)]
+    ranks = [shown(rank, WAITS, STEP, trace=traces[rank]) for rank in range(3)]
+    found = explain_answers([(range(4), answer(*ranks, shown(3, LOADS, trace=traces[3])))])
+    assert (found.ranks, found.kind) == ((3,), "script")
+
+
 def test_ranks_that_different_things_keep_are_of_unknown_kind() -> None:
     traces = dumps(missing=3)
     waiting = [shown(rank, WAITS, STEP, trace=traces[rank]) for rank in range(2)]

@@ -242,10 +242,11 @@ class TestLaunchersShowTheRank:
     def test_the_signal_of_a_broken_node_explains_any_hang(self) -> None:
         job, pods, heard = self.hanging()
         nodes = [Node("node-a", {}, boot_id="a"), Node("node-b", {}, bad="XidCriticalError")]
-        for found in (self.FOUND, Hang()):
+        for found, rank in ((self.FOUND, 1), (Hang(), None)):
             planned = plan(job, pods, later(81), report=heard, hang=found, nodes=nodes)
             [failure] = planned.status.failures
             assert (failure.index, failure.node, failure.charged) == (1, "node-b", False)
+            assert failure.rank == rank, "the slowest rank is on the other node"
             said = "its node is broken (XidCriticalError); stuck at step 7 for 61 s"
             assert failure.message.startswith(said)
             assert len(failure.message) <= 200
