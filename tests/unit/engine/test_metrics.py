@@ -134,7 +134,8 @@ def test_what_is_counted_begins_with_zero() -> None:
     assert len(classes) == 4
     assert found['ddp_operator_restarts_total{class="Disruption"}'] == 0
     assert found['ddp_operator_restarts_without_progress_total{class="Application"}'] == 0
-    assert found['ddp_operator_failures_total{class="Application",reason="NoProgress"}'] == 0
+    for name in ("Application", "Infrastructure"):
+        assert found[f'ddp_operator_failures_total{{class="{name}",reason="NoProgress"}}'] == 0
 
 
 def test_times_that_there_are_are_told() -> None:

@@ -210,6 +210,24 @@ async def test_a_hang_names_the_rank_that_its_launchers_show(
     assert "; Ranks 0-1 are at distributed_c10d.py:9 in all_reduce; ranks 2-3" in failure["message"]
 
 
+async def test_a_process_that_somebody_has_stopped_is_not_charged(
+    world: World, server: TrainerServer
+) -> None:
+    frame = '  File "/lib/torch/distributed/distributed_c10d.py", line 9 in all_reduce'
+    waits = f"Current thread 0x1 (most recent call first):\n{frame}"
+    ranks: list[dict[str, Any]] = [
+        {"rank": rank, "process": 1, "stack": waits} for rank in range(3)
+    ]
+    ranks.append({"rank": 3, "process": 1, "problem": "it is stopped", "cause": "stopped"})
+    server.traces = 200, json.dumps({"ranks": ranks}).encode()
+    await world.run("train", server, progressDeadlineSeconds=1, nprocPerNode=2)
+    await world.until(lambda: bool(world.status("train").get("failures")))
+    status = world.status("train")
+    [failure] = status["failures"]
+    assert (failure["rank"], failure["class"]) == (3, "Infrastructure")
+    assert (status.get("restarts", 0), status["disruptions"]) == (0, 1)
+
+
 async def test_launchers_that_show_nothing_do_not_delay_the_end_of_a_hang(
     world: World, server: TrainerServer
 ) -> None:

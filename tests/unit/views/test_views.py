@@ -244,6 +244,14 @@ class TestWhy:
         told_of = {"step": 5, "updatedAt": at(1195), "slowestRank": 3}
         assert told(training(progress=told_of)).startswith("digits is slow: rank 3")
 
+    @pytest.mark.parametrize(
+        ("class_", "advised"),
+        [("Infrastructure", "check the node"), ("Application", "read the stacks of all ranks")],
+    )
+    def test_a_hang_leads_to_its_node_or_its_stacks(self, class_: str, advised: str) -> None:
+        hang = failure(reason="NoProgress", exitCode=None, **{"class": class_})
+        assert advised in told(stored("Restarting", "NoProgress", failures=[hang]))
+
     def test_a_failed_job_names_rank_node_and_last_words(self) -> None:
         manifest = stored(
             *("Failed", "BackoffLimitExceeded", "all 3 restarts are used up"),

@@ -23,7 +23,9 @@ _MAX_REASONS: Final = 100
 """Failure reasons that are counted separately; Kubernetes has a few dozen."""
 _OTHER: Final = "Other"
 
-_HANG: Final[Labels] = (("class", "Application"), ("reason", NO_PROGRESS))
+_HANGS: Final[Sequence[Labels]] = tuple(
+    (("class", name), ("reason", NO_PROGRESS)) for name in ("Application", "Infrastructure")
+)
 
 
 class _Histogram:
@@ -59,7 +61,7 @@ class Metrics:
         classes = {(("class", name),): 0 for name in get_args(FailureClass)}
         self._restarts = Counter[Labels](classes)
         self._restarts_without_progress = Counter[Labels](classes)
-        self._failures = Counter[Labels]({_HANG: 0})
+        self._failures = Counter[Labels](dict.fromkeys(_HANGS, 0))
         self._reasons = {NO_PROGRESS}
         self._reconciles = _Histogram(_RECONCILE_SECONDS)
         self._recoveries = _Histogram(_RECOVERY_SECONDS)

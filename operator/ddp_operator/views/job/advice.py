@@ -7,6 +7,7 @@ from ddp_operator.api.constants import EXIT_CONFIGURATION
 from ddp_operator.api.local_paths import local_paths, named_paths
 from ddp_operator.api.reasons import REASONS
 from ddp_operator.api.status import Failure
+from ddp_operator.job.failure.records import NO_PROGRESS
 from ddp_operator.job.pods.state import CRASH_LOOP, GATED, UNSTARTABLE_REASONS
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN, QUEUED
 from ddp_operator.views.job.snapshot import JobSnapshot
@@ -54,7 +55,10 @@ def for_ended(reason: str) -> str:
 
 def for_failure(failure: Failure, *, has_log: bool) -> str:
     """Return advice for the failure that ended an attempt; `has_log`: its pod still exists."""
-    if known := for_ended(failure.reason):
+    known = for_ended(failure.reason)
+    if failure.reason == NO_PROGRESS and failure.class_ == "Infrastructure" and failure.node:
+        known = _BY_CLASS["Infrastructure"]  # the stacks would tell about the script
+    if known:
         return known
     if failure.exit_code == EXIT_CONFIGURATION:
         return _BY_CLASS["Configuration"]
