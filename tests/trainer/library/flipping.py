@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 import ddp_trainer
 import torch
-from ddp_trainer.system.buffers import tensors
+from ddp_trainer.library.job import Job
 from torch import Tensor, nn
 
 from tests.trainer.library.script import digest, digits, parsed, seeded_parts
 
 EVERY_STEPS = "TEST_VERIFY_REPLICAS"
 PLAN = "TEST_FLIPS"
-"""Lists of a rank, a step, and "parameter" or "state": a bit flips after that step, once."""
+"""Lists of a rank, a step, and "parameter", "state" or "death": after that step a bit flips there,
+or the rank dies. Each happens once, in this order."""
 FOLDER = "TEST_FLIPS_FOLDER"
 LEAVE_AT = "TEST_LEAVE_AT"
 """The script leaves its loop after this step."""
@@ -28,11 +30,26 @@ def flip(tensor: Tensor, bit: int) -> None:
         tensor.reshape(-1).view(torch.uint8)[bit // 8] ^= 1 << bit % 8
 
 
+def befall(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Do what the plan has for this rank after this step."""
+    for number, (rank, step, what) in enumerate(json.loads(os.environ[PLAN])):
+        mark = Path(os.environ[FOLDER], str(number))
+        if mark.exists():
+            continue
+        if (rank, step) == (job.rank, job.steps_done):
+            mark.touch()
+            if what == "death":
+                os.kill(os.getpid(), signal.SIGKILL)
+            parameter = next(model.parameters())
+            state: Tensor = optimizer.state[parameter]["exp_avg"]
+            flip(parameter if what == "parameter" else state, bit=37)
+        return
+
+
 def main(arguments: Sequence[str]) -> None:
     """Train to the end."""
     options = parsed(arguments)
     model, optimizer = seeded_parts()
-    plan = json.loads(os.environ.get(PLAN, "[]"))
     with ddp_trainer.join(
         model=model,
         optimizer=optimizer,
@@ -50,13 +67,7 @@ def main(arguments: Sequence[str]) -> None:
                 loss.backward()  # type: ignore[no-untyped-call]
                 if not job.step(loss):
                     continue
-                for number, (rank, step, kind) in enumerate(plan):
-                    mark = Path(os.environ[FOLDER], str(number))
-                    if (rank, step) == (job.rank, job.steps_done) and not mark.exists():
-                        mark.touch()
-                        parameter = next(model.parameters())
-                        state = next(tensors(optimizer.state[parameter]["exp_avg"]))
-                        flip(parameter if kind == "parameter" else state, bit=37)
+                befall(job, model, optimizer)
                 if job.steps_done == int(os.environ.get(LEAVE_AT, "0")):
                     break
             [ranks] = job.sum(1.0)

@@ -192,13 +192,26 @@ def test_ranks_with_flipped_bits_end_and_the_others_return(tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(600)
-def test_two_ranks_both_return(tmp_path: Path) -> None:
-    more = variables(tmp_path, [(1, 12, "parameter")], every=5)
+def test_two_ranks_both_return_twice_to_the_same_copy(tmp_path: Path) -> None:
+    more = variables(tmp_path, [(1, 12, "parameter"), (1, 11, "state")], every=5)
     with script_job(tmp_path, ranks=2, script="flips", variables=more) as job:
         log = run_to_its_end(job, "--epochs", "2").log
     assert "restarting it" not in log
-    assert log.count("the ranks differ after step 15, and most do not agree on one state") >= 2
+    found = "the ranks differ after step 15, and most do not agree on one state"
+    assert len(re.findall(rf"{found}.*; returning from step 15 to step", log)) == 4
     assert ends_of(log) == ends_of_undisturbed(tmp_path / "undisturbed", 2)
+
+
+@pytest.mark.timeout(600)
+def test_a_rank_that_received_the_faulty_state_has_no_say(tmp_path: Path) -> None:
+    """Rank 2 dies after the flip, and rank 0 sends its faulty state to its successor."""
+    more = variables(tmp_path, [(0, 12, "parameter"), (2, 13, "death")], every=5)
+    with script_job(tmp_path, ranks=3, script="flips", variables=more) as job:
+        log = run_to_its_end(job, "--epochs", "2").log
+    assert log.count("restarting it") == 1
+    found = "the ranks differ after step 13, and most do not agree on one state"
+    assert len(re.findall(rf"{found}.*; returning from step 13 to step", log)) == 3
+    assert ends_of(log) == ends_of_undisturbed(tmp_path / "undisturbed", 3)
 
 
 @pytest.mark.timeout(600)

@@ -248,9 +248,10 @@ class Stepping(Session):
         leaves = votes.stop or votes.leave
         # The script does not return to a step after which it leaves the loop.
         is_last = self._is_at_end(attempt) or not self._is_in_loop
-        self._formation.verification.check(
+        if self._formation.verification.check(
             group, is_needed=saves or leaves, is_last=is_last, may_return=self._is_in_loop
-        )
+        ):
+            self._timer.lap(Phase.COMMUNICATION)
         if saves or leaves or self._is_at_end(attempt):
             self._formation.equalise_buffers()
             if isinstance(self._length.loading, Stream):

@@ -58,24 +58,33 @@ class Verification:
         Raises:
             Exception: see `check`.
         """
-        if self._every_steps and group.size > 1:
-            may_return = may_return or not had_state
-            self._compare(group, must_keep=True, had_state=had_state, may_return=may_return)
+        if self._every_steps == 0:
+            return
+        if group.size == 1:  # its steps are not compared, so it must not return across them
+            self._kept, self._is_copy_due = {}, False
+            return
+        may_return = may_return or not had_state
+        self._compare(group, must_keep=True, had_state=had_state, may_return=may_return)
 
-    def check(self, group: Group, *, is_needed: bool, is_last: bool, may_return: bool) -> None:
+    def check(self, group: Group, *, is_needed: bool, is_last: bool, may_return: bool) -> bool:
         """Compare the ranks after a step, if it is time or needed; a collective.
 
         `is_last`: the script cannot repeat this step later. `may_return`: it can do so now.
+
+        Returns:
+            Whether the ranks were compared.
 
         Raises:
             FlippedBitsError: this rank differs from most ranks.
             LeavingError: other ranks differ. The run has returned to an earlier step.
             DifferingReplicasError: other ranks differ, and the run cannot return to such a step.
         """
-        if not self._every_steps or group.size == 1:
-            return
-        if is_needed or is_last or self._run.position.step % self._every_steps == 0:
+        if self._every_steps == 0 or group.size == 1:
+            return False
+        is_due = is_needed or is_last or self._run.position.step % self._every_steps == 0
+        if is_due:
             self._compare(group, must_keep=is_last, had_state=True, may_return=may_return)
+        return is_due
 
     def keep(self) -> None:
         """Copy the state before the next step changes it, if the ranks have agreed on that."""

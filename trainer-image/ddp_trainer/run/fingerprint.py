@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -11,8 +11,7 @@ from torch import Tensor
 _CHUNK_BYTES = 32 << 20
 _MASK = (1 << 64) - 1
 _SMALL_BYTES = 1 << 16
-_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-"""By size in bytes."""
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _FACTORS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
 """Odd factors, like those of splitmix64: each input bit changes half of the output bits."""
 
@@ -60,25 +59,21 @@ def sum_of_bits(tensors: Iterable[Tensor]) -> int:
     A single flipped bit always changes it, several ones almost always. The order of the tensors
     does not matter.
     """
-    large: dict[torch.device, list[Tensor]] = {}
+    sums: dict[torch.device, list[Tensor]] = {}
     small: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:
-        for words in _words(tensor):
-            if words.nbytes > _SMALL_BYTES:
-                large.setdefault(words.device, []).append(words.sum(dtype=torch.int64))
-            else:
-                small.setdefault((words.device, words.dtype), []).append(words)
-    for (device, _), some in small.items():  # each sum by itself would take longer than its data
-        large.setdefault(device, []).append(torch.cat(some).sum(dtype=torch.int64))
-    found = sum(int(torch.stack(sums).sum()) for sums in large.values()) & _MASK
+    for words in map(_words, tensors):
+        if words.nbytes > _SMALL_BYTES:
+            sums.setdefault(words.device, []).append(words.sum(dtype=torch.int64))
+        else:  # a sum of its own would take longer than the copy
+            small.setdefault((words.device, words.dtype), []).append(words)
+    for (device, _), some in small.items():
+        sums.setdefault(device, []).append(torch.cat(some).sum(dtype=torch.int64))
+    found = sum(int(torch.stack(some).sum()) for some in sums.values()) & _MASK
     return found - (1 << 64) if found >> 63 else found
 
 
-def _words(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the memory of a tensor as integers, in words that are as long as possible."""
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    size = next(size for size in _WORDS if data.storage_offset() % size == 0)
-    whole = len(data) - len(data) % size
-    yield data[:whole].view(_WORDS[size])
-    if whole < len(data):
-        yield data[whole:]
+def _words(tensor: Tensor) -> Tensor:
+    """Return the memory of a tensor as integers that are as long as possible."""
+    flat = tensor.detach().reshape(-1)
+    begin, size = flat.storage_offset() * flat.itemsize, flat.nbytes
+    return flat.view(next(kind for kind in _WORDS if (begin | size) % kind.itemsize == 0))
