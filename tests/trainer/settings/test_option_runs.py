@@ -25,6 +25,7 @@ OPTIONS = [
     "--deterministic",
     "--checkpoint-every-steps=7",
     "--keep-checkpoints=5",
+    "--verify-replicas=2",
 ]
 LAST_STEP = 18  # 2 epochs of ceil(540 / 2 / (2 x 16)) steps
 
@@ -38,4 +39,5 @@ def test_a_run_with_many_options_resumes_to_the_bit(tmp_path: Path) -> None:
         first, second = resumed.start_all(*OPTIONS)
         assert (first.wait(), second.wait()) == (0, 0), first.log
         assert "resuming from checkpoint" in first.log
+        assert all("flipped bits" not in pod.log for pod in (*whole.pods, *resumed.pods))
         assert_same(resumed.state(LAST_STEP), whole.state(LAST_STEP))
