@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +13,7 @@ from datetime import timedelta
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.library.checkpoint_manager import CheckpointManager
+from ddp_trainer.library.loss_watch import LossWatch, NonFinite
 from ddp_trainer.run.position import Position
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry import tensorboard
@@ -57,6 +60,8 @@ class Progress:
         self._bar: ProgressBar | None = None
         self._paused_at: float | None = None
         self._text = ""
+        self._is_finite = True
+        """False: the loss was NaN or infinite at the last interval."""
         self._begun = _Mark(step=0, samples=0)
         self._told = self._begun
 
@@ -116,11 +121,18 @@ class Progress:
         return position.step % self._log_every_steps == 0 or position.step == self.total_steps
 
     def interval(
-        self, position: Position, losses: Sequence[float], group: Group, *, shards: int
+        self,
+        position: Position,
+        losses: Sequence[float],
+        group: Group,
+        *,
+        shards: int,
+        watch: LossWatch,
     ) -> float:
         """Exchange the ranks' losses of the last step and the times of their steps.
 
-        The losses add up to those of `shards` shards; the log shows the mean.
+        The losses add up to those of `shards` shards; the log shows the mean. If it is not finite,
+        the ranks find out from `watch` where that began.
 
         Returns the seconds of a step that the slowest rank needs by itself; the same on all ranks.
         """
@@ -130,6 +142,10 @@ class Progress:
         *sums_of_losses, sum_of_own = sums
         self._timer.lap(Phase.COMMUNICATION)
         mean = sum(sums_of_losses) / shards
+        if not math.isfinite(mean):
+            self._tell_of_losses(watch, group)
+        self._is_finite = math.isfinite(mean)
+        watch.clear()
         self._report.update(step=position.step, loss=round(mean, 6))
         now = self._mark(position)
         if self._publisher is not None:
@@ -152,6 +168,13 @@ class Progress:
             )
         self._told = now
         return slowest
+
+    def _tell_of_losses(self, watch: LossWatch, group: Group) -> None:
+        """Log the first loss that is not finite, with its rank and samples; a collective."""
+        own = json.dumps(watch.first(group.rank)).encode()
+        told = [NonFinite(*found) for each in group.gather(own) if (found := json.loads(each))]
+        if told and self._publisher is not None and self._is_finite:
+            _logger.warning("%s", min(told))
 
     def evaluated(self, position: Position, *, accuracy: float) -> None:
         """Report the accuracy of the model at `position` on the whole test set."""

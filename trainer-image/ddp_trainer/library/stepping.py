@@ -13,6 +13,7 @@ from ddp_trainer.data.loading import Loading, Rest, is_stream
 from ddp_trainer.data.sampler import SampleTrace, Share
 from ddp_trainer.data.stream import Stream, StreamRest
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
+from ddp_trainer.library.loss_watch import LossWatch
 from ddp_trainer.library.session import Session
 from ddp_trainer.library.steps.attempt import Attempt
 from ddp_trainer.process_group.end_of_training import ScriptProgress
@@ -34,6 +35,7 @@ class Stepping(Session):
         """
         super().__init__(environment, options, report)
         self._trace = SampleTrace(options.trace_samples, rank=self.rank)
+        self._loss_watch = LossWatch()
         self._attempt: Attempt | None = None
         self._taken: Attempt | None = None
         """The previous step, until `_settle` has completed it."""
@@ -99,6 +101,7 @@ class Stepping(Session):
             # One pass is enough for DDP to lay out its buckets.
             sizes=share.counts[: None if self._formation.is_rehearsed else 1],
             ends_epoch=rest.is_at_end,
+            own=share.own,
             is_asked=rest.has_end is not None,
         )
         return self._attempt
@@ -263,9 +266,13 @@ class Stepping(Session):
         if saves:
             self._checkpoint_manager.save(self._run)
             self._timer.lap(Phase.CHECKPOINT)
+        self._loss_watch.note(position.step, attempt.told_losses(), attempt.own)
         if self._progress.wants_interval(position):
             losses, shards = attempt.losses(), attempt.assignment.shards
-            votes.pace(self._progress.interval(position, losses, group, shards=shards))
+            seconds = self._progress.interval(
+                position, losses, group, shards=shards, watch=self._loss_watch
+            )
+            votes.pace(seconds)
         if votes.stop:
             self._save_and_stop()
         if votes.leave:

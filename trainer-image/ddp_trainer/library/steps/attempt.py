@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +23,8 @@ class Attempt:
     sizes: list[int]
     """Samples that count in each of this rank's batches."""
     ends_epoch: bool
+    own: Sequence[int] = ()
+    """Indices of this rank's samples that count."""
     is_asked: bool = False
     """True if ranks must vote on whether the epoch ends with the step."""
     given: int = 0
@@ -94,6 +97,10 @@ class Attempt:
         if loss is not None and self.sizes[self._last]:
             slot, _ = self.place
             self._losses.append((slot, loss.detach() if isinstance(loss, Tensor) else loss))
+
+    def told_losses(self) -> list[Tensor | float]:
+        """Return the losses that the script has passed to `step`."""
+        return [loss for _, loss in self._losses]
 
     def losses(self) -> list[float]:
         """Return the loss of each part times its weight, 0 for parts of other ranks.

@@ -1,0 +1,60 @@
+"""Finds the first loss of this rank that is NaN or infinite, and the samples of its step.
+
+One such loss makes the weights of all ranks NaN, and so all later losses: only the first one tells
+which samples to look at. Losses are read at intervals, because reading one waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+_MOST_STEPS = 1000
+"""Steps since the last interval that are kept."""
+_SHOWN = 10
+"""Samples in a message; a step may have thousands."""
+
+
+class NonFinite(NamedTuple):
+    """A loss that is NaN or infinite; its fields travel in this order."""
+
+    step: int
+    rank: int
+    loss: str
+    samples: list[int]
+    """Indices of the first samples of the rank's step."""
+    size: int
+    """Number of its samples."""
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.samples)) + (", …" if self.size > _SHOWN else "")
+        where = f"step {self.step} of rank {self.rank}"
+        return f"the loss is first {self.loss} in {where}: samples {shown}"
+
+
+class LossWatch:
+    """The losses of one rank since the last interval."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, Sequence[Tensor | float], Sequence[int]]]
+        self._steps = deque(maxlen=_MOST_STEPS)
+
+    def note(self, step: int, losses: Sequence[Tensor | float], samples: Sequence[int]) -> None:
+        """Note the losses of a complete step, and the indices of its samples."""
+        self._steps.append((step, losses, samples))
+
+    def first(self, rank: int) -> NonFinite | None:
+        """Return the first loss that is not finite; None: all are, or the script passes none."""
+        for step, losses, samples in self._steps:
+            for loss in map(float, losses):
+                if not math.isfinite(loss):
+                    return NonFinite(step, rank, str(loss), list(samples[:_SHOWN]), len(samples))
+        return None
+
+    def clear(self) -> None:
+        """Begin another interval."""
+        self._steps.clear()
