@@ -26,6 +26,7 @@ from ddp_trainer.telemetry.publisher import Publisher
 from ddp_trainer.telemetry.status import (
     CheckpointStatus,
     Measurements,
+    PaceStatus,
     Resumption,
     Status,
     StatusFile,
@@ -523,6 +524,30 @@ def test_the_history_tells_what_a_checkpoint_took_and_who_was_slowest(tmp_path: 
     assert 0 <= training["longestStepSeconds"] < 10
     assert (checkpoint["savedStep"], checkpoint["seconds"]) == (1, 0.25)
     assert checkpoint["savedTime"] == "2026-11-21T03:00:00Z"
+
+
+def test_the_last_comparison_of_a_group_is_told(tmp_path: Path) -> None:
+    file = StatusFile(tmp_path / "status.json")
+    publisher = Publisher(file, [], StepTimer(moments_of(torch.device("cpu"))))
+
+    def told(own_seconds: list[float], step: int) -> PaceStatus | None:
+        publisher.interval(
+            step=step, epoch=1, loss=0.5, samples_per_second=1.0, pace=pace(own_seconds)
+        )
+        publisher.close()
+        status = file.read()
+        assert status is not None
+        return status.pace
+
+    publisher.begin(0, total_steps=9)
+    wanted = PaceStatus(step=2, rank=1, seconds=0.3, others_seconds=0.1)
+    assert told([0.1, 0.3], 2) == wanted
+    assert told([0.3], 4) is None, "there is no other rank"
+    assert told([0.1, 0.3], 2) == wanted
+    publisher.begin(2, total_steps=9)
+    status = file.read()
+    assert status is not None
+    assert status.pace is None, "of a group that is over"
 
 
 def test_the_first_step_of_a_group_is_told_at_once(tmp_path: Path) -> None:

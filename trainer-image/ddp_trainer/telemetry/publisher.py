@@ -20,6 +20,7 @@ from ddp_trainer.telemetry.history import Record
 from ddp_trainer.telemetry.status import (
     CheckpointStatus,
     Measurements,
+    PaceStatus,
     Resumption,
     Status,
     StatusFile,
@@ -90,7 +91,10 @@ class Publisher:
         self._step_began = now
         self._formed_at = time.time()
         resumed = Resumption(step=step, time=utc_to_the_millisecond(self._formed_at))
-        self._status = replace(self._status, total_steps=total_steps, resumed=resumed)
+        # Another group has other ranks, so its comparisons begin again.
+        self._status = replace(
+            self._status, total_steps=total_steps, resumed=resumed, slowest_rank=None, pace=None
+        )
         for record in self._records:
             record.rewind(step)
         self._step = step
@@ -137,6 +141,7 @@ class Publisher:
             loss=loss,
             samples_per_second=samples_per_second,
             slowest_rank=slowest_rank,
+            pace=_pace_status(step, pace),
         )
         phases = {
             f"{phase}Seconds": round(seconds - self._told_phases[phase], 6)
@@ -269,6 +274,17 @@ class Publisher:
             reform_seconds=self._reform_seconds,
             straggler_ratio=self._straggler.ratio if self._straggler is not None else None,
         )
+
+
+def _pace_status(step: int, pace: Pace) -> PaceStatus | None:
+    if pace.others_seconds <= 0:
+        return None  # there is no other rank
+    return PaceStatus(
+        step=step,
+        rank=pace.slowest_rank,
+        seconds=round(pace.slowest_seconds, 6),
+        others_seconds=round(pace.others_seconds, 6),
+    )
 
 
 def _predecessor(file: StatusFile | None) -> Status:

@@ -62,6 +62,19 @@ class Measurements:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PaceStatus:
+    """The slowest rank of the latest comparison, by its own time per step in seconds."""
+
+    step: int
+    """Step of the comparison; another one is another comparison."""
+    rank: int
+    seconds: float
+    """Without waiting for others."""
+    others_seconds: float
+    """Mean of the other ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """The status of a training. None: unknown."""
 
@@ -79,6 +92,7 @@ class Status:
     samples_per_second: float | None = None
     slowest_rank: int | None = None
     """A rank that holds the others up."""
+    pace: PaceStatus | None = None
     metrics: Mapping[str, float] | None = None
     """A script's own metrics, the newest value of each name."""
     checkpoint: CheckpointStatus | None = None
