@@ -121,6 +121,14 @@ _restart = st.fixed_dictionaries(
         "backoff": st.fixed_dictionaries(
             {}, optional={"initialSeconds": st.integers(0, 400), "maxSeconds": st.integers(0, 400)}
         ),
+        "nodeFailureLimit": st.integers(0, 2),
+        "slowRank": st.fixed_dictionaries(
+            {},
+            optional={
+                "for": st.sampled_from(["0s", "1h0m", "0h00m1s"]),
+                "action": st.sampled_from(["Report", "Replace"]),
+            },
+        ),
     },
 )
 _elastic = st.fixed_dictionaries(

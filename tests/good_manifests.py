@@ -55,6 +55,14 @@ GOOD_MANIFESTS: dict[str, Json] = {
         checkpoint={"path": "/data/checkpoints"},
     ),
     "spares": job(spares=2, sparesPriorityClassName="low"),
+    "slow ranks, reported": job(replicas=2, restart={"slowRank": {"factor": 1.01}}),
+    "slow ranks, replaced": job(
+        replicas=2,
+        restart={"slowRank": {"factor": 2, "for": "1h30m0s", "action": "Replace"}},
+    ),
+    "slow ranks of an elastic job": job(
+        replicas=1, elastic={"maxReplicas": 3}, restart={"slowRank": {"for": "90s"}}
+    ),
     "every way to restart": job(
         statusPort=8080,
         progressDeadlineSeconds=900,

@@ -32,21 +32,23 @@ class FakeKubelet:
         self.binds = True
         """Whether `live` gives pods their nodes; a scheduler does it otherwise."""
 
-    async def run(self, pod: str, *, ip: str = "") -> None:
-        """Schedule a pod, run its containers and find them ready, at an address if it is given."""
-        manifest = await self.schedule(pod)
+    async def run(self, pod: str, *, ip: str = "", node: str = "") -> None:
+        """Schedule a pod, run its containers and find them ready, at an address and on a node if
+        they are given.
+        """
+        manifest = await self.schedule(pod, node)
         running = {"running": {"startedAt": _now()}}
         address = {"podIP": ip, "podIPs": [{"ip": ip}]} if ip else {}
         await self._report(manifest, phase="Running", ready=True, state=running, address=address)
 
-    async def schedule(self, pod: str) -> Json:
-        """Bind a pod to the node that its selector names, else to `node-1`, unless it has one;
-        returns the pod.
+    async def schedule(self, pod: str, node: str = "") -> Json:
+        """Bind a pod to this node, or to the one that its selector names, else to `node-1`, unless
+        it has one; returns the pod.
         """
         path = PODS.path(namespace=self._namespace, name=pod)
         manifest: Json = await self._client.request("GET", path)
         if "nodeName" not in manifest["spec"]:
-            node = _node_of(manifest["spec"])
+            node = node or _node_of(manifest["spec"])
             binding = {
                 "apiVersion": "v1",
                 "kind": "Binding",

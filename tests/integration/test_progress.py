@@ -5,15 +5,17 @@ on loopback, where all pods of these tests seem to be.
 import base64
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
+from itertools import count
 
 import pytest
+from aiohttp import web
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.kube import SECRETS, ApiClient
 
 from tests import cluster
 from tests.good_manifests import Json, job
 from tests.integration.jobs import Jobs
-from tests.integration.kubelet import FakeKubelet
+from tests.integration.kubelet import NODE, FakeKubelet
 from tests.integration.operator_process import OperatorProcess, flawless_operator
 from tests.trainer_server import TrainerServer
 
@@ -128,4 +130,52 @@ async def test_a_job_that_reports_nothing_is_told_of_and_left_alone(
     assert f"port {port}" in await jobs.until_told("NoProgressReports")
     status = await jobs.until(lambda status: status.reason == "NoProgressReports")
     assert (status.phase, status.attempt) == ("Running", 0)
+    assert operator.running
+
+
+async def test_a_spare_takes_the_place_of_a_slow_rank_once(
+    operator: OperatorProcess,
+    jobs: Jobs,
+    kubelet: FakeKubelet,
+    trainer: TrainerServer,
+) -> None:
+    steps = count(1)
+
+    def answer() -> web.Response:
+        step = next(steps)
+        pace = {"step": step, "rank": 1, "seconds": 0.7, "othersSeconds": 0.4}
+        return web.json_response({"step": step, "pace": pace})
+
+    trainer.answer = answer
+    trainer.world = 200, b'{"number": 1, "generation": 1, "ended": true, "scope": "Pod"}'
+    slow_rank = {"for": "1s", "action": "Replace"}
+    port = int(trainer.address.rpartition(":")[2])
+    restart = {"scope": "Pod", "slowRank": slow_rank}
+    await jobs.create(job(replicas=2, spares=1, statusPort=port, restart=restart))
+    for pod in await jobs.until_pods("job-0-0", "job-0-1"):
+        await kubelet.run(pod, ip="127.0.0.1")
+    await jobs.until_pods("job-0-0", "job-0-1", "job-0-2")
+    await kubelet.run("job-0-2", ip="127.0.0.1", node="node-2")
+    status = await jobs.until(lambda status: bool(status.failures))
+    [failure] = status.failures
+    assert (failure.reason, failure.class_, failure.charged) == (
+        "SlowRank",
+        "Infrastructure",
+        False,
+    )
+    assert (failure.rank, failure.pod, failure.node) == (1, "job-0-1", NODE)
+    assert status.world is not None
+    assert (status.world.members, status.excluded_nodes) == ("0,2", (NODE,))
+    # Its successor is told of in the same words.
+    assert "is slow: its own time per step is 1.75 times" in await jobs.until_told("SlowRank")
+    assert "spare job-0-2 becomes node rank 1 (not charged)" in await jobs.until_told("Restarting")
+    await kubelet.let_go("job-0-1")
+    # The successor is slow too, so the node was not the cause.
+    status = await jobs.until(
+        lambda status: status.slow_rank is not None and bool(status.slow_rank.not_replaced)
+    )
+    assert status.slow_rank is not None
+    assert (status.slow_rank.pod, status.slow_rank.node) == ("job-0-2", "node-2")
+    assert "slow on another node too" in status.slow_rank.not_replaced
+    assert (len(status.failures), status.disruptions, status.restarts) == (1, 1, 0)
     assert operator.running

@@ -127,6 +127,16 @@ OWN: Final = {
         "read the stacks of all ranks in the pods' logs; if steps may take so long, raise "
         "spec.progressDeadlineSeconds",
     ),
+    "SlowRank": Reason(
+        "a rank needs much more time per step than the others, which wait for it",
+        "training continues; with spec.restart.slowRank.action Replace its pod is replaced after "
+        "spec.restart.slowRank.for, uncharged, and its node is avoided",
+        "check the node: GPU clocks, disk and network; if the rank is slow on each node, check its "
+        "share of the data",
+    ),
+    "SlowRankOver": Reason(
+        "a slow rank is as fast as the others, or its pod is new", "training continues", NOTHING
+    ),
     "CheckpointRequested": Reason(
         "a node of the job is about to leave",
         "a trainer that answers POST /checkpoint saves; training continues",

@@ -114,17 +114,25 @@ def news(old: DDPJobStatus, new: DDPJobStatus) -> News:
     """Return how important the difference between two statuses is."""
     if _outage(old) != _outage(new):
         return News.STATE  # a late report would move the end of the outage
+    if _slow_pod(old) != _slow_pod(new):
+        return News.STATE
     old, new = (status.updated(**_NO_PROGRESS) for status in (old, new))
     if old == new:
         return News.PROGRESS
     return News.COUNTS if _essence(old) == _essence(new) else News.STATE
 
 
-_NO_PROGRESS: Final = dict.fromkeys(("progress", "checkpoint", "memory_checkpoint", "goodput"))
+_NO_PROGRESS: Final = dict.fromkeys(
+    ("progress", "slow_rank", "checkpoint", "memory_checkpoint", "goodput")
+)
 
 
 def _outage(status: DDPJobStatus) -> Outage | None:
     return status.goodput.outage if status.goodput else None
+
+
+def _slow_pod(status: DDPJobStatus) -> str:
+    return status.slow_rank.pod if status.slow_rank else ""
 
 
 def _essence(status: DDPJobStatus) -> DDPJobStatus:

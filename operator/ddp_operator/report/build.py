@@ -23,7 +23,7 @@ from ddp_operator.report.model import (
     Report,
 )
 from ddp_operator.report.recoveries import recoveries
-from ddp_operator.views.job import pace
+from ddp_operator.views.job import pace, slow_rank
 from ddp_operator.views.job.memory import memory_checkpoint
 from ddp_operator.views.job.snapshot import JobSnapshot
 from ddp_operator.views.text import clean
@@ -238,6 +238,9 @@ def _configuration(job: JobSnapshot, now: datetime) -> Iterator[tuple[str, str]]
     checkpoint = job.status.checkpoint
     if checkpoint is not None and checkpoint.path:
         yield "newest checkpoint", clean(checkpoint.path)
+    if job.status.slow_rank is not None:
+        for line in slow_rank.lines(job.status.slow_rank, now):
+            yield "slow rank", line
     for line in memory_checkpoint(job, now):
         yield "checkpoint in memory", line
     yield "generation of the spec", str(job.generation)

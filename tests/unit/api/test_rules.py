@@ -52,7 +52,9 @@ interpreter lacks."""
 
 
 def with_defaults(value: Any, schema: Json) -> Any:
-    """Fill in a schema's defaults, as the API server does before it evaluates rules."""
+    """Fill in a schema's defaults, as the API server does before it evaluates rules. A field whose
+    name is a keyword of CEL has underscores there.
+    """
     if isinstance(value, list):
         return [with_defaults(item, schema.get("items", {})) for item in value]
     if not isinstance(value, dict):
@@ -60,7 +62,7 @@ def with_defaults(value: Any, schema: Json) -> Any:
     properties: Json = schema.get("properties", {})
     defaults = {name: field["default"] for name, field in properties.items() if "default" in field}
     return {
-        name: with_defaults(item, properties.get(name, {}))
+        "__for__" if name == "for" else name: with_defaults(item, properties.get(name, {}))
         for name, item in {**defaults, **value}.items()
     }
 

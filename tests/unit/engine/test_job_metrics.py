@@ -16,6 +16,7 @@ from ddp_operator.api.status import (
     MemoryCheckpointRecord,
     Phase,
     Progress,
+    SlowRank,
 )
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.job_cache import Entry
@@ -107,6 +108,14 @@ def test_a_rate_is_of_a_training_that_runs() -> None:
     found = of(stands)
     assert "ddpjob_samples_per_second" not in found
     assert found["ddpjob_step"] == 120
+
+
+def test_a_slow_rank_is_one_of_a_training_that_runs() -> None:
+    slow = SlowRank(rank=3, ratio=1.75, seconds_per_step=0.5, since=NOW)
+    assert of(training(progress=TOLD, slow_rank=slow))["ddpjob_slow_rank_ratio"] == 1.75
+    assert "ddpjob_slow_rank_ratio" not in of(training(progress=TOLD))
+    ended = with_status(training(progress=TOLD, slow_rank=slow), phase="Succeeded")
+    assert "ddpjob_slow_rank_ratio" not in of(ended)
 
 
 def test_a_number_that_is_none_is_left_out() -> None:

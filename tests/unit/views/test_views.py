@@ -252,6 +252,18 @@ class TestWhy:
         hang = failure(reason="NoProgress", exitCode=None, **{"class": class_})
         assert advised in told(stored("Restarting", "NoProgress", failures=[hang]))
 
+    def test_the_place_of_a_slow_rank_and_its_cost_are_told(self) -> None:
+        slow = {
+            "rank": 3, "pod": "digits-0-3", "node": "node-b", "ratio": 1.75, "secondsPerStep": 0.5,
+            "since": at(600), "notReplaced": "no launcher answers",
+        }  # fmt: skip
+        text = told(training(slowRank=slow))
+        assert text.startswith("digits is slow: rank 3 delays the others in each step.")
+        assert "rank 3, pod digits-0-3, node node-b, for 10m" in text
+        assert "1.75 times the mean of the others, 0.5 s more" in text
+        assert "not replaced: no launcher answers" in text
+        assert "check the node: GPU clocks" in text
+
     def test_a_failed_job_names_rank_node_and_last_words(self) -> None:
         manifest = stored(
             *("Failed", "BackoffLimitExceeded", "all 3 restarts are used up"),

@@ -19,6 +19,7 @@ from ddp_operator.api.rules.network import NETWORK_RULES
 from ddp_operator.api.rules.overrides import OVERRIDE_RULES
 from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.rules.scheduling import SCHEDULING_RULES
+from ddp_operator.api.rules.slow_rank import SLOW_RANK_RULES
 from ddp_operator.api.rules.trainer import (
     HAS_GPU_LIMIT,
     HAS_LIMITS,
@@ -203,6 +204,7 @@ SPEC_RULES = (
         ),
         on="restart",
     ),
+    *SLOW_RANK_RULES,
     Rule(
         "spec.progress.logPattern: name the group that holds the step: (?P<step>\\d+)",
         "self.logPattern.contains('(?P<step>') || self.logPattern.contains('(?<step>')",

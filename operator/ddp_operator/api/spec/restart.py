@@ -1,10 +1,12 @@
 """`DDPJob.spec.restart`: what happens after a failure."""
 
+from datetime import timedelta
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from ddp_operator.api.spec.base import ApiModel
+from ddp_operator.api.values.durations import Duration, duration
 from ddp_operator.api.values.expressions import valid
 
 FailureClass = Literal["Disruption", "Application", "Configuration", "Infrastructure"]
@@ -77,6 +79,39 @@ class RestartRule(ApiModel):
     )
 
 
+class SlowRankPolicy(ApiModel):
+    """What to do about a rank that makes the others wait in each step."""
+
+    factor: Annotated[float, Field(ge=1, le=100)] = Field(
+        default=1.3,
+        description=(
+            "A rank is slow if its own time per step, without waiting for others, is this many "
+            "times the mean of the others, in three comparisons in a row."
+        ),
+    )
+    for_: Duration = Field(
+        default="10m",
+        alias="for",
+        description=(
+            "How long a rank is slow before action Replace replaces its pod, such as 1h30m. It is "
+            "also the least time between two such replacements."
+        ),
+    )
+    action: Literal["Report", "Replace"] = Field(
+        default="Report",
+        description=(
+            "Report: name the rank in status.slowRank, and in an Event. Replace: also replace its "
+            "pod, uncharged. A spare takes over, or another node must fit. The job's next pods "
+            "avoid the node."
+        ),
+    )
+
+    @property
+    def after(self) -> timedelta:
+        """`for` as a time span."""
+        return duration(self.for_)
+
+
 class Restart(ApiModel):
     """Handling of failures: restart scope, budget, pauses and rules."""
 
@@ -120,6 +155,13 @@ class Restart(ApiModel):
         description=(
             "After this many failures on one node, the job's next pods avoid it. They avoid at "
             "most a quarter of the nodes that fit. 0: avoid no node."
+        ),
+    )
+    slow_rank: SlowRankPolicy | None = Field(
+        default=None,
+        description=(
+            "Slow ranks, as the bundled trainer and ddp_trainer.join measure them. Default: those "
+            "that need 1.5 times the others' time are reported."
         ),
     )
     rules: Annotated[list[RestartRule], Field(max_length=16)] = Field(

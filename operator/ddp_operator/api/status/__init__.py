@@ -13,7 +13,9 @@ from ddp_operator.api.status.progress import (
     Goodput,
     MemoryCheckpointRecord,
     Outage,
+    Pace,
     Progress,
+    SlowRank,
 )
 from ddp_operator.api.status.status import (
     MAX_EXCLUDED,
@@ -41,6 +43,8 @@ __all__ = [
     "Goodput",
     "MemoryCheckpointRecord",
     "Outage",
+    "Pace",
     "Phase",
     "Progress",
+    "SlowRank",
 ]

@@ -116,6 +116,13 @@ class Bookkeeping(StatusModel):
             "Boot IDs of nodes that were about to leave, so that their pods were replaced."
         ),
     )
+    slow_replaced: Annotated[tuple[Count, ...], last_items(100)] = Field(
+        default=(),
+        description="Node ranks of this attempt whose pods were replaced because a rank was slow.",
+    )
+    slow_replaced_at: Time | None = Field(
+        default=None, description="When that last happened to the job."
+    )
     asked_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(
         default=(),
         description=(

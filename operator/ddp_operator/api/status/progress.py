@@ -8,11 +8,48 @@ from ddp_operator.api.values.bounded import (
     OR_NONE,
     Count,
     Line,
+    Name,
     StatusModel,
     Step,
     Time,
     Word,
 )
+
+
+class Pace(StatusModel):
+    """The latest comparison of the ranks' own times per step, without waiting for others."""
+
+    step: Step = Field(description="Step after which the ranks were compared.")
+    rank: Step = Field(description="The slowest rank.")
+    pod: Name = Field(default="", description="Its pod.")
+    ratio: float = Field(description="Its own time, divided by the mean of the other ranks.")
+    slow_in_a_row: Count = Field(
+        default=0, description="Comparisons in a row in which this pod had a slow rank."
+    )
+    slow_since: Time | None = Field(default=None, description="When the first of them was seen.")
+
+
+class SlowRank(StatusModel):
+    """A rank that makes the others wait in each step."""
+
+    rank: Step
+    pod: Name = ""
+    node: Name = ""
+    ratio: float = Field(
+        description=(
+            "Its own time per step, without waiting for others, divided by the mean of the others."
+        )
+    )
+    seconds_per_step: float = Field(
+        description="Seconds that it adds to each step: its own time less the mean of the others."
+    )
+    since: Time = Field(description="When it was first seen to be slow.")
+    faster_in_a_row: Count = Field(
+        default=0, description="Latest comparisons in a row in which it was no longer slow."
+    )
+    not_replaced: Word = Field(
+        default="", description="Why its pod is not replaced, although spec.restart.slowRank asks."
+    )
 
 
 class Progress(StatusModel):
@@ -24,6 +61,7 @@ class Progress(StatusModel):
     loss: float | None = None
     samples_per_second: float | None = None
     slowest_rank: Step | None = None
+    pace: Annotated[Pace | None, OR_NONE] = None
     updated_at: Time = Field(description="When this step was first seen.")
     last_step_time: Time | None = Field(
         default=None, description="When a step was last completed, by the trainer's clock."

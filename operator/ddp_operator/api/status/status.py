@@ -13,6 +13,7 @@ from ddp_operator.api.status.progress import (
     Goodput,
     MemoryCheckpointRecord,
     Progress,
+    SlowRank,
 )
 from ddp_operator.api.status.world import World
 from ddp_operator.api.values.bounded import (
@@ -130,6 +131,7 @@ class DDPJobStatus(StatusModel):
     )
 
     progress: Annotated[Progress | None, OR_NONE] = None
+    slow_rank: Annotated[SlowRank | None, OR_NONE] = None
     checkpoint: Annotated[CheckpointRecord | None, OR_NONE] = None
     memory_checkpoint: Annotated[MemoryCheckpointRecord | None, OR_NONE] = None
     goodput: Annotated[Goodput | None, OR_NONE] = None

@@ -20,7 +20,7 @@ from ddp_operator.engine.metrics.totals import TRAINING
 from ddp_operator.job.status.goodput import KINDS, spent
 
 JOBS: Final = 1000
-"""Jobs with their own metrics: at most 24 samples each, 1.7 MB and about 30 ms for each scrape."""
+"""Jobs with their own metrics: at most 25 samples each, 1.7 MB and about 30 ms for each scrape."""
 
 _SHOWN_AFTER_END: Final = timedelta(hours=1)
 """How long a finished job keeps its metrics. Its last numbers and its end are then scraped even if
@@ -33,6 +33,8 @@ _HELP: Final = {
     "target_steps": "Steps of the whole training, if the trainer reports it.",
     "loss": "Last loss that the trainer reported.",
     "samples_per_second": "Last rate that the trainer reported, while the job is Running.",
+    "slow_rank_ratio": "Own time per step of a slow rank, divided by the mean of the other ranks, "
+    "while the job is Running.",
     "last_step_timestamp_seconds": "When a step was last completed, or first seen.",
     "checkpoint_step": "Step of the latest checkpoint that the trainer reported.",
     "checkpoint_timestamp_seconds": "When that checkpoint was complete, if the trainer reports it.",
@@ -143,6 +145,9 @@ def _progress(job: DDPJob) -> Iterator[_Sample]:
             yield "loss", "", told.loss
         if told.samples_per_second is not None and job.status.phase == "Running":
             yield "samples_per_second", "", told.samples_per_second
+    slow = job.status.slow_rank
+    if slow is not None and job.status.phase == "Running":
+        yield "slow_rank_ratio", "", slow.ratio
     if saved is not None:
         yield "checkpoint_step", "", saved.step
         if saved.time is not None:

@@ -16,6 +16,7 @@ MAX_IGNORED = 5
 # Reasons of failures; `api.reasons` says what each means.
 NO_PROGRESS = "NoProgress"
 NODE_LEAVING = "NodeLeaving"
+SLOW_RANK = "SlowRank"
 LAUNCHER_UNREACHABLE = "LauncherUnreachable"
 _NO_PYTHON = (
     "spec.launcher: inject needs Python 3.11 or newer in the image; take an image that has it, or "

@@ -162,6 +162,7 @@ def next_attempt(job: DDPJob, status: DDPJobStatus, *, new_group: bool = False) 
         no_spare_before=None,
         broken_since=None,
         renewed=(),
+        slow_replaced=(),
         # Somebody may have deleted the NetworkPolicy, or it may be outdated.
         isolation=isolation.CHANGING if status.bookkeeping.isolation else isolation.NONE,
     )

@@ -28,7 +28,13 @@ from ddp_operator.job.planning import (
     queue,
     rescheduling,
 )
-from ddp_operator.job.planning.failures import departures, late_causes, recovery, watchdog
+from ddp_operator.job.planning.failures import (
+    departures,
+    late_causes,
+    recovery,
+    slow_ranks,
+    watchdog,
+)
 from ddp_operator.job.planning.gaps import in_present_group
 from ddp_operator.job.planning.group import (
     assignments,
@@ -43,7 +49,7 @@ from ddp_operator.job.planning.scheduling import release_half_placed
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.observed import Observed, observe
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.job.status import memory_checkpoint, placement, progress
+from ddp_operator.job.status import memory_checkpoint, placement, progress, slow_rank
 from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import Node, Nodes
 
@@ -78,7 +84,8 @@ def plan(
         return watchdog.with_stacks(job, observed, cleanup.clean_up(seen, observed, now))
     status = progress.with_report(job, report)
     status = progress.with_last_words(status, observed.current.get(0), now)
-    status, restored = memory_checkpoint.with_report(job, status, launchers.leader)
+    status, told = memory_checkpoint.with_report(job, status, launchers.leader)
+    status, slowed = slow_rank.with_pace(job, status, report, observed)
     resumed = progress.resumption(job.status, status)
     seen = replace(job, status=budget.after_resuming(status, resumed))
     observed = _without_late_losses(seen, observed, report)
@@ -96,15 +103,15 @@ def plan(
         planned = _carry_out(seen, observed, report, now)
         if hang is None:
             planned = watchdog.with_request(seen, observed, planned, report, now)
-        status, told = placement.with_placement(planned.status, observed, known)
+        status, placed = placement.with_placement(planned.status, observed, known)
         asked = planned.status.bookkeeping.asked_nodes
         planned = replace(
             planned,
             status=status,
             seen=seen.status.noting(asked_nodes=asked),
-            events=(*planned.events, *told),
+            events=(*planned.events, *placed),
         )
-    planned = replace(planned, events=(*planned.events, *restored))
+    planned = replace(planned, events=(*planned.events, *told, *slowed))
     planned = watchdog.with_stacks(job, observed, planned)
     began = (pod.started for pod in observed.current.values() if pod.started)
     return with_goodput(job, planned, now, started=max(began, default=None))
@@ -134,6 +141,7 @@ def _decide(
         or recovery.recover_overdue(job, pods, now)
         or departures.leave(job, pods, now)
         or _end_hang(job, pods, report, hang, now)
+        or slow_ranks.replace_slow(job, pods, report, now)
         or spares.relieve(job, pods, now)
         or elasticity.resize(job, pods, now)
         or release_half_placed(job, pods, now)

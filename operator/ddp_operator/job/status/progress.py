@@ -28,6 +28,7 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 _Measure = Annotated[float | None, AfterValidator(_rounded)]
+_Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 _Moment = Annotated[datetime, Field(strict=False), AfterValidator(_in_utc)]
 
 
@@ -59,9 +60,20 @@ class ReportedResumption(Answer):
     """When the group formed."""
 
 
+class ReportedPace(Answer):
+    """The slowest rank of the latest comparison, by its own time per step."""
+
+    step: Count
+    rank: Count
+    seconds: _Seconds
+    others_seconds: _Seconds
+    """Mean of the other ranks."""
+
+
 class TrainerStatus(ReportedProgress):
     """The answer to GET /status."""
 
+    pace: ReportedPace | None = None
     checkpoint: ReportedCheckpoint | None = None
     resumed: ReportedResumption | None = None
 
@@ -157,6 +169,7 @@ def _progress(known: Progress | None, said: TrainerStatus, received: datetime) -
     began = said.resumed
     return Progress(
         **values,
+        pace=known.pace if known else None,
         updated_at=updated_at.replace(microsecond=0),
         resumed_step=began.step if began else None,
         resumed_at=began.time if began else None,

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+from ddp_operator.api.reasons import REASONS
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import records
 from ddp_operator.job.pods.state import GATED
 from ddp_operator.job.status.conditions import QUEUED
-from ddp_operator.views.job import advice, group
+from ddp_operator.views.job import advice, group, slow_rank
 from ddp_operator.views.job.memory import memory_checkpoint
 from ddp_operator.views.job.pods import Pods, waits
 from ddp_operator.views.job.queueing import UNKNOWN, QueueState
@@ -129,6 +130,10 @@ def _running(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
             )
             found.remedies.append(f"kubectl ddp stacks {name} shows the stack of each rank")
             found.remedies.append(f"kubectl ddp restart {name} restarts all pods")
+        elif (slow := job.status.slow_rank) is not None:
+            found.sentence = f"{name} is slow: rank {slow.rank} delays the others in each step."
+            found.evidence += slow_rank.lines(slow, now)
+            found.remedies.append(REASONS["SlowRank"].remedy)
         elif progress.slowest_rank is not None:
             found.sentence = f"{name} is slow: rank {progress.slowest_rank} delays the others."
             found.remedies.append("check that rank's node: GPU clocks, disk and network")

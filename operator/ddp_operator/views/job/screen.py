@@ -8,7 +8,7 @@ from ddp_operator.api import ranks
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import records
 from ddp_operator.job.status import goodput
-from ddp_operator.views.job import group, pace
+from ddp_operator.views.job import group, pace, slow_rank
 from ddp_operator.views.job.advice import operator_missing
 from ddp_operator.views.job.memory import memory_checkpoint
 from ddp_operator.views.job.pods import Pods, rows, waits
@@ -100,7 +100,10 @@ def _progress(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
         yield "", "the last report; the job completed after it"
     if not job.status.finished:
         yield "", f"last step {duration((now - at).total_seconds())} ago"
-    if progress.slowest_rank is not None:
+    if job.status.slow_rank is not None and not job.status.finished:
+        for number_, line in enumerate(slow_rank.lines(job.status.slow_rank, now)):
+            yield ("" if number_ else "slow"), line
+    elif progress.slowest_rank is not None:
         yield "", f"rank {progress.slowest_rank} delays the others"
 
 

@@ -33,7 +33,7 @@ def leave(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     if not doomed:
         return None
     lost = [pod.identity.index for pod, _ in doomed]
-    if not (elasticity.can_go_without(job, pods, lost) or _is_place(job, pods, doomed)):
+    if not (elasticity.can_go_without(job, pods, lost) or is_place(job, pods, doomed)):
         return None
     left = (*job.status.bookkeeping.left_nodes, *dict.fromkeys(_start(n) for _, n in doomed))
     job = replace(job, status=job.status.noting(left_nodes=left[-MAX_LEFT:]))
@@ -48,7 +48,7 @@ def with_checkpoint_request(job: DDPJob, pods: Observed, planned: Plan, now: dat
     pod_0 = pods.current.get(0)
     if pod_0 is None or not (pod_0.address and pod_0.ready):
         return planned
-    if not pods.nodes.signalled or not _is_at_work(job, pods):
+    if not pods.nodes.signalled or not is_at_work(job, pods):
         return planned
     named = {pod.node for pod in pods.current.values()}
     why: dict[str, str] = {}
@@ -76,7 +76,7 @@ def with_checkpoint_request(job: DDPJob, pods: Observed, planned: Plan, now: dat
     )
 
 
-def _is_at_work(job: DDPJob, pods: Observed) -> bool:
+def is_at_work(job: DDPJob, pods: Observed) -> bool:
     """Return whether all pods train, as far as is known, and none has completed."""
     waits = any(gap.reason != "Starting" for gap in pods.gaps)
     return job.status.is_true("Running") and not (pods.any_succeeded or waits)
@@ -85,14 +85,14 @@ def _is_at_work(job: DDPJob, pods: Observed) -> bool:
 def _doomed(job: DDPJob, pods: Observed) -> list[tuple[PodState, Node]]:
     """Return the pods on nodes that are about to be terminated, with their nodes."""
     leaving = {name: node for name, node in pods.nodes.signalled.items() if node.leaving}
-    if not leaving or not _is_at_work(job, pods):
+    if not leaving or not is_at_work(job, pods):
         return []
     left = set(job.status.bookkeeping.left_nodes)
     on_them = [(pod, leaving[pod.node]) for pod in pods.current.values() if pod.node in leaving]
     return [(pod, node) for pod, node in on_them if _start(node) not in left]
 
 
-def _is_place(job: DDPJob, pods: Observed, doomed: Sequence[tuple[PodState, Node]]) -> bool:
+def is_place(job: DDPJob, pods: Observed, doomed: Sequence[tuple[PodState, Node]]) -> bool:
     """Return whether enough other nodes suit the pods, as far as is known, and the new pods cannot
     return to the old nodes.
     """

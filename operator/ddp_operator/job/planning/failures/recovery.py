@@ -255,8 +255,8 @@ def _node_ranks(node_ranks: Collection[int]) -> str:
 
 
 def _reason_to_restart(failure: Failure) -> str:
-    if failure.reason == records.NO_PROGRESS:
-        return records.NO_PROGRESS
+    if failure.reason in (records.NO_PROGRESS, records.SLOW_RANK):
+        return failure.reason
     return {"Disruption": "Disrupted", "Infrastructure": "NodeFailed"}.get(
         failure.class_, "PodFailed"
     )

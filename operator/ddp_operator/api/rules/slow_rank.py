@@ -1,0 +1,59 @@
+"""Rules on what to do about slow ranks."""
+
+from ddp_operator.api.rules.rule import Rule
+from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.spec.restart import SlowRankPolicy
+
+_REPLACES = "has(self.slowRank) && self.slowRank.action == 'Replace'"
+
+
+def _asked(spec: DDPJobSpec) -> SlowRankPolicy | None:
+    return spec.restart.slow_rank
+
+
+def _replaces(spec: DDPJobSpec) -> bool:
+    asked = _asked(spec)
+    return asked is not None and asked.action == "Replace"
+
+
+SLOW_RANK_RULES = (
+    Rule(
+        # As the schema's minimum, the API server would cut 1.01 to 1 for a whole number.
+        "spec.restart.slowRank.factor: must be more than 1, such as 1.3",
+        "!has(self.slowRank) || double(self.slowRank.factor) > 1.0",
+        lambda spec: (asked := _asked(spec)) is None or asked.factor > 1,
+        on="restart",
+    ),
+    Rule(
+        "spec.restart.slowRank.for: must be longer than zero, such as 10m",
+        "!has(self.slowRank) || self.slowRank.__for__.matches('[1-9]')",
+        lambda spec: (asked := _asked(spec)) is None or bool(asked.after),
+        on="restart",
+    ),
+    Rule(
+        "spec.restart.slowRank.action: with restart.scope Gang a replaced pod restarts all others; "
+        "set the scope to Auto, or the action to Report",
+        f"!({_REPLACES}) || self.scope != 'Gang'",
+        lambda spec: not _replaces(spec) or spec.restart.scope != "Gang",
+        on="restart",
+    ),
+    Rule(
+        "spec.restart.slowRank.action: Replace makes pods avoid the node, which "
+        "nodeFailureLimit 0 forbids; raise the limit, or set the action to Report",
+        f"!({_REPLACES}) || self.nodeFailureLimit > 0",
+        lambda spec: not _replaces(spec) or spec.restart.node_failure_limit > 0,
+        on="restart",
+    ),
+    Rule(
+        "spec.restart.slowRank: a rank is compared with others, and one pod cannot be replaced "
+        "alone; raise spec.replicas, or remove slowRank",
+        "!has(self.restart.slowRank) || self.replicas > 1 || has(self.elastic)",
+        lambda spec: not _asked(spec) or spec.replicas > 1 or spec.elastic is not None,
+    ),
+    Rule(
+        "spec.restart.slowRank: a log that spec.progress.logPattern reads has no times of ranks; "
+        "let the trainer report on the status port, and remove progress, or remove slowRank",
+        "!has(self.restart.slowRank) || !has(self.progress)",
+        lambda spec: not _asked(spec) or spec.progress is None,
+    ),
+)

@@ -1,0 +1,129 @@
+"""Name the rank that makes the others wait, from the times that the trainer compares.
+
+All ranks end a step together, so a slow one costs each step the same. A rank is named after several
+comparisons, and stays named until it is clearly faster: one long step is no reason for either.
+"""
+
+from datetime import datetime
+from typing import Final
+
+from ddp_operator.api import ranks
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus, Pace, SlowRank
+from ddp_operator.job.membership.world import members
+from ddp_operator.job.pods.observed import Observed, identity_at
+from ddp_operator.job.status.progress import Report, ReportedPace
+from ddp_operator.ports import Event
+
+DEFAULT_FACTOR: Final = 1.5
+"""Factor of jobs without `spec.restart.slowRank`."""
+IN_A_ROW: Final = 3
+"""Comparisons that must agree before a rank is named, or no longer."""
+_MIN_SECONDS: Final = 0.001
+"""Least time that a slow rank adds to a step; less is noise."""
+_MAX_RATIO: Final = 1000.0
+
+
+def with_pace(
+    job: DDPJob, status: DDPJobStatus, report: Report | None, pods: Observed
+) -> tuple[DDPJobStatus, tuple[Event, ...]]:
+    """Return the status with the comparison in a report, and the Events about the slow rank."""
+    known, events = status.slow_rank, list[Event]()
+    if known is not None and _pod_name(job, known.rank) != known.pod:
+        status = status.updated(slow_rank=None)
+        events.append(_over(known, "its pod was replaced"))
+        known = None
+    said = report.status.pace if report and report.status and report.concerns(job) else None
+    before = status.progress.pace if status.progress else None
+    is_new = said is not None and (before is None or before.step != said.step)
+    if report is None or said is None or not is_new or not said.others_seconds:
+        return status, tuple(events)
+    pace = _compared(job, said, before, known, report.received)
+    if pace is None:
+        return status, tuple(events)
+    slow = _named(job, said, pace, known, pods)
+    if known is not None and (slow is None or slow.pod != known.pod):
+        events.append(_over(known, "it is no longer slow"))
+    if slow is not None and (known is None or slow.pod != known.pod):
+        events.append(Event("SlowRank", describe(slow), warning=True))
+    progress = status.progress.updated(pace=pace) if status.progress else None
+    return status.updated(progress=progress, slow_rank=slow), tuple(events)
+
+
+def describe(slow: SlowRank) -> str:
+    """Return one sentence: which rank is slow, where, and what it costs."""
+    where = f" on node {slow.node}" if slow.node else ""
+    return f"rank {slow.rank} (pod {slow.pod}{where}) is slow: {cost(slow)}"
+
+
+def cost(slow: SlowRank) -> str:
+    """Return what a slow rank costs each step, as the end of a sentence."""
+    return (
+        f"its own time per step is {slow.ratio:.3g} times the mean of the others, "
+        f"{slow.seconds_per_step:.3g} s more"
+    )
+
+
+def _over(slow: SlowRank, why: str) -> Event:
+    return Event("SlowRankOver", f"rank {slow.rank} (pod {slow.pod}) delays no step now: {why}")
+
+
+def _compared(
+    job: DDPJob, said: ReportedPace, before: Pace | None, known: SlowRank | None, now: datetime
+) -> Pace | None:
+    """Return the comparison, counted with those before it; None if no pod has this rank."""
+    pod = _pod_name(job, said.rank)
+    if not pod:
+        return None
+    pace = Pace(step=said.step, rank=said.rank, pod=pod, ratio=_ratio(said))
+    limit = _factor(job)
+    if known is not None and known.pod == pod:
+        limit = 1 + (limit - 1) / 2  # well below, so that it is not named again at once
+    if pace.ratio < limit or said.seconds - said.others_seconds < _MIN_SECONDS:
+        return pace
+    if before is not None and before.pod == pod and before.slow_in_a_row:
+        return pace.updated(slow_in_a_row=before.slow_in_a_row + 1, slow_since=before.slow_since)
+    return pace.updated(slow_in_a_row=1, slow_since=now.replace(microsecond=0))
+
+
+def _named(
+    job: DDPJob, said: ReportedPace, pace: Pace, known: SlowRank | None, pods: Observed
+) -> SlowRank | None:
+    """Return the rank that is slow after this comparison; None if none is."""
+    is_same = known is not None and known.pod == pace.pod
+    if pace.slow_in_a_row >= IN_A_ROW or (is_same and pace.slow_in_a_row):
+        pod = pods.current.get(ranks.pod_of(job.spec, pace.rank))
+        return SlowRank(
+            rank=pace.rank,
+            pod=pace.pod,
+            node=pod.node if pod else "",
+            ratio=pace.ratio,
+            seconds_per_step=_digits(said.seconds - said.others_seconds),
+            since=(known.since if known and is_same else pace.slow_since) or job.created,
+            not_replaced=known.not_replaced if known and is_same else "",
+        )
+    if known is None or known.faster_in_a_row + 1 >= IN_A_ROW:
+        return None
+    return known.updated(faster_in_a_row=known.faster_in_a_row + 1)
+
+
+def _factor(job: DDPJob) -> float:
+    asked = job.spec.restart.slow_rank
+    return asked.factor if asked else DEFAULT_FACTOR
+
+
+def _ratio(said: ReportedPace) -> float:
+    return _digits(min(said.seconds / said.others_seconds, _MAX_RATIO))
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _pod_name(job: DDPJob, rank: int) -> str:
+    """Return the name of the pod that has this rank now; empty if none has."""
+    slots = members(job)
+    if rank >= ranks.world_size(job.spec, len(slots)):
+        return ""
+    index = ranks.pod_of(job.spec, rank)
+    return identity_at(job, slots[index], index).pod_name(job.name)
