@@ -46,6 +46,8 @@ class Verification:
         self._kept: dict[str, Any] = {}
         """The newest copy of a state that all ranks had; empty: none."""
         self._is_copy_due = False
+        self._is_disputed = False
+        """True: the ranks differed, and the group broke before this rank knew what follows."""
         self._copied_at = -math.inf
         self._copy_seconds = 0.0
 
@@ -101,8 +103,10 @@ class Verification:
         own = sum_of_bits(self._state())
         since = time.monotonic() - self._copied_at
         may_keep = must_keep or self._copy_seconds <= _COPY_SHARE * since
-        (least, greatest), (all_keep, _) = group.bounds(own, may_keep)
-        if least == greatest:
+        (least, greatest), (all_keep, _), (_, is_disputed) = group.bounds(
+            own, may_keep, self._is_disputed
+        )
+        if least == greatest and not is_disputed:
             self._equal_at = self._run.position.step
             self._is_copy_due = bool(all_keep)
         else:
@@ -115,6 +119,8 @@ class Verification:
             yield from tensors(list(optimizer.state.values()))
 
     def _resolve(self, group: Group, own: int, *, had_state: bool, may_return: bool) -> None:
+        # Others may know the faulty rank and return, and that rank may end, before this one knows.
+        self._is_disputed = True
         step = self._run.position.step
         if self._is_copy_due:  # the copy is of an earlier step than the script can return to
             self._kept, self._is_copy_due = {}, False
@@ -129,6 +135,7 @@ class Verification:
         if not may_return or to is None or to >= step:
             raise DifferingReplicasError(f"{what}; restarting from the newest checkpoint")
         _logger.warning("%s; returning from step %d to step %d in memory", what, step, to)
+        self._is_disputed = False
         if self._kept:
             # Of the copy, because optimizers take the tensors that they load as their own.
             self._run.load_state_dict(copy.deepcopy(self._kept))
