@@ -141,6 +141,16 @@ def test_a_training_that_is_watched_loses_a_rank(tmp_path: Path, server: Server)
 
         until(lambda: server.status().get("slowestRank") == 1, "the slow rank to be named")
         pod.wait_for_log("rank 1 holds the others up")
+
+        def steps_with_a_slow_rank() -> set[int]:
+            pace = server.status().get("pace")
+            if pace and pace["rank"] == 1 and pace["seconds"] >= 1.5 * pace["othersSeconds"]:
+                compared.add(pace["step"])
+            return compared
+
+        compared: set[int] = set()
+        until(lambda: len(steps_with_a_slow_rank()) >= 3, "comparisons that show the slow rank")
+        assert all(step % 2 == 0 for step in compared), "one at each interval"
         until(lambda: "checkpoint" in server.status(), "a checkpoint")
         status = server.status()
         assert status["totalSteps"] == 100_000 * 23
