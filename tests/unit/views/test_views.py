@@ -71,7 +71,21 @@ class TestList:
         assert max(map(len, table(job))) <= 80
 
 
+SLOW: Json = {
+    "rank": 3, "pod": "digits-0-3", "node": "node-b", "ratio": 1.75, "secondsPerStep": 0.5,
+    "since": at(600), "notReplaced": "no launcher answers",
+}  # fmt: skip
+
+
 class TestStatus:
+    def test_a_slow_rank_has_its_place_and_its_cost(self) -> None:
+        text = shown(training(slowRank=SLOW), width=200)
+        assert "rank 3, pod digits-0-3, node node-b, for 10m" in text
+        assert "1.75 times the mean of the others, 0.5 s more" in text
+        ended = training(slowRank=SLOW)
+        ended["status"] |= stored("Succeeded", "Completed")["status"]
+        assert "digits-0-3" not in shown(ended, width=200)
+
     def test_one_screen(self) -> None:
         job = parsed(training())
         pods = [builders.ready(job, index) for index in range(2)]
@@ -253,11 +267,7 @@ class TestWhy:
         assert advised in told(stored("Restarting", "NoProgress", failures=[hang]))
 
     def test_the_place_of_a_slow_rank_and_its_cost_are_told(self) -> None:
-        slow = {
-            "rank": 3, "pod": "digits-0-3", "node": "node-b", "ratio": 1.75, "secondsPerStep": 0.5,
-            "since": at(600), "notReplaced": "no launcher answers",
-        }  # fmt: skip
-        text = told(training(slowRank=slow))
+        text = told(training(slowRank=SLOW))
         assert text.startswith("digits is slow: rank 3 delays the others in each step.")
         assert "rank 3, pod digits-0-3, node node-b, for 10m" in text
         assert "1.75 times the mean of the others, 0.5 s more" in text
