@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final
 
-from tests.e2e.jobs import force_delete
+from tests.cluster import ClusterError
+from tests.e2e.environment import OPERATOR_NAMESPACE, operator_leader
+from tests.e2e.jobs import TRAINER_IMAGE, Job, digits_job, force_delete
+from tests.e2e.kubectl import wait_for
+from tests.e2e.queues import Queue, queued
+from tests.e2e.test_queues import leaves_no_pod
 from tests.incidents import faults
+from tests.incidents.poison import POISONED, poisoned_node
 from tests.incidents.scene import Incident, Scene
 from tests.incidents.verdict import Expected
 
 HANG: Final = 20
 """Seconds without a step after which a job hangs."""
+OUTAGE_SECONDS: Final = 60.0
+STALL_SECONDS: Final = 30.0
+_TRAINER: Final = f"docker.io/library/{TRAINER_IMAGE}"
+_REMOVABLE: Final = "docker.io/library/ddp-trainer:removable"
 
 
 def _stop_loader(scene: Scene) -> None:
@@ -44,6 +57,127 @@ def _node_comes_back(scene: Scene) -> None:
         scene.wait_for_steps(30)
     finally:
         os.kill(shim, signal.SIGCONT)
+
+
+@contextmanager
+def _own_disk(scene: Scene) -> Iterator[None]:
+    """Give the checkpoints a file system of their own, which can hang and fill."""
+    node, folder = scene.victim.node, scene.checkpoints
+    image = folder.with_suffix(".ext4")
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    node.run("mkfs.ext4", "-q", "-F", image)
+    node.run("mount", "-o", "loop", image, folder)
+    node.run("chmod", "1777", folder)
+    try:
+        yield
+    finally:
+        scene.job.kubectl.run("delete", "ddpjob", scene.job.name)
+        wait_for(lambda: not scene.job.pods(), what="end of the pods that use the disk")
+        node.run("umount", folder)
+
+
+def _hang_disk(scene: Scene) -> None:
+    node = scene.victim.node
+    node.run("fsfreeze", "--freeze", scene.checkpoints)
+    try:
+        time.sleep(STALL_SECONDS)
+    finally:
+        node.run("fsfreeze", "--unfreeze", scene.checkpoints)
+
+
+def _fill_disk(scene: Scene) -> None:
+    filler = scene.checkpoints / "filler"
+    with suppress(ClusterError):  # the disk is full then
+        scene.victim.node.run("dd", "if=/dev/zero", f"of={filler}", "bs=64k")
+    scene.job.log_with(f"{scene.job.name}-0-0", "No space left on device")
+    scene.wait_for_steps(20)
+    scene.victim.node.run("rm", filler)
+
+
+def _lose_control_plane(scene: Scene) -> None:
+    pod, node = scene.pod(1), scene.victim.node
+    node.stop_control_plane()
+    try:
+        time.sleep(OUTAGE_SECONDS / 3)
+        faults.signal_rank(pod, signal.SIGKILL)
+        time.sleep(OUTAGE_SECONDS * 2 / 3)
+    finally:
+        node.start_control_plane()
+
+
+@contextmanager
+def _image_of_its_own(scene: Scene) -> Iterator[None]:
+    node = scene.victim.node
+    node.tag_image(_TRAINER, as_name=_REMOVABLE)
+    try:
+        yield
+    finally:
+        with suppress(ClusterError):
+            node.remove_image(_REMOVABLE)
+
+
+def _lose_registry(scene: Scene) -> None:
+    """No registry serves the image: once it is removed from the node, it cannot be pulled."""
+    node, pod = scene.victim.node, scene.pod(1)
+    node.remove_image(_REMOVABLE)
+    force_delete(scene.job, pod["metadata"]["name"])
+    time.sleep(OUTAGE_SECONDS)
+    node.tag_image(_TRAINER, as_name=_REMOVABLE)
+
+
+def _evict_pods(scene: Scene) -> None:
+    """Evict two of three pods at the same time, three times."""
+    for _ in range(3):
+        for pod in [scene.pod(1), scene.pod(2)]:
+            metadata = pod["metadata"]
+            path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/eviction"
+            body = {
+                "apiVersion": "policy/v1",
+                "kind": "Eviction",
+                "metadata": {"name": metadata["name"]},
+            }
+            scene.victim.node.client.request("POST", path, body)
+        scene.wait_for_steps(15)
+
+
+def _slow_down(scene: Scene) -> None:
+    """Give one pod's rank three percent of a core until the status names it."""
+    with faults.throttled(scene.pod(1), percent=3):
+        wait_for(
+            lambda: (progress := scene.job.status().progress) and progress.slowest_rank == 1,
+            what="the slow rank in the status",
+            describe=scene.job.status,
+        )
+
+
+def _poison(scene: Scene) -> AbstractContextManager[None]:
+    return poisoned_node(scene.victim.node)
+
+
+def _is_avoided(scene: Scene) -> None:
+    """The node is poisoned before the job starts; nothing else is done."""
+    assert scene.job.status().excluded_nodes == (POISONED,)
+
+
+@contextmanager
+def _queue(scene: Scene) -> Iterator[None]:
+    Queue.made(scene.kubectl, chips=2)
+    yield
+
+
+def _finish_in_queue(scene: Scene) -> None:
+    """Another job waits for the quota; the operator dies as soon as the first one has ended."""
+    job, environment = scene.job, scene.victim.environment
+    scene.kubectl.apply(queued(digits_job("other", "--epochs=1")))
+    other = Job(scene.kubectl, "other")
+    Queue(scene.kubectl).until_queued(other)
+    job.wait_until("Succeeded")
+    leader = operator_leader(environment.kubectl)
+    operator = environment.kubectl.within(OPERATOR_NAMESPACE)
+    operator.run("delete", "pod", "--force", "--grace-period=0", leader)
+    other.wait_until("Succeeded")
+    leaves_no_pod(job)
 
 
 INCIDENTS: Final = (
@@ -86,5 +220,85 @@ INCIDENTS: Final = (
         inject=_node_comes_back,
         plain=False,
         expected=Expected(words="Deleted|Vanished", new_pods=range(1, 2)),
+    ),
+    Incident(
+        name="control-plane",
+        what="a control plane that is away for a minute",
+        done="API server and etcd are killed; a rank dies meanwhile",
+        inject=_lose_control_plane,
+        steps=500,
+        expected=Expected(class_="Application", charged=1),
+    ),
+    Incident(
+        name="registry",
+        what="a registry outage",
+        done="a pod is deleted; its image cannot be pulled for a minute",
+        inject=_lose_registry,
+        around=_image_of_its_own,
+        image=_REMOVABLE,
+        plain=False,
+        expected=Expected(words="Deleted|Vanished", new_pods=range(1, 2)),
+    ),
+    Incident(
+        name="storm",
+        what="a preemption storm",
+        done="two of three pods are evicted at once, three times",
+        inject=_evict_pods,
+        plain=False,
+        replicas=3,
+        expected=Expected(
+            failures=range(3, 7), new_pods=range(6, 7), new_groups=range(3, 7), words="Evict"
+        ),
+    ),
+    Incident(
+        name="stalled-save",
+        what="a stall during a checkpoint",
+        done="the checkpoints' volume hangs for half a minute",
+        inject=_hang_disk,
+        around=_own_disk,
+        plain=False,
+        expected=Expected(failures=range(1), new_groups=range(1)),
+    ),
+    Incident(
+        name="full-disk",
+        what="a disk that fills",
+        done="another program fills the checkpoints' volume, and frees it later",
+        inject=_fill_disk,
+        around=_own_disk,
+        plain=False,
+        expected=Expected(failures=range(1), new_groups=range(1)),
+    ),
+    Incident(
+        name="slow-node",
+        what="a slow node",
+        done="one rank gets three percent of a core until the status names it",
+        inject=_slow_down,
+        plain=False,
+        expected=Expected(failures=range(1), new_groups=range(1)),
+    ),
+    Incident(
+        name="poisoned-node",
+        what="a poisoned node",
+        done="the kubelet of one of four nodes refuses each pod",
+        inject=_is_avoided,
+        around=_poison,
+        plain=False,
+        expected=Expected(
+            class_="Infrastructure",
+            words="UnexpectedAdmissionError",
+            failures=range(1, 3),
+            new_pods=range(2, 5),
+            new_groups=range(1),
+        ),
+    ),
+    Incident(
+        name="finished-in-queue",
+        what="a finished job in a queue",
+        done="another job waits for its quota; the operator is killed when the job ends",
+        inject=_finish_in_queue,
+        around=_queue,
+        queued=True,
+        plain=False,
+        expected=Expected(failures=range(1), new_groups=range(1)),
     ),
 )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +41,8 @@ class Incident:
     expected: Expected
     plain: bool = True
     """A script that uses torch alone, under the launcher; or the bundled trainer."""
+    steps: int = 150
+    """Of the plain script."""
     replicas: int = 2
     spec: Mapping[str, Any] = field(default_factory=dict)
     image: str = TRAINER_IMAGE
@@ -120,10 +121,12 @@ class Scene:
         status = self.job.status()
         return Seen(
             steps=steps,
-            last_step=training.STEPS if self.incident.plain else last_words(status)["totalSteps"],
+            last_step=self.incident.steps
+            if self.incident.plain
+            else last_words(status)["totalSteps"],
             phases={name: pod["status"]["phase"] for name, pod in pods.items()},
             new_pods=len(names) - self.incident.replicas,
-            new_groups=self._groups(pods) - 1,
+            new_groups=self._groups(pods, steps) - 1,
             doubles=sorted(self.record.doubles),
             status=status,
         )
@@ -137,16 +140,19 @@ class Scene:
         entries = [json.loads(line) for line in lines]
         return [Begun(entry["time"], entry["pod"], entry["step"]) for entry in entries]
 
-    def _groups(self, pods: Mapping[str, Any]) -> int:
+    def _groups(self, pods: Mapping[str, Any], steps: Sequence[Sequence[Begun]]) -> int:
         """Count groups by the pods' logs. A pod that was lost takes its log along, but the others
-        saw the same groups. An attempt without any pod left had at least one.
+        saw the same groups. Of an attempt without any pod left, only its steps tell of a group.
         """
-        seen: dict[int, int] = defaultdict(lambda: 1)
+        prefix = f"{self.incident.name}-"
+        trained = {step.pod.removeprefix(prefix).split("-")[0] for each in steps for step in each}
+        seen = {int(attempt): 1 for attempt in trained}
         for name, pod in pods.items():
             attempt = int(pod["metadata"]["labels"][LABEL_ATTEMPT])
             log = self.job.log(name)
-            seen[attempt] = max(seen[attempt], log.count(FORMED), log.count(BROKE) + 1)
-        return sum(seen[attempt] for attempt in self.record.attempts[self.incident.name])
+            groups = max(log.count(FORMED), log.count(BROKE) + 1)
+            seen[attempt] = max(seen.get(attempt, 0), groups)
+        return sum(seen.values())
 
     def _manifest(self) -> Manifest:
         incident = self.incident
@@ -175,6 +181,10 @@ class Scene:
         claim = {"claimName": self._trace_claim}
         pod["volumes"] = [{"name": "trace", "persistentVolumeClaim": claim}]
         [container] = pod["containers"]
+        container["env"] = [
+            *container.get("env", ()),
+            {"name": "STEPS", "value": str(incident.steps)},
+        ]
         container["volumeMounts"] = [{"name": "trace", "mountPath": str(training.TRACE)}]
         found: Manifest = queued(manifest) if incident.queued else manifest
         return found

@@ -39,25 +39,31 @@ class Row:
             seen.status.restarts,
         )
 
+    def text(self) -> str:
+        """Return the line of the table."""
+        return _line(
+            (
+                self.incident.what,
+                self.incident.done,
+                self.verdict,
+                f"{self.seconds_without_step:.0f}",
+                str(self.failures),
+                str(self.charged),
+            )
+        )
+
 
 ROWS: Final = pytest.StashKey[list[Row]]()
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as Markdown."""
-    lines = [_HEAD, ("---",) * len(_HEAD)]
-    lines += [
-        (
-            row.incident.what,
-            row.incident.done,
-            row.verdict,
-            f"{row.seconds_without_step:.0f}",
-            str(row.failures),
-            str(row.charged),
-        )
-        for row in rows
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [_line(_HEAD), _line(["---"] * len(_HEAD)), *(row.text() for row in rows)]
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def written(rows: Sequence[Row]) -> bool:

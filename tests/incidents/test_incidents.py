@@ -21,7 +21,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.name)
 def test_a_job_survives(
-    incident: Incident, victim: Victim, namespace: Kubectl, request: pytest.FixtureRequest
+    incident: Incident,
+    victim: Victim,
+    namespace: Kubectl,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if incident.queued:
         request.getfixturevalue("kueue")
@@ -33,7 +37,10 @@ def test_a_job_survives(
                 scene.job.wait_until("Succeeded")
                 seen = scene.seen()
             complaints = seen.complaints(incident.expected)
-            request.config.stash.setdefault(ROWS, []).append(Row.of(incident, seen, complaints))
+            row = Row.of(incident, seen, complaints)
+            request.config.stash.setdefault(ROWS, []).append(row)
+            with capsys.disabled():  # the whole table comes only minutes later
+                print(f"\n{row.text()}")
             assert not complaints, "\n".join(complaints)
         except BaseException:
             print(dump(victim.environment.kubectl, [namespace.namespace], OPERATOR_NAMESPACE))

@@ -16,7 +16,6 @@ import torch
 from torch import distributed as dist
 
 TRACE = Path("/trace")
-STEPS = 150
 STEP_SECONDS = 0.15
 SAVE_EVERY = 5
 
@@ -35,8 +34,9 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(minutes=30))
     rank, world = dist.get_rank(), dist.get_world_size()
     print(f"group of {world} ranks formed", flush=True)
+    steps = int(os.environ["STEPS"])
     done = int(checkpoint.read_text()) if checkpoint.exists() else 0
-    for step in range(done + 1, STEPS + 1):
+    for step in range(done + 1, steps + 1):
         _note(rank, step)
         batch = load_batch(rank, step)
         if _is_ordered("crash", rank, step):
@@ -46,7 +46,7 @@ def main() -> None:
         if rank == 0:
             if step % SAVE_EVERY == 0:
                 _replace(checkpoint, str(step))
-            report = {"step": step, "totalSteps": STEPS, "lastStepTime": _now()}
+            report = {"step": step, "totalSteps": steps, "lastStepTime": _now()}
             _replace(Path(os.environ["DDP_STATUS_FILE"]), json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
