@@ -54,7 +54,7 @@ def test_a_lost_pod_restarts_all_pods_where_rank_0_holds_a_checkpoint_alone() ->
     planned = plan(job, [pods[0], lost, pods[2], spare], later(63), launchers=saying())
     [failed] = planned.status.failures
     assert (failed.action, planned.status.attempt) == ("RestartGang", 1)
-    assert "rank 0 saved to its pod's own disk" in planned.events[0].message
+    assert "rank 0 saved in its pod" in planned.events[0].message
 
 
 def test_a_failed_rank_does_so_too_since_the_others_have_no_checkpoint() -> None:

@@ -169,7 +169,7 @@ def _action(
         return "RestartGang", (), "; no launcher answers"
     unlike = in_place and local_checkpoints.forbid_in_place(job)
     if unlike or wanted == "RestartGang" or len(gone) == len(members(job)):
-        return "RestartGang", (), "; rank 0 saved to its pod's own disk" if unlike else ""
+        return "RestartGang", (), "; rank 0 saved in its pod" if unlike else ""
     if not in_place and not gone:
         return "RestartGang", (), ""  # it is unknown which pod failed
     return wanted, gone, ""
