@@ -121,7 +121,11 @@ class Goodput(StatusModel):
         default=0, description="Seconds spent waiting for nodes, or for a restart."
     )
     starting_seconds: Count = Field(
-        default=0, description="Seconds from having nodes to the first attempt running."
+        default=0,
+        description=(
+            "Seconds from having nodes to the first step, or to ready pods if the trainer reports "
+            "no times of steps."
+        ),
     )
     training_seconds: Count = 0
     lost_seconds: Count = Field(

@@ -61,10 +61,20 @@ class Plan:
 
 
 def with_goodput(
-    job: DDPJob, planned: Plan, now: datetime, *, started: datetime | None = None
+    job: DDPJob,
+    planned: Plan,
+    now: datetime,
+    *,
+    started: datetime | None = None,
+    heard: datetime | None = None,
 ) -> Plan:
-    """Return the plan with the job's time accounted; `started`: when its last trainer started."""
+    """Return the plan with the job's time accounted; `started`, `heard`: see `goodput.account`."""
     status = goodput.account(
-        planned.status, before=job.status, created=job.created, now=now, started=started
+        planned.status,
+        before=job.status,
+        created=job.created,
+        now=now,
+        started=started,
+        heard=heard,
     )
     return replace(planned, status=status)

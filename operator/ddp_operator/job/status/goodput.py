@@ -5,9 +5,10 @@ If all processes restart, training goes back to its last checkpoint if one was r
 seconds since then are lost. Steps are lost once they are trained again, when the next group reports
 where it began.
 
-Ready pods do not train yet. If the trainer reports when it completed its last step, a restart
-begins an *outage*: its time is lost until a new step is completed. So repeated work counts once: as
-lost before the restart if the checkpoint's time is known, otherwise as lost while it is repeated.
+Ready pods do not train yet. If the trainer reports when it completed its last step, a start ends
+with the first step, and a restart begins an *outage*: its time is lost until a new step is
+completed. So repeated work counts once: as lost before the restart if the checkpoint's time is
+known, otherwise as lost while it is repeated.
 
 An outage begins with the failure, which a node reports a second later. It ends at the trainer's own
 time of a step. That time is never before the failure, before all pods had started (remaining pods
@@ -16,10 +17,10 @@ may finish the current step), or in the future, even if the trainer's clock is w
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
-from ddp_operator.api.status import DDPJobStatus, Goodput, Outage, Phase
+from ddp_operator.api.status import DDPJobStatus, Goodput, Outage, Phase, Progress
 from ddp_operator.job.status.progress import resumption
 
 _BOOKED_TO: Final[dict[Phase, str]] = {
@@ -32,6 +33,9 @@ _BOOKED_TO: Final[dict[Phase, str]] = {
 _KIND_OF: Final = {name: name.removesuffix("_seconds") for name in _BOOKED_TO.values()}
 KINDS: Final = tuple(_KIND_OF.values())
 """Ways to spend time."""
+
+_UNREACHABLE: Final = frozenset({"DeletionByTaintManager", "LauncherUnreachable"})
+"""Reasons of failures that are noticed a minute late, because a node does not answer."""
 
 
 def spent(status: DDPJobStatus, *, created: datetime, now: datetime) -> Counter[str]:
@@ -53,21 +57,24 @@ def account(
     created: datetime,
     now: datetime,
     started: datetime | None = None,
+    heard: datetime | None = None,
 ) -> DDPJobStatus:
     """Return the planned status with the time until now booked, if phase or attempt changed since
     `before` or an outage ended, and with lost steps. `started`: when the last trainer started.
+    `heard`: when a trainer last answered, with the last known step.
     """
     if before.finished:
         return after
     books = after.goodput or before.goodput or Goodput(accounted_until=created)
     ended = _ended(books, before, after, started=started, now=now)
+    ended = ended or _first_step(books, before, after, now=now)
     books = ended or books
     is_another = (after.phase, after.attempt) != (before.phase, before.attempt)
     # The pod that would have ended the outage was replaced.
     failed_again = books.outage is not None and after.incarnation != before.incarnation
     if is_another or failed_again:
         name = "training_seconds" if ended else _booked_to(before.phase, books)
-        after = _closed(before, after, books, name, now)
+        after = _closed(before, after, books, name, now, heard)
     elif ended:
         after = after.updated(goodput=ended)
     resumed, reached = resumption(before, after), before.progress
@@ -96,6 +103,29 @@ def _booked_to(phase: Phase, books: Goodput | None) -> str:
     return "lost_seconds" if is_out and phase == "Running" else booked_to
 
 
+def _first_step(
+    books: Goodput, before: DDPJobStatus, after: DDPJobStatus, *, now: datetime
+) -> Goodput | None:
+    """Return the books with the time from ready pods to the first step; None if it is booked, or
+    not complete.
+    """
+    since, old, new = before.running_since, before.progress, after.progress
+    if since is None or books.outage is not None or books.accounted_until > since:
+        return None
+    if new is None or new.last_step_time is None or before.phase != "Running":
+        return None
+    if old is not None and old.last_step_time is not None and old.updated_at >= since:
+        return None  # it has reported a step of this start before
+    began = new.resumed_at or since
+    made = new.step - (new.resumed_step or (old.step if old is not None else 0))
+    # It may have completed more steps since: take them to be equally long.
+    at = began + max(new.last_step_time - began, timedelta()) / max(made, 1)
+    restarting = before.condition("Restarting")
+    is_restart = restarting is not None and restarting.last_transition_time == since
+    name = "lost_seconds" if is_restart else "starting_seconds"
+    return _booked(books, name, min(at, now))
+
+
 def _ended(
     books: Goodput,
     before: DDPJobStatus,
@@ -114,8 +144,17 @@ def _ended(
     if progress.step < outage.until_step or at <= max(outage.since, started or outage.since):
         return None
     books = _booked(books, "lost_seconds", at)
-    # It may have resumed from a newer checkpoint than was known.
-    saved = (after.checkpoint and after.checkpoint.time) or outage.lost_from
+    # It may have resumed from a newer checkpoint than was known. The new group may have saved, too.
+    resumed = progress.resumed_step
+    saved = max(
+        (
+            each.time
+            for each in (before.checkpoint, after.checkpoint)
+            if each and each.time and outage.until_step <= each.step + 1
+            if (each.time <= outage.since if resumed is None else each.step <= resumed)
+        ),
+        default=outage.lost_from,
+    )
     kept = max(int((min(saved, outage.since) - outage.lost_from).total_seconds()), 0)
     return books.updated(
         training_seconds=books.training_seconds + kept,
@@ -132,20 +171,31 @@ def _booked(books: Goodput, name: str, until: datetime) -> Goodput:
 
 
 def _closed(
-    before: DDPJobStatus, after: DDPJobStatus, books: Goodput, name: str, now: datetime
+    before: DDPJobStatus,
+    after: DDPJobStatus,
+    books: Goodput,
+    name: str,
+    now: datetime,
+    heard: datetime | None,
 ) -> DDPJobStatus:
     """Book the stretch that ends now."""
     booked = _booked(books, name, now)
     until = booked.accounted_until
     told = after.progress
-    resumes_at = told.step if told else 0
+    resumes_at = told.step if told else 0  # if the others keep their state
     # Pods that were deleted without a failure could save first.
     failed = after.failures != before.failures
     stopped = lost_from = min(after.failures[-1].time, until) if failed else until
+    if failed:
+        lost_from = _stood_still(after, stopped, heard) or stopped
+        resumes_at += _unreported_steps(told, lost_from)
     restarts = after.incarnation[:2] > before.incarnation[:2]
     if failed and restarts and (saved := _last_saved(after)):
         step, time = saved
         lost_from = min(lost_from, time)
+        if told and time < books.accounted_until:
+            # Steps of earlier groups count as lost while they are repeated.
+            step = max(step, told.resumed_step or 0)
         resumes_at = min(resumes_at, step)
     lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
     seconds = int((until - lost_from).total_seconds()) if name == "training_seconds" else 0
@@ -156,6 +206,29 @@ def _closed(
         outage=_outage(before, after, booked.outage, new),
     )
     return after.updated(goodput=books)
+
+
+def _stood_still(
+    failed: DDPJobStatus, stopped: datetime, heard: datetime | None
+) -> datetime | None:
+    """Return when the last step was completed, if training stopped then and not at the failure:
+    in a hang, and where a peer on a lost node was waited for. None if it did not, or nobody knows.
+    """
+    last = failed.progress.last_step_time if failed.progress else None
+    if last is None or not last < stopped:
+        return None
+    if failed.failures[-1].reason in _UNREACHABLE:
+        return last
+    # The answers cover more of this time than the silence after them.
+    return last if heard is not None and heard - last >= stopped - heard else None
+
+
+def _unreported_steps(told: Progress | None, until: datetime) -> int:
+    """Return how many steps were completed since the last report, by the mean pace before it."""
+    if told is None or told.last_step_time is None or told.resumed_at is None:
+        return 0
+    made, took = told.step - (told.resumed_step or 0), told.last_step_time - told.resumed_at
+    return max(int((until - told.last_step_time) * made / took), 0) if took > timedelta() else 0
 
 
 def _last_saved(failed: DDPJobStatus) -> tuple[int, datetime] | None:
@@ -172,10 +245,15 @@ def _outage(
     before: DDPJobStatus, after: DDPJobStatus, known: Outage | None, new: Outage
 ) -> Outage | None:
     """Return the outage after this step: none, the known one, or a new one at a restart."""
-    if after.finished or after.phase == "Suspended":
-        return None  # the next start is no recovery
+    if after.finished:
+        return None
+    if after.phase == "Suspended":  # the next start is no recovery, but may repeat steps
+        told = after.progress
+        return known if known and told and told.step + 1 < known.until_step else None
     if known is None:
         says_when = after.progress is not None and after.progress.last_step_time is not None
         begins = says_when and (before.phase, after.phase) == ("Running", "Restarting")
         return new if begins else None
-    return known.updated(since=new.since) if before.incarnation != after.incarnation else known
+    if before.incarnation == after.incarnation:
+        return known
+    return known.updated(since=new.since, lost_from=new.since)  # no more can turn out to be kept

@@ -124,6 +124,82 @@ def test_who_does_not_say_when_begins_no_outage() -> None:
     assert goodput(job).outage is None
 
 
+def begun(step: int, at: float) -> dict[str, Any]:
+    """What a trainer says of the start of its group."""
+    return {"resumed": {"step": step, "time": later(at).isoformat()}}
+
+
+def test_a_start_ends_with_the_first_step() -> None:
+    job, pods = trained()
+    assert (goodput(job).starting_seconds, goodput(job).accounted_until) == (7, later(12))
+    # The group formed at 30; ten steps of a second each.
+    job = look(job, pods, 41, said(10, 40, **begun(0, 30)))
+    assert (goodput(job).starting_seconds, goodput(job).accounted_until) == (26, later(31))
+    again = look(job, pods, 51, said(20, 50, **begun(0, 30)))
+    assert goodput(again) == goodput(job)
+    over = [ended(job, index, code=0, at=60) for index in range(2)]
+    assert goodput(look(again, over, 60)).training_seconds == 29
+
+
+def test_a_restart_before_the_first_step_loses_the_time_to_that_step() -> None:
+    job, pods = trained()
+    job = look(job, [pods[0], ended(job, 1, code=1, at=20)], 20)
+    pods = [ready(job, index) for index in range(2)]
+    job = look(look(job, pods, 30), pods, 51, said(10, 50, attempt=1, **begun(0, 40)))
+    assert (goodput(job).starting_seconds, lost(job)) == (7, 21)
+
+
+def test_a_hang_is_lost_from_its_last_step_on() -> None:
+    for polled, expected in ((170, 60), (112, 0)):
+        job, pods = trained(restart={"scope": "Pod"})
+        job = look(job, pods, 111, said(120, 110))
+        heard = replace(said(120, 110), received=later(polled))
+        job = look(job, [pods[0], ended(job, 1, code=1, at=170)], 170, heard)
+        assert lost(job) == expected
+        assert job.status.failures[-1].time == later(170)
+
+
+def test_a_lost_node_is_noticed_late() -> None:
+    job, pods = trained(restart={"scope": "Pod"})
+    job = look(job, pods, 111, said(120, 110))
+    gone = replace(pods[1], disruption="DeletionByTaintManager", deleting=True)
+    job = look(job, [pods[0], gone], 165)
+    assert (job.status.failures[-1].reason, lost(job)) == ("DeletionByTaintManager", 55)
+
+
+def test_what_the_new_group_saves_was_not_kept() -> None:
+    for more in ({}, begun(100, 125)):
+        job, pods = restarted()
+        saved = {"step": 110, "time": later(140).isoformat()}
+        job = look(job, pods, 141, said(111, 141, attempt=1, checkpoint=saved, **more))
+        assert (goodput(job).training_seconds, lost(job)) == (78, 51)
+
+
+def test_steps_of_earlier_groups_are_lost_while_they_are_repeated() -> None:
+    job, pods = trained(restart={"scope": "Gang"})
+    saved = {"step": 10, "time": later(20).isoformat()}
+    job = look(job, pods, 111, said(100, 110, checkpoint=saved, **begun(0, 12)))
+    # A group that continued at step 100 fails as well, and the next one begins at step 10.
+    job = look(edited(job, masterPort=2000), pods, 112)
+    pods = [ready(job, index) for index in range(2)]
+    job = look(look(job, pods, 120), pods, 125, said(101, 125, attempt=1, **begun(100, 122)))
+    job = look(job, [pods[0], ended(job, 1, code=1, at=130)], 130)
+    pods = [ready(job, index) for index in range(2)]
+    job = look(look(job, pods, 140), pods, 150, said(11, 150, attempt=2, **begun(10, 148)))
+    books = goodput(job)
+    assert books.outage is not None
+    assert books.outage.until_step == 101
+
+
+def test_steps_that_are_repeated_stay_lost_over_a_suspension() -> None:
+    job, pods = restarted(saved=False)
+    job = look(job, pods, 131, said(40, 131, attempt=1, **begun(0, 121)))
+    job = look(edited(job, suspend=True), pods, 140)
+    outage = goodput(job).outage
+    assert outage is not None
+    assert outage.until_step == 121
+
+
 class Timeline:
     """A training of one step a second, and the operator that is told of it; time in seconds."""
 
