@@ -43,7 +43,7 @@ def starts_anew(pod: Manifest) -> bool:
     if not has_launcher(pod):
         return False
     scope = _told(pod, ENV_SCOPE)
-    return scope == "InPlace" or (scope == "Auto" and not _joins(pod))
+    return scope == "InPlace" or (scope == "Auto" and not joins(pod))
 
 
 def has_launcher(pod: Manifest) -> bool:
@@ -57,17 +57,17 @@ def has_launcher(pod: Manifest) -> bool:
 
 def _ends_and_starts(pod: Manifest) -> bool:
     """Whether its processes, told of another place, start anew there."""
-    return starts_anew(pod) or (_told(pod, ENV_SCOPE) == "Gang" and not _joins(pod))
+    return starts_anew(pod) or (_told(pod, ENV_SCOPE) == "Gang" and not joins(pod))
 
 
-def _joins(pod: Manifest) -> bool:
+def joins(pod: Manifest) -> bool:
     """Whether its processes form their group anew by themselves: in every other job they do."""
     return int(owner_of(pod).removeprefix("job-") or 0) % 2 == 1
 
 
 def _told(pod: Manifest, name: str) -> str | None:
-    told = {entry["name"]: entry.get("value") for entry in trainer_of(pod)["env"]}
-    return told.get(name)
+    entries = reversed(trainer_of(pod)["env"])
+    return next((entry.get("value") for entry in entries if entry["name"] == name), None)
 
 
 def generation_at_birth(pod: Manifest) -> int:
@@ -290,7 +290,7 @@ class Launchers:
             ]
         )
         number = 1 + one.generation * 100 + len(failures)
-        scope = "Pod" if _joins(pod) else "InPlace"
+        scope = "Pod" if joins(pod) else "InPlace"
         said = {"number": number, "generation": one.generation, "failures": failures}
         said |= {"scope": scope, "savedInPod": self.saved_in_pod(pod)}
         return orjson.dumps(said)

@@ -27,14 +27,14 @@ from tests.simulation.truth import TOGETHER_SECONDS, Class, Death, class_of
 class Simulation:
     """A cluster in which anything may happen; `tale` says in words what did."""
 
-    def __init__(self) -> None:
+    def __init__(self, training: Training | None = None) -> None:
         self.clock = Clock()
         self.server = ApiServer(self.clock)
         self.weather = Weather()
         self._specs: dict[tuple[str, int], DDPJob] = {}
         self.invariants = Invariants(self.server, self.clock, parse=self._parsed)
         self.server.judge = self.invariants
-        self.training = Training()
+        self.training = training or Training()
         self.holds = Holds()
         self.dead_nodes: set[str] = set()
         """Nobody on them answers, or tells that anything has ended."""

@@ -36,7 +36,7 @@ class Training:
         self._checkpoints.pop(job, None)
         self._steps = dict.fromkeys(self._steps, 0)
 
-    def report(self, pod: Manifest) -> bytes:
+    def report(self, pod: Manifest) -> bytes | str:
         """What a pod's trainer answers to GET /status."""
         saved = self._checkpoints.get(owner_of(pod), 0)
         step = self._steps.get(pod["metadata"]["uid"], saved)

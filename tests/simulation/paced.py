@@ -1,0 +1,205 @@
+"""A training that completes a step every so many seconds while its group is whole.
+
+In other histories steps happen when an action says so. Here they take time, and rank 0 reports when
+they were completed, as the bundled trainer does. Where processes form their group by themselves,
+the others keep their state in memory; elsewhere all resume from the newest checkpoint.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+from ddp_operator.api.constants import LABEL_ATTEMPT
+from ddp_operator.ports import NOTHING_YET, Manifest
+
+from tests.simulation.clock import BEGINNING
+from tests.simulation.kubelet import is_deleting, is_running, node_of
+from tests.simulation.launchers import has_launcher, joins, starts_anew
+from tests.simulation.simulation import Simulation
+from tests.simulation.stopwatch import Times
+from tests.simulation.training import Training
+
+
+@dataclass
+class Pace:
+    """Seconds that things take."""
+
+    step: float
+    form: float
+    """From the start of all processes to the formed group."""
+    first_step: float
+    """How much longer the first step takes."""
+    save: float
+    """From a step to its complete checkpoint; training goes on meanwhile."""
+    every: int
+    """Steps from one checkpoint to the next."""
+
+
+@dataclass
+class _Group:
+    key: object
+    pods: Sequence[str]
+    """UIDs, by node rank."""
+    formed: float
+    resumed: int
+    step: int
+    next_at: float
+    hangs: bool = False
+
+    @property
+    def leader(self) -> str:
+        return self.pods[0]
+
+
+@dataclass
+class PacedTraining(Training):
+    """Implements what `Training` tells the operator; `observe` follows the pods."""
+
+    pace: Pace
+    times: Times
+    replicas: int
+    saved: tuple[int, float] = (0, 0.0)
+    """Step and time of the newest complete checkpoint."""
+    group: _Group | None = None
+    restored: int = 0
+    """How often a group continued from memory."""
+    _saving: list[tuple[int, float]] = field(default_factory=list)
+    _memory: dict[str, int] = field(default_factory=dict)
+    """Step of the processes in each pod that is left of a group, by its UID."""
+    _told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _simulation: Simulation | None = None
+
+    def follow(self, simulation: Simulation) -> None:
+        """Train in this simulation."""
+        self._simulation = simulation
+
+    @property
+    def simulation(self) -> Simulation:
+        assert self._simulation is not None
+        return self._simulation
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the group completes steps."""
+        return self.group is not None and self.times.steps[-1:] > [(self.group.formed, 0)]
+
+    def observe(self) -> None:
+        """See which pods form a group now; the one before ends where another does."""
+        simulation, now = self.simulation, self.simulation.clock.seconds
+        self._train_until(now)
+        members = self._members()
+        key = [self._identity(pod) for pod in members]
+        if self.group is not None and key != self.group.key:
+            self.stop()
+            self.times.interruptions.append(now)
+        alive = {pod["metadata"]["uid"] for pod in simulation.pods() if simulation.trains(pod)}
+        self._memory = {uid: known for uid, known in self._memory.items() if uid in alive}
+        if self.group is None and members:
+            resumed = max([self.saved[0], *self._remembered(members)])
+            self.restored += resumed > self.saved[0]
+            formed = now + self.pace.form
+            first = formed + self.pace.first_step + self.pace.step
+            pods = [pod["metadata"]["uid"] for pod in members]
+            self.group = _Group(key, pods, formed, resumed, resumed, first)
+
+    def save_and_stop(self) -> None:
+        """All ranks are told to end, and save first."""
+        now = self.simulation.clock.seconds
+        self._train_until(now)
+        if self.group is not None:
+            self.saved = self.group.step, now
+            self.stop()
+        self._memory.clear()
+
+    def stop(self) -> None:
+        """The group is broken; what its processes know stays in their memory."""
+        assert self.group is not None
+        if self.simulation.clock.seconds >= self.group.formed:
+            self._publish(self.group)
+        self._memory.update(dict.fromkeys(self.group.pods, self.group.step))
+        self._saving.clear()
+        self.group = None
+
+    def report(self, pod: Manifest) -> bytes | str:
+        """What a pod's trainer answers to GET /status."""
+        uid, now = pod["metadata"]["uid"], self.simulation.clock.seconds
+        self._train_until(now)
+        if self.group is not None and uid == self.group.leader and now >= self.group.formed:
+            self._publish(self.group)
+        return json.dumps(self._told[uid]).encode() if uid in self._told else NOTHING_YET
+
+    def _publish(self, group: _Group) -> None:
+        """Write what rank 0's launcher answers from now on."""
+        made = group.step > group.resumed
+        before = self._told.get(group.leader, {}).get("lastStepTime")
+        last = _text(self.times.steps[-1][0]) if made else before
+        self._told[group.leader] = {
+            "step": group.step,
+            "resumed": {"step": group.resumed, "time": _text(group.formed)},
+            **({"lastStepTime": last} if last else {}),
+            **({"checkpoint": _saved(*self.saved)} if self.saved[0] else {}),
+        }
+
+    def _train_until(self, now: float) -> None:
+        group, pace = self.group, self.pace
+        while group is not None and group.next_at <= now and not group.hangs:
+            group.step += 1
+            self.times.steps.append((group.next_at, group.step))
+            if group.step % pace.every == 0:
+                self._saving.append((group.step, group.next_at + pace.save))
+            group.next_at += pace.step
+        while self._saving and self._saving[0][1] <= now:
+            self.saved = self._saving.pop(0)
+
+    def _members(self) -> Sequence[Manifest]:
+        """Return the pods of a whole group, by their node ranks; none if it is not whole."""
+        launchers = self.simulation.launchers
+        found: dict[tuple[str, int], dict[int, Manifest]] = {}
+        for pod in self.simulation.pods():
+            one = launchers.of(pod)
+            if is_deleting(pod) or not is_running(pod) or not one.works or one.node_rank is None:
+                continue
+            where = pod["metadata"]["labels"][LABEL_ATTEMPT], one.generation
+            found.setdefault(where, {})[one.node_rank] = pod
+        for where in sorted(found, reverse=True):
+            if set(found[where]) == set(range(self.replicas)):
+                return [found[where][rank] for rank in range(self.replicas)]
+        return ()
+
+    def _identity(self, pod: Manifest) -> tuple[str, int]:
+        return pod["metadata"]["uid"], self.simulation.launchers.of(pod).generation
+
+    def _remembered(self, members: Sequence[Manifest]) -> list[int]:
+        return [
+            self._memory[uid]
+            for pod in members
+            if (uid := pod["metadata"]["uid"]) in self._memory
+            if has_launcher(pod) and joins(pod) and not starts_anew(pod)
+        ]
+
+
+def all_placed(pods: Sequence[Manifest], replicas: int) -> bool:
+    """Whether as many pods as a group needs have nodes."""
+    return sum(bool(node_of(pod)) and not is_deleting(pod) for pod in pods) >= replicas
+
+
+def paces(random: Random) -> Pace:
+    """Return a pace of some training."""
+    return Pace(
+        step=random.choice((0.4, 1.0, 1.7)),
+        form=random.uniform(1, 8),
+        first_step=random.uniform(0, 4),
+        save=random.uniform(0, 2),
+        every=random.choice((10, 60, 300)),
+    )
+
+
+def _saved(step: int, at: float) -> dict[str, Any]:
+    return {"step": step, "time": _text(at)}
+
+
+def _text(at: float) -> str:
+    return (BEGINNING + timedelta(seconds=at)).isoformat(timespec="milliseconds")

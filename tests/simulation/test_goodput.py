@@ -1,0 +1,263 @@
+"""The goodput in a job's status is that of an independent stopwatch, in random histories."""
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from ddp_operator.ports import Manifest
+
+from tests.good_manifests import container, template
+from tests.simulation import kubelet
+from tests.simulation.finales import lose_node
+from tests.simulation.holds import Stage
+from tests.simulation.launchers import starts_anew
+from tests.simulation.nodes import WELL, saying
+from tests.simulation.paced import PacedTraining, all_placed, paces
+from tests.simulation.simulation import Simulation
+from tests.simulation.stopwatch import Seconds, Times, measure
+from tests.simulation.truth import DEATHS
+
+HISTORIES, SHARDS = 200, 8
+KINDS = 8
+"""Of what happens; each shard has all of them."""
+TOLERANCE = 0.01
+"""Of the job's age."""
+HANG_SECONDS = 90
+
+
+class History:
+    """One job's life, with failures at random times."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random = Random(seed)
+        self.happened: list[str] = []
+        replicas = random.randint(2, 3)
+        times = Times(created=0.0)
+        self.training = PacedTraining(paces(random), times, replicas)
+        self.simulation = simulation = Simulation(self.training)
+        self.training.follow(simulation)
+        simulation.server._version = random.randrange(8)  # it chooses what launchers can do
+        scope = random.choice(("Gang", "Pod", "InPlace", "Auto"))
+        spares = random.choice((0, 0, 1)) if scope != "Gang" else 0
+        hangs = {"progressDeadlineSeconds": HANG_SECONDS} if random.random() < 0.5 else {}
+        self.spec = {
+            "replicas": replicas,
+            "restart": {
+                "scope": scope,
+                "maxRestarts": 99,
+                "backoff": {"initialSeconds": random.choice((0, 10))},
+            },
+            "template": template(container()),
+            **({"spares": spares} if spares else {}),
+            **hangs,
+        }
+        simulation.server.create_job(self.spec)
+        self._due: dict[tuple[str, str], float] = {}
+
+    def live(self, *, failures: int, between: tuple[float, float]) -> None:
+        """Train with so many failures, and succeed."""
+        for _ in range(failures):
+            self.train(self.random.uniform(*between))
+            kind = self.random.choice(self._kinds())
+            kind()
+            self.happened.append(kind.__name__)
+        self.train(self.random.uniform(*between))
+        self._make_up()
+        self._succeed()
+
+    def train(self, seconds: float) -> None:
+        """Let so many seconds pass, and then wait until the group trains."""
+        end = self.simulation.clock.seconds + seconds
+        deadline = end + 3600
+        while self.simulation.clock.seconds < end or not self.training.is_training:
+            left = max(end - self.simulation.clock.seconds, 0.1)
+            self._pass(min(left, self.random.uniform(9, 11) if self._is_calm() else 1.5))
+            self.simulation.require(self.simulation.clock.seconds < deadline, "it never trains")
+
+    def _make_up(self) -> None:
+        """Train all steps that were lost, as a job does that is to complete a number of steps."""
+        steps = self.training.times.steps
+        most = max(step for _, step in steps)
+        while steps[-1][1] < most + 20:
+            self.train(30)
+
+    def _pass(self, seconds: float) -> None:
+        simulation = self.simulation
+        simulation.advance(seconds)
+        self._kubelets()
+        self.training.observe()
+        if simulation.operator is not None:
+            simulation.operator.ask_for_progress()
+            if not self._is_calm():
+                simulation.operator.listen()
+        simulation.check()
+
+    def _is_calm(self) -> bool:
+        job, training = self.simulation.job(), self.training
+        books = job.status.goodput if job else None
+        pods = self.simulation.pods(live=False)
+        soon = 15 / training.pace.step
+        return bool(
+            training.is_training
+            and training.group
+            and not training.group.hangs
+            and self.simulation.operator is not None
+            and books
+            and (not books.outage or training.group.step < books.outage.until_step - soon)
+            and job
+            and job.status.phase == "Running"
+            and all(kubelet.stage_of(pod) is Stage.READY for pod in pods)
+            and not any(map(kubelet.is_deleting, pods))
+        )
+
+    def _kubelets(self) -> None:
+        """Bring pods further, and end those that are to go, each after a while."""
+        simulation = self.simulation
+        for pod in simulation.pods(live=False):
+            if kubelet.is_deleting(pod):
+                if kubelet.node_of(pod) not in simulation.dead_nodes and self._is_due(
+                    pod, "end", 2
+                ):
+                    simulation.finish_termination(pod, 143)
+            elif kubelet.is_over(pod) or kubelet.trainer_exit(pod):
+                continue
+            elif (stage := kubelet.stage_of(pod)) < Stage.READY:
+                if self._is_due(pod, stage.name, 8):
+                    most = Stage.SCHEDULED if stage is Stage.CREATED else Stage.READY
+                    simulation.bring_further(pod, most=most)
+            else:
+                simulation.end_in_impatience(pod)
+        placed = self.training.times.placed
+        if all_placed(simulation.pods(), self.training.replicas):
+            placed.append(simulation.clock.seconds)
+
+    def _is_due(self, pod: Manifest, what: str, most: float) -> bool:
+        key = pod["metadata"]["uid"], what
+        now = self.simulation.clock.seconds
+        return now >= self._due.setdefault(key, now + self.random.uniform(0, most))
+
+    # What happens to it
+
+    def _kinds(self) -> list[Callable[[], None]]:
+        kinds = [
+            self.a_trainer_exits,
+            self.processes_end,
+            self.a_pod_is_deleted,
+            self.a_pod_vanishes,
+            self.a_node_is_lost,
+            self.the_job_is_suspended,
+            self.the_operator_is_away,
+        ]
+        return kinds + [self.training_hangs] * ("progressDeadlineSeconds" in self.spec)
+
+    def _member(self) -> Manifest:
+        assert self.training.group is not None
+        pods = [
+            p for p in self.simulation.pods() if p["metadata"]["uid"] in self.training.group.pods
+        ]
+        return self.random.choice(pods)
+
+    def a_trainer_exits(self) -> None:
+        self.simulation.die(self._member(), DEATHS[0])
+        self.training.observe()
+
+    def processes_end(self) -> None:
+        pod = self._member()
+        if starts_anew(pod) and self.simulation.launchers.fail(pod, 1, "failed"):
+            self.simulation.invariants.blow(pod, "Application")
+            self.training.observe()
+
+    def a_pod_is_deleted(self) -> None:
+        pod = self._member()
+        self.simulation.take_away(pod)
+        self.simulation.server.end_pod(self.simulation.key_of(pod))
+        self.training.observe()
+
+    def a_pod_vanishes(self) -> None:
+        pod = self._member()
+        self.simulation.take_away(pod)
+        self.simulation.server.remove_pod(self.simulation.key_of(pod))
+        self.training.observe()
+
+    def a_node_is_lost(self) -> None:
+        """It is noticed after a while, and comes back later."""
+        simulation = self.simulation
+        node = kubelet.node_of(self._member())
+        simulation.dead_nodes.add(node)
+        self.training.observe()
+        self._wait(40)
+        lose_node(simulation, node)
+        self._wait(self.random.uniform(0, 100))
+        for pod in simulation.pods(live=False):
+            if kubelet.node_of(pod) == node:
+                simulation.lose_containers(pod)
+        simulation.server.put_node(saying(simulation.server.node_manifests[node], WELL))
+        simulation.dead_nodes.discard(node)
+
+    def training_hangs(self) -> None:
+        assert self.training.group is not None
+        self.training.observe()
+        self.training.group.hangs = True
+        self.training.times.interruptions.append(self.simulation.clock.seconds)
+        self._wait(HANG_SECONDS)
+
+    def the_operator_is_away(self) -> None:
+        """And something fails meanwhile, or not."""
+        self.simulation.down_seconds = self.random.uniform(0, 60)
+        self.simulation.kill_operator()
+        if self.random.random() < 0.5:
+            self.a_trainer_exits()
+
+    def the_job_is_suspended(self) -> None:
+        simulation, times = self.simulation, self.training.times
+        self.training.save_and_stop()
+        simulation.server.edit_job({"suspend": True})
+        times.suspended.append(simulation.clock.seconds)
+        self._wait(self.random.uniform(20, 300))
+        simulation.server.edit_job({"suspend": False})
+        times.resumed.append(simulation.clock.seconds)
+
+    def _wait(self, seconds: float) -> None:
+        end = self.simulation.clock.seconds + seconds
+        while (left := end - self.simulation.clock.seconds) > 0:
+            self._pass(min(left, 2.0))
+
+    def _succeed(self) -> None:
+        self.training.observe()
+        for pod in self.simulation.pods():
+            self.simulation.end_trainer(pod, 0)
+        self.training.times.ended = self.simulation.clock.seconds
+        self.simulation.advance(60)
+        assert self.simulation.operator is not None
+        self.simulation.operator.kill()
+
+    def booked(self) -> Seconds:
+        """Return what the job's status says."""
+        job = self.simulation.job()
+        assert job is not None
+        assert job.status.phase == "Succeeded", job.status
+        assert job.status.goodput is not None
+        books = job.status.goodput
+        return {
+            "pending": books.pending_seconds,
+            "starting": books.starting_seconds,
+            "training": books.training_seconds,
+            "lost": books.lost_seconds,
+            "suspended": books.suspended_seconds,
+        }
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_the_status_agrees_with_the_stopwatch(shard: int) -> None:
+    happened = Counter[str]()
+    for seed in range(shard, HISTORIES, SHARDS):
+        history = History(seed)
+        history.live(failures=1 + seed % 4, between=(200, 600))
+        measured, booked = measure(history.training.times), history.booked()
+        age = sum(measured.values())
+        for kind, seconds in measured.items():
+            claim = f"history {seed}, {history.happened}, {kind}: {booked} is not {measured}"
+            assert abs(booked[kind] - seconds) <= TOLERANCE * age, claim
+        happened.update(history.happened)
+    assert len(happened) == KINDS, happened
