@@ -7,6 +7,7 @@ import json
 import random
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from ddp_operator.job.planning.decisions import RESCHEDULED
 from tests.chaos.accounts import Account, Begun
 from tests.chaos.conftest import Victim, explained
 from tests.chaos.disturbances import Chaos
+from tests.chaos.goodput_account import GoodputAccount
 from tests.chaos.journal import Journal
 from tests.chaos.record import PodRecord, recording
 from tests.chaos.schedule import TIMES, schedule
@@ -153,9 +155,7 @@ def _times(namespace: Kubectl, name: str, reason: str) -> int:
 def _steps(
     environment: Environment, namespace: Kubectl, shape: Shape, opened: float
 ) -> list[list[Begun]]:
-    """By rank, of a job that goes on from memory, the steps that were begun."""
-    if shape.scope != "Pod" or shape.replicas == 1:
-        return []
+    """By rank, the steps that were begun."""
 
     def read(line: str) -> Begun:
         entry = json.loads(line)
@@ -174,6 +174,7 @@ def _audit(
 ) -> list[str]:
     job = Job(namespace, shape.name)
     status = job.status()
+    steps = _steps(environment, namespace, shape, journal.opened)
     account = Account(
         name=shape.name,
         scope=shape.scope,
@@ -184,13 +185,27 @@ def _audit(
         record=record,
         elastic=shape.elastic,
         rescheduled=_times(namespace, shape.name, RESCHEDULED),
-        steps=_steps(environment, namespace, shape, journal.opened),
+        # Only these go on from memory.
+        steps=steps if shape.scope == "Pod" and shape.replicas > 1 else (),
+    )
+    created = namespace.get("ddpjob", shape.name)["metadata"]["creationTimestamp"]
+    ended = status.completion_time
+    assert ended is not None
+    goodput = GoodputAccount(
+        name=shape.name,
+        created=datetime.fromisoformat(created).timestamp() - journal.opened,
+        ended=ended.timestamp() - journal.opened,
+        status=status,
+        steps=steps[0],
+        deeds=journal.deeds,
     )
     journal.note(
         f"{shape.name}: {status.restarts} restarts, {status.disruptions} disruptions, "
         f"attempt {status.attempt}, replacements {status.bookkeeping.replacements}, "
         f"group {status.world}"
     )
+    for text in goodput.complaints():
+        journal.note(text)  # clocks and polls of a busy machine may explain it
     learned = accuracy(status)
     return [
         *account.complaints(),

@@ -1,0 +1,52 @@
+"""The check of goodput finds time that was booked wrongly."""
+
+from datetime import UTC, datetime
+
+import pytest
+from ddp_operator.api.status import DDPJobStatus, Goodput
+
+from tests.chaos.accounts import Begun
+from tests.chaos.goodput_account import GoodputAccount
+from tests.chaos.journal import Deed
+from tests.chaos.schedule import Kind
+
+POD = "gang-3-0-1"
+
+
+def account(training: int, lost: int, *, resumed: int = 100) -> GoodputAccount:
+    """A job that begins to train at 10, loses a pod at 110.5 and trains again from 130 on."""
+    before = [Begun(9.0 + step, POD, step) for step in range(1, 103)]
+    after = [Begun(129.0 + step - resumed, POD, step) for step in range(resumed + 1, 201)]
+    end = after[-1].seconds + 1
+    until = datetime.fromtimestamp(end, UTC)
+    books = Goodput(
+        pending_seconds=3,
+        starting_seconds=8,
+        training_seconds=training,
+        lost_seconds=lost,
+        accounted_until=until,
+    )
+    return GoodputAccount(
+        name="gang-3",
+        created=0.0,
+        ended=end,
+        status=DDPJobStatus(goodput=books),
+        steps=[*before, *after],
+        deeds=[Deed(110.5, Kind.KILL_RANK, "gang-3", POD), Deed(50.0, Kind.KILL_RANK, "pod-1")],
+    )
+
+
+def test_time_that_fits_the_steps_is_accepted() -> None:
+    # Step 100 is complete at 110, and step 101 again at 131.
+    assert list(account(198, 21).complaints()) == []
+    # Steps from 61 to 101 are repeated: their first time is lost.
+    assert list(account(198, 61, resumed=60).complaints()) == []
+
+
+@pytest.mark.parametrize(("training", "lost"), [(208, 11), (180, 39)])
+def test_time_that_does_not_is_found(training: int, lost: int) -> None:
+    found = list(account(training, lost).complaints())
+    assert found == [
+        f"gang-3: {training} s of training, but its steps show 198 s",
+        f"gang-3: {lost} s of lost, but its steps show 21 s",
+    ]
