@@ -37,7 +37,7 @@ class Start:
     @classmethod
     def all_in(cls, folder: Path) -> list[Self]:
         """Read the files of all ranks."""
-        return [cls(**line) for line in _lines(folder, "starts.*")]
+        return [cls(**line) for line in lines(folder, "starts.*")]
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,11 @@ class MemoryAccount:
 
 def ends(folder: Path) -> dict[int, tuple[str, str]]:
     """Return the last loss of each rank and the digest of all its state."""
-    return {line["rank"]: (line["loss"], line["digest"]) for line in _lines(folder, "ends.*")}
+    return {line["rank"]: (line["loss"], line["digest"]) for line in lines(folder, "ends.*")}
 
 
-def _lines(folder: Path, pattern: str) -> list[dict[str, Any]]:
+def lines(folder: Path, pattern: str) -> list[dict[str, Any]]:
+    """Return what ranks have noted in these files."""
     files = sorted(folder.glob(pattern))
     # A rank may be killed while it writes its last line.
     return [json.loads(line) for file in files for line in file.read_text().split("\n")[:-1]]
