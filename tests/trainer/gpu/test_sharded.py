@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.library.runs import script_job
-from tests.trainer.library.sharding import COPIES
+from tests.trainer.library.sharding import COPIES, SHARD_SIZE
 from tests.trainer.library.test_fsdp import EPOCHS, LAST_STEP, printed
 from tests.trainer.recovery.test_kill_points import spread
 from tests.trainer.support import deaths
@@ -21,12 +21,18 @@ POINTS = (
 )
 
 
-def run(folder: Path, ranks: int, plan: Sequence[Death] = ()) -> tuple[set[str], str]:
-    """Return all losses and the states of all ranks at the end, and the logs."""
+def run(
+    folder: Path, ranks: int, plan: Sequence[Death] = (), *, shard_size: int | None = None
+) -> tuple[set[str], str]:
+    """Return all losses and the states of all ranks at the end, and the logs.
+
+    `shard_size`: ranks of a replica of the model.
+    """
     folder.mkdir(exist_ok=True)
     variables = {
         "DDP_BACKEND": "nccl",
         COPIES: "1",
+        **({SHARD_SIZE: str(shard_size)} if shard_size is not None else {}),
         **deaths.environment(list(plan), folder / "graves"),
     }
     with script_job(
@@ -48,5 +54,20 @@ def test_ranks_die_at_every_point_of_a_step(ranks: int, tmp_path: Path) -> None:
     plan = [*spread(dead[:4], begin=2, end=14), *spread(dead[4:], begin=17, end=28)]
     results, log = run(tmp_path / "wounded", ranks, plan)
     print(log)
+    assert results == undisturbed
+    assert log.count("restarting it") == len(plan), log
+
+
+def test_ranks_of_replicas_die(tmp_path: Path) -> None:
+    """HSDP with 2 x 2 ranks; the copy of rank 1's part is with its replica, rank 3."""
+    undisturbed, log = run(tmp_path / "undisturbed", 4, shard_size=2)
+    assert len(undisturbed) == 4 * (LAST_STEP[4] + 1), log
+    plan = [
+        Death(rank=0, point="within a step", step=3),
+        Death(rank=1, point="gate", step=7),
+        Death(rank=2, point="a snapshot's copy", step=14),
+        Death(rank=3, point="within the optimizer's step", step=18),
+    ]
+    results, log = run(tmp_path / "wounded", 4, plan, shard_size=2)
     assert results == undisturbed
     assert log.count("restarting it") == len(plan), log

@@ -63,7 +63,8 @@ def main(arguments: Sequence[str]) -> None:
         net = job.wrap(model, bucket_cap_mb=0.01)
         for _ in job.epochs(options.epochs):
             for inputs, targets, _places in job.batches(loader):
-                loss = nn.functional.cross_entropy(net(inputs), targets)
+                outputs = net(inputs.to(job.device))
+                loss = nn.functional.cross_entropy(outputs, targets.to(job.device))
                 loss.backward()  # type: ignore[no-untyped-call]
                 if not job.step(loss):
                     continue

@@ -92,7 +92,7 @@ def snapshot_file(state: object, name: SnapshotName = NAME, job_uid: str = "uid"
         if isinstance(source, Tensor):
             flat_source = source.contiguous().reshape(-1)
             file[at : at + buffer.size] = (
-                flat_source.view(torch.uint8).numpy().tobytes() if buffer.size else b""
+                flat_source.view(torch.uint8).cpu().numpy().tobytes() if buffer.size else b""
             )
         else:
             file[at : at + buffer.size] = source
