@@ -34,6 +34,7 @@ def main(arguments: Sequence[str]) -> None:
         names: list[Any] = [None] * job.world_size
         dist.all_gather_object(names, f"rank {job.rank}")
         last = dist.new_group([1, job.world_size - 1])
+        again = dist.new_group([1, job.world_size - 1])
         loader, net = digits(job.rank), job.wrap(model, bucket_cap_mb=0.01)
         for epoch in job.epochs(options.epochs):
             deaths.pass_by("before an epoch")
@@ -64,6 +65,8 @@ def main(arguments: Sequence[str]) -> None:
             dist.all_reduce(counts)
             among = torch.tensor([job.rank])
             if job.rank in (1, job.world_size - 1):
+                for group in (last, again):  # later both are formed, and a rank waits in one
+                    dist.all_reduce(torch.zeros(1), group=group)
                 deaths.pass_by("in a smaller group")
                 dist.all_reduce(among, group=last)
             deaths.pass_by("gathering")

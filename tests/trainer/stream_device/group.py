@@ -139,9 +139,13 @@ class StreamGroup(dist.ProcessGroup):
             raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}.")
 
     def abort(self) -> None:
-        """Let the stream continue."""
+        """Let the stream continue; return when it has done all its work, like NCCL's abort.
+
+        So it never returns if the stream is at a collective of another group that nobody aborts.
+        """
         self._aborted.set()
         self._ended.set()
+        self._stream.synchronize()
 
     def wait_for_abort(self) -> None:
         """Return when the group is aborted."""

@@ -214,13 +214,21 @@ class Connection:
             # This does not wait for the host, which may be busy for longer, such as with an
             # evaluation of its own. Only the abort or the device can be stuck here.
             with self._watchdog.during(_LEAVE_SECONDS, what):
-                with contextlib.suppress(RuntimeError):
-                    communicator.abort()
-                for smaller in list(self._smaller):
-                    with contextlib.suppress(RuntimeError):
-                        smaller.abort()
+                self._abort_all(communicator)
                 with contextlib.suppress(RuntimeError):  # it failed; the host will notice
                     expect(self._accelerator.record(), within_seconds=math.inf, what="continue")
+
+    def _abort_all(self, communicator: Communicator) -> None:
+        """Abort the groups of this rank at the same time.
+
+        Each abort returns once the device is idle, and it waits for the collectives of the others.
+        """
+        others = [
+            start_thread("abort", partial(_abort, smaller)) for smaller in list(self._smaller)
+        ]
+        _abort(communicator)
+        for thread in others:
+            thread.join()
 
     def cut(self, why: str | None = "") -> None:
         """End this rank's requests to the store, and tell the others that it leaves.
@@ -243,6 +251,8 @@ class Connection:
             self._watchdog.within(
                 _LEAVE_SECONDS, "its device did not return when leaving the group"
             )
+            if self._communicator is not None:
+                self._abort_all(self._communicator)
             if dist.is_initialized():
                 self._keep_for_teardown()
                 try:
@@ -299,3 +309,8 @@ class Connection:
             if (trouble := self._trouble()) is not None:
                 self.give_up(trouble)
                 return
+
+
+def _abort(group: Communicator | dist.ProcessGroup) -> None:
+    with contextlib.suppress(RuntimeError):  # the device failed; the host will notice
+        group.abort()
