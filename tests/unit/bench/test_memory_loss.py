@@ -33,7 +33,7 @@ SAVES = [
 ]
 COMPLETE = {10 * number: 10 * number + 2.5 for number in (1, 2, 3, 4)}
 RUN = Run(
-    events=[*BEFORE, *SAVES, *(event for step in range(41, 48) for event in done(step, step + 9))],
+    events=[*BEFORE, *SAVES, *(event for step in range(41, 48) for event in done(step, step + 10))],
     lost_at=45.6,
     complete=COMPLETE,
     most_bytes=4 * (SIZE + 1),
@@ -43,7 +43,8 @@ IN_PROCESS = replace(RUN, events=[*BEFORE, *done(46, 46)], complete={}, most_byt
 
 
 def test_a_loss_costs_the_time_to_a_step_that_no_rank_had_done() -> None:
-    assert RUN.recovered() == pytest.approx(46 + 9 + 0.25 - 45.6)
+    assert RUN.resumed() == pytest.approx(41 + 10 + 0.25 - 45.6)
+    assert RUN.recovered() == pytest.approx(46 + 10 + 0.25 - 45.6)
     assert RUN.steps_again() == 5
     assert IN_PROCESS.steps_again() == 0
 
@@ -58,6 +59,7 @@ def test_a_step_that_one_rank_had_done_is_no_new_step_and_not_done_again() -> No
 def test_one_rank_alone_has_not_recovered() -> None:
     alone = replace(IN_PROCESS, events=[*BEFORE, done(46, 46)[0]])
     assert alone.recovered() is None
+    assert alone.resumed() is None
     with pytest.raises(BenchmarkError, match="join: no step after the loss"):
         table({"memory.save": [RUN], "join": [alone]}, SUBJECT)
 
