@@ -117,7 +117,13 @@ async def jobs_in_many_states(
     await begin(jobs, kubelet, "hangs", ip="127.0.0.1", statusPort=told, **hangs)
     await jobs.until(lambda status: status.attempt == 1, "hangs")
     steps = itertools.count(121)
-    trainer.answer = lambda: web.json_response(said | {"step": next(steps)})
+
+    def on_the_move() -> web.Response:
+        step = next(steps)
+        pace = {"step": step, "rank": 0, "seconds": 0.8, "othersSeconds": 0.4}
+        return web.json_response(said | {"step": step, "pace": pace})
+
+    trainer.answer = on_the_move
     await begin(jobs, kubelet, "restarts")
     await kubelet.fail("restarts-0-0")
     await jobs.until_pods("restarts-1-0", name="restarts")
@@ -130,6 +136,7 @@ async def jobs_in_many_states(
     await jobs.until_phase("Suspended", "waits")
     wants = template(container(resources=gpus(gpu=1)))
     await jobs.create(job(template=wants), name="refused")
+    await jobs.until(lambda status: status.slow_rank is not None, "runs")
 
 
 def of_panels(uid: str, variables: Mapping[str, str]) -> dict[str, str]:
