@@ -277,7 +277,8 @@ def _gaps(facts: Facts, failed: tuple[Recovery, ...]) -> Iterator[str]:
     if older := reliability.older_failures(facts.job.status):
         yield older
     progress = facts.job.status.progress
-    if progress is not None and progress.last_step_time is None:
+    # The last words of a trainer that reports both have only when its group formed.
+    if progress is not None and progress.last_step_time is None and progress.resumed_at is None:
         yield (
             "the trainer does not report when it completes steps: the time from ready pods to the "
             "first step counts as training"
