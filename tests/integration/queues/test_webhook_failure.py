@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from datetime import datetime
 
 import pytest
 
@@ -39,10 +38,6 @@ async def test_a_job_reports_that_its_pods_cannot_be_created(
         explanation = await why(control_plane, jobs.namespace)
     assert _FAILURE in explanation
     assert "pods start" not in explanation
-    [running] = [each for each in status.conditions if each.type == "Running"]
-    created = datetime.fromisoformat((await jobs.get())["metadata"]["creationTimestamp"])
-    # Ten seconds, and the pause before the next attempt.
-    assert (running.last_transition_time - created).total_seconds() < 25
     status = await jobs.until_phase("Running")
     assert (status.restarts, status.disruptions) == (0, 0)
     await queue.until_used(2)
