@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -64,9 +64,19 @@ class FakeKubelet:
         waiting = {"waiting": {"reason": reason, "message": message}}
         await self._report(manifest, phase="Pending", ready=False, state=waiting)
 
-    async def succeed(self, pod: str, *, message: str = "") -> None:
-        """End a pod well; `message` is the trainer's termination message."""
-        await self._end(pod, "Succeeded", exit_code=0, reason="Completed", message=message)
+    async def succeed(self, pod: str, *, message: str = "", in_seconds: float = 0) -> None:
+        """End a pod well; `message` is the trainer's termination message.
+
+        `in_seconds`: when it ended, by its node's clock, from now on.
+        """
+        await self._end(
+            pod,
+            "Succeeded",
+            exit_code=0,
+            reason="Completed",
+            message=message,
+            in_seconds=in_seconds,
+        )
 
     async def fail(
         self, pod: str, *, exit_code: int = 1, reason: str = "Error", message: str = ""
@@ -146,9 +156,15 @@ class FakeKubelet:
         reason: str,
         message: str = "",
         disruption: str = "",
+        in_seconds: float = 0,
     ) -> None:
         manifest = await self.schedule(pod)
-        ended = {"exitCode": exit_code, "reason": reason, "message": message, "finishedAt": _now()}
+        ended = {
+            "exitCode": exit_code,
+            "reason": reason,
+            "message": message,
+            "finishedAt": _now(in_seconds),
+        }
         await self._report(
             manifest,
             phase=phase,
@@ -222,5 +238,5 @@ def _condition(type_: str, reason: str, *, value: bool = True) -> dict[str, Any]
     }
 
 
-def _now() -> str:
-    return format_time(datetime.now(UTC))
+def _now(in_seconds: float = 0) -> str:
+    return format_time(datetime.now(UTC) + timedelta(seconds=in_seconds))

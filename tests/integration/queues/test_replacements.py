@@ -94,7 +94,8 @@ async def test_a_pod_that_ends_well_when_told_to_gives_its_place_back(
 ) -> None:
     before = await run_before_another(jobs, queue, **SINGLE)
     operator.kill()
-    await kubelet.succeed("job-0-1")  # before the kubelet in `life` ends it with 143
+    # Before the kubelet in `life` ends it with 143, and after the deletion by the pod's clock.
+    await kubelet.succeed("job-0-1", in_seconds=60)
     await jobs.delete_pod("job-0-1")
     operator.start()
     await jobs.until_told("Restarting")
