@@ -14,6 +14,7 @@ from ddp_trainer.library.job import Job
 from torch import Tensor, nn
 
 from tests.trainer.library.script import digest, digits, parsed, seeded_parts
+from tests.trainer.support.pods import until
 
 EVERY_STEPS = "TEST_VERIFY_REPLICAS"
 PLAN = "TEST_FLIPS"
@@ -30,8 +31,14 @@ def flip(tensor: Tensor, bit: int) -> None:
         tensor.reshape(-1).view(torch.uint8)[bit // 8] ^= 1 << bit % 8
 
 
+def _taken(rank: int, step: int) -> Path:
+    """Return the file that says that a rank has taken a step."""
+    return Path(os.environ[FOLDER], f"rank-{rank}-step-{step}")
+
+
 def befall(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Do what the plan has for this rank after this step."""
+    _taken(job.rank, job.steps_done).touch()
     for number, (rank, step, what) in enumerate(json.loads(os.environ[PLAN])):
         mark = Path(os.environ[FOLDER], str(number))
         if mark.exists():
@@ -39,6 +46,9 @@ def befall(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> None
         if (rank, step) == (job.rank, job.steps_done):
             mark.touch()
             if what == "death":
+                # Otherwise one may not take the step, and the faulty state is sent to it, too.
+                for other in range(job.world_size):
+                    until(_taken(other, step).exists, "all to take the step")
                 os.kill(os.getpid(), signal.SIGKILL)
             parameter = next(model.parameters())
             state: Tensor = optimizer.state[parameter]["exp_avg"]
