@@ -14,13 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ddp_trainer.devices.gate import expect
-from ddp_trainer.devices.marks import mark
+from ddp_trainer.devices.marks import wait_for_copies
 from ddp_trainer.devices.page_locked import page_locked_like
 from ddp_trainer.system.buffers import tensors
-
-_COPY_SECONDS = 300.0
-"""Many times the duration of copying the largest GPU memory over a slow bus."""
 
 
 class Snapshot:
@@ -47,9 +43,8 @@ class Snapshot:
         buffers = dict(zip(originals, (buffer for _, buffer in self._buffers), strict=True))
         for memory, original in originals.items():
             _copy(original, buffers[memory])
-        for device in {tensor.device for tensor in originals.values()}:
-            if device.type == "cuda":
-                expect(mark(device), within_seconds=_COPY_SECONDS, what="copy the run's state")
+        devices = {tensor.device for tensor in originals.values()}
+        wait_for_copies(devices, what="copy the run's state")
         copies = {identity: buffers[memory] for identity, memory in memories.items()}
         return copy.deepcopy(state, dict[int, Any](copies))
 

@@ -14,12 +14,16 @@ allocated and freed GPU memory for seconds.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from functools import cache
 from queue import SimpleQueue
 
 import torch
 
-from ddp_trainer.devices.gate import Event
+from ddp_trainer.devices.gate import Event, expect
+
+_COPY_SECONDS = 300.0
+"""Many times the duration of copying the largest GPU memory over a slow bus."""
 
 
 def mark(device: torch.device) -> Event:
@@ -30,6 +34,17 @@ def mark(device: torch.device) -> Event:
     made = _Mark(event)
     _marks_to_wait_for(device).put(made)
     return made
+
+
+def wait_for_copies(devices: Iterable[torch.device], *, what: str) -> None:
+    """Wait until GPUs have copied what was queued on their current streams.
+
+    Raises:
+        LostDeviceError: a GPU hangs; `what` describes the copy.
+    """
+    for device in devices:
+        if device.type == "cuda":
+            expect(mark(device), within_seconds=_COPY_SECONDS, what=what)
 
 
 class _Mark:

@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.memory.file_format import Header, encode
@@ -249,11 +248,10 @@ class Saver:
 
 def _fill(file: MappedFile, begin: bytes, flat: Flat) -> None:
     """Copy the header and all tensors to the file; return when they are there."""
-    devices = {each.device for each in flat.sources if isinstance(each, Tensor) and each.is_cuda}
-    if devices:
+    if flat.gpus:
         file.lock_pages()
     flat.write(begin, file.tensor)
-    for device in devices:
+    for device in flat.gpus:
         torch.cuda.current_stream(device).synchronize()
 
 

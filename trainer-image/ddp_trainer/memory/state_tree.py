@@ -11,6 +11,7 @@ import sys
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import torch
@@ -37,6 +38,11 @@ class Flat:
     sources: Sequence[Tensor | memoryview]
     """The content of each buffer."""
     buffers: Sequence[Buffer]
+
+    @cached_property
+    def gpus(self) -> set[torch.device]:
+        """The GPUs that have some of its content."""
+        return {each.device for each in self.sources if isinstance(each, Tensor) and each.is_cuda}
 
     def write(self, begin: bytes, memory: Tensor) -> None:
         """Copy the bytes before the payload, and all buffers, to memory.

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_trainer.devices.gate import expect
-from ddp_trainer.devices.marks import mark
+from ddp_trainer.devices.marks import wait_for_copies
 from ddp_trainer.devices.page_locked import page_locked_like
 from ddp_trainer.memory.file_format import Header, decode, encode
 from ddp_trainer.memory.restoration import Restoration
@@ -21,8 +20,6 @@ from ddp_trainer.memory.volume import Key, SnapshotName
 
 _GROWTH_BYTES = 4096
 """Room for numbers that become longer as text."""
-_COPY_SECONDS = 300.0
-"""Many times the duration of copying the largest GPU memory over a slow bus."""
 _NAME = SnapshotName(key=Key(0, 0), rank=0, world_size=1, replicated=False)
 """The ranks know whose block it is."""
 
@@ -35,15 +32,13 @@ def pack(state: Any, memory: Tensor | None = None) -> Tensor:
         LostDeviceError: the device hangs.
     """
     flat = flatten(state)
-    gpus = {each.device for each in flat.sources if isinstance(each, Tensor) and each.is_cuda}
     header = Header(job_uid="", name=_NAME, time=0.0, tree=flat.tree, buffers=flat.buffers)
     begin = encode(header)
-    if gpus and memory is not None and not memory.is_pinned():  # came from another rank
+    if flat.gpus and memory is not None and not memory.is_pinned():  # came from another rank
         memory = None
-    memory = resized(memory, len(begin) + header.payload_size, page_locked=bool(gpus))
+    memory = resized(memory, len(begin) + header.payload_size, page_locked=bool(flat.gpus))
     flat.write(begin, memory)
-    for gpu in gpus:
-        expect(mark(gpu), within_seconds=_COPY_SECONDS, what="copy this rank's part of the model")
+    wait_for_copies(flat.gpus, what="copy this rank's part of the model")
     return memory
 
 
