@@ -7,13 +7,14 @@ time of one thread. The exchange of a few bytes is not included.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
+from ddp_trainer.library.verification import compared
 from ddp_trainer.run.fingerprint import sum_of_bits
-from ddp_trainer.system.buffers import tensors
-from torch import Tensor, nn
+from torch import nn
 
 from tests.bench.benchmark import Outcome, Settings, spread
 
@@ -71,10 +72,7 @@ def _measure(width: int, turns: int) -> tuple[int, list[float], list[float]]:
         optimizer.step()
         optimizer.zero_grad()
 
-    def state() -> Iterator[Tensor]:
-        yield from model.parameters()
-        yield from tensors(list(optimizer.state.values()))
-
+    state = partial(compared, [model], [optimizer])
     step()
     pairs = [
         (_milliseconds(step), _milliseconds(lambda: sum_of_bits(state()))) for _ in range(turns)

@@ -14,10 +14,11 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ddp_trainer.checkpoints.snapshot import Snapshot
 from ddp_trainer.collectives.group import Group
@@ -31,6 +32,14 @@ _COPY_SHARE = 0.01
 """Part of the time that copies may take; the end of a loop over batches needs one in any case."""
 
 _logger = logging.getLogger(__name__)
+
+
+def compared(models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
+    """Yield the tensors that must be equal on all ranks."""
+    for model in models:
+        yield from model.parameters()
+    for optimizer in optimizers:
+        yield from tensors(list(optimizer.state.values()))
 
 
 class Verification:
@@ -100,7 +109,7 @@ class Verification:
         self._copy_seconds = self._copied_at - begin
 
     def _compare(self, group: Group, *, must_keep: bool, had_state: bool, may_return: bool) -> None:
-        own = sum_of_bits(self._state())
+        own = sum_of_bits(compared(self._run.models, self._run.optimizers))
         since = time.monotonic() - self._copied_at
         may_keep = must_keep or self._copy_seconds <= _COPY_SHARE * since
         (least, greatest), (all_keep, _), (_, is_disputed) = group.bounds(
@@ -111,12 +120,6 @@ class Verification:
             self._is_copy_due = bool(all_keep)
         else:
             self._resolve(group, own, had_state=had_state, may_return=may_return)
-
-    def _state(self) -> Iterator[Tensor]:
-        for model in self._run.models:
-            yield from model.parameters()
-        for optimizer in self._run.optimizers:
-            yield from tensors(list(optimizer.state.values()))
 
     def _resolve(self, group: Group, own: int, *, had_state: bool, may_return: bool) -> None:
         # Others may know the faulty rank and return, and that rank may end, before this one knows.
