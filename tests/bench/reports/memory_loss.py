@@ -143,21 +143,24 @@ class Run:
         None: they have not yet.
         """
         ranks = [self._done(rank) for rank in range(RANKS)]
-        before = [one.step for done in ranks for one in done if one.at < self.lost_at]
-        firsts = [
-            next((one.at for one in done if one.at > self.lost_at and one.step > max(before)), None)
-            for done in ranks
-        ]
-        found = [at for at in firsts if at is not None]
-        return max(found) - self.lost_at if len(found) == RANKS else None
+        return self._first_step(
+            beyond=max(one.step for done in ranks for one in done if one.at < self.lost_at)
+        )
 
     def resumed(self) -> float | None:
         """Return the seconds from the loss until all ranks had done a step, new or not.
 
         None: they have not yet.
         """
+        return self._first_step(beyond=-1)
+
+    def _first_step(self, *, beyond: int) -> float | None:
+        """Return the seconds from the loss until all ranks had done a step beyond this one."""
         firsts = [
-            next((one.at for one in self._done(rank) if one.at > self.lost_at), None)
+            next(
+                (one.at for one in self._done(rank) if one.at > self.lost_at and one.step > beyond),
+                None,
+            )
             for rank in range(RANKS)
         ]
         found = [at for at in firsts if at is not None]
