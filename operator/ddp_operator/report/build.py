@@ -179,8 +179,7 @@ def _gpus(
 ) -> Iterator[GpuUse]:
     if job.parsed is None:
         return
-    hours = sum(spent.get(kind, 0) for kind in reliability.OCCUPIED) / 3600
-    lost = spent.get("lost", 0) / 3600
+    hours, lost = (seconds / 3600 for seconds in reliability.seconds_held(spent))
     counts: dict[str, int] = {}
     for spec, where in kinds(job.parsed.spec):
         accelerator = spec.accelerator

@@ -12,10 +12,15 @@ from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure.records import MAX_FAILURES
 from ddp_operator.report.model import FailureInterval, PodCost, Recovery, SpareEstimate
 
-OCCUPIED: Final = ("starting", "training", "lost")
+_HELD: Final = ("starting", "training", "lost")
 """The parts of a job's time in which it holds its pods."""
 _LEAST_FAILURES: Final = 3
 """Fewer failures have at most one time between them, which is no mean."""
+
+
+def seconds_held(spent: Mapping[str, int]) -> tuple[int, int]:
+    """Return the seconds in which a job held its pods, and those of them that were lost."""
+    return sum(spent.get(kind, 0) for kind in _HELD), spent.get("lost", 0)
 
 
 def effective_training_ratio(spent: Mapping[str, int]) -> float | None:
@@ -23,7 +28,7 @@ def effective_training_ratio(spent: Mapping[str, int]) -> float | None:
 
     Suspension and waiting for nodes or quota do not count. None before the first training.
     """
-    held = sum(spent.get(kind, 0) for kind in OCCUPIED)
+    held, _ = seconds_held(spent)
     training = spent.get("training", 0)
     return round(training / held, 2) if training else None
 
@@ -80,8 +85,7 @@ def spare_estimate(recoveries: Sequence[Recovery]) -> SpareEstimate | None:
 
 def pod_cost(spent: Mapping[str, int], *, pods: int, price: float) -> PodCost:
     """Return the cost of a job's pods at a price per pod and hour."""
-    hours = pods * sum(spent.get(kind, 0) for kind in OCCUPIED) / 3600
-    lost = pods * spent.get("lost", 0) / 3600
+    hours, lost = (pods * seconds / 3600 for seconds in seconds_held(spent))
     return PodCost(
         pods=pods,
         price_per_hour=price,
