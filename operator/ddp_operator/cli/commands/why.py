@@ -1,10 +1,12 @@
 """The command `why`."""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -63,18 +65,12 @@ def why(name: str | None, directory: Path | None, form: str | None, *, hang: boo
         return diagnose(job, pods, now, queue=await queue_state(cluster, job, now))
 
     found = on_cluster(read)
-    if form:
-        click.echo(json.dumps(asdict(found), indent=2))
-    else:
-        print_lines(found.lines(width()))
+    _print(asdict(found), found.lines, form)
 
 
 def _explain_hang(name: str, form: str | None) -> None:
     found = on_cluster(partial(look, name=name))
-    if form:
-        click.echo(json.dumps(found.to_json(), indent=2))
-    else:
-        print_lines(found.lines(width()))
+    _print(found.to_json(), found.lines, form)
 
 
 def _explain_traces(directory: Path, form: str | None) -> None:
@@ -83,7 +79,13 @@ def _explain_traces(directory: Path, form: str | None) -> None:
     except TracesError as error:
         raise click.ClickException(clean(error)) from None
     verdict = views.analyse(found.dumps)
+    lines = views.diagnosis(verdict, found.unreadable).lines
+    _print(views.as_dict(verdict, found.unreadable), lines, form)
+
+
+def _print(found: Mapping[str, Any], lines: Callable[[int], list[str]], form: str | None) -> None:
+    """Print an answer as JSON if that is asked for, otherwise as lines for this terminal."""
     if form:
-        click.echo(json.dumps(views.as_dict(verdict, found.unreadable), indent=2))
+        click.echo(json.dumps(found, indent=2))
     else:
-        print_lines(views.diagnosis(verdict, found.unreadable).lines(width()))
+        print_lines(lines(width()))

@@ -73,12 +73,12 @@ def _replacing(
     )
     seen = replace(job, status=status)
     spare = spares.take_over(seen, pods, [index], leaving=True).get(index)
-    doomed = [(pod, node) for node in pods.nodes if node.name == pod.node]
-    if (
-        spare.node == pod.node
-        if spare
-        else not (doomed and departures.is_place(seen, pods, doomed))
-    ):
+    if spare is not None:
+        is_place = spare.node != pod.node
+    else:
+        doomed = [(pod, node) for node in pods.nodes if node.name == pod.node]
+        is_place = bool(doomed) and departures.is_place(seen, pods, doomed)
+    if not is_place:
         return None
     failure = records.of_lost(job, pod, records.SLOW_RANK, cost(slow), "Infrastructure", now)
     failure = failure.updated(rank=slow.rank)
