@@ -252,7 +252,7 @@ class Connection:
                 _LEAVE_SECONDS, "its device did not return when leaving the group"
             )
             if self._communicator is not None:
-                self._abort_all(self._communicator)
+                self._abort_all(self._communicator)  # torch aborts them one after the other
             if dist.is_initialized():
                 self._keep_for_teardown()
                 try:
