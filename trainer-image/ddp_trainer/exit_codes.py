@@ -15,6 +15,8 @@ class ExitCode(IntEnum):
     """Wrong flags, environment or hardware; a restart cannot help (EX_USAGE, sysexits.h)."""
     SLOW_NETWORK = 69
     """The benchmark measured less bandwidth than required (EX_UNAVAILABLE, sysexits.h)."""
+    NEW_PROCESS = 70
+    """Other ranks are lost, and only another process can continue as this rank (EX_SOFTWARE)."""
     FLIPPED_BITS = 71
     """This rank's replica differs from those of most ranks (EX_OSERR, sysexits.h)."""
     LOST_PEER = 75
@@ -45,6 +47,10 @@ class MovedError(LeavingError):
 
 class RendezvousTimeoutError(LostPeerError):
     """The other ranks did not join before the deadline."""
+
+
+class NewProcessError(Exception):
+    """Only another process can continue as this rank: other ranks are lost or have changed."""
 
 
 class LeftEarlyError(Exception):

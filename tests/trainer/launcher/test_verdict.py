@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from ddp_trainer.exit_codes import ExitCode
 from ddp_trainer.launcher.verdict import (
     ComesBack,
     RankEnd,
@@ -148,6 +149,22 @@ def test_without_a_budget_nobody_is_started_again() -> None:
     budget = RestartBudget(0, window_seconds=600)
     assert not budget.allows(end(0, 1), now=0)
     assert not budget.allows(end(1, 1), now=0)
+
+
+def test_the_loss_of_other_ranks_does_not_count_but_has_an_end() -> None:
+    budget = RestartBudget(1, window_seconds=600)
+    others = end(0, ExitCode.NEW_PROCESS)
+    assert all(budget.allows(others, now=now) for now in range(30))
+    assert not budget.allows(others, now=31)
+    assert budget.allows(end(0, 137), now=32)
+    assert budget.allows(others, now=700)
+    assert not RestartBudget(0, window_seconds=600).allows(others, now=0)
+
+
+def test_the_loss_of_other_ranks_has_one_code_for_the_operator() -> None:
+    others = end(1, ExitCode.NEW_PROCESS)
+    assert judge([others]).exit_code == judge([others]).report.exit_code == ExitCode.LOST_PEER
+    assert judge([others, end(0, 1)]).exit_code == 1
 
 
 @pytest.mark.parametrize("exit_code", [0, 64, 75])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from ddp_trainer.memory.volume import SLOTS
 
 from tests.ports import free_port
 from tests.trainer.library.runs import run_to_its_end, script_job
@@ -52,17 +53,22 @@ def run(
     if shard_size is not None:
         variables[SHARD_SIZE] = str(shard_size)
     if memory:
-        (folder / "memory").mkdir()
-        variables |= {
-            "DDP_STATUS_PORT": str(free_port()),
-            "DDP_MEMORY_DIR": str(folder / "memory"),
-            "DDP_MEMORY_BYTES": str(16 << 20),
-            "DDP_MEMORY_COPIES": "0",
-        }
+        variables |= memory_in(folder / "memory")
     with script_job(folder, ranks=ranks, script="shards", variables=variables) as job:
         pod = run_to_its_end(job, "--epochs", str(EPOCHS))
     deaths.assert_all_happened(plan, folder / "graves", pod.log)
     return printed(pod.log), pod.log
+
+
+def memory_in(folder: Path) -> dict[str, str]:
+    """Return variables that give a pod a volume in memory."""
+    folder.mkdir()
+    return {
+        "DDP_STATUS_PORT": str(free_port()),
+        "DDP_MEMORY_DIR": str(folder),
+        "DDP_MEMORY_BYTES": str(16 << 20),
+        "DDP_MEMORY_COPIES": "0",
+    }
 
 
 def printed(log: str) -> set[str]:
@@ -182,6 +188,36 @@ def test_more_lost_ranks_than_copies_continue_from_the_memory_of_the_pod(
     assert log.count("was killed") == len(plan), log
     assert len(loaded_steps(log)) == 2, log
     assert "parts of the model are gone, and all ranks restart from step" in log
+    # A loss of others counts for no rank: after a few, its pod would end, and its memory with it.
+    told = re.findall(r"parts of the model are gone, .*: restarting it, (\d) of at most", log)
+    assert set(told) == {"1"}, log
+
+
+def test_a_step_that_a_lost_rank_has_not_saved_takes_nobodys_room(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """The others have saved it, so they had no room for newer steps until they released it."""
+    memory, plan = tmp_path / "memory", [Death(rank=1, point="a save in memory", step=3)]
+    variables = {
+        COPIES: "1",
+        PAUSES: str(tmp_path),
+        **memory_in(memory),
+        **deaths.environment(plan, tmp_path / "graves"),
+    }
+    (tmp_path / BEFORE_JOIN).touch()
+    with script_job(tmp_path, ranks=3, script="shards", variables=variables) as job:
+        [pod] = job.start_all("--epochs", str(EPOCHS))
+        for rank in range(3):
+            pod.wait_for_log(f"rank {rank} took step {PAUSE_STEP}:")
+        deaths.assert_all_happened(plan, tmp_path / "graves", pod.log)
+
+        def has_room(rank: int) -> bool:
+            return len(list(memory.glob(f"own/{rank}/*.snapshot"))) < SLOTS
+
+        until(lambda: all(map(has_room, range(3))), "room for a newer step")
+        (tmp_path / AFTER_STEP).touch()
+        assert pod.wait() == 0, pod.log
+        assert printed(pod.log) == undisturbed(3)
 
 
 def loaded_steps(log: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import ddp_trainer
 import pytest
 import torch
-from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.exit_codes import ConfigurationError, ExitCode
 from ddp_trainer.library.sharded import packing
 from ddp_trainer.library.sharded.agreement import Inventory, copy_distances, newest_complete
 from ddp_trainer.library.sharded.support import mesh_of
@@ -264,9 +265,11 @@ def test_a_rank_with_another_part_restarts() -> None:
         other.setenv("RANK", "1")
         other.setenv("WORLD_SIZE", "2")
         net = sharded(model())
-    message = r"holds part 1 of 2 of the model, but is now rank 0 of 1: it must restart"
-    with pytest.raises(RuntimeError, match=message), ddp_trainer.join(model=net):
+    with pytest.raises(SystemExit) as ended, ddp_trainer.join(model=net):
         pass
+    assert ended.value.code == ExitCode.NEW_PROCESS
+    message = r"holds part 1 of 2 of the model, but is now rank 0 of 1: it must restart"
+    assert re.search(message, str(ended.value.__cause__))
 
 
 def test_a_sharded_job_that_ends_lets_go_of_its_group() -> None:

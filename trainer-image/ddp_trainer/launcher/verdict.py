@@ -17,6 +17,8 @@ from ddp_trainer.telemetry.termination import TerminationReport
 _ONE_FAILURE_SECONDS = 10.0
 """Time in which all ranks of a node notice the same fault: drivers and libraries take a few seconds
 to report a lost GPU, and Python takes as long to end."""
+_MOST_REPLACED = 30
+"""Far more than other ranks' losses cause in a window, unless a failure repeats without end."""
 _FOR_OPERATOR = (
     ExitCode.DONE,
     ExitCode.CONFIGURATION,
@@ -24,6 +26,8 @@ _FOR_OPERATOR = (
     ExitCode.FLIPPED_BITS,
 )
 """Exit codes after which another process in the same pod cannot help."""
+_OF_OTHERS = (ExitCode.LOST_PEER, ExitCode.NEW_PROCESS)
+"""Exit codes that other ranks' losses cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +113,8 @@ class RestartBudget:
         self._max_restarts = max_restarts
         self._window_seconds = window_seconds
         self._spent: deque[float] = deque()
+        self._replaced: deque[float] = deque()
+        """When processes ended that only other ranks' losses had made useless."""
         self._fallen: set[int] = set()
         """Ranks of the last failure."""
 
@@ -117,11 +123,16 @@ class RestartBudget:
 
         Configuration errors and ranks that waited in vain for their peers are not restarted here:
         the operator decides about them. Nor are ranks whose bits flip, which need another node.
+        The losses of other ranks do not count, but have a limit of their own.
         """
         if end.exit_code in _FOR_OPERATOR:
             return False
-        while self._spent and now - self._spent[0] > self._window_seconds:
-            self._spent.popleft()
+        for times in (self._spent, self._replaced):
+            while times and now - times[0] > self._window_seconds:
+                times.popleft()
+        if end.exit_code == ExitCode.NEW_PROCESS:
+            self._replaced.append(now)
+            return self._max_restarts > 0 and len(self._replaced) <= _MOST_REPLACED
         at_once = bool(self._spent) and now - self._spent[-1] <= _ONE_FAILURE_SECONDS
         if at_once and end.rank not in self._fallen:
             self._fallen.add(end.rank)
@@ -171,9 +182,9 @@ class Verdict:
 
 def judge(ends: Sequence[RankEnd]) -> Verdict:
     """Find the primary failure among `ends`, which are in order of time."""
-    blameless = (ExitCode.DONE, ExitCode.LOST_PEER, ExitCode.STOPPED)
+    lost = [end for end in ends if end.exit_code in _OF_OTHERS]
+    blameless = (ExitCode.DONE, ExitCode.STOPPED, *_OF_OTHERS)
     own = [end for end in ends if end.exit_code not in blameless and not end.consequence]
-    lost = [end for end in ends if end.exit_code == ExitCode.LOST_PEER]
     stopped = [end for end in ends if end.exit_code != ExitCode.DONE]
     if own or lost:
         return _verdict((own or lost)[0])
@@ -194,12 +205,14 @@ def judge_script(ends: Sequence[RankEnd]) -> Verdict:
 def _verdict(end: RankEnd) -> Verdict:
     error = end.cause
     printed = error is not None and end.report.error is None and bool(end.words)
+    # Another process did not help either: for the operator, this is one code.
+    exit_code = ExitCode.LOST_PEER if end.exit_code == ExitCode.NEW_PROCESS else end.exit_code
     report = replace(
         end.report,
         rank=end.rank,
-        exit_code=end.exit_code,
+        exit_code=exit_code,
         error=f"{error}\n{end.words}" if printed else error,
         printed=printed or None,
         finished=None,
     )
-    return Verdict(exit_code=end.exit_code, report=report)
+    return Verdict(exit_code=exit_code, report=report)

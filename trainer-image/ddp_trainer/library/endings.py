@@ -11,6 +11,7 @@ from ddp_trainer.exit_codes import (
     ExitCode,
     FlippedBitsError,
     LeftError,
+    NewProcessError,
     StoppedError,
     SupersededError,
 )
@@ -18,31 +19,25 @@ from ddp_trainer.process_group.failures import is_lost_peer
 from ddp_trainer.system.logs import end_process
 from ddp_trainer.telemetry.termination import RankReport
 
-_IN_OWN_WORDS = (
-    ConfigurationError,
-    DifferingReplicasError,
-    FlippedBitsError,
-    LeftError,
-    StoppedError,
-    SupersededError,
-)
-"""Errors whose messages are whole sentences."""
+_CODES = {
+    StoppedError: ExitCode.STOPPED,
+    LeftError: ExitCode.DONE,
+    ConfigurationError: ExitCode.CONFIGURATION,
+    NewProcessError: ExitCode.NEW_PROCESS,
+    FlippedBitsError: ExitCode.FLIPPED_BITS,
+    DifferingReplicasError: ExitCode.LOST_PEER,
+    SupersededError: ExitCode.LOST_PEER,
+}
+"""Errors with a fixed meaning. Their messages are whole sentences."""
 
 _logger = logging.getLogger(__name__)
 
 
 def meaning(error: Exception) -> ExitCode:
     """Return the exit code of a rank that ends with this error."""
-    if isinstance(error, StoppedError):
-        return ExitCode.STOPPED
-    if isinstance(error, LeftError):
-        return ExitCode.DONE
-    if isinstance(error, ConfigurationError):
-        return ExitCode.CONFIGURATION
-    if isinstance(error, FlippedBitsError):
-        return ExitCode.FLIPPED_BITS
-    if isinstance(error, DifferingReplicasError | SupersededError):
-        return ExitCode.LOST_PEER
+    for kind, code in _CODES.items():
+        if isinstance(error, kind):
+            return code
     return ExitCode.LOST_PEER if is_lost_peer(error) else ExitCode.FAILURE
 
 
@@ -60,7 +55,7 @@ def tell(report: RankReport, error: Exception | None) -> ExitCode:
 def sentence(error: Exception | None) -> str:
     """Return the error in one line: `DiskFull: no space left` rather than a traceback."""
     first_line = next(iter(str(error).splitlines()), "")
-    if isinstance(error, _IN_OWN_WORDS):
+    if isinstance(error, tuple(_CODES)):
         return first_line
     return f"{type(error).__name__}: {first_line}"
 

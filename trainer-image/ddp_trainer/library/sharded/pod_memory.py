@@ -6,7 +6,7 @@ them, and find those that are in their pod. Which ones they load they agree on i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,17 +39,28 @@ class PodMemory:
         self.newest = step
         self._saver.save(step, snapshot, replicated=False)
 
-    def pass_over(self, keys: Iterable[Key], *, above: Key | None) -> None:
-        """Do not save the steps again, `above` the one to load, that some ranks have saved before.
+    def newest_step(self) -> int:
+        """Return the newest step that this rank has saved, or that a file in the volume is of."""
+        saved = [key.step for _, key in self.files() if key.generation == self._generation]
+        return max([self.newest, *saved])
 
-        Their results may differ this time. Snapshots of the same names would mix both.
+    def pass_over(self, newest: int, *, loaded: Key | None) -> None:
+        """Save only steps above the newest that any rank has saved, and above the one `loaded`.
+
+        If steps are taken again, their results may differ. Snapshots of the same names would mix
+        both. A step that this rank has not saved can never be complete. Its launcher is told, so
+        that all others release the step: it would take their room for newer ones.
         """
-        if self._saver is not None:
-            generation = self._saver.assignment.environment.placement.generation
-            for key in keys:
-                if key.generation == generation and (above is None or key > above):
-                    self.newest = max(self.newest, key.step)
-                    self._saver.skip(key.step)
+        self.newest = max(self.newest, newest, loaded.step if loaded else 0)
+        key = Key(self._generation, newest)
+        if self._saver is not None and newest and (loaded is None or key > loaded):
+            self._saver.skip(newest)
+
+    @property
+    def _generation(self) -> int:
+        """Return the generation of the group; 0 without a volume."""
+        saver = self._saver
+        return saver.assignment.environment.placement.generation if saver is not None else 0
 
     def files(self) -> Mapping[tuple[int, Key], Path]:
         """Return the snapshots of this group's ranks that are in the volume, by rank and key."""

@@ -29,6 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from ddp_trainer.collectives.group import Group
+from ddp_trainer.exit_codes import NewProcessError
 from ddp_trainer.library.sharded import packing
 from ddp_trainer.library.sharded.agreement import (
     Decision,
@@ -78,8 +79,8 @@ class Snapshots:
         """Give all ranks the state of the same step: the newest that no lost rank took with it.
 
         Raises:
-            RuntimeError: some rank's state is lost, or this rank must hold another part of the
-                model than before. The process must restart.
+            NewProcessError: some rank's state is lost, or this rank must hold another part of the
+                model than before.
         """
         with self._lock:
             self._group = group
@@ -91,10 +92,13 @@ class Snapshots:
             copies=[(rank, Key(0, step)) for rank, step in self._copies],
         )
         decision = newest_complete(inventories)
+        loaded = None
         if decision is None or decision.key.step == 0:
-            decision = self._load_saved(group, lost=decision is None) or decision
+            loaded = self._load_saved(group, lost=decision is None)
+        decision = loaded or decision
         assert decision is not None
         step = decision.key.step
+        self._pass_over(group, loaded)
         for model in self._run.models:
             for module in model.modules():
                 if isinstance(module, FSDPModule):
@@ -127,7 +131,7 @@ class Snapshots:
             The step of these snapshots, and who has some for other pods; None: there are none.
 
         Raises:
-            RuntimeError: parts are lost. Processes with others cannot return that far, so all
+            NewProcessError: parts are lost. Processes with others cannot return that far, so all
                 restart.
         """
         files = self._pod_memory.files()
@@ -141,12 +145,10 @@ class Snapshots:
             outlook = "training starts again"
             if decision is not None:
                 outlook = f"all ranks restart from step {decision.key.step} in memory"
-            raise RuntimeError(
+            raise NewProcessError(
                 "more ranks were lost than join(shard_copies=...) protects from: parts of the "
                 f"model are gone, and {outlook}"
             )
-        keys = {key for held in inventories for key in held.all_keys()}
-        self._pod_memory.pass_over(keys, above=decision.key if decision else None)
         if decision is None:
             return None
         key = decision.key
@@ -160,8 +162,15 @@ class Snapshots:
                 snapshot = self._pod_memory.load(rank, files[rank, key])
                 with self._lock:
                     self._copies[rank, key.step] = snapshot
-        self._pod_memory.newest = max(self._pod_memory.newest, key.step)
         return decision
+
+    def _pass_over(self, group: Group, loaded: Decision | None) -> None:
+        """Save no step in the memory of the pods that some rank has saved before; a collective.
+
+        A rank that was lost may not have saved it.
+        """
+        told = group.gather(json.dumps(self._pod_memory.newest_step()).encode())
+        self._pod_memory.pass_over(max(map(int, told)), loaded=loaded.key if loaded else None)
 
     def take(self) -> None:
         """Take a snapshot after a step, and begin to copy it; `confirm` the step before first."""
@@ -200,7 +209,7 @@ class Snapshots:
         size = self._mesh.size()
         own = int(self._mesh.mesh[tuple(self._mesh.get_coordinate() or ())])
         if (group.rank, group.size) != (own, size):
-            raise RuntimeError(
+            raise NewProcessError(
                 f"this process holds part {own} of {size} of the model, but is now rank "
                 f"{group.rank} of {group.size}: it must restart"
             )
