@@ -53,7 +53,6 @@ FULL_STATUS: Json = {
         "epoch": 1,
         "loss": 0.25,
         "samplesPerSecond": 512.5,
-        "slowestRank": 3,
         "pace": {
             "step": 120,
             "rank": 3,

@@ -145,7 +145,7 @@ def _slow_down(scene: Scene) -> None:
     """Give one pod's rank three percent of a core until the status names it."""
     with faults.throttled(scene.pod(1), percent=3):
         wait_for(
-            lambda: (progress := scene.job.status().progress) and progress.slowest_rank == 1,
+            lambda: (slow := scene.job.status().slow_rank) is not None and slow.rank == 1,
             what="the slow rank in the status",
             describe=scene.job.status,
         )

@@ -69,7 +69,6 @@ async def test_progress_is_told_and_a_hang_is_ended(
         "step": 120,
         "totalSteps": 960,
         "loss": 0.5,
-        "slowestRank": 1,
         "checkpoint": {"step": 100, "path": "/checkpoints/step-100"},
     }
     port = int(trainer.address.rpartition(":")[2])

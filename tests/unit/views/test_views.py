@@ -254,10 +254,6 @@ class TestWhy:
         assert "has completed no step for 18m" in text
         assert "spec.progressDeadlineSeconds" in text
 
-    def test_a_slow_rank_is_named(self) -> None:
-        told_of = {"step": 5, "updatedAt": at(1195), "slowestRank": 3}
-        assert told(training(progress=told_of)).startswith("digits is slow: rank 3")
-
     @pytest.mark.parametrize(
         ("class_", "advised"),
         [("Infrastructure", "check the node"), ("Application", "read the stacks of all ranks")],

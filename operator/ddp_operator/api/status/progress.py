@@ -60,7 +60,6 @@ class Progress(StatusModel):
     epoch: Step | None = None
     loss: float | None = None
     samples_per_second: float | None = None
-    slowest_rank: Step | None = None
     pace: Annotated[Pace | None, OR_NONE] = None
     updated_at: Time = Field(description="When this step was first seen.")
     last_step_time: Time | None = Field(

@@ -49,7 +49,6 @@ class ReportedProgress(Answer):
     epoch: Count | None = None
     loss: _Measure = None
     samples_per_second: _Measure = None
-    slowest_rank: Count | None = None
 
 
 class ReportedResumption(Answer):

@@ -134,9 +134,6 @@ def _running(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
             found.sentence = f"{name} is slow: rank {slow.rank} delays the others in each step."
             found.evidence += slow_rank.lines(slow, now)
             found.remedies.append(REASONS["SlowRank"].remedy)
-        elif progress.slowest_rank is not None:
-            found.sentence = f"{name} is slow: rank {progress.slowest_rank} delays the others."
-            found.remedies.append("check that rank's node: GPU clocks, disk and network")
     else:
         found.evidence.append(
             "its trainer reports no progress: neither its speed nor a hang can be detected"

@@ -103,8 +103,6 @@ def _progress(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
     if job.status.slow_rank is not None and not job.status.finished:
         for number_, line in enumerate(slow_rank.lines(job.status.slow_rank, now)):
             yield ("" if number_ else "slow"), line
-    elif progress.slowest_rank is not None:
-        yield "", f"rank {progress.slowest_rank} delays the others"
 
 
 def _ranks(job: JobSnapshot, pods: Pods, now: datetime) -> Iterator[Fact]:

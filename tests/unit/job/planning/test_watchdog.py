@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import Progress
+from ddp_operator.api.status import Progress, SlowRank
 from ddp_operator.api.status.world import World
 from ddp_operator.job.failure.hang import Hang, HangKind
 from ddp_operator.job.planning.plan import plan
@@ -49,22 +49,25 @@ def test_a_step_that_stands_for_too_long_restarts_the_gang() -> None:
     job, pods = watched_job()
     job = reported(job, pods, report(7, received=20))
     assert does_nothing(plan(job, pods, later(80), report=report(7, received=80)))
-    planned = plan(job, pods, later(81), report=report(7, received=81, slowestRank=1))
+    planned = plan(job, pods, later(81), report=report(7, received=81))
     assert planned.decided
     assert (planned.status.attempt, planned.status.restarts) == (1, 1)
     assert event_reasons(planned) == ["Restarting"]
     [failure] = planned.status.failures
     assert (failure.reason, failure.class_) == ("NoProgress", "Application")
-    assert (failure.rank, failure.index, failure.pod) == (1, 1, pods[1].key.name)
+    assert (failure.rank, failure.index, failure.pod) == (None, 0, pods[0].key.name)
     assert "stuck at step 7 for 61 s" in failure.message
 
 
-def test_the_slowest_rank_is_of_the_pod_that_has_it() -> None:
-    job, pods = watched_job(overrides=[{"indexes": ["0"], "nprocPerNode": 4}])
+def test_a_slow_rank_is_told_of_but_nobody_knows_that_it_hangs() -> None:
+    job, pods = watched_job()
+    pods[1] = replace(pods[1], node="node-b")
     job = reported(job, pods, report(7, received=20))
-    planned = plan(job, pods, later(81), report=report(7, received=81, slowestRank=3))
-    [failure] = planned.status.failures
-    assert (failure.rank, failure.index) == (3, 0)
+    slow = SlowRank(rank=1, ratio=2.0, seconds_per_step=0.1, since=later(20), pod=pods[1].key.name)
+    job = with_status(job, slow_rank=slow)
+    [failure] = plan(job, pods, later(81), report=report(7, received=81)).status.failures
+    assert (failure.rank, failure.node) == (None, "")
+    assert "; rank 1 was slow before" in failure.message
 
 
 def test_the_time_counts_from_when_this_attempt_ran() -> None:
@@ -174,7 +177,7 @@ class TestLaunchersShowTheRank:
         job, pods = watched_job(**spec)
         pods[1] = replace(pods[1], node="node-b")
         job = reported(job, pods, report(7, received=20))
-        return job, pods, report(7, received=81, slowestRank=0)
+        return job, pods, report(7, received=81)
 
     def test_nothing_is_decided_before_they_answer(self) -> None:
         job, pods, heard = self.hanging()
@@ -271,7 +274,7 @@ class TestLaunchersShowTheRank:
         for _ in range(data.draw(st.integers(1, 5))):
             still = data.draw(st.integers(1, DEADLINE))
             for moment in (at + still // 2, at + still):
-                heard = report(step, received=moment, slowestRank=1)
+                heard = report(step, received=moment)
                 planned = plan(job, pods, later(moment), report=heard, hang=None)
                 assert (planned.ask_traces, planned.decided) == ((), False)
             at, step = at + still, step + 1
@@ -293,7 +296,7 @@ class TestLaunchersShowTheRank:
     def test_without_an_answer_it_ends_as_well(self) -> None:
         job, pods, heard = self.hanging()
         [failure] = plan(job, pods, later(81), report=heard, hang=Hang()).status.failures
-        assert (failure.rank, "the slowest rank was 0" in failure.message) == (0, True)
+        assert (failure.rank, failure.node) == (None, "")
 
     def test_a_part_of_the_pods_would_mislead(self) -> None:
         job, pods, heard = self.hanging()

@@ -26,7 +26,6 @@ FULL = {
     "epoch": 2,
     "loss": 0.12345678,
     "samplesPerSecond": 8123,
-    "slowestRank": 3,
     "checkpoint": {
         "step": 100,
         "path": "/checkpoints/step-100",
@@ -54,7 +53,7 @@ def report(
 
 def test_a_full_report_is_read() -> None:
     said = TrainerStatus.read(json.dumps(FULL).encode())
-    assert (said.step, said.total_steps, said.epoch, said.slowest_rank) == (120, 960, 2, 3)
+    assert (said.step, said.total_steps, said.epoch) == (120, 960, 2)
     assert (said.loss, said.samples_per_second) == (0.123457, 8123.0)
     assert said.checkpoint is not None
     assert said.checkpoint.time == NOW
@@ -81,7 +80,7 @@ def test_a_loss_that_is_no_number_costs_nothing_but_the_loss() -> None:
         (b'{"step": -1}', "step"),
         (b'{"step": 9007199254740992}', "step"),
         (b'{"step": 1, "loss": "0.1"}', "loss"),
-        (b'{"step": 1, "slowestRank": 1.5}', "slowestRank"),
+        (b'{"step": 1, "epoch": 1.5}', "epoch"),
         (b'{"step": 1, "checkpoint": "/checkpoints/step-1"}', "checkpoint"),
         (b'{"step": 1, "checkpoint": {"path": "/c"}}', "checkpoint.step"),
         (b'{"step": 1, "checkpoint": {"step": 1, "path": "\\ud800"}}', "checkpoint.path"),
@@ -106,7 +105,7 @@ _checkpoints = _json | st.fixed_dictionaries(
 )
 _answers = st.fixed_dictionaries(
     {"step": st.integers(0, 2**53 - 1)},
-    optional={"loss": _json, "epoch": _json, "slowestRank": _json, "checkpoint": _checkpoints},
+    optional={"loss": _json, "epoch": _json, "checkpoint": _checkpoints},
 )
 
 

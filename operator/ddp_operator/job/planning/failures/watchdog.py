@@ -62,9 +62,8 @@ def hung(
     if hang.sentence:
         return _failure(job, pods, f"{message}; {hang.sentence}", hang, now)
     message += f" (spec.progressDeadlineSeconds: {job.spec.progress_deadline_seconds})"
-    if progress.slowest_rank is not None:
-        message += f"; the slowest rank was {progress.slowest_rank}"
-        hang = Hang((progress.slowest_rank,))
+    if (slow := job.status.slow_rank) is not None:  # which is no proof that the others wait for it
+        message += f"; rank {slow.rank} was slow before"
     return _failure(job, pods, message, hang, now)
 
 
