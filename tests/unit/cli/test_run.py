@@ -252,6 +252,12 @@ async def test_it_ends_as_the_job_ends(
     ("given", "said"),
     [
         (("run", "try"), "--image: name an image"),
+        (
+            ("run", "try", "--local", "--dry-run"),
+            "--dry-run needs a cluster: leave it out, or --local",
+        ),
+        (("run", "try", "--local", "-d"), "--detach needs a cluster"),
+        (("run", "try", "--local", "--wait"), "--wait needs a cluster"),
         ((*SHORT, "--gpus", "h99"), "unknown type, use one of a100"),
         ((*SHORT, "--env", "A"), "use NAME=VALUE"),
         ((*SHORT, "--env", "RANK=1"), "RANK"),

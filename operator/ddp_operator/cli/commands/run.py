@@ -42,6 +42,10 @@ _INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
 
 
+_FOR_CLUSTERS = {"--dry-run": "dry_run", "--detach": "detach", "--wait": "quietly"}
+"""Options that a local run, which shows its logs here until its end, cannot follow."""
+
+
 @click.command()
 @connection_options
 @click.argument("name")
@@ -168,6 +172,10 @@ def _request(name: str, given: dict[str, Any]) -> JobRequest:
     image = given["image"] or ("local" if given["local"] else None)
     if image is None:
         raise JobRequestError("--image: name an image, or add --local to run on this machine")
+    if given["local"]:
+        for option, value in _FOR_CLUSTERS.items():
+            if given[value]:
+                raise JobRequestError(f"{option} needs a cluster: leave it out, or --local")
     read = {path: _read(path) for path in given["scripts"]}
     gpus, checkpoint, memory = given["gpus"], given["checkpoint"], given["memory_checkpoint"]
     return JobRequest(
