@@ -73,6 +73,10 @@ class DifferingReplicasError(Exception):
     """The ranks' replicas differ, and this process cannot return to a state that all had."""
 
 
+class NonFiniteLossError(Exception):
+    """A loss is NaN or infinite, and no more steps may be skipped."""
+
+
 class SupersededError(Exception):
     """A later generation of the group has replaced this one; this process must not continue."""
 

@@ -25,6 +25,7 @@ from tests.trainer.library import (
     omitting,
     script,
     sharding,
+    skipping,
     streaming,
 )
 from tests.trainer.stream_device.device import install
@@ -45,6 +46,7 @@ SCRIPTS = {
     "layers left out": omitting.main,
     "shards": sharding.main,
     "flips": flipping.main,
+    "bad batches": skipping.main,
 }
 
 

@@ -33,7 +33,7 @@ NEEDS_TORCH = pytest.mark.skipif(
 )
 
 
-class _Own:
+class Own:
     """This rank's own part of what is sharded."""
 
     def __init__(self, *parts: nn.Module | torch.optim.Optimizer) -> None:
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> None:
                         _pause(AFTER_STEP)
             [ranks] = job.sum(1.0)
             assert ranks == job.world_size
-        print(f"rank {job.rank} ends with {digest(_Own(model, optimizer))}", flush=True)
+        print(f"rank {job.rank} ends with {digest(Own(model, optimizer))}", flush=True)
 
 
 if __name__ == "__main__":

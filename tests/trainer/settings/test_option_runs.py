@@ -26,6 +26,7 @@ OPTIONS = [
     "--checkpoint-every-steps=7",
     "--keep-checkpoints=5",
     "--verify-replicas=2",
+    "--skip-nonfinite-steps=2",
 ]
 LAST_STEP = 18  # 2 epochs of ceil(540 / 2 / (2 x 16)) steps
 

@@ -12,6 +12,7 @@ from ddp_trainer.exit_codes import (
     FlippedBitsError,
     LeftError,
     NewProcessError,
+    NonFiniteLossError,
     StoppedError,
     SupersededError,
 )
@@ -27,6 +28,7 @@ _CODES = {
     FlippedBitsError: ExitCode.FLIPPED_BITS,
     DifferingReplicasError: ExitCode.LOST_PEER,
     SupersededError: ExitCode.LOST_PEER,
+    NonFiniteLossError: ExitCode.FAILURE,
 }
 """Errors with a fixed meaning. Their messages are whole sentences."""
 

@@ -169,7 +169,9 @@ class Job(Stepping):
         No step is taken while more batches must be accumulated, or if gradients of other ranks are
         missing; then the same batches come again. Gradients are clipped to `clip_grad_norm` over
         all parameters. Then the optimizers step, then the gradient scaler and the schedulers, and
-        gradients are cleared. `loss` is shown in the log and the status.
+        gradients are cleared. `loss` is shown in the log and the status. If it is NaN or infinite,
+        `join(skip_nonfinite_steps=...)` skips the step: this returns False, and the next batches
+        come.
 
         Change other things that belong to a step, such as an average of the weights, right after
         it, and only if it was taken: `if job.step(loss): average.update_parameters(model)`. They

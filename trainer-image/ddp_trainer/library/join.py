@@ -54,6 +54,7 @@ def join(
     logical_shards: int | None = None,
     shard_copies: int | None = None,
     verify_replicas: int = Options.verify_replicas,
+    skip_nonfinite_steps: int = Options.skip_nonfinite_steps,
     **parts: Any,
 ) -> Iterator[Job]:
     """Train together with all ranks of the job; each calls this with the same arguments.
@@ -71,7 +72,9 @@ def join(
     present number of ranks would. `shard_copies`: number of ranks that receive each rank's part of
     a sharded model after each step, so that as many ranks can be lost at once; None: one.
     `stop_within_seconds`: how long saving may take once the job must stop; set it below the pod's
-    terminationGracePeriodSeconds, which no process in the pod can read.
+    terminationGracePeriodSeconds, which no process in the pod can read. `skip_nonfinite_steps`: so
+    many steps in a row can be skipped because a loss is NaN or infinite; pass each loss to
+    `job.step`.
     `checkpoint_timeout_seconds`: how long training waits for a save; the last save may take longer.
     The other numbers are those of the bundled trainer's flags of the same names; 0 switches
     `checkpoint_every_...` off.
@@ -108,6 +111,7 @@ def join(
                 heartbeat_timeout_seconds=heartbeat_timeout_seconds,
                 max_reforms=max_reforms,
                 verify_replicas=verify_replicas,
+                skip_nonfinite_steps=skip_nonfinite_steps,
                 optimization=OptimizationOptions(logical_shards=logical_shards or 0),
             )
         except ConfigurationError as error:

@@ -6,12 +6,15 @@ which samples to look at. Losses are read at intervals, because reading one wait
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
+
+from ddp_trainer.collectives.group import Group
 
 _MOST_STEPS = 1000
 """Steps since the last interval that are kept."""
@@ -31,9 +34,29 @@ class NonFinite(NamedTuple):
     """Number of its samples."""
 
     def __str__(self) -> str:
-        shown = ", ".join(map(str, self.samples)) + (", …" if self.size > _SHOWN else "")
         where = f"step {self.step} of rank {self.rank}"
-        return f"the loss is first {self.loss} in {where}: samples {shown}"
+        return f"the loss is first {self.loss} in {where}: samples {self.shown}"
+
+    @property
+    def shown(self) -> str:
+        """The samples, for messages."""
+        return ", ".join(map(str, self.samples)) + (", …" if self.size > _SHOWN else "")
+
+
+def find(
+    step: int, rank: int, losses: Sequence[Tensor | float], samples: Sequence[int]
+) -> NonFinite | None:
+    """Return the first loss of a rank's step that is not finite; waits for the device."""
+    for loss in map(float, losses):
+        if not math.isfinite(loss):
+            return NonFinite(step, rank, str(loss), list(samples[:_SHOWN]), len(samples))
+    return None
+
+
+def gathered(own: NonFinite | None, group: Group) -> list[NonFinite]:
+    """Return what all ranks have found, by step and rank; a collective."""
+    told = map(json.loads, group.gather(json.dumps(own).encode()))
+    return sorted(NonFinite(*found) for found in told if found)
 
 
 class LossWatch:
@@ -49,11 +72,8 @@ class LossWatch:
 
     def first(self, rank: int) -> NonFinite | None:
         """Return the first loss that is not finite; None: all are, or the script passes none."""
-        for step, losses, samples in self._steps:
-            for loss in map(float, losses):
-                if not math.isfinite(loss):
-                    return NonFinite(step, rank, str(loss), list(samples[:_SHOWN]), len(samples))
-        return None
+        each = (find(step, rank, losses, samples) for step, losses, samples in self._steps)
+        return next(filter(None, each), None)
 
     def clear(self) -> None:
         """Begin another interval."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -13,7 +12,7 @@ from datetime import timedelta
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.library.checkpoint_manager import CheckpointManager
-from ddp_trainer.library.loss_watch import LossWatch, NonFinite
+from ddp_trainer.library.loss_watch import LossWatch, gathered
 from ddp_trainer.run.position import Position
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry import tensorboard
@@ -171,10 +170,9 @@ class Progress:
 
     def _tell_of_losses(self, watch: LossWatch, group: Group) -> None:
         """Log the first loss that is not finite, with its rank and samples; a collective."""
-        own = json.dumps(watch.first(group.rank)).encode()
-        told = [NonFinite(*found) for each in group.gather(own) if (found := json.loads(each))]
-        if told and self._publisher is not None and self._is_finite:
-            _logger.warning("%s", min(told))
+        found = gathered(watch.first(group.rank), group)
+        if found and self._publisher is not None and self._is_finite:
+            _logger.warning("%s", found[0])
 
     def evaluated(self, position: Position, *, accuracy: float) -> None:
         """Report the accuracy of the model at `position` on the whole test set."""

@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader
 from ddp_trainer.data.loading import Loading, Rest, is_stream
 from ddp_trainer.data.sampler import SampleTrace, Share
 from ddp_trainer.data.stream import Stream, StreamRest
-from ddp_trainer.exit_codes import ConfigurationError, MovedError
-from ddp_trainer.library.loss_watch import LossWatch
+from ddp_trainer.exit_codes import ConfigurationError, MovedError, NonFiniteLossError
+from ddp_trainer.library.loss_watch import LossWatch, find
 from ddp_trainer.library.session import Session
+from ddp_trainer.library.skipped_steps import must_skip
 from ddp_trainer.library.steps.attempt import Attempt
 from ddp_trainer.process_group.end_of_training import ScriptProgress
 from ddp_trainer.run.seeds import seed_step
@@ -132,28 +133,36 @@ class Stepping(Session):
     def _take_step(
         self, attempt: Attempt, loss: Tensor | float | None, clip_grad_norm: float | None
     ) -> bool:
+        if loss is None and self._options.skip_nonfinite_steps:
+            raise ConfigurationError(
+                "skip_nonfinite_steps needs the loss of each batch: pass it, as in job.step(loss)"
+            )
         if not attempt.stepped_with(loss):
             if not attempt.assignment.is_plain:
                 self._run.forget_unscaling()
             return False
         if attempt.buffers is not None:
             self._run.set_buffers(attempt.buffers)
-        have_come = self._formation.wait_for_gradients() and self._knows_the_end(attempt)
+        have_come = (
+            self._formation.wait_for_gradients()
+            and self._knows_the_end(attempt)
+            and self._knows_losses(attempt)
+        )
         self._timer.note(Phase.COMMUNICATION)
         if not have_come:
             self._run.take_back(attempt.before)
             self._try_again()
             return False
-        self._run.complete_step(
-            attempt.samples,
-            ends_epoch=attempt.ends_epoch,
-            clip_grad_norm=clip_grad_norm,
-        )
+        samples, ends_epoch = attempt.samples, attempt.ends_epoch
+        if attempt.is_skipped:
+            self._run.skip_step(attempt.before, samples, ends_epoch=ends_epoch)
+        else:
+            self._run.complete_step(samples, ends_epoch=ends_epoch, clip_grad_norm=clip_grad_norm)
         if not self._formation.is_step_whole():
             self._try_again()
             return False
         self._complete(attempt)
-        return True
+        return not attempt.is_skipped
 
     def _take_turn(
         self,
@@ -181,6 +190,11 @@ class Stepping(Session):
         if self._length.accumulate > 1:
             raise ConfigurationError(
                 "step(optimizer=...) and batches(accumulate=...) cannot be combined: remove one"
+            )
+        if self._options.skip_nonfinite_steps:
+            raise ConfigurationError(
+                "step(optimizer=...) and skip_nonfinite_steps cannot be combined: a turn may have "
+                "been taken when a loss is not finite; remove skip_nonfinite_steps"
             )
         turn = attempt.take_turn(loss)
         have_come = self._formation.wait_for_gradients(in_turn=True)
@@ -210,6 +224,24 @@ class Stepping(Session):
                 self._formation.note(error)
                 return False
             attempt.ends_epoch = self._formation.votes.has_end
+        return True
+
+    def _knows_losses(self, attempt: Attempt) -> bool:
+        """Return whether this rank knows if all ranks skip the step."""
+        if self._options.skip_nonfinite_steps:
+            position, group = self._run.position, self._formation.group
+            try:
+                attempt.is_skipped = must_skip(
+                    find(position.step + 1, group.rank, attempt.told_losses(), attempt.own),
+                    group,
+                    in_a_row=position.skipped,
+                    most=self._options.skip_nonfinite_steps,
+                )
+            except NonFiniteLossError:
+                raise
+            except Exception as error:
+                self._formation.note(error)
+                return False
         return True
 
     def _try_again(self) -> None:
@@ -266,7 +298,8 @@ class Stepping(Session):
         if saves:
             self._checkpoint_manager.save(self._run)
             self._timer.lap(Phase.CHECKPOINT)
-        self._loss_watch.note(position.step, attempt.told_losses(), attempt.own)
+        if not attempt.is_skipped:
+            self._loss_watch.note(position.step, attempt.told_losses(), attempt.own)
         if self._progress.wants_interval(position):
             losses, shards = attempt.losses(), attempt.assignment.shards
             seconds = self._progress.interval(

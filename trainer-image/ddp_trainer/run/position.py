@@ -20,13 +20,16 @@ class Position:
     """Completed turns of the next step, where several optimizers step one after the other."""
     is_at_end: bool = False
     """True after the last step of this epoch; an evaluation may follow."""
+    skipped: int = 0
+    """Steps in a row, up to this position, that were counted without being applied."""
 
-    def advance(self, samples: int, *, epoch_length: int) -> None:
+    def advance(self, samples: int, *, epoch_length: int, is_skipped: bool = False) -> None:
         """Count a step on `samples` samples over all ranks, padding included.
 
-        `epoch_length`: samples of the epoch; 0: unknown.
+        `epoch_length`: samples of the epoch; 0: unknown. `is_skipped`: the step is not applied.
         """
         self.step += 1
+        self.skipped = self.skipped + 1 if is_skipped else 0
         self.turns = 0
         self.samples += samples
         if 0 < epoch_length <= self.samples:
@@ -43,7 +46,7 @@ class Position:
         """
         if self.epoch == 0 or self.samples > 0 or self.turns > 0 or self.is_at_end:
             return self
-        ended = Position(step=self.step, epoch=self.epoch - 1)
+        ended = Position(step=self.step, epoch=self.epoch - 1, skipped=self.skipped)
         ended.end(epoch_length=epoch_length)
         return ended
 

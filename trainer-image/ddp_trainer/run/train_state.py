@@ -273,6 +273,16 @@ class TrainState:
         )
         self._advance(samples, ends_epoch=ends_epoch)
 
+    def skip_step(self, before: Copies, samples: int, *, ends_epoch: bool = False) -> None:
+        """Count a step without applying it, so that its samples do not come again.
+
+        Buffers return to `before`. Optimizers and scaler stay as they are; schedulers step, so that
+        the rates of later steps are those of their position.
+        """
+        self.take_back(before)
+        self._updates.skip(self.position, score=self.score)
+        self._advance(samples, ends_epoch=ends_epoch, is_skipped=True)
+
     def take_turn(self, optimizer: Optimizer, *, clip_grad_norm: float | None = None) -> None:
         """Step with one of several optimizers; `complete_turns` completes the step."""
         self._updates.apply(
@@ -285,8 +295,8 @@ class TrainState:
         self._updates.apply(self.position, [], None, ends_step=True)
         self._advance(samples, ends_epoch=ends_epoch)
 
-    def _advance(self, samples: int, *, ends_epoch: bool) -> None:
-        self.position.advance(samples, epoch_length=self.order.samples)
+    def _advance(self, samples: int, *, ends_epoch: bool, is_skipped: bool = False) -> None:
+        self.position.advance(samples, epoch_length=self.order.samples, is_skipped=is_skipped)
         if ends_epoch:
             self.position.end(epoch_length=self.order.samples)
         kept = BEFORE_TRAINING, before_epoch(self.position.epoch)

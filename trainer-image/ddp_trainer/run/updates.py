@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from torch.nn.utils import clip_grad_norm_
@@ -53,9 +54,7 @@ class Updates:
             for plateau in self._parts.plateaus:
                 plateau.step(score if plateau.mode == "max" else -score)
         if self._scheduler_interval == "epoch" and begins_epoch:
-            with warnings.catch_warnings():
-                # The required optimizer steps may have happened in another process.
-                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            with _without_optimizer():  # its steps may have happened in another process
                 for scheduler in self._parts.schedulers:
                     scheduler.step()
         if clip_grad_norm is not None:
@@ -70,6 +69,11 @@ class Updates:
                 scheduler.step()
         for optimizer in self._parts.optimizers:
             optimizer.zero_grad()
+
+    def skip(self, position: Position, *, score: float | None) -> None:
+        """Step only with the schedulers, and clear the gradients; see `apply`."""
+        with _without_optimizer():  # the first step of all may be skipped
+            self.apply(position, [], None, ends_step=True, score=score)
 
     def _clip(self, optimizers: Sequence[Optimizer], norm: float) -> None:
         scaler = self._parts.scaler
@@ -98,3 +102,11 @@ class Updates:
                 "optimizer.step() was called: call job.step() instead, which does it when the "
                 "gradients of all ranks are complete"
             )
+
+
+@contextlib.contextmanager
+def _without_optimizer() -> Iterator[None]:
+    """Let schedulers step in this block before an optimizer has done so in this process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+        yield

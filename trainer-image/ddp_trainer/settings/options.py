@@ -111,6 +111,12 @@ class Options(Settings):
         "bit has flipped, all return to the last checked state in memory; 0: do not check",
         minimum=0,
     )
+    skip_nonfinite_steps: int = flag(
+        0,
+        "skip a step if the loss of any rank is NaN or infinite; so many steps in a row can be "
+        "skipped before the training fails; 0: do not check",
+        minimum=0,
+    )
     step_delay_seconds: float = flag(
         0.0,
         "pause after each step, so that a tiny workload lasts long enough to watch or interrupt",

@@ -33,6 +33,8 @@ class Attempt:
     """Batches after which the script has called `step`."""
     turns: int = 0
     """Number of calls of `step` for one of several optimizers."""
+    is_skipped: bool = False
+    """True if all ranks know that the step must not be applied."""
     buffers: Copies | None = None
     """Buffers after this rank's first part, if it computes several parts."""
     _losses: list[tuple[int, Tensor | float]] = field(default_factory=list)
