@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chaos.conftest import Victim, namespace, victim
-from tests.incidents.table import ROWS, table, written
+from tests.incidents.table import PAGE, ROWS, TORCHRUN, updated
 from tests.integration.queues.queue import CHIP, installed
 
 __all__ = ["namespace", "victim"]
@@ -26,9 +26,14 @@ def kueue(victim: Victim) -> Iterator[None]:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print the table; write it to the docs if every incident has its line."""
-    rows = config.stash.get(ROWS, [])
-    if rows:
-        terminalreporter.write_line(table(rows))
-    if written(rows):
-        terminalreporter.write_line("docs/concepts/incidents.md has the same table")
+    """Print the lines again, and write the table to the docs."""
+    rows, torchrun = config.stash.get(ROWS, []), config.stash.get(TORCHRUN, {})
+    for row in rows:
+        terminalreporter.write_line(row.text())
+    for name, cell in torchrun.items():
+        terminalreporter.write_line(f"torchrun: {name}: {cell}")
+    before = PAGE.read_text()
+    after = updated(before, rows, torchrun)
+    if after != before:
+        PAGE.write_text(after)
+        terminalreporter.write_line(f"the table is written to {PAGE}")

@@ -12,7 +12,6 @@ from typing import Final
 from tests.cluster import ClusterError
 from tests.e2e.environment import OPERATOR_NAMESPACE, operator_leader
 from tests.e2e.jobs import TRAINER_IMAGE, Job, digits_job, force_delete
-from tests.e2e.kubectl import wait_for
 from tests.e2e.queues import Queue, queued
 from tests.e2e.test_queues import leaves_no_pod
 from tests.incidents import faults
@@ -24,6 +23,7 @@ HANG: Final = 20
 """Seconds without a step after which a job hangs."""
 OUTAGE_SECONDS: Final = 60.0
 STALL_SECONDS: Final = 30.0
+FULL_SECONDS: Final = 10.0
 _TRAINER: Final = f"docker.io/library/{TRAINER_IMAGE}"
 _REMOVABLE: Final = "docker.io/library/ddp-trainer:removable"
 
@@ -72,8 +72,7 @@ def _own_disk(scene: Scene) -> Iterator[None]:
     try:
         yield
     finally:
-        scene.job.kubectl.run("delete", "ddpjob", scene.job.name)
-        wait_for(lambda: not scene.job.pods(), what="end of the pods that use the disk")
+        scene.remove()
         node.run("umount", folder)
 
 
@@ -87,11 +86,11 @@ def _hang_disk(scene: Scene) -> None:
 
 
 def _fill_disk(scene: Scene) -> None:
-    filler = scene.checkpoints / "filler"
+    filler, rank_0 = scene.checkpoints / "filler", scene.pod(0)["metadata"]["name"]
     with suppress(ClusterError):  # the disk is full then
         scene.victim.node.run("dd", "if=/dev/zero", f"of={filler}", "bs=64k")
-    scene.job.log_with(f"{scene.job.name}-0-0", "No space left on device")
-    scene.wait_for_steps(20)
+    scene.job.log_with(rank_0, "No space left on device")
+    time.sleep(FULL_SECONDS)
     scene.victim.node.run("rm", filler)
 
 
@@ -144,11 +143,7 @@ def _evict_pods(scene: Scene) -> None:
 def _slow_down(scene: Scene) -> None:
     """Give one pod's rank three percent of a core until the status names it."""
     with faults.throttled(scene.pod(1), percent=3):
-        wait_for(
-            lambda: (slow := scene.job.status().slow_rank) is not None and slow.rank == 1,
-            what="the slow rank in the status",
-            describe=scene.job.status,
-        )
+        scene.wait_until_rank_is_named_slow(1)
 
 
 def _poison(scene: Scene) -> AbstractContextManager[None]:
@@ -236,6 +231,7 @@ INCIDENTS: Final = (
         inject=_lose_registry,
         around=_image_of_its_own,
         image=_REMOVABLE,
+        torchrun=False,
         plain=False,
         expected=Expected(words="Deleted|Vanished", new_pods=range(1, 2)),
     ),
@@ -282,6 +278,7 @@ INCIDENTS: Final = (
         done="the kubelet of one of four nodes refuses each pod",
         inject=_is_avoided,
         around=_poison,
+        torchrun=False,
         plain=False,
         expected=Expected(
             class_="Infrastructure",
@@ -298,6 +295,7 @@ INCIDENTS: Final = (
         inject=_finish_in_queue,
         around=_queue,
         queued=True,
+        torchrun=False,
         plain=False,
         expected=Expected(failures=range(1), new_groups=range(1)),
     ),

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from ddp_operator.api.constants import LABEL_ATTEMPT
+from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_JOB_NAME
 
 from tests.chaos.accounts import Begun
 from tests.chaos.conftest import Victim
@@ -48,6 +48,8 @@ class Incident:
     image: str = TRAINER_IMAGE
     queued: bool = False
     """In a queue of Kueue."""
+    torchrun: bool = True
+    """It also happens to torchrun in a Job, without the operator."""
     around: Callable[[Scene], AbstractContextManager[None]] = lambda _: nullcontext()
     """What the cluster is like while the job runs; the job's claims exist already."""
 
@@ -55,6 +57,10 @@ class Incident:
 @dataclass(frozen=True)
 class Scene:
     """A job that trains."""
+
+    kind: ClassVar = "ddpjob"
+    selector: ClassVar = LABEL_JOB_NAME
+    """The label of the job's pods."""
 
     victim: Victim
     kubectl: Kubectl
@@ -69,7 +75,7 @@ class Scene:
     @property
     def trace(self) -> Path:
         """Return the folder in which ranks write their steps."""
-        return self.victim.environment.volume_path(self.kubectl, self._trace_claim)
+        return self.victim.environment.volume_path(self.kubectl, self.trace_claim)
 
     @property
     def checkpoints(self) -> Path:
@@ -86,13 +92,26 @@ class Scene:
         """Create the job, and wait until its launcher can restart it."""
         environment = self.victim.environment
         environment.make_claim(self.kubectl, self.incident.name)
-        environment.make_claim(self.kubectl, self._trace_claim)
+        environment.make_claim(self.kubectl, self.trace_claim)
         with self.incident.around(self):
-            self.kubectl.apply(self._manifest())
-            self.job.wait_until("Running")
-            self.job.wait_until_launcher_answers("InPlace" if self.incident.plain else "Pod")
+            self.kubectl.apply(*self.manifests())
+            self.wait_until_running()
             self.wait_for_steps()
             yield
+
+    def wait_until_running(self) -> None:
+        """Wait until the operator can restart the job in the smallest scope."""
+        self.job.wait_until("Running")
+        self.job.wait_until_launcher_answers("InPlace" if self.incident.plain else "Pod")
+
+    def pods(self) -> list[Any]:
+        """Return the job's pods."""
+        return self.kubectl.items("pods", "--selector", f"{self.selector}={self.incident.name}")
+
+    def remove(self) -> None:
+        """Delete the job, and wait until its pods are gone."""
+        self.kubectl.run("delete", self.kind, self.incident.name)
+        wait_for(lambda: not self.pods(), what="end of the job's pods")
 
     def pod(self, slot: int) -> Any:
         """Wait for the running pod of a slot."""
@@ -107,6 +126,14 @@ class Scene:
             describe=self.job.status,
         )
 
+    def wait_until_rank_is_named_slow(self, rank: int) -> None:
+        """Wait until the status names it."""
+        wait_for(
+            lambda: (slow := self.job.status().slow_rank) is not None and slow.rank == rank,
+            what="the slow rank in the status",
+            describe=self.job.status,
+        )
+
     def order(self, what: str, *ranks: int) -> None:
         """Give scripts of ranks an order for the same step, five steps from now."""
         step = max(self.log.last()) + 5
@@ -117,7 +144,7 @@ class Scene:
         """Return what was seen of the job, which has ended."""
         pods = self.job.ended_pods()
         names = self.record.names_of(self.incident.name)
-        steps = [self._steps(rank) for rank in range(self.incident.replicas)]
+        steps = self.steps()
         status = self.job.status()
         return Seen(
             steps=steps,
@@ -132,12 +159,18 @@ class Scene:
         )
 
     @property
-    def _trace_claim(self) -> str:
+    def trace_claim(self) -> str:
+        """Return the name of the claim for the ranks' steps."""
         return f"{self.incident.name}-trace"
 
+    def steps(self) -> list[list[Begun]]:
+        """Return the steps that were begun so far, by rank."""
+        return [self._steps(rank) for rank in range(self.incident.replicas)]
+
     def _steps(self, rank: int) -> list[Begun]:
-        lines = (self.trace / f"{STEP_LOG}.rank{rank}").read_text().splitlines()
-        entries = [json.loads(line) for line in lines]
+        text = (self.trace / f"{STEP_LOG}.rank{rank}").read_text()
+        # A rank may be in the midst of its last line.
+        entries = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
         return [Begun(entry["time"], entry["pod"], entry["step"]) for entry in entries]
 
     def _groups(self, pods: Mapping[str, Any], steps: Sequence[Sequence[Begun]]) -> int:
@@ -154,7 +187,8 @@ class Scene:
             seen[attempt] = max(seen.get(attempt, 0), groups)
         return sum(seen.values())
 
-    def _manifest(self) -> Manifest:
+    def manifests(self) -> list[Manifest]:
+        """Return the job."""
         incident = self.incident
         spec = {
             "replicas": incident.replicas,
@@ -178,7 +212,7 @@ class Scene:
                 **spec,
             )
         pod = manifest["spec"]["template"]["spec"]
-        claim = {"claimName": self._trace_claim}
+        claim = {"claimName": self.trace_claim}
         pod["volumes"] = [{"name": "trace", "persistentVolumeClaim": claim}]
         [container] = pod["containers"]
         container["env"] = [
@@ -186,5 +220,4 @@ class Scene:
             {"name": "STEPS", "value": str(incident.steps)},
         ]
         container["volumeMounts"] = [{"name": "trace", "mountPath": str(training.TRACE)}]
-        found: Manifest = queued(manifest) if incident.queued else manifest
-        return found
+        return [queued(manifest) if incident.queued else manifest]

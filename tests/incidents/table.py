@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,8 +14,18 @@ from tests.incidents.scene import Incident
 from tests.incidents.verdict import Seen
 
 PAGE: Final = Path(__file__).parents[2] / "docs/concepts/incidents.md"
+PASSED: Final = "passed"
 _BEGIN, _END = "<!-- written by `make incidents` -->\n\n", "\n<!-- end -->"
-_HEAD = ("incident", "what is done", "verdict", "seconds without a step", "failures", "charged")
+_HEAD = (
+    "incident",
+    "what is done",
+    "verdict",
+    "seconds without a step",
+    "failures",
+    "charged",
+    "torchrun in a Job",
+)
+_NONE: Final = "not tried"
 
 
 @dataclass(frozen=True)
@@ -33,46 +43,56 @@ class Row:
         """Take it from what was seen and how it was judged."""
         return cls(
             incident,
-            "; ".join(complaints) or "passed",
-            seen.seconds_without_step,
+            "; ".join(complaints) or PASSED,
+            seen.seconds_without_step(),
             len(seen.status.failures),
             seen.status.restarts,
         )
 
+    def cells(self) -> list[str]:
+        """Return the line of the table, without its last cell."""
+        return [
+            self.incident.what,
+            self.incident.done,
+            self.verdict,
+            f"{self.seconds_without_step:.0f}",
+            str(self.failures),
+            str(self.charged),
+        ]
+
     def text(self) -> str:
-        """Return the line of the table."""
-        return _line(
-            (
-                self.incident.what,
-                self.incident.done,
-                self.verdict,
-                f"{self.seconds_without_step:.0f}",
-                str(self.failures),
-                str(self.charged),
-            )
-        )
+        """Return the line in Markdown."""
+        return _line(self.cells())
 
 
 ROWS: Final = pytest.StashKey[list[Row]]()
+TORCHRUN: Final = pytest.StashKey[dict[str, str]]()
+"""The last cells, by the incident's name."""
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return the rows as Markdown."""
-    lines = [_line(_HEAD), _line(["---"] * len(_HEAD)), *(row.text() for row in rows)]
-    return "\n".join(lines)
+def updated(page: str, rows: Sequence[Row], torchrun: Mapping[str, str]) -> str:
+    """Return the page with the results of a run.
+
+    The operator's cells change if each incident passed; otherwise they stay. Each outcome of
+    torchrun has its cell.
+    """
+    begin, end = page.index(_BEGIN) + len(_BEGIN), page.index(_END)
+    before = {cells[0]: cells for cells in map(_cells, page[begin:end].splitlines())}
+    passed = {row.incident.name: row.cells() for row in rows if row.verdict == PASSED}
+    is_whole = passed.keys() == {incident.name for incident in INCIDENTS}
+    lines = [_line(_HEAD), _line(["---"] * len(_HEAD))]
+    for incident in INCIDENTS:
+        *cells, last = before.get(incident.what, [incident.what, *[_NONE] * (len(_HEAD) - 1)])
+        if is_whole:
+            cells = passed[incident.name]
+        lines.append(_line([*cells, torchrun.get(incident.name, last)]))
+    text = "\n".join(lines)
+    return f"{page[:begin]}{text}\n{page[end:]}"
 
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def written(rows: Sequence[Row]) -> bool:
-    """Write the table to the page if each incident passed."""
-    if [row.incident.name for row in rows if row.verdict == "passed"] != [
-        i.name for i in INCIDENTS
-    ]:
-        return False
-    page = PAGE.read_text()
-    begin, end = page.index(_BEGIN) + len(_BEGIN), page.index(_END)
-    PAGE.write_text(f"{page[:begin]}{table(rows)}\n{page[end:]}")
-    return True
+def _cells(line: str) -> list[str]:
+    return line.removeprefix("| ").removesuffix(" |").split(" | ")

@@ -37,37 +37,22 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A job that has ended."""
+class Training:
+    """The steps of a job, whoever runs it."""
 
     steps: Sequence[Sequence[Begun]]
     """By rank, the steps that were begun, in order."""
     last_step: int
     """Of the training."""
-    phases: Mapping[str, str]
-    """Of the job's pods, by name."""
-    new_pods: int
-    new_groups: int
-    doubles: Sequence[str]
-    """Pairs of pods that served as one rank at the same time."""
-    status: DDPJobStatus
 
-    @property
-    def seconds_without_step(self) -> float:
-        """Return the sum of all pauses of the whole job."""
+    def seconds_without_step(self, *, until: float = 0) -> float:
+        """Return the sum of all pauses of the whole job, to a time after its last step too."""
         times = sorted(step.seconds for steps in self.steps for step in steps)
-        gaps = [later - earlier for earlier, later in pairwise(times)]
+        gaps = [later - earlier for earlier, later in pairwise([*times, until])]
         return sum(gap for gap in gaps if gap > PAUSE_SECONDS)
 
-    def complaints(self, expected: Expected) -> list[str]:
-        """Return what is not as it should be."""
-        return [*self._about_steps(), *self._about_restarts(expected), *self._about_words(expected)]
-
-    def _about_steps(self) -> Iterator[str]:
-        if self.status.phase != "Succeeded":
-            yield f"the job is {self.status.phase}: {self.status.message}"
-        if set(self.phases.values()) != {"Succeeded"}:
-            yield f"not all pods succeeded: {dict(self.phases)}"
+    def complaints_about_steps(self) -> Iterator[str]:
+        """Yield what is wrong with the steps of a job that has succeeded."""
         for rank, steps in enumerate(self.steps):
             if {step.step for step in steps} != set(range(1, self.last_step + 1)):
                 last = max((step.step for step in steps), default=0)
@@ -76,6 +61,30 @@ class Seen:
             pods = [*(step.pod for step in steps[:1]), *order]
             if len(pods) != len(set(pods)):
                 yield f"pods of rank {rank} trained in turns: {pods}"
+
+
+@dataclass(frozen=True)
+class Seen(Training):
+    """A job of the operator that has ended."""
+
+    phases: Mapping[str, str]
+    """Of the job's pods, by name."""
+    new_pods: int
+    new_groups: int
+    doubles: Sequence[str]
+    """Pairs of pods that served as one rank at the same time."""
+    status: DDPJobStatus
+
+    def complaints(self, expected: Expected) -> list[str]:
+        """Return what is not as it should be."""
+        return [*self._about_end(), *self._about_restarts(expected), *self._about_words(expected)]
+
+    def _about_end(self) -> Iterator[str]:
+        if self.status.phase != "Succeeded":
+            yield f"the job is {self.status.phase}: {self.status.message}"
+        if set(self.phases.values()) != {"Succeeded"}:
+            yield f"not all pods succeeded: {dict(self.phases)}"
+        yield from self.complaints_about_steps()
         yield from (f"two pods of one rank at once: {double}" for double in self.doubles)
 
     def _about_restarts(self, expected: Expected) -> Iterator[str]:

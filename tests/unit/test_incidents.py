@@ -1,13 +1,16 @@
-"""The verdict on an incident finds what is wrong."""
+"""The verdict on an incident finds what is wrong, and the table shows it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from ddp_operator.api.status import DDPJobStatus
 
 from tests.chaos.accounts import Begun
+from tests.incidents.incidents import INCIDENTS
+from tests.incidents.table import Row, updated
 from tests.incidents.verdict import Expected, Seen
 
 FAILURE = {
@@ -48,7 +51,12 @@ EXPECTED = Expected(words="Deleted", new_pods=range(1, 2))
 
 def test_an_expected_incident_passes() -> None:
     assert SEEN.complaints(EXPECTED) == []
-    assert SEEN.seconds_without_step == 5.0
+    assert SEEN.seconds_without_step() == 5.0
+
+
+def test_a_job_that_does_not_end_is_without_a_step_until_now() -> None:
+    last = SEEN.steps[0][-1].seconds
+    assert SEEN.seconds_without_step(until=last + 100) == 105.0
 
 
 @pytest.mark.parametrize(
@@ -76,3 +84,44 @@ def test_an_expected_incident_passes() -> None:
 def test_what_is_wrong_is_found(seen: Seen, complaint: str) -> None:
     [found] = seen.complaints(EXPECTED)
     assert complaint in found
+
+
+def lines_of(page: str) -> dict[str, str]:
+    """Return the first and the last words of each line of the table."""
+    table = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    return {cells[0]: f"{cells[2]}, {cells[-1]}" for cells in table[2:]}
+
+
+class TestTable:
+    """A run changes the cells that it has results for."""
+
+    PAGE: ClassVar = "text\n<!-- written by `make incidents` -->\n\n| old |\n\n<!-- end -->\n"
+    PASSED: ClassVar = [Row(incident, "passed", 5.0, 1, 0) for incident in INCIDENTS]
+    ENDED: ClassVar = {incident.name: "finished" for incident in INCIDENTS if incident.torchrun}
+
+    def test_a_whole_run_writes_all(self) -> None:
+        found = lines_of(updated(self.PAGE, self.PASSED, self.ENDED))
+        assert found == {
+            incident.what: f"passed, {'finished' if incident.torchrun else 'not tried'}"
+            for incident in INCIDENTS
+        }
+
+    def test_each_part_can_be_run_alone(self) -> None:
+        whole = updated(self.PAGE, self.PASSED, self.ENDED)
+        assert updated(updated(self.PAGE, [], self.ENDED), self.PASSED, {}) == whole
+        assert updated(updated(self.PAGE, self.PASSED, {}), [], self.ENDED) == whole
+
+    def test_only_a_whole_run_changes_the_operators_cells(self) -> None:
+        whole = updated(self.PAGE, self.PASSED, self.ENDED)
+        slower = [replace(row, seconds_without_step=60.0) for row in self.PASSED]
+        failed = [*slower[1:], replace(slower[0], verdict="rank 0 did not train")]
+        assert updated(whole, slower, {}) != whole
+        assert updated(whole, failed, {}) == whole
+        assert updated(whole, slower[1:], {}) == whole
+
+    def test_each_outcome_of_torchrun_has_its_cell(self) -> None:
+        whole = updated(self.PAGE, self.PASSED, self.ENDED)
+        name = INCIDENTS[0].name
+        outcomes = {**self.ENDED, name: "failed"}
+        assert updated(whole, [], {name: "failed"}) == updated(whole, self.PASSED, outcomes)
+        assert updated(whole, [], {name: "failed"}) != whole
