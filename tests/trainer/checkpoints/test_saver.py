@@ -6,6 +6,7 @@ import copy
 import io
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -322,7 +323,7 @@ def test_evaluated_or_not_the_same_step_is_the_same_checkpoint() -> None:
     before = copy.deepcopy(run.state_dict())
     run.position.next_epoch()
     assert_same(run.state_dict(), before)
-    position = {"step": 1, "epoch": 0, "samples": 4, "turns": 0, "is_at_end": True}
+    position = asdict(Position(step=1, samples=4, is_at_end=True))
     assert before["position"] == position
     other = new_run()
     other.order = run.order

@@ -135,8 +135,8 @@ def test_an_average_of_the_weights_and_a_sampler(tmp_path: Path) -> None:
     # As the page tells.
     names = {"model", "average", "optimizer", "scheduler"}
     assert state.keys() == names | {"position", "order"}
-    position = {"step", "epoch", "samples", "turns", "is_at_end", "skipped"}
-    assert state["position"].keys() == position
+    place = {"step", "epoch", "samples", "turns", "is_at_end"}
+    assert state["position"].keys() == place | {"skipped", "skipped_in_all"}
     assert state["order"].keys() == {"seed", "samples", "readers", "shards"}
     assert "1.weight" in state["model"]
 

@@ -14,6 +14,7 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, NonFiniteLossError
 from ddp_trainer.library.loss_watch import NonFinite
 from ddp_trainer.library.skipped_steps import after_too_many, must_skip
+from ddp_trainer.telemetry.history import FILE_NAME
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -146,10 +147,20 @@ def test_a_stream_goes_on() -> None:
 def test_a_resumed_training_does_not_meet_the_samples_again(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"skip_nonfinite_steps": MOST, "checkpoint_dir": tmp_path}
     Run().train(loader({2, 3}), max_steps=4, **settings)
+    assert counts(tmp_path) == [(3, 1), (4, 2)]
+    (tmp_path / FILE_NAME).unlink()
     resumed = Run().train(loader({2, 3}), **settings)
     assert resumed.taken == [5, 6]
     assert resumed.samples == [[16, 17, 18, 19], [20, 21, 22, 23]]
     assert_same(resumed.state(), Run({3, 4}).train(loader(set())).state())
+    assert counts(tmp_path) == [(4, 2)]
+
+
+def counts(folder: Path) -> list[tuple[int, float]]:
+    """The numbers of skipped steps, each with the step at which it was told."""
+    lines = map(json.loads, (folder / FILE_NAME).read_text().splitlines())
+    told = [line for line in lines if line["kind"] == "metrics"]
+    return [(line["step"], line["values"]["skipped_steps"]) for line in told]
 
 
 def test_too_many_in_a_row_end_the_training(caplog: pytest.LogCaptureFixture) -> None:

@@ -97,6 +97,7 @@ class Progress:
         if self._publisher is not None:
             self._publisher.begin(position.step, total_steps=total_steps)
         self._report.update(step=position.step, total_steps=self.total_steps)
+        self._tell_of_skipped(position)
         self._look_for_checkpoint()
 
     def pause(self) -> None:
@@ -109,6 +110,8 @@ class Progress:
         """Note a complete step, on this number of samples over all ranks."""
         self._samples += samples
         self._report.step(position.step)
+        if position.skipped:
+            self._tell_of_skipped(position)
         self._look_for_checkpoint()
         if self._publisher is not None:
             self._publisher.step(position.step)
@@ -188,6 +191,10 @@ class Progress:
         """Publish the script's own numbers."""
         if self._publisher is not None:
             self._publisher.log(position.step, metrics)
+
+    def _tell_of_skipped(self, position: Position) -> None:
+        if position.skipped_in_all:
+            self.log(position, {"skipped_steps": position.skipped_in_all})
 
     def finished(self) -> None:
         """Report that everything is trained and saved."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -22,6 +22,8 @@ class Position:
     """True after the last step of this epoch; an evaluation may follow."""
     skipped: int = 0
     """Steps in a row, up to this position, that were counted without being applied."""
+    skipped_in_all: int = 0
+    """Such steps since the beginning of training."""
 
     def advance(self, samples: int, *, epoch_length: int, is_skipped: bool = False) -> None:
         """Count a step on `samples` samples over all ranks, padding included.
@@ -30,6 +32,7 @@ class Position:
         """
         self.step += 1
         self.skipped = self.skipped + 1 if is_skipped else 0
+        self.skipped_in_all += is_skipped
         self.turns = 0
         self.samples += samples
         if 0 < epoch_length <= self.samples:
@@ -46,7 +49,7 @@ class Position:
         """
         if self.epoch == 0 or self.samples > 0 or self.turns > 0 or self.is_at_end:
             return self
-        ended = Position(step=self.step, epoch=self.epoch - 1, skipped=self.skipped)
+        ended = replace(self, epoch=self.epoch - 1)
         ended.end(epoch_length=epoch_length)
         return ended
 
