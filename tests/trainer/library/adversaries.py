@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import ddp_trainer
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 from torch.utils.data import DataLoader
 
+from tests.trainer.library.flipping import PROBE_EVERY
 from tests.trainer.library.script import BATCH_SIZE, Digits, parsed
 
 NOISE = 16
@@ -49,6 +51,7 @@ def main(arguments: Sequence[str]) -> None:
         critic_optimizer=judging_optimizer,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(judging_optimizer, 0.99),
         checkpoint_every_steps=3,
+        verify_gradients=int(os.environ.get(PROBE_EVERY, "0")),
         group_timeout_seconds=5,
         heartbeat_timeout_seconds=5,
     ) as job:

@@ -171,6 +171,7 @@ def test_what_cannot_continue_is_refused(
     assert 'set checkpoint_dir=""' in refusal(caplog, model=whole, checkpoint_dir=tmp_path)
     assert "logical_shards" in refusal(caplog, model=whole, logical_shards=2)
     assert "remove verify_replicas" in refusal(caplog, model=whole, verify_replicas=10)
+    assert "remove verify_gradients" in refusal(caplog, model=whole, verify_gradients=10)
     scaler = torch.amp.GradScaler("cpu")
     assert "GradScaler" in refusal(caplog, model=whole, scaler=scaler)
     plain = model()

@@ -200,11 +200,11 @@ def ends_of(*logs: str) -> list[str]:
     return sorted(end for log in logs for end in re.findall(r"rank \d ends with \w+", log))
 
 
-def ends_of_undisturbed(folder: Path, ranks: int) -> list[str]:
+def ends_of_undisturbed(folder: Path, ranks: int, *, epochs: int = 2) -> list[str]:
     folder.mkdir()
     more = variables(folder, [], every=0)
     with script_job(folder, ranks=ranks, script="flips", variables=more) as job:
-        ends = ends_of(run_to_its_end(job, "--epochs", "2").log)
+        ends = ends_of(run_to_its_end(job, "--epochs", str(epochs)).log)
     assert len(ends) == ranks
     return ends
 

@@ -28,16 +28,18 @@ OPTIONS = [
     "--verify-replicas=2",
     "--skip-nonfinite-steps=2",
 ]
+PROBES = ["--verify-gradients=1"]
 LAST_STEP = 18  # 2 epochs of ceil(540 / 2 / (2 x 16)) steps
 
 
 def test_a_run_with_many_options_resumes_to_the_bit(tmp_path: Path) -> None:
+    """With probes of gradients, which leave no trace."""
     with job(tmp_path / "whole") as whole, job(tmp_path / "resumed") as resumed:
         for pod in whole.start_all(*OPTIONS):
             assert pod.wait() == 0, pod.log
         name = "step-00000007"
         shutil.copytree(whole.checkpoints / name, resumed.checkpoints / name)
-        first, second = resumed.start_all(*OPTIONS)
+        first, second = resumed.start_all(*OPTIONS, *PROBES)
         assert (first.wait(), second.wait()) == (0, 0), first.log
         assert "resuming from checkpoint" in first.log
         assert all("flipped bits" not in pod.log for pod in (*whole.pods, *resumed.pods))

@@ -13,11 +13,12 @@ from functools import partial
 from itertools import tee
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.sampler import Share, shares
-from ddp_trainer.data.samplers import Key, order_of
+from ddp_trainer.data.samplers import Epoch, Key, order_of
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.seeds import seed_by_name
 from ddp_trainer.system.deathsignal import die_with_parent
@@ -49,6 +50,8 @@ class Loading:
         self.batch_size = loader.batch_size or 1
         self.samples_a_place = self._epochs.samples_a_place
         """Number of samples that count as one."""
+        self._begun: tuple[int, Epoch] | None = None
+        """The newest epoch and its number."""
         self._places = _Places()
         seeded = _SeededBatches if _draws_batches(loader.dataset) else _Seeded
         self._seeded = seeded(loader.dataset, seed=seed)
@@ -79,7 +82,7 @@ class Loading:
         if not 0 <= samples <= self.samples:
             raise ValueError(f"{samples} is outside an epoch of {self.samples} samples")
         left = self._samples_left(samples, shards=assignment.shards)
-        order, keys = self._epochs.begin(epoch)
+        order, keys = self._begin(epoch)
         taken, to_read = tee(
             shares(
                 assignment,
@@ -97,6 +100,21 @@ class Loading:
             return Rest(taken, count, map(self._load, places))
         self._places.batches = places
         return Rest(taken, count, iter(self._reader))
+
+    def whole_batch(self, epoch: int, samples: int, *, rank: int, world_size: int) -> Any:
+        """Load the next batch that one of the ranks has after `samples` of the epoch.
+
+        It is read in this process, without workers. After the last sample it continues with the
+        first one, so it is as large as the loader's other batches.
+        """
+        order, keys = self._begin(epoch)
+        places = samples + rank + world_size * np.arange(self.batch_size)
+        return self._load(keys(order(places % self.samples).tolist()))
+
+    def _begin(self, epoch: int) -> Epoch:
+        if self._begun is None or self._begun[0] != epoch:
+            self._begun = epoch, self._epochs.begin(epoch)
+        return self._begun[1]
 
     def share(self, *, rank: int, world_size: int) -> Iterator[Any]:
         """Yield the batches of one rank; all ranks together read each sample once."""

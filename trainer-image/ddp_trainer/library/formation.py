@@ -59,8 +59,12 @@ class Formation:
         self._stop = stop
         self._script = script
         self.snapshots = snapshots
-        self.verification = Verification(run, every_steps=options.verify_replicas)
-        """Of this rank's replica."""
+        self.verification = Verification(
+            run,
+            every_steps=options.verify_replicas,
+            probe_every_steps=options.verify_gradients,
+        )
+        """Of this rank's replica and gradients."""
         self._reform_limit = ReformLimit(options.max_reforms)
         self._seconds = options.rendezvous_timeout_seconds
         self._formed: AbstractContextManager[Group] | None = None
@@ -194,6 +198,18 @@ class Formation:
         if not (is_lost_peer(error) or self.group.is_broken):
             raise error
         self.note(error)
+
+    def begin_probe(self) -> None:
+        """Prepare a pass in which no gradients are averaged; a collective.
+
+        All ranks then have rank 0's buffers, so that they compute the same.
+        """
+        for net in self.nets:
+            net.begin_probe()
+        try:
+            self.equalise_buffers()
+        except Exception as error:
+            self._note_lost_peer(error)
 
     def end_rehearsal(self) -> None:
         """Note that all models have made their pass."""

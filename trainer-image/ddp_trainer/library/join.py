@@ -54,6 +54,7 @@ def join(
     logical_shards: int | None = None,
     shard_copies: int | None = None,
     verify_replicas: int = Options.verify_replicas,
+    verify_gradients: int = Options.verify_gradients,
     skip_nonfinite_steps: int = Options.skip_nonfinite_steps,
     **parts: Any,
 ) -> Iterator[Job]:
@@ -80,9 +81,9 @@ def join(
     `checkpoint_every_...` off.
 
     Ends the process with exit code 143 when the job must stop and everything is saved, with 75 when
-    other ranks are permanently lost, with 71 when this rank's replica differs from those of most
-    ranks, and with 64 when the arguments cannot work. It ends with 0 when its pod is no longer in
-    the group while the others continue.
+    other ranks are permanently lost, with 71 when this rank's replica or gradients differ from
+    those of most ranks, and with 64 when the arguments cannot work. It ends with 0 when its pod is
+    no longer in the group while the others continue.
     """
     _show_log()
     report: RankReport | None = None
@@ -111,6 +112,7 @@ def join(
                 heartbeat_timeout_seconds=heartbeat_timeout_seconds,
                 max_reforms=max_reforms,
                 verify_replicas=verify_replicas,
+                verify_gradients=verify_gradients,
                 skip_nonfinite_steps=skip_nonfinite_steps,
                 optimization=OptimizationOptions(logical_shards=logical_shards or 0),
             )

@@ -1,4 +1,4 @@
-"""Decides which ranks have a faulty replica, and to which step the others can return.
+"""Decides which ranks have a faulty replica or gradients, and to which step the others can return.
 
 Pure: `verification` exchanges the values and acts on the result.
 """
@@ -14,6 +14,7 @@ class Replica(NamedTuple):
     """One rank's replica; its fields travel in this order."""
 
     fingerprint: int
+    """Of its state, or of the gradients that it computed."""
     kept: int | None
     """Step of the rank's copy in memory; None: it has none."""
     is_own: bool
@@ -46,8 +47,13 @@ def step_to_return_to(replicas: Sequence[Replica], without: Collection[int]) -> 
     return kept.pop() if len(kept) == 1 else None
 
 
-def in_words(ranks: Sequence[int], step: int, equal_at: int | None) -> str:
-    """Return the clause of a message: which ranks differ, after which step, and since when."""
+def in_words(
+    ranks: Sequence[int], step: int, equal_at: int | None, *, of_gradients: bool = False
+) -> str:
+    """Return the clause of a message: which ranks differ, after which step, and since when.
+
+    `of_gradients`: their gradients differ, not their replicas.
+    """
     shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
     if not ranks:
         what = f"the ranks differ after step {step}, and most do not agree on one state"
@@ -56,4 +62,4 @@ def in_words(ranks: Sequence[int], step: int, equal_at: int | None) -> str:
     else:
         what = f"ranks {shown} differ from the other ranks after step {step}"
     since = f"last equal at step {equal_at}" if equal_at is not None else "never equal"
-    return f"{what}; {since}: flipped bits in memory"
+    return f"{what}; {'gradients ' if of_gradients else ''}{since}: flipped bits in memory"

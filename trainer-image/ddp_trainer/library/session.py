@@ -180,11 +180,12 @@ class Session:
                     f"join() got shard_copies={copies}, but no sharded model: remove it"
                 )
             return None
-        if self._options.verify_replicas:
-            raise ConfigurationError(
-                "join() cannot compare the ranks of a sharded model, which hold different parts: "
-                "remove verify_replicas"
-            )
+        for name in ("verify_replicas", "verify_gradients"):
+            if getattr(self._options, name):
+                raise ConfigurationError(
+                    "join() cannot compare the ranks of a sharded model, which hold different "
+                    f"parts: remove {name}"
+                )
         copies = min(1, self.world_size - 1) if copies is None else copies
         placement = self._environment.placement
         check(run.parts, placement, is_batch_fixed=self._batch.is_fixed, copies=copies)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.loading import Loading, Rest, is_stream
 from ddp_trainer.data.sampler import SampleTrace, Share
 from ddp_trainer.data.stream import Stream, StreamRest
@@ -17,6 +18,7 @@ from ddp_trainer.library.loss_watch import LossWatch, find
 from ddp_trainer.library.session import Session
 from ddp_trainer.library.skipped_steps import must_skip
 from ddp_trainer.library.steps.attempt import Attempt
+from ddp_trainer.library.steps.probe import check_probes, fingerprint, undone
 from ddp_trainer.process_group.end_of_training import ScriptProgress
 from ddp_trainer.run.seeds import seed_step
 from ddp_trainer.settings.environment import Environment
@@ -70,15 +72,12 @@ class Stepping(Session):
                         batches.append(next(rest.batches))
                     self._prepare_for_batch(attempt)
                     yield batches[attempt.given - 1]
+                    attempt.expect_step()
                     if attempt.turns > 0:
                         self._end_turns(attempt)
-                    elif attempt is self._taken:
+                    if attempt.taken_in is not None:
+                        yield from self._probe(loading, attempt)
                         self._settle()
-                    elif attempt.stepped < attempt.given:
-                        raise RuntimeError(
-                            "the loop asked for another batch without job.step(): call it once "
-                            "after each batch"
-                        )
             if (run.position.step, run.position.epoch) != (step + 1, epoch):
                 return
             if (self.rank, self.world_size) != place:
@@ -106,6 +105,74 @@ class Stepping(Session):
             is_asked=rest.has_end is not None,
         )
         return self._attempt
+
+    def _probe(self, loading: Loading | Stream, taken: Attempt) -> Iterator[Any]:
+        """Yield a batch of which all ranks compute the gradients, if it is time; compare them.
+
+        `taken`: the last step. Its votes, saves and the log wait for the comparison, unless the
+        script has called another method of the job since.
+        """
+        try:
+            rank = self._rank_to_probe(taken)
+        except Exception as error:
+            self._taken = None
+            self._form(error)
+            return
+        if rank is None:
+            return
+        assert isinstance(loading, Loading)
+        run, formation = self._run, self._formation
+        step, size = run.position.step, self.world_size
+        with undone(run) as before:
+            formation.begin_probe()
+            batch = loading.whole_batch(
+                run.position.epoch, run.position.samples, rank=rank, world_size=size
+            )
+            probe = self._attempt = Attempt(
+                before=before,
+                assignment=ShardAssignment(shards=size, rank=rank, size=size),
+                samples=size * loading.batch_size,
+                sizes=[loading.batch_size],
+                is_probe=True,
+            )
+            probe.give()
+            self._script.come_to("step", step)
+            seed_step(self._options.seed, rank=rank, step=step, purpose="probe")
+            self._timer.note(Phase.DATA)
+            try:
+                yield batch
+            finally:
+                self._attempt = None
+                self._script.come_to("after a step", step)
+        probe.expect_step()
+        taken.gradients = probe.gradients
+        if formation.trouble is not None:
+            self._taken = None
+            self._form(formation.trouble)
+        elif self._taken is None:
+            self._or_form(lambda: self._verify(taken))
+
+    def _rank_to_probe(self, taken: Attempt) -> int | None:
+        """Return the rank whose batch all ranks compute after a step; None: no probe is due."""
+        formation, step = self._formation, self._run.position.step
+        if not self._options.verify_gradients or self._groups != taken.taken_in:
+            return None  # a rank that has joined in the meantime computes no probe
+        formation.votes.read()
+        saves = formation.votes.save or self._checkpoint_manager.is_due(step)
+        return formation.verification.rank_to_probe(
+            formation.group,
+            is_needed=saves or formation.votes.stop or self._is_at_end(taken),
+        )
+
+    def _end_pass_of_probe(
+        self, probe: Attempt, loss: Tensor | float | None, *, in_turn: bool = False
+    ) -> bool:
+        # Turns of several optimizers add up to one fingerprint.
+        own = fingerprint(self._run.models, loss)
+        probe.gradients = own ^ (probe.gradients or 0)
+        self._timer.note(Phase.COMPUTE)
+        self._run.take_back(probe.before, in_turn=in_turn)
+        return False
 
     def _prepare_for_batch(self, attempt: Attempt) -> None:
         number = attempt.give()
@@ -137,7 +204,10 @@ class Stepping(Session):
             raise ConfigurationError(
                 "skip_nonfinite_steps needs the loss of each batch: pass it, as in job.step(loss)"
             )
-        if not attempt.stepped_with(loss):
+        is_last = attempt.stepped_with(loss)
+        if attempt.is_probe:
+            return self._end_pass_of_probe(attempt, loss)
+        if not is_last:
             if not attempt.assignment.is_plain:
                 self._run.forget_unscaling()
             return False
@@ -197,6 +267,8 @@ class Stepping(Session):
                 "been taken when a loss is not finite; remove skip_nonfinite_steps"
             )
         turn = attempt.take_turn(loss)
+        if attempt.is_probe:
+            return self._end_pass_of_probe(attempt, loss, in_turn=True)
         have_come = self._formation.wait_for_gradients(in_turn=True)
         self._timer.note(Phase.COMMUNICATION)
         if not have_come or turn < run.position.turns:  # the turn was taken before the group broke
@@ -213,7 +285,6 @@ class Stepping(Session):
             return
         self._run.complete_turns(attempt.samples, ends_epoch=attempt.ends_epoch)
         self._complete(attempt)
-        self._settle()
 
     def _knows_the_end(self, attempt: Attempt) -> bool:
         """Return whether this rank knows if the epoch ends with the step."""
@@ -254,6 +325,7 @@ class Stepping(Session):
             self._formation.end_rehearsal()
 
     def _complete(self, attempt: Attempt) -> None:
+        attempt.taken_in = self._groups
         self._attempt = None
         self._asked.clear()
         self._script.come_to("after a step", self._run.position.step)
@@ -270,6 +342,8 @@ class Stepping(Session):
         Not within the script's call of `step`, because the script's own work after that call, such
         as averaging weights, belongs to the step too.
         """
+        if self._attempt is not None:  # a probe of the gradients comes first
+            return
         attempt, self._taken = self._taken, None
         if attempt is not None:
             self._timer.lap(Phase.COMPUTE)
@@ -281,12 +355,7 @@ class Stepping(Session):
         votes.read()
         saves = votes.save or self._checkpoint_manager.is_due(position.step)
         leaves = votes.stop or votes.leave
-        # The script does not return to a step after which it leaves the loop.
-        is_last = self._is_at_end(attempt) or not self._is_in_loop
-        if self._formation.verification.check(
-            group, is_needed=saves or leaves, is_last=is_last, may_return=self._is_in_loop
-        ):
-            self._timer.lap(Phase.COMMUNICATION)
+        is_last = self._verify(attempt, is_needed=saves or leaves)
         if saves or leaves or self._is_at_end(attempt):
             self._formation.equalise_buffers()
             if isinstance(self._length.loading, Stream):
@@ -311,6 +380,20 @@ class Stepping(Session):
         if votes.leave:
             raise MovedError("the group changes")
 
+    def _verify(self, attempt: Attempt, *, is_needed: bool = False) -> bool:
+        """Compare the ranks, if it is time; return whether the script cannot repeat the step."""
+        # The script does not return to a step after which it leaves the loop.
+        is_last = self._is_at_end(attempt) or not self._is_in_loop
+        if self._formation.verification.check(
+            self._formation.group,
+            gradients=attempt.gradients,
+            is_needed=is_needed,
+            is_last=is_last,
+            may_return=self._is_in_loop,
+        ):
+            self._timer.lap(Phase.COMMUNICATION)
+        return is_last
+
     def _is_at_end(self, attempt: Attempt) -> bool:
         return attempt.ends_epoch or self._length.is_at_limit(self._run.position)
 
@@ -323,6 +406,9 @@ class Stepping(Session):
 
     def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading | Stream:
         if not self._length.is_of(loader, accumulate):
+            if self._options.verify_gradients:
+                nets = self._formation.nets
+                check_probes(nets, self.device, is_stream=is_stream(loader))
             loading: Loading | Stream
             if is_stream(loader):
                 if self._batch.is_fixed:

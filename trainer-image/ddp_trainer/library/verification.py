@@ -5,6 +5,11 @@ batches, and when a group has formed. If they differ, all ranks return to their 
 equal state in memory, and repeat the steps since then. A rank that differs from most others ends.
 
 Buffers are not compared: in each step rank 0's replace those of the others.
+
+The ranks can also compare gradients that all have computed from the same batch, in a probe. A rank
+with wrong gradients makes the states of all ranks wrong, and they stay equal. So if there are
+probes, only a state right after an equal one is copied. Before the first probe, that is the state
+with which all ranks began.
 """
 
 from __future__ import annotations
@@ -15,7 +20,8 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -45,12 +51,18 @@ def compared(models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> It
 class Verification:
     """Compares this rank's replica with those of the other ranks."""
 
-    def __init__(self, run: TrainState, *, every_steps: int) -> None:
-        """`every_steps`: steps between comparisons; 0: do not compare."""
+    def __init__(self, run: TrainState, *, every_steps: int, probe_every_steps: int = 0) -> None:
+        """`every_steps`: steps between comparisons of replicas; 0: do not compare them.
+
+        `probe_every_steps`: the same for gradients.
+        """
         self._run = run
         self._every_steps = every_steps
+        self._probe_every_steps = probe_every_steps
         self._equal_at: int | None = None
         """The newest step after which all ranks were equal."""
+        self._gradients_equal_at: int | None = None
+        """The newest step after which all ranks computed the same gradients."""
         self._memory = Snapshot()
         self._kept: dict[str, Any] = {}
         """The newest copy of a state that all ranks had; empty: none."""
@@ -69,7 +81,7 @@ class Verification:
         Raises:
             Exception: see `check`.
         """
-        if self._every_steps == 0:
+        if self._every_steps == 0 and self._probe_every_steps == 0:
             return
         if group.size == 1:  # its steps are not compared, so it must not return across them
             self._kept, self._is_copy_due = {}, False
@@ -77,9 +89,28 @@ class Verification:
         may_return = may_return or not had_state
         self._compare(group, must_keep=True, had_state=had_state, may_return=may_return)
 
-    def check(self, group: Group, *, is_needed: bool, is_last: bool, may_return: bool) -> bool:
+    def rank_to_probe(self, group: Group, *, is_needed: bool) -> int | None:
+        """Return the rank whose batch all ranks must compute after a step; None: no probe is due.
+
+        `is_needed`: the state after this step is saved, or the script cannot repeat the step later.
+        """
+        every, step = self._probe_every_steps, self._run.position.step
+        if every == 0 or group.size == 1 or not (is_needed or step % every == 0):
+            return None
+        return step // every % group.size
+
+    def check(
+        self,
+        group: Group,
+        *,
+        gradients: int | None = None,
+        is_needed: bool,
+        is_last: bool,
+        may_return: bool,
+    ) -> bool:
         """Compare the ranks after a step, if it is time or needed; a collective.
 
+        `gradients`: fingerprint of this rank's gradients in a probe; None: there was none.
         `is_last`: the script cannot repeat this step later. `may_return`: it can do so now.
 
         Returns:
@@ -90,12 +121,16 @@ class Verification:
             LeavingError: other ranks differ. The run has returned to an earlier step.
             DifferingReplicasError: other ranks differ, and the run cannot return to such a step.
         """
-        if self._every_steps == 0 or group.size == 1:
-            return False
-        is_due = is_needed or is_last or self._run.position.step % self._every_steps == 0
-        if is_due:
-            self._compare(group, must_keep=is_last, had_state=True, may_return=may_return)
-        return is_due
+        every, step = self._every_steps, self._run.position.step
+        is_due = every > 0 and (is_needed or is_last or step % every == 0)
+        is_compared = group.size > 1 and (is_due or gradients is not None)
+        if is_compared:
+            self._compare(
+                group, gradients, must_keep=is_last, had_state=True, may_return=may_return
+            )
+        if is_last and gradients is None and self._probe_every_steps > 0:
+            self._kept = {}  # the script cannot return to it, and no probe has confirmed this state
+        return is_compared
 
     def keep(self) -> None:
         """Copy the state before the next step changes it, if the ranks have agreed on that."""
@@ -108,20 +143,48 @@ class Verification:
         self._copied_at = time.monotonic()
         self._copy_seconds = self._copied_at - begin
 
-    def _compare(self, group: Group, *, must_keep: bool, had_state: bool, may_return: bool) -> None:
-        own = sum_of_bits(compared(self._run.models, self._run.optimizers))
+    def _compare(
+        self,
+        group: Group,
+        gradients: int | None = None,
+        *,
+        must_keep: bool,
+        had_state: bool,
+        may_return: bool,
+    ) -> None:
+        own = 0
+        if self._every_steps > 0:
+            own = sum_of_bits(compared(self._run.models, self._run.optimizers))
         since = time.monotonic() - self._copied_at
         may_keep = must_keep or self._copy_seconds <= _COPY_SHARE * since
-        (least, greatest), (all_keep, _), (_, is_disputed) = group.bounds(
-            own, may_keep, self._is_disputed
+        replicas, computed, (all_keep, _), (_, is_trained), (_, is_disputed) = group.bounds(
+            own, gradients or 0, may_keep, had_state, self._is_disputed
         )
-        if least == greatest and not is_disputed:
-            self._equal_at = self._run.position.step
-            self._is_copy_due = bool(all_keep)
-        else:
+        if len({*replicas}) > 1 or is_disputed:
             self._resolve(group, own, had_state=had_state, may_return=may_return)
+        if len({*computed}) > 1:
+            self._resolve(
+                group, gradients or 0, had_state=True, may_return=may_return, of_gradients=True
+            )
+        step = self._run.position.step
+        if self._every_steps > 0:
+            self._equal_at = step
+        if gradients is not None:
+            self._gradients_equal_at = step
+        if self._probe_every_steps == 0 or gradients is not None or not is_trained:
+            self._is_copy_due = bool(all_keep)
 
-    def _resolve(self, group: Group, own: int, *, had_state: bool, may_return: bool) -> None:
+    def _resolve(
+        self,
+        group: Group,
+        own: int,
+        *,
+        had_state: bool,
+        may_return: bool,
+        of_gradients: bool = False,
+    ) -> NoReturn:
+        equal_at = self._gradients_equal_at if of_gradients else self._equal_at
+        tell = partial(in_words, equal_at=equal_at, of_gradients=of_gradients)
         # Others may know the faulty rank and return, and that rank may end, before this one knows.
         self._is_disputed = True
         step = self._run.position.step
@@ -132,8 +195,8 @@ class Verification:
         replicas = [Replica(*json.loads(each)) for each in group.gather(mine)]
         ranks = faulty(replicas)
         if group.rank in ranks:
-            raise FlippedBitsError(in_words([group.rank], step, self._equal_at))
-        what = in_words(ranks, step, self._equal_at)
+            raise FlippedBitsError(tell([group.rank], step))
+        what = tell(ranks, step)
         to = step_to_return_to(replicas, without=ranks)
         if not may_return or to is None or to >= step:
             raise DifferingReplicasError(f"{what}; restarting from the newest checkpoint")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -23,6 +25,22 @@ def seed_everything(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Restore the states of all generators at the end of the block."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    on_gpu = torch.cuda.get_rng_state() if has_gpu else None
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
 
 
 def seed_by_name(*parts: object) -> None:

@@ -111,6 +111,12 @@ class Options(Settings):
         "bit has flipped, all return to the last checked state in memory; 0: do not check",
         minimum=0,
     )
+    verify_gradients: int = flag(
+        0,
+        "steps between checks that all ranks compute the same gradients of the same batch; if one "
+        "does not, all return to the last checked state in memory; 0: do not check",
+        minimum=0,
+    )
     skip_nonfinite_steps: int = flag(
         0,
         "skip a step if the loss of any rank is NaN or infinite; so many steps in a row can be "

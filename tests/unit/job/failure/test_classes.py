@@ -52,6 +52,14 @@ BY_END: dict[str, Case] = {
         },
         "Infrastructure",
     ),
+    "wrong gradients": (
+        {
+            "code": 71,
+            "message": "rank 2 differs from the other ranks after step 40; gradients last equal at "
+            "step 30: flipped bits in memory",
+        },
+        "Infrastructure",
+    ),
     "an own failure, under the launcher": (
         {"code": 1, "message": printed("ValueError: no")},
         "Application",

@@ -22,7 +22,7 @@ class Attempt:
     """Samples of the step over all ranks, padding included."""
     sizes: list[int]
     """Samples that count in each of this rank's batches."""
-    ends_epoch: bool
+    ends_epoch: bool = False
     own: Sequence[int] = ()
     """Indices of this rank's samples that count."""
     is_asked: bool = False
@@ -37,6 +37,12 @@ class Attempt:
     """True if all ranks know that the step must not be applied."""
     buffers: Copies | None = None
     """Buffers after this rank's first part, if it computes several parts."""
+    taken_in: int | None = None
+    """Number of the group in which the step was taken; None: it was not."""
+    is_probe: bool = False
+    """True if all ranks compute the same batch, and no step is taken."""
+    gradients: int | None = None
+    """Fingerprint of this rank's own gradients in the probe, or in the one after this step."""
     _losses: list[tuple[int, Tensor | float]] = field(default_factory=list)
     """Losses with the slots of their parts."""
 
@@ -87,6 +93,13 @@ class Attempt:
         self.stepped += 1
         self._note(loss)
         return self.stepped == self.batches
+
+    def expect_step(self) -> None:
+        """Check that the script has called `step` after the last batch."""
+        if self.stepped < self.given and self.turns == 0:
+            raise RuntimeError(
+                "the loop asked for another batch without job.step(): call it once after each batch"
+            )
 
     def take_turn(self, loss: Tensor | float | None) -> int:
         """Count a call of `step` for one of several optimizers; return its number, from 0."""

@@ -103,6 +103,10 @@ class Net(nn.Module):
         if self._shards is not None:
             self._shards.begin_batch(slot, weight=weight, is_first=is_first, is_last=is_last)
 
+    def begin_probe(self) -> None:
+        """Prepare for a batch of which each rank keeps its own gradients."""
+        self._exchanges = False
+
     def finish(self) -> None:
         """Average the gradients, if the last backward pass has not done so."""
         if self._shards is None:

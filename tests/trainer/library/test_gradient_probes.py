@@ -1,0 +1,389 @@
+"""Ranks compare gradients that all have computed; a probe leaves no trace in the training."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import ddp_trainer
+import numpy as np
+import pytest
+import torch
+from ddp_trainer.collectives.group import Group
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
+from ddp_trainer.data.loading import Loading
+from ddp_trainer.exit_codes import (
+    ConfigurationError,
+    DifferingReplicasError,
+    ExitCode,
+    FlippedBitsError,
+    LeavingError,
+)
+from ddp_trainer.library.replicas import in_words
+from ddp_trainer.library.steps.probe import check_probes, fingerprint, undone
+from ddp_trainer.library.verification import Verification
+from ddp_trainer.run.train_state import TrainState
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from tests.trainer.library.flipping import (
+    EVERY_STEPS,
+    FAULT,
+    FOLDER,
+    PLAN,
+    PROBE_EVERY,
+    SAVES,
+    SHARDS,
+    flip,
+)
+from tests.trainer.library.runs import run_to_its_end, script_job
+from tests.trainer.library.test_verification import ends_of, ends_of_undisturbed
+from tests.trainer.support.pods import assert_same
+
+STEPS = 23
+"""Of an epoch with two ranks."""
+CPU = torch.device("cpu")
+SPARSE = nn.Embedding(5, 3, sparse=True)
+
+
+def run_of(model: nn.Module) -> TrainState:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return TrainState({"model": model, "optimizer": optimizer}, seed=0, device=CPU)
+
+
+def test_a_pass_is_undone() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    run = run_of(model)
+    old = model[0].weight.grad = torch.ones(2, 3)
+    buffers = [buffer.clone() for buffer in model.buffers()]
+
+    def draw() -> list[float]:
+        return [random.random(), np.random.random(), float(torch.rand(()))]
+
+    with undone(run):
+        assert all(parameter.grad is None for parameter in model.parameters())
+        expected = draw()
+        model(torch.randn(4, 3)).square().sum().backward()
+    assert draw() == expected
+    assert [parameter.grad for parameter in model.parameters()] == [old, None, None, None]
+    assert torch.equal(old, torch.ones(2, 3))
+    assert all(map(torch.equal, model.buffers(), buffers))
+
+
+@pytest.mark.parametrize("model", [nn.Linear(3, 2), SPARSE], ids=["dense", "sparse"])
+def test_each_flip_changes_the_fingerprint(model: nn.Module) -> None:
+    inputs = torch.tensor([[0, 1, 1]]) if model is SPARSE else torch.ones(1, 3)
+    loss = model(inputs).square().sum()
+    loss.backward()
+    before = fingerprint([model], loss)
+    values = gradient = cast(Tensor, next(model.parameters()).grad)
+    if gradient.is_sparse:
+        next(model.parameters()).grad = gradient = gradient.coalesce()
+        values = gradient.values()
+    for bit in range(8 * values.nbytes):
+        flip(values, bit)
+        assert fingerprint([model], loss) != before
+        flip(values, bit)
+    assert fingerprint([model], loss) == before
+    assert fingerprint([model], loss + 1) != before
+    assert fingerprint([model], None) != before
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 3}, {"batch_sampler": [[2, 0, 1], [4, 3]]}])
+def test_all_ranks_can_read_the_next_batch_of_one(settings: dict[str, Any]) -> None:
+    loader = DataLoader(TensorDataset(torch.arange(20)), **settings)
+    loading = Loading(loader, seed=1)
+    for rank in range(2):
+        assignment = ShardAssignment(shards=2, rank=rank, size=2)
+        own = next(loading.rest(0, 0, assignment).batches)
+        assert_same(loading.whole_batch(0, 0, rank=rank, world_size=2), own)
+    at_the_end = loading.whole_batch(0, loading.samples, rank=0, world_size=2)
+    assert len(at_the_end[0]) == 3
+
+
+# What follows from a difference.
+
+
+class Ranks:
+    """A group of three ranks, in which this rank or the last one may be faulty."""
+
+    size = 3
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.faulty: int | None = None
+        """The rank with other gradients."""
+        self.differs: int | None = None
+        """The rank with another replica."""
+
+    def bounds(self, *values: int) -> list[tuple[int, int]]:
+        replica, gradients, *rest = values
+        of_replica = replica, replica + (self.differs is not None)
+        of_gradients = gradients, gradients + (self.faulty is not None)
+        return [of_replica, of_gradients, *((value, value) for value in rest)]
+
+    def gather(self, data: bytes) -> list[bytes]:
+        own, *rest = json.loads(data)
+        wrong = self.faulty if self.differs is None else self.differs
+        prints = [own + (rank == wrong) - (self.rank == wrong) for rank in range(self.size)]
+        return [json.dumps([each, *rest]).encode() for each in prints]
+
+
+class Trained:
+    """A rank that takes steps; its only parameter is the number of its steps."""
+
+    def __init__(self, *, every_steps: int, rank: int = 0) -> None:
+        self.model = nn.Linear(1, 1, bias=False)
+        self.run = run_of(self.model)
+        self.ranks = Ranks(rank)
+        self.verification = Verification(self.run, every_steps=every_steps, probe_every_steps=5)
+        self.begin(had_state=False)
+
+    def begin(self, *, had_state: bool) -> None:
+        group = cast(Group, self.ranks)
+        self.verification.begin(group, had_state=had_state, may_return=True)
+
+    def step(self) -> None:
+        self.verification.keep()
+        self.run.position.step += 1
+        with torch.no_grad():
+            self.model.weight.fill_(self.run.position.step)
+
+    def check(self, *, gradients: int | None = None, is_last: bool = False) -> bool:
+        return self.verification.check(
+            cast(Group, self.ranks),
+            gradients=gradients,
+            is_needed=False,
+            is_last=is_last,
+            may_return=True,
+        )
+
+    def train(self, until: int) -> None:
+        """Take steps, with a probe every 5 of them."""
+        while self.run.position.step < until:
+            self.step()
+            self.check(gradients=None if self.run.position.step % 5 else 1)
+
+    @property
+    def state(self) -> tuple[int, float]:
+        return self.run.position.step, self.model.weight.item()
+
+
+@pytest.mark.parametrize("every_steps", [0, 1])
+def test_ranks_return_to_a_state_that_a_probe_has_confirmed(
+    every_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal replicas confirm nothing: a wrong gradient is in all of them."""
+    monkeypatch.setattr("ddp_trainer.library.verification._COPY_SHARE", 1e9)
+    trained = Trained(every_steps=every_steps)
+    trained.train(13)
+    trained.begin(had_state=True)  # a rank was lost
+    trained.train(14)
+    trained.ranks.faulty = 2
+    with pytest.raises(LeavingError, match=r"rank 2 .* step 15; gradients last equal at step 10"):
+        trained.train(15)
+    assert trained.state == (10, 10.0)
+    trained.ranks.faulty = None
+    trained.begin(had_state=True)
+    trained.train(19)
+    trained.ranks.faulty = 1
+    with pytest.raises(LeavingError, match="rank 1 differs"):
+        trained.train(20)
+    assert trained.state == (15, 15.0)
+
+
+def test_without_a_probe_so_far_ranks_return_to_the_beginning() -> None:
+    trained = Trained(every_steps=1)
+    trained.train(4)
+    trained.ranks.faulty = 1
+    with pytest.raises(LeavingError, match=r"rank 1 .* step 5; gradients never equal"):
+        trained.train(5)
+    assert trained.run.position.step == 0
+
+
+def test_ranks_with_other_replicas_return_to_a_confirmed_state_too() -> None:
+    trained = Trained(every_steps=1)
+    trained.train(8)
+    trained.ranks.differs = 1
+    with pytest.raises(LeavingError, match=r"rank 1 .* step 9; last equal at step 8: flipped"):
+        trained.train(9)
+    assert trained.run.position.step in {0, 5}
+
+
+def test_the_faulty_rank_ends() -> None:
+    trained = Trained(every_steps=0, rank=1)
+    trained.train(4)
+    trained.ranks.faulty = 1
+    with pytest.raises(FlippedBitsError, match="rank 1 differs"):
+        trained.train(5)
+
+
+def test_ranks_do_not_return_into_a_loop_that_the_script_has_left() -> None:
+    trained = Trained(every_steps=0)
+    trained.train(7)
+    trained.check(is_last=True)  # by `break`, so there was no probe
+    trained.train(9)
+    trained.ranks.faulty = 1
+    with pytest.raises(DifferingReplicasError, match="restarting from the newest checkpoint"):
+        trained.train(10)
+
+
+def test_each_rank_has_its_turn() -> None:
+    trained = Trained(every_steps=0)
+    group = cast(Group, trained.ranks)
+    found = []
+    for _ in range(20):
+        trained.run.position.step += 1
+        found.append(trained.verification.rank_to_probe(group, is_needed=False))
+    assert [rank for rank in found if rank is not None] == [1, 2, 0, 1]
+    assert [step for step, rank in enumerate(found, 1) if rank is not None] == [5, 10, 15, 20]
+    trained.run.position.step = 21
+    assert trained.verification.rank_to_probe(group, is_needed=True) == 1
+    trained.ranks.size = 1
+    assert trained.verification.rank_to_probe(group, is_needed=True) is None
+
+
+def test_a_message_is_short() -> None:
+    assert len(in_words(range(9, 99), 10**9, 10**9, of_gradients=True)) < 200
+
+
+# Refusals.
+
+
+class Endless(IterableDataset[Tensor]):
+    """A stream."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            yield torch.ones(1)
+
+
+def test_what_cannot_be_compared_is_refused(no_launcher: None) -> None:
+    del no_launcher
+    model = nn.Linear(1, 1)
+    with ddp_trainer.join(model=model, checkpoint_dir="", verify_gradients=2) as job:
+        whole = DataLoader(TensorDataset(torch.ones(4, 1)))
+        with pytest.raises(ConfigurationError, match="no model is wrapped: wrap the model, or rem"):
+            next(job.batches(whole))
+        net = job.wrap(model)
+        with pytest.raises(ConfigurationError, match="cannot read the samples of another one"):
+            next(job.batches(DataLoader(Endless())))
+        next(job.batches(whole))
+    with pytest.raises(ConfigurationError, match=r"set --deterministic, or call torch\.use_det"):
+        check_probes([net], torch.device("cuda"), is_stream=False)
+
+
+# With processes.
+
+
+def variables(folder: Path, *, probe_every: int, every: int = 0) -> dict[str, str]:
+    known = {EVERY_STEPS: every, PROBE_EVERY: probe_every, PLAN: "[]", FOLDER: folder}
+    return {name: str(value) for name, value in known.items()}
+
+
+def probes_of(log: str, *, rank: int = 0) -> Sequence[int]:
+    """The steps after which a rank takes none: two ranks rehearse nothing."""
+    return [int(step) for step in re.findall(rf"rank {rank} takes no step after (\d+)", log)]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("device", "epochs"), [("cpu", 9), ("stream", 2)])
+def test_200_probes_report_nothing_and_leave_no_trace(
+    device: str, epochs: int, tmp_path: Path
+) -> None:
+    """With dropout, batch norm, and noise in the samples."""
+    ends = []
+    for every in (1, 0):
+        folder = tmp_path / str(every)
+        folder.mkdir()
+        more = variables(folder, probe_every=every)
+        with script_job(folder, ranks=2, device=device, script="flips", variables=more) as job:
+            log = run_to_its_end(job, "--epochs", str(epochs)).log
+        assert probes_of(log) == [*range(1, epochs * STEPS + 1)] * every
+        assert "flipped bits" not in log
+        ends.append(ends_of(log))
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == 2
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_rank_with_wrong_gradients_ends_and_the_others_return(tmp_path: Path, every: int) -> None:
+    more = variables(tmp_path, probe_every=5, every=every) | {FAULT: "[1, 12]"}
+    arguments = ("--epochs", "2")
+    with script_job(tmp_path, ranks=3, nodes=3, script="flips", variables=more) as job:
+        first, failed, last = job.start_all(*arguments)
+        assert failed.wait() == ExitCode.FLIPPED_BITS, failed.log
+        assert failed.message["error"] == (
+            "rank 1 differs from the other ranks after step 15; gradients last equal at step 10: "
+            "flipped bits in memory"
+        )
+        successor = job.start(1, *arguments)
+        for pod in (first, last, successor):
+            assert pod.wait() == 0, pod.log
+            assert "restarting it" not in pod.log
+        [returned] = re.findall(r"returning from step 15 to step (\d+) in memory", first.log)
+        assert int(returned) in {0, 5, 10}
+        ends = ends_of(*(pod.log for pod in job.pods))
+    assert ends == ends_of_undisturbed(tmp_path / "undisturbed", 3)
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_both_return(tmp_path: Path) -> None:
+    more = variables(tmp_path, probe_every=5) | {FAULT: "[1, 12]"}
+    with script_job(tmp_path, ranks=2, script="flips", variables=more) as job:
+        log = run_to_its_end(job, "--epochs", "2").log
+    assert "restarting it" not in log
+    found = "the ranks differ after step 15, and most do not agree on one state; gradients last eq"
+    assert len(re.findall(rf"{found}.*; returning from step 15 to step (?:0|5|10) ", log)) == 2
+    assert ends_of(log) == ends_of_undisturbed(tmp_path / "undisturbed", 2)
+
+
+@pytest.mark.timeout(600)
+def test_a_rank_dies_in_a_probe(tmp_path: Path) -> None:
+    more = variables(tmp_path, probe_every=5) | {PLAN: '[[2, 10, "death in a probe"]]'}
+    with script_job(tmp_path, ranks=3, script="flips", variables=more) as job:
+        log = run_to_its_end(job, "--epochs", "1").log
+    assert log.count("restarting it") == 1
+    assert "differ" not in log
+    assert ends_of(log) == ends_of_undisturbed(tmp_path / "undisturbed", 3, epochs=1)
+
+
+@pytest.mark.timeout(600)
+def test_a_probe_precedes_each_save_and_the_end_of_an_epoch(tmp_path: Path) -> None:
+    more = variables(tmp_path, probe_every=7) | {SAVES: str(tmp_path / "saves")}
+    with script_job(tmp_path, ranks=2, script="flips", variables=more) as job:
+        log = run_to_its_end(job, "--epochs", "1").log
+    assert probes_of(log) == probes_of(log, rank=1) == [7, 10, 14, 20, 21, STEPS]
+
+
+@pytest.mark.timeout(600)
+def test_probes_leave_no_trace_in_steps_of_logical_shards(tmp_path: Path) -> None:
+    """Each of two ranks computes two of three shards, or one of them again."""
+    ends = []
+    for every in (5, 0):
+        folder = tmp_path / str(every)
+        folder.mkdir()
+        more = variables(folder, probe_every=every) | {SHARDS: "3"}
+        with script_job(folder, ranks=2, script="flips", variables=more) as job:
+            log = run_to_its_end(job, "--epochs", "2").log
+        assert "differ" not in log
+        ends.append(ends_of(log))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.timeout(600)
+def test_probes_leave_no_trace_where_optimizers_take_turns(tmp_path: Path) -> None:
+    def run(every: int) -> tuple[str, Any]:
+        folder, more = tmp_path / str(every), {PROBE_EVERY: str(every)}
+        with script_job(folder, ranks=2, script="two models", variables=more) as job:
+            log = run_to_its_end(job, "--epochs", "1").log
+            return log, job.state(STEPS)
+
+    log, state = run(5)
+    assert "differ" not in log
+    assert_same(state, run(0)[1])

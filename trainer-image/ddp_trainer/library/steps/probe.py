@@ -1,0 +1,82 @@
+"""Passes in which all ranks compute the same batch, so that they can compare their gradients.
+
+A wrong gradient of one rank is averaged into those of all, so afterwards the replicas are equal.
+Only before that do the ranks differ. A probe is no step, and it leaves no trace in the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.library.steps.net import Net
+from ddp_trainer.run.buffers import Copies
+from ddp_trainer.run.fingerprint import sum_of_bits
+from ddp_trainer.run.seeds import kept_generators
+from ddp_trainer.run.train_state import TrainState
+
+
+def check_probes(nets: Sequence[Net], device: torch.device, *, is_stream: bool) -> None:
+    """Check that all ranks can compute the same gradients.
+
+    Raises:
+        ConfigurationError: they cannot; the message says why.
+    """
+    if is_stream:
+        raise ConfigurationError(
+            "the loader has an IterableDataset, so a rank cannot read the samples of another one, "
+            "as verify_gradients needs: remove verify_gradients, or use a dataset with __getitem__"
+        )
+    if not nets:
+        raise ConfigurationError(
+            "verify_gradients compares gradients before job.wrap() averages them, but no model is "
+            "wrapped: wrap the model, or remove verify_gradients"
+        )
+    if device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
+        raise ConfigurationError(
+            "verify_gradients needs the same bits from each GPU: set --deterministic, or call "
+            "torch.use_deterministic_algorithms(True) in your own script"
+        )
+
+
+@contextmanager
+def undone(run: TrainState) -> Iterator[Copies]:
+    """Undo the block's changes of gradients, buffers and random numbers; begin without gradients.
+
+    Yields the buffers of the beginning.
+    """
+    buffers, parameters = run.before(), _parameters(run.models)
+    before = [parameter.grad for parameter in parameters]
+    with kept_generators():
+        for parameter in parameters:
+            parameter.grad = None
+        try:
+            yield buffers
+        finally:
+            run.take_back(buffers)
+            for parameter, gradient in zip(parameters, before, strict=True):
+                parameter.grad = gradient
+
+
+def fingerprint(models: Iterable[nn.Module], loss: Tensor | float | None) -> int:
+    """Return a signed 64-bit fingerprint of the models' gradients and the loss."""
+    return sum_of_bits([*_gradients(models), torch.as_tensor(0.0 if loss is None else loss)])
+
+
+def _gradients(models: Iterable[nn.Module]) -> Iterator[Tensor]:
+    for parameter in _parameters(models):
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse:
+            gradient = gradient.coalesce()
+            yield gradient.indices()
+            yield gradient.values()
+        elif gradient is not None:
+            yield gradient
+
+
+def _parameters(models: Iterable[nn.Module]) -> list[nn.Parameter]:
+    return [parameter for model in models for parameter in model.parameters()]
