@@ -11,7 +11,7 @@ import pytest
 import torch
 from ddp_trainer import memory
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.library.sharded.pod_memory import PodMemory
+from ddp_trainer.library.sharded.saved_parts import SavedParts
 from ddp_trainer.memory import saving
 from ddp_trainer.memory.loading import NoSnapshotError
 from ddp_trainer.memory.saving import Saver
@@ -106,13 +106,13 @@ def test_steps_that_are_taken_again_are_not_saved_under_the_same_names(tmp_path:
     env = variables(tmp_path, ranks=2)
     place = Volume.from_env(env)
     assert place is not None
-    pod_memory = PodMemory(Saver(place, CurrentAssignment(Environment.from_env(env))))
+    saved_parts = SavedParts(Saver(place, CurrentAssignment(Environment.from_env(env))))
     with listening(place) as reports:
-        pod_memory.pass_over(3, loaded=Key(1, 1))
+        saved_parts.pass_over(3, loaded=Key(1, 1))
         found = [(each["step"], each["saved"]) for each in reports.read()]
     assert found == [(3, False)]
-    assert not pod_memory.wants(3)
-    assert pod_memory.wants(4)
+    assert not saved_parts.wants(3)
+    assert saved_parts.wants(4)
 
 
 def train_sharded(*, steps: int) -> tuple[int, Any]:

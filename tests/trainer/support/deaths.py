@@ -179,7 +179,7 @@ def install(variables: Mapping[str, str]) -> None:
     from ddp_trainer.collectives.shard_gradients import ShardGradients  # noqa: PLC0415
     from ddp_trainer.devices.gate import Gate  # noqa: PLC0415
     from ddp_trainer.library import checkpoint_manager, job  # noqa: PLC0415
-    from ddp_trainer.library.sharded import pod_memory, snapshots  # noqa: PLC0415
+    from ddp_trainer.library.sharded import saved_parts, snapshots  # noqa: PLC0415
     from ddp_trainer.process_group import connection  # noqa: PLC0415
     from ddp_trainer.process_group.rendezvous import rendezvous  # noqa: PLC0415
     from ddp_trainer.run import position, stop, train_state  # noqa: PLC0415
@@ -217,7 +217,7 @@ def install(variables: Mapping[str, str]) -> None:
     patch(connection.Connection, "open", before=dying("connection"))
     patch(checkpoint_manager, "transfer_state", before=dying("the state's transfer"))
     patch(snapshots.Snapshots, "_transfer", before=dying("the state's transfer"))
-    patch(pod_memory.PodMemory, "save", before=dying("a save in memory"))
+    patch(saved_parts.SavedParts, "save", before=dying("a save in memory"))
     patch(snapshots, "_receive", before=dying("a snapshot's copy"))
 
 

@@ -191,10 +191,10 @@ class Session:
         check(run.parts, placement, is_batch_fixed=self._batch.is_fixed, copies=copies)
         for model in run.models:
             model.register_forward_pre_hook(self._expect_loop)
-        from ddp_trainer.library.sharded.pod_memory import PodMemory  # noqa: PLC0415
+        from ddp_trainer.library.sharded.saved_parts import SavedParts  # noqa: PLC0415
         from ddp_trainer.library.sharded.snapshots import Snapshots  # noqa: PLC0415
 
-        return Snapshots(run, mesh, PodMemory(self._saver), copies=copies)
+        return Snapshots(run, mesh, SavedParts(self._saver), copies=copies)
 
     def _expect_loop(self, *_: object) -> None:
         if self._script.place[0] not in ("step", "after a step"):

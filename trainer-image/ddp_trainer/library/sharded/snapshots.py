@@ -37,7 +37,7 @@ from ddp_trainer.library.sharded.agreement import (
     copy_distances,
     newest_complete,
 )
-from ddp_trainer.library.sharded.pod_memory import PodMemory
+from ddp_trainer.library.sharded.saved_parts import SavedParts
 from ddp_trainer.memory.volume import Key
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system.threads import start_thread
@@ -54,12 +54,12 @@ class Snapshots:
     """One rank's snapshots of its own state, and its copies of other ranks' snapshots."""
 
     def __init__(
-        self, run: TrainState, mesh: DeviceMesh, pod_memory: PodMemory, *, copies: int
+        self, run: TrainState, mesh: DeviceMesh, saved_parts: SavedParts, *, copies: int
     ) -> None:
         """`mesh`: of the run's models. `copies`: ranks that receive each snapshot."""
         self._run = run
         self._mesh = mesh
-        self._pod_memory = pod_memory
+        self._saved_parts = saved_parts
         self._saving: futures.Future[None] | None = None
         """Ends when a snapshot is in the volume of the pod."""
         self._distances = copy_distances(mesh.size(), copies)
@@ -134,7 +134,7 @@ class Snapshots:
             NewProcessError: parts are lost. Processes with others cannot return that far, so all
                 restart.
         """
-        files = self._pod_memory.files()
+        files = self._saved_parts.files()
         inventories = _gathered(
             group,
             own=[key for rank, key in files if rank == group.rank],
@@ -155,11 +155,11 @@ class Snapshots:
         if group.rank == 0:
             _logger.info("loading step %d from the memory of the pods", key.step)
         if group.rank not in decision.senders:
-            own = self._pod_memory.load(group.rank, files[group.rank, key])
+            own = self._saved_parts.load(group.rank, files[group.rank, key])
             self._own[key.step], self._progress = own, {}
         for rank, sender in decision.senders.items():
             if sender == group.rank:
-                snapshot = self._pod_memory.load(rank, files[rank, key])
+                snapshot = self._saved_parts.load(rank, files[rank, key])
                 with self._lock:
                     self._copies[rank, key.step] = snapshot
         return decision
@@ -169,8 +169,8 @@ class Snapshots:
 
         A rank that was lost may not have saved it.
         """
-        told = group.gather(json.dumps(self._pod_memory.newest_step()).encode())
-        self._pod_memory.pass_over(max(map(int, told)), loaded=loaded.key if loaded else None)
+        told = group.gather(json.dumps(self._saved_parts.newest_step()).encode())
+        self._saved_parts.pass_over(max(map(int, told)), loaded=loaded.key if loaded else None)
 
     def take(self) -> None:
         """Take a snapshot after a step, and begin to copy it; `confirm` the step before first."""
@@ -190,9 +190,9 @@ class Snapshots:
         if self._saving is not None:
             self._saving.result()
         step = max(self._own)
-        [ranks] = self._group.sum(float(self._pod_memory.wants(step)))
+        [ranks] = self._group.sum(float(self._saved_parts.wants(step)))
         if ranks == self._group.size:
-            self._saving = _started(partial(self._pod_memory.save, step, self._own[step]))
+            self._saving = _started(partial(self._saved_parts.save, step, self._own[step]))
 
     def leave_step(self) -> None:
         """Note where the run stands, now that its next step will change the state."""

@@ -18,7 +18,7 @@ from ddp_trainer.memory.saving import Saver
 from ddp_trainer.memory.volume import Key, snapshots_in
 
 
-class PodMemory:
+class SavedParts:
     """Packed snapshots in the volume; none if the job has no `spec.memoryCheckpoint`."""
 
     def __init__(self, saver: Saver | None) -> None:
