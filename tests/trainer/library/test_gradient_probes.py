@@ -17,6 +17,7 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import (
+    BrokenGroupError,
     ConfigurationError,
     DifferingReplicasError,
     ExitCode,
@@ -119,6 +120,8 @@ class Ranks:
         """The rank with other gradients."""
         self.differs: int | None = None
         """The rank with another replica."""
+        self.breaks = False
+        """True: the group breaks before this rank hears from the others how they differ."""
 
     def bounds(self, *values: int) -> list[tuple[int, int]]:
         replica, gradients, *rest = values
@@ -127,6 +130,8 @@ class Ranks:
         return [of_replica, of_gradients, *((value, value) for value in rest)]
 
     def gather(self, data: bytes) -> list[bytes]:
+        if self.breaks:
+            raise BrokenGroupError("another rank has left")
         own, *rest = json.loads(data)
         wrong = self.faulty if self.differs is None else self.differs
         prints = [own + (rank == wrong) - (self.rank == wrong) for rank in range(self.size)]
@@ -212,6 +217,19 @@ def test_ranks_with_other_replicas_return_to_a_confirmed_state_too() -> None:
     with pytest.raises(LeavingError, match=r"rank 1 .* step 9; last equal at step 8: flipped"):
         trained.train(9)
     assert trained.run.position.step in {0, 5}
+
+
+def test_a_rank_that_does_not_hear_how_gradients_differ_returns_with_the_next_group() -> None:
+    trained = Trained(every_steps=0)
+    trained.train(4)
+    trained.ranks.faulty, trained.ranks.breaks = 1, True
+    with pytest.raises(BrokenGroupError, match="has left"):
+        trained.train(5)
+    trained.ranks.faulty, trained.ranks.breaks = None, False
+    with pytest.raises(LeavingError, match=r"differ after step 5, .*; gradients never"):
+        trained.begin(had_state=True)
+    assert trained.run.position.step == 0
+    trained.begin(had_state=True)
 
 
 def test_the_faulty_rank_ends() -> None:

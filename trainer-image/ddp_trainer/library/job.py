@@ -120,10 +120,12 @@ class Job(Stepping):
         The samples are those of the loader, shuffled if it shuffles, divided among all ranks as
         DistributedSampler does. The loader's batch size is that of one rank. `accumulate`: the
         gradients of this number of batches make one step; multiply each loss by `weight`. A batch
-        comes again if its step could not be taken. With elastic.batch: global or logical shards, a
-        step has several batches on each rank, none larger than the loader's, until the ranks have
-        computed all shards; `step` takes it after the last of them. Each loss must then be the mean
-        over its batch's samples.
+        comes again if its step could not be taken. With `verify_gradients`, all ranks now and then
+        receive the same batch, and no step is taken with it.
+
+        With elastic.batch: global or logical shards, a step has several batches on each rank, none
+        larger than the loader's, until the ranks have computed all shards; `step` takes it after
+        the last of them. Each loss must then be the mean over its batch's samples.
 
         With an IterableDataset, each rank reads its own loader, one step ahead. The epoch ends when
         a rank has no batches for another step. A rank that replaces a lost one reads the stream

@@ -161,7 +161,13 @@ class Verification:
             own, gradients or 0, may_keep, had_state, self._is_disputed
         )
         if len({*replicas}) > 1 or is_disputed:
-            self._resolve(group, own, had_state=had_state, may_return=may_return)
+            self._resolve(
+                group,
+                own,
+                had_state=had_state,
+                may_return=may_return,
+                of_gradients=self._every_steps == 0,
+            )
         if len({*computed}) > 1:
             self._resolve(
                 group, gradients or 0, had_state=True, may_return=may_return, of_gradients=True
