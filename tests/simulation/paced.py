@@ -64,6 +64,8 @@ class PacedTraining(Training):
     saved: tuple[int, float] = (0, 0.0)
     """Step and time of the newest complete checkpoint."""
     group: _Group | None = None
+    first_steps: list[tuple[int, float]] = field(default_factory=list)
+    """Number and time of each group's first step."""
     restored: int = 0
     """How often a group continued from memory."""
     _saving: list[tuple[int, float]] = field(default_factory=list)
@@ -139,6 +141,7 @@ class PacedTraining(Training):
         self._told[group.leader] = {
             "step": group.step,
             "resumed": {"step": group.resumed, "time": _text(group.formed)},
+            "firstSteps": [{"step": n, "time": _text(at)} for n, at in self.first_steps[-8:]],
             **({"lastStepTime": last} if last else {}),
             **({"checkpoint": _saved(*self.saved)} if self.saved[0] else {}),
         }
@@ -148,6 +151,8 @@ class PacedTraining(Training):
         while group is not None and group.next_at <= now and not group.hangs:
             group.step += 1
             self.times.steps.append((group.next_at, group.step))
+            if group.step == group.resumed + 1:
+                self.first_steps.append(self.times.steps[-1][::-1])
             if group.step % pace.every == 0:
                 self._saving.append((group.step, group.next_at + pace.save))
             group.next_at += pace.step
@@ -190,7 +195,7 @@ def paces(random: Random) -> Pace:
     """Return a pace of some training."""
     return Pace(
         step=random.choice((0.4, 1.0, 1.7)),
-        form=random.uniform(1, 8),
+        form=random.choice((random.uniform(1, 8), random.uniform(20, 60))),
         first_step=random.uniform(0, 4),
         save=random.uniform(0, 2),
         every=random.choice((10, 60, 300)),

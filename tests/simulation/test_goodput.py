@@ -19,7 +19,7 @@ from tests.simulation.stopwatch import Seconds, Times, measure
 from tests.simulation.truth import DEATHS
 
 HISTORIES, SHARDS = 200, 8
-KINDS = 8
+KINDS = 9
 """Of what happens; each shard has all of them."""
 TOLERANCE = 0.01
 """Of the job's age."""
@@ -30,6 +30,7 @@ class History:
     """One job's life, with failures at random times."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.random = random = Random(seed)
         self.happened: list[str] = []
         replicas = random.randint(2, 3)
@@ -40,7 +41,7 @@ class History:
         simulation.server._version = random.randrange(8)  # it chooses what launchers can do
         scope = random.choice(("Gang", "Pod", "InPlace", "Auto"))
         spares = random.choice((0, 0, 1)) if scope != "Gang" else 0
-        hangs = {"progressDeadlineSeconds": HANG_SECONDS} if random.random() < 0.5 else {}
+        hangs = {"progressDeadlineSeconds": HANG_SECONDS} if seed % 2 else {}
         self.spec = {
             "replicas": replicas,
             "restart": {
@@ -54,12 +55,17 @@ class History:
         }
         simulation.server.create_job(self.spec)
         self._due: dict[tuple[str, str], float] = {}
+        self._is_heard = True
+        """False: the operator does not reach the trainers."""
 
     def live(self, *, failures: int, between: tuple[float, float]) -> None:
         """Train with so many failures, and succeed."""
-        for _ in range(failures):
+        if self.seed % 2 == 0:
+            self.groups_are_lost_unheard()
+        for number in range(failures):
             self.train(self.random.uniform(*between))
-            kind = self.random.choice(self._kinds())
+            kinds = self._kinds()
+            kind = kinds[self.seed % len(kinds)] if number == 0 else self.random.choice(kinds)
             kind()
             self.happened.append(kind.__name__)
         self.train(self.random.uniform(*between))
@@ -88,7 +94,8 @@ class History:
         self._kubelets()
         self.training.observe()
         if simulation.operator is not None:
-            simulation.operator.ask_for_progress()
+            if self._is_heard:
+                simulation.operator.ask_for_progress()
             if not self._is_calm():
                 simulation.operator.listen()
         simulation.check()
@@ -217,6 +224,22 @@ class History:
         self._wait(self.random.uniform(20, 300))
         simulation.server.edit_job({"suspend": False})
         times.resumed.append(simulation.clock.seconds)
+
+    def groups_are_lost_unheard(self) -> None:
+        """A group is lost before the operator has heard of a step, perhaps before there was one;
+        and perhaps another one while it starts.
+        """
+        self._is_heard = False
+        for most in self.random.choice(((120,), (120, 10))):
+            end = self.simulation.clock.seconds + 600
+            while self.training.group is None:
+                self._wait(2)
+                self.simulation.require(self.simulation.clock.seconds < end, "no group forms")
+            self._wait(self.random.uniform(0, most))
+            loss = self.random.choice((self.a_trainer_exits, self.a_pod_vanishes))
+            loss()
+        self._is_heard = True
+        self.happened.append("groups_are_lost_unheard")
 
     def _wait(self, seconds: float) -> None:
         end = self.simulation.clock.seconds + seconds

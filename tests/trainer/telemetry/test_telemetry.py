@@ -459,6 +459,31 @@ def test_where_the_present_group_began(tmp_path: Path, monkeypatch: pytest.Monke
             assert status.resumed == began
 
 
+def test_the_first_steps_of_groups_outlive_processes_and_removed_lines(tmp_path: Path) -> None:
+    file, path = StatusFile(tmp_path / "status.json"), tmp_path / "metrics.jsonl"
+    began: list[int] = []
+    for begins in (0, 5, 3, 3):
+        publisher = Publisher(file, [History(path)], StepTimer(moments_of(torch.device("cpu"))))
+        publisher.begin(begins, total_steps=9)
+        status = file.read()
+        assert status is not None
+        assert [each.step for each in status.first_steps or ()] == began
+        for step in (begins + 1, begins + 2):
+            publisher.step(step)
+        publisher.close()
+        began.append(begins + 1)
+    status = file.read()
+    assert status is not None
+    assert status.first_steps is not None
+    assert (
+        status.first_steps[-1].time == json.loads(path.read_text().splitlines()[-1])["lastStepTime"]
+    )
+    path.write_text('{"kind": "start", "step": 1, "firstSteps": [{"step": 1, "time": "noon"}]}\n')
+    history = History(path)
+    history.rewind(1)
+    assert (history.first_steps, lines(path)) == ((), [("start", 1)])
+
+
 def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when a group has formed, an evaluation has ended or a status was written."""
     now = 1795230000.0

@@ -12,13 +12,25 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from ddp_trainer.system.logs import DistinctErrors
-from ddp_trainer.telemetry.wire import utc
+from ddp_trainer.telemetry.status import Resumption
+from ddp_trainer.telemetry.wire import from_json, utc
 
 FILE_NAME = "metrics.jsonl"
+
+_MOST_FIRST_STEPS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Start:
+    first_steps: tuple[Resumption, ...]
+
 
 _logger = logging.getLogger(__name__)
 
@@ -46,6 +58,8 @@ class History:
         """True: the file is known to end with the last line that was appended."""
         self._told: dict[str, int] = {}
         """The newest step of each kind of line."""
+        self.first_steps: tuple[Resumption, ...] = ()
+        """First steps of the latest groups, oldest first; also those of removed lines."""
         self._errors = DistinctErrors(_logger, f"cannot write {path}")
 
     def rewind(self, step: int) -> None:
@@ -58,6 +72,10 @@ class History:
         """Append a line for a step, unless there is one of this kind for this or a later step."""
         if step <= self._told.get(kind, -1):
             return
+        if kind == "start":
+            first_step = Resumption(step=step, time=values["lastStepTime"])
+            self.first_steps = (*self.first_steps, first_step)[-_MOST_FIRST_STEPS:]
+            values["firstSteps"] = [vars(each) for each in self.first_steps]
         line = {"time": utc(time.time()), "kind": kind, "step": step, **_finite(values)}
         self._survive(lambda: self._write(json.dumps(line) + "\n"))
         self._told[kind] = step
@@ -81,15 +99,17 @@ class History:
 
     def _cut(self, step: int) -> None:
         """Cut the file before the first line that is incomplete or of a later step."""
-        self._told, end = {}, 0
+        self._told, end, is_kept = {}, 0, True
         if self._path.exists():
             with self._path.open("rb+") as file:
                 for line in file:
-                    kind, told = _parse(line)
-                    if told is None or told > step:
-                        break
-                    self._told[kind] = told
-                    end += len(line)
+                    values = _parse(line)
+                    if values.get("firstSteps"):
+                        self.first_steps = _first_steps(values) or self.first_steps
+                    is_kept = is_kept and "kind" in values and values["step"] <= step
+                    if is_kept:
+                        self._told[values["kind"]] = values["step"]
+                        end += len(line)
                 if end < file.seek(0, os.SEEK_END):
                     file.truncate(end)
         self._is_sound = True
@@ -99,12 +119,20 @@ class History:
             self._is_sound = False
 
 
-def _parse(line: bytes) -> tuple[str, int | None]:
+def _first_steps(values: dict[str, Any]) -> tuple[Resumption, ...]:
+    with suppress(ValueError):  # anybody may have written the file
+        found = from_json(_Start, json.dumps(values)).first_steps[-_MOST_FIRST_STEPS:]
+        if all(datetime.fromisoformat(each.time) for each in found):
+            return found
+    return ()
+
+
+def _parse(line: bytes) -> dict[str, Any]:
     try:
         values = json.loads(line) if line.endswith(b"\n") else {}
-        return str(values["kind"]), int(values["step"])
+        return {**values, "kind": str(values["kind"]), "step": int(values["step"])}
     except (ValueError, KeyError, TypeError):
-        return "", None
+        return {}
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

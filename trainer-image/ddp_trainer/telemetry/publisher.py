@@ -16,7 +16,7 @@ from typing import Any
 
 from ddp_trainer.system.logs import DistinctErrors
 from ddp_trainer.telemetry.histogram import Histogram
-from ddp_trainer.telemetry.history import Record
+from ddp_trainer.telemetry.history import History, Record
 from ddp_trainer.telemetry.status import (
     CheckpointStatus,
     Measurements,
@@ -253,6 +253,7 @@ class Publisher:
             self._status,
             step=self._step,
             last_step_time=self._last_step_time(),
+            first_steps=self._first_steps(),
             measurements=self._measurements(),
         )
         self._errors.attempt(lambda: file.write(self._status))
@@ -261,6 +262,10 @@ class Publisher:
         if self._last_step_at is None:
             return self._status.last_step_time
         return utc_to_the_millisecond(self._last_step_at)
+
+    def _first_steps(self) -> tuple[Resumption, ...] | None:
+        histories = (each for each in self._records if isinstance(each, History))
+        return next((each.first_steps for each in histories), None)
 
     def _measurements(self) -> Measurements:
         return Measurements(

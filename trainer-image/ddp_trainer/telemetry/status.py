@@ -37,11 +37,11 @@ class CheckpointStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """The step at which a group began to train."""
+    """A step at which a group began to train, or its first step."""
 
     step: int
     time: str
-    """Time when the group formed: UTC, as in 2026-11-21T03:00:00.250Z."""
+    """When the group formed, or completed the step: UTC, as in 2026-11-21T03:00:00.250Z."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,8 @@ class Status:
     checkpoint: CheckpointStatus | None = None
     resumed: Resumption | None = None
     """Start of the current group; later steps of earlier groups are trained again."""
+    first_steps: tuple[Resumption, ...] | None = None
+    """First steps of this group and earlier ones, oldest first; None: they are not recorded."""
     finished: bool | None = None
     """Set by a script at its end: true if all ranks of this pod have trained and saved everything.
     """

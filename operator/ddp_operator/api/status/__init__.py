@@ -16,6 +16,7 @@ from ddp_operator.api.status.progress import (
     Pace,
     Progress,
     SlowRank,
+    Unreported,
 )
 from ddp_operator.api.status.status import (
     MAX_EXCLUDED,
@@ -47,4 +48,5 @@ __all__ = [
     "Phase",
     "Progress",
     "SlowRank",
+    "Unreported",
 ]

@@ -13,6 +13,7 @@ from ddp_operator.api.values.bounded import (
     Step,
     Time,
     Word,
+    last_items,
 )
 
 
@@ -106,7 +107,18 @@ class Outage(StatusModel):
 
     since: Time = Field(description="When the cause of the latest restart happened.")
     until_step: Step = Field(description="The outage ends when this step is completed.")
-    lost_from: Time = Field(description="Time before the restart is lost from here on.")
+    lost_from: Time = Field(description="Time before the first restart is lost from here on.")
+    stopped: Time | None = Field(
+        default=None, description="When training stopped, if it was not at the latest cause."
+    )
+
+
+class Unreported(StatusModel):
+    """Time in which all pods ran and the trainer reported no step before the group was lost."""
+
+    since: Time = Field(description="When all pods were ready.")
+    until: Time = Field(description="When that ended; counted as training until a report.")
+    restarted: bool = Field(default=False, description="Whether the pods had restarted.")
 
 
 class Goodput(StatusModel):
@@ -136,4 +148,8 @@ class Goodput(StatusModel):
     suspended_seconds: Count = 0
     steps_lost: Step = Field(default=0, description="Steps that had to be repeated.")
     accounted_until: Time
+    unreported: Annotated[tuple[Unreported, ...], Field(max_length=8), last_items(8)] = Field(
+        default=(),
+        description="The next report of the trainer shows how much of this was training.",
+    )
     outage: Annotated[Outage | None, OR_NONE] = None

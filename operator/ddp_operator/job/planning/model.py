@@ -1,6 +1,6 @@
 """The plan: API writes, the status to store, and events."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -9,6 +9,7 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.membership.launcher_protocol import Assignment
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status import goodput
+from ddp_operator.job.status.progress import ReportedResumption
 from ddp_operator.ports import Event, Key
 
 
@@ -67,8 +68,9 @@ def with_goodput(
     *,
     started: datetime | None = None,
     heard: datetime | None = None,
+    first_steps: Sequence[ReportedResumption] | None = None,
 ) -> Plan:
-    """Return the plan with the job's time accounted; `started`, `heard`: see `goodput.account`."""
+    """Return the plan with the job's time accounted; the others: see `goodput.account`."""
     status = goodput.account(
         planned.status,
         before=job.status,
@@ -76,5 +78,6 @@ def with_goodput(
         now=now,
         started=started,
         heard=heard,
+        first_steps=first_steps,
     )
     return replace(planned, status=status)

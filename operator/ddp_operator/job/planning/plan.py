@@ -114,8 +114,15 @@ def plan(
     planned = replace(planned, events=(*planned.events, *told, *slowed))
     planned = watchdog.with_stacks(job, observed, planned)
     began = (pod.started for pod in observed.current.values() if pod.started)
-    heard = report.received if report and report.status and report.concerns(job) else None
-    return with_goodput(job, planned, now, started=max(began, default=None), heard=heard)
+    said = report.status if report and report.concerns(job) else None
+    return with_goodput(
+        job,
+        planned,
+        now,
+        started=max(began, default=None),
+        heard=report.received if report and said else None,
+        first_steps=said.first_steps or () if said else None,
+    )
 
 
 def _decide(

@@ -13,15 +13,25 @@ known, otherwise as lost while it is repeated.
 An outage begins with the failure, which a node reports a second later. It ends at the trainer's own
 time of a step. That time is never before the failure, before all pods had started (remaining pods
 may finish the current step), or in the future, even if the trainer's clock is wrong.
+
+A group may be lost before the operator received a report. Then the time since its pods were ready
+counts as training until the next group reports when that group completed its first step.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from ddp_operator.api.status import DDPJobStatus, Goodput, Outage, Phase, Progress
-from ddp_operator.job.status.progress import resumption
+from ddp_operator.api.status import (
+    DDPJobStatus,
+    Goodput,
+    Outage,
+    Phase,
+    Progress,
+    Unreported,
+)
+from ddp_operator.job.status.progress import ReportedResumption, resumption
 
 _BOOKED_TO: Final[dict[Phase, str]] = {
     "Pending": "pending_seconds",
@@ -58,25 +68,27 @@ def account(
     now: datetime,
     started: datetime | None = None,
     heard: datetime | None = None,
+    first_steps: Sequence[ReportedResumption] | None = None,
 ) -> DDPJobStatus:
     """Return the planned status with the time until now booked, if phase or attempt changed since
     `before` or an outage ended, and with lost steps. `started`: when the last trainer started.
-    `heard`: when a trainer last answered, with the last known step.
+    `heard`: when a trainer last answered, with the last known step. `first_steps`: of groups, by
+    its report; None: no report.
     """
     if before.finished:
         return after
-    books = after.goodput or before.goodput or Goodput(accounted_until=created)
+    known = after.goodput or before.goodput or Goodput(accounted_until=created)
+    books = _first_step(known, before, after, now=now, first_steps=first_steps) or known
     ended = _ended(books, before, after, started=started, now=now)
-    ended = ended or _first_step(books, before, after, now=now)
-    books = ended or books
+    books = _settled(ended or books, after, first_steps)
     is_another = (after.phase, after.attempt) != (before.phase, before.attempt)
     # The pod that would have ended the outage was replaced.
     failed_again = books.outage is not None and after.incarnation != before.incarnation
     if is_another or failed_again:
         name = "training_seconds" if ended else _booked_to(before.phase, books)
         after = _closed(before, after, books, name, now, heard)
-    elif ended:
-        after = after.updated(goodput=ended)
+    elif books is not known:
+        after = after.updated(goodput=books)
     resumed, reached = resumption(before, after), before.progress
     if resumed is not None and reached is not None and resumed < reached.step:
         books = after.goodput or books
@@ -104,26 +116,91 @@ def _booked_to(phase: Phase, books: Goodput | None) -> str:
 
 
 def _first_step(
-    books: Goodput, before: DDPJobStatus, after: DDPJobStatus, *, now: datetime
+    books: Goodput,
+    before: DDPJobStatus,
+    after: DDPJobStatus,
+    *,
+    now: datetime,
+    first_steps: Sequence[ReportedResumption] | None,
 ) -> Goodput | None:
     """Return the books with the time from ready pods to the first step; None if it is booked, or
     not complete.
     """
     since, old, new = before.running_since, before.progress, after.progress
-    if since is None or books.outage is not None or books.accounted_until > since:
+    if since is None or books.accounted_until > since:
+        return None
+    restarted = _restarted(before, since)
+    if books.outage is not None and restarted:
         return None
     if new is None or new.last_step_time is None or before.phase != "Running":
         return None
-    if old is not None and old.last_step_time is not None and old.updated_at >= since:
+    if new.last_step_time <= since:
+        return None  # a remaining pod's report of the lost group
+    if old is not None and old.last_step_time is not None and old.last_step_time > since:
         return None  # it has reported a step of this start before
     began = new.resumed_at or since
     made = new.step - (new.resumed_step or (old.step if old is not None else 0))
     # It may have completed more steps since: take them to be equally long.
     at = began + max(new.last_step_time - began, timedelta()) / max(made, 1)
-    restarting = before.condition("Restarting")
-    is_restart = restarting is not None and restarting.last_transition_time == since
-    name = "lost_seconds" if is_restart else "starting_seconds"
+    times = (each.time for each in first_steps or ())
+    at = min((time for time in times if time >= min(since, began)), default=at)
+    name = "lost_seconds" if restarted else "starting_seconds"
     return _booked(books, name, min(at, now))
+
+
+def _restarted(status: DDPJobStatus, since: datetime) -> bool:
+    restarting = status.condition("Restarting")
+    return restarting is not None and restarting.last_transition_time == since
+
+
+def _settled(
+    books: Goodput, after: DDPJobStatus, first_steps: Sequence[ReportedResumption] | None
+) -> Goodput:
+    """Return the books without unreported time, if a report shows when groups began to train."""
+    told = after.progress
+    if first_steps is None or told is None or not books.unreported:
+        return books
+    if told.resumed_at is None:  # nothing more will be known
+        return books.updated(unreported=())
+    if told.resumed_at < books.unreported[-1].until:
+        return books  # a report of the lost group
+    earlier = [each for each in first_steps if each.time < told.resumed_at]
+    if not earlier and told.resumed_step:  # other groups trained, and it is unknown when
+        return books.updated(unreported=())
+    for stretch in books.unreported:
+        inside = [each for each in earlier if stretch.since <= each.time <= stretch.until]
+        began = inside[0].time if inside else stretch.until
+        name = "lost_seconds" if stretch.restarted else "starting_seconds"
+        books = _moved(books, name, began - stretch.since)
+        if inside and (kept := _kept(after, told, inside[0])):
+            books = _moved(books, "lost_seconds", stretch.until - max(kept, began))
+    return books.updated(unreported=())
+
+
+def _kept(after: DDPJobStatus, told: Progress, first: ReportedResumption) -> datetime | None:
+    """Return until when steps since a group's `first` one were saved: a later group resumed there.
+    Without the checkpoint's time, steps are taken to be as long as those of that group. None: all.
+    """
+    resumed, saved = told.resumed_step or 0, after.checkpoint
+    if resumed < first.step:
+        return first.time
+    if saved and saved.time and saved.step == resumed:
+        return saved.time
+    if after.failures and after.failures[-1].action == "RestartPod":  # from memory
+        return None
+    made = timedelta()
+    if told.resumed_at and told.last_step_time and told.step > resumed:
+        made = max(told.last_step_time - told.resumed_at, made) / (told.step - resumed)
+    return first.time + made * (resumed - first.step)
+
+
+def _moved(books: Goodput, name: str, time: timedelta) -> Goodput:
+    """Return the books with time of training booked to another use."""
+    seconds = min(max(int(time.total_seconds()), 0), books.training_seconds)
+    return books.updated(
+        training_seconds=books.training_seconds - seconds,
+        **{name: getattr(books, name) + seconds},
+    )
 
 
 def _ended(
@@ -155,7 +232,8 @@ def _ended(
         ),
         default=outage.lost_from,
     )
-    kept = max(int((min(saved, outage.since) - outage.lost_from).total_seconds()), 0)
+    stopped = outage.stopped or outage.since
+    kept = max(int((min(saved, stopped) - outage.lost_from).total_seconds()), 0)
     return books.updated(
         training_seconds=books.training_seconds + kept,
         lost_seconds=books.lost_seconds - kept,
@@ -200,7 +278,14 @@ def _closed(
     lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
     seconds = int((until - lost_from).total_seconds()) if name == "training_seconds" else 0
     new = Outage(since=stopped, until_step=resumes_at + 1, lost_from=lost_from)
+    since, unreported = before.running_since, books.unreported
+    last = told.last_step_time if told else None
+    unheard = since and books.accounted_until <= since < lost_from and not (last and since < last)
+    if since and unheard and name == "training_seconds":
+        was = _restarted(before, since)
+        unreported = (*unreported, Unreported(since=since, until=lost_from, restarted=was))
     books = booked.updated(
+        unreported=() if after.finished else unreported[-8:],
         training_seconds=booked.training_seconds - seconds,
         lost_seconds=booked.lost_seconds + seconds,
         outage=_outage(before, after, booked.outage, new),
@@ -256,4 +341,4 @@ def _outage(
         return new if begins else None
     if before.incarnation == after.incarnation:
         return known
-    return known.updated(since=new.since, lost_from=new.since)  # no more can turn out to be kept
+    return known.updated(since=new.since, stopped=known.stopped or known.since)

@@ -52,11 +52,11 @@ class ReportedProgress(Answer):
 
 
 class ReportedResumption(Answer):
-    """Where the present group began."""
+    """Where a group began, or its first step."""
 
     step: Count
     time: _Moment
-    """When the group formed."""
+    """When the group formed, or completed the step."""
 
 
 class ReportedPace(Answer):
@@ -75,6 +75,8 @@ class TrainerStatus(ReportedProgress):
     pace: ReportedPace | None = None
     checkpoint: ReportedCheckpoint | None = None
     resumed: ReportedResumption | None = None
+    first_steps: Annotated[list[ReportedResumption] | None, Field(max_length=16)] = None
+    """First steps of this group and earlier ones, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ def test_a_restart_before_the_first_step_loses_the_time_to_that_step() -> None:
     job = look(job, [pods[0], ended(job, 1, code=1, at=20)], 20)
     pods = [ready(job, index) for index in range(2)]
     job = look(look(job, pods, 30), pods, 51, said(10, 50, attempt=1, **begun(0, 40)))
-    assert (goodput(job).starting_seconds, lost(job)) == (7, 21)
+    assert (goodput(job).starting_seconds, lost(job)) == (15, 21)
 
 
 def test_a_hang_is_lost_from_its_last_step_on() -> None:
@@ -293,3 +293,130 @@ def test_lost_is_what_it_takes_longer(
     assert run.job.status.phase == "Succeeded"
     longer = run.at - run.began - run.step
     assert abs(run.books.lost_seconds - longer) <= TOLERANCE_SECONDS * len(failures)
+
+
+def firsts(*steps: tuple[int, float]) -> dict[str, Any]:
+    """What a trainer says of the first steps of groups."""
+    return {"firstSteps": [{"step": n, "time": later(at).isoformat()} for n, at in steps]}
+
+
+def unheard(scope: str = "Gang") -> tuple[DDPJob, list[PodState]]:
+    """A job that failed at second 112 before it reported a step, and is ready again at 120."""
+    job, pods = trained(restart={"scope": scope})
+    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112)
+    replaced = int(job.status.attempt == 0)
+    pods = [ready(job, 0), ready(job, 1, replacement=replaced)]
+    return look(job, pods, 120), pods
+
+
+def spent(job: DDPJob) -> tuple[int, int, int]:
+    books = goodput(job)
+    return books.starting_seconds, books.training_seconds, books.lost_seconds
+
+
+@pytest.mark.parametrize(
+    ("scope", "resumed", "saved_at", "expected"),
+    [
+        # The first step was complete at 42, and the first one after the restart at 131.
+        ("Gang", 30, 90, (37, 48, 41)),
+        ("Gang", 0, None, (37, 0, 89)),
+        ("Pod", 70, None, (37, 70, 19)),
+        ("Pod", 30, 90, (37, 48, 41)),
+    ],
+    ids=["checkpoint", "nothing saved", "memory", "checkpoint of others"],
+)
+def test_a_lost_group_that_reported_no_step_is_booked_by_the_next_one(
+    scope: str, resumed: int, saved_at: float | None, expected: tuple[int, int, int]
+) -> None:
+    job, pods = unheard(scope)
+    assert spent(job) == (7, 100, 8)
+    attempt = job.status.attempt
+    checkpoint = {"step": resumed, "time": later(saved_at).isoformat()} if saved_at else None
+    heard = said(
+        resumed + 1,
+        131,
+        attempt=attempt,
+        checkpoint=checkpoint,
+        **begun(resumed, 130),
+        **firsts((1, 42), (resumed + 1, 131)),
+    )
+    job = look(job, pods, 132, heard)
+    assert (spent(job), goodput(job).unreported) == (expected, ())
+    assert spent(look(job, pods, 140, heard)) == expected
+
+
+def test_the_time_of_an_unknown_checkpoint_follows_from_the_pace() -> None:
+    job, pods = unheard()
+    saved = {"step": 50, "time": later(155).isoformat()}
+    heard = said(50, 151, attempt=1, checkpoint=saved, **begun(30, 131), **firsts((1, 42)))
+    # Steps of a second each: step 30 was complete at 71.
+    job = look(job, pods, 156, heard)
+    assert spent(job)[:2] == (37, 29)
+
+
+def test_two_groups_that_reported_nothing_are_both_booked() -> None:
+    job, pods = unheard()
+    job = look(job, [pods[0], ended(job, 1, code=1, at=150)], 150)
+    pods = [ready(job, index) for index in range(2)]
+    job = look(job, pods, 160)
+    steps = firsts((1, 42), (31, 140), (41, 171))
+    saved = {"step": 40, "time": later(149).isoformat()}
+    heard = said(41, 171, attempt=2, checkpoint=saved, **begun(40, 170), **steps)
+    job = look(job, pods, 172, heard)
+    # Nobody knows when step 30 was saved: 70 s until the first failure, 9 s until the checkpoint.
+    assert spent(job) == (37, 79, 50)
+
+
+def test_a_report_of_the_lost_group_settles_nothing() -> None:
+    job, pods = unheard("InPlace")
+    job = look(job, pods, 122, said(70, 111, **begun(0, 40), **firsts((1, 42))))
+    assert len(goodput(job).unreported) == 1
+
+
+def test_without_its_first_steps_a_group_counts_as_training() -> None:
+    job, pods = unheard()
+    job = look(job, pods, 132, said(31, 131, attempt=1, **begun(30, 130)))
+    assert (spent(job), goodput(job).unreported) == ((7, 100, 19), ())
+
+
+def test_a_job_that_ends_unheard_is_not_waited_for() -> None:
+    job, _ = unheard()
+    job = look(job, [ended(job, index, code=0, at=200) for index in range(2)], 200)
+    assert (job.status.phase, goodput(job).unreported) == ("Succeeded", ())
+
+
+def test_the_first_step_of_a_start_is_when_the_trainer_says() -> None:
+    job, pods = trained()
+    heard = said(10, 60, **begun(0, 30), **firsts((1, 50)))
+    assert spent(look(job, pods, 61, heard)) == (45, 0, 0)
+
+
+def test_a_start_after_a_suspension_ends_with_its_first_step_even_if_steps_are_repeated() -> None:
+    job, pods = restarted()
+    job = look(job, pods, 125, said(101, 124, attempt=1))
+    job = look(job, [pods[0], ended(job, 1, code=1, at=130)], 130)
+    pods = [ready(job, index) for index in range(2)]
+    job = look(look(job, pods, 135), pods, 138, said(50, 137, attempt=2))
+    assert goodput(job).outage is not None
+    job = look(edited(job, suspend=True), pods, 140)
+    job = look(edited(job, suspend=False), [], 150)
+    assert goodput(job).outage is not None
+    starting = goodput(job).starting_seconds
+    attempt = job.status.attempt
+    job = look(job, [ready(job, index) for index in range(2)], 160)
+    pods = [ready(job, index) for index in range(2)]
+    job = look(
+        job, pods, 190, said(51, 189, attempt=attempt, **begun(50, 188), **firsts((51, 189)))
+    )
+    assert goodput(job).starting_seconds - starting >= 29
+
+
+def test_what_was_saved_before_the_first_of_two_failures_is_kept() -> None:
+    job, pods = restarted()
+    job = look(job, [pods[0], ended(job, 1, code=1, at=125)], 125)
+    pods = [ready(job, index) for index in range(2)]
+    # It could save at its end, after the last report.
+    saved = {"step": 122, "time": later(113).isoformat()}
+    heard = said(123, 160, attempt=2, checkpoint=saved, **begun(122, 159))
+    job = look(look(job, pods, 150), pods, 161, heard)
+    assert spent(job) == (7, 100, 48)
