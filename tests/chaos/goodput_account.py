@@ -9,10 +9,13 @@ from ddp_operator.api.status import DDPJobStatus
 
 from tests.chaos.accounts import KILLS, REMOVALS, Begun
 from tests.chaos.journal import Deed
+from tests.chaos.schedule import Kind
 from tests.simulation.stopwatch import Times, measure
 
 TOLERANCE: Final = 0.03
 """Of the job's age."""
+WITHIN_STEP: Final = 0.2
+"""Seconds from the beginning of a step to a moment in which all ranks are within it."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,12 @@ class GoodputAccount:
     created: float
     ended: float
     status: DDPJobStatus
-    steps: Sequence[Begun]
-    """The steps that rank 0 began, in order."""
+    steps: Sequence[Sequence[Begun]]
+    """By rank, the steps that were begun, in order."""
     deeds: Sequence[Deed]
     """All deeds, those done to others too."""
+    restarts_ranks: bool = False
+    """Whether launchers restart ranks, which is no failure of the job."""
 
     def complaints(self) -> Iterator[str]:
         """Say what does not fit; nothing when all is well."""
@@ -49,16 +54,25 @@ class GoodputAccount:
                 yield f"{self.name}: {booked} s of {kind}, but its steps show {measured:.0f} s"
 
     def _times(self) -> Times:
-        struck = [
-            deed.seconds
-            for deed in self.deeds
-            if deed.job == self.name and deed.kind in KILLS | REMOVALS
-        ]
+        own = [each for each in self.deeds if each.job == self.name]
+        failures = KILLS | REMOVALS
+        if self.restarts_ranks:
+            failures -= {Kind.KILL_RANK}
+        struck = [self._stopped(deed) for deed in own if deed.kind in failures]
+        steps = self.steps[0] if self.steps else ()
         # A step is complete when the next one begins; one that nobody completed begins again.
         complete = [
             (after.seconds, step.step)
-            for step, after in pairwise(self.steps)
+            for step, after in pairwise(steps)
             if after.step == step.step + 1
         ]
-        last = [(self.ended, self.steps[-1].step)] if self.steps else []
+        last = [(self.ended, steps[-1].step)] if steps else []
         return Times(self.created, [*complete, *last], struck, ended=self.ended)
+
+    def _stopped(self, deed: Deed) -> float:
+        """Return when a pod stopped: one that was deleted first completes and saves its step."""
+        if deed.kind not in REMOVALS:
+            return deed.seconds
+        begun = [step.seconds for steps in self.steps for step in steps if step.pod == deed.pod]
+        # All ranks begin a step at nearly the same time; a moment later all are within it.
+        return max([deed.seconds, *(seconds + WITHIN_STEP for seconds in begun)])

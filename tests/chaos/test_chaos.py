@@ -196,8 +196,9 @@ def _audit(
         created=datetime.fromisoformat(created).timestamp() - journal.opened,
         ended=ended.timestamp() - journal.opened,
         status=status,
-        steps=steps[0],
+        steps=steps,
         deeds=journal.deeds,
+        restarts_ranks=shape.rank_restarts > 0,
     )
     journal.note(
         f"{shape.name}: {status.restarts} restarts, {status.disruptions} disruptions, "
@@ -205,7 +206,7 @@ def _audit(
         f"group {status.world}"
     )
     for text in goodput.complaints():
-        journal.note(text)  # clocks and polls of a busy machine may explain it
+        journal.note(text)
     learned = accuracy(status)
     return [
         *account.complaints(),

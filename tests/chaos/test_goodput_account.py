@@ -1,5 +1,6 @@
 """The check of goodput finds time that was booked wrongly."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -16,7 +17,7 @@ POD = "gang-3-0-1"
 def account(training: int, lost: int, *, resumed: int = 100) -> GoodputAccount:
     """A job that begins to train at 10, loses a pod at 110.5 and trains again from 130 on."""
     before = [Begun(9.0 + step, POD, step) for step in range(1, 103)]
-    after = [Begun(129.0 + step - resumed, POD, step) for step in range(resumed + 1, 201)]
+    after = [Begun(129.0 + step - resumed, "gang-3-1-1", step) for step in range(resumed + 1, 201)]
     end = after[-1].seconds + 1
     until = datetime.fromtimestamp(end, UTC)
     books = Goodput(
@@ -31,7 +32,7 @@ def account(training: int, lost: int, *, resumed: int = 100) -> GoodputAccount:
         created=0.0,
         ended=end,
         status=DDPJobStatus(goodput=books),
-        steps=[*before, *after],
+        steps=[[*before, *after]],
         deeds=[Deed(110.5, Kind.KILL_RANK, "gang-3", POD), Deed(50.0, Kind.KILL_RANK, "pod-1")],
     )
 
@@ -50,3 +51,18 @@ def test_time_that_does_not_is_found(training: int, lost: int) -> None:
         f"gang-3: {training} s of training, but its steps show 198 s",
         f"gang-3: {lost} s of lost, but its steps show 21 s",
     ]
+
+
+def test_a_deleted_pod_trains_until_it_has_saved() -> None:
+    # The pod is told to end two seconds before its last step begins.
+    graceful = Deed(108.5, Kind.DELETE_POD, "gang-3", POD)
+    assert list(replace(account(198, 21), deeds=[graceful]).complaints()) == []
+    assert list(replace(account(219, 0), deeds=[graceful]).complaints()) != []
+
+
+def test_ranks_that_launchers_restart_are_no_failure() -> None:
+    # The pause between two steps is no more than a long step.
+    restarting = replace(account(219, 0), restarts_ranks=True)
+    assert list(restarting.complaints()) == []
+    killed = [Deed(110.5, Kind.KILL_CONTAINER, "gang-3", POD)]
+    assert list(replace(restarting, deeds=killed).complaints()) != []
