@@ -97,7 +97,7 @@ chaos: $(STAMP) ## Kill, freeze and remove things at random for minutes; everyth
 	$(PY) -m tests.run chaos
 
 .PHONY: incidents
-incidents: prepare ## Replay a bad night on a real cluster, in 35 minutes; not part of CI
+incidents: prepare ## Replay a bad night on a real cluster, in 40 minutes; not part of CI
 	$(PY) -m pytest tests/incidents
 
 .PHONY: bare
