@@ -13,9 +13,6 @@ known, otherwise as lost while it is repeated.
 An outage begins with the failure, which a node reports a second later. It ends at the trainer's own
 time of a step. That time is never before the failure, before all pods had started (remaining pods
 may finish the current step), or in the future, even if the trainer's clock is wrong.
-
-A group may be lost before the operator received a report. Then the time since its pods were ready
-counts as training until the next group reports when that group completed its first step.
 """
 
 from collections import Counter
@@ -32,6 +29,7 @@ from ddp_operator.api.status import (
     Unreported,
 )
 from ddp_operator.job.status.progress import ReportedResumption, resumption
+from ddp_operator.job.status.unreported import settled
 
 _BOOKED_TO: Final[dict[Phase, str]] = {
     "Pending": "pending_seconds",
@@ -80,7 +78,7 @@ def account(
     known = after.goodput or before.goodput or Goodput(accounted_until=created)
     books = _first_step(known, before, after, now=now, first_steps=first_steps) or known
     ended = _ended(books, before, after, started=started, now=now)
-    books = _settled(ended or books, after, first_steps)
+    books = settled(ended or books, after, first_steps)
     is_another = (after.phase, after.attempt) != (before.phase, before.attempt)
     # The pod that would have ended the outage was replaced.
     failed_again = books.outage is not None and after.incarnation != before.incarnation
@@ -151,56 +149,6 @@ def _first_step(
 def _restarted(status: DDPJobStatus, since: datetime) -> bool:
     restarting = status.condition("Restarting")
     return restarting is not None and restarting.last_transition_time == since
-
-
-def _settled(
-    books: Goodput, after: DDPJobStatus, first_steps: Sequence[ReportedResumption] | None
-) -> Goodput:
-    """Return the books without unreported time, if a report shows when groups began to train."""
-    told = after.progress
-    if first_steps is None or told is None or not books.unreported:
-        return books
-    if told.resumed_at is None:  # nothing more will be known
-        return books.updated(unreported=())
-    if told.resumed_at < books.unreported[-1].until:
-        return books  # a report of the lost group
-    earlier = [each for each in first_steps if each.time < told.resumed_at]
-    if not earlier and told.resumed_step:  # other groups trained, and it is unknown when
-        return books.updated(unreported=())
-    for stretch in books.unreported:
-        inside = [each for each in earlier if stretch.since <= each.time <= stretch.until]
-        began = inside[0].time if inside else stretch.until
-        name = "lost_seconds" if stretch.restarted else "starting_seconds"
-        books = _moved(books, name, began - stretch.since)
-        if inside and (kept := _kept(after, told, inside[0])):
-            books = _moved(books, "lost_seconds", stretch.until - max(kept, began))
-    return books.updated(unreported=())
-
-
-def _kept(after: DDPJobStatus, told: Progress, first: ReportedResumption) -> datetime | None:
-    """Return until when steps since a group's `first` one were saved: a later group resumed there.
-    Without the checkpoint's time, steps are taken to be as long as those of that group. None: all.
-    """
-    resumed, saved = told.resumed_step or 0, after.checkpoint
-    if resumed < first.step:
-        return first.time
-    if saved and saved.time and saved.step == resumed:
-        return saved.time
-    if after.failures and after.failures[-1].action == "RestartPod":  # from memory
-        return None
-    made = timedelta()
-    if told.resumed_at and told.last_step_time and told.step > resumed:
-        made = max(told.last_step_time - told.resumed_at, made) / (told.step - resumed)
-    return first.time + made * (resumed - first.step)
-
-
-def _moved(books: Goodput, name: str, time: timedelta) -> Goodput:
-    """Return the books with time of training booked to another use."""
-    seconds = min(max(int(time.total_seconds()), 0), books.training_seconds)
-    return books.updated(
-        training_seconds=books.training_seconds - seconds,
-        **{name: getattr(books, name) + seconds},
-    )
 
 
 def _ended(
