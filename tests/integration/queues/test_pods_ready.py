@@ -21,7 +21,7 @@ from tests.integration.queues.queue import SINGLE, Queue, is_true, queued_job, w
 pytestmark = pytest.mark.usefixtures("impatient", "operator")
 
 _BACKOFF = {"timestamp": "Eviction", "backoffBaseSeconds": 1, "backoffLimitCount": 2}
-_SETTINGS = {"timeout": "5s", "recoveryTimeout": "2s", "requeuingStrategy": _BACKOFF}
+_SETTINGS = {"timeout": "10s", "recoveryTimeout": "2s", "requeuingStrategy": _BACKOFF}
 
 
 @pytest.fixture(scope="module")
