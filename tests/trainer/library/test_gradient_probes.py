@@ -322,7 +322,7 @@ def test_200_probes_report_nothing_and_leave_no_trace(
         with script_job(folder, ranks=2, device=device, script="flips", variables=more) as job:
             log = run_to_its_end(job, "--epochs", str(epochs)).log
             states.append(job.state(epochs * STEPS))
-        assert probes_of(log) == [*range(1, epochs * STEPS + 1)] * every
+        assert probes_of(log) == [*range(1, epochs * STEPS + 1)] * every, log
         assert "flipped bits" not in log
     assert_same(*states)
 

@@ -22,7 +22,7 @@ from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.collectives.script_group import ScriptGroup
 from ddp_trainer.devices.accelerator import Contact
 from ddp_trainer.devices.gate import Event, Gate
-from ddp_trainer.library.steps import net
+from ddp_trainer.library.steps import net, probe
 from ddp_trainer.loop import learner
 from ddp_trainer.process_group import connection, world
 from ddp_trainer.process_group.connection import Connection
@@ -172,6 +172,8 @@ def install(sabotage: Sabotage | None = None) -> None:
     _queue(train_state.TrainState, "take_back")
     _synchronize_before(train_state.TrainState, "state_dict", "load_state_dict", "before")
     _synchronize_before(net.Net, "forward")
+    # The stream clears gradients in its thread; a GPU's host does that itself, before this.
+    _synchronize_before(probe, "put_back")
     match sabotage:
         case Sabotage.NO_GATE:
             replace(Gate, "wait", lambda _: None)

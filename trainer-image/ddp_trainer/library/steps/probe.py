@@ -58,8 +58,13 @@ def undone(run: TrainState) -> Iterator[Copies]:
             yield buffers
         finally:
             run.take_back(buffers)
-            for parameter, gradient in zip(parameters, before, strict=True):
-                parameter.grad = gradient
+            put_back(parameters, before)
+
+
+def put_back(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> None:
+    """Give parameters the gradients that they had before."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
 
 
 def fingerprint(models: Iterable[nn.Module], loss: Tensor | float | None) -> int:
