@@ -291,3 +291,10 @@ class Job(Stepping):
                 )
         numbers = {name: float(value) for name, value in metrics.items()}
         self._progress.log(self._run.position, numbers)
+
+    def _expect_no_loop(self, method: str) -> None:
+        if self._is_in_loop:
+            raise ConfigurationError(
+                f"job.{method}() was called within the loop of job.batches(), but a rank that "
+                "replaces a lost one enters that loop at its next batch: call it between epochs"
+            )

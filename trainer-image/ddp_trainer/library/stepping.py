@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.loading import Loading, Rest, is_stream
 from ddp_trainer.data.sampler import SampleTrace, Share
 from ddp_trainer.data.stream import Stream, StreamRest
@@ -17,8 +16,10 @@ from ddp_trainer.exit_codes import ConfigurationError, MovedError, NonFiniteLoss
 from ddp_trainer.library.loss_watch import LossWatch, find
 from ddp_trainer.library.session import Session
 from ddp_trainer.library.skipped_steps import must_skip
+from ddp_trainer.library.steps import fixed_batch
 from ddp_trainer.library.steps.attempt import Attempt
 from ddp_trainer.library.steps.probe import check_probes, fingerprint, undone
+from ddp_trainer.library.steps.turns import check_turn
 from ddp_trainer.process_group.end_of_training import ScriptProgress
 from ddp_trainer.run.seeds import seed_step
 from ddp_trainer.settings.environment import Environment
@@ -128,12 +129,8 @@ class Stepping(Session):
             batch = loading.whole_batch(
                 run.position.epoch, run.position.samples, rank=rank, world_size=size
             )
-            probe = self._attempt = Attempt(
-                before=before,
-                assignment=ShardAssignment(shards=size, rank=rank, size=size),
-                samples=size * loading.batch_size,
-                sizes=[loading.batch_size],
-                is_probe=True,
+            probe = self._attempt = Attempt.of_probe(
+                before, rank=rank, size=size, batch_size=loading.batch_size
             )
             probe.give()
             self._script.come_to("step", step)
@@ -154,14 +151,13 @@ class Stepping(Session):
 
     def _rank_to_probe(self, taken: Attempt) -> int | None:
         """Return the rank whose batch all ranks compute after a step; None: no probe is due."""
-        formation, step = self._formation, self._run.position.step
+        formation = self._formation
         if not self._options.verify_gradients or self._groups != taken.taken_in:
             return None  # a rank that has joined in the meantime computes no probe
         formation.votes.read()
-        saves = formation.votes.save or self._checkpoint_manager.is_due(step)
         return formation.verification.rank_to_probe(
             formation.group,
-            is_needed=saves or formation.votes.stop or self._is_at_end(taken),
+            is_needed=self._saves() or formation.votes.stop or self._is_at_end(taken),
         )
 
     def _end_pass_of_probe(
@@ -242,30 +238,14 @@ class Stepping(Session):
         clip_grad_norm: float | None,
     ) -> bool:
         run = self._run
-        if not any(optimizer is known for known in run.optimizers):
-            raise ConfigurationError(
-                "step() got an optimizer that join() does not know: name it there, as in "
-                "join(model=model, optimizer=optimizer, ...), so that its state can be saved"
-            )
-        if self._formation.snapshots is not None:
-            raise ConfigurationError(
-                "step(optimizer=...) takes turns, which sharded models cannot: call job.step() "
-                "once for all optimizers"
-            )
-        if self._batch.is_fixed:
-            raise ConfigurationError(
-                f"step(optimizer=...) takes turns with one batch, but {self._batch.name} may split "
-                f"it: {self._batch.remedy}"
-            )
-        if self._length.accumulate > 1:
-            raise ConfigurationError(
-                "step(optimizer=...) and batches(accumulate=...) cannot be combined: remove one"
-            )
-        if self._options.skip_nonfinite_steps:
-            raise ConfigurationError(
-                "step(optimizer=...) and skip_nonfinite_steps cannot be combined: a turn may have "
-                "been taken when a loss is not finite; remove skip_nonfinite_steps"
-            )
+        check_turn(
+            optimizer,
+            run.optimizers,
+            is_sharded=self._formation.snapshots is not None,
+            batch=self._batch,
+            accumulate=self._length.accumulate,
+            skips_steps=self._options.skip_nonfinite_steps > 0,
+        )
         turn = attempt.take_turn(loss)
         if attempt.is_probe:
             return self._end_pass_of_probe(attempt, loss, in_turn=True)
@@ -353,8 +333,7 @@ class Stepping(Session):
         position = self._run.position
         votes, group = self._formation.votes, self._formation.group
         votes.read()
-        saves = votes.save or self._checkpoint_manager.is_due(position.step)
-        leaves = votes.stop or votes.leave
+        saves, leaves = self._saves(), votes.stop or votes.leave
         is_last = self._verify(attempt, is_needed=saves or leaves)
         if saves or leaves or self._is_at_end(attempt):
             self._formation.equalise_buffers()
@@ -394,38 +373,25 @@ class Stepping(Session):
             self._timer.lap(Phase.COMMUNICATION)
         return is_last
 
+    def _saves(self) -> bool:
+        """Return whether all ranks save after this step, by votes that they have read."""
+        is_due = self._checkpoint_manager.is_due(self._run.position.step)
+        return self._formation.votes.save or is_due
+
     def _is_at_end(self, attempt: Attempt) -> bool:
         return attempt.ends_epoch or self._length.is_at_limit(self._run.position)
-
-    def _expect_no_loop(self, method: str) -> None:
-        if self._is_in_loop:
-            raise ConfigurationError(
-                f"job.{method}() was called within the loop of job.batches(), but a rank that "
-                "replaces a lost one enters that loop at its next batch: call it between epochs"
-            )
 
     def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading | Stream:
         if not self._length.is_of(loader, accumulate):
             if self._options.verify_gradients:
                 nets = self._formation.nets
                 check_probes(nets, self.device, is_stream=is_stream(loader))
+            fixed_batch.check_loader(self._batch, loader)
             loading: Loading | Stream
             if is_stream(loader):
-                if self._batch.is_fixed:
-                    raise ConfigurationError(
-                        "the loader has an IterableDataset, so each rank reads its own stream, but "
-                        f"{self._batch.name} needs the same samples with any number of ranks: "
-                        f"{self._batch.remedy}"
-                    )
                 self._run.choose_streams(readers=self.world_size)
                 loading = Stream(loader, self._run, seed=self._options.seed)
             else:
-                if self._batch.is_fixed and loader.batch_size is None:
-                    raise ConfigurationError(
-                        "the loader has a batch_sampler, but "
-                        f"{self._batch.name} may have to split its batches: "
-                        f"{self._batch.remedy}, or give the DataLoader a batch_size and a sampler"
-                    )
                 loading = Loading(loader, seed=self._options.seed)
                 self._run.choose_samples(loading.samples)
             self._length.choose(loader, loading, accumulate)

@@ -57,6 +57,7 @@ class Publisher:
         """`file`: None if it is not served. `records`: empty if nothing is saved."""
         self._file = file
         self._records = records
+        self._history = next((each for each in records if isinstance(each, History)), None)
         self._timer = timer
         self._watch = StragglerWatch()
         self._straggler: Straggler | None = None
@@ -264,8 +265,7 @@ class Publisher:
         return utc_to_the_millisecond(self._last_step_at)
 
     def _first_steps(self) -> tuple[Resumption, ...] | None:
-        histories = (each for each in self._records if isinstance(each, History))
-        return next((each.first_steps for each in histories), None)
+        return self._history.first_steps if self._history is not None else None
 
     def _measurements(self) -> Measurements:
         return Measurements(

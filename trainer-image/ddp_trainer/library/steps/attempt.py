@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ class Attempt:
     """Samples of the step over all ranks, padding included."""
     sizes: list[int]
     """Samples that count in each of this rank's batches."""
-    ends_epoch: bool = False
+    ends_epoch: bool
     own: Sequence[int] = ()
     """Indices of this rank's samples that count."""
     is_asked: bool = False
@@ -45,6 +46,21 @@ class Attempt:
     """Fingerprint of this rank's own gradients in the probe, or in the one after this step."""
     _losses: list[tuple[int, Tensor | float]] = field(default_factory=list)
     """Losses with the slots of their parts."""
+
+    @classmethod
+    def of_probe(cls, before: Copies, *, rank: int, size: int, batch_size: int) -> Self:
+        """Begin to probe a batch of a rank of the group, which all ranks compute.
+
+        `before`: the buffers of the beginning.
+        """
+        return cls(
+            before=before,
+            assignment=ShardAssignment(shards=size, rank=rank, size=size),
+            samples=size * batch_size,
+            sizes=[batch_size],
+            ends_epoch=False,
+            is_probe=True,
+        )
 
     @property
     def batches(self) -> int:
