@@ -19,10 +19,11 @@ from typing import Any
 
 from tests.cluster.cache import cache_dir
 from tests.cluster.cgroups import cgroup_path, make_cgroups
-from tests.cluster.client import ApiClient, wait_until
-from tests.cluster.components import START_DEADLINE_S, admin_client, last_words
+from tests.cluster.client import wait_until
+from tests.cluster.components import START_DEADLINE_S, last_words
 from tests.cluster.control_plane_config import ControlPlaneConfig, apiserver_argv, etcd_argv
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
+from tests.cluster.machine import Machine
 from tests.cluster.node_config import SANDBOX_IMAGE, NodeConfig
 from tests.cluster.preparation import binaries, packages
 from tests.cluster.preparation.busybox import busybox_archive, has_busybox
@@ -59,12 +60,12 @@ def node_config(instance: Instance) -> NodeConfig:
     )
 
 
-class Node:
+class Node(Machine):
     """A running single-node cluster."""
 
     def __init__(self, instance: Instance) -> None:
+        super().__init__(node_config(instance))
         self._instance = instance
-        self._config = node_config(instance)
 
     @property
     def kubeconfig(self) -> Path:
@@ -77,50 +78,19 @@ class Node:
         return self._config.control_plane.server
 
     @property
-    def node_name(self) -> str:
-        """The name of the only Node object."""
-        return self._config.control_plane.node_name
+    def instance(self) -> Instance:
+        """What the cluster has on this machine."""
+        return self._instance
 
     @property
     def logs(self) -> Path:
         """The folder of the components' log files."""
         return self._instance.logs
 
-    @property
-    def client(self) -> ApiClient:
-        """A minimal client with all rights."""
-        return admin_client(self._config.control_plane)
-
     def healthy(self) -> bool:
         """Tell whether pods can run right now."""
         namespaces = self._instance.processes.get("namespaces")
         return namespaces is not None and namespaces.alive() and self._ready()
-
-    def images(self) -> set[str]:
-        """Return the full names of the images that pods can use."""
-        return set(self._ctr("images", "ls", "-q").split())
-
-    def load_image(self, archive: Path) -> None:
-        """Load a docker-archive or OCI archive; large ones take half a minute."""
-        self._ctr("images", "import", str(archive))
-
-    def tag_image(self, name: str, *, as_name: str) -> None:
-        """Let pods use the loaded image ``name`` under another full name as well."""
-        self._ctr("images", "tag", "--force", name, as_name)
-
-    def remove_image(self, name: str) -> None:
-        """Take an image's name away, and its content unless something else uses it."""
-        self._ctr("images", "rm", name)
-
-    def set_capacity(self, resource: str, quantity: int) -> None:
-        """Make the node advertise a resource it does not have, such as ``nvidia.com/gpu``."""
-        figures = {resource: str(quantity)}
-        self.client.request(
-            "PATCH",
-            f"/api/v1/nodes/{self.node_name}/status",
-            {"status": {"capacity": figures, "allocatable": figures}},
-            content_type="application/merge-patch+json",
-        )
 
     def offer_volumes(self, count: int) -> None:
         """Have volumes at hand for claims, as a provisioner would: folders that go with the
@@ -249,17 +219,6 @@ class Node:
             condition["type"] == "Ready" and condition["status"] == "True"
             for condition in conditions
         )
-
-    def _ctr(self, *words: str) -> str:
-        result = subprocess.run(
-            ["ctr", "--address", self._config.containerd_socket, "-n", "k8s.io", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if result.returncode:
-            raise ClusterError(f"ctr {' '.join(words)}: {result.stderr.strip()}")
-        return result.stdout
 
 
 def require() -> None:

@@ -24,6 +24,8 @@ class NodeConfig:
     image_root: Path
     # The cgroup below which all pods live, in every hierarchy.
     cgroup: str
+    # Nodes of one cluster have the same address.
+    kubelet_port: int = 10250
 
     @property
     def folder(self) -> Path:
@@ -118,7 +120,9 @@ def kubelet_config(config: NodeConfig) -> str:
         # The node's network namespace is its own: nobody else listens or looks there.
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
+        "port": config.kubelet_port,
         "readOnlyPort": 0,
+        "healthzPort": 0,
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": config.cgroup,
         "failCgroupV1": False,

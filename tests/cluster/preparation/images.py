@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.cluster import kind
 from tests.cluster.cache import cache_dir, exclusive, say
 from tests.cluster.errors import ClusterUnavailableError
+from tests.cluster.machine import Machine
 from tests.cluster.preparation import image_parts
 from tests.cluster.provider import KUBECONFIG_VARIABLE, Cluster
 
@@ -181,8 +182,8 @@ def _build_with_buildah(image: ImageSource, name: str, archive: Path) -> None:
     image_parts.buildah("push", name, f"docker-archive:{archive}:{name}")
 
 
-def load(image: BuiltImage, cluster: Cluster) -> None:
-    """Make the image usable in the cluster, unless the very same is there already."""
+def load(image: BuiltImage, cluster: Cluster | Machine) -> None:
+    """Make the image usable in a cluster or on a node, unless the very same is there already."""
     if image.content_name in cluster.images():
         # An older one may have been given the common name since.
         cluster.tag_image(image.content_name, as_name=image.name)
