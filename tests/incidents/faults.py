@@ -74,7 +74,9 @@ class Link:
 
 @contextmanager
 def throttled(pod: Any, *, percent: int) -> Iterator[None]:
-    """Give the rank of a pod, and all else in its container, so little of a core."""
+    """Give the rank of a pod, and all else in its container, so little of a core. The pod may go
+    meanwhile.
+    """
     [pid] = pids(pod, RANK)
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     [path] = [line.split(":", 2)[2] for line in lines if line.split(":")[1] == "cpu"]
@@ -83,4 +85,5 @@ def throttled(pod: Any, *, percent: int) -> Iterator[None]:
     try:
         yield
     finally:
-        quota.write_text("-1")
+        with suppress(OSError):  # its cgroup goes with the container
+            quota.write_text("-1")

@@ -10,12 +10,15 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final
 
 from tests.cluster import ClusterError
+from tests.cluster.preparation import images
+from tests.cluster.second_node import second, second_node
 from tests.e2e.environment import OPERATOR_NAMESPACE, operator_leader
 from tests.e2e.jobs import TRAINER_IMAGE, Job, digits_job, force_delete
+from tests.e2e.kubectl import wait_for
 from tests.e2e.queues import Queue, queued
 from tests.e2e.test_queues import leaves_no_pod
 from tests.incidents import faults
-from tests.incidents.poison import POISONED, poisoned_node
+from tests.incidents.poison import POISONED, full_nodes, poisoned_node
 from tests.incidents.scene import Incident, Scene
 from tests.incidents.verdict import Expected
 
@@ -25,6 +28,8 @@ OUTAGE_SECONDS: Final = 60.0
 STALL_SECONDS: Final = 30.0
 FULL_SECONDS: Final = 10.0
 _TRAINER: Final = f"docker.io/library/{TRAINER_IMAGE}"
+_SEAT: Final = "example.com/seat"
+"""A resource of which each pod takes one: it decides which node a pod gets."""
 _REMOVABLE: Final = "docker.io/library/ddp-trainer:removable"
 
 
@@ -144,6 +149,39 @@ def _slow_down(scene: Scene) -> None:
     """Give one pod's rank three percent of a core until the status names it."""
     with faults.throttled(scene.pod(1), percent=3):
         scene.wait_until_rank_is_named_slow(1)
+
+
+@contextmanager
+def _two_nodes(scene: Scene) -> Iterator[None]:
+    """Have two real nodes, of which the second has no seat yet."""
+    first = scene.victim.node
+    with full_nodes(first), second_node(first) as machine:
+        images.load(images.find(images.TRAINER), machine)
+        first.set_capacity(_SEAT, scene.incident.replicas)
+        try:
+            yield
+        finally:
+            scene.remove()
+
+
+def _slow_down_for_good(scene: Scene) -> None:
+    """Slow one pod's rank down until the pod is gone, with a spare on the other node."""
+    first, other = scene.victim.node, second(scene.victim.node)
+    other.set_capacity(_SEAT, 2)
+    wait_for(
+        lambda: scene.job.status().ready.endswith("+1"),
+        what="the spare",
+        describe=scene.job.status,
+    )
+    slow, spare = scene.pod(1), scene.pod(2)
+    assert [pod["spec"]["nodeName"] for pod in (slow, spare)] == [first.node_name, other.node_name]
+    with faults.throttled(slow, percent=3):
+        scene.wait_until_gone(slow)
+    scene.wait_for_steps(10)
+    assert scene.steps()[1][-1].pod == spare["metadata"]["name"]
+    assert scene.job.status().excluded_nodes == (first.node_name,)
+    # The next spare has the slow pod's slot. There is a seat for it on both nodes.
+    assert scene.pod(1)["spec"]["nodeName"] == other.node_name
 
 
 def _poison(scene: Scene) -> AbstractContextManager[None]:
@@ -271,6 +309,23 @@ INCIDENTS: Final = (
         inject=_slow_down,
         plain=False,
         expected=Expected(failures=range(1), new_groups=range(1)),
+    ),
+    Incident(
+        name="slow-node-spare",
+        what="a slow node with a spare",
+        done="one rank gets three percent of a core until its pod is gone",
+        inject=_slow_down_for_good,
+        around=_two_nodes,
+        spec={
+            "spares": 1,
+            "restart": {"slowRank": {"factor": 1.5, "for": "5s", "action": "Replace"}},
+        },
+        limits={_SEAT: "1"},
+        torchrun=False,
+        plain=False,
+        expected=Expected(
+            class_="Infrastructure", words="SlowRank", new_pods=range(2, 3), keeps_steps=True
+        ),
     ),
     Incident(
         name="poisoned-node",

@@ -1,11 +1,11 @@
-"""A node on which each pod dies, beside the real one: only its Node object exists."""
+"""Nodes beside the real ones that exist only as Node objects: on one of them each pod dies."""
 
 from __future__ import annotations
 
 import threading
 import urllib.error
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -20,15 +20,24 @@ _STATUS_PATCH: Final = "application/merge-patch+json"
 _LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
 
-@contextmanager
-def poisoned_node(node: Node) -> Iterator[None]:
+def poisoned_node(node: Node) -> AbstractContextManager[None]:
     """Add a node that refuses each pod, and two full ones; remove them at the end."""
+    return _imitated(node, (POISONED, *FULL))
+
+
+def full_nodes(node: Node) -> AbstractContextManager[None]:
+    """Add two full nodes; remove them at the end."""
+    return _imitated(node, FULL)
+
+
+@contextmanager
+def _imitated(node: Node, names: Sequence[str]) -> Iterator[None]:
     client = node.client
     images = client.get(f"/api/v1/nodes/{node.node_name}")["status"]["images"]
     stop = threading.Event()
-    thread = threading.Thread(target=_live, args=(client, stop), daemon=True)
+    thread = threading.Thread(target=_live, args=(client, names, stop), daemon=True)
     try:
-        for name in (POISONED, *FULL):
+        for name in names:
             _create(client, name, pods=110 if name == POISONED else 0, images=images)
         thread.start()
         yield
@@ -36,7 +45,7 @@ def poisoned_node(node: Node) -> Iterator[None]:
         stop.set()
         if thread.is_alive():
             thread.join()
-        for name in (POISONED, *FULL):
+        for name in names:
             with suppress(urllib.error.HTTPError):
                 client.request("DELETE", f"/api/v1/nodes/{name}")
 
@@ -65,11 +74,11 @@ def _create(client: ApiClient, name: str, *, pods: int, images: list[Any]) -> No
         client.request("POST", _LEASES, lease)
 
 
-def _live(client: ApiClient, stop: threading.Event) -> None:
+def _live(client: ApiClient, names: Sequence[str], stop: threading.Event) -> None:
     """Renew leases, and refuse pods, as the kubelets of these nodes."""
     while not stop.wait(_PERIOD_SECONDS):
         with suppress(OSError):
-            for name in (POISONED, *FULL):
+            for name in names:
                 _patch(client, f"{_LEASES}/{name}", {"spec": {"renewTime": _now()}})
             pods = client.get(f"/api/v1/pods?fieldSelector=spec.nodeName={POISONED}")["items"]
             for pod in pods:

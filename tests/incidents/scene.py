@@ -46,6 +46,8 @@ class Incident:
     replicas: int = 2
     spec: Mapping[str, Any] = field(default_factory=dict)
     image: str = TRAINER_IMAGE
+    limits: Mapping[str, str] = field(default_factory=dict)
+    """Of each pod, beside the usual ones."""
     queued: bool = False
     """In a queue of Kueue."""
     torchrun: bool = True
@@ -116,6 +118,15 @@ class Scene:
     def pod(self, slot: int) -> Any:
         """Wait for the running pod of a slot."""
         return running_pod(self.job, slot)
+
+    def wait_until_gone(self, pod: Any) -> None:
+        """Wait until the API server has no such pod."""
+        name = pod["metadata"]["name"]
+        wait_for(
+            lambda: all(each["metadata"]["name"] != name for each in self.pods()),
+            what=f"end of {name}",
+            describe=self.job.status,
+        )
 
     def wait_for_steps(self, count: int = 10) -> None:
         """Wait until all ranks have trained so many more steps together."""
@@ -219,5 +230,6 @@ class Scene:
             *container.get("env", ()),
             {"name": "STEPS", "value": str(incident.steps)},
         ]
+        container["resources"]["limits"] |= incident.limits
         container["volumeMounts"] = [{"name": "trace", "mountPath": str(training.TRACE)}]
         return [queued(manifest) if incident.queued else manifest]

@@ -73,8 +73,8 @@ TORCHRUN: Final = pytest.StashKey[dict[str, str]]()
 def updated(page: str, rows: Sequence[Row], torchrun: Mapping[str, str]) -> str:
     """Return the page with the results of a run.
 
-    The operator's cells change if each incident passed; otherwise they stay. Each outcome of
-    torchrun has its cell.
+    The operator's cells change if each incident passed; otherwise only those of incidents that were
+    not tried before do. Each outcome of torchrun has its cell.
     """
     begin, end = page.index(_BEGIN) + len(_BEGIN), page.index(_END)
     before = {cells[0]: cells for cells in map(_cells, page[begin:end].splitlines())}
@@ -83,7 +83,7 @@ def updated(page: str, rows: Sequence[Row], torchrun: Mapping[str, str]) -> str:
     lines = [_line(_HEAD), _line(["---"] * len(_HEAD))]
     for incident in INCIDENTS:
         *cells, last = before.get(incident.what, [incident.what, *[_NONE] * (len(_HEAD) - 1)])
-        if is_whole:
+        if is_whole or (cells[1] == _NONE and incident.name in passed):
             cells = passed[incident.name]
         lines.append(_line([*cells, torchrun.get(incident.name, last)]))
     text = "\n".join(lines)

@@ -34,6 +34,8 @@ class Expected:
     """How many pods are created after the first ones."""
     new_groups: range = range(1, 2)
     """How often the ranks form their group again."""
+    keeps_steps: bool = False
+    """Ranks repeat at most the step that was under way when their group ended."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,12 @@ class Seen(Training):
 
     def complaints(self, expected: Expected) -> list[str]:
         """Return what is not as it should be."""
-        return [*self._about_end(), *self._about_restarts(expected), *self._about_words(expected)]
+        return [
+            *self._about_end(),
+            *self._about_restarts(expected),
+            *self._about_words(expected),
+            *self._about_repeats(expected),
+        ]
 
     def _about_end(self) -> Iterator[str]:
         if self.status.phase != "Succeeded":
@@ -92,6 +99,14 @@ class Seen(Training):
             yield f"{self.new_pods} new pods instead of {_in_words(expected.new_pods)}"
         if self.new_groups not in expected.new_groups:
             yield f"{self.new_groups} new groups instead of {_in_words(expected.new_groups)}"
+
+    def _about_repeats(self, expected: Expected) -> Iterator[str]:
+        for rank, steps in enumerate(self.steps):
+            begun = [step.step for step in steps]
+            again = [now for then, now in pairwise(begun) if now <= then]
+            is_back = begun != sorted(begun) or len(again) > self.new_groups
+            if expected.keeps_steps and is_back:
+                yield f"rank {rank} trained steps more than once, again from {again}"
 
     def _about_words(self, expected: Expected) -> Iterator[str]:
         failures = self.status.failures

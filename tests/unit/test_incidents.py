@@ -86,6 +86,20 @@ def test_what_is_wrong_is_found(seen: Seen, complaint: str) -> None:
     assert complaint in found
 
 
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ([1, 2, 2, 3, 4], []),
+        ([1, 2, 2, 3, 3, 4], ["rank 0 trained steps more than once, again from [2, 3]"]),
+        ([1, 2, 3, 2, 3, 4], ["rank 0 trained steps more than once, again from [2]"]),
+    ],
+)
+def test_a_rank_may_repeat_the_step_under_way(steps: list[int], found: list[str]) -> None:
+    seen = replace(SEEN, steps=[[Begun(0.5 * step, "a", step) for step in steps]])
+    assert seen.complaints(EXPECTED) == []
+    assert seen.complaints(replace(EXPECTED, keeps_steps=True)) == found
+
+
 def lines_of(page: str) -> dict[str, str]:
     """Return the first and the last words of each line of the table."""
     table = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
@@ -118,6 +132,13 @@ class TestTable:
         assert updated(whole, slower, {}) != whole
         assert updated(whole, failed, {}) == whole
         assert updated(whole, slower[1:], {}) == whole
+
+    def test_an_incident_that_was_not_tried_gets_its_cells(self) -> None:
+        new, *others = self.PASSED
+        page = updated(self.PAGE, others, {})
+        assert lines_of(page)[new.incident.what].startswith("not tried, ")
+        found = lines_of(updated(page, [new], {}))
+        assert found[new.incident.what].startswith("passed, ")
 
     def test_each_outcome_of_torchrun_has_its_cell(self) -> None:
         whole = updated(self.PAGE, self.PASSED, self.ENDED)
