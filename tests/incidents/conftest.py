@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chaos.conftest import Victim, namespace, victim
+from tests.incidents.scene import Incident
 from tests.incidents.table import PAGE, ROWS, TORCHRUN, updated
 from tests.integration.queues.queue import CHIP, installed
 
@@ -21,6 +22,17 @@ def kueue(victim: Victim) -> Iterator[None]:
     yield
     victim.environment.wait_until_namespaces_are_gone()  # Kueue releases their pods
     running.uninstall()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put incidents in a queue last: Kueue's webhook then judges all Jobs, torchrun's too."""
+    items.sort(key=_is_queued)
+
+
+def _is_queued(item: pytest.Item) -> bool:
+    called = getattr(item, "callspec", None)
+    incident = called.params.get("incident") if called else None
+    return isinstance(incident, Incident) and incident.queued
 
 
 def pytest_terminal_summary(

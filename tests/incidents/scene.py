@@ -95,6 +95,7 @@ class Scene:
         environment = self.victim.environment
         environment.make_claim(self.kubectl, self.incident.name)
         environment.make_claim(self.kubectl, self.trace_claim)
+        self.victim.node.wait_until_ready()  # an earlier incident may have cut it off
         with self.incident.around(self):
             self.kubectl.apply(*self.manifests())
             self.wait_until_running()
