@@ -60,6 +60,7 @@ FULL_STATUS: Json = {
             "ratio": 1.75,
             "slowInARow": 4,
             "slowSince": TIME,
+            "turn": {"pod": "job-1-1", "times": 2, "since": TIME},
         },
         "updatedAt": TIME,
         "lastStepTime": TIME,

@@ -16,6 +16,7 @@ from ddp_operator.api.status.progress import (
     Pace,
     Progress,
     SlowRank,
+    SlowTurn,
     Unreported,
 )
 from ddp_operator.api.status.status import (
@@ -48,5 +49,6 @@ __all__ = [
     "Phase",
     "Progress",
     "SlowRank",
+    "SlowTurn",
     "Unreported",
 ]

@@ -17,6 +17,14 @@ from ddp_operator.api.values.bounded import (
 )
 
 
+class SlowTurn(StatusModel):
+    """Another pod that takes turns as the slowest, as long as both are slow."""
+
+    pod: Name
+    times: Count = Field(description="Comparisons in which it had a slow rank.")
+    since: Time | None = Field(default=None, description="When the first of them was seen.")
+
+
 class Pace(StatusModel):
     """The latest comparison of the ranks' own times per step, without waiting for others."""
 
@@ -25,9 +33,14 @@ class Pace(StatusModel):
     pod: Name = Field(default="", description="Its pod.")
     ratio: float = Field(description="Its own time, divided by the mean of the other ranks.")
     slow_in_a_row: Count = Field(
-        default=0, description="Comparisons in a row in which this pod had a slow rank."
+        default=0,
+        description=(
+            "Comparisons in which this pod had a slow rank, without one in between in which no pod "
+            "or a third one had it."
+        ),
     )
     slow_since: Time | None = Field(default=None, description="When the first of them was seen.")
+    turn: Annotated[SlowTurn | None, OR_NONE] = None
 
 
 class SlowRank(StatusModel):

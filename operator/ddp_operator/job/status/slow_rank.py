@@ -1,7 +1,8 @@
 """Name the rank that makes the others wait, from the times that the trainer compares.
 
 All ranks end a step together, so a slow one costs each step the same. A rank is named after several
-comparisons, and stays named until it is clearly faster: one long step is no reason for either.
+comparisons, and stays named until it is clearly faster: one long step is no reason for either. If
+two pods take turns as the slowest, the one that was it more often is named.
 """
 
 from datetime import datetime
@@ -9,7 +10,7 @@ from typing import Final
 
 from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import DDPJobStatus, Pace, SlowRank
+from ddp_operator.api.status import DDPJobStatus, Pace, SlowRank, SlowTurn
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods.observed import Observed, identity_at
 from ddp_operator.job.status.progress import Report, ReportedPace
@@ -18,9 +19,10 @@ from ddp_operator.ports import Event
 DEFAULT_FACTOR: Final = 1.5
 """Factor of jobs without `spec.restart.slowRank`."""
 IN_A_ROW: Final = 3
-"""Comparisons that must agree before a rank is named, or no longer."""
+"""Slow comparisons of a pod before its rank is named, and faster ones until it no longer is."""
 _MIN_SECONDS: Final = 0.001
 """Least time that a slow rank adds to a step; less is noise."""
+_MIN_PODS_WITH_TURNS: Final = 3
 _MAX_RATIO: Final = 1000.0
 
 
@@ -81,17 +83,39 @@ def _compared(
         limit = 1 + (limit - 1) / 2  # well below, so that it is not named again at once
     if pace.ratio < limit or said.seconds - said.others_seconds < _MIN_SECONDS:
         return pace
-    if before is not None and before.pod == pod and before.slow_in_a_row:
-        return pace.updated(slow_in_a_row=before.slow_in_a_row + 1, slow_since=before.slow_since)
-    return pace.updated(slow_in_a_row=1, slow_since=now.replace(microsecond=0))
+    own, other = _turns(job, before, pod)
+    return pace.updated(
+        slow_in_a_row=own.times + 1 if own else 1,
+        slow_since=own.since if own else now.replace(microsecond=0),
+        turn=other,
+    )
+
+
+def _turns(job: DDPJob, before: Pace | None, pod: str) -> tuple[SlowTurn | None, SlowTurn | None]:
+    """Return how often this pod was slow before, and another pod with which it takes turns.
+
+    A third pod begins again: if any pod may be the slowest, none is slow. In a job of two pods, one
+    is slow only compared with the other, so turns are noise.
+    """
+    if before is None or not before.slow_in_a_row:
+        return None, None
+    last = SlowTurn(pod=before.pod, times=before.slow_in_a_row, since=before.slow_since)
+    if last.pod == pod:
+        return last, before.turn
+    if before.turn is not None and before.turn.pod == pod:
+        return before.turn, last
+    is_third = before.turn is not None or len(members(job)) < _MIN_PODS_WITH_TURNS
+    return None, None if is_third else last
 
 
 def _named(
     job: DDPJob, said: ReportedPace, pace: Pace, known: SlowRank | None, pods: Observed
 ) -> SlowRank | None:
     """Return the rank that is slow after this comparison; None if none is."""
-    is_same = known is not None and known.pod == pace.pod
-    if pace.slow_in_a_row >= IN_A_ROW or (is_same and pace.slow_in_a_row):
+    is_same = known is not None and known.pod == pace.pod and pace.slow_in_a_row > 0
+    if known is not None and not is_same and known.faster_in_a_row + 1 < IN_A_ROW:
+        return known.updated(faster_in_a_row=known.faster_in_a_row + 1)
+    if pace.slow_in_a_row >= IN_A_ROW or is_same:
         pod = pods.current.get(ranks.pod_of(job.spec, pace.rank))
         return SlowRank(
             rank=pace.rank,
@@ -102,9 +126,7 @@ def _named(
             since=(known.since if known and is_same else pace.slow_since) or job.created,
             not_replaced=known.not_replaced if known and is_same else "",
         )
-    if known is None or known.faster_in_a_row + 1 >= IN_A_ROW:
-        return None
-    return known.updated(faster_in_a_row=known.faster_in_a_row + 1)
+    return None
 
 
 def _factor(job: DDPJob) -> float:

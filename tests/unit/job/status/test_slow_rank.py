@@ -68,7 +68,9 @@ def test_a_rank_is_named_once_comparisons_agree() -> None:
     "paces",
     [
         pytest.param([(3, DEFAULT_FACTOR - 0.01)] * 9, id="less than the factor"),
-        pytest.param([(3, 1.8), (2, 1.8)] * 9, id="another rank in between"),
+        pytest.param([(3, 1.8), (2, 1.8), (1, 1.8)] * 9, id="two other ranks in between"),
+        pytest.param([(3, 1.8), (2, 1.8), (3, 1.8), (1, 1.8)] * 9, id="turns with two others"),
+        pytest.param([(3, 1.8), (2, 1.8), (3, 1.8), (0, 1.2)] * 9, id="two turns, then none"),
         pytest.param([(3, 1.8), (3, 1.8), (3, 1.2)] * 9, id="faster in between"),
         pytest.param([(4, 1.8)] * 9, id="a rank that no pod has"),
         pytest.param([(2**53 - 1, 1.8)] * 9, id="a rank that no job has"),
@@ -127,6 +129,43 @@ def test_another_rank_takes_its_name() -> None:
     assert job.status.slow_rank is not None
     assert job.status.slow_rank.rank == 1
     assert [event.reason for event in events] == ["SlowRank", "SlowRankOver", "SlowRank"]
+
+
+def test_of_two_pods_that_take_turns_one_is_named() -> None:
+    turns = [(3, 1.8), (2, 1.7)] * 9
+    job, events = trained(*turns[:4])
+    assert (job.status.slow_rank, events) == (None, [])
+    for length in range(5, len(turns)):
+        job, events = trained(*turns[:length])
+        slow = job.status.slow_rank
+        assert slow is not None
+        assert (slow.rank, slow.since, slow.ratio) == (3, later(10), 1.8)
+        assert slow.faster_in_a_row == (length + 1) % 2
+        assert [event.reason for event in events] == ["SlowRank"]
+
+
+def test_the_pod_that_is_slowest_more_often_is_named() -> None:
+    job, _ = trained((2, 1.7), (3, 1.8), (3, 1.8), (2, 1.7), (3, 1.8))
+    assert job.status.slow_rank is not None
+    assert (job.status.slow_rank.rank, job.status.slow_rank.since) == (3, later(20))
+    job, _ = trained((2, 1.7), (3, 1.8), (3, 1.8), (2, 1.7), (2, 1.7))
+    assert job.status.slow_rank is not None
+    assert (job.status.slow_rank.rank, job.status.slow_rank.since) == (2, later(10))
+
+
+def test_the_other_one_is_named_once_the_first_is_replaced() -> None:
+    job, pods = running_job(replicas=4)
+    job, _ = told(job, pods, reports([(3, 1.8), (2, 1.7)] * 3))
+    job = with_status(job, replacements={"3": 1})
+    job, events = told(job, pods, reports([(2, 1.7)], begin=7))
+    assert job.status.slow_rank is not None
+    assert job.status.slow_rank.rank == 2
+    assert [event.reason for event in events] == ["SlowRankOver", "SlowRank"]
+
+
+def test_turns_of_two_pods_alone_are_noise() -> None:
+    job, events = trained(*[(1, 1.8), (0, 1.8)] * 9, replicas=2)
+    assert (job.status.slow_rank, events) == (None, [])
 
 
 def test_its_successor_begins_unnamed() -> None:
