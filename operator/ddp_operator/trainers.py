@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 _SECONDS: Final = 2.0
 """A response of a few hundred bytes from within the cluster takes milliseconds."""
 _LIMIT_BYTES: Final = 64 * 1024
-_TRACES_SECONDS: Final = 15.0
-"""A launcher gives its ranks ten seconds to show where they are."""
+_TRACES_SECONDS: Final = 25.0
+"""A launcher waits twelve seconds until other requests for stacks end, then ten for its ranks."""
 _TRACES_BYTES: Final = 3 * 1024 * 1024
 _RECEIVE_BYTES: Final = 8 * 1024
 """Size of the kernel's receive buffer, and so of each read. Parsing a quarter of a megabyte of the

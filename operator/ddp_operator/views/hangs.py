@@ -60,7 +60,9 @@ def explain_answers(answers: Iterable[tuple[Sequence[int], bytes | str]]) -> Han
     evidence: list[RankEvidence] = []
     for ranks, answer in answers:
         if isinstance(answer, str) and answer.startswith("HTTP status"):
-            return NOTHING_KNOWN  # an older launcher: its ranks would seem to be absent
+            # An older launcher (404), or one that is busy (409): it runs, and its ranks may, too.
+            # Without their evidence they would seem to be absent, and their node to be broken.
+            return NOTHING_KNOWN
         evidence += read(answer, ranks)
     return explain(evidence)
 

@@ -158,7 +158,9 @@ def test_without_dumps_the_stacks_name_it_if_most_wait() -> None:
 
 def test_an_older_launcher_or_none_shows_nothing() -> None:
     waiting = answer(*(shown(rank, WAITS, STEP) for rank in range(3)))
-    assert explain_answers([(range(3), waiting), ((3,), "HTTP status 404")]) == NOTHING_KNOWN
+    for status in (404, 409):
+        refused = (3,), f"HTTP status {status}"
+        assert explain_answers([(range(3), waiting), refused]) == NOTHING_KNOWN
     assert explain_answers([((0,), "refused"), ((1,), "refused")]) == NOTHING_KNOWN
     assert explain_answers([]) == NOTHING_KNOWN
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import threading
 import urllib.request
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from ddp_trainer.launcher.status_server import bounded_http, server
 from ddp_trainer.settings.environment import Placement
 
 from tests.ports import free_port
-from tests.trainer.support.pods import contract, until
+from tests.trainer.support.asking import ask
+from tests.trainer.support.pods import TOKEN, contract, until
 
 
 class Pod:
@@ -27,10 +30,23 @@ class Pod:
         return {}
 
 
-def serve(folder: Path) -> int:
+class SlowPod(Pod):
+    """A launcher with ranks that show their stacks when `shows` is set."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Semaphore(0)
+        self.shows = threading.Event()
+
+    def rank_processes(self) -> Mapping[int, int]:
+        self.asked.release()
+        assert self.shows.wait(60)
+        return {}
+
+
+def serve(folder: Path, pod: Pod | None = None) -> int:
     port = free_port()
     path = folder / "status.json"
-    server.serve_status(port, path, Pod(), Placement.from_env(contract()))
+    server.serve_status(port, path, pod or Pod(), Placement.from_env(contract()))
     return port
 
 
@@ -84,3 +100,41 @@ def test_nobody_reads_an_answers_head_without_its_body(tmp_path: Path, path: str
             head, _, body = asker.recv(65536).partition(b"\r\n\r\n")
         assert f"Content-Length: {len(body)}\r\n".encode() in head + b"\r\n"
         assert body
+
+
+BUSY = 409, b"other requests for stacks are running: try again\n"
+STACKS = 200, b'{"ranks": []}'
+
+
+def test_requests_for_stacks_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_TURN_SECONDS", 60.0)
+    monkeypatch.setattr(server, "_STACKS_AT_ONCE", 2)
+    pod = SlowPod()
+    port = serve(tmp_path, pod)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(ask, port, "/traces", token=TOKEN)
+        assert pod.asked.acquire(timeout=60)
+        others = [
+            threads.submit(ask, port, "/stacks", method="POST", token=TOKEN) for _ in range(2)
+        ]
+        until(lambda: any(other.done() for other in others), "one to be refused")
+        assert [other.result() for other in others if other.done()] == [BUSY]
+        assert not pod.asked.acquire(blocking=False)
+        pod.shows.set()
+        assert first.result() == STACKS
+        assert sorted(other.result() for other in others) == [STACKS, BUSY]
+        assert ask(port, "/traces", token=TOKEN) == STACKS
+
+
+def test_a_turn_that_does_not_come_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_TURN_SECONDS", 0.1)
+    pod = SlowPod()
+    port = serve(tmp_path, pod)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(ask, port, "/traces", token=TOKEN)
+        assert pod.asked.acquire(timeout=60)
+        assert ask(port, "/traces", token=TOKEN) == BUSY
+        pod.shows.set()
+        assert first.result() == STACKS

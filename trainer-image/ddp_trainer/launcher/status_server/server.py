@@ -51,6 +51,10 @@ if TYPE_CHECKING:  # it takes memory that only jobs with snapshots in memory nee
     from ddp_trainer.launcher.memory.requests import MemoryRequests
 
 _MAX_SIGNED_BYTES = max(assignment.MAX_BYTES, failure_reports.MAX_BYTES, announcement.MAX_BYTES)
+_TURN_SECONDS = 12.0
+"""How long a request for stacks waits for its turn; the one before it takes ten seconds."""
+_STACKS_AT_ONCE = 4
+"""Requests for stacks that run or wait. Others are refused, so that threads remain for polls."""
 _POLL_SECONDS = 3600.0
 """How often the server checks for its shutdown, which never happens. A waiting pod stays asleep."""
 _logger = logging.getLogger(__name__)
@@ -124,6 +128,7 @@ class _Server(BoundedServer):
         self._file = StatusFile(path)
         self.rank_0 = AnnouncedAddress(path)
         self.checkpoint = CheckpointRequest(path)
+        self.stacks_places = threading.BoundedSemaphore(_STACKS_AT_ONCE)
         self.stacks = threading.Lock()
         """Held during a request for stacks: each process has a single file for its answers."""
         self.trainjob = TrainJobStatus(self._file, trainjob_token) if trainjob_token else None
@@ -226,13 +231,19 @@ class _Handler(BoundedHandler):
     def _ask_ranks(
         self, read: Callable[[Mapping[int, int], Path], Sequence[RankStacks | RankTrace]]
     ) -> None:
-        if not self.server.stacks.acquire(blocking=False):
-            self.refuse(HTTPStatus.CONFLICT, "another request for stacks is running: try again")
-            return
+        places, turn = self.server.stacks_places, self.server.stacks
+        has_place = places.acquire(blocking=False)
+        has_turn = has_place and turn.acquire(timeout=_TURN_SECONDS)
         try:
-            found = read(self.server.pod.rank_processes(), self.server.path)
+            found = read(self.server.pod.rank_processes(), self.server.path) if has_turn else None
         finally:
-            self.server.stacks.release()
+            if has_turn:
+                turn.release()
+            if has_place:
+                places.release()
+        if found is None:
+            self.refuse(HTTPStatus.CONFLICT, "other requests for stacks are running: try again")
+            return
         body = {"ranks": [each.to_json() for each in found]}
         self.answer(HTTPStatus.OK, json.dumps(body), "application/json")
 

@@ -20,8 +20,8 @@ _MOST_PODS: Final = 256
 """As the operator: a part of a larger job would mislead."""
 _AT_ONCE: Final = 8
 """Programs started in pods at the same time."""
-_SECONDS: Final = 15.0
-"""Time for a pod to answer; its ranks have ten seconds."""
+_SECONDS: Final = 25.0
+"""Time for a pod to answer; other requests for stacks have twelve seconds, its ranks ten."""
 _MOST_BYTES: Final = 3 * 1024 * 1024
 _APART_SECONDS: Final = 5.0
 """Between two looks; collectives of a training that works take less."""

@@ -28,8 +28,8 @@ from ddp_operator.views.job.snapshot import JobSnapshot
 _MOST_PODS: Final = 256
 _AT_ONCE: Final = 8
 """Programs started in pods at the same time."""
-_SECONDS: Final = 10.0
-"""Time for a pod to answer; its ranks have two seconds."""
+_SECONDS: Final = 15.0
+"""Time for a pod to answer; other requests for stacks have twelve seconds, its ranks two."""
 _MOST_BYTES: Final = 3 * 1024 * 1024
 
 
