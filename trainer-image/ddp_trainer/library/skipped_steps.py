@@ -6,6 +6,7 @@ Such a loss makes the averaged gradients NaN, and then the weights of all ranks.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import NonFiniteLossError
@@ -17,23 +18,31 @@ _MOST_LINES = 8
 _logger = logging.getLogger(__name__)
 
 
-def must_skip(own: NonFinite | None, group: Group, *, in_a_row: int, most: int) -> bool:
-    """Return whether all ranks skip a step; a collective.
+def of_all_ranks(own: NonFinite | None, group: Group) -> list[NonFinite]:
+    """Return the losses of a step that are not finite, by rank; a collective.
 
-    `own`: this rank's loss that is not finite. `in_a_row`: steps skipped just before this one, at
-    most `most`.
+    `own`: this rank's.
 
     Raises:
-        NonFiniteLossError: no more steps may be skipped.
         Exception: the group broke.
     """
     [ranks] = group.sum(own is not None)
-    if not ranks:
+    return gathered(own, group) if ranks else []
+
+
+def must_skip(found: Sequence[NonFinite], *, in_a_row: int, most: int, logs: bool) -> bool:
+    """Return whether all ranks skip a step with these losses that are not finite.
+
+    `in_a_row`: steps skipped just before this one, at most `most`. `logs`: this rank logs them.
+
+    Raises:
+        NonFiniteLossError: no more steps may be skipped.
+    """
+    if not found:
         return False
-    found = gathered(own, group)
     if in_a_row >= most:
         raise NonFiniteLossError(after_too_many(found[0], in_a_row))
-    if group.rank == 0:
+    if logs:
         for each in found[:_MOST_LINES]:
             _logger.warning("%s", in_words(each))
         if len(found) > _MOST_LINES:

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 from ddp_trainer.data.loading import Loading, Rest, is_stream
 from ddp_trainer.data.sampler import SampleTrace, Share
 from ddp_trainer.data.stream import Stream, StreamRest
-from ddp_trainer.exit_codes import ConfigurationError, MovedError, NonFiniteLossError
+from ddp_trainer.exit_codes import ConfigurationError, MovedError
 from ddp_trainer.library.loss_watch import LossWatch, find
 from ddp_trainer.library.session import Session
-from ddp_trainer.library.skipped_steps import must_skip
+from ddp_trainer.library.skipped_steps import must_skip, of_all_ranks
 from ddp_trainer.library.steps import fixed_batch
 from ddp_trainer.library.steps.attempt import Attempt
 from ddp_trainer.library.steps.probe import check_probes, fingerprint, undone
@@ -279,20 +279,18 @@ class Stepping(Session):
 
     def _knows_losses(self, attempt: Attempt) -> bool:
         """Return whether this rank knows if all ranks skip the step."""
-        if self._options.skip_nonfinite_steps:
+        most = self._options.skip_nonfinite_steps
+        if most > 0:
             position, group = self._run.position, self._formation.group
             try:
-                attempt.is_skipped = must_skip(
-                    find(position.step + 1, group.rank, attempt.told_losses(), attempt.own),
-                    group,
-                    in_a_row=position.skipped,
-                    most=self._options.skip_nonfinite_steps,
-                )
-            except NonFiniteLossError:
-                raise
+                own = find(position.step + 1, group.rank, attempt.told_losses(), attempt.own)
+                found = of_all_ranks(own, group)
             except Exception as error:
                 self._formation.note(error)
                 return False
+            attempt.is_skipped = must_skip(
+                found, in_a_row=position.skipped, most=most, logs=group.rank == 0
+            )
         return True
 
     def _try_again(self) -> None:
