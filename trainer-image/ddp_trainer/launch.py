@@ -153,7 +153,7 @@ def _supervise(
 
         memory_requests = None
         if environment.get(_MEMORY_DIRECTORY):
-            from ddp_trainer.launcher.memory.requests import MemoryRequests  # noqa: PLC0415
+            from ddp_trainer.launcher.memory.protocol.requests import MemoryRequests  # noqa: PLC0415
             from ddp_trainer.launcher.memory.thread import start_memory  # noqa: PLC0415
 
             memory = start_memory(environment, world, rank_environment)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddp_trainer.launcher.memory.copying import Copy
-from ddp_trainer.launcher.memory.messages import RankReport
-from ddp_trainer.launcher.memory.peers import Answer, NoAnswerError
 from ddp_trainer.launcher.memory.pod_memory import PodMemory
-from ddp_trainer.launcher.memory.requests import MemoryRequests
+from ddp_trainer.launcher.memory.protocol.messages import RankReport
+from ddp_trainer.launcher.memory.protocol.peers import Answer, NoAnswerError
+from ddp_trainer.launcher.memory.protocol.requests import MemoryRequests
 from ddp_trainer.launcher.memory.restoring import Restored, Restoring
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.launcher.status_server.bounded_http import BoundedHandler

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from ddp_trainer.launcher.memory.completeness import Completeness, targets
-from ddp_trainer.launcher.memory.messages import Held, KeysReport
+from ddp_trainer.launcher.memory.protocol.messages import Held, KeysReport
 from ddp_trainer.memory.volume import LARGEST_COPIES, LARGEST_STEP
 from hypothesis import given
 from hypothesis import strategies as st

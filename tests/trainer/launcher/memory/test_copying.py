@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from ddp_trainer.launcher.memory import copying
 from ddp_trainer.launcher.memory.copying import Copy, Copying
-from ddp_trainer.launcher.memory.messages import MAX_REPORT_BYTES, PIECE_BYTES, Target
-from ddp_trainer.launcher.memory.peers import Answer, NoAnswerError
+from ddp_trainer.launcher.memory.protocol.messages import MAX_REPORT_BYTES, PIECE_BYTES, Target
+from ddp_trainer.launcher.memory.protocol.peers import Answer, NoAnswerError
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.process_group.admission import Request
 

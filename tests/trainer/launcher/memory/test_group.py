@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ddp_trainer.launcher.memory.messages import RankReport
+from ddp_trainer.launcher.memory.protocol.messages import RankReport
 from ddp_trainer.memory.volume import FREE, PART, Key
 
 from tests.trainer.launcher.memory.files import names_in, snapshot

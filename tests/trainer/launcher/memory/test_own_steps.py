@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddp_trainer.launcher.memory.messages import RankReport
 from ddp_trainer.launcher.memory.own_steps import Asked, Pod, incomplete_steps, own_steps
+from ddp_trainer.launcher.memory.protocol.messages import RankReport
 from ddp_trainer.launcher.memory.store import File
 from ddp_trainer.memory.volume import Key, SnapshotName
 

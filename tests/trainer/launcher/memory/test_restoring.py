@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from ddp_trainer.launcher.memory import leading, restoring
 from ddp_trainer.launcher.memory.leading import LeadingMemory
-from ddp_trainer.launcher.memory.messages import (
+from ddp_trainer.launcher.memory.own_steps import Pod
+from ddp_trainer.launcher.memory.protocol.messages import (
     MAX_ANSWER_BYTES,
     PIECE_BYTES,
     Decision,
@@ -17,8 +18,7 @@ from ddp_trainer.launcher.memory.messages import (
     Source,
     Stored,
 )
-from ddp_trainer.launcher.memory.own_steps import Pod
-from ddp_trainer.launcher.memory.peers import Answer, NoAnswerError
+from ddp_trainer.launcher.memory.protocol.peers import Answer, NoAnswerError
 from ddp_trainer.launcher.memory.restoring import Restored, Restoring, to_rank
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.memory.volume import Key, SnapshotName

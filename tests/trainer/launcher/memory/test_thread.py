@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from ddp_trainer.launcher.memory.messages import RankReport
+from ddp_trainer.launcher.memory.protocol.messages import RankReport
 from ddp_trainer.launcher.memory.thread import Inbox
 
 REPORT = {"rank": 1, "generation": 2, "step": 5, "saved": True}

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from ddp_trainer.launcher.memory.messages import MAX_TEXT
+from ddp_trainer.launcher.memory.protocol.messages import MAX_TEXT
 from ddp_trainer.memory.volume import Key, SnapshotName
 
 _LISTED = 4

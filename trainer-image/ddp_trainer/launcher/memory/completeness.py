@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from ddp_trainer.launcher.memory.messages import MAX_TEXT, Held, KeysReport
+from ddp_trainer.launcher.memory.protocol.messages import MAX_TEXT, Held, KeysReport
 
 
 class Completeness:

@@ -11,8 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from ddp_trainer.launcher.memory.messages import MAX_REPORT_BYTES, MAX_TEXT, PIECE_BYTES, Target
-from ddp_trainer.launcher.memory.peers import Call, NoAnswerError
+from ddp_trainer.launcher.memory.protocol.messages import (
+    MAX_REPORT_BYTES,
+    MAX_TEXT,
+    PIECE_BYTES,
+    Target,
+)
+from ddp_trainer.launcher.memory.protocol.peers import Call, NoAnswerError
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.memory.volume import Key, SnapshotName
 from ddp_trainer.process_group.admission import Request

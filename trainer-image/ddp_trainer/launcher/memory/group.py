@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ddp_trainer.launcher.memory.copying import Copy
 from ddp_trainer.launcher.memory.leading import LeadingMemory
-from ddp_trainer.launcher.memory.messages import MAX_TEXT, Held, KeysReport, Target
 from ddp_trainer.launcher.memory.own_steps import Asked, OwnStep, Pod
+from ddp_trainer.launcher.memory.protocol.messages import MAX_TEXT, Held, KeysReport, Target
 from ddp_trainer.launcher.memory.restoring import Restoring
 from ddp_trainer.launcher.memory.retention import Retention
 from ddp_trainer.launcher.memory.store import File

@@ -17,7 +17,7 @@ from http import HTTPStatus
 
 from ddp_trainer.launcher.memory.choice import Choice, choose, listed
 from ddp_trainer.launcher.memory.completeness import Completeness, targets
-from ddp_trainer.launcher.memory.messages import (
+from ddp_trainer.launcher.memory.protocol.messages import (
     MAX_ANSWER_BYTES,
     Decision,
     Inventory,
@@ -26,7 +26,7 @@ from ddp_trainer.launcher.memory.messages import (
     Source,
     Target,
 )
-from ddp_trainer.launcher.memory.peers import Call, NoAnswerError
+from ddp_trainer.launcher.memory.protocol.peers import Call, NoAnswerError
 from ddp_trainer.launcher.world.news import MemoryNews, RestoreNews
 from ddp_trainer.memory.volume import SnapshotName
 from ddp_trainer.process_group.admission import Request

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddp_trainer.launcher.memory.messages import MAX_TEXT, RankReport
+from ddp_trainer.launcher.memory.protocol.messages import MAX_TEXT, RankReport
 from ddp_trainer.launcher.memory.store import File
 from ddp_trainer.memory.volume import LARGEST_STEP, Key
 

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from ddp_trainer.launcher.memory.completeness import targets
 from ddp_trainer.launcher.memory.copying import Copying
 from ddp_trainer.launcher.memory.group import Group
-from ddp_trainer.launcher.memory.leader_client import LeaderClient
 from ddp_trainer.launcher.memory.leading import LeadingMemory
-from ddp_trainer.launcher.memory.messages import (
+from ddp_trainer.launcher.memory.own_steps import Asked, Pod, incomplete_steps, own_steps
+from ddp_trainer.launcher.memory.protocol.leader_client import LeaderClient
+from ddp_trainer.launcher.memory.protocol.messages import (
     Decision,
     Inventory,
     KeysAnswer,
@@ -23,8 +24,7 @@ from ddp_trainer.launcher.memory.messages import (
     RankReport,
     Stored,
 )
-from ddp_trainer.launcher.memory.own_steps import Asked, Pod, incomplete_steps, own_steps
-from ddp_trainer.launcher.memory.peers import Call
+from ddp_trainer.launcher.memory.protocol.peers import Call
 from ddp_trainer.launcher.memory.restoring import Restoring
 from ddp_trainer.launcher.memory.retention import Retention
 from ddp_trainer.launcher.memory.store import Store

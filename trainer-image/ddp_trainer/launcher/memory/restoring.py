@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 
-from ddp_trainer.launcher.memory.messages import (
+from ddp_trainer.launcher.memory.own_steps import Pod
+from ddp_trainer.launcher.memory.protocol.messages import (
     MAX_TEXT,
     PIECE_BYTES,
     Decision,
     Source,
 )
-from ddp_trainer.launcher.memory.own_steps import Pod
-from ddp_trainer.launcher.memory.peers import Call, NoAnswerError
+from ddp_trainer.launcher.memory.protocol.peers import Call, NoAnswerError
 from ddp_trainer.launcher.memory.store import NoRoomError, Store, WrongPieceError
 from ddp_trainer.memory.volume import Key, SnapshotName
 from ddp_trainer.process_group.admission import Request

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ddp_trainer.launcher.memory.messages import RankReport
-from ddp_trainer.launcher.memory.peers import caller
 from ddp_trainer.launcher.memory.pod_memory import PodMemory
+from ddp_trainer.launcher.memory.protocol.messages import RankReport
+from ddp_trainer.launcher.memory.protocol.peers import caller
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
 from ddp_trainer.launcher.world.state import World

@@ -48,7 +48,7 @@ from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.wire import to_json
 
 if TYPE_CHECKING:  # it takes memory that only jobs with snapshots in memory need
-    from ddp_trainer.launcher.memory.requests import MemoryRequests
+    from ddp_trainer.launcher.memory.protocol.requests import MemoryRequests
 
 _MAX_SIGNED_BYTES = max(assignment.MAX_BYTES, failure_reports.MAX_BYTES, announcement.MAX_BYTES)
 _TURN_SECONDS = 12.0

@@ -9,11 +9,12 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from ddp_trainer.launcher.memory import leading, requests
-from ddp_trainer.launcher.memory.messages import PIECE_BYTES, KeysReport, RankReport
-from ddp_trainer.launcher.memory.peers import Answer, NoAnswerError, caller
+from ddp_trainer.launcher.memory import leading
 from ddp_trainer.launcher.memory.pod_memory import PodMemory
-from ddp_trainer.launcher.memory.requests import MemoryRequests
+from ddp_trainer.launcher.memory.protocol import requests
+from ddp_trainer.launcher.memory.protocol.messages import PIECE_BYTES, KeysReport, RankReport
+from ddp_trainer.launcher.memory.protocol.peers import Answer, NoAnswerError, caller
+from ddp_trainer.launcher.memory.protocol.requests import MemoryRequests
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.launcher.status_server.server import serve_status
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment

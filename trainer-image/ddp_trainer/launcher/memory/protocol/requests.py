@@ -8,14 +8,14 @@ import threading
 from http import HTTPStatus
 from urllib.parse import parse_qs
 
-from ddp_trainer.launcher.memory.messages import (
+from ddp_trainer.launcher.memory.pod_memory import PodMemory
+from ddp_trainer.launcher.memory.protocol.messages import (
     MAX_REPORT_BYTES,
     PIECE_BYTES,
     Inventory,
     KeysReport,
     RestoreRequest,
 )
-from ddp_trainer.launcher.memory.pod_memory import PodMemory
 from ddp_trainer.launcher.memory.restoring import to_rank
 from ddp_trainer.launcher.memory.store import NoRoomError, WrongPieceError
 from ddp_trainer.launcher.status_server.bounded_http import BoundedHandler

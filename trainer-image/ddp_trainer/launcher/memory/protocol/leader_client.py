@@ -6,14 +6,14 @@ import logging
 from http import HTTPStatus
 from typing import TypeVar
 
-from ddp_trainer.launcher.memory.messages import (
+from ddp_trainer.launcher.memory.own_steps import Pod
+from ddp_trainer.launcher.memory.protocol.messages import (
     MAX_ANSWER_BYTES,
     Decision,
     KeysAnswer,
     KeysReport,
 )
-from ddp_trainer.launcher.memory.own_steps import Pod
-from ddp_trainer.launcher.memory.peers import Call, NoAnswerError
+from ddp_trainer.launcher.memory.protocol.peers import Call, NoAnswerError
 from ddp_trainer.process_group.admission import Request
 from ddp_trainer.process_group.assignment import Assignment
 from ddp_trainer.system.logs import DistinctErrors
