@@ -10,7 +10,7 @@ from ddp_operator import __version__
 from ddp_operator.api import ranks
 from ddp_operator.api.rules import gpu_limit, trainer_container
 from ddp_operator.api.spec.overrides import kinds
-from ddp_operator.api.status import Failure
+from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.report import curves, reliability
 from ddp_operator.report.facts import Facts, PodFacts
 from ddp_operator.report.model import (
@@ -63,8 +63,7 @@ def build(
         version=__version__,
         phase=status.phase,
         reason=clean(status.reason, 64),
-        # The trainer's last message in JSON has numbers that the report shows elsewhere.
-        message=clean(status.message.partition("; rank 0 says: {")[0]),
+        message=clean(_message(status)),
         created=job.created,
         ended=ended,
         step=step if step >= 0 else None,
@@ -104,6 +103,15 @@ def build(
         configuration=tuple(_configuration(job, now)),
         gaps=tuple(_gaps(facts, failed)),
     )
+
+
+def _message(status: DDPJobStatus) -> str:
+    """Return the message; of a completed job without the numbers that the report shows elsewhere.
+
+    They are rank 0's last message in JSON. The message of another job may contain any text.
+    """
+    message = status.message
+    return message.partition("; rank 0 says: {")[0] if status.phase == "Succeeded" else message
 
 
 def _spans(facts: Facts, failed: tuple[Recovery, ...]) -> Iterator[PodSpan]:

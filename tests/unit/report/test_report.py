@@ -211,6 +211,15 @@ class TestWhatever:
         assert "<script" not in text
         assert "\x1b" not in text
 
+    def test_only_a_completed_job_has_rank_0s_numbers_elsewhere(self) -> None:
+        said = "all 2 pods completed; rank 0 says: "
+        for phase, text, shown in [
+            ("Succeeded", f'{said}{{"step": 7}}', "all 2 pods completed"),
+            ("Succeeded", f"{said}loss 0.1", f"{said}loss 0.1"),
+            ("Failed", f"ValueError: {said}{{7}}", f"ValueError: {said}{{7}}"),
+        ]:
+            assert build(facts(job(phase=phase, message=text))).message == shown
+
     def test_broken_lines_are_counted_and_bounded(self) -> None:
         broken = [
             "",
