@@ -29,13 +29,8 @@ _BACKWARD: Final = "_engine_run_backward"
 """DDP waits for its collectives inside of the backward pass."""
 _SENTENCE: Final = 165
 """Most characters, so that a message with the step has at most 200."""
-_CAUSES: Final[Mapping[str, HangKind]] = {
-    "stopped": "stopped",
-    "kernel": "kernel",
-    "gil": "gil",
-    "ended": "ended",
-}
-"""Problems that launchers report by these words."""
+_CAUSES: Final[tuple[HangKind, ...]] = ("stopped", "kernel", "gil", "ended")
+"""Kinds that launchers report; another word is one of a later release."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ def _one(rank: int, said: Mapping[str, Any]) -> RankEvidence:
             dump = None  # as if torch recorded nothing
     # `no answer within 5 s: it is stopped`: the reason is enough.
     problem = clean(said.get("problem") or "", 100).rpartition(": ")[2]
-    cause = _CAUSES.get(str(said.get("cause")))
+    cause = next((kind for kind in _CAUSES if kind == said.get("cause")), None)
     return RankEvidence(rank, dump, threads[0] if threads else (), problem, cause)
 
 
