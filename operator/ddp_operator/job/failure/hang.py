@@ -1,7 +1,7 @@
 """The ranks that a hanging job waits for, as its launchers' answers show, and what keeps them.
 
-Only a hang that the script may have caused is charged. A hang of any other kind is one of the
-node's failures. These have a limit, too, so a job that always hangs ends in both cases.
+Only a hang that the script is likely to have caused is charged. A hang of any other kind is one of
+the node's failures. These have a limit, too, so a job that always hangs ends in both cases.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ the script chose the call.
 `stopped`: the process is stopped. No training stops itself, so a person or the node did.
 `kernel`: a call into the kernel does not return: storage, a driver or a device.
 `unreachable`: its pod is ready, but the launcher does not answer. No script can block a launcher.
-`device`: the rank entered a collective, but its GPU does not run it.
+`device`: the rank entered a collective, but its GPU does not run it. A kernel of the script that
+never ends looks the same, but few scripts have kernels of their own.
 `network`: all ranks entered the same collective, and it does not complete.
 `unknown`: the answers show nothing, or several of these.
 """
