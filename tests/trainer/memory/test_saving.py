@@ -205,6 +205,26 @@ def test_a_step_is_saved_once(tmp_path: Path, folder: Path) -> None:
         saver.save(4, STATE, replicated=False)
 
 
+def test_ranks_that_join_may_take_steps_again(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    saving._saver.cache_clear()
+    try:
+        saver = saving.follow(CurrentAssignment(Environment.from_env(os.environ)))
+        assert saver is not None
+        with listening(volume_at(tmp_path)) as reports:
+            assert memory.save(5, STATE)
+            assert not memory.save(4, STATE), "ranks returned to an earlier step"
+            assert memory.save(5, {})
+            assert len(reports.read()) == 1
+            assert memory.save(6, STATE)
+    finally:
+        saving._saver.cache_clear()
+    assert files(folder) == ["1-5-0-1-sharded.snapshot", "1-6-0-1-sharded.snapshot"]
+
+
 @pytest.mark.parametrize("step", [-1, 2**63, 1.0, True, "1"])
 def test_wrong_steps_are_refused(tmp_path: Path, step: Any) -> None:
     with pytest.raises(ValueError, match="step is"):

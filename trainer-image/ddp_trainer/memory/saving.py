@@ -51,6 +51,7 @@ def save(step: int, state: object, *, replicated: bool = False) -> bool:
     Args:
         step: Steps completed; it increases from call to call. A second call with the same step
             does nothing and returns the same: other ranks may rely on a step that was skipped.
+            Steps that ranks of `join` take again are not saved again.
         state: Dicts, lists and tuples of tensors, DTensors, numpy arrays, numbers, strings and
             bytes. Tensors may be on any device.
         replicated: The state is the same in all ranks, as in DDP. Then only the first rank of each
@@ -80,7 +81,7 @@ def follow(assignment: CurrentAssignment) -> Saver | None:
         ConfigurationError: a variable that the launcher sets is missing or malformed.
     """
     if (saver := _saver()) is not None:
-        saver.assignment = assignment
+        saver.assignment, saver.steps_may_repeat = assignment, True
     return saver
 
 
@@ -106,6 +107,8 @@ class Saver:
         self.volume = volume
         self.is_reserved = False
         """True: the library saves, so scripts must not."""
+        self.steps_may_repeat = False
+        """True: ranks may return to an earlier step within a generation of the group."""
         self._progress = progress
         self._folder = volume.own(assignment.environment.local_rank)
         self._files = MappedFiles(self._folder)
@@ -125,7 +128,12 @@ class Saver:
         if self._last is not None and key <= self._last[0]:
             if key == self._last[0]:
                 return self._last[1]
-            raise ValueError(f"step is {step} after step {self._last[0].step}: it must increase")
+            if not self.steps_may_repeat:
+                last = self._last[0].step
+                raise ValueError(f"step is {step} after step {last}: it must increase")
+            # Another file of the same name would differ from its copies.
+            _logger.info("no snapshot of step %d: a later one was saved or skipped before", step)
+            return False
         flat = flatten(state)
         saved, refusal = self._write(name, flat)
         self._last = key, saved
