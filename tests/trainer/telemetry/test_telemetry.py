@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -317,6 +318,31 @@ def test_what_is_left_of_the_status_changes_nothing(monkeypatch: pytest.MonkeyPa
         assert path is not None
         orphan_writes.setattr(os, "rmdir", not_empty)
     path.parent.rmdir()
+
+
+def test_the_folder_of_a_killed_launcher_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddp_trainer.telemetry.status._directory", lambda: tmp_path)
+    (tmp_path / "ddp-launcher-file").touch()
+    (tmp_path / "ddp-launcher-link").symlink_to(tmp_path)
+    lives = "from ddp_trainer.telemetry import status; from pathlib import Path; import sys, time\n"
+    lives += "status._directory = lambda: Path(sys.argv[1])\n"
+    lives += "with status.status_file({}) as path: print(path, flush=True); time.sleep(3600)\n"
+    command = [sys.executable, "-c", lives, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        try:
+            assert launcher.stdout is not None
+            other = Path(launcher.stdout.readline().strip()).parent
+            (other / "status.json").write_text("{}")
+            with status_file({}):
+                assert other.exists(), "its launcher runs"
+        finally:
+            launcher.kill()
+    with status_file({}) as path:
+        assert path is not None
+        assert not other.exists()
+    assert {each.name for each in tmp_path.iterdir()} == {"ddp-launcher-file", "ddp-launcher-link"}
 
 
 def test_the_bar_stays_below_the_log() -> None:

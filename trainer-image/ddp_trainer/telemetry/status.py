@@ -7,8 +7,10 @@ can report its status by writing the same JSON to the file that DDP_STATUS_FILE 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +21,8 @@ from ddp_trainer.telemetry.wire import from_json, to_json
 
 STATUS_FILE_VARIABLE = "DDP_STATUS_FILE"
 """Path of the file."""
+_PREFIX = "ddp-launcher-"
+"""Of folders with a status file; older launchers use `ddp-status-`, without a lock."""
 MAX_BYTES = 64 * 1024
 """Limit for readers, which may poll many jobs."""
 
@@ -190,21 +194,58 @@ def status_file(env: Mapping[str, str]) -> Iterator[Path | None]:
             yield path
         return
     try:
-        temporary = tempfile.TemporaryDirectory(
-            prefix="ddp-status-",
-            dir=_directory(),
-            ignore_cleanup_errors=True,  # an orphan of a script may still write to it
-        )
+        folder, lock = _locked_folder(_directory())
     except OSError as error:
         _logger.warning("cannot create a status file; no status is served: %s", error)
         yield None
         return
-    with temporary as directory:
-        yield Path(directory, "status.json")
+    try:
+        yield folder / "status.json"
+    finally:
+        # An orphan of a script may still write to it.
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
-def _directory() -> str:
+def _locked_folder(parent: Path) -> tuple[Path, int]:
+    """Create a folder, and remove those of launchers that were killed.
+
+    A launcher locks its folder before it has the prefix, so a folder with the prefix and without a
+    lock is of no live launcher. The kernel releases the lock of a process that is killed.
+
+    Returns:
+        The folder, and a file descriptor that holds its lock.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    for each in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(
+            OSError
+        ):  # locked, of another user, or removed by another launcher
+            lock = _lock(each)
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    shutil.rmtree(each, ignore_errors=True)
+            finally:
+                os.close(lock)
+    folder = Path(tempfile.mkdtemp(prefix=".ddp-", dir=parent))
+    lock = _lock(folder)
+    return folder.rename(parent / f"{_PREFIX}{folder.name.removeprefix('.ddp-')}"), lock
+
+
+def _lock(folder: Path) -> int:
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _directory() -> Path:
     """Return a directory in memory if possible, so that no slow disk delays a rank."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir="/dev/shm"):
-        return "/dev/shm"
-    return tempfile.gettempdir()
+        return Path("/dev/shm")
+    return Path(tempfile.gettempdir())
