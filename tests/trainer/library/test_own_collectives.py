@@ -7,8 +7,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import ddp_trainer
 import pytest
+import torch
+from ddp_trainer.collectives.script_group import ScriptGroup
 from ddp_trainer.exit_codes import ExitCode
+from torch import distributed as dist
+from torch import nn
 
 from tests.trainer.library.runs import run_to_its_end, script_job
 from tests.trainer.support import deaths
@@ -98,3 +103,20 @@ def test_a_script_that_wraps_its_model_by_itself_is_told_how_to(tmp_path: Path) 
         [pod] = job.start_all("--", sys.executable, str(program))
         assert pod.wait() == ExitCode.CONFIGURATION
     assert "create it with job.wrap(model), which accepts its arguments" in pod.message["error"]
+
+
+def sum_with_lost_ranks() -> None:
+    """Join, and use a group with members that the job no longer has."""
+    with ddp_trainer.join(model=nn.Linear(1, 1)):
+        group = dist.new_group([0])
+        assert isinstance(group, ScriptGroup)
+        group.ranks = (0, 3)
+        dist.all_reduce(torch.ones(1), group=group)
+
+
+def test_a_rank_restarts_when_members_of_its_group_no_longer_exist() -> None:
+    with pytest.raises(SystemExit) as ended:
+        sum_with_lost_ranks()
+    assert ended.value.code == ExitCode.NEW_PROCESS
+    message = r"this is rank 0 of 1, and the script made a group of \[0, 3\]"
+    assert re.search(message, str(ended.value.__cause__))

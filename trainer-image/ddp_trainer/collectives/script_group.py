@@ -22,7 +22,7 @@ from torch.distributed import device_mesh, distributed_c10d
 from torch.futures import Future
 
 from ddp_trainer.collectives.script_collective import Collective
-from ddp_trainer.exit_codes import ConfigurationError, LostPeerError
+from ddp_trainer.exit_codes import ConfigurationError, NewProcessError
 
 _NAMES = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "gather", "scatter"),
@@ -183,7 +183,7 @@ class ScriptGroup(dist.ProcessGroup):
         if self.ranks is None:
             return own
         if own not in self.ranks or max(self.ranks) >= self._world.size():
-            raise LostPeerError(
+            raise NewProcessError(
                 f"the ranks have changed: this is rank {own} of {self._world.size()}, and the "
                 f"script made a group of {list(self.ranks)} with new_group(): it must restart"
             )
