@@ -19,16 +19,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp_trainer.library.device_mesh import device_mesh as device_mesh
     from ddp_trainer.library.job import Job as Job
     from ddp_trainer.library.join import join as join
+    from ddp_trainer.library.sharded.device_mesh import device_mesh as device_mesh
     from ddp_trainer.library.training_length import steps_per_epoch as steps_per_epoch
 
 __all__ = ["Job", "device_mesh", "join", "steps_per_epoch"]
 
 _MODULES = {
     "Job": "ddp_trainer.library.job",
-    "device_mesh": "ddp_trainer.library.device_mesh",
+    "device_mesh": "ddp_trainer.library.sharded.device_mesh",
     "join": "ddp_trainer.library.join",
     "steps_per_epoch": "ddp_trainer.library.training_length",
 }

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ddp_trainer.library.checks.verification import compared
 from ddp_trainer.library.job import Job
-from ddp_trainer.library.verification import compared
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.options import Options
 from ddp_trainer.system.logs import end_process, log_to_stdout

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ddp_trainer.exit_codes import ExitCode
 
+from tests.trainer.library.checks.test_verification import ends_of, variables
 from tests.trainer.library.runs import script_job
-from tests.trainer.library.test_verification import ends_of, variables
 
 pytestmark = [pytest.mark.timeout(600)]
 RANKS = 3

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 from torch.utils.data import DataLoader
 
-from tests.trainer.library.flipping import PROBE_EVERY
+from tests.trainer.library.checks.flipping import PROBE_EVERY
 from tests.trainer.library.script import BATCH_SIZE, Digits, parsed
 
 NOISE = 16

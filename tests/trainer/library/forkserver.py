@@ -19,15 +19,14 @@ from tests.trainer.library import (
     asking,
     averaging,
     calling,
-    flipping,
     leaving,
     meshes,
     omitting,
     script,
     sharding,
-    skipping,
     streaming,
 )
+from tests.trainer.library.checks import flipping, skipping
 from tests.trainer.stream_device.device import install
 from tests.trainer.stream_device.kernels import replace
 from tests.trainer.support import forkserver

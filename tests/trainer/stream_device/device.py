@@ -22,7 +22,8 @@ from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.collectives.script_group import ScriptGroup
 from ddp_trainer.devices.accelerator import Contact
 from ddp_trainer.devices.gate import Event, Gate
-from ddp_trainer.library.steps import net, probe
+from ddp_trainer.library.checks import probe
+from ddp_trainer.library.steps import net
 from ddp_trainer.loop import learner
 from ddp_trainer.process_group import connection, world
 from ddp_trainer.process_group.connection import Connection

@@ -11,11 +11,11 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.exit_codes import BrokenGroupError, MovedError
 from ddp_trainer.library.checkpoint_manager import CheckpointManager
+from ddp_trainer.library.checks.verification import Verification
 from ddp_trainer.library.progress import FINAL_WAIT_SECONDS
 from ddp_trainer.library.reform_limit import ReformLimit
 from ddp_trainer.library.script_collectives import ScriptCollectives
 from ddp_trainer.library.steps.net import Net
-from ddp_trainer.library.verification import Verification
 from ddp_trainer.process_group.failures import is_lost_peer
 from ddp_trainer.process_group.teardown import release_last_group
 from ddp_trainer.process_group.world import World

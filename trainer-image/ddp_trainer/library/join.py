@@ -16,9 +16,9 @@ from torch._C._distributed_c10d import TCPStore
 
 from ddp_trainer.devices.hardware import default_backend
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LeftError
-from ddp_trainer.library.device_mesh import release_default_group
 from ddp_trainer.library.endings import meaning, sentence, tell
 from ddp_trainer.library.job import Job
+from ddp_trainer.library.sharded.device_mesh import release_default_group
 from ddp_trainer.process_group.heartbeat import interval
 from ddp_trainer.run.updates import SchedulerInterval
 from ddp_trainer.settings.environment import Environment

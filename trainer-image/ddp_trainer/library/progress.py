@@ -12,7 +12,7 @@ from datetime import timedelta
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.library.checkpoint_manager import CheckpointManager
-from ddp_trainer.library.loss_watch import LossWatch, gathered
+from ddp_trainer.library.checks.loss_watch import LossWatch, gathered
 from ddp_trainer.run.position import Position
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry import tensorboard

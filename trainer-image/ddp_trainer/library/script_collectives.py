@@ -28,7 +28,7 @@ from torch.futures import Future
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.script_collective import Collective
 from ddp_trainer.collectives.script_group import Ended, ScriptGroup
-from ddp_trainer.library.device_mesh import groups_of_meshes
+from ddp_trainer.library.sharded.device_mesh import groups_of_meshes
 from ddp_trainer.process_group.failures import is_lost_device, is_lost_peer
 
 Kind = Literal["start", "epoch", "step", "after a step", "after an epoch", "end"]

@@ -13,12 +13,12 @@ from ddp_trainer.data.loading import Loading, Rest, is_stream
 from ddp_trainer.data.sampler import SampleTrace, Share
 from ddp_trainer.data.stream import Stream, StreamRest
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
-from ddp_trainer.library.loss_watch import LossWatch, find
+from ddp_trainer.library.checks.loss_watch import LossWatch, find
+from ddp_trainer.library.checks.probe import check_probes, fingerprint, undone
+from ddp_trainer.library.checks.skipped_steps import must_skip, of_all_ranks
 from ddp_trainer.library.session import Session
-from ddp_trainer.library.skipped_steps import must_skip, of_all_ranks
 from ddp_trainer.library.steps import fixed_batch
 from ddp_trainer.library.steps.attempt import Attempt
-from ddp_trainer.library.steps.probe import check_probes, fingerprint, undone
 from ddp_trainer.library.steps.turns import check_turn
 from ddp_trainer.process_group.end_of_training import ScriptProgress
 from ddp_trainer.run.seeds import seed_step

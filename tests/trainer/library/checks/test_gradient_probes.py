@@ -24,14 +24,14 @@ from ddp_trainer.exit_codes import (
     FlippedBitsError,
     LeavingError,
 )
-from ddp_trainer.library.replicas import in_words
-from ddp_trainer.library.steps.probe import check_probes, fingerprint, undone
-from ddp_trainer.library.verification import Verification
+from ddp_trainer.library.checks.probe import check_probes, fingerprint, undone
+from ddp_trainer.library.checks.replicas import in_words
+from ddp_trainer.library.checks.verification import Verification
 from ddp_trainer.run.train_state import TrainState
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from tests.trainer.library.flipping import (
+from tests.trainer.library.checks.flipping import (
     EVERY_STEPS,
     FAULT,
     FOLDER,
@@ -41,8 +41,8 @@ from tests.trainer.library.flipping import (
     SHARDS,
     flip,
 )
+from tests.trainer.library.checks.test_verification import ends_of, ends_of_undisturbed
 from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.library.test_verification import ends_of, ends_of_undisturbed
 from tests.trainer.support.pods import assert_same
 
 STEPS = 23
@@ -183,7 +183,7 @@ def test_ranks_return_to_a_state_that_a_probe_has_confirmed(
     every_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal replicas confirm nothing: a wrong gradient is in all of them."""
-    monkeypatch.setattr("ddp_trainer.library.verification._COPY_SHARE", 1e9)
+    monkeypatch.setattr("ddp_trainer.library.checks.verification._COPY_SHARE", 1e9)
     trained = Trained(every_steps=every_steps)
     trained.train(13)
     trained.begin(had_state=True)  # a rank was lost

@@ -11,15 +11,15 @@ import ddp_trainer
 import pytest
 import torch
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, NonFiniteLossError
-from ddp_trainer.library.loss_watch import NonFinite
-from ddp_trainer.library.skipped_steps import after_too_many, must_skip
+from ddp_trainer.library.checks.loss_watch import NonFinite
+from ddp_trainer.library.checks.skipped_steps import after_too_many, must_skip
 from ddp_trainer.telemetry.history import FILE_NAME
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from tests.trainer.library.checks.skipping import BAD, BY_HAND, MOST, SHARDED, LeavingOut
 from tests.trainer.library.runs import run_to_its_end, script_job
 from tests.trainer.library.sharding import NEEDS_TORCH
-from tests.trainer.library.skipping import BAD, BY_HAND, MOST, SHARDED, LeavingOut
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
 from tests.trainer.support.pods import assert_same

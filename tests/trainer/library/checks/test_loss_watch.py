@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from ddp_trainer.library.loss_watch import LossWatch, NonFinite
+from ddp_trainer.library.checks.loss_watch import LossWatch, NonFinite
 
 from tests.trainer.support.pods import job
 from tests.trainer.support.poisoned import BAD_SAMPLE

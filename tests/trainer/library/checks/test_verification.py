@@ -14,14 +14,14 @@ import pytest
 import torch
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import BrokenGroupError, ExitCode, LeavingError
-from ddp_trainer.library.replicas import Replica, faulty, in_words, step_to_return_to
-from ddp_trainer.library.verification import Verification
+from ddp_trainer.library.checks.replicas import Replica, faulty, in_words, step_to_return_to
+from ddp_trainer.library.checks.verification import Verification
 from ddp_trainer.run.fingerprint import sum_of_bits
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system.buffers import tensors
 from torch import Tensor, nn
 
-from tests.trainer.library.flipping import EVERY_STEPS, FOLDER, LEAVE_AT, PLAN, flip
+from tests.trainer.library.checks.flipping import EVERY_STEPS, FOLDER, LEAVE_AT, PLAN, flip
 from tests.trainer.library.runs import run_to_its_end, script_job
 
 FLIPS = 1000

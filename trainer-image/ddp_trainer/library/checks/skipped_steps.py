@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import NonFiniteLossError
-from ddp_trainer.library.loss_watch import NonFinite, gathered
+from ddp_trainer.library.checks.loss_watch import NonFinite, gathered
 
 _MOST_LINES = 8
 """Log lines of a step, which may be bad on thousands of ranks."""

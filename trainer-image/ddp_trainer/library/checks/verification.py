@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from ddp_trainer.checkpoints.snapshot import Snapshot
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import DifferingReplicasError, FlippedBitsError, LeavingError
-from ddp_trainer.library.replicas import Replica, faulty, in_words, step_to_return_to
+from ddp_trainer.library.checks.replicas import Replica, faulty, in_words, step_to_return_to
 from ddp_trainer.run.fingerprint import sum_of_bits
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system.buffers import tensors

@@ -1,0 +1,1 @@
+"""Checks of replicas, gradients and losses: they find faults that raise no error."""
