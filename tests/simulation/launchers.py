@@ -1,6 +1,6 @@
 """The launchers in pods of jobs whose processes start anew in place, and the way to them."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -103,6 +103,10 @@ class Launcher:
     failure: Mapping[str, Any] | None = None
     """Of its processes, in this generation."""
     failed_at: float = 0.0
+    led: list[dict[str, Any]] = field(default_factory=list)
+    """Generations that it began without an operator, and when."""
+    led_for: list[Mapping[str, Any]] = field(default_factory=list)
+    """The failures before them."""
     asks_until_ended: int = 0
     """How often it says yet that processes of before have not ended."""
 
@@ -195,6 +199,17 @@ class Launchers:
         one.failed_at = self.clock.seconds
         return True
 
+    def lead(self, pods: Sequence[Manifest]) -> None:
+        """Without an operator, the launchers of a group begin its next generation."""
+        now = format_time(self.clock.now())
+        ranks = {one.node_rank: one for pod in pods if (one := self.of(pod)).node_rank is not None}
+        leader = ranks[0]
+        generation = leader.generation + 1
+        leader.led.append({"generation": generation, "time": now})
+        leader.led_for += [one.failure for one in ranks.values() if one.failure]
+        for one in ranks.values():
+            one.generation, one.failure = generation, None
+
     def works(self, pod: Manifest) -> bool:
         """Whether its processes run, or would if they were there."""
         return self.of(pod).works
@@ -225,6 +240,8 @@ class Launchers:
         what = f"a launcher is told of generation {document['generation']}, stored is {stored}"
         self.require(not alive or document["generation"] <= stored, what)
         one.node_rank = document["nodeRank"]
+        one.led.clear()
+        one.led_for.clear()
         if not _ends_and_starts(pod):  # it joins the others in that generation alone
             one.generation, one.start = document["generation"], one.start or document["start"]
             return one.generation, True
@@ -293,6 +310,11 @@ class Launchers:
         scope = "Pod" if joins(pod) else "InPlace"
         said = {"number": number, "generation": one.generation, "failures": failures}
         said |= {"scope": scope, "savedInPod": self.saved_in_pod(pod)}
+        if one.led and self.server.job:
+            members = self.server.job["status"].get("world", {}).get("members")
+            said["members"] = members or f"0-{self.server.job['spec']['replicas'] - 1}"
+            said["failures"] = [*one.led_for, *failures]
+            said["led"] = one.led
         return orjson.dumps(said)
 
     def saved_in_pod(self, pod: Manifest) -> bool:

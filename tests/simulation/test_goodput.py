@@ -19,7 +19,7 @@ from tests.simulation.stopwatch import Seconds, Times, measure
 from tests.simulation.truth import DEATHS
 
 HISTORIES, SHARDS = 200, 8
-KINDS = 9
+KINDS = 11
 """Of what happens; each shard has all of them."""
 TOLERANCE = 0.01
 """Of the job's age."""
@@ -40,6 +40,9 @@ class History:
         self.training.follow(simulation)
         simulation.server._version = random.randrange(8)  # it chooses what launchers can do
         scope = random.choice(("Gang", "Pod", "InPlace", "Auto"))
+        self.led = seed % (HISTORIES // SHARDS) == 24
+        """True: launchers lead first; one in each shard."""
+        scope = "InPlace" if self.led else scope
         spares = random.choice((0, 0, 1)) if scope != "Gang" else 0
         hangs = {"progressDeadlineSeconds": HANG_SECONDS} if seed % 2 else {}
         self.spec = {
@@ -65,7 +68,12 @@ class History:
         for number in range(failures):
             self.train(self.random.uniform(*between))
             kinds = self._kinds()
-            kind = kinds[self.seed % len(kinds)] if number == 0 else self.random.choice(kinds)
+            kind = (
+                kinds[self.seed % (HISTORIES // SHARDS) % len(kinds)]
+                if number == 0
+                else self.random.choice(kinds)
+            )
+            kind = self.launchers_lead if self.led and number == 0 else kind
             kind()
             self.happened.append(kind.__name__)
         self.train(self.random.uniform(*between))
@@ -116,6 +124,7 @@ class History:
             and job.status.phase == "Running"
             and all(kubelet.stage_of(pod) is Stage.READY for pod in pods)
             and not any(map(kubelet.is_deleting, pods))
+            and not any(self.simulation.launchers.of(pod).led for pod in pods)
         )
 
     def _kubelets(self) -> None:
@@ -155,6 +164,7 @@ class History:
             self.a_node_is_lost,
             self.the_job_is_suspended,
             self.the_operator_is_away,
+            self.the_operator_leaves_in_a_restart,
         ]
         return kinds + [self.training_hangs] * ("progressDeadlineSeconds" in self.spec)
 
@@ -215,6 +225,30 @@ class History:
         self.simulation.kill_operator()
         if self.random.random() < 0.5:
             self.a_trainer_exits()
+
+    def the_operator_leaves_in_a_restart(self) -> None:
+        """The group trains again, and perhaps loses another pod, before one is there."""
+        self.a_trainer_exits()
+        self._wait(self.random.uniform(0, 30))
+        self.simulation.down_seconds = down = self.random.uniform(30, 200)
+        self.simulation.kill_operator()
+        end = self.simulation.clock.seconds + down
+        self._wait(self.random.uniform(0, down))
+        if self.random.random() < 0.5 and self.training.group is not None:
+            self.a_trainer_exits()
+        self._wait(end - self.simulation.clock.seconds)
+
+    def launchers_lead(self) -> None:
+        """Processes end while no operator is there, and launchers restart them."""
+        self.simulation.down_seconds = down = self.random.uniform(100, 300)
+        self.simulation.kill_operator()
+        end = self.simulation.clock.seconds + down
+        self._wait(self.random.uniform(1, 60))
+        self.processes_end()
+        self._wait(30)
+        self.simulation.launchers.lead(self.simulation.pods())
+        self.training.observe()
+        self._wait(end - self.simulation.clock.seconds)
 
     def the_job_is_suspended(self) -> None:
         simulation, times = self.simulation, self.training.times

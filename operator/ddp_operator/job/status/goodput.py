@@ -11,25 +11,29 @@ completed. So repeated work counts once: as lost before the restart if the check
 known, otherwise as lost while it is repeated.
 
 An outage begins with the failure, which a node reports a second later. It ends at the trainer's own
-time of a step. That time is never before the failure, before all pods had started (remaining pods
-may finish the current step), or in the future, even if the trainer's clock is wrong.
+time of a step: the first one, even if a report came much later. That time is never before the
+failure, before all pods had started (remaining pods may finish the current step), or in the future,
+even if the trainer's clock is wrong. Groups that trained and were lost in an outage before they
+reported a step are booked once it ends, as the trainer reports the first steps of all groups.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.api.status import (
     DDPJobStatus,
+    Failure,
     Goodput,
     Outage,
     Phase,
     Progress,
     Unreported,
 )
-from ddp_operator.job.status.progress import ReportedResumption, resumption
-from ddp_operator.job.status.unreported import settled
+from ddp_operator.job.status import unreported
+from ddp_operator.job.status.progress import resumption
+from ddp_operator.job.status.unreported import FirstSteps
 
 _BOOKED_TO: Final[dict[Phase, str]] = {
     "Pending": "pending_seconds",
@@ -66,7 +70,7 @@ def account(
     now: datetime,
     started: datetime | None = None,
     heard: datetime | None = None,
-    first_steps: Sequence[ReportedResumption] | None = None,
+    first_steps: FirstSteps | None = None,
 ) -> DDPJobStatus:
     """Return the planned status with the time until now booked, if phase or attempt changed since
     `before` or an outage ended, and with lost steps. `started`: when the last trainer started.
@@ -76,15 +80,17 @@ def account(
     if before.finished:
         return after
     known = after.goodput or before.goodput or Goodput(accounted_until=created)
-    books = _first_step(known, before, after, now=now, first_steps=first_steps) or known
-    ended = _ended(books, before, after, started=started, now=now)
-    books = settled(ended or books, after, first_steps)
+    told = first_steps or ()
+    books = _first_step(known, before, after, started=started, now=now, first_steps=told) or known
+    ended = _ended(books, before, after, started=started, now=now, first_steps=told)
+    books = unreported.settled(ended or books, after, first_steps)
     is_another = (after.phase, after.attempt) != (before.phase, before.attempt)
     # The pod that would have ended the outage was replaced.
     failed_again = books.outage is not None and after.incarnation != before.incarnation
     if is_another or failed_again:
         name = "training_seconds" if ended else _booked_to(before.phase, books)
-        after = _closed(before, after, books, name, now, heard)
+        restarts = after.incarnation[:2] > before.incarnation[:2]
+        after = _closed(before, after, books, name, now, heard, restarts=restarts)
     elif books is not known:
         after = after.updated(goodput=books)
     resumed, reached = resumption(before, after), before.progress
@@ -96,13 +102,29 @@ def account(
 
 
 def with_downtimes(
-    status: DDPJobStatus, downtimes: Iterable[tuple[datetime, datetime]], *, created: datetime
+    status: DDPJobStatus, downtimes: Sequence[tuple[Failure, datetime]], *, created: datetime
 ) -> DDPJobStatus:
-    """Return the status with unobserved restarts booked: each from its failure to its start."""
+    """Return the status with restarts booked that launchers led: failures, and when the processes
+    could start again. After the last one an outage begins, if the trainer reports times of steps.
+    """
     books = status.goodput or Goodput(accounted_until=created)
-    for failed, started in downtimes:
-        books = _booked(books, _booked_to(status.phase, books), failed)
-        books = _booked(books, "lost_seconds", started).updated(outage=None)
+    restarted: datetime | None = None
+    for failure, started in downtimes:
+        failed = min(failure.time, started)
+        if restarted is None:
+            name = _booked_to(status.phase, books)
+            before, after = (status.updated(failures=each) for each in ((), (failure,)))
+            closed = _closed(before, after, books, name, failed, None, restarts=True)
+            books = closed.goodput or books
+        else:
+            stretch = Unreported(since=restarted, until=failed, restarted=True)
+            books = _booked(books, "training_seconds", failed)
+            books = books.updated(unreported=(*books.unreported, stretch)[-8:])
+        if outage := books.outage:
+            stopped = outage.stopped or outage.since
+            outage = outage.updated(since=max(failed, stopped), stopped=stopped)
+        books = _booked(books, "lost_seconds", started).updated(outage=outage)
+        restarted = started
     return status.updated(goodput=books)
 
 
@@ -118,8 +140,9 @@ def _first_step(
     before: DDPJobStatus,
     after: DDPJobStatus,
     *,
+    started: datetime | None,
     now: datetime,
-    first_steps: Sequence[ReportedResumption] | None,
+    first_steps: FirstSteps,
 ) -> Goodput | None:
     """Return the books with the time from ready pods to the first step; None if it is booked, or
     not complete.
@@ -134,16 +157,25 @@ def _first_step(
         return None
     if new.last_step_time <= since:
         return None  # a remaining pod's report of the lost group
-    if old is not None and old.last_step_time is not None and old.last_step_time > since:
-        return None  # it has reported a step of this start before
+    if old is not None and _has_reported(old, new, since, restarted=restarted):
+        return None
     began = new.resumed_at or since
     made = new.step - (new.resumed_step or (old.step if old is not None else 0))
     # It may have completed more steps since: take them to be equally long.
     at = began + max(new.last_step_time - began, timedelta()) / max(made, 1)
-    times = (each.time for each in first_steps or ())
+    times = (each.time for each in first_steps)
     at = min((time for time in times if time >= min(since, began)), default=at)
     name = "lost_seconds" if restarted else "starting_seconds"
-    return _booked(books, name, min(at, now))
+    return _trains(books, name, since=min(max(at, started or at), now))
+
+
+def _has_reported(old: Progress, new: Progress, since: datetime, *, restarted: bool) -> bool:
+    """Return whether a step of this start was reported before."""
+    if old.last_step_time is not None and old.last_step_time > since:
+        return True
+    # An outage ended with the group's first step, before its pods were known to be ready.
+    is_same = new.resumed_at is not None and old.resumed_at == new.resumed_at
+    return restarted and is_same and old.step > (old.resumed_step or 0)
 
 
 def _restarted(status: DDPJobStatus, since: datetime) -> bool:
@@ -158,6 +190,7 @@ def _ended(
     *,
     started: datetime | None,
     now: datetime,
+    first_steps: FirstSteps,
 ) -> Goodput | None:
     """Return the books with the outage ended; None while it has not."""
     outage, progress = books.outage, after.progress
@@ -165,28 +198,40 @@ def _ended(
     trains = before.phase in ("Restarting", "Running") and over
     if outage is None or progress is None or progress.last_step_time is None or not trains:
         return None
-    at = min(progress.last_step_time, now.replace(microsecond=0))
-    if progress.step < outage.until_step or at <= max(outage.since, started or outage.since):
+    last = min(progress.last_step_time, now.replace(microsecond=0))
+    began = max(outage.since, started or outage.since)
+    if progress.step < outage.until_step or last <= began:
         return None
-    books = _booked(books, "lost_seconds", at)
+    at = last
+    if progress.resumed_at is not None and progress.resumed_at >= outage.since:
+        # It may have completed more steps since.
+        at = min(unreported.completed(outage.until_step, progress, first_steps) or last, last)
+    books = _trains(books, "lost_seconds", since=max(at, began))
     # It may have resumed from a newer checkpoint than was known. The new group may have saved, too.
-    resumed = progress.resumed_step
-    saved = max(
-        (
-            each.time
-            for each in (before.checkpoint, after.checkpoint)
-            if each and each.time and outage.until_step <= each.step + 1
-            if (each.time <= outage.since if resumed is None else each.step <= resumed)
-        ),
-        default=outage.lost_from,
-    )
     stopped = outage.stopped or outage.since
-    kept = max(int((min(saved, stopped) - outage.lost_from).total_seconds()), 0)
-    return books.updated(
-        training_seconds=books.training_seconds + kept,
-        lost_seconds=books.lost_seconds - kept,
-        outage=None,
-    )
+    resumed = unreported.resumed_step(progress, first_steps, after=stopped)
+    times = [(outage.until_step - 1, outage.lost_from)]
+    for each in (before.checkpoint, after.checkpoint):
+        if each and each.time and outage.until_step <= each.step + 1:
+            is_old = each.time <= outage.since if resumed is None else each.step <= resumed
+            times += [(each.step, each.time)] * is_old
+    step, saved = max(times)
+    if resumed is not None and resumed > step:
+        saved += unreported.pace(progress, first_steps) * (resumed - step)
+    kept = min(saved, stopped) - outage.lost_from
+    books = unreported.moved(books, kept, source="lost_seconds", to="training_seconds")
+    return unreported.with_trained(books, outage, after, first_steps).updated(outage=None)
+
+
+def _trains(books: Goodput, name: str, *, since: datetime) -> Goodput:
+    """Return the books with the time until then booked. If training began earlier than it was
+    noticed, the time since then is open again: it may be lost with the next failure.
+    """
+    books = _booked(books, name, since)
+    late = books.accounted_until - since.replace(microsecond=0)
+    seconds = min(max(int(late.total_seconds()), 0), getattr(books, name))
+    until = books.accounted_until - timedelta(seconds=seconds)
+    return books.updated(accounted_until=until, **{name: getattr(books, name) - seconds})
 
 
 def _booked(books: Goodput, name: str, until: datetime) -> Goodput:
@@ -203,6 +248,8 @@ def _closed(
     name: str,
     now: datetime,
     heard: datetime | None,
+    *,
+    restarts: bool,
 ) -> DDPJobStatus:
     """Book the stretch that ends now."""
     booked = _booked(books, name, now)
@@ -215,7 +262,6 @@ def _closed(
     if failed:
         lost_from = _stood_still(after, stopped, heard) or stopped
         resumes_at += _unreported_steps(told, lost_from)
-    restarts = after.incarnation[:2] > before.incarnation[:2]
     if failed and restarts and (saved := _last_saved(after)):
         step, time = saved
         lost_from = min(lost_from, time)
@@ -226,14 +272,14 @@ def _closed(
     lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
     seconds = int((until - lost_from).total_seconds()) if name == "training_seconds" else 0
     new = Outage(since=stopped, until_step=resumes_at + 1, lost_from=lost_from)
-    since, unreported = before.running_since, books.unreported
+    since, unheard_of = before.running_since, books.unreported
     last = told.last_step_time if told else None
     unheard = since and books.accounted_until <= since < lost_from and not (last and since < last)
     if since and unheard and name == "training_seconds":
         was = _restarted(before, since)
-        unreported = (*unreported, Unreported(since=since, until=lost_from, restarted=was))
+        unheard_of = (*unheard_of, Unreported(since=since, until=lost_from, restarted=was))
     books = booked.updated(
-        unreported=() if after.finished else unreported[-8:],
+        unreported=() if after.finished else unheard_of[-8:],
         training_seconds=booked.training_seconds - seconds,
         lost_seconds=booked.lost_seconds + seconds,
         outage=_outage(before, after, booked.outage, new),
@@ -285,7 +331,9 @@ def _outage(
         return known if known and told and told.step + 1 < known.until_step else None
     if known is None:
         says_when = after.progress is not None and after.progress.last_step_time is not None
-        begins = says_when and (before.phase, after.phase) == ("Running", "Restarting")
+        # Launchers restart processes of a job that runs.
+        trains_again = after.phase in ("Running", "Restarting")
+        begins = says_when and before.phase == "Running" and trains_again
         return new if begins else None
     if before.incarnation == after.incarnation:
         return known

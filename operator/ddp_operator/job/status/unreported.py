@@ -1,19 +1,20 @@
-"""Corrects how a job spent its time, for groups that were lost before they reported a step.
+"""Corrects how a job spent its time, once a report shows what groups did before it.
 
-The time since such a group's pods were ready counts as training in `goodput.unreported`, until the
-next group reports when the lost one completed its first step.
+The time from ready pods to the loss of a group that reported no step counts as training in
+`goodput.unreported`. In an outage all time counts as lost. Both last until the next group reports
+when the lost ones completed their first steps.
 """
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from ddp_operator.api.status import DDPJobStatus, Goodput, Progress
+from ddp_operator.api.status import DDPJobStatus, Goodput, Outage, Progress
 from ddp_operator.job.status.progress import ReportedResumption
 
+FirstSteps = Sequence[ReportedResumption]
 
-def settled(
-    books: Goodput, after: DDPJobStatus, first_steps: Sequence[ReportedResumption] | None
-) -> Goodput:
+
+def settled(books: Goodput, after: DDPJobStatus, first_steps: FirstSteps | None) -> Goodput:
     """Return the books without unreported time, if a report shows when groups began to train."""
     told = after.progress
     if first_steps is None or told is None or not books.unreported:
@@ -29,33 +30,99 @@ def settled(
         inside = [each for each in earlier if stretch.since <= each.time <= stretch.until]
         began = inside[0].time if inside else stretch.until
         name = "lost_seconds" if stretch.restarted else "starting_seconds"
-        books = _moved(books, name, began - stretch.since)
-        if inside and (kept := _kept(after, told, inside[0])):
-            books = _moved(books, "lost_seconds", stretch.until - max(kept, began))
+        books = moved(books, began - stretch.since, to=name)
+        if inside:
+            kept = _kept_until(inside[0], earlier, after, first_steps, until=stretch.until)
+            books = moved(books, stretch.until - max(kept, began), to="lost_seconds")
     return books.updated(unreported=())
 
 
-def _kept(after: DDPJobStatus, told: Progress, first: ReportedResumption) -> datetime | None:
-    """Return until when steps since a group's `first` one were saved: a later group resumed there.
-    Without the checkpoint's time, steps are taken to be as long as those of that group. None: all.
+def with_trained(
+    books: Goodput, outage: Outage, after: DDPJobStatus, first_steps: FirstSteps
+) -> Goodput:
+    """Return the books with the steps that groups completed in an outage, before they were lost
+    without a report, if later groups did not repeat them.
     """
-    resumed, saved = told.resumed_step or 0, after.checkpoint
+    told = after.progress
+    if told is None or told.resumed_at is None:
+        return books
+    stopped = outage.stopped or outage.since
+    earlier = [each for each in first_steps if stopped < each.time < told.resumed_at]
+    for first in earlier:
+        if any(each.since <= first.time <= each.until for each in books.unreported):
+            continue  # counts as training already
+        ends = [each.time for each in after.failures] + [each.time for each in earlier]
+        until = min((time for time in ends if time > first.time), default=told.resumed_at)
+        repeated = pace(told, first_steps) * max(outage.until_step - first.step, 0)
+        kept = _kept_until(first, earlier, after, first_steps, until=until)
+        books = moved(
+            books, kept - first.time - repeated, source="lost_seconds", to="training_seconds"
+        )
+    return books
+
+
+def resumed_step(told: Progress, first_steps: FirstSteps, after: datetime) -> int | None:
+    """Return the lowest step at which groups resumed after a time; None: unknown."""
+    if told.resumed_step is None:
+        return None
+    return min([told.resumed_step, *(each.step - 1 for each in first_steps if each.time > after)])
+
+
+def completed(step: int, told: Progress, first_steps: FirstSteps) -> datetime | None:
+    """Return when the reporting group completed a step, if its steps are equally long. None: it
+    does not report when it began.
+    """
+    first = _first_of(told, first_steps)
+    if first is None:
+        return None
+    step = max(step, (told.resumed_step or 0) + 1)
+    return first.time + pace(told, first_steps) * max(step - first.step, 0)
+
+
+def pace(told: Progress, first_steps: FirstSteps) -> timedelta:
+    """Return how long a step of the reporting group takes; 0 if that is unknown."""
+    first, last = _first_of(told, first_steps), told.last_step_time
+    if first is None or told.resumed_at is None or last is None:
+        return timedelta()
+    if told.step == first.step:  # the first step is longer than others
+        first = ReportedResumption(step=told.resumed_step or 0, time=told.resumed_at)
+    return max(last - first.time, timedelta()) / max(told.step - first.step, 1)
+
+
+def moved(books: Goodput, time: timedelta, *, to: str, source: str = "training_seconds") -> Goodput:
+    """Return the books with time booked to another use."""
+    seconds = min(max(int(time.total_seconds()), 0), getattr(books, source))
+    return books.updated(
+        **{source: getattr(books, source) - seconds, to: getattr(books, to) + seconds}
+    )
+
+
+def _first_of(told: Progress, first_steps: FirstSteps) -> ReportedResumption | None:
+    """Return the first step of the reporting group; without it, where the group began."""
+    if told.resumed_at is None:
+        return None
+    began = ReportedResumption(step=told.resumed_step or 0, time=told.resumed_at)
+    return next((e for e in first_steps if e.time >= began.time and e.step <= told.step), began)
+
+
+def _kept_until(
+    first: ReportedResumption,
+    earlier: FirstSteps,
+    after: DDPJobStatus,
+    first_steps: FirstSteps,
+    *,
+    until: datetime,
+) -> datetime:
+    """Return until when steps since a group's `first` one were saved, at most `until`: later groups
+    resumed there. Without the checkpoint's time, steps are as long as those of the last group.
+    """
+    told, saved = after.progress, after.checkpoint
+    assert told is not None
+    resumed = min([told.resumed_step or 0, *(e.step - 1 for e in earlier if e.time > first.time)])
     if resumed < first.step:
         return first.time
     if saved and saved.time and saved.step == resumed:
-        return saved.time
+        return min(max(saved.time, first.time), until)
     if after.failures and after.failures[-1].action == "RestartPod":  # from memory
-        return None
-    made = timedelta()
-    if told.resumed_at and told.last_step_time and told.step > resumed:
-        made = max(told.last_step_time - told.resumed_at, made) / (told.step - resumed)
-    return first.time + made * (resumed - first.step)
-
-
-def _moved(books: Goodput, name: str, time: timedelta) -> Goodput:
-    """Return the books with time of training booked to another use."""
-    seconds = min(max(int(time.total_seconds()), 0), books.training_seconds)
-    return books.updated(
-        training_seconds=books.training_seconds - seconds,
-        **{name: getattr(books, name) + seconds},
-    )
+        return until
+    return min(first.time + pace(told, first_steps) * (resumed - first.step), until)

@@ -168,11 +168,12 @@ def test_a_lost_node_is_noticed_late() -> None:
 
 
 def test_what_the_new_group_saves_was_not_kept() -> None:
-    for more in ({}, begun(100, 125)):
+    # A trainer that reports when it began has completed more steps since.
+    for more, expected in (({}, 51), (begun(100, 125), 36)):
         job, pods = restarted()
         saved = {"step": 110, "time": later(140).isoformat()}
         job = look(job, pods, 141, said(111, 141, attempt=1, checkpoint=saved, **more))
-        assert (goodput(job).training_seconds, lost(job)) == (78, 51)
+        assert (goodput(job).training_seconds, lost(job)) == (78, expected)
 
 
 def test_steps_of_earlier_groups_are_lost_while_they_are_repeated() -> None:
@@ -363,8 +364,9 @@ def test_two_groups_that_reported_nothing_are_both_booked() -> None:
     saved = {"step": 40, "time": later(149).isoformat()}
     heard = said(41, 171, attempt=2, checkpoint=saved, **begun(40, 170), **steps)
     job = look(job, pods, 172, heard)
-    # Nobody knows when step 30 was saved: 70 s until the first failure, 9 s until the checkpoint.
-    assert spent(job) == (37, 79, 50)
+    # Nobody knows when step 30 was saved: 29 s, as a step of the last group takes 1 s. Then 9 s
+    # until the checkpoint.
+    assert spent(job) == (37, 38, 91)
 
 
 def test_a_report_of_the_lost_group_settles_nothing() -> None:
@@ -420,3 +422,23 @@ def test_what_was_saved_before_the_first_of_two_failures_is_kept() -> None:
     heard = said(123, 160, attempt=2, checkpoint=saved, **begun(122, 159))
     job = look(look(job, pods, 150), pods, 161, heard)
     assert spent(job) == (7, 100, 48)
+
+
+def test_an_outage_ends_with_its_first_step_however_late_a_report_is() -> None:
+    job, pods = restarted()
+    # Nobody had seen before that the pods train.
+    heard = said(181, 210, attempt=1, **begun(100, 126), **firsts((1, 12), (101, 130)))
+    job = look(job, pods, 211, heard)
+    assert (goodput(job).outage, spent(job)) == (None, (7, 78, 40))
+
+
+def test_groups_that_trained_in_an_outage_and_reported_nothing_are_booked() -> None:
+    job, pods = restarted()
+    # From step 101 at 130 on, until the checkpoint of step 110.
+    job = look(job, [pods[0], ended(job, 1, code=1, at=150)], 160)
+    pods = [ready(job, index) for index in range(2)]
+    saved = {"step": 110, "time": later(139).isoformat()}
+    steps = firsts((1, 12), (101, 130), (111, 180))
+    heard = said(111, 180, attempt=2, checkpoint=saved, **begun(110, 175), **steps)
+    job = look(look(job, pods, 170), pods, 181, heard)
+    assert spent(job) == (7, 78 + 9, 90 - 9)

@@ -76,7 +76,7 @@ def _accounted(
     known, status = world_of(job).generation, job.status
     starts = {led.generation: min(led.time, now) for led in said.led}
     failures: list[Failure] = []
-    downtimes: list[tuple[datetime, datetime]] = []
+    downtimes: list[tuple[Failure, datetime]] = []
     for generation in sorted({one.generation for one in said.failures}):
         if not known <= generation < said.generation:
             continue
@@ -91,7 +91,7 @@ def _accounted(
         failures.append(failure)
         status = budget.count(records.remember(status, failure), failure)
         failed = min(failure.time, now)
-        downtimes.append((failed, max(starts.get(generation + 1, failed), failed)))
+        downtimes.append((failure, max(starts.get(generation + 1, failed), failed)))
     return goodput.with_downtimes(status, downtimes, created=job.created), failures
 
 

@@ -28,6 +28,7 @@ from tests.unit.job.builders import (
     stored,
     with_status,
 )
+from tests.unit.job.status.test_progress import report
 
 HOUR = 3600
 
@@ -111,6 +112,36 @@ def test_every_restart_and_second_of_an_absence_is_accounted_for() -> None:
     end = look(after, over, HOUR + 100, confirmed)
     assert end.status.phase == "Succeeded"
     assert seconds(stored(after, end), "training") == HOUR + 100 - 10 - 30
+
+
+def test_an_absence_with_reports_ends_with_the_first_step() -> None:
+    job, pods = training()
+    first = {"step": 1, "time": later(20).isoformat()}
+    before = report(80, received=100, lastStepTime=later(100).isoformat(), firstSteps=[first])
+    job = stored(job, plan(job, pods, later(100), report=before, launchers=LauncherStates()))
+    blows = [blow(pods[1], 0, 200), blow(pods[2], 1, 400)]
+    job = stored(job, look(job, pods, 500, launchers(*blows, led={1: 230, 2: 430})))
+    assert seconds(job, "lost") == 60 + 70
+    # Steps take a second. Step 150 was saved at 170, step 270 at 379.
+    steps = [first, {"step": 151, "time": later(260).isoformat()}]
+    steps += [{"step": 271, "time": later(450).isoformat()}]
+    heard = report(
+        291,
+        received=500,
+        lastStepTime=later(470).isoformat(),
+        resumed={"step": 270, "time": later(445).isoformat()},
+        firstSteps=steps,
+    )
+    confirmed = LauncherStates(
+        scope="InPlace",
+        leader=LauncherStatus(number=10, generation=2, members="0-2"),
+        told={each.key.name: (2, True) for each in pods},
+    )
+    job = stored(job, plan(job, pods, later(501), report=heard, launchers=confirmed))
+    assert job.status.goodput is not None
+    assert job.status.goodput.outage is None
+    # From 200 to 260 and from 379 to 450. Nobody knows what the first group lost of its steps.
+    assert seconds(job, "lost") == 131
 
 
 def test_a_job_that_trains_is_not_ended_for_what_it_got_over() -> None:
