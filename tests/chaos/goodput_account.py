@@ -59,6 +59,7 @@ class GoodputAccount:
         if self.restarts_ranks:
             failures -= {Kind.KILL_RANK}
         struck = [self._stopped(deed) for deed in own if deed.kind in failures]
+        struck += self._joined()
         steps = self.steps[0] if self.steps else ()
         # A step is complete when the next one begins; one that nobody completed begins again.
         complete = [
@@ -68,6 +69,16 @@ class GoodputAccount:
         ]
         last = [(self.ended, steps[-1].step)] if steps else []
         return Times(self.created, [*complete, *last], struck, ended=self.ended)
+
+    def _joined(self) -> Iterator[float]:
+        """Yield when other pods took part: the group was formed again, as for a larger one."""
+        first = min((step.step for steps in self.steps for step in steps), default=0)
+        for steps in self.steps:
+            if steps and steps[0].step > first:
+                yield steps[0].seconds - WITHIN_STEP
+            for before, step in pairwise(steps):
+                if before.pod != step.pod or step.step > before.step + 1:
+                    yield step.seconds - WITHIN_STEP
 
     def _stopped(self, deed: Deed) -> float:
         """Return when a pod stopped: one that was deleted first completes and saves its step."""

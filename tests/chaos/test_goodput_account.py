@@ -14,10 +14,12 @@ from tests.chaos.schedule import Kind
 POD = "gang-3-0-1"
 
 
-def account(training: int, lost: int, *, resumed: int = 100) -> GoodputAccount:
+def account(
+    training: int, lost: int, *, resumed: int = 100, pod: str = "gang-3-1-1"
+) -> GoodputAccount:
     """A job that begins to train at 10, loses a pod at 110.5 and trains again from 130 on."""
     before = [Begun(9.0 + step, POD, step) for step in range(1, 103)]
-    after = [Begun(129.0 + step - resumed, "gang-3-1-1", step) for step in range(resumed + 1, 201)]
+    after = [Begun(129.0 + step - resumed, pod, step) for step in range(resumed + 1, 201)]
     end = after[-1].seconds + 1
     until = datetime.fromtimestamp(end, UTC)
     books = Goodput(
@@ -62,7 +64,16 @@ def test_a_deleted_pod_trains_until_it_has_saved() -> None:
 
 def test_ranks_that_launchers_restart_are_no_failure() -> None:
     # The pause between two steps is no more than a long step.
-    restarting = replace(account(219, 0), restarts_ranks=True)
+    restarting = replace(account(219, 0, pod=POD), restarts_ranks=True)
     assert list(restarting.complaints()) == []
     killed = [Deed(110.5, Kind.KILL_CONTAINER, "gang-3", POD)]
     assert list(replace(restarting, deeds=killed).complaints()) != []
+
+
+def test_time_without_steps_is_lost_when_another_pod_joins() -> None:
+    grown = replace(account(198, 21), deeds=[])
+    assert list(grown.complaints()) == []
+    joined = [Begun(130.0 + step - 100, "gang-3-0-2", step) for step in range(101, 201)]
+    same = account(198, 21, pod=POD)
+    assert list(replace(same, deeds=[], steps=[*same.steps, joined]).complaints()) == []
+    assert list(replace(same, deeds=[]).complaints()) != []
