@@ -14,7 +14,7 @@ from ddp_trainer.data.sampler import SampleTrace, Share
 from ddp_trainer.data.stream import Stream, StreamRest
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
 from ddp_trainer.library.checks.loss_watch import LossWatch, find
-from ddp_trainer.library.checks.probe import check_probes, fingerprint, undone
+from ddp_trainer.library.checks.probe import Probe, check_probes, probing
 from ddp_trainer.library.checks.skipped_steps import must_skip, of_all_ranks
 from ddp_trainer.library.session import Session
 from ddp_trainer.library.steps import fixed_batch
@@ -122,26 +122,14 @@ class Stepping(Session):
         if rank is None:
             return
         assert isinstance(loading, Loading)
-        run, formation = self._run, self._formation
-        step, size = run.position.step, self.world_size
-        with undone(run) as before:
-            formation.begin_probe()
-            batch = loading.whole_batch(
-                run.position.epoch, run.position.samples, rank=rank, world_size=size
-            )
-            probe = self._attempt = Attempt.of_probe(
-                before, rank=rank, size=size, batch_size=loading.batch_size
-            )
-            probe.give()
-            self._script.come_to("step", step)
-            seed_step(self._options.seed, rank=rank, step=step, purpose="probe")
+        formation, seed = self._formation, self._options.seed
+        with probing(formation, self._script, loading, rank=rank, seed=seed) as (probe, batch):
+            self._attempt = probe
             self._timer.note(Phase.DATA)
             try:
                 yield batch
             finally:
                 self._attempt = None
-                self._script.come_to("after a step", step)
-        probe.expect_step()
         taken.gradients = probe.gradients
         if formation.trouble is not None:
             self._taken = None
@@ -159,16 +147,6 @@ class Stepping(Session):
             formation.group,
             is_needed=self._saves() or formation.votes.stop or self._is_at_end(taken),
         )
-
-    def _end_pass_of_probe(
-        self, probe: Attempt, loss: Tensor | float | None, *, in_turn: bool = False
-    ) -> bool:
-        # Turns of several optimizers add up to one fingerprint.
-        own = fingerprint(self._run.models, loss)
-        probe.gradients = own ^ (probe.gradients or 0)
-        self._timer.note(Phase.COMPUTE)
-        self._run.take_back(probe.before, in_turn=in_turn)
-        return False
 
     def _prepare_for_batch(self, attempt: Attempt) -> None:
         number = attempt.give()
@@ -201,8 +179,9 @@ class Stepping(Session):
                 "skip_nonfinite_steps needs the loss of each batch: pass it, as in job.step(loss)"
             )
         is_last = attempt.stepped_with(loss)
-        if attempt.is_probe:
-            return self._end_pass_of_probe(attempt, loss)
+        if isinstance(attempt, Probe):
+            attempt.end_pass(self._run, self._timer, loss)
+            return False
         if not is_last:
             if not attempt.assignment.is_plain:
                 self._run.forget_unscaling()
@@ -247,8 +226,9 @@ class Stepping(Session):
             skips_steps=self._options.skip_nonfinite_steps > 0,
         )
         turn = attempt.take_turn(loss)
-        if attempt.is_probe:
-            return self._end_pass_of_probe(attempt, loss, in_turn=True)
+        if isinstance(attempt, Probe):
+            attempt.end_pass(run, self._timer, loss, in_turn=True)
+            return False
         have_come = self._formation.wait_for_gradients(in_turn=True)
         self._timer.note(Phase.COMMUNICATION)
         if not have_come or turn < run.position.turns:  # the turn was taken before the group broke

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ddp_trainer.collectives.shard_assignment import ShardAssignment
+from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.library.formation import Formation
+from ddp_trainer.library.script_collectives import ScriptCollectives
+from ddp_trainer.library.steps.attempt import Attempt
 from ddp_trainer.library.steps.net import Net
 from ddp_trainer.run.buffers import Copies
 from ddp_trainer.run.fingerprint import sum_of_bits
-from ddp_trainer.run.seeds import kept_generators
+from ddp_trainer.run.seeds import kept_generators, seed_step
 from ddp_trainer.run.train_state import TrainState
+from ddp_trainer.telemetry.timing import Phase, StepTimer
 
 
 def check_probes(nets: Sequence[Net], device: torch.device, *, is_stream: bool) -> None:
@@ -41,6 +48,57 @@ def check_probes(nets: Sequence[Net], device: torch.device, *, is_stream: bool) 
             "verify_gradients needs the same bits from each GPU: set --deterministic, or call "
             "torch.use_deterministic_algorithms(True) in your own script"
         )
+
+
+class Probe(Attempt):
+    """A batch of which all ranks compute the gradients; no step is taken with it."""
+
+    def end_pass(
+        self,
+        run: TrainState,
+        timer: StepTimer,
+        loss: Tensor | float | None,
+        *,
+        in_turn: bool = False,
+    ) -> None:
+        """Note the fingerprint of a pass, and undo its changes of buffers and gradients.
+
+        `in_turn`: the script may still use what the pass computed.
+        """
+        # Turns of several optimizers add up to one fingerprint.
+        self.gradients = fingerprint(run.models, loss) ^ (self.gradients or 0)
+        timer.note(Phase.COMPUTE)
+        run.take_back(self.before, in_turn=in_turn)
+
+
+@contextmanager
+def probing(
+    formation: Formation, script: ScriptCollectives, loading: Loading, *, rank: int, seed: int
+) -> Iterator[tuple[Probe, Any]]:
+    """Yield a probe and its batch, the next one of `rank`; undo what the block changes.
+
+    A collective: all ranks of the group must begin.
+    """
+    run, size = formation.run, formation.group.size
+    epoch, step, samples = run.position.epoch, run.position.step, run.position.samples
+    with undone(run) as before:
+        formation.begin_probe()
+        batch = loading.whole_batch(epoch, samples, rank=rank, world_size=size)
+        probe = Probe(
+            before=before,
+            assignment=ShardAssignment(shards=size, rank=rank, size=size),
+            samples=size * loading.batch_size,
+            sizes=[loading.batch_size],
+            ends_epoch=False,
+            given=1,
+        )
+        script.come_to("step", step)
+        seed_step(seed, rank=rank, step=step, purpose="probe")
+        try:
+            yield probe, batch
+        finally:
+            script.come_to("after a step", step)
+    probe.expect_step()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -40,27 +39,10 @@ class Attempt:
     """Buffers after this rank's first part, if it computes several parts."""
     taken_in: int | None = None
     """Number of the group in which the step was taken; None: it was not."""
-    is_probe: bool = False
-    """True if all ranks compute the same batch, and no step is taken."""
     gradients: int | None = None
     """Fingerprint of this rank's own gradients in the probe, or in the one after this step."""
     _losses: list[tuple[int, Tensor | float]] = field(default_factory=list)
     """Losses with the slots of their parts."""
-
-    @classmethod
-    def of_probe(cls, before: Copies, *, rank: int, size: int, batch_size: int) -> Self:
-        """Begin to probe a batch of a rank of the group, which all ranks compute.
-
-        `before`: the buffers of the beginning.
-        """
-        return cls(
-            before=before,
-            assignment=ShardAssignment(shards=size, rank=rank, size=size),
-            samples=size * batch_size,
-            sizes=[batch_size],
-            ends_epoch=False,
-            is_probe=True,
-        )
 
     @property
     def batches(self) -> int:
