@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.library.runs import script_job
-from tests.trainer.library.sharding import COPIES, SHARD_SIZE
-from tests.trainer.library.test_fsdp import EPOCHS, LAST_STEP, printed
+from tests.trainer.library.sharded.sharding import COPIES, SHARD_SIZE
+from tests.trainer.library.sharded.test_fsdp import EPOCHS, LAST_STEP, printed
 from tests.trainer.recovery.test_kill_points import spread
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death

@@ -20,13 +20,12 @@ from tests.trainer.library import (
     averaging,
     calling,
     leaving,
-    meshes,
     omitting,
     script,
-    sharding,
     streaming,
 )
 from tests.trainer.library.checks import flipping, skipping
+from tests.trainer.library.sharded import meshes, sharding
 from tests.trainer.stream_device.device import install
 from tests.trainer.stream_device.kernels import replace
 from tests.trainer.support import forkserver

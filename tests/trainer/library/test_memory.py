@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.ports import free_port
-from tests.trainer.library.sharding import NEEDS_TORCH
+from tests.trainer.library.sharded.sharding import NEEDS_TORCH
 from tests.trainer.memory.fsdp import local
 from tests.trainer.memory.pods import listening, variables
 from tests.trainer.memory.sameness import same

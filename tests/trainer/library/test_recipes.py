@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.trainer.library.runs import script_job
-from tests.trainer.library.sharding import NEEDS_TORCH
+from tests.trainer.library.sharded.sharding import NEEDS_TORCH
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
 from tests.trainer.support.pods import Job, assert_same

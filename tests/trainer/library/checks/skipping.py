@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from tests.trainer.library.script import digest, digits, parsed
-from tests.trainer.library.sharding import Own
+from tests.trainer.library.sharded.sharding import Own
 from tests.trainer.support import deaths
 from tests.trainer.support.norm import network
 

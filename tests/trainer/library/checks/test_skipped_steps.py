@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.trainer.library.checks.skipping import BAD, BY_HAND, MOST, SHARDED, LeavingOut
 from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.library.sharding import NEEDS_TORCH
+from tests.trainer.library.sharded.sharding import NEEDS_TORCH
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
 from tests.trainer.support.pods import assert_same

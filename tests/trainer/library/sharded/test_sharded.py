@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.trainer.library.sharding import NEEDS_TORCH
+from tests.trainer.library.sharded.sharding import NEEDS_TORCH
 
 pytestmark = [NEEDS_TORCH, pytest.mark.usefixtures("no_launcher")]
 

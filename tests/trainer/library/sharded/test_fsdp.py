@@ -12,7 +12,7 @@ from ddp_trainer.memory.volume import SLOTS
 
 from tests.ports import free_port
 from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.library.sharding import (
+from tests.trainer.library.sharded.sharding import (
     AFTER_STEP,
     BEFORE_JOIN,
     COPIES,
@@ -232,7 +232,7 @@ def test_a_lost_pod_without_copies_continues_from_the_memory_of_another(
 ) -> None:
     """Its launcher has fetched its snapshot, but not kept it: the other rank sends it."""
     expected = undisturbed(2)
-    script = ("--", sys.executable, "-m", "tests.trainer.library.sharding")
+    script = ("--", sys.executable, "-m", "tests.trainer.library.sharded.sharding")
     with (
         pytest.MonkeyPatch.context() as patch,
         memory_job(tmp_path, nodes=2, command=[*script, "--epochs", str(EPOCHS)]) as job,
