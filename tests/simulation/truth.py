@@ -39,6 +39,12 @@ DEATHS: Final = (
     Death(1, "Error", "Connection closed by peer", "Application"),
     Death(1, "Error", "CUDA error: uncorrectable ECC error encountered", "Infrastructure"),
     Death(137, "Error", '{"step": 77, "rank": 0, "error": "loss is nan"}', "Application"),
+    Death(
+        134,
+        "Error",
+        '{"error": "Watchdog caught collective operation timeout", "printed": true, "dumps": true}',
+        "Application",
+    ),
     # What people make up: of wrong types, without end, not for a terminal.
     Death(
         1,

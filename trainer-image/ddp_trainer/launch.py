@@ -26,6 +26,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,10 +51,11 @@ from ddp_trainer.launcher.verdict import (
 )
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
 from ddp_trainer.launcher.world.state import World
-from ddp_trainer.process_group.assignment import AssignmentFile
+from ddp_trainer.process_group.assignment import Assignment, AssignmentFile
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.cores import available_cores
 from ddp_trainer.system.logs import end_process, log_to_stdout
+from ddp_trainer.telemetry.requests import dumps
 from ddp_trainer.telemetry.requests.stacks import HOOK
 from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, StatusFile, status_file
 from ddp_trainer.telemetry.termination import TerminationReport, write_termination_message
@@ -123,8 +125,7 @@ def _supervise(
     if status_path is not None:
         environment = {**environment, STATUS_FILE_VARIABLE: str(status_path)}
     if options.is_script:  # the bundled trainer is forked from our code and needs no hook
-        folders = [str(HOOK), environment.get("PYTHONPATH", "")]
-        environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+        environment = _of_scripts(environment, status_path)
     found: Mapping[str, str] = {}
     trainjob_token = ""
     may_hold_rank_0 = rank_environment.can_change or placement.node_rank == 0
@@ -180,7 +181,8 @@ def _supervise(
 
     def verdict_on(ends: Sequence[RankEnd]) -> Verdict:
         own_affair = options.is_script and not any(end.joined for end in ends)
-        verdict = judge_script(ends) if own_affair else judge(ends)
+        shown = status_path is not None and dumps.exist(status_path, {end.rank for end in ends})
+        verdict = (judge_script if own_affair else judge)(ends).with_dumps(shown)
         port = placement.status_port if served else None
         if verdict.report.error is None:
             return verdict
@@ -196,7 +198,7 @@ def _supervise(
         status_file=StatusFile(status_path) if status_path is not None else None,
         of_rank_0=found,
         standing=standing if served and rank_environment.can_change else None,
-        begins=memory.begin if memory else lambda *_: None,
+        begins=partial(_begin, status_path, memory),
     )
     if standing.may_ask(joined=False) and rank_environment.can_change and served:
         from ddp_trainer.launcher.world.leading import Leader  # noqa: PLC0415 - as the server
@@ -211,6 +213,23 @@ def _supervise(
         if options.is_script and error.errno in _NO_COMMAND:
             raise ConfigurationError(sentence) from error
         return _failed(sentence)
+
+
+def _of_scripts(env: Mapping[str, str], status_path: Path | None) -> Mapping[str, str]:
+    """Return the variables of a script's ranks, with those for their stacks and dumps."""
+    folders = [str(HOOK), env.get("PYTHONPATH", "")]
+    written = dumps.prepare(status_path, env) if status_path is not None else {}
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, folders)), **written}
+
+
+def _begin(
+    status_path: Path | None, memory: PodMemory | None, assignment: Assignment, none_run: bool
+) -> None:
+    """Forget what earlier ranks left, before ranks have an assignment."""
+    if status_path is not None and none_run:
+        dumps.clear(status_path)
+    if memory is not None:
+        memory.begin(assignment, none_run)
 
 
 def _failed(sentence: str) -> Verdict:

@@ -122,7 +122,7 @@ OWN: Final = {
         "report progress from the script, or unset spec.progressDeadlineSeconds",
     ),
     "NoProgress": Reason(
-        "no step was completed within spec.progressDeadlineSeconds",
+        "no step was completed within spec.progressDeadlineSeconds, or a collective timed out",
         "the ranks log their stacks and all pods restart, charged unless the node is at fault",
         "read the stacks of all ranks in the pods' logs; if steps may take so long, raise "
         "spec.progressDeadlineSeconds",

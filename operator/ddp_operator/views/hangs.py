@@ -2,9 +2,14 @@
 
 The flight recorders' dumps name it exactly. Where torch records nothing, the stacks do, if most
 ranks wait in torch.distributed and a few are elsewhere.
+
+A rank also shows the dump that torch wrote when a collective timed out, even if it has ended since.
+It is compressed, and comes from a pod: what it expands to is limited for each rank and each job.
 """
 
+import base64
 import json
+import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,6 +34,11 @@ _BACKWARD: Final = "_engine_run_backward"
 """DDP waits for its collectives inside of the backward pass."""
 _SENTENCE: Final = 165
 """Most characters, so that a message with the step has at most 200."""
+_MOST_OF_RANK: Final = 8 * 1024 * 1024
+"""Limit of a dump from a time-out; launchers have the same."""
+_MOST_OF_JOB: Final = 32 * 1024 * 1024
+"""Limit of a job's dumps from a time-out: those of about 100 ranks with torch's 2,000 operations,
+which take ten seconds to read."""
 _CAUSES: Final[tuple[HangKind, ...]] = ("stopped", "kernel", "gil", "ended")
 """Kinds that launchers report; another word is one of a later release."""
 
@@ -45,6 +55,25 @@ class RankEvidence:
     """Why it did not answer."""
     cause: HangKind | None = None
     """What keeps it, if its problem says so."""
+    timed_out: bool = False
+    """The dump is from when a collective timed out."""
+
+
+class Room:
+    """How many bytes the dumps of a job's time-out may still expand to."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_OF_JOB
+
+    def expand(self, packed: object) -> bytes:
+        """Return the bytes of base64 of zlib's format; none if they are invalid or too many."""
+        try:
+            data = zlib.decompressobj()
+            found = data.decompress(base64.b64decode(str(packed)), min(self._left, _MOST_OF_RANK))
+        except (ValueError, zlib.error):
+            return b""
+        self._left = max(self._left - len(found), 1)  # 0 would be no limit
+        return found if data.eof else b""
 
 
 def explain_answers(answers: Iterable[tuple[Sequence[int], bytes | str]]) -> Hang:
@@ -53,17 +82,21 @@ def explain_answers(answers: Iterable[tuple[Sequence[int], bytes | str]]) -> Han
     Text in place of an answer says why there is none.
     """
     evidence: list[RankEvidence] = []
+    room = Room()
     for ranks, answer in answers:
         if isinstance(answer, str) and answer.startswith("HTTP status"):
             # An older launcher (404), or one that is busy (409): it runs, and its ranks may, too.
             # Without their evidence they would seem to be absent, and their node to be broken.
             return NOTHING_KNOWN
-        evidence += read(answer, ranks)
+        evidence += read(answer, ranks, room)
     return explain(evidence)
 
 
-def read(answer: bytes | str, ranks: Iterable[int]) -> list[RankEvidence]:
-    """Read a launcher's answer about its ranks; text says why there is none."""
+def read(answer: bytes | str, ranks: Iterable[int], room: Room | None = None) -> list[RankEvidence]:
+    """Read a launcher's answer about its ranks; text says why there is none. `room`: for a job's
+    dumps.
+    """
+    room = room or Room()
     found: Mapping[int, Any] = {}
     cause: HangKind = "unreachable"
     problem = "its launcher did not answer"
@@ -74,25 +107,32 @@ def read(answer: bytes | str, ranks: Iterable[int]) -> list[RankEvidence]:
         except (ValueError, TypeError, KeyError, RecursionError):
             problem, cause = "its launcher's answer is invalid", "unknown"
     return [
-        _one(rank, found[rank])
+        _one(rank, found[rank], room)
         if rank in found
         else RankEvidence(rank, problem=problem, cause=cause)
         for rank in ranks
     ]
 
 
-def _one(rank: int, said: Mapping[str, Any]) -> RankEvidence:
+def _one(rank: int, said: Mapping[str, Any], room: Room) -> RankEvidence:
     threads = stacks.parse(str(said.get("stack") or ""))
-    dump = None
-    if trace := str(said.get("trace") or ""):
-        try:
-            dump = read_dump(trace.encode(errors="replace"))
-        except DumpError:
-            dump = None  # as if torch recorded nothing
+    # Later, a rank that was late may have entered the collective.
+    dump = _dump(room.expand(said["dump"])) if said.get("dump") else None
+    timed_out = dump is not None
+    dump = dump or _dump(str(said.get("trace") or "").encode(errors="replace"))
     # `no answer within 5 s: it is stopped`: the reason is enough.
     problem = clean(said.get("problem") or "", 100).rpartition(": ")[2]
     cause = next((kind for kind in _CAUSES if kind == said.get("cause")), None)
-    return RankEvidence(rank, dump, threads[0] if threads else (), problem, cause)
+    if timed_out and cause == "ended":
+        problem, cause = "", None  # it ended because of the time-out
+    return RankEvidence(rank, dump, threads[0] if threads else (), problem, cause, timed_out)
+
+
+def _dump(data: bytes) -> Dump | None:
+    try:
+        return read_dump(data) if data else None
+    except DumpError:
+        return None  # as if torch recorded nothing
 
 
 def explain(evidence: Sequence[RankEvidence]) -> Hang:
@@ -101,8 +141,15 @@ def explain(evidence: Sequence[RankEvidence]) -> Hang:
     dumps = {each.rank: each.dump for each in evidence if each.dump}
     if dumps:
         verdict = analyse(dumps)
-        if verdict.findings[0].kind != "no-wait":
+        # A launcher ends the other ranks of a pod: one that has no dump then explains nothing.
+        timed_out = any(each.timed_out for each in evidence)
+        ended = timed_out and any(
+            rank in by_rank and by_rank[rank].cause == "ended" for rank in verdict.ranks
+        )
+        if verdict.findings[0].kind != "no-wait" and not ended:
             return _explained(verdict, by_rank)
+        if timed_out:
+            return NOTHING_KNOWN
     return _by_stacks(evidence)
 
 

@@ -171,6 +171,10 @@ class Verdict:
     report: TerminationReport
     """Report of the deciding rank: the first one that failed by itself."""
 
+    def with_dumps(self, shown: bool) -> Verdict:
+        """Return the verdict of a pod that may show dumps of its ranks' collectives."""
+        return replace(self, report=replace(self.report, dumps=shown or None))
+
     def noting(self, remark: str) -> Verdict:
         """Return the verdict with a remark after the first sentence of its error."""
         if not remark:

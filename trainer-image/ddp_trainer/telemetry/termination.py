@@ -67,6 +67,8 @@ class TerminationReport:
     """
     left: bool | None = None
     """True: the pod is no longer in the group; the others continue without the rank."""
+    dumps: bool | None = None
+    """True: the pod shows dumps of its ranks' collectives, from before their end."""
 
     def to_json(self) -> str:
         """Return a line that fits a termination message: camelCase keys, no unknown values."""

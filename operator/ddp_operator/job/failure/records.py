@@ -102,6 +102,8 @@ def describe(failure: Failure) -> str:
         text += f" cannot start: {failure.reason}"
     elif failure.disruption:
         text += f" was disrupted: {failure.reason}"
+    elif failure.reason == NO_PROGRESS:  # its exit code may be another pod's
+        text += f" failed: {failure.reason}"
     elif failure.signal:
         text += f" was killed by signal {failure.signal} ({failure.reason})"
     elif failure.exit_code is not None:

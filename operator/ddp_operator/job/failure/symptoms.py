@@ -61,6 +61,8 @@ class LastWords:
     judged: bool = False
     """True if the exit code is already derived from the text, by the launcher or a rank it started.
     Text that a script printed is not."""
+    dumps: bool = False
+    """The launcher shows dumps of its ranks' collectives, from before their end."""
 
 
 _KEPT: Final = 1024
@@ -81,7 +83,8 @@ def last_words(message: str) -> LastWords:
     if isinstance(error, str) and error:  # it may hold lone surrogates
         message = error.encode(errors="replace").decode()
     judged = report.get("printed") is not True
-    return LastWords(message, rank if isinstance(rank, int) else None, judged)
+    has_dumps = report.get("dumps") is True
+    return LastWords(message, rank if isinstance(rank, int) else None, judged, has_dumps)
 
 
 @lru_cache(maxsize=_KEPT)

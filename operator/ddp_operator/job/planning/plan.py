@@ -145,7 +145,7 @@ def _decide(
         or decisions.restart_as_requested(job, now)
         or late_causes.correct(job, pods, now)
         or queue.begin_new_group(job, pods, now)
-        or recovery.recover(job, pods, now)
+        or recovery.recover(job, pods, now, hang)
         or recovery.recover_overdue(job, pods, now)
         or departures.leave(job, pods, now)
         or _end_hang(job, pods, report, hang, now)

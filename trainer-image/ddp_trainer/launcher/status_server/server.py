@@ -225,8 +225,12 @@ class _Handler(BoundedHandler):
         self._ask_ranks(read_stacks)
 
     def _show_traces(self) -> None:
-        ended = traces.of_ended(self.server.pod.rank_ends())
-        self._ask_ranks(lambda ranks, path: [*traces.read_traces(ranks, path), *ended])
+        def read(ranks: Mapping[int, int], path: Path) -> Sequence[RankTrace]:
+            found = traces.read_traces(ranks, path)
+            ended = traces.of_ended(self.server.pod.rank_ends())
+            return traces.with_dumps([*found, *ended], path)
+
+        self._ask_ranks(read)
 
     def _ask_ranks(
         self, read: Callable[[Mapping[int, int], Path], Sequence[RankStacks | RankTrace]]

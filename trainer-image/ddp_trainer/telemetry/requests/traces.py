@@ -12,11 +12,12 @@ import os
 import stat
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ddp_trainer.system.processes import Process, all_children
 from ddp_trainer.telemetry.hook.sitecustomize import trace_files
+from ddp_trainer.telemetry.requests import dumps
 from ddp_trainer.telemetry.requests.stacks import read_stacks, tree
 
 PATH = "/traces"
@@ -46,6 +47,8 @@ class RankTrace:
     """Why the rank did not answer."""
     cause: str = ""
     """The problem as one word: `gil`, `ended`, or as of the stacks; empty: another one."""
+    dump: str = ""
+    """The dump that torch wrote when a collective timed out; see `dumps.read`."""
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON object to serve."""
@@ -58,6 +61,12 @@ def of_ended(ends: Mapping[int, int]) -> list[RankTrace]:
         RankTrace(rank, None, problem=f"its process has ended with exit code {code}", cause="ended")
         for rank, code in sorted(ends.items())
     ]
+
+
+def with_dumps(found: Sequence[RankTrace], status_file: Path) -> list[RankTrace]:
+    """Add the dumps that the ranks, all of the pod, wrote before their end, or their coming one."""
+    written = dumps.read(status_file, {each.rank for each in found})
+    return [replace(each, dump=written.get(each.rank, "")) for each in found]
 
 
 def read_traces(ranks: Mapping[int, int], status_file: Path) -> list[RankTrace]:

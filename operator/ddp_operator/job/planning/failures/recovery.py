@@ -7,11 +7,12 @@ from typing import Final
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
+from ddp_operator.job.failure.hang import Hang
 from ddp_operator.job.failure.restart_rules import Verdict
 from ddp_operator.job.membership.world import format_slots, members, next_generation, replaced
 from ddp_operator.job.planning import gaps, queue
 from ddp_operator.job.planning.decisions import fail, next_attempt, restarting
-from ddp_operator.job.planning.failures import late_causes
+from ddp_operator.job.planning.failures import late_causes, watchdog
 from ddp_operator.job.planning.group import elasticity, local_checkpoints, spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import train_on
@@ -26,8 +27,11 @@ no node can keep would create pods endlessly. Kubernetes' Job controller starts 
 _MOST_RANGES: Final = 8
 
 
-def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide about failed or missing pods, once the cause is known or was awaited long enough."""
+def recover(job: DDPJob, pods: Observed, now: datetime, hang: Hang | None) -> Plan | None:
+    """Decide about failed or missing pods, once the cause is known or was awaited long enough.
+
+    `hang`: what launchers showed of a collective that timed out; None: they were not asked yet.
+    """
     if any(pod.spec_hash != job.spec_hash for pod in pods.current.values()):
         what = f"restarting all {job.spec.replicas} pods: spec changed"
         status = next_attempt(job, job.status, new_group=True)
@@ -35,6 +39,12 @@ def recover(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     cause = causes.find(job, pods, now)
     if cause is None:
         return None
+    failed_pod = pods.current.get(cause.failure.index)
+    if hang is None and watchdog.dumps_due(job, pods, cause.failure, now):
+        return None  # the launchers are asked first
+    if hang and hang.sentence and failed_pod and watchdog.has_dumps(failed_pod):
+        failure = watchdog.named_failure(job, pods, cause.failure, hang)
+        return failed(job, pods, failure, cause.lost, now)
     excused = cause.secondary and _is_excused(job, pods, now)
     return failed(job, pods, cause.failure, cause.lost, now, excused=excused)
 

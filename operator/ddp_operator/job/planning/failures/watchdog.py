@@ -11,11 +11,13 @@ from typing import Final
 from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
+from ddp_operator.job.failure import causes, classes, symptoms
 from ddp_operator.job.failure.hang import NOTHING_KNOWN, Hang
 from ddp_operator.job.failure.records import NO_PROGRESS
 from ddp_operator.job.membership.world import members, scope_of
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.conditions import PODS_READY, with_condition, with_phase
 from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import Event
@@ -26,6 +28,9 @@ _FIRST_STEP_LEAST: Final = timedelta(minutes=10)
 """The first step may take 3 times progressDeadlineSeconds, and at least 10 minutes: imports, data,
 the checkpoint, connections of all ranks and compilation come first."""
 
+_DUMPS_WAIT: Final = timedelta(seconds=60)
+"""Longest wait after a collective timed out. Launchers answer within 45 s, and a pod whose
+processes have ended waits for two minutes."""
 _MESSAGE: Final = 200
 _SIGNAL: Final = 60
 """Most characters of a failure's message, and of a node's signal in it."""
@@ -95,6 +100,43 @@ def _not_begun(
     return _failure(job, pods, message, NOTHING_KNOWN, now)
 
 
+def named_failure(job: DDPJob, pods: Observed, failure: Failure, hang: Hang) -> Failure:
+    """Return the failure of a collective that timed out, with the ranks that were missing.
+
+    It keeps the exit code, since rules may ask for it.
+    """
+    message = f"collective timed out; {hang.sentence}"
+    named = _failure(job, pods, message, hang, failure.time)
+    return named.updated(exit_code=failure.exit_code, signal=failure.signal)
+
+
+def dumps_due(job: DDPJob, pods: Observed, failure: Failure, now: datetime) -> datetime | None:
+    """Return until when to wait for the launchers' answer about a collective that timed out; None:
+    there is nothing to ask, or the time is up.
+    """
+    pod = pods.current.get(failure.index)
+    if pod is None or not pod.restartable or not has_dumps(pod) or not _in_place(job, pods):
+        return None
+    due = failure.time + _DUMPS_WAIT
+    # A node's clock that is ahead must not delay the job.
+    return due if now < due <= now + _DUMPS_WAIT else None
+
+
+def has_dumps(pod: PodState) -> bool:
+    """Return whether a pod that has failed because of another rank shows its ranks' collectives."""
+    told = symptoms.last_words(pod.exit.message) if pod.exit else None
+    return told is not None and told.dumps and classes.is_secondary(pod)
+
+
+def _in_place(job: DDPJob, pods: Observed) -> tuple[tuple[int, str], ...]:
+    """As `to_ask`, of pods whose processes may have ended."""
+    alive = {
+        index: replace(pod, exit=None) if pod.restartable else pod
+        for index, pod in pods.current.items()
+    }
+    return to_ask(job, replace(pods, current=alive))
+
+
 def to_ask(job: DDPJob, pods: Observed) -> tuple[tuple[int, str], ...]:
     """Return node rank and address of the launchers that show where all ranks are; empty if some
     cannot be asked, since their ranks would seem to be absent.
@@ -112,6 +154,11 @@ def with_request(
     job: DDPJob, pods: Observed, planned: Plan, report: Report | None, now: datetime
 ) -> Plan:
     """Add a request to the launchers of a job that hangs. Their answer is part of the failure."""
+    any_ended = any(pod.restartable for pod in pods.current.values())
+    cause = causes.find(job, pods, now) if any_ended else None
+    due = dumps_due(job, pods, cause.failure, now) if cause else None
+    if due is not None:
+        return replace(planned, ask_traces=_in_place(job, pods)).requeued_at(due)
     if hung(job, pods, report, now) is None:
         return planned
     return replace(planned, ask_traces=to_ask(job, pods))

@@ -1,0 +1,110 @@
+"""The dumps of ranks that a timed-out collective ended name the rank that was missing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from ddp_operator.job.failure.hang import NOTHING_KNOWN, Hang
+from ddp_operator.job.failure.symptoms import is_of_another_rank, last_words
+from ddp_operator.views.hangs import explain_answers
+
+from tests.trainer.support.pods import until
+from tests.trainer.support.worlds import WorldJob, WorldPod, world_job
+from tests.unit.views.traces.recorder import Call, Ranks
+
+MISSING = 3
+PRELUDE = """
+rank, prefix = int(os.environ["RANK"]), os.environ["TORCH_FR_DUMP_TEMP_FILE"]
+if generation == "1":
+    dump = (folder / f"dump-{rank}").read_bytes()
+    if dump == b"fifo":
+        os.mkfifo(f"{prefix}{rank}")
+    elif dump == b"link":
+        os.symlink("/etc/passwd", f"{prefix}{rank}")
+    else:
+        pathlib.Path(f"{prefix}{rank}").write_bytes(dump)
+    (folder / f"written-{rank}").touch()
+    if rank != 3:
+        while not all((folder / f"written-{each}").exists() for each in range(4)):
+            time.sleep(0.01)
+        print("[rank0]: Watchdog caught collective operation timeout", file=sys.stderr)
+        os.abort()
+"""
+"""Rank 3 goes on, as one that computes for too long."""
+
+
+def written(folder: Path, *, missing: bytes | None = None) -> None:
+    run = Ranks.same({"0": (0, 1, 2, 3)}, [Call("0")] * 2)
+    run.hosts = {MISSING: 1}
+    run.run()
+    for rank in range(4):
+        (folder / f"dump-{rank}").write_bytes(run.dump(rank))
+    if missing is not None:
+        (folder / f"dump-{MISSING}").write_bytes(missing)
+
+
+def begun(job: WorldJob) -> Sequence[WorldPod]:
+    return [job.start(node_rank, nodes=2, local_world_size=2) for node_rank in range(2)]
+
+
+def explained(pods: Sequence[WorldPod]) -> Hang:
+    """Wait until both pods report that there are dumps, and read those as the operator does."""
+    pods[0].wait_to_listen()
+
+    def messages() -> list[str]:
+        return [each["message"] for each in pods[0].news(wait=1)["failures"]]
+
+    until(lambda: len(messages()) == 2, "both pods to report the failure")
+    for message in messages():
+        assert last_words(message).dumps
+        assert is_of_another_rank(last_words(message).text)
+    answers = [pod.request("GET", "/traces") for pod in pods]
+    assert [status for status, _ in answers] == [200, 200]
+    ranks = ((0, 1), (2, 3))
+    return explain_answers(
+        (own, json.dumps(answer).encode()) for own, (_, answer) in zip(ranks, answers, strict=True)
+    )
+
+
+def test_the_missing_rank_is_named_after_all_ranks_have_ended(tmp_path: Path) -> None:
+    written(tmp_path)
+    with world_job(tmp_path, prelude=PRELUDE) as job:
+        pods = begun(job)
+        hang = explained(pods)
+        sentence = "rank 3 did not enter all_reduce 2 of the default group; 3 ranks wait since"
+        assert hang.sentence.startswith(sentence)
+        assert (hang.ranks, hang.kind) == ((MISSING,), "script")
+        for pod in pods:
+            assert pod.tell(2, pods.index(pod))[0] == 200
+        for pod in pods:
+            pod.wait_for(2)
+            _, answer = pod.request("GET", "/traces")
+            assert [each["dump"] for each in answer["ranks"]] == ["", ""]
+        job.finish()
+        assert [pod.wait() for pod in pods] == [0, 0]
+
+
+@pytest.mark.parametrize("content", [b"fifo", b"link", b"\x80\x02cposix\nsystem\n.", b"x" * 2**24])
+def test_without_the_dump_of_the_missing_rank_none_is_named(tmp_path: Path, content: bytes) -> None:
+    written(tmp_path, missing=content)
+    with world_job(tmp_path, prelude=PRELUDE) as job:
+        assert explained(begun(job)) == NOTHING_KNOWN
+
+
+def test_a_user_may_choose_another_place(tmp_path: Path) -> None:
+    written(tmp_path)
+    (place := tmp_path / "traces").mkdir()
+    with world_job(tmp_path, prelude=PRELUDE) as job:
+        chosen = {"TORCH_FR_DUMP_TEMP_FILE": f"{place}/rank_"}
+        for rank in range(1, 4):
+            (tmp_path / f"written-{rank}").touch()
+        pod = job.start(0, nodes=1, local_world_size=1, variables=chosen)
+        pod.wait_to_listen()
+        until(lambda: bool(pod.news(wait=1)["failures"]), "the failure")
+        [failure] = pod.news()["failures"]
+        assert not last_words(failure["message"]).dumps
+        assert os.listdir(place) == ["rank_0"]

@@ -1,0 +1,125 @@
+"""Keeps the dumps that torch's flight recorder writes when a collective of NCCL times out.
+
+torch then aborts the process, so the dump is all that still shows which rank did not come. From
+torch 2.7 on it records and writes dumps by default. Here they get a folder of their own beside the
+pod's status file. The launcher never unpickles a dump: the operator does that safely.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import stat
+import time
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""torch's names for the path to which it adds the rank: the present one, and an earlier one."""
+_PREFIX = "rank_"
+_NAME = re.compile(_PREFIX + r"(\d{1,6})")
+_MOST_BYTES = 8 * 1024 * 1024
+"""Limit of a dump. One of torch's 2,000 operations has about 300 KB."""
+_MOST_PACKED = 768 * 1024
+"""Limit of all dumps in an answer, compressed: more than 16 ranks with 2,000 operations need."""
+_MOST_FILES = 1024
+_RECENT_SECONDS = 600.0
+"""Older dumps are of another incident, which the process has survived. torch may keep a process for
+four minutes after its dump."""
+
+
+def prepare(status_file: Path, env: Mapping[str, str]) -> Mapping[str, str]:
+    """Make the folder, and return the variables that let ranks write their dumps there.
+
+    Empty if the user has chosen another place, or if the folder cannot be made.
+    """
+    if any(env.get(name) for name in _VARIABLES):
+        return {}
+    folder = _folder(status_file)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return {}  # without dumps, training can continue
+    return dict.fromkeys(_VARIABLES, str(folder / _PREFIX))
+
+
+def clear(status_file: Path) -> None:
+    """Remove the dumps of earlier processes."""
+    with contextlib.suppress(OSError), _opened(status_file) as folder:
+        for name in _names(folder):
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+
+
+def exist(status_file: Path, ranks: Collection[int]) -> bool:
+    """Return True if one of these ranks, all that the pod has, has written a dump recently."""
+    with contextlib.suppress(OSError), _opened(status_file) as folder:
+        return any(_content(folder, name, most=1) for name in _of_ranks(folder, ranks).values())
+    return False
+
+
+def read(status_file: Path, ranks: Collection[int]) -> Mapping[int, str]:
+    """Return the recent dumps by rank, as base64 of zlib's format; without those beyond limits.
+
+    `ranks`: all that the pod has.
+    """
+    found: dict[int, str] = {}
+    left = _MOST_PACKED
+    with contextlib.suppress(OSError), _opened(status_file) as folder:
+        for rank, name in sorted(_of_ranks(folder, ranks).items()):
+            content = _content(folder, name, most=_MOST_BYTES + 1)
+            packed = zlib.compress(content, 1)
+            if 0 < len(content) <= _MOST_BYTES and len(packed) <= left:
+                left -= len(packed)
+                found[rank] = base64.b64encode(packed).decode()
+    return found
+
+
+def _folder(status_file: Path) -> Path:
+    return status_file.with_name(f".{status_file.name}.dumps")
+
+
+@contextlib.contextmanager
+def _opened(status_file: Path) -> Iterator[int]:
+    """Open the folder.
+
+    Raises:
+        OSError: there is none; a rank may have put anything in its place.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    folder = os.open(_folder(status_file), flags)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _names(folder: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in islice(entries, _MOST_FILES)]
+
+
+def _of_ranks(folder: int, ranks: Collection[int]) -> Mapping[int, str]:
+    """Return the names of dumps by rank.
+
+    Empty if there are dumps of other ranks: torchrun below the launcher has started more ranks, and
+    they have other numbers than the launcher's.
+    """
+    found = {int(match[1]): match[0] for match in map(_NAME.fullmatch, _names(folder)) if match}
+    return found if found.keys() <= {*ranks} else {}
+
+
+def _content(folder: int, name: str, *, most: int) -> bytes:
+    """Return up to `most` bytes of a recent dump; none if it is no regular file."""
+    with contextlib.suppress(OSError):
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, dir_fd=folder)
+        with open(fd, "rb") as file:
+            found = os.fstat(fd)
+            if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime <= _RECENT_SECONDS:
+                return file.read(most)
+    return b""
