@@ -66,6 +66,10 @@ class PacedTraining(Training):
     group: _Group | None = None
     first_steps: list[tuple[int, float]] = field(default_factory=list)
     """Number and time of each group's first step."""
+    leaving: dict[str, bool] = field(default_factory=dict)
+    """UIDs of deleted pods that train on until they end or another group forms; true: the group
+    saves when they end.
+    """
     restored: int = 0
     """How often a group continued from memory."""
     _saving: list[tuple[int, float]] = field(default_factory=list)
@@ -109,12 +113,23 @@ class PacedTraining(Training):
 
     def save_and_stop(self) -> None:
         """All ranks are told to end, and save first."""
-        now = self.simulation.clock.seconds
-        self._train_until(now)
         if self.group is not None:
-            self.saved = self.group.step, now
+            self.save()
             self.stop()
         self._memory.clear()
+
+    def save(self) -> None:
+        """The group saves at once."""
+        now = self.simulation.clock.seconds
+        self._train_until(now)
+        assert self.group is not None
+        self.saved = self.group.step, now
+
+    def leave(self, pod: Manifest) -> None:
+        """A deleted pod ends, perhaps once its group has saved."""
+        uid = pod["metadata"]["uid"]
+        if self.group is not None and uid in self.group.pods and self.leaving.get(uid):
+            self.save()
 
     def stop(self) -> None:
         """The group is broken; what its processes know stays in their memory."""
@@ -165,7 +180,8 @@ class PacedTraining(Training):
         found: dict[tuple[str, int], dict[int, Manifest]] = {}
         for pod in self.simulation.pods():
             one = launchers.of(pod)
-            if is_deleting(pod) or not is_running(pod) or not one.works or one.node_rank is None:
+            is_gone = is_deleting(pod) and pod["metadata"]["uid"] not in self.leaving
+            if is_gone or not is_running(pod) or not one.works or one.node_rank is None:
                 continue
             where = pod["metadata"]["labels"][LABEL_ATTEMPT], one.generation
             found.setdefault(where, {})[one.node_rank] = pod

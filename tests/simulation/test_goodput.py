@@ -19,7 +19,7 @@ from tests.simulation.stopwatch import Seconds, Times, measure
 from tests.simulation.truth import DEATHS
 
 HISTORIES, SHARDS = 200, 8
-KINDS = 11
+KINDS = 12
 """Of what happens; each shard has all of them."""
 TOLERANCE = 0.01
 """Of the job's age."""
@@ -135,6 +135,7 @@ class History:
                 if kubelet.node_of(pod) not in simulation.dead_nodes and self._is_due(
                     pod, "end", 2
                 ):
+                    self.training.leave(pod)
                     simulation.finish_termination(pod, 143)
             elif kubelet.is_over(pod) or kubelet.trainer_exit(pod):
                 continue
@@ -160,6 +161,7 @@ class History:
             self.a_trainer_exits,
             self.processes_end,
             self.a_pod_is_deleted,
+            self.deleted_pods_train_on,
             self.a_pod_vanishes,
             self.a_node_is_lost,
             self.the_job_is_suspended,
@@ -185,11 +187,24 @@ class History:
             self.simulation.invariants.blow(pod, "Application")
             self.training.observe()
 
-    def a_pod_is_deleted(self) -> None:
-        pod = self._member()
+    def a_pod_is_deleted(self, pod: Manifest | None = None) -> None:
+        pod = pod or self._member()
         self.simulation.take_away(pod)
         self.simulation.server.end_pod(self.simulation.key_of(pod))
         self.training.observe()
+
+    def deleted_pods_train_on(self) -> None:
+        """One, and perhaps another one soon after it, until their kubelets end them."""
+        saves = self.random.random() < 0.5
+        for _ in range(self.random.randint(1, 2)):
+            if self.training.group is not None:
+                pod = self._member()
+                uid = pod["metadata"]["uid"]
+                self.training.leaving[uid] = saves
+                grace = self.random.uniform(5, 30)
+                self._due.setdefault((uid, "end"), self.simulation.clock.seconds + grace)
+                self.a_pod_is_deleted(pod)
+                self._wait(self.random.uniform(0, 5))
 
     def a_pod_vanishes(self) -> None:
         pod = self._member()

@@ -10,7 +10,8 @@ with the first step, and a restart begins an *outage*: its time is lost until a 
 completed. So repeated work counts once: as lost before the restart if the checkpoint's time is
 known, otherwise as lost while it is repeated.
 
-An outage begins with the failure, which a node reports a second later. It ends at the trainer's own
+An outage begins with the failure, which a node reports a second later. A deleted pod may train on:
+its steps are not lost if the next group resumes after them. The outage ends at the trainer's own
 time of a step: the first one, even if a report came much later. That time is never before the
 failure, before all pods had started (remaining pods may finish the current step), or in the future,
 even if the trainer's clock is wrong. Groups that trained and were lost in an outage before they
@@ -48,6 +49,9 @@ KINDS: Final = tuple(_KIND_OF.values())
 
 _UNREACHABLE: Final = frozenset({"DeletionByTaintManager", "LauncherUnreachable"})
 """Reasons of failures that are noticed a minute late, because a node does not answer."""
+
+_LEAVING: Final = timedelta(minutes=1)
+"""How long a lost group may train on: deleted pods have a grace period."""
 
 
 def spent(status: DDPJobStatus, *, created: datetime, now: datetime) -> Counter[str]:
@@ -200,25 +204,18 @@ def _ended(
         return None
     last = min(progress.last_step_time, now.replace(microsecond=0))
     began = max(outage.since, started or outage.since)
-    if progress.step < outage.until_step or last <= began:
+    is_new = progress.resumed_at is None or progress.resumed_at >= outage.since
+    # The lost group may train on, and the new one reports its last step at first. If the trainer's
+    # clock is wrong, the new group looks like the lost one.
+    patience = timedelta() if is_new else _LEAVING
+    has_trained = outage.until_step <= progress.step != progress.resumed_step
+    if not has_trained or last <= max(began, outage.since + patience):
         return None
     at = last
-    if progress.resumed_at is not None and progress.resumed_at >= outage.since:
-        # It may have completed more steps since.
+    if is_new:  # it may have completed more steps since
         at = min(unreported.completed(outage.until_step, progress, first_steps) or last, last)
     books = _trains(books, "lost_seconds", since=max(at, began))
-    # It may have resumed from a newer checkpoint than was known. The new group may have saved, too.
-    stopped = outage.stopped or outage.since
-    resumed = unreported.resumed_step(progress, first_steps, after=stopped)
-    times = [(outage.until_step - 1, outage.lost_from)]
-    for each in (before.checkpoint, after.checkpoint):
-        if each and each.time and outage.until_step <= each.step + 1:
-            is_old = each.time <= outage.since if resumed is None else each.step <= resumed
-            times += [(each.step, each.time)] * is_old
-    step, saved = max(times)
-    if resumed is not None and resumed > step:
-        saved += unreported.pace(progress, first_steps) * (resumed - step)
-    kept = min(saved, stopped) - outage.lost_from
+    kept = unreported.kept_until(outage, before, after, first_steps) - outage.lost_from
     books = unreported.moved(books, kept, source="lost_seconds", to="training_seconds")
     return unreported.with_trained(books, outage, after, first_steps).updated(outage=None)
 

@@ -61,11 +61,30 @@ def with_trained(
     return books
 
 
-def resumed_step(told: Progress, first_steps: FirstSteps, after: datetime) -> int | None:
-    """Return the lowest step at which groups resumed after a time; None: unknown."""
-    if told.resumed_step is None:
-        return None
-    return min([told.resumed_step, *(each.step - 1 for each in first_steps if each.time > after)])
+def kept_until(
+    outage: Outage, before: DDPJobStatus, after: DDPJobStatus, first_steps: FirstSteps
+) -> datetime:
+    """Return until when the lost group trained steps that the next groups did not repeat, if they
+    resumed from a newer step than was known.
+    """
+    told, stopped = after.progress, outage.stopped or outage.since
+    assert told is not None
+    later = [each for each in first_steps if each.time > stopped]
+    resumed = told.resumed_step
+    if resumed is not None:
+        resumed = min([resumed, *(each.step - 1 for each in later)])
+    known = [(outage.until_step - 1, outage.lost_from)]
+    for each in (before.checkpoint, after.checkpoint):
+        if each and each.time and outage.until_step <= each.step + 1:
+            # Later groups may have saved, too.
+            is_old = each.time <= (outage.since if resumed is None else stopped)
+            known += [(each.step, each.time)] * (is_old and each.step <= (resumed or each.step))
+    step, saved = max(known)
+    if resumed is not None and resumed > step:
+        saved += (_pace_before(outage, first_steps) or pace(told, first_steps)) * (resumed - step)
+    if told.resumed_at is not None and _trained_on(stopped, after):
+        stopped = max(min([told.resumed_at, *(each.time for each in later)]), stopped)
+    return min(saved, stopped)
 
 
 def completed(step: int, told: Progress, first_steps: FirstSteps) -> datetime | None:
@@ -95,6 +114,20 @@ def moved(books: Goodput, time: timedelta, *, to: str, source: str = "training_s
     return books.updated(
         **{source: getattr(books, source) - seconds, to: getattr(books, to) + seconds}
     )
+
+
+def _trained_on(stopped: datetime, after: DDPJobStatus) -> bool:
+    """Return whether the failure at that time left all pods running: a pod was deleted."""
+    ended = (each.exit_code is not None or each.reason == "Vanished" for each in after.failures)
+    times = (each.time for each in after.failures)
+    return any(time == stopped and not over for time, over in zip(times, ended, strict=True))
+
+
+def _pace_before(outage: Outage, first_steps: FirstSteps) -> timedelta:
+    """Return how long a step of the lost group took; 0 if that is unknown."""
+    step, time = outage.until_step - 1, outage.lost_from
+    known = [each for each in first_steps if each.time < time and each.step < step]
+    return (time - known[-1].time) / (step - known[-1].step) if known else timedelta()
 
 
 def _first_of(told: Progress, first_steps: FirstSteps) -> ReportedResumption | None:

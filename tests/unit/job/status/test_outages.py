@@ -442,3 +442,21 @@ def test_groups_that_trained_in_an_outage_and_reported_nothing_are_booked() -> N
     heard = said(111, 180, attempt=2, checkpoint=saved, **begun(110, 175), **steps)
     job = look(look(job, pods, 170), pods, 181, heard)
     assert spent(job) == (7, 78 + 9, 90 - 9)
+
+
+@pytest.mark.parametrize("lost_heard", [False, True])
+def test_what_a_group_trains_after_the_deletion_of_its_pod_is_training(*, lost_heard: bool) -> None:
+    job, pods = trained(restart={"scope": "Pod"})
+    heard = said(102, 112, **begun(0, 10), **firsts((1, 11)))
+    job = look(job, [pods[0], replace(pods[1], deleting=True)], 112, heard)
+    # A spare, which started long ago, is ready. The group trains on until step 112.
+    pods = [pods[0], replace(ready(job, 1, replacement=1), started=later(10))]
+    job = look(job, pods, 120)
+    if lost_heard:
+        job = look(job, pods, 121, said(111, 121, **begun(0, 10), **firsts((1, 11))))
+    # The next group has no step yet.
+    job = look(job, pods, 140, replace(said(112, 122, **begun(112, 140)), received=later(140)))
+    assert goodput(job).outage is not None
+    heard = said(114, 144, **begun(112, 140), **firsts((1, 11), (113, 143)))
+    job = look(job, pods, 145, heard)
+    assert (goodput(job).outage, spent(job)) == (None, (6, 111, 21))
