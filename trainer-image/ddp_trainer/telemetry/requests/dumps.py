@@ -11,12 +11,13 @@ import base64
 import contextlib
 import os
 import re
-import stat
 import time
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+
+from ddp_trainer.telemetry.requests.files import open_regular
 
 _VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """torch's names for the path to which it adds the rank: the present one, and an earlier one."""
@@ -115,11 +116,7 @@ def _of_ranks(folder: int, ranks: Collection[int]) -> Mapping[int, str]:
 
 def _content(folder: int, name: str, *, most: int) -> bytes:
     """Return up to `most` bytes of a recent dump; none if it is no regular file."""
-    with contextlib.suppress(OSError):
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(name, flags, dir_fd=folder)
-        with open(fd, "rb") as file:
-            found = os.fstat(fd)
-            if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime <= _RECENT_SECONDS:
-                return file.read(most)
+    with contextlib.suppress(OSError), open_regular(name, dir_fd=folder) as file:
+        if time.time() - os.fstat(file.fileno()).st_mtime <= _RECENT_SECONDS:
+            return file.read(most)
     return b""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,7 @@ from pathlib import Path
 from ddp_trainer.system.processes import Process, all_children
 from ddp_trainer.telemetry.hook.sitecustomize import trace_files
 from ddp_trainer.telemetry.requests import dumps
+from ddp_trainer.telemetry.requests.files import open_regular
 from ddp_trainer.telemetry.requests.stacks import read_stacks, tree
 
 PATH = "/traces"
@@ -125,14 +125,9 @@ def _answers(waiting: Mapping[int, Path]) -> dict[int, str]:
 
 
 def _content(path: Path) -> str:
-    """Return the text of a file; empty if it cannot be read or is too large.
-
-    The rank may have put anything in its place.
-    """
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            content = file.read(_MOST_BYTES + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    """Return the text of a file; empty if it cannot be read or is too large."""
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        content = file.read(_MOST_BYTES + 1)
         if len(content) <= _MOST_BYTES:
             return content.decode(errors="replace")
     return ""
