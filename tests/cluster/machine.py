@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from tests.cluster.client import ApiClient
 from tests.cluster.components import admin_client
@@ -26,6 +27,19 @@ class Machine:
     def client(self) -> ApiClient:
         """A minimal client with all rights."""
         return admin_client(self._config.control_plane)
+
+    def is_ready(self) -> bool:
+        """Tell whether the scheduler gives pods to the node."""
+        try:
+            node = self.client.get(f"/api/v1/nodes/{self.node_name}")
+        except OSError:
+            return False
+        conditions: list[dict[str, Any]] = node["status"].get("conditions", [])
+        tainted = node["spec"].get("taints")
+        return not tainted and any(
+            condition["type"] == "Ready" and condition["status"] == "True"
+            for condition in conditions
+        )
 
     def images(self) -> set[str]:
         """Return the full names of the images that pods can use."""

@@ -209,16 +209,10 @@ class Node(Machine):
 
     def _ready(self) -> bool:
         try:
-            node = self.client.get(f"/api/v1/nodes/{self.node_name}")
             self.client.get("/api/v1/namespaces/default/serviceaccounts/default")
         except OSError:
             return False
-        conditions: list[dict[str, Any]] = node["status"].get("conditions", [])
-        tainted = node["spec"].get("taints")
-        return not tainted and any(
-            condition["type"] == "Ready" and condition["status"] == "True"
-            for condition in conditions
-        )
+        return self.is_ready()
 
 
 def require() -> None:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tests.cluster.cache import cache_dir
 from tests.cluster.cgroups import make_cgroups, remove_cgroups
@@ -61,7 +60,7 @@ def second_node(node: Node) -> Iterator[Machine]:
         if SANDBOX_IMAGE not in machine.images():
             machine.load_image(busybox_archive())
         wait_until(
-            lambda: _is_ready(machine),
+            machine.is_ready,
             what="second node",
             deadline_s=START_DEADLINE_S,
             failed=lambda: None if marked(config.folder) else f"ended: {last_words(log)}",
@@ -112,17 +111,6 @@ def _start(node: Node, log: Path) -> None:
         )
     if result.returncode:
         raise ClusterError(f"second node: {last_words(log)}")
-
-
-def _is_ready(machine: Machine) -> bool:
-    try:
-        node: dict[str, Any] = machine.client.get(f"/api/v1/nodes/{machine.node_name}")
-    except OSError:
-        return False
-    conditions = node["status"].get("conditions", [])
-    return not node["spec"].get("taints") and any(
-        each["type"] == "Ready" and each["status"] == "True" for each in conditions
-    )
 
 
 def main() -> None:
