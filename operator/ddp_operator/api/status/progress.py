@@ -125,6 +125,11 @@ class Outage(StatusModel):
         default=None, description="When training stopped, if it was not at the latest cause."
     )
 
+    @property
+    def began(self) -> Time:
+        """When training stopped."""
+        return self.stopped or self.since
+
 
 class Unreported(StatusModel):
     """Time in which all pods ran and the trainer reported no step before the group was lost."""

@@ -125,8 +125,7 @@ def with_downtimes(
             books = _booked(books, "training_seconds", failed)
             books = books.updated(unreported=(*books.unreported, stretch)[-8:])
         if outage := books.outage:
-            stopped = outage.stopped or outage.since
-            outage = outage.updated(since=max(failed, stopped), stopped=stopped)
+            outage = outage.updated(since=max(failed, outage.began), stopped=outage.began)
         books = _booked(books, "lost_seconds", started).updated(outage=outage)
         restarted = started
     return status.updated(goodput=books)
@@ -334,4 +333,4 @@ def _outage(
         return new if begins else None
     if before.incarnation == after.incarnation:
         return known
-    return known.updated(since=new.since, stopped=known.stopped or known.since)
+    return known.updated(since=new.since, stopped=known.began)

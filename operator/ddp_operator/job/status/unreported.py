@@ -32,7 +32,7 @@ def settled(books: Goodput, after: DDPJobStatus, first_steps: FirstSteps | None)
         name = "lost_seconds" if stretch.restarted else "starting_seconds"
         books = moved(books, began - stretch.since, to=name)
         if inside:
-            kept = _kept_until(inside[0], earlier, after, first_steps, until=stretch.until)
+            kept = _saved_until(inside[0], earlier, after, first_steps, until=stretch.until)
             books = moved(books, stretch.until - max(kept, began), to="lost_seconds")
     return books.updated(unreported=())
 
@@ -46,15 +46,14 @@ def with_trained(
     told = after.progress
     if told is None or told.resumed_at is None:
         return books
-    stopped = outage.stopped or outage.since
-    earlier = [each for each in first_steps if stopped < each.time < told.resumed_at]
+    earlier = [each for each in first_steps if outage.began < each.time < told.resumed_at]
     for first in earlier:
         if any(each.since <= first.time <= each.until for each in books.unreported):
             continue  # counts as training already
         ends = [each.time for each in after.failures] + [each.time for each in earlier]
         until = min((time for time in ends if time > first.time), default=told.resumed_at)
         repeated = pace(told, first_steps) * max(outage.until_step - first.step, 0)
-        kept = _kept_until(first, earlier, after, first_steps, until=until)
+        kept = _saved_until(first, earlier, after, first_steps, until=until)
         books = moved(
             books, kept - first.time - repeated, source="lost_seconds", to="training_seconds"
         )
@@ -67,12 +66,10 @@ def kept_until(
     """Return until when the lost group trained steps that the next groups did not repeat, if they
     resumed from a newer step than was known.
     """
-    told, stopped = after.progress, outage.stopped or outage.since
+    told, stopped = after.progress, outage.began
     assert told is not None
     later = [each for each in first_steps if each.time > stopped]
-    resumed = told.resumed_step
-    if resumed is not None:
-        resumed = min([resumed, *(each.step - 1 for each in later)])
+    resumed = _lowest_resumed(told, later)
     known = [(outage.until_step - 1, outage.lost_from)]
     for each in (before.checkpoint, after.checkpoint):
         if each and each.time and outage.until_step <= each.step + 1:
@@ -116,6 +113,13 @@ def moved(books: Goodput, time: timedelta, *, to: str, source: str = "training_s
     )
 
 
+def _lowest_resumed(told: Progress, groups: FirstSteps) -> int | None:
+    """Return the lowest step at which the reporting group or others resumed; None: unknown."""
+    if told.resumed_step is None:
+        return None
+    return min([told.resumed_step, *(each.step - 1 for each in groups)])
+
+
 def _trained_on(stopped: datetime, after: DDPJobStatus) -> bool:
     """Return whether the failure at that time left all pods running: a pod was deleted."""
     ended = (each.exit_code is not None or each.reason == "Vanished" for each in after.failures)
@@ -138,7 +142,7 @@ def _first_of(told: Progress, first_steps: FirstSteps) -> ReportedResumption | N
     return next((e for e in first_steps if e.time >= began.time and e.step <= told.step), began)
 
 
-def _kept_until(
+def _saved_until(
     first: ReportedResumption,
     earlier: FirstSteps,
     after: DDPJobStatus,
@@ -151,8 +155,8 @@ def _kept_until(
     """
     told, saved = after.progress, after.checkpoint
     assert told is not None
-    resumed = min([told.resumed_step or 0, *(e.step - 1 for e in earlier if e.time > first.time)])
-    if resumed < first.step:
+    resumed = _lowest_resumed(told, [each for each in earlier if each.time > first.time])
+    if resumed is None or resumed < first.step:
         return first.time
     if saved and saved.time and saved.step == resumed:
         return min(max(saved.time, first.time), until)
