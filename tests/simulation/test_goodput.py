@@ -68,12 +68,9 @@ class History:
         for number in range(failures):
             self.train(self.random.uniform(*between))
             kinds = self._kinds()
-            kind = (
-                kinds[self.seed % (HISTORIES // SHARDS) % len(kinds)]
-                if number == 0
-                else self.random.choice(kinds)
-            )
-            kind = self.launchers_lead if self.led and number == 0 else kind
+            first = kinds[self.seed % (HISTORIES // SHARDS) % len(kinds)]
+            first = self.launchers_lead if self.led else first
+            kind = first if number == 0 else self.random.choice(kinds)
             kind()
             self.happened.append(kind.__name__)
         self.train(self.random.uniform(*between))
