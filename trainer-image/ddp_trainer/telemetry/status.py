@@ -220,9 +220,8 @@ def _locked_folder(parent: Path) -> tuple[Path, int]:
         OSError: it cannot be created.
     """
     for each in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(
-            OSError
-        ):  # locked, of another user, or removed by another launcher
+        # It may be locked, of another user, or removed by another launcher meanwhile.
+        with contextlib.suppress(OSError):
             lock = _lock(each)
             try:
                 if os.fstat(lock).st_uid == os.geteuid():
