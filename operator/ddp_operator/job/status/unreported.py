@@ -75,7 +75,8 @@ def kept_until(
         if each and each.time and outage.until_step <= each.step + 1:
             # Later groups may have saved, too.
             is_old = each.time <= (outage.since if resumed is None else stopped)
-            known += [(each.step, each.time)] * (is_old and each.step <= (resumed or each.step))
+            if is_old and (resumed is None or each.step <= resumed):
+                known.append((each.step, each.time))
     step, saved = max(known)
     if resumed is not None and resumed > step:
         saved += (_pace_before(outage, first_steps) or pace(told, first_steps)) * (resumed - step)

@@ -176,6 +176,14 @@ def test_what_the_new_group_saves_was_not_kept() -> None:
         assert (goodput(job).training_seconds, lost(job)) == (78, expected)
 
 
+def test_nothing_is_kept_if_the_next_group_begins_at_step_0() -> None:
+    job, pods = restarted()
+    unusable = {"step": 110, "time": later(100).isoformat()}
+    heard = said(101, 226, attempt=1, checkpoint=unusable, **begun(0, 125), **firsts((1, 126)))
+    job = look(job, pods, 227, heard)
+    assert (goodput(job).outage, spent(job)) == (None, (7, 78, 136))
+
+
 def test_steps_of_earlier_groups_are_lost_while_they_are_repeated() -> None:
     job, pods = trained(restart={"scope": "Gang"})
     saved = {"step": 10, "time": later(20).isoformat()}
