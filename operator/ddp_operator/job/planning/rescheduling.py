@@ -68,4 +68,4 @@ def _recreate(job: DDPJob, pods: Observed, barred: dict[int, Sequence[str]], now
         f"recreating {names} (not charged): no node fits while {well} is avoided, "
         "which can be used again"
     )
-    return restarting(status, RESCHEDULED, message, now)
+    return restarting(status, RESCHEDULED, message, now, event=RESCHEDULED)

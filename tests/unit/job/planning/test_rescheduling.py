@@ -65,6 +65,7 @@ def test_a_pod_that_keeps_off_a_node_which_is_well_again_is_made_anew() -> None:
     planned = plan(job, pods, later(60), nodes=unready("node-0"))
     assert planned.decided
     [event] = planned.events
+    assert (event.reason, event.warning) == ("Rescheduled", False)
     assert event.message == (
         "recreating digits-0-2-r1 (not charged): no node fits while node-2 is avoided, "
         "which can be used again"
