@@ -50,9 +50,6 @@ class Account:
     """All deeds, those done to others too."""
     record: PodRecord
     elastic: bool = False
-    rescheduled: int = 0
-    """How often its waiting pods were created again for a node that they had kept off: while the
-    API server was gone, its node looked lost. No failure leads to that, and it counts as none."""
     steps: Sequence[Sequence[Begun]] = ()
     """By rank, of jobs that go on from memory: the steps that were begun, in order."""
 
@@ -75,17 +72,20 @@ class Account:
             yield f"{status.disruptions} disruptions of {len(removed)} removals: {removed}"
         decisions = status.restarts + status.disruptions
         replaced = sum("-r" in name.removeprefix(self.name) for name in self._names)
-        generations = status.world.generation if status.world else 0
+        generations = sum(self.record.generations[self.name].values())
         # A single decision may replace several pods.
         most = {
             "Gang": status.attempt,
             "Pod": status.attempt + replaced,
-            "InPlace": generations,
+            # If all pods are lost, none is left in which processes could restart.
+            "InPlace": status.attempt + generations,
         }[self.scope]
-        if not status.attempt - self.rescheduled <= decisions <= most:
+        # While the API server was gone, the node looked lost, and new pods kept off it.
+        rescheduled = len(self.record.rescheduled[self.name])
+        if not status.attempt - rescheduled <= decisions <= most:
             yield (
                 f"{status.restarts} restarts, {status.disruptions} disruptions and "
-                f"{self.rescheduled} times for another node, but {status.attempt} new attempts, "
+                f"{rescheduled} times for another node, but {status.attempt} new attempts, "
                 f"{replaced} replacements, {generations} generations"
             )
         if self.record.attempts[self.name] != set(range(status.attempt + 1)):

@@ -18,6 +18,7 @@ from ddp_operator.api.constants import (
     LABEL_SERVING,
 )
 from ddp_operator.api.status import DDPJobStatus, MemoryCheckpointRecord
+from ddp_operator.job.planning.decisions import RESCHEDULED
 
 from tests.cluster.client import ApiClient
 
@@ -72,6 +73,11 @@ class PodRecord:
         """What must never be: two pods that serve as the same rank at the same time."""
         self.attempts: dict[str, set[int]] = defaultdict(set)
         """Of each job, the attempts that pods belonged to."""
+        self.rescheduled: dict[str, set[int]] = defaultdict(set)
+        """Of each job, the attempts that no failure led to: pods had kept off a node that could be
+        used again."""
+        self.generations: dict[str, dict[int, int]] = defaultdict(dict)
+        """Of each job, the newest generation of the group of each attempt."""
         self._alive: dict[str, Seen] = {}
 
     def names_of(self, job: str) -> set[str]:
@@ -101,6 +107,17 @@ class PodRecord:
         ]
         if len(same) > 1:
             self.doubles.add(" and ".join(sorted(same)))
+
+    def see_job(self, manifest: dict[str, Any]) -> None:
+        """Take in the status of a job."""
+        name = manifest["metadata"]["name"]
+        status = DDPJobStatus.model_validate(manifest.get("status", {}))
+        restarting = status.condition("Restarting")
+        generations = self.generations[name]
+        is_new = status.attempt > max(generations, default=0)
+        if is_new and restarting and restarting.reason == RESCHEDULED:
+            self.rescheduled[name].add(status.attempt)
+        generations[status.attempt] = status.world.generation if status.world else 0
 
 
 class MemoryRecord:
@@ -162,15 +179,21 @@ def _followed(
 def recording_memory(client: ApiClient, namespace: str) -> Iterator[MemoryRecord]:
     """Record the status of memory checkpoints of a namespace's jobs, in the background."""
     record = MemoryRecord()
-    path = f"/apis/{API_VERSION}/namespaces/{namespace}/ddpjobs?limit=500"
-    with _followed(client, path, see=record.see):
+    with _followed(client, _jobs(namespace), see=record.see):
         yield record
 
 
 @contextmanager
 def recording(client: ApiClient, namespace: str) -> Iterator[PodRecord]:
-    """Record a namespace's pods of jobs, in the background."""
+    """Record a namespace's jobs and their pods, in the background."""
     record = PodRecord()
-    path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={LABEL_JOB_NAME}"
-    with _followed(client, path, see=record.see, begin=record.begin, gone=record.gone):
+    pods = f"/api/v1/namespaces/{namespace}/pods?labelSelector={LABEL_JOB_NAME}"
+    with (
+        _followed(client, pods, see=record.see, begin=record.begin, gone=record.gone),
+        _followed(client, _jobs(namespace), see=record.see_job),
+    ):
         yield record
+
+
+def _jobs(namespace: str) -> str:
+    return f"/apis/{API_VERSION}/namespaces/{namespace}/ddpjobs?limit=500"

@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from ddp_operator.job.planning.decisions import RESCHEDULED
 
 from tests.chaos.accounts import Account, Begun
 from tests.chaos.conftest import Victim, explained
@@ -145,13 +144,6 @@ def _about_ends(namespace: Kubectl) -> list[str]:
     return found
 
 
-def _times(namespace: Kubectl, name: str, reason: str) -> int:
-    """How many Events of a reason a job has."""
-    selector = f"involvedObject.kind=DDPJob,involvedObject.name={name},reason={reason}"
-    events = namespace.items("events", "--field-selector", selector)
-    return sum((event.get("series") or event).get("count") or 1 for event in events)
-
-
 def _steps(
     environment: Environment, namespace: Kubectl, shape: Shape, opened: float
 ) -> list[list[Begun]]:
@@ -184,7 +176,6 @@ def _audit(
         deeds=journal.deeds,
         record=record,
         elastic=shape.elastic,
-        rescheduled=_times(namespace, shape.name, RESCHEDULED),
         # Only these go on from memory.
         steps=steps if shape.scope == "Pod" and shape.replicas > 1 else (),
     )

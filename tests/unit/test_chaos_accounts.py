@@ -55,6 +55,19 @@ def pod(name: str, *, uid: str = "", phase: str = "Running", serving: bool = Tru
     return {"metadata": metadata, "status": {"phase": phase}}
 
 
+def job(attempt: int, *, reason: str = "", generation: int = 0) -> Any:
+    """A job as the API server shows it. `reason`: why it restarts."""
+    condition = {
+        "type": "Restarting",
+        "status": "True",
+        "reason": reason,
+        "lastTransitionTime": "2026-01-01T00:02:00Z",
+    }
+    world = {"generation": generation, "size": 2, "members": "0-1"}
+    status = {"attempt": attempt, "conditions": [condition] if reason else [], "world": world}
+    return {"metadata": {"name": "train"}, "status": status}
+
+
 def account(
     *, status: dict[str, Any] | None = None, names: Sequence[str] = (), scope: str = "Gang"
 ) -> Account:
@@ -99,7 +112,11 @@ def test_a_status_that_does_not_fit_is_found(status: dict[str, Any], complaint: 
 def test_pods_that_were_created_again_for_another_node_are_no_decision() -> None:
     fewer = account(status={"disruptions": 0, "failures": [KILLED]})
     assert any("but 2 new attempts" in text for text in fewer.complaints())
-    assert replace(fewer, rescheduled=1).complaints() == []
+    for attempt, reason in [(0, ""), (1, "PodFailed"), (2, "Rescheduled"), (2, "Rescheduled")]:
+        fewer.record.see_job(job(attempt, reason=reason))
+    assert fewer.complaints() == []
+    fewer.record.see_job(job(2, reason="PodFailed"))
+    assert fewer.record.rescheduled == {"train": {2}}
 
 
 def test_pods_that_should_not_be_there_are_found() -> None:
@@ -121,12 +138,25 @@ def test_replacements_count_for_single_pods_alone() -> None:
     )
 
 
-@pytest.mark.parametrize(("generation", "fits"), [(1, False), (2, True), (3, True)])
-def test_each_decision_of_a_gang_in_place_has_a_generation(generation: int, fits: bool) -> None:
-    world = {"generation": generation, "size": 2, "members": "0-1"}
-    status = {"attempt": 1, "world": world}
-    texts = account(status=status, scope="InPlace").complaints()
-    assert any(f"{generation} generations" in text for text in texts) is not fits
+@pytest.mark.parametrize(
+    ("seen", "fits"),
+    [
+        ([(0, 1)], False),
+        ([(0, 2)], True),
+        ([(0, 1), (0, 3)], True),
+        ([(0, 1), (1, 0)], True),
+        ([(0, 0), (1, 0)], False),
+        ([(0, 1), (1, 1), (1, 2)], True),
+    ],
+)
+def test_each_decision_in_place_has_a_generation_or_an_attempt(
+    seen: Sequence[tuple[int, int]], fits: bool
+) -> None:
+    attempt, _ = seen[-1]
+    found = account(status={"attempt": attempt}, scope="InPlace")
+    for each, generation in seen:
+        found.record.see_job(job(each, generation=generation))
+    assert any("generations" in text for text in found.complaints()) is not fits
 
 
 def test_a_pod_that_is_created_twice_is_found() -> None:
