@@ -196,11 +196,10 @@ def _audit(
         f"attempt {status.attempt}, replacements {status.bookkeeping.replacements}, "
         f"group {status.world}"
     )
-    for text in goodput.complaints():
-        journal.note(text)
     learned = accuracy(status)
     return [
         *account.complaints(),
+        *goodput.complaints(),
         *([] if learned >= 0.9 else [f"{shape.name}: it has learned no more than {learned:.2f}"]),
     ]
 
