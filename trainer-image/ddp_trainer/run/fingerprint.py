@@ -11,6 +11,11 @@ from torch import Tensor
 _CHUNK_BYTES = 32 << 20
 _MASK = (1 << 64) - 1
 _SMALL_BYTES = 1 << 15
+"""For smaller tensors on the CPU, a sum of their own takes longer than a copy."""
+_SMALL_ON_DEVICE_BYTES = 4 << 20
+"""The same for GPUs: measured on an H100."""
+_BATCH_BYTES = 64 << 20
+"""Limit of the memory for such copies."""
 _WORD_BYTES = 8
 _FACTORS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
 """Odd factors, like those of splitmix64: each input bit changes half of the output bits."""
@@ -56,22 +61,36 @@ def _mixed(data: Tensor) -> int:
 def sum_of_bits(tensors: Iterable[Tensor]) -> int:
     """Return a signed 64-bit sum of all bits of some tensors, as fast as their memory is read.
 
-    A single flipped bit always changes it, several ones almost always. The order of the tensors
-    does not matter.
+    A single flipped bit always changes it, several ones almost always. Tensors in another order
+    may have another sum.
     """
     sums: dict[torch.device, list[Tensor]] = {}
     small: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     with torch.no_grad():  # cheaper than detaching each tensor
         for tensor in tensors:
             flat = tensor.reshape(-1)
-            if flat.nbytes > _SMALL_BYTES:
-                sums.setdefault(flat.device, []).extend(_sums(flat))
-            else:  # a sum of its own would take longer than the copy
-                small.setdefault((flat.device, flat.dtype), []).append(flat)
+            device = flat.device
+            if flat.nbytes > (_SMALL_BYTES if device.type == "cpu" else _SMALL_ON_DEVICE_BYTES):
+                sums.setdefault(device, []).extend(_sums(flat))
+            else:
+                small.setdefault((device, flat.dtype), []).append(flat)
         for (device, _), some in small.items():
-            sums.setdefault(device, []).extend(_sums(torch.cat(some)))
+            for batch in _batches(some):
+                sums.setdefault(device, []).extend(_sums(torch.cat(batch)))
         found = sum(int(torch.stack(some).sum()) for some in sums.values()) & _MASK
     return found - (1 << 64) if found >> 63 else found
+
+
+def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    batch: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if size + tensor.nbytes > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(tensor)
+        size += tensor.nbytes
+    yield batch
 
 
 def _sums(flat: Tensor) -> Iterator[Tensor]:

@@ -16,6 +16,7 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import BrokenGroupError, ExitCode, LeavingError
 from ddp_trainer.library.checks.replicas import Replica, faulty, in_words, step_to_return_to
 from ddp_trainer.library.checks.verification import Verification
+from ddp_trainer.run import fingerprint
 from ddp_trainer.run.fingerprint import sum_of_bits
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.system.buffers import tensors
@@ -103,6 +104,15 @@ def test_the_sum_covers_tensors_of_any_kind_and_size(kind: torch.dtype, size: in
             tensor[place] = 0
         assert sum_of_bits([tensor]) == before
     assert sum_of_bits([]) == 0
+
+
+def test_many_small_tensors_are_summed_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = list(torch.randn(40, 4).unbind())
+    expected = sum_of_bits(some)
+    monkeypatch.setattr(fingerprint, "_BATCH_BYTES", 5 * some[0].nbytes)
+    assert sum_of_bits(some) == expected
+    flip(some[17], 3)
+    assert sum_of_bits(some) != expected
 
 
 @pytest.mark.parametrize(
