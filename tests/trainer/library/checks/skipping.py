@@ -60,8 +60,7 @@ def main(arguments: Sequence[str]) -> None:
     torch.manual_seed(0)
     model = network(dropout=0.25)
     if is_sharded:
-        mesh = ddp_trainer.device_mesh()
-        fully_shard(model, mesh=mesh)
+        fully_shard(model, mesh=ddp_trainer.device_mesh())
     optimizer = LeavingOut(model, {step for step, _ in bad} if by_hand else set())
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     with ddp_trainer.join(
