@@ -15,7 +15,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,12 +45,16 @@ _STEPS = 100_000
 State = dict[str, Any]
 
 
-class Layers(nn.ModuleList):
+class Layers(nn.Module):
     """A model that uses another layer in each step."""
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
 
     def forward(self, inputs: Tensor, step: int) -> Tensor:
         """Return the layer's outputs."""
-        outputs: Tensor = self[step % len(self)](inputs)
+        outputs: Tensor = self.layers[step % len(self.layers)](inputs)
         return outputs
 
 
@@ -226,7 +230,7 @@ def _layers(size: int, count: int = LAYERS) -> Layers:
 def _sharded(mesh: DeviceMesh, size: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a model with so many bytes of state in each rank."""
     model = _layers(size * mesh.size())
-    for layer in model:
+    for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model, torch.optim.AdamW(model.parameters())
