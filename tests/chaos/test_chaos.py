@@ -81,7 +81,7 @@ def test_all_jobs_come_through_a_bad_day(
 
         journal.note("calm from now on")
         _wait_until_all_succeed(jobs)
-        _wait_until_nothing_is_terminating(jobs)
+        _wait_until_all_pods_have_ended(jobs)
         complaints = [
             text
             for shape in JOBS
@@ -123,12 +123,18 @@ def _wait_until_all_succeed(jobs: list[Job]) -> None:
         job.wait_until("Succeeded", deadline_seconds=max(deadline - time.monotonic(), 1.0))
 
 
-def _wait_until_nothing_is_terminating(jobs: list[Job]) -> None:
-    def terminating() -> list[str]:
-        pods = [pod["metadata"] for job in jobs for pod in job.pods()]
-        return [metadata["name"] for metadata in pods if "deletionTimestamp" in metadata]
+def _wait_until_all_pods_have_ended(jobs: list[Job]) -> None:
+    """Launchers tell the operator of their end before the kubelet tells the API server."""
 
-    wait_for(lambda: not terminating(), what="end of terminating pods", describe=terminating)
+    def left() -> list[str]:
+        pods = [pod for job in jobs for pod in job.pods()]
+        return [
+            pod["metadata"]["name"]
+            for pod in pods
+            if "deletionTimestamp" in pod["metadata"] or pod["status"].get("phase") == "Running"
+        ]
+
+    wait_for(lambda: not left(), what="the end of all pods", describe=left)
 
 
 def _about_ends(namespace: Kubectl) -> list[str]:

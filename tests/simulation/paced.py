@@ -70,6 +70,8 @@ class PacedTraining(Training):
     """UIDs of deleted pods that train on until they end or another group forms; true: the group
     saves when they end.
     """
+    unseen_until: float = 0.0
+    """Until then the group trains on in pods that the API server does not know any more."""
     restored: int = 0
     """How often a group continued from memory."""
     _saving: list[tuple[int, float]] = field(default_factory=list)
@@ -96,6 +98,8 @@ class PacedTraining(Training):
         """See which pods form a group now; the one before ends where another does."""
         simulation, now = self.simulation, self.simulation.clock.seconds
         self._train_until(now)
+        if now < self.unseen_until:
+            return
         members = self._members()
         key = [self._identity(pod) for pod in members]
         if self.group is not None and key != self.group.key:
@@ -124,6 +128,15 @@ class PacedTraining(Training):
         self._train_until(now)
         assert self.group is not None
         self.saved = self.group.step, now
+
+    def is_left(self, pod: Manifest) -> bool:
+        """Whether a pod waits for others, and its processes know how far they were."""
+        return self.group is None and pod["metadata"]["uid"] in self._memory
+
+    def save_alone(self, pod: Manifest) -> None:
+        """The pod of rank 0 saves what it has, after its group was lost."""
+        step = self._memory[pod["metadata"]["uid"]]
+        self.saved = max(self.saved, (step, self.simulation.clock.seconds))
 
     def leave(self, pod: Manifest) -> None:
         """A deleted pod ends, perhaps once its group has saved."""

@@ -19,7 +19,7 @@ from tests.simulation.stopwatch import Seconds, Times, measure
 from tests.simulation.truth import DEATHS
 
 HISTORIES, SHARDS = 200, 8
-KINDS = 12
+KINDS = 14
 """Of what happens; each shard has all of them."""
 TOLERANCE = 0.01
 """Of the job's age."""
@@ -33,15 +33,15 @@ class History:
         self.seed = seed
         self.random = random = Random(seed)
         self.happened: list[str] = []
-        replicas = random.randint(2, 3)
+        self.led = seed % (HISTORIES // SHARDS) == 24
+        """True: launchers lead first; one in each shard."""
+        replicas = random.randint(2 if self.led else 1, 3)
         times = Times(created=0.0)
         self.training = PacedTraining(paces(random), times, replicas)
         self.simulation = simulation = Simulation(self.training)
         self.training.follow(simulation)
         simulation.server._version = random.randrange(8)  # it chooses what launchers can do
         scope = random.choice(("Gang", "Pod", "InPlace", "Auto"))
-        self.led = seed % (HISTORIES // SHARDS) == 24
-        """True: launchers lead first; one in each shard."""
         scope = "InPlace" if self.led else scope
         spares = random.choice((0, 0, 1)) if scope != "Gang" else 0
         hangs = {"progressDeadlineSeconds": HANG_SECONDS} if seed % 2 else {}
@@ -153,17 +153,19 @@ class History:
 
     # What happens to it
 
-    def _kinds(self) -> list[Callable[[], None]]:
-        kinds = [
+    def _kinds(self) -> list[Callable[[], object]]:
+        kinds: list[Callable[[], object]] = [
             self.a_trainer_exits,
             self.processes_end,
             self.a_pod_is_deleted,
             self.deleted_pods_train_on,
             self.a_pod_vanishes,
+            self.a_vanished_pod_trains_on,
             self.a_node_is_lost,
             self.the_job_is_suspended,
             self.the_operator_is_away,
             self.the_operator_leaves_in_a_restart,
+            self.rank_0_saves_alone,
         ]
         return kinds + [self.training_hangs] * ("progressDeadlineSeconds" in self.spec)
 
@@ -178,11 +180,13 @@ class History:
         self.simulation.die(self._member(), DEATHS[0])
         self.training.observe()
 
-    def processes_end(self) -> None:
-        pod = self._member()
-        if starts_anew(pod) and self.simulation.launchers.fail(pod, 1, "failed"):
-            self.simulation.invariants.blow(pod, "Application")
-            self.training.observe()
+    def processes_end(self, pod: Manifest | None = None) -> bool:
+        pod = pod or self._member()
+        if not (starts_anew(pod) and self.simulation.launchers.fail(pod, 1, "failed")):
+            return False
+        self.simulation.invariants.blow(pod, "Application")
+        self.training.observe()
+        return True
 
     def a_pod_is_deleted(self, pod: Manifest | None = None) -> None:
         pod = pod or self._member()
@@ -208,6 +212,13 @@ class History:
         self.simulation.take_away(pod)
         self.simulation.server.remove_pod(self.simulation.key_of(pod))
         self.training.observe()
+
+    def a_vanished_pod_trains_on(self) -> None:
+        """It was deleted by force, and its kubelet does not know yet."""
+        if self.training.replicas == 1:
+            seconds = self.random.uniform(0, 60)
+            self.training.unseen_until = self.simulation.clock.seconds + seconds
+        self.a_pod_vanishes()
 
     def a_node_is_lost(self) -> None:
         """It is noticed after a while, and comes back later."""
@@ -237,6 +248,29 @@ class History:
         self.simulation.kill_operator()
         if self.random.random() < 0.5:
             self.a_trainer_exits()
+
+    def rank_0_saves_alone(self) -> None:
+        """While no operator is there, it waits for a rank that was lost, and its pod is deleted."""
+        if self.training.replicas == 1:
+            self.the_operator_is_away()
+            return
+        assert self.training.group is not None
+        leader, lost, *_ = self.training.group.pods
+        pods = {pod["metadata"]["uid"]: pod for pod in self.simulation.pods()}
+        self.simulation.down_seconds = down = self.random.uniform(20, 90)
+        self.simulation.kill_operator()
+        end = self.simulation.clock.seconds + down
+        self._wait(self.random.uniform(0, down / 2))
+        if not self.processes_end(pods[lost]):
+            self.simulation.die(pods[lost], DEATHS[0])
+            self.training.observe()
+        self._wait(self.random.uniform(0, down / 2))
+        if self.training.is_left(pods[leader]):
+            self.training.save_alone(pods[leader])
+            self.simulation.take_away(pods[leader])
+            self.simulation.server.remove_pod(self.simulation.key_of(pods[leader]))
+            self.training.observe()
+        self._wait(end - self.simulation.clock.seconds)
 
     def the_operator_leaves_in_a_restart(self) -> None:
         """The group trains again, and perhaps loses another pod, before one is there."""

@@ -257,13 +257,13 @@ def _closed(
     stopped = lost_from = min(after.failures[-1].time, until) if failed else until
     if failed:
         lost_from = _stood_still(after, stopped, heard) or stopped
-        resumes_at += _unreported_steps(told, lost_from)
+        resumes_at = max(resumes_at, _step_at(told, lost_from))
     if failed and restarts and (saved := _last_saved(after)):
         step, time = saved
         lost_from = min(lost_from, time)
         if told and time < books.accounted_until:
-            # Steps of earlier groups count as lost while they are repeated.
-            step = max(step, told.resumed_step or 0)
+            # Steps before that time count as lost while they are repeated.
+            step = max(step, told.resumed_step or 0, _step_at(told, books.accounted_until) - 1)
         resumes_at = min(resumes_at, step)
     lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
     seconds = int((until - lost_from).total_seconds()) if name == "training_seconds" else 0
@@ -298,12 +298,14 @@ def _stood_still(
     return last if heard is not None and heard - last >= stopped - heard else None
 
 
-def _unreported_steps(told: Progress | None, until: datetime) -> int:
-    """Return how many steps were completed since the last report, by the mean pace before it."""
+def _step_at(told: Progress | None, time: datetime) -> int:
+    """Return the newest step at some time, by the mean pace of the reporting group; 0: unknown."""
     if told is None or told.last_step_time is None or told.resumed_at is None:
         return 0
     made, took = told.step - (told.resumed_step or 0), told.last_step_time - told.resumed_at
-    return max(int((until - told.last_step_time) * made / took), 0) if took > timedelta() else 0
+    if took <= timedelta():
+        return 0
+    return max(told.step + int((time - told.last_step_time) * made / took), 0)
 
 
 def _last_saved(failed: DDPJobStatus) -> tuple[int, datetime] | None:

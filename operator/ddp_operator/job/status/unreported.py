@@ -7,11 +7,14 @@ when the lost ones completed their first steps.
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Final
 
 from ddp_operator.api.status import DDPJobStatus, Goodput, Outage, Progress
 from ddp_operator.job.status.progress import ReportedResumption
 
 FirstSteps = Sequence[ReportedResumption]
+_SECOND: Final = timedelta(seconds=1)
+"""Precision of stored times."""
 
 
 def settled(books: Goodput, after: DDPJobStatus, first_steps: FirstSteps | None) -> Goodput:
@@ -52,11 +55,11 @@ def with_trained(
             continue  # counts as training already
         ends = [each.time for each in after.failures] + [each.time for each in earlier]
         until = min((time for time in ends if time > first.time), default=told.resumed_at)
-        repeated = pace(told, first_steps) * max(outage.until_step - first.step, 0)
-        kept = _saved_until(first, earlier, after, first_steps, until=until)
-        books = moved(
-            books, kept - first.time - repeated, source="lost_seconds", to="training_seconds"
-        )
+        kept = _saved_until(first, earlier, after, first_steps, until=until) - first.time
+        resumed = _lowest_resumed(told, [each for each in earlier if each.time > first.time]) or 0
+        new = resumed - max(outage.until_step, first.step)
+        kept *= max(new, 0) / max(resumed - first.step, 1)
+        books = moved(books, kept, source="lost_seconds", to="training_seconds")
     return books
 
 
@@ -69,19 +72,23 @@ def kept_until(
     told, stopped = after.progress, outage.began
     assert told is not None
     later = [each for each in first_steps if each.time > stopped]
-    resumed = _lowest_resumed(told, later)
-    known = [(outage.until_step - 1, outage.lost_from)]
-    for each in (before.checkpoint, after.checkpoint):
-        if each and each.time and outage.until_step <= each.step + 1:
-            # Later groups may have saved, too.
-            is_old = each.time <= (outage.since if resumed is None else stopped)
-            if is_old and (resumed is None or each.step <= resumed):
-                known.append((each.step, each.time))
-    step, saved = max(known)
-    if resumed is not None and resumed > step:
-        saved += (_pace_before(outage, first_steps) or pace(told, first_steps)) * (resumed - step)
     if told.resumed_at is not None and _trained_on(stopped, after):
         stopped = max(min([told.resumed_at, *(each.time for each in later)]), stopped)
+    resumed = _lowest_resumed(told, later)
+    step, saved = outage.until_step - 1, outage.lost_from
+    known = [(step, saved)]
+    longest = _pace_before(outage, told, first_steps, slack=_SECOND)
+    for each in (before.checkpoint, after.checkpoint):
+        if each and each.time and outage.until_step <= each.step + 1:
+            # Later groups may have saved, too. A rank that waits for others saves long after its
+            # last step.
+            is_old = each.time <= (outage.since if resumed is None else stopped)
+            if each.step == resumed or (is_old and (resumed is None or each.step < resumed)):
+                completed = saved + longest * (each.step - step)
+                known.append((each.step, min(each.time, completed) if longest else each.time))
+    step, saved = max(known)
+    if resumed is not None and resumed > step:
+        saved += _pace_before(outage, told, first_steps) * (resumed - step)
     return min(saved, stopped)
 
 
@@ -96,14 +103,17 @@ def completed(step: int, told: Progress, first_steps: FirstSteps) -> datetime | 
     return first.time + pace(told, first_steps) * max(step - first.step, 0)
 
 
-def pace(told: Progress, first_steps: FirstSteps) -> timedelta:
-    """Return how long a step of the reporting group takes; 0 if that is unknown."""
+def pace(told: Progress, first_steps: FirstSteps, *, slack: timedelta = timedelta()) -> timedelta:
+    """Return how long a step of the reporting group takes; 0 if that is unknown.
+
+    `slack`: is added to the time of all steps.
+    """
     first, last = _first_of(told, first_steps), told.last_step_time
     if first is None or told.resumed_at is None or last is None:
         return timedelta()
     if told.step == first.step:  # the first step is longer than others
         first = ReportedResumption(step=told.resumed_step or 0, time=told.resumed_at)
-    return max(last - first.time, timedelta()) / max(told.step - first.step, 1)
+    return (max(last - first.time, timedelta()) + slack) / max(told.step - first.step, 1)
 
 
 def moved(books: Goodput, time: timedelta, *, to: str, source: str = "training_seconds") -> Goodput:
@@ -122,17 +132,19 @@ def _lowest_resumed(told: Progress, groups: FirstSteps) -> int | None:
 
 
 def _trained_on(stopped: datetime, after: DDPJobStatus) -> bool:
-    """Return whether the failure at that time left all pods running: a pod was deleted."""
-    ended = (each.exit_code is not None or each.reason == "Vanished" for each in after.failures)
-    times = (each.time for each in after.failures)
-    return any(time == stopped and not over for time, over in zip(times, ended, strict=True))
+    """Return whether no process had ended in the failure at that time: a pod was deleted."""
+    return any(each.time == stopped and each.exit_code is None for each in after.failures)
 
 
-def _pace_before(outage: Outage, first_steps: FirstSteps) -> timedelta:
-    """Return how long a step of the lost group took; 0 if that is unknown."""
+def _pace_before(
+    outage: Outage, told: Progress, first_steps: FirstSteps, *, slack: timedelta = timedelta()
+) -> timedelta:
+    """Return how long a step of the lost group took, or else of the reporting one: see `pace`."""
     step, time = outage.until_step - 1, outage.lost_from
-    known = [each for each in first_steps if each.time < time and each.step < step]
-    return (time - known[-1].time) / (step - known[-1].step) if known else timedelta()
+    begun = [each for each in first_steps if each.time < time + _SECOND]
+    if not begun or begun[-1].step >= step or begun[-1].time > time - _SECOND:
+        return pace(told, first_steps, slack=slack)
+    return (time - begun[-1].time + slack) / (step - begun[-1].step)
 
 
 def _first_of(told: Progress, first_steps: FirstSteps) -> ReportedResumption | None:
