@@ -30,10 +30,11 @@ class History:
     """One job's life, with failures at random times."""
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
         self.random = random = Random(seed)
         self.happened: list[str] = []
-        self.led = seed % (HISTORIES // SHARDS) == 24
+        self.number = seed % (HISTORIES // SHARDS)
+        """In its shard."""
+        self.led = self.number == 24
         """True: launchers lead first; one in each shard."""
         replicas = random.randint(2 if self.led else 1, 3)
         times = Times(created=0.0)
@@ -44,7 +45,7 @@ class History:
         scope = random.choice(("Gang", "Pod", "InPlace", "Auto"))
         scope = "InPlace" if self.led else scope
         spares = random.choice((0, 0, 1)) if scope != "Gang" else 0
-        hangs = {"progressDeadlineSeconds": HANG_SECONDS} if seed % 2 else {}
+        hangs = {"progressDeadlineSeconds": HANG_SECONDS} if self.number % 2 else {}
         self.spec = {
             "replicas": replicas,
             "restart": {
@@ -63,12 +64,12 @@ class History:
 
     def live(self, *, failures: int, between: tuple[float, float]) -> None:
         """Train with so many failures, and succeed."""
-        if self.seed % 2 == 0:
+        if self.number % 2 == 0:
             self.groups_are_lost_unheard()
         for number in range(failures):
             self.train(self.random.uniform(*between))
             kinds = self._kinds()
-            first = kinds[self.seed % (HISTORIES // SHARDS) % len(kinds)]
+            first = kinds[self.number % len(kinds)]
             first = self.launchers_lead if self.led else first
             kind = first if number == 0 else self.random.choice(kinds)
             kind()
