@@ -223,6 +223,9 @@ class Cluster(Protocol[PodT]):
         Raises `ConflictError` if the object has changed since it was read.
         """
 
+    async def delete(self, stored: Manifest) -> None:
+        """Delete an object that was read. One that is gone, or another of its name, is no error."""
+
     async def set_priority_boost(self, workload: Key, boost: int) -> None:
         """Set the priority boost of a Workload of Kueue.
 

@@ -111,6 +111,9 @@ class SimulatedCluster:
     async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
         raise AssertionError(stored, status)
 
+    async def delete(self, stored: Manifest) -> None:
+        raise AssertionError(stored)
+
     async def set_priority_boost(self, workload: Key, boost: int) -> None:
         """No job of a history is in a queue of Kueue."""
         raise AssertionError(f"the boost of {workload} was set to {boost}")

@@ -121,11 +121,11 @@ def test_gangs_take_three_more_of_each_scheduler() -> None:
     assert (len(groups), amount(granted)) == (3, 3)
 
 
-def test_multikueue_takes_four_more_of_workloads_and_one_of_each_priority_class() -> None:
+def test_multikueue_takes_five_more_of_workloads_and_one_of_each_priority_class() -> None:
     granted = MULTIKUEUE["ClusterRole", "ddp-operator-multikueue"]
     job = fresh_job(managedBy="kueue.x-k8s.io/multikueue", scheduling={"queueName": "team"})
     resource = resource_of(multikueue.workload(job, None))
-    verbs = ("get", "create", "update")
+    verbs = ("get", "create", "update", "delete")
     assert all(covers(granted, Permission(verb, resource)) for verb in verbs)
     assert covers(granted, Permission("patch", resource, "status"))
     for metadata, spec in (
@@ -136,7 +136,7 @@ def test_multikueue_takes_four_more_of_workloads_and_one_of_each_priority_class(
         found = multikueue.priority_class(fresh_job(template=pods))
         assert found is not None
         assert covers(granted, Permission("get", resource_of(found)))
-    assert amount(granted) == 6
+    assert amount(granted) == 7
 
 
 def test_boosts_take_one_more() -> None:

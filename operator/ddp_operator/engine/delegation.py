@@ -34,14 +34,18 @@ class Delegation:
         """
         if not multikueue.needs_workload(job):
             return None
-        state = (job.uid, job.generation)
+        state, named = (job.uid, job.generation), multikueue.reference(job)
         try:
-            if self._applied.get(job.key) != state:
+            stored = await self._read(named)
+            if stored is not None and multikueue.was_withdrawn(stored):
+                await self._cluster.delete(stored)
+                stored = None
+            if stored is None or self._applied.get(job.key) != state:
                 chosen = multikueue.priority_class(job)
                 value = (await self._cluster.read(chosen))["value"] if chosen else None
                 await self._cluster.apply(multikueue.workload(job, value))
                 self._applied[job.key] = state
-            stored = await self._cluster.read(multikueue.reference(job))
+                stored = await self._cluster.read(named)
             if status := multikueue.without_admission(stored):
                 await self._cluster.patch_status_of(stored, status)
             return multikueue.finished(stored)
@@ -49,3 +53,9 @@ class Delegation:
             self.forget(job.key)
             message = f"{error.message}: {multikueue.NEEDS}"
             raise type(error)(message, status=error.status) from None
+
+    async def _read(self, named: Manifest) -> Manifest | None:
+        try:
+            return await self._cluster.read(named)
+        except NotFoundError:
+            return None

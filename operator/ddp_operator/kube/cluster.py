@@ -133,6 +133,12 @@ class KubeCluster(Generic[PodT]):
         path = _path(stored, subresource="status")
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
+    async def delete(self, stored: Manifest) -> None:
+        """See `ports.Cluster`."""
+        metadata = stored["metadata"]
+        key = Key(metadata["namespace"], metadata["name"])
+        await self._delete(resource_of(stored), key, uid=metadata["uid"])
+
     async def set_priority_boost(self, workload: Key, boost: int) -> None:
         """See `ports.Cluster`."""
         path = WORKLOADS.path(namespace=workload.namespace, name=workload.name)

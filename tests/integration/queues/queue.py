@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from ddp_operator.kube import ApiClient, Resource
@@ -76,6 +77,16 @@ class Queue:
         """Deactivate or reactivate a workload, as a person would."""
         path = _WORKLOADS.path(namespace=self._namespace, name=workload)
         body = {"spec": {"active": active}}
+        await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
+
+    async def finish(self, workload: Json) -> None:
+        """Finish a workload, as MultiKueue does once its copy is finished."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        told = {"reason": "Succeeded", "message": "Pods succeeded: 0/2."}
+        condition = {"type": "Finished", "status": "True", "lastTransitionTime": now, **told}
+        body = {"status": {"conditions": [*workload["status"]["conditions"], condition]}}
+        name = workload["metadata"]["name"]
+        path = _WORKLOADS.path(namespace=self._namespace, name=name, subresource="status")
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def _set_stop_policy(self, policy: str) -> None:

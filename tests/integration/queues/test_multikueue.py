@@ -19,7 +19,14 @@ from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess, flawless_operator
 from tests.integration.queues.conftest import NODE_OBJECT, playing
-from tests.integration.queues.queue import Queue, installed, is_true, new_queue, queued_job
+from tests.integration.queues.queue import (
+    Queue,
+    installed,
+    is_true,
+    new_queue,
+    queued_job,
+    workload_of,
+)
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("operator", "operator_elsewhere", "elsewhere_lives")
@@ -227,15 +234,19 @@ async def test_a_job_that_ends_while_the_operator_there_is_away_is_over(
     await all_is_over(queue, queue_elsewhere)
 
 
+@pytest.mark.parametrize("seems_over", [False, True])
 async def test_a_suspended_job_leaves_the_other_cluster_until_it_is_resumed(
-    jobs: Jobs, jobs_elsewhere: Jobs, queue: Queue, queue_elsewhere: Queue
+    jobs: Jobs, jobs_elsewhere: Jobs, queue: Queue, queue_elsewhere: Queue, seems_over: bool
 ) -> None:
+    """Also if MultiKueue sees the end of its pods before that of the job there."""
     await jobs.create(elsewhere_job())
     await jobs.until_phase("Running")
     await jobs.set_spec(suspend=True)
     await queue.until_used(0)
     await queue_elsewhere.until_used(0)
     await eventually(lambda: _gone(jobs_elsewhere))
+    if seems_over:
+        await queue.finish(await workload_of(queue))
     await jobs.set_spec(suspend=False)
     await eventually(jobs_elsewhere.exists)
     await jobs_elsewhere.until_phase("Running")

@@ -124,6 +124,10 @@ class FakeCluster:
         known = self.applied[kind][key]
         known["status"] = merged(known.get("status") or {}, status)
 
+    async def delete(self, stored: Manifest) -> None:
+        self._called(f"delete {stored['kind']}", stored["metadata"]["name"])
+        self.applied[stored["kind"]].pop(_key(stored), None)
+
     async def set_priority_boost(self, workload: Key, boost: int) -> None:
         self._called("set_priority_boost", f"{workload.name} {boost}")
         if workload not in self.boosts:

@@ -67,14 +67,13 @@ async def test_a_job_that_names_this_operator_is_its_own(world: World) -> None:
 
 async def test_multikueue_gets_a_workload_once_and_no_pods(world: World) -> None:
     world.apply(elsewhere())
-    assert await world.reconcile() == ["apply Workload train-u1-0", "read Workload train-u1-0"]
+    made = ["read Workload train-u1-0", "apply Workload train-u1-0", "read Workload train-u1-0"]
+    assert await world.reconcile() == made
     running = {"phase": "Running", "observedGeneration": 1, "startTime": "2026-01-01T00:00:00Z"}
     world.apply(elsewhere(status=running))
     assert await world.reconcile() == ["read Workload train-u1-0"]
     world.cluster.applied["Workload"].clear()
-    with pytest.raises(NotFoundError):
-        await world.reconcile()
-    await world.reconcile()
+    assert await world.reconcile() == made
     assert workload(world)["spec"]["active"]
 
 
@@ -168,8 +167,31 @@ async def test_what_is_evicted_gives_its_quota_back(
         "Requeued": requeued,
     }
     assert await world.reconcile() == ["read Workload train-u1-0"]
-    status["conditions"] = [condition(name) for name in ("QuotaReserved", "Evicted", "Finished")]
-    assert "patch_status_of Workload train-u1-0" not in await world.reconcile()
+
+
+@pytest.mark.parametrize("is_evicted", [True, False])
+async def test_a_workload_that_ended_because_its_job_was_taken_away_is_made_anew(
+    world: World, is_evicted: bool
+) -> None:
+    def conditions(evicted: str) -> list[dict[str, str]]:
+        told = {"reason": "Succeeded", "message": "Pods succeeded: 0/2."}
+        return [
+            {"type": "Finished", "status": "True", **told},
+            {"type": "Evicted", "status": evicted, **told},
+        ]
+
+    world.apply(elsewhere(suspend=not is_evicted))
+    await world.reconcile()
+    workload(world)["status"] = {"conditions": conditions("True" if is_evicted else "False")}
+    world.apply(elsewhere(generation=2))  # it is resumed
+    calls = await world.reconcile()
+    assert [call for call in calls if not call.startswith("read")] == [
+        "delete Workload train-u1-0",
+        "apply Workload train-u1-0",
+    ]
+    assert "status" not in workload(world)
+    assert "status" not in world.cluster.jobs[Key("default", "train")]
+    assert await world.reconcile() == ["read Workload train-u1-0"]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ async def sent(
     stored = await cluster.read(multikueue.reference(elsewhere))
     kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload"}
     await cluster.patch_status_of({**stored, **kind}, {"admission": None, "a": "b"})
+    await cluster.delete({**stored, **kind})
     for namespace in (None, "ddp-operator"):
         await cluster.apply(network_policy(job, operator_namespace=namespace))
     await cluster.delete_network_policy(job.key, owner_uid=job.uid)

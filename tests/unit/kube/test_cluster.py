@@ -229,6 +229,12 @@ async def test_the_status_of_an_object_is_changed_as_it_was_read(
     assert patch.body["status"] == {"a": "b"}
     with pytest.raises(ConflictError):
         await blind.patch_status_of({**stored, **kind}, {"a": "c"})
+    other = {**stored["metadata"], "uid": "other"}
+    await blind.delete({**stored, **kind, "metadata": other})
+    assert NET in server.objects
+    await blind.delete({**stored, **kind})
+    assert NET not in server.objects
+    await blind.delete({**stored, **kind})
 
 
 async def test_what_the_server_has_filled_in_is_neither_changed_nor_dropped(

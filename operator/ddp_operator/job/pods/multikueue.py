@@ -97,6 +97,18 @@ def without_admission(stored: Manifest) -> dict[str, Any]:
     return {"admission": None, "conditions": [*known.values()]}
 
 
+def was_withdrawn(stored: Manifest) -> bool:
+    """Return whether a Workload is finished although its job is not: it was evicted, or inactive.
+
+    MultiKueue then deletes the job in the other cluster. It takes the end of its pods for that of
+    the job if it sees it first, and Kueue never admits a finished Workload again.
+    """
+    conditions = (stored.get("status") or {}).get("conditions") or ()
+    is_evicted = any((c["type"], c["status"]) == ("Evicted", "True") for c in conditions)
+    is_active = (stored.get("spec") or {}).get("active", True)
+    return finished(stored) is not None and (is_evicted or not is_active)
+
+
 def finished(stored: Manifest) -> Manifest | None:
     """Return the condition by which Kueue reports that a Workload is finished, if it does."""
     conditions = (stored.get("status") or {}).get("conditions") or ()

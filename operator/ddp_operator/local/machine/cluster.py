@@ -227,6 +227,9 @@ class LocalCluster(Generic[PodT]):
     async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
         """See `ports.Cluster`. Nothing is ever read."""
 
+    async def delete(self, stored: Manifest) -> None:
+        """See `ports.Cluster`. Nothing is ever read."""
+
     async def set_priority_boost(self, workload: Key, boost: int) -> None:
         """See `ports.Cluster`. No queue preempts jobs on one machine."""
 
