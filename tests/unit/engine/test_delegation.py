@@ -178,6 +178,7 @@ async def test_a_workload_that_ended_because_its_job_was_taken_away_is_made_anew
         return [
             {"type": "Finished", "status": "True", **told},
             {"type": "Evicted", "status": evicted, **told},
+            {"type": "QuotaReserved", "status": "True", **told},
         ]
 
     world.apply(elsewhere(suspend=not is_evicted))

@@ -80,9 +80,8 @@ def without_admission(stored: Manifest) -> dict[str, Any]:
     Kueue leaves this to the job's controller, since only that knows when the pods have ended. They
     are in another cluster, where MultiKueue deletes them as soon as this quota is free.
     """
-    known = {one["type"]: one for one in (stored.get("status") or {}).get("conditions") or ()}
-    holds = {name for name, one in known.items() if one["status"] == "True"}
-    if "Finished" in holds or not holds >= {"Evicted", "QuotaReserved"}:
+    known = _conditions(stored)
+    if not (_holds(known, "Evicted") and _holds(known, "QuotaReserved")):
         return {}
     evicted = known["Evicted"]
     told = {name: evicted[name] for name in ("message", "lastTransitionTime")}
@@ -103,16 +102,23 @@ def was_withdrawn(stored: Manifest) -> bool:
     MultiKueue then deletes the job in the other cluster. It takes the end of its pods for that of
     the job if it sees it first, and Kueue never admits a finished Workload again.
     """
-    conditions = (stored.get("status") or {}).get("conditions") or ()
-    is_evicted = any((c["type"], c["status"]) == ("Evicted", "True") for c in conditions)
     is_active = (stored.get("spec") or {}).get("active", True)
-    return finished(stored) is not None and (is_evicted or not is_active)
+    is_withdrawn = not is_active or _holds(_conditions(stored), "Evicted")
+    return is_withdrawn and finished(stored) is not None
 
 
 def finished(stored: Manifest) -> Manifest | None:
     """Return the condition by which Kueue reports that a Workload is finished, if it does."""
-    conditions = (stored.get("status") or {}).get("conditions") or ()
-    return next((c for c in conditions if (c["type"], c["status"]) == ("Finished", "True")), None)
+    known = _conditions(stored)
+    return known["Finished"] if _holds(known, "Finished") else None
+
+
+def _conditions(stored: Manifest) -> dict[str, Manifest]:
+    return {one["type"]: one for one in (stored.get("status") or {}).get("conditions") or ()}
+
+
+def _holds(known: Mapping[str, Manifest], name: str) -> bool:
+    return name in known and known[name]["status"] == "True"
 
 
 def _pod_sets(job: DDPJob) -> list[dict[str, Any]]:
