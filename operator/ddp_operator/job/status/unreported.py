@@ -35,7 +35,8 @@ def settled(books: Goodput, after: DDPJobStatus, first_steps: FirstSteps | None)
         name = "lost_seconds" if stretch.restarted else "starting_seconds"
         books = moved(books, began - stretch.since, to=name)
         if inside:
-            kept = _saved_until(inside[0], earlier, after, first_steps, until=stretch.until)
+            resumed = _lowest_resumed(told, earlier, after=began)
+            kept = _saved_until(inside[0], resumed, after, first_steps, until=stretch.until)
             books = moved(books, stretch.until - max(kept, began), to="lost_seconds")
     return books.updated(unreported=())
 
@@ -55,8 +56,8 @@ def with_trained(
             continue  # counts as training already
         ends = [each.time for each in after.failures] + [each.time for each in earlier]
         until = min((time for time in ends if time > first.time), default=told.resumed_at)
-        kept = _saved_until(first, earlier, after, first_steps, until=until) - first.time
-        resumed = _lowest_resumed(told, [each for each in earlier if each.time > first.time]) or 0
+        resumed = _lowest_resumed(told, earlier, after=first.time) or 0
+        kept = _saved_until(first, resumed, after, first_steps, until=until) - first.time
         new = resumed - max(outage.until_step, first.step)
         kept *= max(new, 0) / max(resumed - first.step, 1)
         books = moved(books, kept, source="lost_seconds", to="training_seconds")
@@ -74,7 +75,7 @@ def kept_until(
     later = [each for each in first_steps if each.time > stopped]
     if told.resumed_at is not None and _trained_on(stopped, after):
         stopped = max(min([told.resumed_at, *(each.time for each in later)]), stopped)
-    resumed = _lowest_resumed(told, later)
+    resumed = _lowest_resumed(told, first_steps, after=outage.began)
     step, saved = outage.until_step - 1, outage.lost_from
     known = [(step, saved)]
     longest = _pace_before(outage, told, first_steps, slack=_SECOND)
@@ -84,8 +85,8 @@ def kept_until(
             # last step.
             is_old = each.time <= (outage.since if resumed is None else stopped)
             if each.step == resumed or (is_old and (resumed is None or each.step < resumed)):
-                completed = saved + longest * (each.step - step)
-                known.append((each.step, min(each.time, completed) if longest else each.time))
+                latest = saved + longest * (each.step - step) if longest else each.time
+                known.append((each.step, min(each.time, latest)))
     step, saved = max(known)
     if resumed is not None and resumed > step:
         saved += _pace_before(outage, told, first_steps) * (resumed - step)
@@ -124,11 +125,13 @@ def moved(books: Goodput, time: timedelta, *, to: str, source: str = "training_s
     )
 
 
-def _lowest_resumed(told: Progress, groups: FirstSteps) -> int | None:
-    """Return the lowest step at which the reporting group or others resumed; None: unknown."""
+def _lowest_resumed(told: Progress, groups: FirstSteps, *, after: datetime) -> int | None:
+    """Return the lowest step at which the reporting group, or others after that time, resumed;
+    None: unknown.
+    """
     if told.resumed_step is None:
         return None
-    return min([told.resumed_step, *(each.step - 1 for each in groups)])
+    return min([told.resumed_step, *(each.step - 1 for each in groups if each.time > after)])
 
 
 def _trained_on(stopped: datetime, after: DDPJobStatus) -> bool:
@@ -157,18 +160,17 @@ def _first_of(told: Progress, first_steps: FirstSteps) -> ReportedResumption | N
 
 def _saved_until(
     first: ReportedResumption,
-    earlier: FirstSteps,
+    resumed: int | None,
     after: DDPJobStatus,
     first_steps: FirstSteps,
     *,
     until: datetime,
 ) -> datetime:
     """Return until when steps since a group's `first` one were saved, at most `until`: later groups
-    resumed there. Without the checkpoint's time, steps are as long as those of the last group.
+    `resumed` there. Without the checkpoint's time, steps are as long as those of the last group.
     """
     told, saved = after.progress, after.checkpoint
     assert told is not None
-    resumed = _lowest_resumed(told, [each for each in earlier if each.time > first.time])
     if resumed is None or resumed < first.step:
         return first.time
     if saved and saved.time and saved.step == resumed:
