@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ddp_operator.job.failure.hang import Hang
 from ddp_operator.job.failure.symptoms import last_words
-from ddp_operator.views.hangs import explain_answers
 
 from tests.ports import free_port
+from tests.trainer.launcher.test_timed_out_collectives import explained_dumps
 from tests.trainer.support.pods import until
-from tests.trainer.support.worlds import WorldPod, world_job
+from tests.trainer.support.worlds import world_job
 
 pytestmark = [pytest.mark.timeout(600)]
 PRELUDE = """
@@ -35,15 +32,6 @@ if generation == "1":
 """
 
 
-def explained(pods: Sequence[WorldPod]) -> Hang:
-    """Read the dumps of all pods, as the operator does."""
-    answers = [pod.request("GET", "/traces") for pod in pods]
-    assert [status for status, _ in answers] == [200, 200]
-    return explain_answers(
-        ([rank], json.dumps(answer).encode()) for rank, (_, answer) in enumerate(answers)
-    )
-
-
 def test_the_missing_rank_is_named_after_another_one_has_ended(tmp_path: Path) -> None:
     port = {"MASTER_PORT": str(free_port())}
     with world_job(tmp_path, prelude=PRELUDE) as job:
@@ -53,7 +41,7 @@ def test_the_missing_rank_is_named_after_another_one_has_ended(tmp_path: Path) -
             until(lambda: bool(pods[0].news(wait=1)["failures"]), "the watchdog to end rank 0")
             failure, *_ = pods[0].news()["failures"]
             assert last_words(failure["message"]).dumps
-            hang = explained(pods)
+            hang = explained_dumps(pods, [[0], [1]])
         finally:
             print(*(pod.log for pod in pods), sep="\n")
         print(hang)
