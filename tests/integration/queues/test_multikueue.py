@@ -253,20 +253,42 @@ async def test_a_suspended_job_leaves_the_other_cluster_until_it_is_resumed(
     await queue_elsewhere.until_used(2)
 
 
-async def test_an_evicted_job_queues_again(
+async def test_a_job_that_is_evicted_there_queues_again(
+    jobs: Jobs, jobs_elsewhere: Jobs, queue: Queue, queue_elsewhere: Queue
+) -> None:
+    """MultiKueue deletes the copy once the quota here is free, unless Kueue has admitted the
+    Workload again before MultiKueue looks: then the copy waits there.
+    """
+    await jobs.create(elsewhere_job())
+    await jobs.until_phase("Running")
+    await queue_elsewhere.drain()
+    await queue.until_workloads(lambda found: not _all_admitted(found))
+    await queue_elsewhere.until_used(0)
+    await queue_elsewhere.reopen()
+    await queue.until_workloads(_all_admitted)
+    await queue_elsewhere.until_used(2)
+    status = await jobs_elsewhere.until_phase("Running")
+    assert (status.restarts, await jobs.pods()) == (0, {})
+
+
+async def test_a_job_that_is_evicted_here_queues_again(
     jobs: Jobs, jobs_elsewhere: Jobs, queue: Queue, queue_elsewhere: Queue
 ) -> None:
     await jobs.create(elsewhere_job())
     await jobs.until_phase("Running")
-    for evicting in (queue_elsewhere, queue):
-        first = (await jobs_elsewhere.get())["metadata"]["uid"]
-        await evicting.drain()
-        await eventually(lambda: _gone(jobs_elsewhere))
-        await evicting.reopen()
-        await eventually(jobs_elsewhere.exists)
-        await jobs_elsewhere.until_phase("Running")
-        assert (await jobs_elsewhere.get())["metadata"]["uid"] != first
+    first = (await jobs_elsewhere.get())["metadata"]["uid"]
+    await queue.drain()
+    await eventually(lambda: _gone(jobs_elsewhere))
+    await queue.reopen()
+    await eventually(jobs_elsewhere.exists)
+    await jobs_elsewhere.until_phase("Running")
+    await queue_elsewhere.until_used(2)
+    assert (await jobs_elsewhere.get())["metadata"]["uid"] != first
     assert await jobs.pods() == {}
+
+
+def _all_admitted(workloads: dict[str, Json]) -> bool:
+    return all(is_true(each, "Admitted") for each in workloads.values())
 
 
 async def _gone(jobs: Jobs) -> bool:
