@@ -16,7 +16,7 @@ from ddp_operator.api.constants import API_VERSION, KIND, LABEL_JOB_NAME
 from ddp_operator.api.status import DDPJobStatus
 
 from tests.e2e.kubectl import DEADLINE_SECONDS, Kubectl, KubectlError, Manifest, wait_for
-from tests.trainer.support import doubles
+from tests.trainer.support import own_digits
 
 TRAINER_IMAGE = "ddp-trainer:dev"
 RESTRICTED_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -31,6 +31,8 @@ SHORT_RUN = ("--epochs=4", "--checkpoint-every-steps=10", "--log-every-steps=10"
 """92 steps of the digits workload on two ranks."""
 SLOW_STEPS = ("--step-delay-seconds=0.15",)
 """Makes a short run last long enough to disturb it: about 14 seconds."""
+UNTIL_TOLD = "--workload-option=slow_until=/checkpoints/told"
+"""Makes a run of `own_digits` last until `tell_to_end`: it is fast from then on."""
 
 
 def digits_job(name: str, *arguments: str, image: str = TRAINER_IMAGE, **spec: Any) -> Manifest:
@@ -62,11 +64,16 @@ def script_job(name: str, script: str, command: str, **spec: Any) -> Manifest:
     return manifest
 
 
+def own_digits_job(name: str, workload: str, *arguments: str, **spec: Any) -> Manifest:
+    """A digits job that trains one of the workloads of `own_digits`."""
+    words = ("env", "PYTHONPATH=/tmp", "python", "-m", "ddp_trainer.launch", *arguments)
+    command = shlex.join((*words, f"--workload=script:{workload}"))
+    return script_job(name, Path(own_digits.__file__).read_text(), command, **spec)
+
+
 def doubles_job(name: str, *arguments: str, **spec: Any) -> Manifest:
     """A digits job whose losses are the same to a billionth however samples are shared out."""
-    words = ("env", "PYTHONPATH=/tmp", "python", "-m", "ddp_trainer.launch", *arguments)
-    command = shlex.join((*words, "--workload=script:load"))
-    return script_job(name, Path(doubles.__file__).read_text(), command, **spec)
+    return own_digits_job(name, "doubles", *arguments, **spec)
 
 
 @dataclass(frozen=True)
@@ -169,6 +176,11 @@ class Job:
 def is_training(job: Job) -> bool:
     """Whether a job has saved a checkpoint of its first attempt, and so is in its midst."""
     return "saved checkpoint" in job.log(f"{job.name}-0-0")
+
+
+def tell_to_end(job: Job, pod: str) -> None:
+    """Have a training with `UNTIL_TOLD` end soon."""
+    job.kubectl.run("exec", pod, "--", "touch", "/checkpoints/told")
 
 
 def resumed_step(log: str) -> int:

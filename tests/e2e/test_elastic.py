@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from tests.e2e.environment import Environment
-from tests.e2e.jobs import SLOW_STEPS, Job, doubles_job, force_delete, last_words
+from tests.e2e.jobs import UNTIL_TOLD, Job, doubles_job, force_delete, last_words, tell_to_end
 from tests.e2e.kubectl import Kubectl, wait_for
 from tests.e2e.test_any_image import launched
 from tests.e2e.test_in_place import SCRIPT, begun, end
@@ -47,11 +47,12 @@ def test_a_training_shrinks_grows_and_loses_no_step(
     changing, fixed = "elastic", "elastic-undisturbed"
     for name in (changing, fixed):
         spec: dict[str, Any] = {"elastic": PATIENT} if name == changing else {}
+        pace = (UNTIL_TOLD,) if name == changing else ()
         shared.apply(
             doubles_job(
                 name,
-                *("--epochs=20", "--checkpoint-every-steps=10", "--log-every-steps=10"),
-                *SLOW_STEPS,
+                *("--epochs=25", "--checkpoint-every-steps=10", "--log-every-steps=10"),
+                *pace,
                 f"--trace-samples=/checkpoints/{STEP_LOG}",
                 checkpoint={"persistentVolumeClaim": environment.make_claim(shared, name)},
                 **spec,
@@ -75,6 +76,7 @@ def test_a_training_shrinks_grows_and_loses_no_step(
     generation = has_size(job, 2, after=generation + 1)
     shared.run("scale", "ddpjob", changing, "--replicas=3")
     has_size(job, 3, after=generation)
+    tell_to_end(job, f"{first}-r1")
     status = job.wait_until("Succeeded")
 
     assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 2)

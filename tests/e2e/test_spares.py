@@ -8,13 +8,13 @@ from typing import Any
 
 from tests.e2e.environment import Environment
 from tests.e2e.jobs import (
-    SHORT_RUN,
-    SLOW_STEPS,
+    UNTIL_TOLD,
     Job,
-    digits_job,
     force_delete,
     is_training,
     last_words,
+    own_digits_job,
+    tell_to_end,
 )
 from tests.e2e.kubectl import Kubectl, wait_for
 from tests.e2e.test_any_image import launched
@@ -40,12 +40,14 @@ def test_a_training_loses_rank_0_and_a_worker_and_no_step(
     disturbed, undisturbed = "spares", "spares-undisturbed"
     for name in (disturbed, undisturbed):
         spec: dict[str, Any] = {"restart": {"scope": "Auto"}, "spares": int(name == disturbed)}
+        # A new spare must be ready before the training ends.
+        pace = (UNTIL_TOLD,) if name == disturbed else ()
         shared.apply(
-            digits_job(
+            own_digits_job(
                 name,
-                *SHORT_RUN,
-                *SLOW_STEPS,
-                "--epochs=8",  # a new spare must be ready before the training ends
+                "single",
+                *("--epochs=25", "--checkpoint-every-steps=10", "--log-every-steps=10"),
+                *pace,
                 f"--trace-samples=/checkpoints/{STEP_LOG}",
                 checkpoint={"persistentVolumeClaim": environment.make_claim(shared, name)},
                 **spec,
@@ -63,6 +65,8 @@ def test_a_training_loses_rank_0_and_a_worker_and_no_step(
     job.log_with(leader, "continuing from memory at step")
     whole_with(job, 1, generation=1)
     force_delete(job, f"{disturbed}-0-1")
+    job.log_with(worker, "continuing from memory at step")
+    tell_to_end(job, leader)
     status = job.wait_until("Succeeded")
 
     assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 2)

@@ -28,7 +28,7 @@ LOGICAL_SHARDS = ("--logical-shards", str(SHARDS))
 LAST_STEP = 30  # 2 epochs of ceil(ceil(1438 / 3) / 32) steps
 TOLERANCE = 1e-6
 DOUBLE_TOLERANCE = 1e-13
-DOUBLES = "--workload=tests.trainer.support.doubles:load"
+DOUBLES = "--workload=tests.trainer.support.own_digits:doubles"
 
 
 @contextmanager
