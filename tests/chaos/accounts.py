@@ -9,7 +9,7 @@ from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.membership.world import slots_of
 
 from tests.chaos.journal import Deed
-from tests.chaos.record import PodRecord
+from tests.chaos.record import Record
 from tests.chaos.schedule import Kind
 
 HANDOVER_SECONDS: Final = 120.0
@@ -48,7 +48,7 @@ class Account:
     """Its pods now, as kubectl shows them."""
     deeds: Sequence[Deed]
     """All deeds, those done to others too."""
-    record: PodRecord
+    record: Record
     elastic: bool = False
     steps: Sequence[Sequence[Begun]] = ()
     """By rank, of jobs that go on from memory: the steps that were begun, in order."""

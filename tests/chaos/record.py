@@ -63,7 +63,7 @@ class Sighting:
     record: MemoryCheckpointRecord
 
 
-class PodRecord:
+class Record:
     """What `recording` has seen so far."""
 
     def __init__(self) -> None:
@@ -184,9 +184,9 @@ def recording_memory(client: ApiClient, namespace: str) -> Iterator[MemoryRecord
 
 
 @contextmanager
-def recording(client: ApiClient, namespace: str) -> Iterator[PodRecord]:
+def recording(client: ApiClient, namespace: str) -> Iterator[Record]:
     """Record a namespace's jobs and their pods, in the background."""
-    record = PodRecord()
+    record = Record()
     pods = f"/api/v1/namespaces/{namespace}/pods?labelSelector={LABEL_JOB_NAME}"
     with (
         _followed(client, pods, see=record.see, begin=record.begin, gone=record.gone),

@@ -17,7 +17,7 @@ from tests.chaos.conftest import Victim, explained
 from tests.chaos.disturbances import Chaos
 from tests.chaos.goodput_account import GoodputAccount
 from tests.chaos.journal import Journal
-from tests.chaos.record import PodRecord, recording
+from tests.chaos.record import Record, recording
 from tests.chaos.schedule import TIMES, schedule
 from tests.e2e.environment import OPERATOR_NAMESPACE, Environment, operator_pods
 from tests.e2e.jobs import Job, accuracy, doubles_job, last_words
@@ -168,7 +168,7 @@ def _audit(
     namespace: Kubectl,
     shape: Shape,
     journal: Journal,
-    record: PodRecord,
+    record: Record,
 ) -> list[str]:
     job = Job(namespace, shape.name)
     status = job.status()

@@ -13,7 +13,7 @@ from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_JOB_NAME
 
 from tests.chaos.accounts import Begun
 from tests.chaos.conftest import Victim
-from tests.chaos.record import PodRecord
+from tests.chaos.record import Record
 from tests.e2e.jobs import TRAINER_IMAGE, Job, digits_job, last_words, script_job
 from tests.e2e.kubectl import Kubectl, Manifest, wait_for
 from tests.e2e.losses import STEP_LOG, StepLog, running_pod
@@ -67,7 +67,7 @@ class Scene:
     victim: Victim
     kubectl: Kubectl
     incident: Incident
-    record: PodRecord
+    record: Record
 
     @property
     def job(self) -> Job:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.conftest import Victim
-from tests.chaos.record import PodRecord
+from tests.chaos.record import Record
 from tests.e2e.jobs import dump
 from tests.e2e.kubectl import Kubectl
 from tests.incidents.incidents import INCIDENTS
@@ -31,7 +31,7 @@ def test_an_incident_has_an_outcome(
     request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    scene = TorchrunScene(victim, namespace, incident, PodRecord())
+    scene = TorchrunScene(victim, namespace, incident, Record())
     try:
         with scene.training():
             outcome = scene.outcome()

@@ -11,7 +11,7 @@ from ddp_operator.api.status import DDPJobStatus
 
 from tests.chaos.accounts import Account, Begun
 from tests.chaos.journal import Deed
-from tests.chaos.record import PodRecord
+from tests.chaos.record import Record
 from tests.chaos.schedule import TIMES, Kind, schedule
 
 KILLED = {
@@ -72,7 +72,7 @@ def account(
     *, status: dict[str, Any] | None = None, names: Sequence[str] = (), scope: str = "Gang"
 ) -> Account:
     """A gang of two that started anew twice, for one kill and one deletion."""
-    record = PodRecord()
+    record = Record()
     seen = [f"train-{attempt}-{index}" for attempt in range(3) for index in range(2)]
     for name in [*seen, *names]:
         record.see(pod(name))
@@ -166,7 +166,7 @@ def test_a_pod_that_is_created_twice_is_found() -> None:
 
 
 def test_two_pods_that_serve_as_one_rank_are_found() -> None:
-    record = PodRecord()
+    record = Record()
     record.see(pod("train-0-1"))
     record.see(pod("train-0-1", serving=False))
     record.see(pod("train-0-1-r1"))
