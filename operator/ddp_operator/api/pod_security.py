@@ -82,13 +82,30 @@ def read_refusal(message: str, pod: Mapping[str, Any]) -> Refusal | None:
     return Refusal(level, remedy)
 
 
+def _failed_checks(text: str) -> list[re.Match[str]] | None:
+    """Return the failed checks that a text lists; None: it contains anything else.
+
+    A search would look from each of its characters to its end, which takes minutes for a long text.
+    """
+    found: list[re.Match[str]] = []
+    place = 0
+    while place < len(text):
+        check = _CHECK.match(text, place)
+        if check is None:
+            return None
+        found.append(check)
+        place = check.end()
+    return found
+
+
 def _remedy(checks: str, pod: Mapping[str, Any]) -> str:
-    if _CHECK.sub("", checks):
+    failed = _failed_checks(checks)
+    if failed is None:
         return f"change this: {checks}"
     wanted: list[str] = []
     unwanted: list[str] = []
     others: list[str] = []
-    for check in _CHECK.finditer(checks):
+    for check in failed:
         read = [_VALUE.fullmatch(each) or _ITEM.fullmatch(each) for each in check[2].split("; ")]
         known = [each for each in read if each]
         if len(known) < len(read):
