@@ -13,7 +13,7 @@ from ddp_trainer.workloads import digits
 from ddp_trainer.workloads.base import Samples, SampleSet, Workload
 from torch import Tensor, nn
 
-SLOW_BATCH_SECONDS = 0.15
+SLOW_BATCH_SECONDS = 0.5
 
 
 def single(*, slow_until: Path | None = None) -> Workload:
