@@ -248,9 +248,7 @@ async def test_a_suspended_job_leaves_the_other_cluster_until_it_is_resumed(
     if seems_over:
         await queue.finish(await workload_of(queue))
     await jobs.set_spec(suspend=False)
-    await eventually(jobs_elsewhere.exists)
-    await jobs_elsewhere.until_phase("Running")
-    await queue_elsewhere.until_used(2)
+    await _until_it_runs_again(jobs_elsewhere, queue_elsewhere)
 
 
 async def test_a_job_that_is_evicted_there_queues_again(
@@ -280,11 +278,16 @@ async def test_a_job_that_is_evicted_here_queues_again(
     await queue.drain()
     await eventually(lambda: _gone(jobs_elsewhere))
     await queue.reopen()
+    await _until_it_runs_again(jobs_elsewhere, queue_elsewhere)
+    assert (await jobs_elsewhere.get())["metadata"]["uid"] != first
+    assert await jobs.pods() == {}
+
+
+async def _until_it_runs_again(jobs_elsewhere: Jobs, queue_elsewhere: Queue) -> None:
+    """Wait until MultiKueue has made a new copy, and it runs with quota."""
     await eventually(jobs_elsewhere.exists)
     await jobs_elsewhere.until_phase("Running")
     await queue_elsewhere.until_used(2)
-    assert (await jobs_elsewhere.get())["metadata"]["uid"] != first
-    assert await jobs.pods() == {}
 
 
 def _all_admitted(workloads: dict[str, Json]) -> bool:
