@@ -30,12 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
+    item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add to a failure what a person would ask kubectl about it."""
     report = yield
     environment = item.session.stash.get(_ENVIRONMENT, None)
-    if report.failed and call.when != "teardown" and environment is not None:
+    if report.failed and environment is not None:
         try:
             text = dump(environment.kubectl, environment.namespaces[-2:], OPERATOR_NAMESPACE)
         except Exception as error:
@@ -98,5 +98,9 @@ def claim(environment: Environment, kubectl: Kubectl) -> Callable[[str], str]:
 
 @pytest.fixture(autouse=True)
 def _operator_does_not_crash(environment: Environment) -> Iterator[None]:
+    """Fails the test after which a crash is seen, and no other."""
     yield
-    assert environments.operator_restarts(environment.kubectl) == 0, "the operator has crashed"
+    known = environment.known_crashes
+    found = environment.known_crashes = environments.crashes(environment.kubectl)
+    new = {pod: end for pod, end in found.items() if known.get(pod) != end}
+    assert not new, "the operator has crashed"

@@ -68,14 +68,14 @@ def operator_leader(kubectl: Kubectl) -> str:
     return holder.rpartition("_")[0]
 
 
-def operator_restarts(kubectl: Kubectl) -> int:
-    """How often containers of the operator's pods have been restarted."""
-    statuses = [
-        status
+def crashes(kubectl: Kubectl) -> dict[str, Any]:
+    """How containers of the operator's pods ended that are restarted since, by pod."""
+    return {
+        pod["metadata"]["name"]: status["lastState"]
         for pod in operator_pods(kubectl)
         for status in pod["status"].get("containerStatuses", ())
-    ]
-    return sum(status["restartCount"] for status in statuses)
+        if status["restartCount"]
+    }
 
 
 @dataclass
@@ -85,6 +85,7 @@ class Environment:
     kubectl: Kubectl
     name: str = field(default_factory=lambda: f"e2e-{uuid.uuid4().hex[:6]}")
     namespaces: list[str] = field(default_factory=list)
+    known_crashes: dict[str, Any] = field(default_factory=dict)
     _volumes: list[str] = field(default_factory=list)
 
     def new_namespace(self) -> Kubectl:
