@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +61,37 @@ class StepLog:
         """Return the last step that each rank has begun; 0 before the first."""
         return [last_step(self._path(rank)) for rank in range(self.ranks)]
 
-    def all_of(self, rank: int) -> list[int]:
-        """Return all steps that a rank has begun, in order."""
-        return [json.loads(line)["step"] for line in self._path(rank).read_text().splitlines()]
+    def all(self) -> list[list[int]]:
+        """Return all steps that each rank has begun, in order."""
+        return [steps_in(self._path(rank).read_text()) for rank in range(self.ranks)]
 
     def _path(self, rank: int) -> Path:
         return self.folder / f"{STEP_LOG}.rank{rank}"
+
+
+def steps_in(text: str) -> list[int]:
+    """Return all steps that a rank has begun, in order, by the text of its file."""
+    return [json.loads(line)["step"] for line in text.splitlines()]
+
+
+def assert_no_step_is_lost(
+    steps: Sequence[Sequence[int]], *, total: int, elastic: bool = False
+) -> None:
+    """Assert that each rank has begun each step of a training, in order, and none of them again but
+    those that were under way when a rank was lost.
+
+    Of an elastic job, only all ranks together have begun each step. `steps` is by rank.
+    """
+    # A rank that is lost may have completed a step that the others had not, and begun the next one.
+    back = [
+        f"rank {rank} from {then} to {now}"
+        for rank, begun in enumerate(steps)
+        for then, now in pairwise(begun)
+        if now < then - 1
+    ]
+    assert not back
+    for begun in [[*chain(*steps)]] if elastic else steps:
+        assert {*begun} == {*range(1, total + 1)}
 
 
 def last_step(path: Path) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, pairwise
 from random import Random
 from typing import Any
 
@@ -12,9 +11,16 @@ import pytest
 from tests.cluster import Cluster
 from tests.cluster.node import Node
 from tests.e2e.environment import Environment
-from tests.e2e.jobs import SLOW_STEPS, Job, digits_job, force_delete
+from tests.e2e.jobs import SLOW_STEPS, Job, digits_job, force_delete, last_words
 from tests.e2e.kubectl import Kubectl, Manifest, wait_for
-from tests.e2e.losses import KINDS, STEP_LOG, StepLog, disturb, running_pod
+from tests.e2e.losses import (
+    KINDS,
+    STEP_LOG,
+    StepLog,
+    assert_no_step_is_lost,
+    disturb,
+    running_pod,
+)
 from tests.e2e.queues import Queue, queued
 from tests.e2e.test_elastic import has_size
 from tests.integration.queues.queue import CHIP, installed
@@ -78,15 +84,6 @@ def wait_until_whole(job: Job, ready: str) -> None:
     )
 
 
-def loses_no_step(log: StepLog) -> None:
-    """Each step is trained, and no rank goes back further than to the step under way."""
-    steps = [log.all_of(rank) for rank in range(log.ranks)]
-    # A rank that is lost may have completed a step that the others had not, and begun the next one.
-    back = [(now, then) for each in steps for then, now in pairwise(each) if now < then - 1]
-    assert not back
-    assert {*chain(*steps)} == {*range(1, max(log.last()) + 1)}
-
-
 def leaves_no_pod(job: Job) -> None:
     """Of a job that succeeded, the pods that did so are left, and nothing keeps another."""
 
@@ -122,7 +119,7 @@ def test_a_job_keeps_its_place_through_eight_losses(
     assert other.status().reason == "Queued"
     status = job.wait_until("Succeeded")
     assert status.attempt == 0
-    loses_no_step(log)
+    assert_no_step_is_lost(log.all(), total=last_words(status)["totalSteps"])
     leaves_no_pod(job)
     assert queue.uids(job) == [place[0]]
     done = other.wait_until("Succeeded")
@@ -148,7 +145,7 @@ def test_a_spare_takes_over_within_the_quota(environment: Environment, kubectl: 
     assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 1)
     assert status.world is not None
     assert status.world.members == "0,2"
-    loses_no_step(log)
+    assert_no_step_is_lost(log.all(), total=last_words(status)["totalSteps"])
     assert queue.uids(job) == [place[0]]
     # Its namespace goes while the other job runs.
 
@@ -171,4 +168,4 @@ def test_an_urgent_job_gets_one_pod_of_an_elastic_job(
     status = job.wait_until("Succeeded")
     assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 1)
     assert queue.uids(job)[0] == place[0]
-    loses_no_step(log)
+    assert_no_step_is_lost(log.all(), total=last_words(status)["totalSteps"], elastic=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from itertools import pairwise
 from typing import Any
 
 from tests.e2e.environment import Environment
@@ -17,10 +15,9 @@ from tests.e2e.jobs import (
     tell_to_end,
 )
 from tests.e2e.kubectl import Kubectl, wait_for
+from tests.e2e.losses import STEP_LOG, assert_no_step_is_lost, steps_in
 from tests.e2e.test_any_image import launched
 from tests.e2e.test_in_place import SCRIPT, begun, end
-
-STEP_LOG = "steps"
 
 
 def whole_with(job: Job, spares: int, *, generation: int) -> None:
@@ -77,14 +74,13 @@ def test_a_training_loses_rank_0_and_a_worker_and_no_step(
     for pod in (leader, worker):
         assert "resuming from checkpoint" not in job.log_with(pod, "continuing from memory at step")
     broken = job.log(leader).count("the group broke at step")
-    for rank in range(2):
-        file = f"{STEP_LOG}.rank{rank}"
-        log = environment.read_volume(shared, claim=disturbed, file=file)
-        steps = [json.loads(line)["step"] for line in log.splitlines()]
-        # A step that was under way when the group broke is begun once more, and no other.
-        assert all(later - earlier in (0, 1) for earlier, later in pairwise(steps)), steps
-        assert (steps[0], steps[-1]) == (1, last_words(status)["totalSteps"])
-        assert len(steps) - len(set(steps)) <= broken + 2, steps
+    steps = [
+        steps_in(environment.read_volume(shared, claim=disturbed, file=f"{STEP_LOG}.rank{rank}"))
+        for rank in range(2)
+    ]
+    assert_no_step_is_lost(steps, total=last_words(status)["totalSteps"])
+    for each in steps:
+        assert len(each) - len(set(each)) <= 2 * (broken + 1), each
 
     ends = [last_words(known) for known in (status, twin.wait_until("Succeeded"))]
     for what in ("loss", "accuracy"):
