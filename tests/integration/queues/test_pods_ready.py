@@ -18,16 +18,24 @@ from tests.integration.queues.conftest import playing
 from tests.integration.queues.explained import explained
 from tests.integration.queues.queue import SINGLE, Queue, is_true, queued_job, workload_of
 
-pytestmark = pytest.mark.usefixtures("impatient", "operator")
+pytestmark = pytest.mark.usefixtures("operator")
 
 _BACKOFF = {"timestamp": "Eviction", "backoffBaseSeconds": 1, "backoffLimitCount": 2}
-_SETTINGS = {"timeout": "10s", "recoveryTimeout": "2s", "requeuingStrategy": _BACKOFF}
 
 
-@pytest.fixture(scope="module")
-def impatient(kueue: Kueue) -> Iterator[None]:
-    """Kueue with short timeouts."""
-    with kueue.configured(waitForPodsReady=_SETTINGS):
+@pytest.fixture
+def quick_start(kueue: Kueue) -> Iterator[None]:
+    """Kueue evicts jobs that have not started after ten seconds."""
+    settings = {"timeout": "10s", "requeuingStrategy": _BACKOFF}
+    with kueue.configured(waitForPodsReady=settings):
+        yield
+
+
+@pytest.fixture
+def quick_recovery(kueue: Kueue) -> Iterator[None]:
+    """Kueue evicts jobs whose lost pods are not replaced at once; to start may take longer."""
+    settings = {"timeout": "10m", "recoveryTimeout": "2s", "requeuingStrategy": _BACKOFF}
+    with kueue.configured(waitForPodsReady=settings):
         yield
 
 
@@ -49,6 +57,7 @@ def eviction_reasons(workload: Json) -> set[tuple[Any, Any]]:
     return {(each["reason"], each.get("underlyingCause")) for each in evictions}
 
 
+@pytest.mark.usefixtures("quick_start")
 async def test_a_job_that_never_starts_is_deactivated(
     admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, queue: Queue
 ) -> None:
@@ -75,6 +84,7 @@ async def test_a_job_that_never_starts_is_deactivated(
     assert (await jobs.status()).restarts == 0
 
 
+@pytest.mark.usefixtures("quick_recovery")
 async def test_a_job_whose_replacement_does_not_start_is_requeued(
     jobs: Jobs, kubelet: FakeKubelet, queue: Queue
 ) -> None:
