@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from ddp_operator.api.rules import SPEC_RULES
 from ddp_operator.api.schema.crd import custom_resource_definition
-from ddp_operator.kube import ApiClient, check_served, load_credentials
+from ddp_operator.kube import PODS, ApiClient, check_served, load_credentials
 from ddp_operator.kube.client import MERGE_PATCH
-from ddp_operator.ports import AlreadyExistsError, ClusterError, InvalidError
+from ddp_operator.ports import AlreadyExistsError, ClusterError, InvalidError, NotFoundError
 
 from tests import cluster
 from tests.bad_manifests import BAD_MANIFESTS
@@ -27,6 +27,8 @@ from tests.skipping import skip_or_fail
 from tests.waiting import eventually
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""Accepts an object's metadata alone."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,15 +56,18 @@ def as_operator(control_plane: cluster.ControlPlane) -> Path:
 
 @pytest.fixture
 async def admin(control_plane: cluster.ControlPlane) -> AsyncIterator[ApiClient]:
-    """A client that may do everything."""
-    async with ApiClient(load_credentials(kubeconfig=str(control_plane.kubeconfig))) as client:
+    """A client that may do everything, and has patience with a server that shares its cores."""
+    credentials = load_credentials(kubeconfig=str(control_plane.kubeconfig))
+    async with ApiClient(credentials, timeout_seconds=180) as client:
         yield client
 
 
 @contextlib.asynccontextmanager
 async def new_namespace(admin: ApiClient, **labels: str) -> AsyncIterator[str]:
-    """Create a namespace; it is deleted in the background afterwards. `labels` are those of Pod
+    """Create a namespace, and delete the jobs and pods in it afterwards. `labels` are those of Pod
     Security, by the last part of their names.
+
+    The namespace itself stays: to delete one takes the server longer than most tests take.
     """
     name = f"test-{uuid.uuid4().hex[:8]}"
     named = {f"pod-security.kubernetes.io/{key}": value for key, value in labels.items()}
@@ -73,7 +78,20 @@ async def new_namespace(admin: ApiClient, **labels: str) -> AsyncIterator[str]:
         yield name
     finally:
         with contextlib.suppress(ClusterError):  # a test may have left the server stopped
-            await admin.request("DELETE", f"/api/v1/namespaces/{name}", max_attempts=1)
+            await _empty(admin, name)
+
+
+async def _empty(admin: ApiClient, namespace: str) -> None:
+    with contextlib.suppress(NotFoundError):  # without the CRD there are none
+        await admin.request("DELETE", JOBS.path(namespace=namespace), max_attempts=1)
+    path = PODS.path(namespace=namespace)
+    for pod in (await admin.request("GET", path, max_attempts=1))["items"]:
+        if pod["metadata"].get("finalizers"):  # of a queue
+            of_pod = PODS.path(namespace=namespace, name=pod["metadata"]["name"])
+            body = {"metadata": {"finalizers": None}}
+            await admin.request("PATCH", of_pod, body=body, content_type=MERGE_PATCH)
+    # No kubelet will say that they have ended.
+    await admin.request("DELETE", path, params={"gracePeriodSeconds": "0"})
 
 
 @pytest.fixture
@@ -94,8 +112,13 @@ def kubectl_program() -> str:
 
 async def install_crd(client: ApiClient) -> None:
     """Install the CRD, unless an earlier test has, and wait until it is served."""
-    with contextlib.suppress(AlreadyExistsError):
-        await client.request("POST", CRDS, body=custom_resource_definition())
+    definition = custom_resource_definition()
+    try:
+        await client.request("GET", f"{CRDS}/{definition['metadata']['name']}", accept=METADATA)
+    except NotFoundError:
+        # To refuse one that exists already takes the server as long as to create it.
+        with contextlib.suppress(AlreadyExistsError):
+            await client.request("POST", CRDS, body=definition)
     await eventually(lambda: check_served(client, JOBS), interval_seconds=0.05)
 
 

@@ -10,10 +10,11 @@ from ddp_operator.kube import ApiClient
 
 from tests import cluster
 from tests.cluster.kueue import Kueue
+from tests.integration.conftest import new_namespace
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import NODE, FakeKubelet
 from tests.integration.operator_process import OperatorProcess, flawless_operator
-from tests.integration.queues.queue import Queue, installed, new_queue
+from tests.integration.queues.queue import Queue, installed, new_queue, remove_queue
 from tests.skipping import skip_or_fail
 
 NODE_OBJECT = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
@@ -38,6 +39,14 @@ def kueue(control_plane: cluster.ControlPlane) -> Kueue:
 
 
 @pytest.fixture
+async def namespace(admin: ApiClient) -> AsyncIterator[str]:
+    """The name of a fresh namespace, whose queue goes with it."""
+    async with new_namespace(admin) as name:
+        yield name
+        await remove_queue(admin, name)
+
+
+@pytest.fixture
 async def queue(admin: ApiClient, namespace: str) -> Queue:
     """The queue `team` of the test's namespace, with quota for one job of two pods."""
     return await new_queue(admin, namespace)
@@ -50,7 +59,7 @@ async def playing(kubelet: FakeKubelet) -> AsyncIterator[None]:
     async def play() -> None:
         while True:
             await kubelet.live()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
 
     task = asyncio.create_task(play())
     yield

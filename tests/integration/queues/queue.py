@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ddp_operator.kube import ApiClient, Resource
 from ddp_operator.kube.client import MERGE_PATCH
-from ddp_operator.ports import AlreadyExistsError
+from ddp_operator.ports import AlreadyExistsError, NotFoundError
 
 from tests.cluster import ClusterUnavailableError
 from tests.cluster.kueue import Host, Kueue
@@ -245,3 +245,11 @@ async def new_queue(
         with contextlib.suppress(AlreadyExistsError):  # those that all tests share
             await client.request("POST", path, body=body)
     return Queue(client, namespace)
+
+
+async def remove_queue(client: ApiClient, namespace: str) -> None:
+    """Remove the queue of a namespace whose jobs nobody runs any more: Kueue would try again and
+    again to admit them.
+    """
+    with contextlib.suppress(NotFoundError):
+        await client.request("DELETE", _CLUSTER_QUEUES.path(name=namespace))

@@ -31,7 +31,8 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("operator", "operator_elsewhere", "elsewhere_lives")
 
-_API: Final = "kueue.x-k8s.io/v1beta2"
+_GROUP: Final = ("kueue.x-k8s.io", "v1beta2")
+_API: Final = "/".join(_GROUP)
 _SETTINGS: Final = {
     "multiKueue": {"externalFrameworks": [{"name": "DDPJob.v1alpha1.ddp-operator.io"}]}
 }
@@ -39,7 +40,7 @@ _NAME: Final = "elsewhere"
 """The name of everything that leads to the other cluster."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def elsewhere(control_plane: cluster.ControlPlane) -> Iterator[cluster.ControlPlane]:
     """The other control plane, with its own Kueue."""
     del control_plane  # the test is skipped there if there can be none
@@ -91,27 +92,35 @@ async def queue_elsewhere(admin_elsewhere: ApiClient, jobs_elsewhere: Jobs) -> Q
     return await new_queue(admin_elsewhere, jobs_elsewhere.namespace)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _distributing(
+    control_plane: cluster.ControlPlane, kueue: Kueue, elsewhere: cluster.ControlPlane
+) -> Iterator[None]:
+    """Kueue gives DDPJobs to other clusters."""
+    with kueue.configured(**_SETTINGS):
+        yield
+        for kind in ("admissionchecks", "multikueueconfigs", "multikueueclusters"):
+            path = Resource(*_GROUP, kind).path(name=_NAME)
+            control_plane.client.request("DELETE", path)
+    del elsewhere  # which ends after that
+
+
 @pytest.fixture
 async def queue(
-    admin: ApiClient,
-    namespace: str,
-    kueue: Kueue,
-    elsewhere: cluster.ControlPlane,
-    queue_elsewhere: Queue,
-) -> AsyncIterator[Queue]:
+    admin: ApiClient, namespace: str, elsewhere: cluster.ControlPlane, queue_elsewhere: Queue
+) -> Queue:
     """The queue of the first cluster, which leads to the other one."""
     del queue_elsewhere  # first, since jobs go there at once
-    with kueue.configured(**_SETTINGS):
-        queue = await new_queue(admin, namespace)
-        await _lead(admin, elsewhere.kubeconfig.read_bytes(), namespace)
-        yield queue
+    queue = await new_queue(admin, namespace)
+    await _lead(admin, elsewhere.kubeconfig.read_bytes(), namespace)
+    return queue
 
 
 async def _lead(admin: ApiClient, kubeconfig: bytes, namespace: str) -> None:
     """Have the ClusterQueue `namespace` lead to the cluster of a kubeconfig."""
 
     async def create(kind: str, **spec: Any) -> Resource:
-        resource = Resource("kueue.x-k8s.io", "v1beta2", f"{kind.lower()}s")
+        resource = Resource(*_GROUP, f"{kind.lower()}s")
         body = {"apiVersion": _API, "kind": kind, "metadata": {"name": _NAME}, "spec": spec}
         with contextlib.suppress(AlreadyExistsError):
             await admin.request("POST", resource.path(), body=body)
@@ -140,7 +149,7 @@ async def _lead(admin: ApiClient, kubeconfig: bytes, namespace: str) -> None:
         return is_true(seen, "Active")
 
     await eventually(active, interval_seconds=0.2, describe=lambda: seen)
-    path = Resource("kueue.x-k8s.io", "v1beta2", "clusterqueues").path(name=namespace)
+    path = Resource(*_GROUP, "clusterqueues").path(name=namespace)
     strategy = {"admissionChecksStrategy": {"admissionChecks": [{"name": _NAME}]}}
     await admin.request("PATCH", path, body={"spec": strategy}, content_type=MERGE_PATCH)
 
