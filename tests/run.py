@@ -1,7 +1,7 @@
 """Prepares what the tests need, then runs all rings beside each other: `make test`, `make chaos`.
 
 One lane waits for pods most of its time, two start processes, two compute and two talk to an API
-server, so that together they take little longer than the slowest. Each part of a lane is an
+server, so that a few of them together take little longer than one. Each part of a lane is an
 ordinary pytest run. What takes minutes to get is prepared before, outside of any test's time limit;
 only decisions, alone and in whole histories, which is plain computing, are tested meanwhile.
 """
@@ -14,8 +14,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -45,8 +47,15 @@ APART = (MONITORING, PAGES, QUEUES)
 """What needs more than an API server."""
 
 TESTS: Mapping[str, Sequence[Part]] = {
-    "decisions": (Part(("tests/unit",), None),),
-    "histories": (Part(("tests/simulation",), None),),
+    "real pods": (Part(("tests/cluster", "tests/e2e"), Stage.IMAGES),),
+    # Processes need nothing, but a build beside them would take the two cores from ranks that wait
+    # for each other; and they from it, for whose end the longest lane waits.
+    "processes": (
+        Part(
+            ("tests/local", "tests/trainer", *(f"--ignore={part}" for part in LOST_RANKS)),
+            Stage.IMAGES,
+        ),
+    ),
     "API server": (
         Part(
             ("tests/integration", *(f"--ignore={part}" for part in APART)),
@@ -55,18 +64,12 @@ TESTS: Mapping[str, Sequence[Part]] = {
         Part((MONITORING,), Stage.MONITORING),
         Part((PAGES,), Stage.BROWSER),
     ),
-    "queues": (Part((QUEUES,), Stage.KUEUE),),
-    # They need nothing, but a build beside them would take the two cores from ranks that wait for
-    # each other; and they from it, for whose end the longest lane waits.
     "lost ranks": (Part(LOST_RANKS, Stage.IMAGES),),
-    "processes": (
-        Part(
-            ("tests/local", "tests/trainer", *(f"--ignore={part}" for part in LOST_RANKS)),
-            Stage.IMAGES,
-        ),
-    ),
-    "real pods": (Part(("tests/cluster", "tests/e2e"), Stage.IMAGES),),
+    "queues": (Part((QUEUES,), Stage.KUEUE),),
+    "histories": (Part(("tests/simulation",), None),),
+    "decisions": (Part(("tests/unit",), None),),
 }
+"""The longest first: it also gets its turn first."""
 
 CHAOS: Mapping[str, Sequence[Part]] = {
     # Of waiting for pods the one, of processes of its own the other.
@@ -76,6 +79,36 @@ CHAOS: Mapping[str, Sequence[Part]] = {
 
 SUITES = {"tests": TESTS, "chaos": CHAOS}
 
+LANES_PER_CORE = 2
+"""A lane waits half of its time. With more of them, all the servers and ranks that share a core
+answer too late for those who wait for them."""
+
+
+class Turns:
+    """Lets a few lanes run at a time; of those that wait, the first one of their suite is next."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.waiting: set[int] = set()
+        """Their places."""
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, place: int) -> Iterator[None]:
+        """Wait until it is the turn of the lane at that place of its suite, and take it."""
+        with self._changed:
+            self.waiting.add(place)
+            self._changed.wait_for(lambda: self._left and place == min(self.waiting))
+            self.waiting.remove(place)
+            self._left -= 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left += 1
+                self._changed.notify_all()
+
 
 class Lane(threading.Thread):
     """Runs the parts of a lane one after the other, each as soon as it can."""
@@ -84,6 +117,7 @@ class Lane(threading.Thread):
         self,
         parts: Sequence[Part],
         ready: Mapping[Stage, threading.Event],
+        turn: Callable[[], AbstractContextManager[None]],
         log: Path,
         options: Sequence[str],
     ) -> None:
@@ -91,6 +125,7 @@ class Lane(threading.Thread):
         self._parts = parts
         self._options = options
         self._ready = ready
+        self._turn = turn
         self.log = log
         self.log.touch()
         self.reports = [log.with_suffix(f".{number}.xml") for number in range(len(parts))]
@@ -99,7 +134,9 @@ class Lane(threading.Thread):
         self.interrupted = threading.Event()
         """Set when no further part is to be run."""
         self.took_s = 0.0
-        """Of the tests alone, without the wait for what they need."""
+        """Of the tests alone, without the wait for their turn and for what they need."""
+        self.cpu_s = 0.0
+        """Of pytest and of all processes that it has waited for."""
 
     def run(self) -> None:
         """Run pytest for each part, whatever has become of the one before."""
@@ -107,20 +144,26 @@ class Lane(threading.Thread):
         for part, report in zip(self._parts, self.reports, strict=True):
             if part.needs is not None:
                 self._ready[part.needs].wait()
-            if self.interrupted.is_set():
-                return
-            began = time.monotonic()
-            with self.log.open("a") as output:
-                process = subprocess.run(
-                    [*command, *part.tests, f"--junitxml={report}"],
-                    cwd=ROOT,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                    stdout=output,
-                    stderr=output,
-                    check=False,
-                )
-            self.exit_code = max(self.exit_code, abs(process.returncode))
-            self.took_s += time.monotonic() - began
+            with self._turn():
+                if self.interrupted.is_set():
+                    return
+                self._run([*command, *part.tests, f"--junitxml={report}"])
+
+    def _run(self, command: Sequence[str]) -> None:
+        began = time.monotonic()
+        with self.log.open("a") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                stdout=output,
+                stderr=output,
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        self.exit_code = max(self.exit_code, abs(process.returncode))
+        self.took_s += time.monotonic() - began
+        self.cpu_s += usage.ru_utime + usage.ru_stime
 
     def report(self) -> None:
         """Print what the lane has to say until it has ended."""
@@ -144,9 +187,12 @@ def main() -> int:
     wanted = SUITES[asked.suite]
     began = time.monotonic()
     ready = {stage: threading.Event() for stage in Stage}
+    turns = Turns(LANES_PER_CORE * (os.cpu_count() or 1))
     with tempfile.TemporaryDirectory(prefix="ddp-tests-") as folder:
         lanes = {
-            name: Lane(parts, ready, Path(folder, f"{number}.log"), options)
+            name: Lane(
+                parts, ready, partial(turns.taken, number), Path(folder, f"{number}.log"), options
+            )
             for number, (name, parts) in enumerate(wanted.items())
         }
         for lane in lanes.values():
@@ -167,7 +213,10 @@ def main() -> int:
                 lane.join()
             return 130
         missing = not_run(report for lane in lanes.values() for report in lane.reports)
-    took = ", ".join(f"{name} {in_words(lane.took_s)}" for name, lane in lanes.items())
+    took = ", ".join(
+        f"{name} {in_words(lane.took_s)} (CPU {in_words(lane.cpu_s)})"
+        for name, lane in lanes.items()
+    )
     print(f"== prepared in {in_words(prepared_s)}; lanes: {took}")
     for reason, tests in missing.most_common():
         print(f"== NOT RUN: {tests} tests: {reason}")

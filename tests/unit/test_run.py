@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
-from tests.run import not_run
+from tests.run import Turns, not_run
 
 TESTS = """
 import pytest
@@ -38,3 +40,25 @@ def test_what_was_skipped_is_counted_by_its_reason(tmp_path: Path) -> None:
         "NO MOON ON THIS MACHINE: it is new": 4,
         "needs a tide": 1,
     }
+
+
+def test_so_many_lanes_run_at_a_time_and_the_first_that_waits_is_next() -> None:
+    turns, ran = Turns(2), list[int]()
+
+    def run(place: int) -> None:
+        with turns.taken(place):
+            ran.append(place)
+
+    lanes = [threading.Thread(target=run, args=(place,)) for place in (2, 0, 1)]
+    with turns.taken(3):
+        with turns.taken(4):
+            for lane in lanes:
+                lane.start()
+            until = time.monotonic() + 60
+            while len(turns.waiting) < len(lanes):
+                assert time.monotonic() < until
+                time.sleep(0.001)
+            assert ran == []
+        for lane in lanes:
+            lane.join()
+    assert ran == [0, 1, 2]
