@@ -187,7 +187,7 @@ async def run_pod(pod: Json, kubeconfig: Path) -> str:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             out, errors = await process.communicate()
     finally:
         with contextlib.suppress(ProcessLookupError):
