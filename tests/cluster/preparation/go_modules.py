@@ -68,7 +68,8 @@ def go_environment() -> dict[str, str]:
         "GOWORK": "off",
         "GOCACHE": str(cache_dir("go-cache")),
         # By default the compiler spends a fifth of its time on collecting garbage to save memory.
-        "GOGC": "400",
+        "GOGC": "off",
+        "GOMEMLIMIT": "2GiB",
     }
 
 
