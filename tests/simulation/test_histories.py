@@ -1,7 +1,7 @@
 """Five thousand histories in which anything may happen; every invariant holds in all of them.
 
 The histories are the same in each run, so that a failure is never an accident of the day:
-`python -m tests.simulation --histories 200000` looks at so many new ones instead. One takes thirty
+`python -m tests.simulation --histories 200000` looks at so many new ones instead. One takes eighty
 milliseconds of a core.
 """
 
