@@ -86,21 +86,30 @@ answer too late for those who wait for them."""
 
 
 class Turns:
-    """Lets a few lanes run at a time; of those that wait, the first one of their suite is next."""
+    """Lets a few lanes run at a time; of those for which all is prepared, the first one of their
+    suite is next.
+    """
 
     def __init__(self, number: int) -> None:
         self._left = number
-        self.waiting: set[int] = set()
-        """Their places."""
+        self._reached: set[Stage] = set()
+        self.waiting: dict[int, Stage] = {}
+        """The lanes' places, and what each of them needs."""
         self._changed = threading.Condition()
 
+    def reach(self, *stages: Stage) -> None:
+        """Say that all is prepared for them."""
+        with self._changed:
+            self._reached.update(stages)
+            self._changed.notify_all()
+
     @contextmanager
-    def taken(self, place: int) -> Iterator[None]:
+    def taken(self, place: int, needs: Stage) -> Iterator[None]:
         """Wait until it is the turn of the lane at that place of its suite, and take it."""
         with self._changed:
-            self.waiting.add(place)
-            self._changed.wait_for(lambda: self._left and place == min(self.waiting))
-            self.waiting.remove(place)
+            self.waiting[place] = needs
+            self._changed.wait_for(lambda: self._left and place == self._next())
+            del self.waiting[place]
             self._left -= 1
             self._changed.notify_all()
         try:
@@ -110,6 +119,10 @@ class Turns:
                 self._left += 1
                 self._changed.notify_all()
 
+    def _next(self) -> int | None:
+        can = (place for place, needs in self.waiting.items() if needs in self._reached)
+        return min(can, default=None)
+
 
 class Lane(threading.Thread):
     """Runs the parts of a lane one after the other, each as soon as it can."""
@@ -117,15 +130,13 @@ class Lane(threading.Thread):
     def __init__(
         self,
         parts: Sequence[Part],
-        ready: Mapping[Stage, threading.Event],
-        turn: Callable[[], AbstractContextManager[None]],
+        turn: Callable[[Stage], AbstractContextManager[None]],
         log: Path,
         options: Sequence[str],
     ) -> None:
         super().__init__(daemon=True)
         self._parts = parts
         self._options = options
-        self._ready = ready
         self._turn = turn
         self.log = log
         self.log.touch()
@@ -147,8 +158,7 @@ class Lane(threading.Thread):
             if part.needs is None:
                 self._run(["nice", "-n", "5", *words])
                 continue
-            self._ready[part.needs].wait()
-            with self._turn():
+            with self._turn(part.needs):
                 self._run(words)
 
     def _run(self, command: Sequence[str]) -> None:
@@ -190,19 +200,16 @@ def main() -> int:
     asked, options = parser.parse_known_args()
     wanted = SUITES[asked.suite]
     began = time.monotonic()
-    ready = {stage: threading.Event() for stage in Stage}
     turns = Turns(LANES_PER_CORE * (os.cpu_count() or 1))
     with tempfile.TemporaryDirectory(prefix="ddp-tests-") as folder:
         lanes = {
-            name: Lane(
-                parts, ready, partial(turns.taken, number), Path(folder, f"{number}.log"), options
-            )
+            name: Lane(parts, partial(turns.taken, number), Path(folder, f"{number}.log"), options)
             for number, (name, parts) in enumerate(wanted.items())
         }
         for lane in lanes.values():
             lane.start()
         try:
-            worst = _prepare(ready)
+            worst = _prepare(turns)
             prepared_s = time.monotonic() - began
             for name, lane in lanes.items():
                 print(
@@ -239,12 +246,12 @@ def not_run(reports: Iterable[Path]) -> Counter[str]:
     return reasons
 
 
-def _prepare(ready: Mapping[Stage, threading.Event]) -> int:
+def _prepare(turns: Turns) -> int:
     """Prepare all stages, and let the lanes go on whether or not that succeeds."""
     try:
         wanted = steps()
         say_what_is_there(wanted)
-        prepare(wanted, reached=lambda stage: ready[stage].set())
+        prepare(wanted, reached=turns.reach)
     except ClusterUnavailableError as reason:
         # Tests that need it say so, and fail in continuous integration.
         print(f"== no test cluster on this machine: {reason}")
@@ -252,8 +259,7 @@ def _prepare(ready: Mapping[Stage, threading.Event]) -> int:
         print(f"== could not prepare the test cluster: {error}")
         return 1
     finally:
-        for event in ready.values():
-            event.set()
+        turns.reach(*Stage)
     return 0
 
 

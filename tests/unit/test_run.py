@@ -4,8 +4,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from tests.cluster.preparation.steps import Stage
 from tests.run import Turns, not_run
 
 TESTS = """
@@ -42,23 +44,31 @@ def test_what_was_skipped_is_counted_by_its_reason(tmp_path: Path) -> None:
     }
 
 
-def test_so_many_lanes_run_at_a_time_and_the_first_that_waits_is_next() -> None:
+def test_so_many_lanes_run_at_a_time_and_the_first_that_can_is_next() -> None:
     turns, ran = Turns(2), list[int]()
 
-    def run(place: int) -> None:
-        with turns.taken(place):
+    def run(place: int, needs: Stage) -> None:
+        with turns.taken(place, needs):
             ran.append(place)
 
-    lanes = [threading.Thread(target=run, args=(place,)) for place in (2, 0, 1)]
-    with turns.taken(3):
-        with turns.taken(4):
+    needed = {2: Stage.IMAGES, 0: Stage.IMAGES, 1: Stage.NODE, 3: Stage.NODE}
+    lanes = [threading.Thread(target=run, args=item) for item in needed.items()]
+    turns.reach(Stage.NODE)
+    with turns.taken(4, Stage.NODE):
+        with turns.taken(5, Stage.NODE):
             for lane in lanes:
                 lane.start()
-            until = time.monotonic() + 60
-            while len(turns.waiting) < len(lanes):
-                assert time.monotonic() < until
-                time.sleep(0.001)
+            _until(lambda: len(turns.waiting) == len(lanes))
             assert ran == []
+        _until(lambda: ran == [1, 3])
+        turns.reach(Stage.IMAGES)
         for lane in lanes:
             lane.join()
-    assert ran == [0, 1, 2]
+    assert ran == [1, 3, 0, 2]
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
