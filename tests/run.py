@@ -34,8 +34,7 @@ class Part:
 
     tests: Sequence[str]
     needs: Stage | None
-    """What has to be prepared before. None: nothing; it only computes, and gets what of the cores
-    the preparation and all other parts leave."""
+    """What has to be prepared before; None: nothing."""
 
 
 LOST_RANKS = ("tests/trainer/library", "tests/trainer/stream_device")
@@ -92,8 +91,8 @@ class Turns:
 
     def __init__(self, number: int) -> None:
         self._left = number
-        self._reached: set[Stage] = set()
-        self.waiting: dict[int, Stage] = {}
+        self._reached: set[Stage | None] = {None}
+        self.waiting: dict[int, Stage | None] = {}
         """The lanes' places, and what each of them needs."""
         self._changed = threading.Condition()
 
@@ -104,7 +103,7 @@ class Turns:
             self._changed.notify_all()
 
     @contextmanager
-    def taken(self, place: int, needs: Stage) -> Iterator[None]:
+    def taken(self, place: int, needs: Stage | None) -> Iterator[None]:
         """Wait until it is the turn of the lane at that place of its suite, and take it."""
         with self._changed:
             self.waiting[place] = needs
@@ -130,7 +129,7 @@ class Lane(threading.Thread):
     def __init__(
         self,
         parts: Sequence[Part],
-        turn: Callable[[Stage], AbstractContextManager[None]],
+        turn: Callable[[Stage | None], AbstractContextManager[None]],
         log: Path,
         options: Sequence[str],
     ) -> None:
@@ -154,16 +153,12 @@ class Lane(threading.Thread):
         """Run pytest for each part, whatever has become of the one before."""
         command = [sys.executable, "-m", "pytest", *self._options]
         for part, report in zip(self._parts, self.reports, strict=True):
-            words = [*command, *part.tests, f"--junitxml={report}"]
-            if part.needs is None:
-                self._run(["nice", "-n", "5", *words])
-                continue
             with self._turn(part.needs):
-                self._run(words)
+                if self.interrupted.is_set():
+                    return
+                self._run([*command, *part.tests, f"--junitxml={report}"])
 
     def _run(self, command: Sequence[str]) -> None:
-        if self.interrupted.is_set():
-            return
         began = time.monotonic()
         with self.log.open("a") as output:
             process = subprocess.Popen(
