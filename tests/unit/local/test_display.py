@@ -185,6 +185,9 @@ def test_the_live_view_fits_an_ordinary_terminal(run_state: RunState) -> None:
     run_state.pods_changed([pod(0), pod(1, ready=False)])
     display = LiveDisplay(run_state, console)
     with display:
+        assert "digits-gloo · Pending" in output.getvalue(), (
+            "it is there before anything is printed"
+        )
         display.log(pod(0), "word " * 40)
         display.event("Restarting", "sentence " * 20, warning=True)
     lines = re.split(r"[\r\n]+|\x1b\[[0-9;?]*[A-Za-z]", output.getvalue())

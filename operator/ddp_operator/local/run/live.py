@@ -41,7 +41,8 @@ class LiveDisplay:
         )
 
     def __enter__(self) -> Self:
-        self._live.start()
+        # If two threads drew it for the first time, it would share a line with what is printed.
+        self._live.start(refresh=True)
         return self
 
     def __exit__(
