@@ -12,8 +12,9 @@ from typing import Any
 from ddp_operator.api.constants import LABEL_INDEX
 
 from tests.cluster.node import Node
+from tests.e2e.environment import Environment
 from tests.e2e.jobs import Job, force_delete, kill_rank
-from tests.e2e.kubectl import wait_for
+from tests.e2e.kubectl import Kubectl, wait_for
 
 KINDS = ("kill rank", "kill container", "delete pod", "force-delete pod")
 STEP_LOG = "steps"
@@ -67,6 +68,14 @@ class StepLog:
 
     def _path(self, rank: int) -> Path:
         return self.folder / f"{STEP_LOG}.rank{rank}"
+
+
+def step_logs(environment: Environment, kubectl: Kubectl, claim: str, ranks: int) -> list[str]:
+    """Return what ranks have noted in the volume of a claim, wherever its node is."""
+    return [
+        environment.read_volume(kubectl, claim=claim, file=f"{STEP_LOG}.rank{rank}")
+        for rank in range(ranks)
+    ]
 
 
 def steps_in(text: str) -> list[int]:

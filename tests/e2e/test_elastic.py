@@ -11,7 +11,7 @@ from typing import Any
 from tests.e2e.environment import Environment
 from tests.e2e.jobs import UNTIL_TOLD, Job, doubles_job, force_delete, last_words, tell_to_end
 from tests.e2e.kubectl import Kubectl, wait_for
-from tests.e2e.losses import STEP_LOG, assert_no_step_is_lost
+from tests.e2e.losses import STEP_LOG, assert_no_step_is_lost, step_logs, steps_in
 from tests.e2e.test_any_image import launched
 from tests.e2e.test_in_place import SCRIPT, begun, end
 
@@ -84,36 +84,22 @@ def test_a_training_shrinks_grows_and_loses_no_step(
     ends = [last_words(known) for known in (status, twin.wait_until("Succeeded"))]
     for what in ("totalSteps", "loss", "accuracy"):  # the latter two to six decimals
         assert ends[0][what] == ends[1][what]
-    steps = {
-        name: _steps(environment, shared, name, ranks)
-        for name, ranks in ((changing, 3), (fixed, 2))
-    }
-    assert_no_step_is_lost(
-        [[entry["step"] for entry in rank] for rank in steps[changing]],
-        total=ends[0]["totalSteps"],
-        elastic=True,
+    logs = step_logs(environment, shared, changing, 3)
+    steps = [steps_in(log) for log in logs]
+    assert_no_step_is_lost(steps, total=ends[0]["totalSteps"], elastic=True)
+    undisturbed = step_logs(environment, shared, fixed, 2)
+    assert _samples(logs) == _samples(undisturbed), (
+        "each step has those that two ranks would have had"
     )
-    samples = [_samples(steps[name]) for name in (changing, fixed)]
-    assert samples[0] == samples[1], "each step has those that two ranks would have had"
     for pod in job.uids():
         assert "resuming from checkpoint" not in job.log(pod)
 
 
-def _steps(
-    environment: Environment, kubectl: Kubectl, claim: str, ranks: int
-) -> list[list[dict[str, Any]]]:
-    """What each rank has noted about the steps that it began."""
-    logs = [
-        environment.read_volume(kubectl, claim=claim, file=f"{STEP_LOG}.rank{rank}")
-        for rank in range(ranks)
-    ]
-    return [[json.loads(line) for line in log.splitlines()] for log in logs]
-
-
-def _samples(steps: Iterable[Iterable[dict[str, Any]]]) -> dict[int, set[int]]:
+def _samples(logs: Iterable[str]) -> dict[int, set[int]]:
     """What each step was trained on, by all ranks."""
     found: dict[int, set[int]] = defaultdict(set)
-    for entry in chain(*steps):
+    for line in chain(*map(str.splitlines, logs)):
+        entry = json.loads(line)
         found[entry["step"]].update(entry["samples"])
     return dict(found)
 
