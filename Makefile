@@ -15,6 +15,10 @@ ifneq ($(WHEELS),)
 export PIP_FIND_LINKS := $(sort $(PIP_FIND_LINKS) $(WHEELS))
 endif
 
+# Tests start thousands of processes. Without Python's cache of compiled modules each of them compiles
+# what it imports: 4 s of CPU for torch, 2 s for the operator.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help
 help: ## List the targets
@@ -22,8 +26,7 @@ help: ## List the targets
 
 # A virtual environment with both distributions (editable) and the tools, at the locked versions. pip
 # accepts hashes for all requirements or for none, and only the operator's have them, so it runs several
-# times. It prints nothing for minutes, so a line before it says how much it fetches. What is never
-# imported need not be compiled.
+# times. It prints nothing for minutes, so a line before it says how much it fetches.
 $(PROGRAMS): requirements/operator.txt requirements/trainer.txt operator/pyproject.toml trainer-image/pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip show torch 2> /dev/null | grep '^Version: $(TORCH)' > /dev/null || \
@@ -32,14 +35,14 @@ $(PROGRAMS): requirements/operator.txt requirements/trainer.txt operator/pyproje
 	  else echo "Fetching about 3 GB of Python packages, with torch's CUDA build. The CPU build needs" \
 	    "300 MB: README.md says how to get it."; \
 	  fi
-	$(PY) -m pip install --quiet --no-compile -r requirements/operator.txt
-	$(PY) -m pip install --quiet --no-compile -r requirements/trainer.txt setuptools
+	$(PY) -m pip install --quiet -r requirements/operator.txt
+	$(PY) -m pip install --quiet -r requirements/trainer.txt setuptools
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e operator -e trainer-image
 	touch $@
 
 $(STAMP): $(PROGRAMS) requirements/dev.txt
 	@test -e $@ || echo "Fetching about 200 MB of Python tools."
-	$(PY) -m pip install --quiet --no-compile -r requirements/trainer.txt -r requirements/dev.txt
+	$(PY) -m pip install --quiet -r requirements/trainer.txt -r requirements/dev.txt
 	touch $@
 
 .PHONY: venv
