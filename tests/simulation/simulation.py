@@ -32,6 +32,7 @@ class Simulation:
         self.server = ApiServer(self.clock)
         self.weather = Weather()
         self._specs: dict[tuple[str, int], DDPJob] = {}
+        self._read: dict[tuple[str, str], DDPJob] = {}
         self.invariants = Invariants(self.server, self.clock, parse=self._parsed)
         self.server.judge = self.invariants
         self.training = training or Training()
@@ -69,7 +70,14 @@ class Simulation:
         return self._parsed(self.server.job) if self.server.job else None
 
     def _parsed(self, manifest: Manifest) -> DDPJob:
-        """Read a job as stored; its spec only once, for that takes longest."""
+        """Read a job as stored, each version only once, and its spec not again for a new status."""
+        metadata = manifest["metadata"]
+        version = (metadata["uid"], metadata["resourceVersion"])
+        if version not in self._read:
+            self._read[version] = self._with_status(manifest)
+        return self._read[version]
+
+    def _with_status(self, manifest: Manifest) -> DDPJob:
         metadata = manifest["metadata"]
         known = self._specs.get((metadata["uid"], metadata["generation"]))
         if known is None:
