@@ -26,7 +26,8 @@ help: ## List the targets
 
 # A virtual environment with both distributions (editable) and the tools, at the locked versions. pip
 # accepts hashes for all requirements or for none, and only the operator's have them, so it runs several
-# times. It prints nothing for minutes, so a line before it says how much it fetches.
+# times. It prints nothing for minutes, so a line before it says how much it fetches. Python compiles
+# what is imported, and nothing else needs it.
 $(PROGRAMS): requirements/operator.txt requirements/trainer.txt operator/pyproject.toml trainer-image/pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip show torch 2> /dev/null | grep '^Version: $(TORCH)' > /dev/null || \
@@ -35,14 +36,14 @@ $(PROGRAMS): requirements/operator.txt requirements/trainer.txt operator/pyproje
 	  else echo "Fetching about 3 GB of Python packages, with torch's CUDA build. The CPU build needs" \
 	    "300 MB: README.md says how to get it."; \
 	  fi
-	$(PY) -m pip install --quiet -r requirements/operator.txt
-	$(PY) -m pip install --quiet -r requirements/trainer.txt setuptools
+	$(PY) -m pip install --quiet --no-compile -r requirements/operator.txt
+	$(PY) -m pip install --quiet --no-compile -r requirements/trainer.txt setuptools
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e operator -e trainer-image
 	touch $@
 
 $(STAMP): $(PROGRAMS) requirements/dev.txt
 	@test -e $@ || echo "Fetching about 200 MB of Python tools."
-	$(PY) -m pip install --quiet -r requirements/trainer.txt -r requirements/dev.txt
+	$(PY) -m pip install --quiet --no-compile -r requirements/trainer.txt -r requirements/dev.txt
 	touch $@
 
 .PHONY: venv
@@ -99,6 +100,10 @@ test-gpu: $(STAMP) ## The trainer's tests that need a GPU; one is enough
 .PHONY: chaos
 chaos: $(STAMP) ## Kill, freeze and remove things at random for minutes; everything must recover
 	$(PY) -m tests.run chaos
+
+.PHONY: test-all
+test-all: $(STAMP) ## The tests and chaos, beside each other
+	$(PY) -m tests.run all
 
 .PHONY: incidents
 incidents: prepare ## Replay a bad night on a real cluster, in 40 minutes; not part of CI

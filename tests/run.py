@@ -2,8 +2,7 @@
 
 One lane waits for pods most of its time, two start processes, two compute and two talk to an API
 server, so that a few of them together take little longer than one. Each part of a lane is an
-ordinary pytest run. What takes minutes to get is prepared before, outside of any test's time limit;
-only decisions, alone and in whole histories, which is plain computing, are tested meanwhile.
+ordinary pytest run. What takes minutes to get is prepared before, outside of any test's time limit.
 """
 
 import argparse
@@ -33,8 +32,8 @@ class Part:
     """One run of pytest."""
 
     tests: Sequence[str]
-    needs: Stage | None
-    """What has to be prepared before; None: nothing."""
+    needs: Stage
+    """What has to be prepared before."""
 
 
 LOST_RANKS = ("tests/trainer/library", "tests/trainer/stream_device")
@@ -48,8 +47,8 @@ APART = (MONITORING, PAGES, QUEUES)
 
 TESTS: Mapping[str, Sequence[Part]] = {
     "real pods": (Part(("tests/cluster", "tests/e2e"), Stage.IMAGES),),
-    # Processes need nothing, but a build beside them would take the two cores from ranks that wait
-    # for each other; and they from it, for whose end the longest lane waits.
+    # What needs no images waits for them, too: a build takes all cores, and the longest lane waits
+    # for its end.
     "processes": (
         Part(
             ("tests/local", "tests/trainer", *(f"--ignore={part}" for part in LOST_RANKS)),
@@ -66,18 +65,17 @@ TESTS: Mapping[str, Sequence[Part]] = {
     ),
     "lost ranks": (Part(LOST_RANKS, Stage.IMAGES),),
     "queues": (Part((QUEUES,), Stage.KUEUE),),
-    "decisions": (Part(("tests/unit",), None),),
-    "histories": (Part(("tests/simulation",), None),),
+    "histories": (Part(("tests/simulation",), Stage.IMAGES),),
+    "decisions": (Part(("tests/unit",), Stage.IMAGES),),
 }
 """The longest first: it also gets its turn first."""
 
 CHAOS: Mapping[str, Sequence[Part]] = {
-    # Of waiting for pods the one, of processes of its own the other.
-    "operator": (Part(("tests/chaos",), Stage.IMAGES),),
-    "trainer": (Part(("tests/trainer/chaos",), Stage.IMAGES),),
+    "chaos of pods": (Part(("tests/chaos",), Stage.IMAGES),),
+    "chaos of processes": (Part(("tests/trainer/chaos",), Stage.IMAGES),),
 }
 
-SUITES = {"tests": TESTS, "chaos": CHAOS}
+SUITES = {"tests": TESTS, "chaos": CHAOS, "all": {**TESTS, **CHAOS}}
 
 LANES_PER_CORE = 2
 """A lane waits half of its time. With more of them, all the servers and ranks that share a core
@@ -91,8 +89,8 @@ class Turns:
 
     def __init__(self, number: int) -> None:
         self._left = number
-        self._reached: set[Stage | None] = {None}
-        self.waiting: dict[int, Stage | None] = {}
+        self._reached: set[Stage] = set()
+        self.waiting: dict[int, Stage] = {}
         """The lanes' places, and what each of them needs."""
         self._changed = threading.Condition()
 
@@ -103,7 +101,7 @@ class Turns:
             self._changed.notify_all()
 
     @contextmanager
-    def taken(self, place: int, needs: Stage | None) -> Iterator[None]:
+    def taken(self, place: int, needs: Stage) -> Iterator[None]:
         """Wait until it is the turn of the lane at that place of its suite, and take it."""
         with self._changed:
             self.waiting[place] = needs
@@ -129,7 +127,7 @@ class Lane(threading.Thread):
     def __init__(
         self,
         parts: Sequence[Part],
-        turn: Callable[[Stage | None], AbstractContextManager[None]],
+        turn: Callable[[Stage], AbstractContextManager[None]],
         log: Path,
         options: Sequence[str],
     ) -> None:
