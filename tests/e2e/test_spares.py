@@ -60,6 +60,8 @@ def test_a_training_loses_rank_0_and_a_worker_and_no_step(
     leader, worker = f"{disturbed}-0-2", f"{disturbed}-0-0-r1"
     force_delete(job, f"{disturbed}-0-0")  # rank 0's
     job.log_with(leader, "continuing from memory at step")
+    # While its launcher does not listen yet, the next pod that is lost is replaced instead.
+    job.log_with(worker, "waiting for an assignment")
     whole_with(job, 1, generation=1)
     force_delete(job, f"{disturbed}-0-1")
     job.log_with(worker, "continuing from memory at step")
