@@ -1,4 +1,4 @@
-"""Five thousand histories in which anything may happen; every invariant holds in all of them.
+"""Two thousand histories in which anything may happen; every invariant holds in all of them.
 
 The histories are the same in each run, so that a failure is never an accident of the day:
 `python -m tests.simulation --histories 200000` looks at so many new ones instead. One takes eighty
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.simulation.history import LEAST_STEPS, MOST_STEPS, SPEC_BYTES, STEP_BYTES
 from tests.simulation.run import run
 
-SHARDS = 25
+SHARDS = 20
 """Tests that share the histories, so that each is far from its deadline on a busy machine."""
 
-HISTORIES = 5000
+HISTORIES = 2000
 
 histories = st.binary(
     min_size=SPEC_BYTES + LEAST_STEPS * STEP_BYTES, max_size=SPEC_BYTES + MOST_STEPS * STEP_BYTES
