@@ -79,6 +79,7 @@ def read_started(channel: socket.socket) -> list[tuple[int, int]]:
 
 def serve(channel: socket.socket, arguments: Sequence[str]) -> None:
     """Fork a rank of the bundled trainer for each request until the launcher closes the socket."""
+    gc.disable()  # an import leaves nothing to collect, and takes a fifth longer with it
     for module in PRELOADED:
         importlib.import_module(module)
     if fork_ranks(channel):
@@ -96,6 +97,7 @@ def fork_ranks(channel: socket.socket) -> bool:
     # collector would write.
     gc.collect()
     gc.freeze()
+    gc.enable()
     flush_streams()  # otherwise each rank prints the buffered output again
     _tell(channel, launcher, READY, os.getpid())
     while True:

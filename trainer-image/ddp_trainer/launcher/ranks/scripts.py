@@ -84,6 +84,7 @@ def serve(channel: socket.socket, program: Sequence[str]) -> None:
     """Fork a rank for each request, and run the program in it."""
     # Modules in the launcher's working directory belong to the script, not to torch.
     here = [] if sys.flags.safe_path else [sys.path.pop(0)]
+    gc.disable()  # as in `forkserver`
     for module in _PRELOADED:
         # A script without torch must run, too. If torch is broken, the script's error says it best.
         with contextlib.suppress(Exception):
