@@ -299,7 +299,8 @@ async def _until_it_runs_again(jobs_elsewhere: Jobs, queue_elsewhere: Queue) -> 
 
     async def runs() -> bool:
         with contextlib.suppress(NotFoundError):
-            return (await jobs_elsewhere.status()).phase == "Running"
+            await jobs_elsewhere.until_phase("Running")
+            return True
         return False
 
     await eventually(runs)
