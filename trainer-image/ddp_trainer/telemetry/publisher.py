@@ -19,6 +19,7 @@ from ddp_trainer.telemetry.histogram import Histogram
 from ddp_trainer.telemetry.history import History, Record
 from ddp_trainer.telemetry.status import (
     CheckpointStatus,
+    FirstStep,
     Measurements,
     PaceStatus,
     Resumption,
@@ -191,6 +192,7 @@ class Publisher:
             self._write(
                 "checkpoint",
                 step=self._step,
+                lastStepTime=self._last_step_time(),
                 savedStep=checkpoint.step,
                 savedTime=checkpoint.time,
                 seconds=round(seconds, 6),
@@ -264,7 +266,7 @@ class Publisher:
             return self._status.last_step_time
         return utc_to_the_millisecond(self._last_step_at)
 
-    def _first_steps(self) -> tuple[Resumption, ...] | None:
+    def _first_steps(self) -> tuple[FirstStep, ...] | None:
         return self._history.first_steps if self._history is not None else None
 
     def _measurements(self) -> Measurements:
