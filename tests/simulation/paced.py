@@ -22,6 +22,9 @@ from tests.simulation.simulation import Simulation
 from tests.simulation.stopwatch import Times
 from tests.simulation.training import Training
 
+RECORD_EVERY = 10
+"""Steps from one line of a trainer's `metrics.jsonl` to the next."""
+
 
 @dataclass
 class Pace:
@@ -64,8 +67,10 @@ class PacedTraining(Training):
     saved: tuple[int, float] = (0, 0.0)
     """Step and time of the newest complete checkpoint."""
     group: _Group | None = None
-    first_steps: list[tuple[int, float]] = field(default_factory=list)
-    """Number and time of each group's first step."""
+    first_steps: list[dict[str, Any]] = field(default_factory=list)
+    """What a trainer says of each group's first step."""
+    records: bool = True
+    """Whether it also tells of the step before; earlier releases do not."""
     leaving: dict[str, bool] = field(default_factory=dict)
     """UIDs of deleted pods that train on until they end or another group forms; true: the group
     saves when they end.
@@ -78,6 +83,8 @@ class PacedTraining(Training):
     _memory: dict[str, int] = field(default_factory=dict)
     """Step of the processes in each pod that is left of a group, by its UID."""
     _told: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _recorded: list[tuple[int, float]] = field(default_factory=list)
+    """Some steps, and when they were completed: lines of `metrics.jsonl`."""
     _simulation: Simulation | None = None
 
     def follow(self, simulation: Simulation) -> None:
@@ -128,6 +135,8 @@ class PacedTraining(Training):
         self._train_until(now)
         assert self.group is not None
         self.saved = self.group.step, now
+        if self.group.step > self.group.resumed:
+            self._recorded.append((self.group.step, self.times.steps[-1][0]))
 
     def is_left(self, pod: Manifest) -> bool:
         """Whether a pod waits for others, and its processes know how far they were."""
@@ -169,9 +178,9 @@ class PacedTraining(Training):
         self._told[group.leader] = {
             "step": group.step,
             "resumed": {"step": group.resumed, "time": _text(group.formed)},
-            "firstSteps": [{"step": n, "time": _text(at)} for n, at in self.first_steps[-8:]],
+            "firstSteps": self.first_steps[-8:],
             **({"lastStepTime": last} if last else {}),
-            **({"checkpoint": _saved(*self.saved)} if self.saved[0] else {}),
+            **({"checkpoint": _at(*self.saved)} if self.saved[0] else {}),
         }
 
     def _train_until(self, now: float) -> None:
@@ -180,12 +189,21 @@ class PacedTraining(Training):
             group.step += 1
             self.times.steps.append((group.next_at, group.step))
             if group.step == group.resumed + 1:
-                self.first_steps.append(self.times.steps[-1][::-1])
+                self._tell_first_step(group)
+            elif group.step % RECORD_EVERY == 0:
+                self._recorded.append((group.step, group.next_at))
             if group.step % pace.every == 0:
                 self._saving.append((group.step, group.next_at + pace.save))
             group.next_at += pace.step
         while self._saving and self._saving[0][1] <= now:
             self.saved = self._saving.pop(0)
+
+    def _tell_first_step(self, group: _Group) -> None:
+        self._recorded = [each for each in self._recorded if each[0] <= group.resumed]
+        before = {"before": _at(*self._recorded[-1])} if self._recorded and self.records else {}
+        first = group.step, group.next_at
+        self.first_steps.append({**_at(*first), **before})
+        self._recorded.append(first)
 
     def _members(self) -> Sequence[Manifest]:
         """Return the pods of a whole group, by their node ranks; none if it is not whole."""
@@ -231,7 +249,7 @@ def paces(random: Random) -> Pace:
     )
 
 
-def _saved(step: int, at: float) -> dict[str, Any]:
+def _at(step: int, at: float) -> dict[str, Any]:
     return {"step": step, "time": _text(at)}
 
 

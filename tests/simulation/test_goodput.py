@@ -41,6 +41,7 @@ class History:
         self.training = PacedTraining(paces(random), times, replicas)
         self.simulation = simulation = Simulation(self.training)
         self.training.follow(simulation)
+        self.training.records = self.number % 3 > 0
         simulation.server._version = random.randrange(8)  # it chooses what launchers can do
         scope = random.choice(("Gang", "Pod", "InPlace", "Auto"))
         scope = "InPlace" if self.led else scope
@@ -319,6 +320,10 @@ class History:
             self._wait(self.random.uniform(0, most))
             loss = self.random.choice((self.a_trainer_exits, self.a_pod_vanishes))
             loss()
+            # What is left of the lost group may answer.
+            self._is_heard = self.random.random() < 0.3
+            self._wait(self.random.uniform(0, 20))
+            self._is_heard = False
         self._is_heard = True
         self.happened.append("groups_are_lost_unheard")
 

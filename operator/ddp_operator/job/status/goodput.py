@@ -86,8 +86,12 @@ def account(
     known = after.goodput or before.goodput or Goodput(accounted_until=created)
     told = first_steps or ()
     books = _first_step(known, before, after, started=started, now=now, first_steps=told) or known
-    ended = _ended(books, before, after, started=started, now=now, first_steps=told)
-    books = unreported.settled(ended or books, after, first_steps)
+    counted = books.unreported
+    books = unreported.settled(books, after, first_steps)
+    ended = _ended(
+        books, before, after, started=started, now=now, first_steps=told, counted=counted
+    )
+    books = ended or books
     is_another = (after.phase, after.attempt) != (before.phase, before.attempt)
     # The pod that would have ended the outage was replaced.
     failed_again = books.outage is not None and after.incarnation != before.incarnation
@@ -194,8 +198,11 @@ def _ended(
     started: datetime | None,
     now: datetime,
     first_steps: FirstSteps,
+    counted: Sequence[Unreported],
 ) -> Goodput | None:
-    """Return the books with the outage ended; None while it has not."""
+    """Return the books with the outage ended; None while it has not. `counted`: stretches that
+    counted as training.
+    """
     outage, progress = books.outage, after.progress
     over = after.phase in ("Running", "Succeeded", "Failed")
     trains = before.phase in ("Restarting", "Running") and over
@@ -216,7 +223,8 @@ def _ended(
     books = _trains(books, "lost_seconds", since=max(at, began))
     kept = unreported.kept_until(outage, before, after, first_steps) - outage.lost_from
     books = unreported.moved(books, kept, source="lost_seconds", to="training_seconds")
-    return unreported.with_trained(books, outage, after, first_steps).updated(outage=None)
+    books = unreported.with_trained(books, outage, after, first_steps, counted)
+    return books.updated(outage=None)
 
 
 def _trains(books: Goodput, name: str, *, since: datetime) -> Goodput:
@@ -250,26 +258,26 @@ def _closed(
     """Book the stretch that ends now."""
     booked = _booked(books, name, now)
     until = booked.accounted_until
-    told = after.progress
+    told, since = after.progress, before.running_since
     resumes_at = told.step if told else 0  # if the others keep their state
     # Pods that were deleted without a failure could save first.
     failed = after.failures != before.failures
     stopped = lost_from = min(after.failures[-1].time, until) if failed else until
     if failed:
         lost_from = _stood_still(after, stopped, heard) or stopped
-        resumes_at = max(resumes_at, _step_at(told, lost_from))
+        resumes_at = max(resumes_at, _step_at(told, lost_from, since))
     if failed and restarts and (saved := _last_saved(after)):
         step, time = saved
         lost_from = min(lost_from, time)
         if told and time < books.accounted_until:
             # Steps before that time count as lost while they are repeated.
-            step = max(step, told.resumed_step or 0, _step_at(told, books.accounted_until) - 1)
+            reached = _step_at(told, books.accounted_until, since)
+            step = max(step, told.resumed_step or 0, reached - 1)
         resumes_at = min(resumes_at, step)
     lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
     seconds = int((until - lost_from).total_seconds()) if name == "training_seconds" else 0
     new = Outage(since=stopped, until_step=resumes_at + 1, lost_from=lost_from)
-    since, unheard_of = before.running_since, books.unreported
-    last = told.last_step_time if told else None
+    last, unheard_of = told.last_step_time if told else None, books.unreported
     unheard = since and books.accounted_until <= since < lost_from and not (last and since < last)
     if since and unheard and name == "training_seconds":
         was = _restarted(before, since)
@@ -298,10 +306,15 @@ def _stood_still(
     return last if heard is not None and heard - last >= stopped - heard else None
 
 
-def _step_at(told: Progress | None, time: datetime) -> int:
-    """Return the newest step at some time, by the mean pace of the reporting group; 0: unknown."""
+def _step_at(told: Progress | None, time: datetime, since: datetime | None) -> int:
+    """Return the newest step at some time, by the mean pace of the reporting group; 0: unknown.
+
+    `since`: when the present group's pods were ready. The report may be that of an earlier one.
+    """
     if told is None or told.last_step_time is None or told.resumed_at is None:
         return 0
+    if since is not None and told.last_step_time < since:
+        return told.step
     made, took = told.step - (told.resumed_step or 0), told.last_step_time - told.resumed_at
     if took <= timedelta():
         return 0

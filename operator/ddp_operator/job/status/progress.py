@@ -52,11 +52,17 @@ class ReportedProgress(Answer):
 
 
 class ReportedResumption(Answer):
-    """Where a group began, or its first step."""
+    """A step, and when a group began to train there or completed it."""
 
     step: Count
     time: _Moment
-    """When the group formed, or completed the step."""
+
+
+class ReportedFirstStep(ReportedResumption):
+    """The first step of a group."""
+
+    before: ReportedResumption | None = None
+    """The last recorded step of earlier groups that is kept."""
 
 
 class ReportedPace(Answer):
@@ -75,7 +81,7 @@ class TrainerStatus(ReportedProgress):
     pace: ReportedPace | None = None
     checkpoint: ReportedCheckpoint | None = None
     resumed: ReportedResumption | None = None
-    first_steps: Annotated[list[ReportedResumption] | None, Field(max_length=16)] = None
+    first_steps: Annotated[list[ReportedFirstStep] | None, Field(max_length=16)] = None
     """First steps of this group and earlier ones, oldest first."""
 
 

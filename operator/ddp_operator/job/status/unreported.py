@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from ddp_operator.api.status import DDPJobStatus, Goodput, Outage, Progress
-from ddp_operator.job.status.progress import ReportedResumption
+from ddp_operator.api.status import DDPJobStatus, Goodput, Outage, Progress, Unreported
+from ddp_operator.job.status.progress import ReportedFirstStep, ReportedResumption
 
-FirstSteps = Sequence[ReportedResumption]
+FirstSteps = Sequence[ReportedFirstStep]
 _SECOND: Final = timedelta(seconds=1)
 """Precision of stored times."""
 
@@ -26,6 +26,8 @@ def settled(books: Goodput, after: DDPJobStatus, first_steps: FirstSteps | None)
         return books.updated(unreported=())
     if told.resumed_at < books.unreported[-1].until:
         return books  # a report of the lost group
+    if told.step == told.resumed_step and not after.finished:
+        return books  # its first step tells more
     earlier = [each for each in first_steps if each.time < told.resumed_at]
     if not earlier and told.resumed_step:  # other groups trained, and it is unknown when
         return books.updated(unreported=())
@@ -35,31 +37,43 @@ def settled(books: Goodput, after: DDPJobStatus, first_steps: FirstSteps | None)
         name = "lost_seconds" if stretch.restarted else "starting_seconds"
         books = moved(books, began - stretch.since, to=name)
         if inside:
-            resumed = _lowest_resumed(told, earlier, after=began)
-            kept = _saved_until(inside[0], resumed, after, first_steps, until=stretch.until)
+            lowest = _lowest(told, first_steps, after=began)
+            kept = _saved_until(inside[0], lowest, after, first_steps, until=stretch.until)
             books = moved(books, stretch.until - max(kept, began), to="lost_seconds")
-    return books.updated(unreported=())
+    outage = books.outage
+    if outage and (again := _lowest(told, first_steps, after=outage.began)):
+        # Steps that are trained again have just been booked as lost.
+        outage = outage.updated(until_step=min(outage.until_step, again.step))
+    return books.updated(unreported=(), outage=outage)
 
 
 def with_trained(
-    books: Goodput, outage: Outage, after: DDPJobStatus, first_steps: FirstSteps
+    books: Goodput,
+    outage: Outage,
+    after: DDPJobStatus,
+    first_steps: FirstSteps,
+    counted: Sequence[Unreported],
 ) -> Goodput:
     """Return the books with the steps that groups completed in an outage, before they were lost
-    without a report, if later groups did not repeat them.
+    without a report, if later groups did not repeat them. `counted`: stretches that counted as
+    training.
     """
     told = after.progress
     if told is None or told.resumed_at is None:
         return books
     earlier = [each for each in first_steps if outage.began < each.time < told.resumed_at]
     for first in earlier:
-        if any(each.since <= first.time <= each.until for each in books.unreported):
-            continue  # counts as training already
+        if any(each.since <= first.time <= each.until for each in counted):
+            continue
         ends = [each.time for each in after.failures] + [each.time for each in earlier]
         until = min((time for time in ends if time > first.time), default=told.resumed_at)
-        resumed = _lowest_resumed(told, earlier, after=first.time) or 0
-        kept = _saved_until(first, resumed, after, first_steps, until=until) - first.time
-        new = resumed - max(outage.until_step, first.step)
-        kept *= max(new, 0) / max(resumed - first.step, 1)
+        lowest = _lowest(told, first_steps, after=first.time)
+        if lowest is None:
+            continue
+        kept = _saved_until(first, lowest, after, first_steps, until=until) - first.time
+        made = lowest.step - 1 - first.step
+        new = lowest.step - 1 - max(outage.until_step, first.step)
+        kept *= max(new, 0) / max(made, 1)
         books = moved(books, kept, source="lost_seconds", to="training_seconds")
     return books
 
@@ -75,11 +89,15 @@ def kept_until(
     later = [each for each in first_steps if each.time > stopped]
     if told.resumed_at is not None and _trained_on(stopped, after):
         stopped = max(min([told.resumed_at, *(each.time for each in later)]), stopped)
-    resumed = _lowest_resumed(told, first_steps, after=outage.began)
+    lowest = _lowest(told, first_steps, after=outage.began)
+    resumed, recorded = (lowest.step - 1, lowest.before) if lowest else (None, None)
     step, saved = outage.until_step - 1, outage.lost_from
     known = [(step, saved)]
+    checkpoints = [before.checkpoint, after.checkpoint]
+    if recorded and recorded.step > step:
+        known, checkpoints = [(recorded.step, recorded.time)], []
     longest = _pace_before(outage, told, first_steps, slack=_SECOND)
-    for each in (before.checkpoint, after.checkpoint):
+    for each in checkpoints:
         if each and each.time and outage.until_step <= each.step + 1:
             # Later groups may have saved, too. A rank that waits for others saves long after its
             # last step.
@@ -125,13 +143,17 @@ def moved(books: Goodput, time: timedelta, *, to: str, source: str = "training_s
     )
 
 
-def _lowest_resumed(told: Progress, groups: FirstSteps, *, after: datetime) -> int | None:
-    """Return the lowest step at which the reporting group, or others after that time, resumed;
-    None: unknown.
+def _lowest(
+    told: Progress, first_steps: FirstSteps, *, after: datetime
+) -> ReportedFirstStep | None:
+    """Return the first step of the group that resumed at the lowest step: the reporting group, or
+    another one after that time; None: unknown.
     """
-    if told.resumed_step is None:
+    if told.resumed_step is None or told.resumed_at is None:
         return None
-    return min([told.resumed_step, *(each.step - 1 for each in groups if each.time > after)])
+    own = ReportedFirstStep(step=told.resumed_step + 1, time=told.resumed_at)
+    later = [each for each in first_steps if each.time > after]
+    return min([*later, own], key=lambda each: each.step)
 
 
 def _trained_on(stopped: datetime, after: DDPJobStatus) -> bool:
@@ -160,19 +182,25 @@ def _first_of(told: Progress, first_steps: FirstSteps) -> ReportedResumption | N
 
 def _saved_until(
     first: ReportedResumption,
-    resumed: int | None,
+    lowest: ReportedFirstStep | None,
     after: DDPJobStatus,
     first_steps: FirstSteps,
     *,
     until: datetime,
 ) -> datetime:
-    """Return until when steps since a group's `first` one were saved, at most `until`: later groups
-    `resumed` there. Without the checkpoint's time, steps are as long as those of the last group.
+    """Return until when steps since a group's `first` one were saved, at most `until`.
+
+    `lowest`: the first step of the later group that resumed at the lowest one. If it has no record
+    of earlier steps, they are as long as those of the last group.
     """
     told, saved = after.progress, after.checkpoint
     assert told is not None
-    if resumed is None or resumed < first.step:
+    if lowest is None or lowest.step - 1 < first.step:
         return first.time
+    resumed, recorded = lowest.step - 1, lowest.before
+    if recorded and recorded.step > first.step:
+        long = max(recorded.time - first.time, timedelta()) / (recorded.step - first.step)
+        return min(first.time + long * (resumed - first.step), until)
     if saved and saved.time and saved.step == resumed:
         return min(max(saved.time, first.time), until)
     if after.failures and after.failures[-1].action == "RestartPod":  # from memory

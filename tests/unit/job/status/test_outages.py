@@ -363,6 +363,49 @@ def test_the_time_of_an_unknown_checkpoint_follows_from_the_pace() -> None:
     assert spent(job)[:2] == (37, 29)
 
 
+def recorded(first: tuple[int, float], *before: tuple[int, float]) -> dict[str, Any]:
+    """What a trainer says of its group's first step: the last of each earlier group is recorded."""
+    told = firsts((1, 42), *(first for _ in before))["firstSteps"]
+    for each, (step, at) in zip(told[1:], before, strict=True):
+        each["before"] = {"step": step, "time": later(at).isoformat()}
+    return {"firstSteps": told}
+
+
+@pytest.mark.parametrize("scope", ["Gang", "Pod"])
+@pytest.mark.parametrize(
+    ("record", "training"),
+    [((71, 112), 70), ((71, 107), 65), ((61, 102), 70), ((61, 91), 58)],
+    ids=["exact", "before the failure", "ten steps before", "short steps"],
+)
+def test_the_record_of_the_step_before_settles_a_lost_group(
+    scope: str, record: tuple[int, float], training: int
+) -> None:
+    """The present group's own pace says nothing: its steps so far took no whole second."""
+    job, pods = unheard(scope)
+    attempt = job.status.attempt
+    none_yet = said(71, 111, attempt=attempt, **begun(71, 130), **firsts((1, 42)))
+    job = look(job, pods, 131, replace(none_yet, received=later(131)))
+    assert spent(job) == (7, 100, 8), "its first step tells more"
+    first = (72, 131.0)
+    heard = said(73, 131, attempt=attempt, **begun(71, 130), **recorded(first, record))
+    job = look(job, pods, 132, heard)
+    assert spent(job) == (37, training, 119 - 30 - training)
+
+
+def test_a_late_report_of_a_lost_group_does_not_lose_its_steps_twice() -> None:
+    job, pods = unheard("Pod")
+    late = replace(said(70, 111, **begun(0, 41), **firsts((1, 42))), received=later(125))
+    job = look(job, pods, 125, late)
+    # The next group is lost before it has formed.
+    job = look(job, [pods[0], ended(job, 1, replacement=1, code=1, at=126)], 126, late)
+    assert goodput(job).outage is not None
+    pods = [pods[0], ready(job, 1, replacement=2)]
+    job = look(job, pods, 130)
+    steps = firsts((1, 42), (1, 141))
+    job = look(job, pods, 142, said(2, 142, **begun(0, 140), **steps))
+    assert (goodput(job).outage, spent(job)) == (None, (37, 1, 99))
+
+
 def test_two_groups_that_reported_nothing_are_both_booked() -> None:
     job, pods = unheard()
     job = look(job, [pods[0], ended(job, 1, code=1, at=150)], 150)
