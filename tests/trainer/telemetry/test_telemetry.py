@@ -504,10 +504,9 @@ def test_the_first_steps_of_groups_outlive_processes_and_removed_lines(tmp_path:
     assert (
         status.first_steps[-1].time == json.loads(path.read_text().splitlines()[-1])["lastStepTime"]
     )
-    first = '{"kind": "start", "step": 1, "firstSteps": [%s]}\n'
-    time = '"time": "2026-11-21T03:00:00Z"'
-    for wrong in ('"time": "noon"', f'{time}, "before": {{"step": 0, "time": "noon"}}'):
-        path.write_text(first % f'{{"step": 1, {wrong}}}')
+    noon = {"step": 1, "time": "noon"}
+    for wrong in (noon, {**noon, "time": "2026-11-21T03:00:00Z", "before": noon}):
+        path.write_text(json.dumps({"kind": "start", "step": 1, "firstSteps": [wrong]}) + "\n")
         history = History(path)
         history.rewind(1)
         assert (history.first_steps, lines(path)) == ((), [("start", 1)])

@@ -71,9 +71,9 @@ def with_trained(
         if lowest is None:
             continue
         kept = _saved_until(first, lowest, after, first_steps, until=until) - first.time
-        made = lowest.step - 1 - first.step
-        new = lowest.step - 1 - max(outage.until_step, first.step)
-        kept *= max(new, 0) / max(made, 1)
+        resumed = lowest.step - 1
+        new = resumed - max(outage.until_step, first.step)
+        kept *= max(new, 0) / max(resumed - first.step, 1)
         books = moved(books, kept, source="lost_seconds", to="training_seconds")
     return books
 

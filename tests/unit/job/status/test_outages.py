@@ -363,14 +363,6 @@ def test_the_time_of_an_unknown_checkpoint_follows_from_the_pace() -> None:
     assert spent(job)[:2] == (37, 29)
 
 
-def recorded(first: tuple[int, float], *before: tuple[int, float]) -> dict[str, Any]:
-    """What a trainer says of its group's first step: the last of each earlier group is recorded."""
-    told = firsts((1, 42), *(first for _ in before))["firstSteps"]
-    for each, (step, at) in zip(told[1:], before, strict=True):
-        each["before"] = {"step": step, "time": later(at).isoformat()}
-    return {"firstSteps": told}
-
-
 @pytest.mark.parametrize("scope", ["Gang", "Pod"])
 @pytest.mark.parametrize(
     ("record", "training"),
@@ -386,9 +378,9 @@ def test_the_record_of_the_step_before_settles_a_lost_group(
     none_yet = said(71, 111, attempt=attempt, **begun(71, 130), **firsts((1, 42)))
     job = look(job, pods, 131, replace(none_yet, received=later(131)))
     assert spent(job) == (7, 100, 8), "its first step tells more"
-    first = (72, 131.0)
-    heard = said(73, 131, attempt=attempt, **begun(71, 130), **recorded(first, record))
-    job = look(job, pods, 132, heard)
+    steps = firsts((1, 42), (72, 131))
+    steps["firstSteps"][1]["before"] = {"step": record[0], "time": later(record[1]).isoformat()}
+    job = look(job, pods, 132, said(73, 131, attempt=attempt, **begun(71, 130), **steps))
     assert spent(job) == (37, training, 119 - 30 - training)
 
 
