@@ -538,6 +538,15 @@ def test_a_first_step_says_when_the_step_before_it_was_completed(
         for step, after in ((4, 3), (5, 4))
     )
     assert found == [None, of_step_4, of_step_5, of_step_5]
+    # Another group forms in this process, and a checkpoint of before is complete meanwhile.
+    publisher.begin(5, total_steps=9)
+    publisher.saved(CheckpointStatus(step=5), seconds=1.0)
+    publisher.step(6)
+    publisher.close()
+    status = file.read()
+    assert status is not None
+    assert status.first_steps is not None
+    assert status.first_steps[-1].before == of_step_5
 
 
 def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

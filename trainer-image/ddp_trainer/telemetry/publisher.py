@@ -192,7 +192,8 @@ class Publisher:
             self._write(
                 "checkpoint",
                 step=self._step,
-                lastStepTime=self._last_step_time(),
+                # Before the group's first step it is that of an earlier group.
+                lastStepTime=self._last_step_time() if self._formed_at is None else None,
                 savedStep=checkpoint.step,
                 savedTime=checkpoint.time,
                 seconds=round(seconds, 6),
