@@ -9,11 +9,9 @@ import signal
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.trainer.library.runs import script_job
 from tests.trainer.library.sharded.sharding import NEEDS_TORCH
@@ -32,12 +30,6 @@ EVERY_STEP = [
     Death(rank=0, point="gate", step=6),
     Death(rank=1, point="after the optimizer's step", step=9),
 ]
-
-
-def last_state(of: Job) -> Any:
-    """Return the content of the newest checkpoint."""
-    newest = max(of.checkpoints.glob("step-*/manifest.json"))
-    return torch.load(newest.with_name("state.pt"), weights_only=True)
 
 
 def results(log: str) -> set[str]:
@@ -73,7 +65,7 @@ def assert_survives(
         deaths.assert_all_happened(plan, graves, log)
         assert "resuming from checkpoint" not in log
         assert results(log) == expected
-        assert_same(last_state(wounded), last_state(peaceful))
+        assert_same(wounded.last_state, peaceful.last_state)
     slow = Death(rank=0, point="vote", step=SAVE_EVERY + 2, deed="wait")
     variables = deaths.environment([slow], folder / "slow")
     with script_job(folder / "end", ranks=ranks, script=script, variables=variables) as ended:
@@ -83,7 +75,7 @@ def assert_survives(
             os.kill(pid, signal.SIGKILL)
         pod.kill()
         assert "resuming from checkpoint" in run(ended)
-        assert_same(last_state(ended), last_state(peaceful))
+        assert_same(ended.last_state, peaceful.last_state)
     return peaceful
 
 
@@ -96,7 +88,7 @@ def test_a_text_file_and_a_trainer_class(tmp_path: Path) -> None:
         for epoch, rank in enumerate((1, 0), 1)
     ]
     trained = assert_survives(tmp_path, command("mingpt", "--data", str(text)), plan=plan)
-    assert last_state(trained)["optimizer"]["param_groups"][0]["lr"] < 1e-3, "the rate has fallen"
+    assert trained.last_state["optimizer"]["param_groups"][0]["lr"] < 1e-3, "the rate has fallen"
 
 
 def test_meters_that_all_reduce_and_schedules_by_epoch(tmp_path: Path) -> None:
@@ -111,8 +103,8 @@ def test_meters_that_all_reduce_and_schedules_by_epoch(tmp_path: Path) -> None:
     script = command("imagenet", "--pretrained", str(newest), "--epochs", "0")
     with script_job(tmp_path / "tune", ranks=2, script=script) as tuned:
         assert "resuming" not in run(tuned)
-        assert_same(last_state(tuned)["model"], last_state(trained)["model"])
-        assert last_state(tuned)["optimizer"]["state"] == {}
+        assert_same(tuned.last_state["model"], trained.last_state["model"])
+        assert tuned.last_state["optimizer"]["state"] == {}
 
 
 def test_accumulation_and_a_rate_set_by_hand(tmp_path: Path) -> None:
@@ -131,7 +123,7 @@ def test_two_optimizers_and_three_backward_passes(tmp_path: Path) -> None:
 
 
 def test_an_average_of_the_weights_and_a_sampler(tmp_path: Path) -> None:
-    state = last_state(assert_survives(tmp_path, command("timm_style")))
+    state = assert_survives(tmp_path, command("timm_style")).last_state
     # As the page tells.
     names = {"model", "average", "optimizer", "scheduler"}
     assert state.keys() == names | {"position", "order"}

@@ -12,13 +12,14 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.trainer.support.mounts import with_own_mounts
-from tests.trainer.support.pods import Job, assert_same, is_alive, job, until
+from tests.trainer.support.pods import Job, Pod, assert_same, is_alive, job, until
 
 EPOCHS = 2
 SAMPLES = 1438
@@ -85,6 +86,19 @@ def history(of: Job) -> list[tuple[int, float]]:
     ]
 
 
+def assert_time_is_counted(of: Job, leader: Pod) -> None:
+    """Rank 0's last words say how long the training of a run took that was started twice."""
+    lines = map(json.loads, (of.checkpoints / "metrics.jsonl").read_text().splitlines())
+    start = [line for line in lines if line["kind"] == "start"][-1]
+    formed = datetime.fromisoformat(start["formedTime"])
+    first, again = (datetime.fromisoformat(each["time"]) for each in start["firstSteps"])
+    last = datetime.fromisoformat(leader.message["lastStepTime"])
+    counted = leader.message["trainedSeconds"]
+    inexact = 0.01
+    least, most = last - again, (last - first) - (again - formed)
+    assert least.total_seconds() - inexact <= counted <= most.total_seconds() + inexact
+
+
 def random_step(ranks: int = 2, *, steps_left: int = 12) -> int:
     step = random.randrange(3, LAST_STEP[ranks] + 1 - steps_left)
     print(f"the failure comes at step {step}")  # pytest shows it when the test fails
@@ -120,8 +134,10 @@ def test_all_pods_killed(tmp_path: Path, undisturbed: Job) -> None:
         assert "SIGKILL" in pods[1].message["error"]
         assert pods[1].message["rank"] == 1
         pods[0].kill()
-        for pod in killed.start_all(*flags(killed)):
+        pods = killed.start_all(*flags(killed))
+        for pod in pods:
             assert pod.wait() == 0, pod.log
+        assert_time_is_counted(killed, pods[0])
         assert_same_run(killed, undisturbed)
         # Steps that were taken twice are told of once.
         assert history(killed) == history(undisturbed)

@@ -224,8 +224,19 @@ class Job:
 
     def state(self, step: int) -> Any:
         """What the checkpoint of a step holds; a rank that died may have left half of another."""
-        whole = self.checkpoints.glob(f"step-{step:08d}*/manifest.json")
-        return torch.load(max(whole).with_name("state.pt"), weights_only=True)
+        return self._newest(f"step-{step:08d}*")
+
+    @property
+    def last_state(self) -> Any:
+        """What the newest checkpoint holds."""
+        return self._newest("step-*")
+
+    def _newest(self, pattern: str) -> Any:
+        """The newest state of such folders, without the time that training to it took."""
+        whole = max(self.checkpoints.glob(f"{pattern}/manifest.json"))
+        state = torch.load(whole.with_name("state.pt"), weights_only=True)
+        assert state.pop("trained_seconds") >= 0
+        return state
 
 
 @contextmanager

@@ -477,12 +477,15 @@ def test_where_the_present_group_began(tmp_path: Path, monkeypatch: pytest.Monke
         now += 1
         publisher.begin(begins, total_steps=9)
         began = Resumption(step=begins, time=utc_to_the_millisecond(now))
+        status = file.read()
+        assert status is not None
+        assert (status.resumed, status.trained_seconds) == (began, None)
         for step in (begins + 1, begins + 2):
-            publisher.step(step)
-            publisher.pause(time.monotonic())
+            publisher.step(step, trained_seconds=step / 2)
+            publisher.close()
             status = file.read()
             assert status is not None
-            assert status.resumed == began
+            assert (status.resumed, status.trained_seconds) == (began, step / 2)
 
 
 def test_the_first_steps_of_groups_outlive_processes_and_removed_lines(tmp_path: Path) -> None:
@@ -504,49 +507,10 @@ def test_the_first_steps_of_groups_outlive_processes_and_removed_lines(tmp_path:
     assert (
         status.first_steps[-1].time == json.loads(path.read_text().splitlines()[-1])["lastStepTime"]
     )
-    noon = {"step": 1, "time": "noon"}
-    for wrong in (noon, {**noon, "time": "2026-11-21T03:00:00Z", "before": noon}):
-        path.write_text(json.dumps({"kind": "start", "step": 1, "firstSteps": [wrong]}) + "\n")
-        history = History(path)
-        history.rewind(1)
-        assert (history.first_steps, lines(path)) == ((), [("start", 1)])
-
-
-def test_a_first_step_says_when_the_step_before_it_was_completed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1795230000.0
-    monkeypatch.setattr(time, "time", lambda: now)
-    file, path = StatusFile(tmp_path / "status.json"), tmp_path / "metrics.jsonl"
-    path.write_text('{"kind": "evaluation", "step": 1, "lastStepTime": "noon"}\n')
-    found: list[Resumption | None] = []
-    for begins in (1, 4, 7, 5):
-        publisher = Publisher(file, [History(path)], StepTimer(moments_of(torch.device("cpu"))))
-        publisher.begin(begins, total_steps=9)
-        for step in (begins + 1, begins + 2, begins + 3):
-            now += 1
-            publisher.step(step)
-        if begins == 1:  # step 4 is recorded too; of the next group only its first step is
-            publisher.saved(CheckpointStatus(step=4), seconds=1.0)
-        publisher.close()
-        status = file.read()
-        assert status is not None
-        assert status.first_steps is not None
-        found.append(status.first_steps[-1].before)
-    of_step_4, of_step_5 = (
-        Resumption(step=step, time=utc_to_the_millisecond(1795230000 + after))
-        for step, after in ((4, 3), (5, 4))
-    )
-    assert found == [None, of_step_4, of_step_5, of_step_5]
-    # Another group forms in this process, and a checkpoint of before is complete meanwhile.
-    publisher.begin(5, total_steps=9)
-    publisher.saved(CheckpointStatus(step=5), seconds=1.0)
-    publisher.step(6)
-    publisher.close()
-    status = file.read()
-    assert status is not None
-    assert status.first_steps is not None
-    assert status.first_steps[-1].before == of_step_5
+    path.write_text('{"kind": "start", "step": 1, "firstSteps": [{"step": 1, "time": "noon"}]}\n')
+    history = History(path)
+    history.rewind(1)
+    assert (history.first_steps, lines(path)) == ((), [("start", 1)])
 
 
 def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
 from ddp_trainer.collectives.group import Group
@@ -19,12 +20,12 @@ from ddp_trainer.telemetry import tensorboard
 from ddp_trainer.telemetry.bar import ProgressBar
 from ddp_trainer.telemetry.history import FILE_NAME, History, Record
 from ddp_trainer.telemetry.publisher import Publisher
-from ddp_trainer.telemetry.status import CheckpointStatus, StatusFile
+from ddp_trainer.telemetry.status import CheckpointStatus, Resumption, StatusFile
 from ddp_trainer.telemetry.stragglers import Pace
 from ddp_trainer.telemetry.tensorboard import EventFiles
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import Phase, StepTimer
-from ddp_trainer.telemetry.wire import utc
+from ddp_trainer.telemetry.wire import utc, utc_to_the_millisecond
 
 FINAL_WAIT_SECONDS = 30.0
 """How long a finished rank waits for one that died before it knew that everything is saved."""
@@ -57,6 +58,8 @@ class Progress:
         """Samples that all ranks have trained on since this process started."""
         self._checkpoint: Checkpoint | None = None
         self._bar: ProgressBar | None = None
+        self._last_words: dict[str, Any] = {}
+        """Fields of the rank's report, once it has finished: its group and the last step."""
         self._paused_at: float | None = None
         self._text = ""
         self._is_finite = True
@@ -92,6 +95,8 @@ class Progress:
         self.total_steps = total_steps
         self._paused_at = None
         self._begun = self._told = self._mark(position)
+        formed = utc_to_the_millisecond(time.time())
+        self._last_words = {"resumed": Resumption(step=position.step, time=formed)}
         self._timer.restart()
         self._timer.own_seconds()  # counts from here on
         if self._publisher is not None:
@@ -106,15 +111,24 @@ class Progress:
         if self._publisher is not None:
             self._publisher.pause(self._paused_at)
 
-    def step(self, position: Position, *, samples: int) -> None:
-        """Note a complete step, on this number of samples over all ranks."""
+    def step(
+        self, position: Position, *, samples: int, trained_seconds: float | None = None
+    ) -> None:
+        """Note a complete step, on this number of samples over all ranks.
+
+        `trained_seconds`: time that training to this step took; None: unknown.
+        """
         self._samples += samples
+        if trained_seconds is not None:
+            trained_seconds = round(trained_seconds, 3)
+        self._last_words["last_step_time"] = utc_to_the_millisecond(time.time())
+        self._last_words["trained_seconds"] = trained_seconds
         self._report.step(position.step)
         if position.skipped:
             self._tell_of_skipped(position)
         self._look_for_checkpoint()
         if self._publisher is not None:
-            self._publisher.step(position.step)
+            self._publisher.step(position.step, trained_seconds=trained_seconds)
         if self._bar is not None:
             self._bar.show(position.step, self.total_steps, self._text)
 
@@ -199,7 +213,7 @@ class Progress:
     def finished(self) -> None:
         """Report that everything is trained and saved."""
         self._look_for_checkpoint()
-        self._report.update(finished=True)
+        self._report.update(finished=True, **self._last_words)
 
     def close(self) -> None:
         """End the reports, because this rank trains no more."""

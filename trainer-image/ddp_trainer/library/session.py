@@ -244,6 +244,7 @@ class Session:
     def _form(self, error: Exception | None = None) -> None:
         self._groups += 1
         self._formation.form(error, when_broken=self._progress.pause)
+        self._run.begin_group()
         self._take_place()
         self._tell_progress()
 

@@ -289,7 +289,10 @@ class Stepping(Session):
         self._script.come_to("after a step", self._run.position.step)
         self._script.stepped(epoch=self._run.position.epoch)
         samples = attempt.samples * self._length.samples_a_place
-        self._progress.step(self._run.position, samples=samples)
+        self._run.count_time()
+        self._progress.step(
+            self._run.position, samples=samples, trained_seconds=self._run.trained_seconds
+        )
         self._profiling.step()
         self._timer.lap(Phase.COMPUTE)
         self._taken = attempt

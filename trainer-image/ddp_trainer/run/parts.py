@@ -16,7 +16,9 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Position
 from ddp_trainer.run.savable import check
 
-_RESERVED = frozenset({"position", "order", "answers", "bookmarks", "epoch", "score"})
+_RESERVED = frozenset(
+    {"position", "order", "answers", "bookmarks", "epoch", "score", "trained_seconds"}
+)
 """Names in a state that are no parts."""
 
 

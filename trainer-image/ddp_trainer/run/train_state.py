@@ -8,6 +8,7 @@ part of it: see `seeds`.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -83,6 +84,13 @@ class TrainState:
         """
         self.score: float | None = None
         """Score of the evaluation since the last step; higher is better."""
+        self.trained_seconds: float | None = 0.0
+        """Time that training to this position took, from each group's first step to the last one
+        that is kept. By the clock of the rank that took the steps; None: unknown, because an older
+        release saved the state.
+        """
+        self._stepped_at: float | None = None
+        """When the last step was completed; None: the group has completed none."""
         self._before, self._copies = Copies(), Copies()
         self.parts = Parts(parts)
         self.models, self.optimizers = self.parts.models, self.parts.optimizers
@@ -104,11 +112,17 @@ class TrainState:
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state, in the original tensors, which the next step changes.
 
-        It is the same on all ranks that have completed the same step, evaluated or not.
+        It is the same on all ranks that have completed the same step, evaluated or not, apart from
+        the time that this took.
         """
         parts = {name: part.state_dict() for name, part in self.parts.by_name.items()}
         position = self.position.before_evaluation(epoch_length=self.order.samples)
-        state = {**parts, "position": asdict(position), "order": asdict(self.order)}
+        state = {
+            **parts,
+            "position": asdict(position),
+            "order": asdict(self.order),
+            "trained_seconds": self.trained_seconds,
+        }
         if self.bookmarks is not None:
             state["bookmarks"] = vars(self.bookmarks)
         return state
@@ -125,6 +139,7 @@ class TrainState:
             "epoch": self.epoch,
             "answers": [(place, list(values)) for place, values in self.answers.items()],
             "score": self.score,
+            "trained_seconds": self.trained_seconds,
         }
 
     def untrained(self) -> Iterator[Tensor]:
@@ -160,6 +175,8 @@ class TrainState:
         self.epoch = state.get("epoch", self.position.epoch)
         self.answers = {tuple(place): values for place, values in state.get("answers", [])}
         self.score = state.get("score")
+        self.trained_seconds = state.get("trained_seconds")
+        self.begin_group()
 
     def choose_samples(self, samples: int) -> None:
         """Set the number of samples in the training set.
@@ -201,6 +218,18 @@ class TrainState:
                 self.batch.shards,
             )
         return replace(order, shards=shards)
+
+    # Time.
+
+    def begin_group(self) -> None:
+        """Note that training continues from here in another group: its first step takes longer."""
+        self._stepped_at = None
+
+    def count_time(self) -> None:
+        """Count the time since the group's previous step, because a step is complete."""
+        before, self._stepped_at = self._stepped_at, time.monotonic()
+        if before is not None and self.trained_seconds is not None:
+            self.trained_seconds += self._stepped_at - before
 
     # Steps.
 

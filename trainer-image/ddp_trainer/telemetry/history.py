@@ -13,13 +13,13 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 from ddp_trainer.system.logs import DistinctErrors
-from ddp_trainer.telemetry.status import FirstStep, Resumption
+from ddp_trainer.telemetry.status import Resumption
 from ddp_trainer.telemetry.wire import from_json, utc
 
 FILE_NAME = "metrics.jsonl"
@@ -29,7 +29,7 @@ _MOST_FIRST_STEPS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class _Start:
-    first_steps: tuple[FirstStep, ...]
+    first_steps: tuple[Resumption, ...]
 
 
 _logger = logging.getLogger(__name__)
@@ -58,10 +58,8 @@ class History:
         """True: the file is known to end with the last line that was appended."""
         self._told: dict[str, int] = {}
         """The newest step of each kind of line."""
-        self.first_steps: tuple[FirstStep, ...] = ()
+        self.first_steps: tuple[Resumption, ...] = ()
         """First steps of the latest groups, oldest first; also those of removed lines."""
-        self._last_step: Resumption | None = None
-        """The newest one whose time the lines tell."""
         self._errors = DistinctErrors(_logger, f"cannot write {path}")
 
     def rewind(self, step: int) -> None:
@@ -75,13 +73,12 @@ class History:
         if step <= self._told.get(kind, -1):
             return
         if kind == "start":
-            first_step = FirstStep(step=step, time=values["lastStepTime"], before=self._last_step)
+            first_step = Resumption(step=step, time=values["lastStepTime"])
             self.first_steps = (*self.first_steps, first_step)[-_MOST_FIRST_STEPS:]
-            values["firstSteps"] = [asdict(each) for each in self.first_steps]
+            values["firstSteps"] = [vars(each) for each in self.first_steps]
         line = {"time": utc(time.time()), "kind": kind, "step": step, **_finite(values)}
         self._survive(lambda: self._write(json.dumps(line) + "\n"))
         self._told[kind] = step
-        self._last_step = _last_step({"step": step, **values}) or self._last_step
 
     def close(self) -> None:
         """Close the file until the next line; some file systems store its content only then."""
@@ -102,7 +99,7 @@ class History:
 
     def _cut(self, step: int) -> None:
         """Cut the file before the first line that is incomplete or of a later step."""
-        self._told, self._last_step, end, is_kept = {}, None, 0, True
+        self._told, end, is_kept = {}, 0, True
         if self._path.exists():
             with self._path.open("rb+") as file:
                 for line in file:
@@ -112,7 +109,6 @@ class History:
                     is_kept = is_kept and "kind" in values and values["step"] <= step
                     if is_kept:
                         self._told[values["kind"]] = values["step"]
-                        self._last_step = _last_step(values) or self._last_step
                         end += len(line)
                 if end < file.seek(0, os.SEEK_END):
                     file.truncate(end)
@@ -123,23 +119,12 @@ class History:
             self._is_sound = False
 
 
-def _first_steps(values: dict[str, Any]) -> tuple[FirstStep, ...]:
+def _first_steps(values: dict[str, Any]) -> tuple[Resumption, ...]:
     with suppress(ValueError):  # anybody may have written the file
         found = from_json(_Start, json.dumps(values)).first_steps[-_MOST_FIRST_STEPS:]
-        if all(_is_time(one.time) for each in found for one in (each, each.before) if one):
+        if all(datetime.fromisoformat(each.time) for each in found):
             return found
     return ()
-
-
-def _last_step(values: dict[str, Any]) -> Resumption | None:
-    step, time = values["step"], values.get("lastStepTime")
-    return Resumption(step=step, time=time) if step >= 0 and _is_time(time) else None
-
-
-def _is_time(text: object) -> TypeGuard[str]:
-    with suppress(ValueError):
-        return isinstance(text, str) and bool(datetime.fromisoformat(text))
-    return False
 
 
 def _parse(line: bytes) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from ddp_trainer.telemetry.histogram import Histogram
 from ddp_trainer.telemetry.history import History, Record
 from ddp_trainer.telemetry.status import (
     CheckpointStatus,
-    FirstStep,
     Measurements,
     PaceStatus,
     Resumption,
@@ -76,6 +75,8 @@ class Publisher:
         """Unix time; None after the group's first step is published."""
         self._last_step_at: float | None = None
         """Unix time; None: this process has completed no step."""
+        self._trained_seconds: float | None = None
+        """None: unknown, or the group has completed no step."""
         self._due = 0.0
         self._logged: dict[str, float] = {}
         """The script's own metrics that are not recorded yet."""
@@ -100,6 +101,7 @@ class Publisher:
         for record in self._records:
             record.rewind(step)
         self._step = step
+        self._trained_seconds = None
         self._publish(now)
         self._due = now  # the first step ends an outage: publish it at once
 
@@ -112,8 +114,8 @@ class Publisher:
         self._write_logged()
         self._close_records()
 
-    def step(self, step: int) -> None:
-        """Record a completed step."""
+    def step(self, step: int, *, trained_seconds: float | None = None) -> None:
+        """Record a completed step, and the time that training to it took; None: unknown."""
         now = time.monotonic()
         self._histogram.observe(now - self._step_began)
         self._longest_step = max(self._longest_step, now - self._step_began)
@@ -121,6 +123,7 @@ class Publisher:
         self._write_logged()
         self._step = step
         self._last_step_at = time.time()
+        self._trained_seconds = trained_seconds
         self._tell_start()
         if now >= self._due:
             self._publish(now)
@@ -192,8 +195,6 @@ class Publisher:
             self._write(
                 "checkpoint",
                 step=self._step,
-                # Before the group's first step it is that of an earlier group.
-                lastStepTime=self._last_step_time() if self._formed_at is None else None,
                 savedStep=checkpoint.step,
                 savedTime=checkpoint.time,
                 seconds=round(seconds, 6),
@@ -257,6 +258,7 @@ class Publisher:
             self._status,
             step=self._step,
             last_step_time=self._last_step_time(),
+            trained_seconds=self._trained_seconds,
             first_steps=self._first_steps(),
             measurements=self._measurements(),
         )
@@ -267,7 +269,7 @@ class Publisher:
             return self._status.last_step_time
         return utc_to_the_millisecond(self._last_step_at)
 
-    def _first_steps(self) -> tuple[FirstStep, ...] | None:
+    def _first_steps(self) -> tuple[Resumption, ...] | None:
         return self._history.first_steps if self._history is not None else None
 
     def _measurements(self) -> Measurements:

@@ -41,19 +41,11 @@ class CheckpointStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """A step, and when a group began to train there or completed it."""
+    """A step at which a group began to train, or its first step."""
 
     step: int
     time: str
     """When the group formed, or completed the step: UTC, as in 2026-11-21T03:00:00.250Z."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstStep(Resumption):
-    """The first step of a group."""
-
-    before: Resumption | None = None
-    """The last recorded step of earlier groups that is kept; None: there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +89,10 @@ class Status:
 
     After a failure, training is down until this time changes.
     """
+    trained_seconds: float | None = None
+    """Time that training to the last step took: of each group from its first step to the last one
+    that is kept. So it contains no start, no failure, and no step that was trained again.
+    """
     total_steps: int | None = None
     epoch: int | None = None
     """Current epoch, counted from 1."""
@@ -110,7 +106,7 @@ class Status:
     checkpoint: CheckpointStatus | None = None
     resumed: Resumption | None = None
     """Start of the current group; later steps of earlier groups are trained again."""
-    first_steps: tuple[FirstStep, ...] | None = None
+    first_steps: tuple[Resumption, ...] | None = None
     """First steps of this group and earlier ones, oldest first; None: they are not recorded."""
     finished: bool | None = None
     """Set by a script at its end: true if all ranks of this pod have trained and saved everything.

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_trainer.telemetry.status import CheckpointStatus
+from ddp_trainer.telemetry.status import CheckpointStatus, Resumption
 from ddp_trainer.telemetry.wire import from_json, to_json
 
 REPORT_FD_VARIABLE = "DDP_REPORT_FD"
@@ -48,6 +48,10 @@ class TerminationReport:
 
     step: int | None = None
     """Optimizer steps completed since the beginning of training."""
+    last_step_time: str | None = None
+    trained_seconds: float | None = None
+    """As in `Status`, with the time of that step."""
+    resumed: Resumption | None = None
     total_steps: int | None = None
     loss: float | None = None
     """Mean over ranks at the last logged step."""
