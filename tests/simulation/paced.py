@@ -22,9 +22,6 @@ from tests.simulation.simulation import Simulation
 from tests.simulation.stopwatch import Times
 from tests.simulation.training import Training
 
-RECORD_EVERY = 10
-"""Steps from one line of a trainer's `metrics.jsonl` to the next."""
-
 
 @dataclass
 class Pace:
@@ -67,10 +64,12 @@ class PacedTraining(Training):
     saved: tuple[int, float] = (0, 0.0)
     """Step and time of the newest complete checkpoint."""
     group: _Group | None = None
-    first_steps: list[dict[str, Any]] = field(default_factory=list)
-    """What a trainer says of each group's first step."""
-    records: bool = True
-    """Whether it also tells of the step before; earlier releases do not."""
+    first_steps: list[tuple[int, float]] = field(default_factory=list)
+    """Number and time of each group's first step."""
+    counts: bool = True
+    """Whether it reports how long training took; earlier releases and scripts do not."""
+    has_volume: bool = True
+    """Whether it remembers the first steps of earlier processes."""
     leaving: dict[str, bool] = field(default_factory=dict)
     """UIDs of deleted pods that train on until they end or another group forms; true: the group
     saves when they end.
@@ -83,8 +82,8 @@ class PacedTraining(Training):
     _memory: dict[str, int] = field(default_factory=dict)
     """Step of the processes in each pod that is left of a group, by its UID."""
     _told: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _recorded: list[tuple[int, float]] = field(default_factory=list)
-    """Some steps, and when they were completed: lines of `metrics.jsonl`."""
+    _trained: dict[int, float] = field(default_factory=lambda: {0: 0.0})
+    """How long training to each step took, in the state after that step."""
     _simulation: Simulation | None = None
 
     def follow(self, simulation: Simulation) -> None:
@@ -135,8 +134,6 @@ class PacedTraining(Training):
         self._train_until(now)
         assert self.group is not None
         self.saved = self.group.step, now
-        if self.group.step > self.group.resumed:
-            self._recorded.append((self.group.step, self.times.steps[-1][0]))
 
     def is_left(self, pod: Manifest) -> bool:
         """Whether a pod waits for others, and its processes know how far they were."""
@@ -178,32 +175,30 @@ class PacedTraining(Training):
         self._told[group.leader] = {
             "step": group.step,
             "resumed": {"step": group.resumed, "time": _text(group.formed)},
-            "firstSteps": self.first_steps[-8:],
+            **({"firstSteps": self._first_steps()} if self.has_volume else {}),
             **({"lastStepTime": last} if last else {}),
-            **({"checkpoint": _at(*self.saved)} if self.saved[0] else {}),
+            **({"trainedSeconds": self._trained[group.step]} if made and self.counts else {}),
+            **({"checkpoint": _saved(*self.saved)} if self.saved[0] else {}),
         }
+
+    def _first_steps(self) -> list[dict[str, Any]]:
+        return [_saved(*each) for each in self.first_steps[-8:]]
 
     def _train_until(self, now: float) -> None:
         group, pace = self.group, self.pace
         while group is not None and group.next_at <= now and not group.hangs:
             group.step += 1
             self.times.steps.append((group.next_at, group.step))
-            if group.step == group.resumed + 1:
-                self._tell_first_step(group)
-            elif group.step % RECORD_EVERY == 0:
-                self._recorded.append((group.step, group.next_at))
+            is_first = group.step == group.resumed + 1
+            if is_first:
+                self.first_steps.append(self.times.steps[-1][::-1])
+            took = 0.0 if is_first else pace.step
+            self._trained[group.step] = self._trained[group.step - 1] + took
             if group.step % pace.every == 0:
                 self._saving.append((group.step, group.next_at + pace.save))
             group.next_at += pace.step
         while self._saving and self._saving[0][1] <= now:
             self.saved = self._saving.pop(0)
-
-    def _tell_first_step(self, group: _Group) -> None:
-        self._recorded = [each for each in self._recorded if each[0] <= group.resumed]
-        before = {"before": _at(*self._recorded[-1])} if self._recorded and self.records else {}
-        first = group.step, group.next_at
-        self.first_steps.append({**_at(*first), **before})
-        self._recorded.append(first)
 
     def _members(self) -> Sequence[Manifest]:
         """Return the pods of a whole group, by their node ranks; none if it is not whole."""
@@ -249,7 +244,7 @@ def paces(random: Random) -> Pace:
     )
 
 
-def _at(step: int, at: float) -> dict[str, Any]:
+def _saved(step: int, at: float) -> dict[str, Any]:
     return {"step": step, "time": _text(at)}
 
 

@@ -41,7 +41,7 @@ class History:
         self.training = PacedTraining(paces(random), times, replicas)
         self.simulation = simulation = Simulation(self.training)
         self.training.follow(simulation)
-        self.training.records = self.number % 3 > 0
+        self.training.has_volume = self.number % 3 > 0
         simulation.server._version = random.randrange(8)  # it chooses what launchers can do
         scope = random.choice(("Gang", "Pod", "InPlace", "Auto"))
         scope = "InPlace" if self.led else scope
@@ -320,10 +320,6 @@ class History:
             self._wait(self.random.uniform(0, most))
             loss = self.random.choice((self.a_trainer_exits, self.a_pod_vanishes))
             loss()
-            # What is left of the lost group may answer.
-            self._is_heard = self.random.random() < 0.3
-            self._wait(self.random.uniform(0, 20))
-            self._is_heard = False
         self._is_heard = True
         self.happened.append("groups_are_lost_unheard")
 
@@ -366,6 +362,10 @@ def test_the_status_agrees_with_the_stopwatch(shard: int) -> None:
         history.live(failures=1 + seed % 4, between=(200, 600))
         measured, booked = measure(history.training.times), history.booked()
         age = sum(measured.values())
+        if not history.training.has_volume:
+            # Nobody knows whether a first group completed steps that was lost unheard.
+            for spent in (measured, booked):
+                spent["lost"] += spent.pop("starting")
         for kind, seconds in measured.items():
             claim = f"history {seed}, {history.happened}, {kind}: {booked} is not {measured}"
             assert abs(booked[kind] - seconds) <= TOLERANCE * age, claim

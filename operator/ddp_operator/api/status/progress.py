@@ -79,6 +79,13 @@ class Progress(StatusModel):
     last_step_time: Time | None = Field(
         default=None, description="When a step was last completed, by the trainer's clock."
     )
+    trained_seconds: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
+        default=None,
+        description=(
+            "How long training to the last step took, as the trainer counts it: without starts, "
+            "failures, and steps that were trained again."
+        ),
+    )
     resumed_step: Step | None = Field(
         default=None, description="Step at which the present group began, if known."
     )
@@ -120,23 +127,14 @@ class Outage(StatusModel):
 
     since: Time = Field(description="When the cause of the latest restart happened.")
     until_step: Step = Field(description="The outage ends when this step is completed.")
-    lost_from: Time = Field(description="Time before the first restart is lost from here on.")
-    stopped: Time | None = Field(
-        default=None, description="When training stopped, if it was not at the latest cause."
-    )
-
-    @property
-    def began(self) -> Time:
-        """When training stopped."""
-        return self.stopped or self.since
+    lost_from: Time = Field(description="Time before the restart is lost from here on.")
 
 
 class Unreported(StatusModel):
-    """Time in which all pods ran and the trainer reported no step before the group was lost."""
+    """Time from a start until the group was lost, in which the trainer reported no step."""
 
     since: Time = Field(description="When all pods were ready.")
     until: Time = Field(description="When that ended; counted as training until a report.")
-    restarted: bool = Field(default=False, description="Whether the pods had restarted.")
 
 
 class Goodput(StatusModel):
@@ -171,3 +169,7 @@ class Goodput(StatusModel):
         description="The next report of the trainer shows how much of this was training.",
     )
     outage: Annotated[Outage | None, OR_NONE] = None
+    counted_group: Time | None = Field(
+        default=None,
+        description="When the group formed whose report of its training time was counted last.",
+    )

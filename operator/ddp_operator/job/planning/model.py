@@ -9,7 +9,7 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.job.membership.launcher_protocol import Assignment
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status import goodput
-from ddp_operator.job.status.progress import ReportedFirstStep
+from ddp_operator.job.status.progress import ReportedResumption
 from ddp_operator.ports import Event, Key
 
 
@@ -68,7 +68,7 @@ def with_goodput(
     *,
     started: datetime | None = None,
     heard: datetime | None = None,
-    first_steps: Sequence[ReportedFirstStep] | None = None,
+    first_steps: Sequence[ReportedResumption] | None = None,
 ) -> Plan:
     """Return the plan with the job's time accounted; the others: see `goodput.account`."""
     status = goodput.account(

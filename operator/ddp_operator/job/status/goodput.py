@@ -1,21 +1,18 @@
 """How a job spent its time, in whole seconds that add up exactly.
 
 Each change of phase advances `accountedUntil` and books the time since to what the job was doing.
-If all processes restart, training goes back to its last checkpoint if one was reported, so the
-seconds since then are lost. Steps are lost once they are trained again, when the next group reports
-where it began.
+Ready pods do not train yet: a start ends with the first step, and a restart begins an *outage*,
+whose time is lost until training continues.
 
-Ready pods do not train yet. If the trainer reports when it completed its last step, a start ends
-with the first step, and a restart begins an *outage*: its time is lost until a new step is
-completed. So repeated work counts once: as lost before the restart if the checkpoint's time is
-known, otherwise as lost while it is repeated.
+What a trainer reports as `trainedSeconds` is exact, whatever the operator missed: the count is part
+of the training's state, so it goes back with it. The first report of each group corrects what was
+booked: training is that count, and the rest was lost.
 
-An outage begins with the failure, which a node reports a second later. A deleted pod may train on:
-its steps are not lost if the next group resumes after them. The outage ends at the trainer's own
-time of a step: the first one, even if a report came much later. That time is never before the
-failure, before all pods had started (remaining pods may finish the current step), or in the future,
-even if the trainer's clock is wrong. Groups that trained and were lost in an outage before they
-reported a step are booked once it ends, as the trainer reports the first steps of all groups.
+Until then, and for trainers that do not count, the operator estimates. If all processes restart,
+the seconds since the last checkpoint are lost if its time is known; otherwise steps are lost while
+they are repeated. An outage begins with the failure, which a node reports a second later. It ends
+at the trainer's own time of a step, but never before the failure or in the future, even if the
+trainer's clock is wrong. Steps are counted as lost when the next group reports where it began.
 """
 
 from collections import Counter
@@ -32,9 +29,9 @@ from ddp_operator.api.status import (
     Progress,
     Unreported,
 )
-from ddp_operator.job.status import unreported
-from ddp_operator.job.status.progress import resumption
-from ddp_operator.job.status.unreported import FirstSteps
+from ddp_operator.job.status.progress import ReportedResumption, resumption
+
+FirstSteps = Sequence[ReportedResumption]
 
 _BOOKED_TO: Final[dict[Phase, str]] = {
     "Pending": "pending_seconds",
@@ -49,6 +46,8 @@ KINDS: Final = tuple(_KIND_OF.values())
 
 _UNREACHABLE: Final = frozenset({"DeletionByTaintManager", "LauncherUnreachable"})
 """Reasons of failures that are noticed a minute late, because a node does not answer."""
+
+_BEFORE_TRAINING: Final = frozenset({"Pending", "Starting", "Restarting", "Suspended"})
 
 _LEAVING: Final = timedelta(minutes=1)
 """How long a lost group may train on: deleted pods have a grace period."""
@@ -77,21 +76,22 @@ def account(
     first_steps: FirstSteps | None = None,
 ) -> DDPJobStatus:
     """Return the planned status with the time until now booked, if phase or attempt changed since
-    `before` or an outage ended, and with lost steps. `started`: when the last trainer started.
-    `heard`: when a trainer last answered, with the last known step. `first_steps`: of groups, by
-    its report; None: no report.
+    `before` or a group's first step was reported, and with lost steps. `started`: when the last
+    trainer started. `heard`: when a trainer last answered, with the last known step. `first_steps`:
+    of groups, by its report; None: no report.
     """
     if before.finished:
         return after
     known = after.goodput or before.goodput or Goodput(accounted_until=created)
-    told = first_steps or ()
-    books = _first_step(known, before, after, started=started, now=now, first_steps=told) or known
-    counted = books.unreported
-    books = unreported.settled(books, after, first_steps)
-    ended = _ended(
-        books, before, after, started=started, now=now, first_steps=told, counted=counted
-    )
-    books = ended or books
+    told = after.progress
+    if told and told.last_step_time and told.resumed_at and told.trained_seconds is not None:
+        ended = _as_reported(known, before, after, now=now, first_steps=first_steps)
+        books = ended or known
+    else:
+        times = [each.time for each in first_steps or ()]
+        books = _first_step(known, before, after, started=started, now=now, times=times) or known
+        ended = _ended(books, before, after, started=started, now=now)
+        books = ended or books
     is_another = (after.phase, after.attempt) != (before.phase, before.attempt)
     # The pod that would have ended the outage was replaced.
     failed_again = books.outage is not None and after.incarnation != before.incarnation
@@ -116,22 +116,18 @@ def with_downtimes(
     could start again. After the last one an outage begins, if the trainer reports times of steps.
     """
     books = status.goodput or Goodput(accounted_until=created)
-    restarted: datetime | None = None
-    for failure, started in downtimes:
+    for number, (failure, started) in enumerate(downtimes):
         failed = min(failure.time, started)
-        if restarted is None:
+        if number == 0:
             name = _booked_to(status.phase, books)
             before, after = (status.updated(failures=each) for each in ((), (failure,)))
             closed = _closed(before, after, books, name, failed, None, restarts=True)
             books = closed.goodput or books
         else:
-            stretch = Unreported(since=restarted, until=failed, restarted=True)
             books = _booked(books, "training_seconds", failed)
-            books = books.updated(unreported=(*books.unreported, stretch)[-8:])
         if outage := books.outage:
-            outage = outage.updated(since=max(failed, outage.began), stopped=outage.began)
+            outage = outage.updated(since=max(failed, outage.since))
         books = _booked(books, "lost_seconds", started).updated(outage=outage)
-        restarted = started
     return status.updated(goodput=books)
 
 
@@ -149,7 +145,7 @@ def _first_step(
     *,
     started: datetime | None,
     now: datetime,
-    first_steps: FirstSteps,
+    times: Sequence[datetime],
 ) -> Goodput | None:
     """Return the books with the time from ready pods to the first step; None if it is booked, or
     not complete.
@@ -170,7 +166,6 @@ def _first_step(
     made = new.step - (new.resumed_step or (old.step if old is not None else 0))
     # It may have completed more steps since: take them to be equally long.
     at = began + max(new.last_step_time - began, timedelta()) / max(made, 1)
-    times = (each.time for each in first_steps)
     at = min((time for time in times if time >= min(since, began)), default=at)
     name = "lost_seconds" if restarted else "starting_seconds"
     return _trains(books, name, since=min(max(at, started or at), now))
@@ -197,34 +192,102 @@ def _ended(
     *,
     started: datetime | None,
     now: datetime,
-    first_steps: FirstSteps,
-    counted: Sequence[Unreported],
 ) -> Goodput | None:
-    """Return the books with the outage ended; None while it has not. `counted`: stretches that
-    counted as training.
-    """
+    """Return the books with the outage ended; None while it has not."""
     outage, progress = books.outage, after.progress
-    over = after.phase in ("Running", "Succeeded", "Failed")
-    trains = before.phase in ("Restarting", "Running") and over
-    if outage is None or progress is None or progress.last_step_time is None or not trains:
+    if outage is None or progress is None or not _may_train(books, before, after):
         return None
-    last = min(progress.last_step_time, now.replace(microsecond=0))
+    if not outage.until_step <= progress.step != progress.resumed_step:
+        return None
     began = max(outage.since, started or outage.since)
-    is_new = progress.resumed_at is None or progress.resumed_at >= outage.since
-    # The lost group may train on, and the new one reports its last step at first. If the trainer's
-    # clock is wrong, the new group looks like the lost one.
-    patience = timedelta() if is_new else _LEAVING
-    has_trained = outage.until_step <= progress.step != progress.resumed_step
-    if not has_trained or last <= max(began, outage.since + patience):
+    last = progress.last_step_time
+    if last is None or last <= max(began, outage.since + _patience(progress, outage)):
         return None
-    at = last
-    if is_new:  # it may have completed more steps since
-        at = min(unreported.completed(outage.until_step, progress, first_steps) or last, last)
-    books = _trains(books, "lost_seconds", since=max(at, began))
-    kept = unreported.kept_until(outage, before, after, first_steps) - outage.lost_from
-    books = unreported.moved(books, kept, source="lost_seconds", to="training_seconds")
-    books = unreported.with_trained(books, outage, after, first_steps, counted)
+    books = _trains(books, "lost_seconds", since=min(last, now))
+    saved = after.checkpoint
+    if saved and saved.time and saved.time <= outage.since and outage.until_step <= saved.step + 1:
+        kept = saved.time - outage.lost_from  # it was not known yet
+        books = _moved(books, kept, source="lost_seconds", to="training_seconds")
     return books.updated(outage=None)
+
+
+def _as_reported(
+    books: Goodput,
+    before: DDPJobStatus,
+    after: DDPJobStatus,
+    *,
+    now: datetime,
+    first_steps: FirstSteps | None,
+) -> Goodput | None:
+    """Return the books with the time of training that the trainer reports; None if its group was
+    counted before, or has not yet completed a step.
+
+    What counted as training by mistake was lost, or the other way round. Of starts that no report
+    had ended, the time before the first step counts as starting, if the trainer knows that step.
+    """
+    outage, told = books.outage, after.progress
+    assert told is not None
+    last, formed, seconds = told.last_step_time, told.resumed_at, told.trained_seconds
+    assert last is not None
+    assert formed is not None
+    assert seconds is not None
+    if not _may_train(books, before, after):
+        return None
+    if not after.finished and (books.counted_group == formed or first_steps is None):
+        return None  # the last report is known, but not when its groups began
+    if outage is not None and last <= outage.since + _patience(told, outage):
+        return None
+    times = [each.time for each in first_steps or ()]
+    trained = timedelta(seconds=seconds)
+    # If the first step is not recorded, it was completed after the group had formed.
+    began = last - trained if trained < last - formed else formed
+    first = min(last, now, min((time for time in times if formed <= time), default=began))
+    for start in books.unreported if times else ():
+        ends = [time for time in times if start.since <= time <= start.until]
+        books = _moved(books, min(ends, default=start.until) - start.since, to="starting_seconds")
+    if outage is not None:
+        books = _trains(books, "lost_seconds", since=max(first, outage.since))
+    elif _starts(books, before):
+        books = _trains(books, "starting_seconds", since=first)
+    else:
+        books = _booked(books, _booked_to(before.phase, books), min(last, now))
+    wrong = timedelta(seconds=books.training_seconds) - trained - (books.accounted_until - last)
+    books = _moved(books, wrong, to="lost_seconds")
+    books = _moved(books, -wrong, source="lost_seconds", to="training_seconds")
+    return books.updated(outage=None, unreported=(), counted_group=formed)
+
+
+def _starts(books: Goodput, before: DDPJobStatus) -> bool:
+    """Return whether this is the first report since the job was created, or was suspended."""
+    since, is_first = before.running_since, books.counted_group is None
+    is_open = since is not None and books.accounted_until <= since
+    return is_first and is_open and not (since and _restarted(before, since))
+
+
+def _may_train(books: Goodput, before: DDPJobStatus, after: DDPJobStatus) -> bool:
+    """Return whether a report can show that training continues, or had continued until now."""
+    if before.phase == "Running" and books.outage is None:
+        return True
+    return before.phase in ("Restarting", "Running") and after.phase not in _BEFORE_TRAINING
+
+
+def _patience(told: Progress, outage: Outage) -> timedelta:
+    """Return for how long a report may be that of the lost group, which may train on.
+
+    If the trainer's clock is wrong, the new group looks like the lost one.
+    """
+    is_new = told.resumed_at is None or told.resumed_at >= outage.since
+    return timedelta() if is_new else _LEAVING
+
+
+def _moved(
+    books: Goodput, time: timedelta, *, to: str, source: str = "training_seconds"
+) -> Goodput:
+    """Return the books with time booked to another use, as far as there is any."""
+    seconds = min(max(round(time.total_seconds()), 0), getattr(books, source))
+    return books.updated(
+        **{source: getattr(books, source) - seconds, to: getattr(books, to) + seconds}
+    )
 
 
 def _trains(books: Goodput, name: str, *, since: datetime) -> Goodput:
@@ -235,7 +298,8 @@ def _trains(books: Goodput, name: str, *, since: datetime) -> Goodput:
     late = books.accounted_until - since.replace(microsecond=0)
     seconds = min(max(int(late.total_seconds()), 0), getattr(books, name))
     until = books.accounted_until - timedelta(seconds=seconds)
-    return books.updated(accounted_until=until, **{name: getattr(books, name) - seconds})
+    seconds = getattr(books, name) - seconds
+    return books.updated(accounted_until=until, unreported=(), **{name: seconds})
 
 
 def _booked(books: Goodput, name: str, until: datetime) -> Goodput:
@@ -265,28 +329,26 @@ def _closed(
     stopped = lost_from = min(after.failures[-1].time, until) if failed else until
     if failed:
         lost_from = _stood_still(after, stopped, heard) or stopped
-        resumes_at = max(resumes_at, _step_at(told, lost_from, since))
     if failed and restarts and (saved := _last_saved(after)):
         step, time = saved
         lost_from = min(lost_from, time)
         if told and time < books.accounted_until:
             # Steps before that time count as lost while they are repeated.
-            reached = _step_at(told, books.accounted_until, since)
-            step = max(step, told.resumed_step or 0, reached - 1)
+            step = max(step, told.resumed_step or 0)
         resumes_at = min(resumes_at, step)
     lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
     seconds = int((until - lost_from).total_seconds()) if name == "training_seconds" else 0
     new = Outage(since=stopped, until_step=resumes_at + 1, lost_from=lost_from)
-    last, unheard_of = told.last_step_time if told else None, books.unreported
+    last, unreported = told.last_step_time if told else None, books.unreported
     unheard = since and books.accounted_until <= since < lost_from and not (last and since < last)
-    if since and unheard and name == "training_seconds":
-        was = _restarted(before, since)
-        unheard_of = (*unheard_of, Unreported(since=since, until=lost_from, restarted=was))
+    if since and unheard and name == "training_seconds" and not _restarted(before, since):
+        unreported = (*unreported, Unreported(since=since, until=lost_from))
     books = booked.updated(
-        unreported=() if after.finished else unheard_of[-8:],
+        unreported=() if after.finished else unreported[-8:],
         training_seconds=booked.training_seconds - seconds,
         lost_seconds=booked.lost_seconds + seconds,
         outage=_outage(before, after, booked.outage, new),
+        counted_group=None if after.phase == "Suspended" else books.counted_group,
     )
     return after.updated(goodput=books)
 
@@ -304,21 +366,6 @@ def _stood_still(
         return last
     # The answers cover more of this time than the silence after them.
     return last if heard is not None and heard - last >= stopped - heard else None
-
-
-def _step_at(told: Progress | None, time: datetime, since: datetime | None) -> int:
-    """Return the newest step at some time, by the mean pace of the reporting group; 0: unknown.
-
-    `since`: when the present group's pods were ready. The report may be that of an earlier one.
-    """
-    if told is None or told.last_step_time is None or told.resumed_at is None:
-        return 0
-    if since is not None and told.last_step_time < since:
-        return told.step
-    made, took = told.step - (told.resumed_step or 0), told.last_step_time - told.resumed_at
-    if took <= timedelta():
-        return 0
-    return max(told.step + int((time - told.last_step_time) * made / took), 0)
 
 
 def _last_saved(failed: DDPJobStatus) -> tuple[int, datetime] | None:
@@ -348,4 +395,4 @@ def _outage(
         return new if begins else None
     if before.incarnation == after.incarnation:
         return known
-    return known.updated(since=new.since, stopped=known.began)
+    return known.updated(since=new.since, lost_from=new.since)

@@ -29,6 +29,9 @@ def _in_utc(moment: datetime) -> datetime:
 
 _Measure = Annotated[float | None, AfterValidator(_rounded)]
 _Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+_LongTime = Annotated[
+    float, Field(ge=0, le=1e9, allow_inf_nan=False), AfterValidator(lambda value: round(value, 3))
+]
 _Moment = Annotated[datetime, Field(strict=False), AfterValidator(_in_utc)]
 
 
@@ -45,6 +48,7 @@ class ReportedProgress(Answer):
 
     step: Count
     last_step_time: _Moment | None = None
+    trained_seconds: _LongTime | None = None
     total_steps: Count | None = None
     epoch: Count | None = None
     loss: _Measure = None
@@ -52,17 +56,11 @@ class ReportedProgress(Answer):
 
 
 class ReportedResumption(Answer):
-    """A step, and when a group began to train there or completed it."""
+    """Where a group began, or its first step."""
 
     step: Count
     time: _Moment
-
-
-class ReportedFirstStep(ReportedResumption):
-    """The first step of a group."""
-
-    before: ReportedResumption | None = None
-    """The last recorded step of earlier groups that is kept."""
+    """When the group formed, or completed the step."""
 
 
 class ReportedPace(Answer):
@@ -81,7 +79,7 @@ class TrainerStatus(ReportedProgress):
     pace: ReportedPace | None = None
     checkpoint: ReportedCheckpoint | None = None
     resumed: ReportedResumption | None = None
-    first_steps: Annotated[list[ReportedFirstStep] | None, Field(max_length=16)] = None
+    first_steps: Annotated[list[ReportedResumption] | None, Field(max_length=16)] = None
     """First steps of this group and earlier ones, oldest first."""
 
 

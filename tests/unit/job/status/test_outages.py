@@ -1,5 +1,6 @@
 """What is lost to restarts is what a job takes longer than if nothing had happened to it."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from tests.unit.job.status.test_progress import report
 POLL_SECONDS = 10
 TOLERANCE_SECONDS = 3
 """Of each failure: two halves of a step, and times in whole seconds."""
+ESTIMATE_SECONDS = POLL_SECONDS
+"""Of each failure, of trainers that do not count: a checkpoint may not be known yet."""
 
 
 def said(step: int, at: float, *, attempt: int = 0, **more: Any) -> Report:
@@ -94,8 +97,9 @@ def test_steps_are_lost_while_they_are_redone_where_nobody_knows_when_they_were_
 def test_a_checkpoint_that_was_not_known_was_not_lost() -> None:
     job, pods = restarted()
     saved = {"step": 118, "time": later(108).isoformat()}
-    job = look(job, pods, 131, said(119, 131, attempt=1, checkpoint=saved))
-    assert (goodput(job).training_seconds, lost(job)) == (96, 23)
+    more = {**begun(118, 130), **firsts((119, 131)), "trainedSeconds": 96}
+    heard = said(119, 131, attempt=1, checkpoint=saved, **more)
+    assert spent(look(job, pods, 131, heard)) == (7, 96, 23)
 
 
 def test_a_failure_before_the_next_step_goes_on_with_the_outage() -> None:
@@ -145,8 +149,8 @@ def test_a_restart_before_the_first_step_loses_the_time_to_that_step() -> None:
     job, pods = trained()
     job = look(job, [pods[0], ended(job, 1, code=1, at=20)], 20)
     pods = [ready(job, index) for index in range(2)]
-    job = look(look(job, pods, 30), pods, 51, said(10, 50, attempt=1, **begun(0, 40)))
-    assert (goodput(job).starting_seconds, lost(job)) == (15, 21)
+    heard = said(10, 50, attempt=1, **begun(0, 40), **firsts((1, 41)), trainedSeconds=9)
+    assert spent(look(look(job, pods, 30), pods, 51, heard)) == (15, 9, 21)
 
 
 def test_a_hang_is_lost_from_its_last_step_on() -> None:
@@ -168,8 +172,8 @@ def test_a_lost_node_is_noticed_late() -> None:
 
 
 def test_what_the_new_group_saves_was_not_kept() -> None:
-    # A trainer that reports when it began has completed more steps since.
-    for more, expected in (({}, 51), (begun(100, 125), 36)):
+    counted = {**begun(100, 125), **firsts((101, 126)), "trainedSeconds": 78 + 15}
+    for more, expected in (({}, 51), (counted, 36)):
         job, pods = restarted()
         saved = {"step": 110, "time": later(140).isoformat()}
         job = look(job, pods, 141, said(111, 141, attempt=1, checkpoint=saved, **more))
@@ -179,9 +183,9 @@ def test_what_the_new_group_saves_was_not_kept() -> None:
 def test_nothing_is_kept_if_the_next_group_begins_at_step_0() -> None:
     job, pods = restarted()
     unusable = {"step": 110, "time": later(100).isoformat()}
-    heard = said(101, 226, attempt=1, checkpoint=unusable, **begun(0, 125), **firsts((1, 126)))
-    job = look(job, pods, 227, heard)
-    assert (goodput(job).outage, spent(job)) == (None, (7, 78, 136))
+    more = {**begun(0, 125), **firsts((1, 126)), "trainedSeconds": 100}
+    job = look(job, pods, 227, said(101, 226, attempt=1, checkpoint=unusable, **more))
+    assert (goodput(job).outage, spent(job)) == (None, (7, 0, 114))
 
 
 def test_steps_of_earlier_groups_are_lost_while_they_are_repeated() -> None:
@@ -212,8 +216,8 @@ def test_steps_that_are_repeated_stay_lost_over_a_suspension() -> None:
 class Timeline:
     """A training of one step a second, and the operator that is told of it; time in seconds."""
 
-    def __init__(self, *, every: int, gang: bool) -> None:
-        self.every, self.gang = every, gang
+    def __init__(self, *, every: int, gang: bool, counts: bool) -> None:
+        self.every, self.gang, self.counts = every, gang, counts
         self.job, self.pods = trained(
             restart={
                 "scope": "Gang" if gang else "Pod",
@@ -222,7 +226,8 @@ class Timeline:
             }
         )
         self.at = self.began = 13
-        self.step, self.saved = 0, (0, 13)
+        self.step, self.saved = 0, (0, 13, 0)
+        self.began_group, self.trained, self.is_first = begun(0, 13), 0, True
         self.heard: Report | None = None
 
     def train(self, seconds: int) -> None:
@@ -230,8 +235,10 @@ class Timeline:
         for _ in range(seconds):
             self.at += 1
             self.step += 1
+            self.trained += not self.is_first
+            self.is_first = False
             if self.step % self.every == 0:
-                self.saved = self.step, self.at
+                self.saved = self.step, self.at, self.trained
             if self.at % POLL_SECONDS == 0 or self.books.outage:
                 self.hear()
 
@@ -240,7 +247,9 @@ class Timeline:
         status = self.job.status
         identity = Identity(0, status.attempt, status.bookkeeping.replacements.get("0", 0))
         time = later(self.saved[1]).isoformat()
-        heard = said(self.step, self.at, checkpoint={"step": self.saved[0], "time": time})
+        more = {**self.began_group, "trainedSeconds": self.trained} if self.counts else {}
+        saved = {"step": self.saved[0], "time": time}
+        heard = said(self.step, self.at, checkpoint=saved, **more)
         self.heard = replace(heard, identity=identity)
         self.look(self.pods)
 
@@ -255,12 +264,13 @@ class Timeline:
         self.look([self.pods[0], dead])
         status = self.job.status
         if self.gang:
-            self.step = self.saved[0]
+            self.step, _, self.trained = self.saved
             self.pods = [ready(self.job, i, attempt=status.attempt) for i in range(2)]
         else:
             count = status.bookkeeping.replacements["1"]
             # Those that are left complete the step that was under way, and say so.
             self.step, self.at = self.step + 1, self.at + 1
+            self.trained += 1
             self.pods[1] = replace(
                 ready(self.job, 1, replacement=count), started=later(self.at + seconds // 2)
             )
@@ -268,6 +278,7 @@ class Timeline:
         self.at += seconds // 2
         self.look(self.pods)
         self.at += seconds - seconds // 2
+        self.began_group, self.is_first = begun(self.step, self.at), True
 
     def look(self, pods: list[PodState]) -> None:
         self.job = look(self.job, pods, self.at, self.heard)
@@ -283,11 +294,11 @@ _failures = st.lists(
 
 
 @settings(max_examples=20, deadline=None)
-@given(_failures, st.integers(5, 40), st.booleans())
+@given(_failures, st.integers(5, 40), st.booleans(), st.booleans())
 def test_lost_is_what_it_takes_longer(
-    failures: list[tuple[int, int, int]], every: int, gang: bool
+    failures: list[tuple[int, int, int]], every: int, gang: bool, counts: bool
 ) -> None:
-    run = Timeline(every=every, gang=gang)
+    run = Timeline(every=every, gang=gang, counts=counts)
     run.train(11)
     for before, seconds, unseen in failures:
         run.train(before)
@@ -301,7 +312,8 @@ def test_lost_is_what_it_takes_longer(
     )
     assert run.job.status.phase == "Succeeded"
     longer = run.at - run.began - run.step
-    assert abs(run.books.lost_seconds - longer) <= TOLERANCE_SECONDS * len(failures)
+    tolerance = TOLERANCE_SECONDS + (0 if counts else ESTIMATE_SECONDS)
+    assert abs(run.books.lost_seconds - longer) <= tolerance * len(failures)
 
 
 def firsts(*steps: tuple[int, float]) -> dict[str, Any]:
@@ -346,6 +358,7 @@ def test_a_lost_group_that_reported_no_step_is_booked_by_the_next_one(
         131,
         attempt=attempt,
         checkpoint=checkpoint,
+        trainedSeconds=expected[1],
         **begun(resumed, 130),
         **firsts((1, 42), (resumed + 1, 131)),
     )
@@ -354,74 +367,34 @@ def test_a_lost_group_that_reported_no_step_is_booked_by_the_next_one(
     assert spent(look(job, pods, 140, heard)) == expected
 
 
-def test_the_time_of_an_unknown_checkpoint_follows_from_the_pace() -> None:
-    job, pods = unheard()
-    saved = {"step": 50, "time": later(155).isoformat()}
-    heard = said(50, 151, attempt=1, checkpoint=saved, **begun(30, 131), **firsts((1, 42)))
-    # Steps of a second each: step 30 was complete at 71.
-    job = look(job, pods, 156, heard)
-    assert spent(job)[:2] == (37, 29)
-
-
-@pytest.mark.parametrize("scope", ["Gang", "Pod"])
-@pytest.mark.parametrize(
-    ("record", "training"),
-    [((71, 112), 70), ((71, 107), 65), ((61, 102), 70), ((61, 91), 58)],
-    ids=["exact", "before the failure", "ten steps before", "short steps"],
-)
-def test_the_record_of_the_step_before_settles_a_lost_group(
-    scope: str, record: tuple[int, float], training: int
-) -> None:
-    """The present group's own pace says nothing: its steps so far took no whole second."""
-    job, pods = unheard(scope)
-    attempt = job.status.attempt
-    none_yet = said(71, 111, attempt=attempt, **begun(71, 130), **firsts((1, 42)))
-    job = look(job, pods, 131, replace(none_yet, received=later(131)))
-    assert spent(job) == (7, 100, 8), "its first step tells more"
-    steps = firsts((1, 42), (72, 131))
-    steps["firstSteps"][1]["before"] = {"step": record[0], "time": later(record[1]).isoformat()}
-    job = look(job, pods, 132, said(73, 131, attempt=attempt, **begun(71, 130), **steps))
-    assert spent(job) == (37, training, 119 - 30 - training)
-
-
-def test_a_late_report_of_a_lost_group_does_not_lose_its_steps_twice() -> None:
-    job, pods = unheard("Pod")
-    late = replace(said(70, 111, **begun(0, 41), **firsts((1, 42))), received=later(125))
-    job = look(job, pods, 125, late)
-    # The next group is lost before it has formed.
-    job = look(job, [pods[0], ended(job, 1, replacement=1, code=1, at=126)], 126, late)
-    assert goodput(job).outage is not None
-    pods = [pods[0], ready(job, 1, replacement=2)]
-    job = look(job, pods, 130)
-    steps = firsts((1, 42), (1, 141))
-    job = look(job, pods, 142, said(2, 142, **begun(0, 140), **steps))
-    assert (goodput(job).outage, spent(job)) == (None, (37, 1, 99))
-
-
 def test_two_groups_that_reported_nothing_are_both_booked() -> None:
     job, pods = unheard()
     job = look(job, [pods[0], ended(job, 1, code=1, at=150)], 150)
     pods = [ready(job, index) for index in range(2)]
     job = look(job, pods, 160)
     steps = firsts((1, 42), (31, 140), (41, 171))
-    saved = {"step": 40, "time": later(149).isoformat()}
-    heard = said(41, 171, attempt=2, checkpoint=saved, **begun(40, 170), **steps)
-    job = look(job, pods, 172, heard)
-    # Nobody knows when step 30 was saved: 29 s, as a step of the last group takes 1 s. Then 9 s
-    # until the checkpoint.
-    assert spent(job) == (37, 38, 91)
+    # The first group has saved step 30, the second one step 40.
+    heard = said(41, 171, attempt=2, **begun(40, 170), **steps, trainedSeconds=29 + 9)
+    assert spent(look(job, pods, 172, heard)) == (37, 38, 91)
 
 
 def test_a_report_of_the_lost_group_settles_nothing() -> None:
     job, pods = unheard("InPlace")
-    job = look(job, pods, 122, said(70, 111, **begun(0, 40), **firsts((1, 42))))
-    assert len(goodput(job).unreported) == 1
+    heard = said(70, 111, **begun(0, 40), **firsts((1, 42)), trainedSeconds=69)
+    job = look(job, pods, 122, heard)
+    assert (goodput(job).counted_group, len(goodput(job).unreported)) == (None, 1)
 
 
-def test_without_its_first_steps_a_group_counts_as_training() -> None:
+def test_a_group_that_nobody_has_counted_has_trained() -> None:
     job, pods = unheard()
     job = look(job, pods, 132, said(31, 131, attempt=1, **begun(30, 130)))
     assert (spent(job), goodput(job).unreported) == ((7, 100, 19), ())
+
+
+def test_nobody_knows_when_a_group_began_that_has_recorded_nothing() -> None:
+    job, pods = unheard()
+    heard = said(31, 131, attempt=1, **begun(30, 130), trainedSeconds=29)
+    assert spent(look(job, pods, 132, heard)) == (7, 29, 90)
 
 
 def test_a_job_that_ends_unheard_is_not_waited_for() -> None:
@@ -462,7 +435,8 @@ def test_what_was_saved_before_the_first_of_two_failures_is_kept() -> None:
     pods = [ready(job, index) for index in range(2)]
     # It could save at its end, after the last report.
     saved = {"step": 122, "time": later(113).isoformat()}
-    heard = said(123, 160, attempt=2, checkpoint=saved, **begun(122, 159))
+    more = {**begun(122, 159), **firsts((123, 160)), "trainedSeconds": 100}
+    heard = said(123, 160, attempt=2, checkpoint=saved, **more)
     job = look(look(job, pods, 150), pods, 161, heard)
     assert spent(job) == (7, 100, 48)
 
@@ -470,19 +444,19 @@ def test_what_was_saved_before_the_first_of_two_failures_is_kept() -> None:
 def test_an_outage_ends_with_its_first_step_however_late_a_report_is() -> None:
     job, pods = restarted()
     # Nobody had seen before that the pods train.
-    heard = said(181, 210, attempt=1, **begun(100, 126), **firsts((1, 12), (101, 130)))
+    more = {**begun(100, 126), **firsts((1, 12), (101, 130)), "trainedSeconds": 78 + 80}
+    heard = said(181, 210, attempt=1, **more)
     job = look(job, pods, 211, heard)
     assert (goodput(job).outage, spent(job)) == (None, (7, 78, 40))
 
 
 def test_groups_that_trained_in_an_outage_and_reported_nothing_are_booked() -> None:
     job, pods = restarted()
-    # From step 101 at 130 on, until the checkpoint of step 110.
+    # From step 101 at 130 on, until the checkpoint of step 110 at 139.
     job = look(job, [pods[0], ended(job, 1, code=1, at=150)], 160)
     pods = [ready(job, index) for index in range(2)]
-    saved = {"step": 110, "time": later(139).isoformat()}
     steps = firsts((1, 12), (101, 130), (111, 180))
-    heard = said(111, 180, attempt=2, checkpoint=saved, **begun(110, 175), **steps)
+    heard = said(111, 180, attempt=2, **begun(110, 175), **steps, trainedSeconds=78 + 9)
     job = look(look(job, pods, 170), pods, 181, heard)
     assert spent(job) == (7, 78 + 9, 90 - 9)
 
@@ -490,16 +464,93 @@ def test_groups_that_trained_in_an_outage_and_reported_nothing_are_booked() -> N
 @pytest.mark.parametrize("lost_heard", [False, True])
 def test_what_a_group_trains_after_the_deletion_of_its_pod_is_training(*, lost_heard: bool) -> None:
     job, pods = trained(restart={"scope": "Pod"})
-    heard = said(102, 112, **begun(0, 10), **firsts((1, 11)))
+    heard = said(102, 112, **begun(0, 10), **firsts((1, 11)), trainedSeconds=101)
     job = look(job, [pods[0], replace(pods[1], deleting=True)], 112, heard)
     # A spare, which started long ago, is ready. The group trains on until step 112.
     pods = [pods[0], replace(ready(job, 1, replacement=1), started=later(10))]
     job = look(job, pods, 120)
     if lost_heard:
-        job = look(job, pods, 121, said(111, 121, **begun(0, 10), **firsts((1, 11))))
+        heard = said(111, 121, **begun(0, 10), **firsts((1, 11)), trainedSeconds=110)
+        job = look(job, pods, 121, heard)
     # The next group has no step yet.
     job = look(job, pods, 140, replace(said(112, 122, **begun(112, 140)), received=later(140)))
     assert goodput(job).outage is not None
-    heard = said(114, 144, **begun(112, 140), **firsts((1, 11), (113, 143)))
+    heard = said(114, 144, **begun(112, 140), **firsts((1, 11), (113, 143)), trainedSeconds=112)
     job = look(job, pods, 145, heard)
     assert (goodput(job).outage, spent(job)) == (None, (6, 111, 21))
+
+
+def counted(seconds: float, formed: float, first: tuple[int, float]) -> dict[str, Any]:
+    """What a trainer says that counts its training."""
+    resumed = begun(first[0] - 1, formed)
+    return {**resumed, **firsts(first), "trainedSeconds": seconds}
+
+
+def test_ranks_that_a_launcher_restarted_have_not_trained_meanwhile() -> None:
+    job, pods = trained()
+    job = look(job, pods, 41, said(10, 40, **counted(9, 15, (1, 31))))
+    assert (spent(job), goodput(job).counted_group) == ((26, 0, 0), later(15))
+    # Ranks restarted after 60, and continue from step 25 at 55. Nobody told the operator.
+    job = look(job, pods, 101, said(35, 100, **counted(24 + 10, 80, (26, 90))))
+    assert (spent(job), goodput(job).accounted_until) == ((26, 34, 35), later(100))
+    again = look(job, pods, 111, said(45, 110, **counted(24 + 20, 80, (26, 90))))
+    assert goodput(again) == goodput(job)
+
+
+def test_what_a_trainer_counted_in_its_last_words_is_booked() -> None:
+    job, _ = restarted()
+    words = {"step": 130, "lastStepTime": later(150).isoformat(), "trainedSeconds": 78 + 20}
+    words |= begun(100, 129)
+    over = [ended(job, index, code=0, at=152) for index in range(2)]
+    leader = over[0].exit
+    assert leader is not None
+    over[0] = replace(over[0], exit=replace(leader, message=json.dumps(words)))
+    job = look(job, over, 153)
+    assert (job.status.phase, spent(job)) == ("Succeeded", (7, 78 + 20 + 3, 40))
+
+
+@pytest.mark.parametrize("seconds", [0, 1e9])
+def test_a_trainer_that_counts_wrong_changes_only_the_time_after_starts(seconds: float) -> None:
+    job, pods = restarted()
+    job = look(job, pods, 132, said(103, 131, attempt=1, **counted(seconds, 125, (101, 129))))
+    starting, training, lost = spent(job)
+    assert (starting, training, lost) == (7, *((117, 0) if seconds else (0, 117)))
+
+
+def test_a_start_is_not_counted_without_the_first_steps_of_its_groups() -> None:
+    job, pods = unheard("Pod")
+    # The next group is lost after 4 s, which it reports, and then its rank 0 is lost, too.
+    dead = replace(pods[1], exit=ended(job, 1, code=1, at=130).exit)
+    job = look(job, [pods[0], dead], 130)
+    job = look(job, pods[:1], 132, said(5, 129, **counted(4, 123, (1, 125))))
+    job = look(job, [ended(job, 0, code=1, at=134)], 134)
+    pods = [ready(job, 0, replacement=1), ready(job, 1, replacement=2)]
+    job = look(job, pods, 140)
+    assert job.status.phase == "Running"
+    heard = replace(said(3, 152, **counted(2, 145, (1, 150))), identity=pods[0].identity)
+    assert spent(look(job, pods, 153, heard)) == (107, 2, 38)
+
+
+def test_only_the_first_group_of_a_start_ends_it() -> None:
+    job, pods = trained()
+    # It trained before its pods were known to be ready, at 12.
+    job = look(job, pods, 21, said(11, 20, **counted(10, 8, (1, 10))))
+    assert (spent(job), goodput(job).accounted_until) == ((5, 0, 0), later(10))
+    job = look(job, pods, 61, said(15, 60, **counted(13 + 1, 40, (14, 59))))
+    assert spent(job) == (5, 14, 36)
+    # After a suspension there is another start.
+    job = look(edited(job, suspend=True), pods, 70)
+    job = look(edited(job, suspend=False), [], 80)
+    pods = [ready(job, index) for index in range(2)]
+    job = look(look(job, pods, 85), pods, 90)
+    attempt = job.status.attempt
+    heard = said(26, 101, attempt=attempt, **counted(13 + 11 + 1, 95, (25, 100)))
+    starting, training, lost = spent(look(job, pods, 102, heard))
+    assert (training, lost) == (13 + 11, 36)
+    assert starting > 5 + 10
+
+
+def test_a_count_without_a_group_is_ignored() -> None:
+    job, pods = restarted()
+    job = look(job, pods, 131, said(103, 131, attempt=1, trainedSeconds=5))
+    assert (goodput(job).outage, spent(job)) == (None, (7, 78, 41))
