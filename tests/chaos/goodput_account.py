@@ -9,7 +9,6 @@ from ddp_operator.api.status import DDPJobStatus
 
 from tests.chaos.accounts import KILLS, REMOVALS, Begun
 from tests.chaos.journal import Deed
-from tests.chaos.schedule import Kind
 from tests.simulation.stopwatch import Times, measure
 
 TOLERANCE: Final = 0.03
@@ -30,8 +29,6 @@ class GoodputAccount:
     """By rank, the steps that were begun, in order."""
     deeds: Sequence[Deed]
     """All deeds, those done to others too."""
-    restarts_ranks: bool = False
-    """Whether launchers restart ranks, which is no failure of the job."""
 
     def complaints(self) -> Iterator[str]:
         """Say what does not fit; nothing when all is well."""
@@ -55,10 +52,8 @@ class GoodputAccount:
 
     def _times(self) -> Times:
         own = [each for each in self.deeds if each.job == self.name]
-        failures = KILLS | REMOVALS
-        if self.restarts_ranks:
-            failures -= {Kind.KILL_RANK}
-        struck = [self._stopped(deed) for deed in own if deed.kind in failures]
+        failures = [deed for deed in own if deed.kind in KILLS | REMOVALS]
+        struck = [self._stopped(deed) for deed in failures if self._is_missed(deed)]
         struck += self._joined()
         steps = self.steps[0] if self.steps else ()
         # A step is complete when the next one begins; one that nobody completed begins again.
@@ -79,6 +74,16 @@ class GoodputAccount:
             for before, step in pairwise(steps):
                 if before.pod != step.pod or step.step > before.step + 1:
                     yield step.seconds - WITHIN_STEP
+
+    def _is_missed(self, deed: Deed) -> bool:
+        """Whether the others cannot go on: not if the pod had not joined them, or had left."""
+        begun = [[step for step in steps if step.seconds < deed.seconds] for steps in self.steps]
+        if not any(begun):
+            return True  # it was to train
+        own = [step for steps in begun for step in steps if step.pod == deed.pod]
+        newest = max((steps[-1] for steps in begun if steps), key=lambda step: step.seconds)
+        # A rank may begin the next step a moment before the others.
+        return bool(own) and max(own, key=lambda step: step.seconds).step >= newest.step - 1
 
     def _stopped(self, deed: Deed) -> float:
         """Return when a pod stopped: one that was deleted first completes and saves its step."""

@@ -195,7 +195,6 @@ def _audit(
         status=status,
         steps=steps,
         deeds=journal.deeds,
-        restarts_ranks=shape.rank_restarts > 0,
     )
     journal.note(
         f"{shape.name}: {status.restarts} restarts, {status.disruptions} disruptions, "

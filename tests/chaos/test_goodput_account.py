@@ -62,12 +62,17 @@ def test_a_deleted_pod_trains_until_it_has_saved() -> None:
     assert list(replace(account(219, 0), deeds=[graceful]).complaints()) != []
 
 
-def test_ranks_that_launchers_restart_are_no_failure() -> None:
-    # The pause between two steps is no more than a long step.
-    restarting = replace(account(219, 0, pod=POD), restarts_ranks=True)
-    assert list(restarting.complaints()) == []
-    killed = [Deed(110.5, Kind.KILL_CONTAINER, "gang-3", POD)]
-    assert list(replace(restarting, deeds=killed).complaints()) != []
+def test_the_others_go_on_without_a_pod_that_has_not_joined_them_or_has_left() -> None:
+    spare = Deed(50.5, Kind.KILL_CONTAINER, "gang-3", "gang-3-0-2")
+    gone = Deed(150.5, Kind.FORCE_DELETE_POD, "gang-3", POD)
+    own = account(198, 21)
+    assert list(replace(own, deeds=[*own.deeds, spare, gone]).complaints()) == []
+    # Before the first step every pod counts.
+    early = replace(spare, seconds=1.0)
+    assert list(replace(own, deeds=[*own.deeds, early]).complaints()) == [
+        "gang-3: 21 s of lost, but its steps show 31 s",
+        "gang-3: 11 s of waiting and starting, but its steps show 1 s",
+    ]
 
 
 def test_time_without_steps_is_lost_when_another_pod_joins() -> None:
