@@ -76,6 +76,8 @@ class PacedTraining(Training):
     """
     unseen_until: float = 0.0
     """Until then the group trains on in pods that the API server does not know any more."""
+    sizes: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Of groups, by attempt and generation."""
     restored: int = 0
     """How often a group continued from memory."""
     _saving: list[tuple[int, float]] = field(default_factory=list)
@@ -120,6 +122,14 @@ class PacedTraining(Training):
             first = formed + self.pace.first_step + self.pace.step
             pods = [pod["metadata"]["uid"] for pod in members]
             self.group = _Group(key, pods, formed, resumed, resumed, first)
+
+    def form_again(self) -> None:
+        """Ranks are lost, and restart in their pods."""
+        self.observe()
+        if self.group is not None:
+            self.stop()
+            self.times.interruptions.append(self.simulation.clock.seconds)
+            self.observe()
 
     def save_and_stop(self) -> None:
         """All ranks are told to end, and save first."""
@@ -212,9 +222,18 @@ class PacedTraining(Training):
             where = pod["metadata"]["labels"][LABEL_ATTEMPT], one.generation
             found.setdefault(where, {})[one.node_rank] = pod
         for where in sorted(found, reverse=True):
-            if set(found[where]) == set(range(self.replicas)):
-                return [found[where][rank] for rank in range(self.replicas)]
+            size = self._size_of(*where)
+            if set(found[where]) == set(range(size)):
+                return [found[where][rank] for rank in range(size)]
         return ()
+
+    def _size_of(self, attempt: str, generation: int) -> int:
+        """Return the size of a group, as its launchers were told."""
+        job = self.simulation.job()
+        world = job.status.world if job else None
+        if job and world and (str(job.status.attempt), world.generation) == (attempt, generation):
+            self.sizes[attempt, generation] = world.size
+        return self.sizes.get((attempt, generation), self.replicas)
 
     def _identity(self, pod: Manifest) -> tuple[str, int]:
         return pod["metadata"]["uid"], self.simulation.launchers.of(pod).generation

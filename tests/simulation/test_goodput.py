@@ -19,7 +19,7 @@ from tests.simulation.stopwatch import Seconds, Times, measure
 from tests.simulation.truth import DEATHS
 
 HISTORIES, SHARDS = 200, 8
-KINDS = 14
+KINDS = 15
 """Of what happens; each shard has all of them."""
 TOLERANCE = 0.01
 """Of the job's age."""
@@ -36,7 +36,8 @@ class History:
         """In its shard."""
         self.led = self.number == 24
         """True: launchers lead first; one in each shard."""
-        replicas = random.randint(2 if self.led else 1, 3)
+        self.elastic = self.number % 5 == 3
+        replicas = random.randint(2 if self.led or self.elastic else 1, 3)
         times = Times(created=0.0)
         self.training = PacedTraining(paces(random), times, replicas)
         self.simulation = simulation = Simulation(self.training)
@@ -44,8 +45,10 @@ class History:
         self.training.has_volume = self.number % 3 > 0
         simulation.server._version = random.randrange(8)  # it chooses what launchers can do
         scope = random.choice(("Gang", "Pod", "InPlace", "Auto"))
-        scope = "InPlace" if self.led else scope
-        spares = random.choice((0, 0, 1)) if scope != "Gang" else 0
+        scope = "InPlace" if self.led else "Pod" if self.elastic else scope
+        spares = random.choice((0, 0, 1)) if scope != "Gang" and not self.elastic else 0
+        sizes = {"minReplicas": 1, "maxReplicas": replicas}
+        waits = {"shrinkAfterSeconds": 2, "growAfterSeconds": random.choice((0, 30))}
         hangs = {"progressDeadlineSeconds": HANG_SECONDS} if self.number % 2 else {}
         self.spec = {
             "replicas": replicas,
@@ -56,6 +59,7 @@ class History:
             },
             "template": template(container()),
             **({"spares": spares} if spares else {}),
+            **({"elastic": sizes | waits} if self.elastic else {}),
             **hangs,
         }
         simulation.server.create_job(self.spec)
@@ -70,7 +74,7 @@ class History:
         for number in range(failures):
             self.train(self.random.uniform(*between))
             kinds = self._kinds()
-            first = kinds[self.number % len(kinds)]
+            first = kinds[self.number // 2 % len(kinds)]
             first = self.launchers_lead if self.led else first
             kind = first if number == 0 else self.random.choice(kinds)
             kind()
@@ -157,6 +161,7 @@ class History:
 
     def _kinds(self) -> list[Callable[[], object]]:
         kinds: list[Callable[[], object]] = [
+            self.ranks_restart,
             self.a_trainer_exits,
             self.processes_end,
             self.a_pod_is_deleted,
@@ -169,7 +174,7 @@ class History:
             self.the_operator_leaves_in_a_restart,
             self.rank_0_saves_alone,
         ]
-        return kinds + [self.training_hangs] * ("progressDeadlineSeconds" in self.spec)
+        return [self.training_hangs] * ("progressDeadlineSeconds" in self.spec) + kinds
 
     def _member(self) -> Manifest:
         assert self.training.group is not None
@@ -181,6 +186,10 @@ class History:
     def a_trainer_exits(self) -> None:
         self.simulation.die(self._member(), DEATHS[0])
         self.training.observe()
+
+    def ranks_restart(self) -> None:
+        """Their launcher restarts them, which is no failure of the job."""
+        self.training.form_again()
 
     def processes_end(self, pod: Manifest | None = None) -> bool:
         pod = pod or self._member()
@@ -355,7 +364,7 @@ class History:
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_the_status_agrees_with_the_stopwatch(shard: int) -> None:
-    happened = Counter[str]()
+    happened, shrank = Counter[str](), 0
     each = HISTORIES // SHARDS
     for seed in range(shard * each, (shard + 1) * each):
         history = History(seed)
@@ -370,4 +379,7 @@ def test_the_status_agrees_with_the_stopwatch(shard: int) -> None:
             claim = f"history {seed}, {history.happened}, {kind}: {booked} is not {measured}"
             assert abs(booked[kind] - seconds) <= TOLERANCE * age, claim
         happened.update(history.happened)
+        sizes = history.training.sizes.values()
+        shrank += history.elastic and min(sizes) < history.training.replicas
     assert len(happened) == KINDS, happened
+    assert shrank > 0
