@@ -111,9 +111,7 @@ class Progress:
         if self._publisher is not None:
             self._publisher.pause(self._paused_at)
 
-    def step(
-        self, position: Position, *, samples: int, trained_seconds: float | None = None
-    ) -> None:
+    def step(self, position: Position, *, samples: int, trained_seconds: float | None) -> None:
         """Note a complete step, on this number of samples over all ranks.
 
         `trained_seconds`: time that training to this step took; None: unknown.

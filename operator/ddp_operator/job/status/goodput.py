@@ -17,6 +17,7 @@ trainer's clock is wrong. Steps are counted as lost when the next group reports 
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -83,9 +84,8 @@ def account(
     if before.finished:
         return after
     known = after.goodput or before.goodput or Goodput(accounted_until=created)
-    told = after.progress
-    if told and told.last_step_time and told.resumed_at and told.trained_seconds is not None:
-        ended = _as_reported(known, before, after, now=now, first_steps=first_steps)
+    if count := _count_of(after.progress):
+        ended = _as_reported(known, count, before, after, now=now, first_steps=first_steps)
         books = ended or known
     else:
         times = [each.time for each in first_steps or ()]
@@ -201,7 +201,7 @@ def _ended(
         return None
     began = max(outage.since, started or outage.since)
     last = progress.last_step_time
-    if last is None or last <= max(began, outage.since + _patience(progress, outage)):
+    if last is None or last <= max(began, outage.since + _patience(progress.resumed_at, outage)):
         return None
     books = _trains(books, "lost_seconds", since=min(last, now))
     saved = after.checkpoint
@@ -211,8 +211,31 @@ def _ended(
     return books.updated(outage=None)
 
 
+@dataclass(frozen=True)
+class _Count:
+    """What a trainer says of the time that training took."""
+
+    trained: timedelta
+    """Up to the last step."""
+    last: datetime
+    """When that step was completed."""
+    formed: datetime
+    """When its group formed."""
+
+
+def _count_of(told: Progress | None) -> _Count | None:
+    """Return the trainer's count; None if it does not count, or its group has made no step."""
+    if told is None or told.trained_seconds is None:
+        return None
+    if told.last_step_time is None or told.resumed_at is None:
+        return None
+    trained = timedelta(seconds=told.trained_seconds)
+    return _Count(trained, told.last_step_time, told.resumed_at)
+
+
 def _as_reported(
     books: Goodput,
+    count: _Count,
     before: DDPJobStatus,
     after: DDPJobStatus,
     *,
@@ -220,27 +243,21 @@ def _as_reported(
     first_steps: FirstSteps | None,
 ) -> Goodput | None:
     """Return the books with the time of training that the trainer reports; None if its group was
-    counted before, or has not yet completed a step.
+    counted before, or is not known to train now.
 
     What counted as training by mistake was lost, or the other way round. Of starts that no report
     had ended, the time before the first step counts as starting, if the trainer knows that step.
     """
-    outage, told = books.outage, after.progress
-    assert told is not None
-    last, formed, seconds = told.last_step_time, told.resumed_at, told.trained_seconds
-    assert last is not None
-    assert formed is not None
-    assert seconds is not None
+    outage, last, formed = books.outage, count.last, count.formed
     if not _may_train(books, before, after):
         return None
     if not after.finished and (books.counted_group == formed or first_steps is None):
         return None  # the last report is known, but not when its groups began
-    if outage is not None and last <= outage.since + _patience(told, outage):
+    if outage is not None and last <= outage.since + _patience(formed, outage):
         return None
     times = [each.time for each in first_steps or ()]
-    trained = timedelta(seconds=seconds)
     # If the first step is not recorded, it was completed after the group had formed.
-    began = last - trained if trained < last - formed else formed
+    began = last - count.trained if count.trained < last - formed else formed
     first = min(last, now, min((time for time in times if formed <= time), default=began))
     for start in books.unreported if times else ():
         ends = [time for time in times if start.since <= time <= start.until]
@@ -251,7 +268,8 @@ def _as_reported(
         books = _trains(books, "starting_seconds", since=first)
     else:
         books = _booked(books, _booked_to(before.phase, books), min(last, now))
-    wrong = timedelta(seconds=books.training_seconds) - trained - (books.accounted_until - last)
+    trained = count.trained + (books.accounted_until - last)
+    wrong = timedelta(seconds=books.training_seconds) - trained
     books = _moved(books, wrong, to="lost_seconds")
     books = _moved(books, -wrong, source="lost_seconds", to="training_seconds")
     return books.updated(outage=None, unreported=(), counted_group=formed)
@@ -271,12 +289,12 @@ def _may_train(books: Goodput, before: DDPJobStatus, after: DDPJobStatus) -> boo
     return before.phase in ("Restarting", "Running") and after.phase not in _BEFORE_TRAINING
 
 
-def _patience(told: Progress, outage: Outage) -> timedelta:
+def _patience(formed: datetime | None, outage: Outage) -> timedelta:
     """Return for how long a report may be that of the lost group, which may train on.
 
     If the trainer's clock is wrong, the new group looks like the lost one.
     """
-    is_new = told.resumed_at is None or told.resumed_at >= outage.since
+    is_new = formed is None or formed >= outage.since
     return timedelta() if is_new else _LEAVING
 
 
@@ -337,16 +355,15 @@ def _closed(
             step = max(step, told.resumed_step or 0)
         resumes_at = min(resumes_at, step)
     lost_from = max(lost_from.replace(microsecond=0), books.accounted_until)
-    seconds = int((until - lost_from).total_seconds()) if name == "training_seconds" else 0
     new = Outage(since=stopped, until_step=resumes_at + 1, lost_from=lost_from)
     last, unreported = told.last_step_time if told else None, books.unreported
     unheard = since and books.accounted_until <= since < lost_from and not (last and since < last)
     if since and unheard and name == "training_seconds" and not _restarted(before, since):
         unreported = (*unreported, Unreported(since=since, until=lost_from))
+    if name == "training_seconds":
+        booked = _moved(booked, until - lost_from, to="lost_seconds")
     books = booked.updated(
         unreported=() if after.finished else unreported[-8:],
-        training_seconds=booked.training_seconds - seconds,
-        lost_seconds=booked.lost_seconds + seconds,
         outage=_outage(before, after, booked.outage, new),
         counted_group=None if after.phase == "Suspended" else books.counted_group,
     )

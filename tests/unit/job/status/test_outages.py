@@ -97,7 +97,7 @@ def test_steps_are_lost_while_they_are_redone_where_nobody_knows_when_they_were_
 def test_a_checkpoint_that_was_not_known_was_not_lost() -> None:
     job, pods = restarted()
     saved = {"step": 118, "time": later(108).isoformat()}
-    more = {**begun(118, 130), **firsts((119, 131)), "trainedSeconds": 96}
+    more = counted(96, 130, (119, 131))
     heard = said(119, 131, attempt=1, checkpoint=saved, **more)
     assert spent(look(job, pods, 131, heard)) == (7, 96, 23)
 
@@ -149,7 +149,7 @@ def test_a_restart_before_the_first_step_loses_the_time_to_that_step() -> None:
     job, pods = trained()
     job = look(job, [pods[0], ended(job, 1, code=1, at=20)], 20)
     pods = [ready(job, index) for index in range(2)]
-    heard = said(10, 50, attempt=1, **begun(0, 40), **firsts((1, 41)), trainedSeconds=9)
+    heard = said(10, 50, attempt=1, **counted(9, 40, (1, 41)))
     assert spent(look(look(job, pods, 30), pods, 51, heard)) == (15, 9, 21)
 
 
@@ -172,8 +172,7 @@ def test_a_lost_node_is_noticed_late() -> None:
 
 
 def test_what_the_new_group_saves_was_not_kept() -> None:
-    counted = {**begun(100, 125), **firsts((101, 126)), "trainedSeconds": 78 + 15}
-    for more, expected in (({}, 51), (counted, 36)):
+    for more, expected in (({}, 51), (counted(78 + 15, 125, (101, 126)), 36)):
         job, pods = restarted()
         saved = {"step": 110, "time": later(140).isoformat()}
         job = look(job, pods, 141, said(111, 141, attempt=1, checkpoint=saved, **more))
@@ -183,7 +182,7 @@ def test_what_the_new_group_saves_was_not_kept() -> None:
 def test_nothing_is_kept_if_the_next_group_begins_at_step_0() -> None:
     job, pods = restarted()
     unusable = {"step": 110, "time": later(100).isoformat()}
-    more = {**begun(0, 125), **firsts((1, 126)), "trainedSeconds": 100}
+    more = counted(100, 125, (1, 126))
     job = look(job, pods, 227, said(101, 226, attempt=1, checkpoint=unusable, **more))
     assert (goodput(job).outage, spent(job)) == (None, (7, 0, 114))
 
@@ -321,6 +320,12 @@ def firsts(*steps: tuple[int, float]) -> dict[str, Any]:
     return {"firstSteps": [{"step": n, "time": later(at).isoformat()} for n, at in steps]}
 
 
+def counted(seconds: float, formed: float, first: tuple[int, float]) -> dict[str, Any]:
+    """What a trainer says that counts its training."""
+    resumed = begun(first[0] - 1, formed)
+    return {**resumed, **firsts(first), "trainedSeconds": seconds}
+
+
 def unheard(scope: str = "Gang") -> tuple[DDPJob, list[PodState]]:
     """A job that failed at second 112 before it reported a step, and is ready again at 120."""
     job, pods = trained(restart={"scope": scope})
@@ -380,7 +385,7 @@ def test_two_groups_that_reported_nothing_are_both_booked() -> None:
 
 def test_a_report_of_the_lost_group_settles_nothing() -> None:
     job, pods = unheard("InPlace")
-    heard = said(70, 111, **begun(0, 40), **firsts((1, 42)), trainedSeconds=69)
+    heard = said(70, 111, **counted(69, 40, (1, 42)))
     job = look(job, pods, 122, heard)
     assert (goodput(job).counted_group, len(goodput(job).unreported)) == (None, 1)
 
@@ -435,7 +440,7 @@ def test_what_was_saved_before_the_first_of_two_failures_is_kept() -> None:
     pods = [ready(job, index) for index in range(2)]
     # It could save at its end, after the last report.
     saved = {"step": 122, "time": later(113).isoformat()}
-    more = {**begun(122, 159), **firsts((123, 160)), "trainedSeconds": 100}
+    more = counted(100, 159, (123, 160))
     heard = said(123, 160, attempt=2, checkpoint=saved, **more)
     job = look(look(job, pods, 150), pods, 161, heard)
     assert spent(job) == (7, 100, 48)
@@ -464,13 +469,13 @@ def test_groups_that_trained_in_an_outage_and_reported_nothing_are_booked() -> N
 @pytest.mark.parametrize("lost_heard", [False, True])
 def test_what_a_group_trains_after_the_deletion_of_its_pod_is_training(*, lost_heard: bool) -> None:
     job, pods = trained(restart={"scope": "Pod"})
-    heard = said(102, 112, **begun(0, 10), **firsts((1, 11)), trainedSeconds=101)
+    heard = said(102, 112, **counted(101, 10, (1, 11)))
     job = look(job, [pods[0], replace(pods[1], deleting=True)], 112, heard)
     # A spare, which started long ago, is ready. The group trains on until step 112.
     pods = [pods[0], replace(ready(job, 1, replacement=1), started=later(10))]
     job = look(job, pods, 120)
     if lost_heard:
-        heard = said(111, 121, **begun(0, 10), **firsts((1, 11)), trainedSeconds=110)
+        heard = said(111, 121, **counted(110, 10, (1, 11)))
         job = look(job, pods, 121, heard)
     # The next group has no step yet.
     job = look(job, pods, 140, replace(said(112, 122, **begun(112, 140)), received=later(140)))
@@ -478,12 +483,6 @@ def test_what_a_group_trains_after_the_deletion_of_its_pod_is_training(*, lost_h
     heard = said(114, 144, **begun(112, 140), **firsts((1, 11), (113, 143)), trainedSeconds=112)
     job = look(job, pods, 145, heard)
     assert (goodput(job).outage, spent(job)) == (None, (6, 111, 21))
-
-
-def counted(seconds: float, formed: float, first: tuple[int, float]) -> dict[str, Any]:
-    """What a trainer says that counts its training."""
-    resumed = begun(first[0] - 1, formed)
-    return {**resumed, **firsts(first), "trainedSeconds": seconds}
 
 
 def test_ranks_that_a_launcher_restarted_have_not_trained_meanwhile() -> None:
