@@ -13,6 +13,7 @@ import ctypes
 import gc
 import importlib
 import json
+import logging
 import os
 import runpy
 import select
@@ -260,6 +261,8 @@ def _begin_anew(parent: int, environment: Mapping[str, str], *, keep_fd: int | N
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    # Otherwise ranks of scripts would log as the launcher, whose handlers they inherit.
+    logging.basicConfig(level=logging.WARNING, handlers=(), force=True)
     # Objects of the parent's that hold them live as long as this process, and close nothing.
     for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if fd > 2 and fd != keep_fd:
