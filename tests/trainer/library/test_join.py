@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import random
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -65,6 +68,21 @@ def job(
     del no_launcher
     with ddp_trainer.join(model=model, optimizer=optimizer) as joined:
         yield joined
+
+
+def test_each_printed_line_of_a_script_is_one_write(
+    no_launcher: None, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With PYTHONUNBUFFERED as well, as in pods; otherwise the trainer's lines come into it."""
+    del no_launcher
+    read, write = os.pipe2(os.O_DIRECT)  # what is read is what one write has written
+    with os.fdopen(read, "rb", buffering=0) as printed, io.FileIO(write, "w") as unbuffered:
+        stdout = io.TextIOWrapper(unbuffered, write_through=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdout", stdout)
+            with ddp_trainer.join(model=model):
+                print("loss", 0.5)
+        assert printed.read(4096) == b"loss 0.5\n"
 
 
 def train(job: ddp_trainer.Job, net: nn.Module, *, epochs: int, **how: Any) -> list[list[float]]:

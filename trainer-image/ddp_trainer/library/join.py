@@ -25,6 +25,7 @@ from ddp_trainer.settings.environment import Environment
 from ddp_trainer.settings.flags import as_arguments
 from ddp_trainer.settings.options import Options
 from ddp_trainer.settings.training import OptimizationOptions
+from ddp_trainer.system.logs import keep_lines_whole
 from ddp_trainer.telemetry.requests.stacks import dump_on_signal
 from ddp_trainer.telemetry.termination import REPORT_FD_VARIABLE, RankReport
 
@@ -213,6 +214,7 @@ def _free_port() -> int:
 
 def _show_log() -> None:
     """Print the trainer's log, unless the script has configured logging."""
+    keep_lines_whole()
     if logging.getLogger().handlers or _logger.handlers:
         return
     handler = logging.StreamHandler(sys.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import NoReturn
 
 def log_to_stdout(speaker: str) -> None:
     """Log lines as `12:00:01 [rank 0] step 10/276 …`."""
+    keep_lines_whole()
     logging.basicConfig(
         stream=sys.stdout,
         level=logging.INFO,
@@ -19,6 +21,16 @@ def log_to_stdout(speaker: str) -> None:
         datefmt="%H:%M:%S",
         force=True,
     )
+
+
+def keep_lines_whole() -> None:
+    """Write each line of stdout at once, so that no line of another thread gets into it.
+
+    With PYTHONUNBUFFERED, `print` writes a text and the end of its line one after the other. A
+    terminal stays as it is: a prompt has no end of a line.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.isatty():
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
 class DistinctErrors:
