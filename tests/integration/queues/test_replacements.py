@@ -181,7 +181,7 @@ async def test_a_job_that_is_deleted_in_the_queue_is_never_admitted(
     async def gone() -> bool:
         return not await jobs.pods("other")
 
-    await eventually(gone, timeout_seconds=10)
+    await eventually(gone)
 
 
 async def run_in_queue_without_kubelet(jobs: Jobs, queue: Queue) -> None:
