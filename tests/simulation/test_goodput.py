@@ -329,6 +329,10 @@ class History:
             self._wait(self.random.uniform(0, most))
             loss = self.random.choice((self.a_trainer_exits, self.a_pod_vanishes))
             loss()
+            # What is left of the lost group may answer.
+            self._is_heard = self.random.random() < 0.3
+            self._wait(self.random.uniform(0, 20))
+            self._is_heard = False
         self._is_heard = True
         self.happened.append("groups_are_lost_unheard")
 

@@ -372,6 +372,20 @@ def test_a_lost_group_that_reported_no_step_is_booked_by_the_next_one(
     assert spent(look(job, pods, 140, heard)) == expected
 
 
+def test_a_late_report_of_a_lost_group_does_not_lose_its_steps_twice() -> None:
+    job, pods = unheard("Pod")
+    late = replace(said(70, 111, **counted(69, 41, (1, 42))), received=later(125))
+    job = look(job, pods, 125, late)
+    # The next group is lost before it has formed.
+    job = look(job, [pods[0], ended(job, 1, replacement=1, code=1, at=126)], 126, late)
+    assert goodput(job).outage is not None
+    pods = [pods[0], ready(job, 1, replacement=2)]
+    job = look(job, pods, 130)
+    steps = firsts((1, 42), (1, 141))
+    job = look(job, pods, 142, said(2, 142, **begun(0, 140), **steps, trainedSeconds=1))
+    assert (goodput(job).outage, spent(job)) == (None, (37, 1, 99))
+
+
 def test_two_groups_that_reported_nothing_are_both_booked() -> None:
     job, pods = unheard()
     job = look(job, [pods[0], ended(job, 1, code=1, at=150)], 150)
