@@ -188,11 +188,11 @@ class PacedTraining(Training):
             **({"firstSteps": self._first_steps()} if self.has_volume else {}),
             **({"lastStepTime": last} if last else {}),
             **({"trainedSeconds": self._trained[group.step]} if made and self.counts else {}),
-            **({"checkpoint": _saved(*self.saved)} if self.saved[0] else {}),
+            **({"checkpoint": _at(*self.saved)} if self.saved[0] else {}),
         }
 
     def _first_steps(self) -> list[dict[str, Any]]:
-        return [_saved(*each) for each in self.first_steps[-8:]]
+        return [_at(*each) for each in self.first_steps[-8:]]
 
     def _train_until(self, now: float) -> None:
         group, pace = self.group, self.pace
@@ -263,7 +263,7 @@ def paces(random: Random) -> Pace:
     )
 
 
-def _saved(step: int, at: float) -> dict[str, Any]:
+def _at(step: int, at: float) -> dict[str, Any]:
     return {"step": step, "time": _text(at)}
 
 
