@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
 
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
 from ddp_trainer.collectives.group import Group
@@ -20,12 +19,12 @@ from ddp_trainer.telemetry import tensorboard
 from ddp_trainer.telemetry.bar import ProgressBar
 from ddp_trainer.telemetry.history import FILE_NAME, History, Record
 from ddp_trainer.telemetry.publisher import Publisher
-from ddp_trainer.telemetry.status import CheckpointStatus, Resumption, StatusFile
+from ddp_trainer.telemetry.status import CheckpointStatus, StatusFile
 from ddp_trainer.telemetry.stragglers import Pace
 from ddp_trainer.telemetry.tensorboard import EventFiles
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import Phase, StepTimer
-from ddp_trainer.telemetry.wire import utc, utc_to_the_millisecond
+from ddp_trainer.telemetry.wire import utc
 
 FINAL_WAIT_SECONDS = 30.0
 """How long a finished rank waits for one that died before it knew that everything is saved."""
@@ -58,8 +57,6 @@ class Progress:
         """Samples that all ranks have trained on since this process started."""
         self._checkpoint: Checkpoint | None = None
         self._bar: ProgressBar | None = None
-        self._last_words: dict[str, Any] = {}
-        """Fields of the rank's report, once it has finished: its group and the last step."""
         self._paused_at: float | None = None
         self._text = ""
         self._is_finite = True
@@ -95,8 +92,6 @@ class Progress:
         self.total_steps = total_steps
         self._paused_at = None
         self._begun = self._told = self._mark(position)
-        formed = utc_to_the_millisecond(time.time())
-        self._last_words = {"resumed": Resumption(step=position.step, time=formed)}
         self._timer.restart()
         self._timer.own_seconds()  # counts from here on
         if self._publisher is not None:
@@ -117,10 +112,6 @@ class Progress:
         `trained_seconds`: time that training to this step took; None: unknown.
         """
         self._samples += samples
-        if trained_seconds is not None:
-            trained_seconds = round(trained_seconds, 3)
-        self._last_words["last_step_time"] = utc_to_the_millisecond(time.time())
-        self._last_words["trained_seconds"] = trained_seconds
         self._report.step(position.step)
         if position.skipped:
             self._tell_of_skipped(position)
@@ -211,7 +202,14 @@ class Progress:
     def finished(self) -> None:
         """Report that everything is trained and saved."""
         self._look_for_checkpoint()
-        self._report.update(finished=True, **self._last_words)
+        if self._publisher is not None:
+            last = self._publisher.status()
+            self._report.update(
+                resumed=last.resumed,
+                last_step_time=last.last_step_time,
+                trained_seconds=last.trained_seconds,
+            )
+        self._report.update(finished=True)
 
     def close(self) -> None:
         """End the reports, because this rank trains no more."""

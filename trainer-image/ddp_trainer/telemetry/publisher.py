@@ -252,17 +252,21 @@ class Publisher:
     def _publish(self, now: float) -> None:
         self._due = now + _INTERVAL_SECONDS
         file = self._file
-        if file is None:
-            return
+        if file is not None:
+            self._errors.attempt(lambda: file.write(self.status()))
+
+    def status(self) -> Status:
+        """Return what there is to publish, up to the last step."""
+        trained = self._trained_seconds
         self._status = replace(
             self._status,
             step=self._step,
             last_step_time=self._last_step_time(),
-            trained_seconds=self._trained_seconds,
+            trained_seconds=round(trained, 3) if trained is not None else None,
             first_steps=self._first_steps(),
             measurements=self._measurements(),
         )
-        self._errors.attempt(lambda: file.write(self._status))
+        return self._status
 
     def _last_step_time(self) -> str | None:
         if self._last_step_at is None:
