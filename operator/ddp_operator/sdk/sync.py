@@ -74,10 +74,14 @@ class Job:
         """See `AsyncJob.watch`.
 
         >>> with LocalClient() as client:
-        ...     job = client.run(command=["sh", "-c", "exit 0"], name="short")
-        ...     phases = [status.phase for status in job.watch(timeout=60)]
-        >>> phases[0], phases[-1]
-        ('Pending', 'Succeeded')
+        ...     job = client.run(command=["sleep", "600"], name="long")
+        ...     for status in job.watch(timeout=60):
+        ...         if status.phase == "Running":
+        ...             job.stop()
+        ...         elif status.phase == "Suspended":
+        ...             break
+        >>> status.phase
+        'Suspended'
         """
         return self._loop.iterate(self._job.watch(timeout=timeout))
 
