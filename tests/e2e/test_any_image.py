@@ -30,7 +30,7 @@ def launched(name: str, command: list[str], **fields: Any) -> Any:
     """A job of two pods of two ranks, whose image knows nothing of a launcher."""
     container = {
         "name": "trainer",
-        "image": "stranger:dev",
+        "image": "plain-python:dev",
         "command": command,
         "securityContext": RESTRICTED_CONTAINER,
         **fields,

@@ -18,7 +18,7 @@ from ddp_operator.ports import (
     NotFoundError,
 )
 
-from tests.manners import faults
+from tests.message_style import faults
 from tests.simulation.refusals import LATENCY_SECONDS, Refusal, Refusals
 from tests.simulation.server import JOB, ApiServer
 from tests.simulation.testimony import own_words

@@ -14,7 +14,7 @@ from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Manifest
 
-from tests.manners import faults
+from tests.message_style import faults
 from tests.simulation.accounts import Accounts
 from tests.simulation.clock import Clock
 from tests.simulation.holds import Stage

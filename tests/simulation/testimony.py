@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tests.manners import without_testimony
+from tests.message_style import without_testimony
 
 _OPENINGS: Final = (
     "Operation cannot be fulfilled",

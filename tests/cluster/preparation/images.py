@@ -70,15 +70,15 @@ TRAINER = ImageSource(
     requirements=REPOSITORY / "requirements/trainer.txt",
     sources=REPOSITORY / "trainer-image",
 )
-STRANGER = ImageSource(
-    name="stranger",
-    dockerfile=REPOSITORY / "tests/cluster/stranger/Dockerfile",
+PLAIN_PYTHON = ImageSource(
+    name="plain-python",
+    dockerfile=REPOSITORY / "tests/cluster/plain_python/Dockerfile",
     requirements=None,
-    sources=REPOSITORY / "tests/cluster/stranger",
+    sources=REPOSITORY / "tests/cluster/plain_python",
 )
 """Python, and nothing of this project."""
 
-ALL = (OPERATOR, TRAINER, STRANGER)
+ALL = (OPERATOR, TRAINER, PLAIN_PYTHON)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tests.e2e.jobs import RESTRICTED_CONTAINER, RESTRICTED_POD, TRAINER_IMAGE
 from tests.e2e.kubectl import Manifest
 
 PROBE = "/probe/probe.py"
-PLAIN_IMAGE = "stranger:dev"
+PLAIN_IMAGE = "plain-python:dev"
 RUNTIME = "probe"
 _FLAGS = ("--nnodes=2", "--master-port=29400")
 

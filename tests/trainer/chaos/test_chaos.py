@@ -16,8 +16,8 @@ import pytest
 from tests.trainer.chaos.blows import blows
 from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
 from tests.trainer.library.runs import on
-from tests.trainer.support.nursery import CPU, SCRIPT, STREAM
 from tests.trainer.support.pods import Job, assert_same, job
+from tests.trainer.support.preloaded import CPU, SCRIPT, STREAM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

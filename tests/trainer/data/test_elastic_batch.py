@@ -16,8 +16,8 @@ from tests.trainer.stream_device.forkserver import SABOTAGE_VARIABLE
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
 from tests.trainer.support.membership_changes import FLAGS, World, losses_of, resize
-from tests.trainer.support.nursery import CPU, STREAM
 from tests.trainer.support.pods import Job, assert_same, job
+from tests.trainer.support.preloaded import CPU, STREAM
 from tests.trainer.support.runs import run_to_its_end
 
 pytestmark = [pytest.mark.timeout(600)]

@@ -13,8 +13,8 @@ from typing import Any
 from tests.ports import free_port
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
-from tests.trainer.support.nursery import GPU
 from tests.trainer.support.pods import DEADLINE_SECONDS, Job, Pod, contract, job
+from tests.trainer.support.preloaded import GPU
 from tests.trainer.support.runs import flags
 
 NCCL = {"DDP_BACKEND": "nccl"}

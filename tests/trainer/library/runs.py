@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tests.trainer.library.forkserver import DEVICE_VARIABLE, SCRIPT_VARIABLE
-from tests.trainer.support.nursery import SCRIPT
 from tests.trainer.support.pods import Job, Pod, job
+from tests.trainer.support.preloaded import SCRIPT
 
 
 def on(device: str, *, script: str = "one model") -> dict[str, str]:

@@ -18,8 +18,8 @@ from tests.trainer.chaos.blows import blows
 from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
-from tests.trainer.support.nursery import CPU, STREAM
 from tests.trainer.support.pods import job
+from tests.trainer.support.preloaded import CPU, STREAM
 from tests.trainer.support.runs import (
     LAST_STEP,
     Undisturbed,

@@ -9,8 +9,8 @@ import pytest
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
 from tests.trainer.support.device_errors import DeviceError
-from tests.trainer.support.nursery import STREAM
 from tests.trainer.support.pods import Pod, job
+from tests.trainer.support.preloaded import STREAM
 from tests.trainer.support.runs import Undisturbed, assert_same_run, run_to_its_end
 
 pytestmark = [pytest.mark.timeout(600)]

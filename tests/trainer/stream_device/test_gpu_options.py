@@ -13,8 +13,8 @@ import torch
 
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
-from tests.trainer.support.nursery import STREAM
 from tests.trainer.support.pods import Job, assert_same, job
+from tests.trainer.support.preloaded import STREAM
 from tests.trainer.support.runs import LAST_STEP, run_to_its_end
 
 pytestmark = [pytest.mark.timeout(600)]

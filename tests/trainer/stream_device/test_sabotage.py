@@ -10,8 +10,8 @@ from tests.trainer.stream_device.device import Sabotage
 from tests.trainer.stream_device.forkserver import SABOTAGE_VARIABLE
 from tests.trainer.support import deaths
 from tests.trainer.support.deaths import Death
-from tests.trainer.support.nursery import STREAM
 from tests.trainer.support.pods import assert_same, job
+from tests.trainer.support.preloaded import STREAM
 from tests.trainer.support.runs import LAST_STEP, Undisturbed, run_to_its_end
 
 pytestmark = [pytest.mark.timeout(600)]

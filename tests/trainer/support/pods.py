@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tests.ports import free_port
-from tests.trainer.support.nursery import CPU, Launcher, nursery
+from tests.trainer.support.preloaded import CPU, Launcher, preloaded_process
 
 DEADLINE_SECONDS = 300.0
 """Generous: a loaded machine takes many seconds to import torch in every rank."""
@@ -94,7 +94,9 @@ class Pod:
                     stderr=subprocess.STDOUT,
                 )
             else:
-                self.process = nursery().start(job.forkserver, arguments, environment, log.fileno())
+                self.process = preloaded_process().start(
+                    job.forkserver, arguments, environment, log.fileno()
+                )
 
     @property
     def log(self) -> str:

@@ -13,7 +13,7 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Node
 
 from tests.good_manifests import template
-from tests.manners import faults
+from tests.message_style import faults
 from tests.unit.job.builders import (
     condition,
     does_nothing,

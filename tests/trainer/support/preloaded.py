@@ -54,14 +54,14 @@ _FORKSERVERS = (CPU, STREAM, SCRIPT, GPU)
 _popen = starters._popen
 
 
-class Nursery:
+class PreloadedProcess:
     """The process that launchers are forked from."""
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.trainer.support.nursery", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.trainer.support.preloaded", str(theirs.fileno())],
                 env={**os.environ, **_BEFORE_TORCH},
                 pass_fds=[theirs.fileno()],
             )
@@ -110,21 +110,21 @@ class Nursery:
 class Launcher:
     """One that was forked, to be handled like subprocess.Popen."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self._nursery = nursery
+    def __init__(self, process: PreloadedProcess, pid: int) -> None:
+        self._process = process
         self.pid = pid
         self.returncode: int | None = None
         """Below 0: by a signal. None: it runs, as far as anybody has asked."""
 
     def poll(self) -> int | None:
         """The exit code, if it has ended."""
-        self._nursery.hear_of(self, within_seconds=0)
+        self._process.hear_of(self, within_seconds=0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, when it has ended."""
         seconds = timeout if timeout is not None else _START_SECONDS
-        self._nursery.hear_of(self, within_seconds=seconds)
+        self._process.hear_of(self, within_seconds=seconds)
         if self.returncode is None:
             raise subprocess.TimeoutExpired("a launcher", seconds)
         return self.returncode
@@ -140,9 +140,9 @@ class Launcher:
 
 
 @cache
-def nursery() -> Nursery:
+def preloaded_process() -> PreloadedProcess:
     """The one of this session; it ends with this process."""
-    return Nursery()
+    return PreloadedProcess()
 
 
 def serve(channel: socket.socket) -> None:
