@@ -1,0 +1,50 @@
+"""Which nightly tests a run includes, and the limit of a unit test's time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.nightly import SHARES, checked, selection, share_of
+
+pytest_plugins = ["pytester"]
+TESTS = [f"tests/e2e/test_a.py::test_{number}" for number in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("option", "daily", "nightly"),
+    [("none", True, False), ("all", True, True), ("only", False, True)],
+)
+def test_word_selects_all_or_none(option: str, daily: bool, nightly: bool) -> None:
+    is_selected = selection(option)
+    assert {is_selected(test, False) for test in TESTS} == {daily}
+    assert {is_selected(test, True) for test in TESTS} == {nightly}
+
+
+def test_each_nightly_test_is_in_exactly_one_share() -> None:
+    shares = [selection(f"{number}/{SHARES}") for number in range(SHARES)]
+    for test in TESTS:
+        assert sum(is_selected(test, True) for is_selected in shares) == 1
+        assert all(is_selected(test, False) for is_selected in shares)
+    assert {share_of(test) for test in TESTS} == set(range(SHARES))
+
+
+@pytest.mark.parametrize("option", ["", "some", "7/7", "-1/7", "1/8", "1/", "x/7"])
+def test_invalid_option_is_refused(option: str) -> None:
+    with pytest.raises(Exception, match="use none, all, only, or a share from 0/7 to 6/7"):
+        checked(option)
+
+
+def test_slow_unit_test_fails_with_a_hint(pytester: pytest.Pytester) -> None:
+    source = (Path(__file__).parent / "conftest.py").read_text()
+    pytester.makeconftest(source.replace("LIMIT_SECONDS = 5.0", "LIMIT_SECONDS = 0.2"))
+    pytester.makepyfile("""
+        import time
+
+        def test_quick(): pass
+        def test_slow(): time.sleep(0.3)
+    """)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["took 0.* s, a unit test may take 0.2 s: make it smaller*"])
