@@ -20,9 +20,9 @@ def pytest_runtest_call() -> Generator[None]:
     took = time.monotonic() - began - (_seconds_without_a_core() - waited)
     if took > LIMIT_SECONDS:
         pytest.fail(
-            f"took {took:.1f} s, a unit test may take {LIMIT_SECONDS:g} s: make it smaller, give it a "
-            "clock of its own, or move it to a lane for processes (tests/local, tests/trainer) or an "
-            "API server (tests/integration)",
+            f"took {took:.1f} s, a unit test may take {LIMIT_SECONDS:g} s: make it smaller, give "
+            "it a clock of its own, or move it to a lane for processes (tests/local, "
+            "tests/trainer) or an API server (tests/integration)",
             pytrace=False,
         )
 
