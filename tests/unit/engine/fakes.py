@@ -1,4 +1,4 @@
-"""A cluster in memory that obeys exactly, and fails on demand."""
+"""A cluster in memory that does what it is asked, and fails on demand; trainers without answers."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -22,6 +22,7 @@ from ddp_operator.ports import (
     NotFoundError,
     TokenSource,
     UnavailableError,
+    WorldAnswer,
 )
 
 from tests.mergepatch import merged
@@ -29,7 +30,7 @@ from tests.mergepatch import merged
 _IMMUTABLE = ("priorityClassName", "priority", "disruptionMode", "schedulingConstraints")
 """Immutable fields of Kubernetes 1.37's PodGroups (pkg/apis/scheduling/validation)."""
 
-ACCESS = Access(secret=b"of the operator's own")
+ACCESS = Access(secret=b"operator")
 SETTINGS = PodSettings(access=ACCESS)
 TOKEN = ACCESS.token_of("default", "u1", TokenSource.VARIABLE)
 """Token of the job in the engine's tests."""
@@ -39,7 +40,7 @@ ENDING: Mapping[str, Any] = {
     "deletionTimestamp": "2026-01-01T00:00:30Z",
     "deletionGracePeriodSeconds": 30,
 }
-"""Of a pod that was deleted at the time at which the engine's tests begin."""
+"""Metadata of a pod that was deleted when the engine's tests begin."""
 
 
 class FakeCluster:
@@ -58,8 +59,8 @@ class FakeCluster:
         self.events: list[Event] = []
         self.graces: dict[Key, int | None] = {}
         self.calls: list[str] = []
-        self.tell: Callable[[Key], None] = lambda _: None
-        """Called with a job when one of its pods is gone, like a watch."""
+        self.on_pod_deleted: Callable[[Key], None] = lambda _: None
+        """Called with the job of a deleted pod, like a watch."""
         self.refuse: dict[str, ClusterError] = {}
         self.lose_answers: set[str] = set()
         self.lost_fields: set[str] = set()
@@ -141,8 +142,8 @@ class FakeCluster:
             assert policies.pop(policy)["metadata"]["ownerReferences"][0]["uid"] == owner_uid
 
     def uid_of(self, pod: Key) -> str | None:
-        found = self.pods.get(pod)
-        return found["metadata"].get("uid") if found else None
+        stored = self.pods.get(pod)
+        return stored["metadata"].get("uid") if stored else None
 
     async def delete_pod(
         self, pod: Key, *, grace_seconds: int | None, uid: str | None = None
@@ -150,13 +151,13 @@ class FakeCluster:
         assert uid == self.uid_of(pod)
         self.graces[pod] = grace_seconds
         self._called("delete_pod", pod.name)
-        gone = self.pods.get(pod)
-        if gone is not None and gone["metadata"].get("finalizers"):
-            gone["metadata"] |= {**ENDING, **gone["metadata"]}
+        stored = self.pods.get(pod)
+        if stored is not None and stored["metadata"].get("finalizers"):
+            stored["metadata"] |= {**ENDING, **stored["metadata"]}
             return
         self.pods.pop(pod, None)
-        if gone is not None and (job := job_of(gone)) is not None:
-            self.tell(job)
+        if stored is not None and (job := job_of(stored)) is not None:
+            self.on_pod_deleted(job)
 
     async def patch_pod(
         self, pod: Key, metadata: Mapping[str, Any], *, uid: str | None = None
@@ -166,10 +167,10 @@ class FakeCluster:
         stored = self.pods[pod]["metadata"]
         for field in ("labels", "annotations"):
             stored[field] = merged(stored.get(field) or {}, metadata.get(field) or {})
-        gone = metadata.get("$deleteFromPrimitiveList/finalizers") or ()
-        kept = [one for one in stored.get("finalizers") or () if one not in gone]
+        removed = metadata.get("$deleteFromPrimitiveList/finalizers") or ()
+        kept = [name for name in stored.get("finalizers") or () if name not in removed]
         stored["finalizers"] = kept
-        if gone and not kept and "deletionTimestamp" in stored:
+        if removed and not kept and "deletionTimestamp" in stored:
             del self.pods[pod]
 
     async def patch_status(
@@ -212,8 +213,8 @@ class FakeCluster:
     def _create(self, store: dict[Key, dict[str, Any]], manifest: Manifest) -> None:
         key = _key(manifest)
         if key in store:
-            theirs = store[key]["metadata"].get("ownerReferences", [{}])[0].get("uid")
-            if theirs != manifest["metadata"]["ownerReferences"][0]["uid"]:
+            owner = store[key]["metadata"].get("ownerReferences", [{}])[0].get("uid")
+            if owner != manifest["metadata"]["ownerReferences"][0]["uid"]:
                 raise AlreadyExistsError(f"{key} has no owner", status=409)
             return
         store[key] = deepcopy(dict(manifest))
@@ -231,6 +232,35 @@ class FakeCluster:
     def _next_version(self) -> str:
         self._version += 1
         return str(self._version)
+
+
+class FakeTrainers:
+    """Implements `ports.Trainers`: no pod reports progress, and other requests are unexpected."""
+
+    async def status(self, address: str) -> bytes | str:
+        return f"{address}: nothing to report yet"
+
+    async def dump_stacks(self, address: str, *, token: str) -> bool:
+        raise AssertionError((address, token))
+
+    async def traces(self, address: str, *, token: str) -> bytes | str:
+        raise AssertionError((address, token))
+
+    async def checkpoint(self, address: str, *, token: str) -> bool:
+        raise AssertionError((address, token))
+
+    async def put_world(
+        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
+    ) -> WorldAnswer | None:
+        raise AssertionError((address, document, wait_seconds, token))
+
+    async def poll_world(
+        self, address: str, *, after: int, wait_seconds: int, token: str
+    ) -> bytes | str:
+        raise AssertionError((address, after, wait_seconds, token))
+
+    async def close(self) -> None:
+        """Do nothing; nothing is open."""
 
 
 def _key(manifest: Manifest) -> Key:
