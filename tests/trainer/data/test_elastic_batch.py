@@ -13,8 +13,8 @@ import pytest
 
 from tests.trainer.stream_device.device import Sabotage
 from tests.trainer.stream_device.forkserver import SABOTAGE_VARIABLE
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.membership_changes import FLAGS, World, losses_of, resize
 from tests.trainer.support.pods import Job, assert_same, job
 from tests.trainer.support.preloaded import CPU, STREAM
@@ -172,16 +172,18 @@ def test_ranks_with_several_parts_die_and_no_step_is_taken_without_theirs(
     peaceful: Job = request.getfixturevalue("shards_of_a_pod" if exact else "shares_of_a_pod")
     points = ("backward", "gate", "within the optimizer's step", "after the optimizer's step")
     plan = [
-        Death(rank=number % 3, point=point, step=5 * number + 3)
+        FaultAt(rank=number % 3, point=point, step=5 * number + 3)
         for number, point in enumerate(points)
     ]
-    variables = deaths.environment(plan, tmp_path / "graves") | ({} if exact else EVEN_SHARES)
+    variables = fault_injection.environment(plan, tmp_path / "faults") | (
+        {} if exact else EVEN_SHARES
+    )
     flags = ("--logical-shards", str(SHARDS_OF_A_POD)) if exact else ()
     with job(
         tmp_path, nodes=1, local_world_size=3, forkserver=forkserver, extra_environment=variables
     ) as wounded:
         pod = run_to_its_end(wounded, *flags)
-        deaths.assert_all_happened(plan, tmp_path / "graves", pod.log)
+        fault_injection.assert_all_happened(plan, tmp_path / "faults", pod.log)
         assert "resuming from checkpoint" not in pod.log
         expected = peaceful.state(LAST_STEP_OF_A_POD)
         assert_same(wounded.state(LAST_STEP_OF_A_POD), expected)
@@ -192,9 +194,9 @@ def test_ranks_with_several_parts_die_and_no_step_is_taken_without_theirs(
 def test_shards_that_did_not_come_are_missed_without_the_gate(
     tmp_path: Path, shards_of_a_pod: Job
 ) -> None:
-    death = Death(rank=2, point="backward", step=9, others_at="gate")
+    death = FaultAt(rank=2, point="backward", step=9, others_at="gate")
     variables = {
-        **deaths.environment([death], tmp_path / "graves"),
+        **fault_injection.environment([death], tmp_path / "faults"),
         SABOTAGE_VARIABLE: Sabotage.NO_GATE,
     }
     with job(

@@ -7,11 +7,13 @@ import os
 from ddp_trainer.process_group.sockets import Connections
 
 from tests.trainer.gpu.sharing import share_gpu
-from tests.trainer.support import deaths, forkserver
+from tests.trainer.support import fault_injection, forkserver
 
 
 def main() -> None:
     """Serve the launcher that has started this process."""
     share_gpu(os.environ["NODE_RANK"])
-    deaths.patch(Connections, "begin_to_join_devices", after=lambda _: deaths.pass_by("joining"))
+    fault_injection.patch(
+        Connections, "begin_to_join_devices", after=lambda _: fault_injection.reach("joining")
+    )
     forkserver.main()

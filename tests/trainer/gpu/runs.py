@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.ports import free_port
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import DEADLINE_SECONDS, Job, Pod, contract, job
 from tests.trainer.support.preloaded import GPU
 from tests.trainer.support.runs import flags
@@ -20,10 +20,10 @@ from tests.trainer.support.runs import flags
 NCCL = {"DDP_BACKEND": "nccl"}
 
 
-def pods(folder: Path, *plan: Death, ranks: int = 2) -> AbstractContextManager[Job]:
+def pods(folder: Path, *plan: FaultAt, ranks: int = 2) -> AbstractContextManager[Job]:
     """A job of pods that share the GPU, with a rank each."""
     folder.mkdir(exist_ok=True)
-    variables = deaths.environment(list(plan), folder / "graves") if plan else {}
+    variables = fault_injection.environment(list(plan), folder / "faults") if plan else {}
     return job(folder, nodes=ranks, forkserver=GPU, extra_environment={**NCCL, **variables})
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.gpu.runs import pods, run_to_the_end
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import Job
 from tests.trainer.support.runs import assert_same_run
 
@@ -25,12 +25,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Job:
     return replace(run, local_world_size=2)
 
 
-def assert_same_end(folder: Path, plan: list[Death], undisturbed: Job) -> str:
+def assert_same_end(folder: Path, plan: list[FaultAt], undisturbed: Job) -> str:
     """All die as planned, and nothing else comes of it; the logs."""
     with pods(folder, *plan) as wounded:
         ended = run_to_the_end(wounded)
     log = "\n".join(pod.log for pod in ended)
-    deaths.assert_all_happened(plan, folder / "graves", log)
+    fault_injection.assert_all_happened(plan, folder / "faults", log)
     assert "resuming from checkpoint" not in log
     assert "this process cannot continue" not in log
     assert log.count("restarting it") == len(plan)
@@ -41,25 +41,25 @@ def assert_same_end(folder: Path, plan: list[Death], undisturbed: Job) -> str:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_within_a_step(victim: int, tmp_path: Path, undisturbed: Job) -> None:
     plan = [
-        Death(rank=victim, point=point, step=5 + 12 * number)
-        for number, point in enumerate(deaths.IN_A_STEP)
+        FaultAt(rank=victim, point=point, step=5 + 12 * number)
+        for number, point in enumerate(fault_injection.IN_A_STEP)
     ]
     assert_same_end(tmp_path, plan, undisturbed)
 
 
 def test_while_the_group_forms(tmp_path: Path, undisturbed: Job) -> None:
     plan = []
-    for number, point in enumerate((*deaths.WHILE_FORMING, "joining")):
-        lost = Death(rank=number % 2, point="backward", step=5 + 20 * number)
-        plan += [lost, Death(rank=number % 2, point=point)]
+    for number, point in enumerate((*fault_injection.WHILE_FORMING, "joining")):
+        lost = FaultAt(rank=number % 2, point="backward", step=5 + 20 * number)
+        plan += [lost, FaultAt(rank=number % 2, point=point)]
     assert_same_end(tmp_path, plan, undisturbed)
 
 
 def test_a_rank_freezes_while_nccl_starts(tmp_path: Path, undisturbed: Job) -> None:
     plan = [
-        Death(rank=1, point="backward", step=9),
-        Death(rank=1, point="joining", deed="SIGSTOP"),
-        Death(rank=0, point="gate", step=40, deed="SIGSTOP"),
+        FaultAt(rank=1, point="backward", step=9),
+        FaultAt(rank=1, point="joining", action="SIGSTOP"),
+        FaultAt(rank=0, point="gate", step=40, action="SIGSTOP"),
     ]
     assert_same_end(tmp_path, plan, undisturbed)
 
@@ -72,8 +72,8 @@ def test_a_rank_freezes_while_nccl_starts(tmp_path: Path, undisturbed: Job) -> N
 def test_options_that_need_a_gpu(options: tuple[str, ...], tmp_path: Path) -> None:
     with pods(tmp_path / "undisturbed") as calm:
         run_to_the_end(calm, *options)
-    plan = [Death(rank=1, point="backward", step=9), Death(rank=0, point="gate", step=30)]
+    plan = [FaultAt(rank=1, point="backward", step=9), FaultAt(rank=0, point="gate", step=30)]
     with pods(tmp_path / "wounded", *plan) as wounded:
         [pod, *_] = run_to_the_end(wounded, *options)
-    deaths.assert_all_happened(plan, tmp_path / "wounded/graves", pod.log)
+    fault_injection.assert_all_happened(plan, tmp_path / "wounded/faults", pod.log)
     assert_same_run(replace(wounded, local_world_size=2), replace(calm, local_world_size=2))

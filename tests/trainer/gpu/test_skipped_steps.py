@@ -10,14 +10,14 @@ import pytest
 
 from tests.trainer.library.checks.skipping import BAD, BY_HAND, SHARDED
 from tests.trainer.library.runs import script_job
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 
 pytestmark = [pytest.mark.timeout(600)]
 BAD_STEPS = [(1, 0), (4, 1), (8, 1), (9, 1), (15, 0)]
 PLAN = [
-    Death(rank=1, point="after backward", step=4),
-    Death(rank=0, point="after the optimizer's step", step=8),
+    FaultAt(rank=1, point="after backward", step=4),
+    FaultAt(rank=0, point="after the optimizer's step", step=8),
 ]
 
 
@@ -38,9 +38,9 @@ def ends_of(folder: Path, **variables: str) -> tuple[list[str], str]:
 def test_the_result_is_that_without_the_steps(tmp_path: Path, more: dict[str, str]) -> None:
     """Ranks of replicas also die in them."""
     plan = [] if more else PLAN
-    war = deaths.environment(plan, tmp_path / "graves") if plan else {}
+    war = fault_injection.environment(plan, tmp_path / "faults") if plan else {}
     ends, log = ends_of(tmp_path / "skipped", **more, **war)
-    deaths.assert_all_happened(plan, tmp_path / "graves", log)
+    fault_injection.assert_all_happened(plan, tmp_path / "faults", log)
     for step, rank in BAD_STEPS:
         assert f"step {step} is skipped: the loss of rank {rank} is nan" in log
     assert ends == ends_of(tmp_path / "by hand", **more, **{BY_HAND: "1"})[0]

@@ -8,7 +8,7 @@ import ddp_trainer
 from torch import nn
 
 from tests.trainer.library.script import digest, digits, parsed, seeded_parts
-from tests.trainer.support import deaths
+from tests.trainer.support import fault_injection
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -29,8 +29,8 @@ def main(arguments: Sequence[str]) -> None:
                 loss = nn.functional.cross_entropy(net(inputs), targets)
                 loss.backward()  # type: ignore[no-untyped-call]
                 job.step(loss)
-                deaths.pass_by("after a step")
+                fault_injection.reach("after a step")
             after = [job.sum(7), job.sum(job.rank)]
-            deaths.pass_by("after an epoch")
+            fault_injection.reach("after an epoch")
             print(f"epoch {epoch}: {before} {begun} {after} {job.sum(epoch)}", flush=True)
     print(f"ends with {digest(model, optimizer)}", flush=True)

@@ -15,7 +15,7 @@ from torch import distributed as dist
 from torch import nn
 
 from tests.trainer.library.script import Digits, digest, digits, parsed, seeded_parts
-from tests.trainer.support import deaths
+from tests.trainer.support import fault_injection
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -30,29 +30,29 @@ def main(arguments: Sequence[str]) -> None:
         heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
         max_reforms=100,
     ) as job:
-        deaths.pass_by("before training")
+        fault_injection.reach("before training")
         names: list[Any] = [None] * job.world_size
         dist.all_gather_object(names, f"rank {job.rank}")
         last = dist.new_group([1, job.world_size - 1])
         again = dist.new_group([1, job.world_size - 1])
         loader, net = digits(job.rank), job.wrap(model, bucket_cap_mb=0.01)
         for epoch in job.epochs(options.epochs):
-            deaths.pass_by("before an epoch")
+            fault_injection.reach("before an epoch")
             begun = torch.tensor([100 * epoch + job.rank])
             dist.broadcast(begun, src=1)
             steps = 0.0
             for inputs, targets, _ in job.batches(loader):
                 loss = nn.functional.cross_entropy(net(inputs), targets)
                 shared = loss.detach().clone()
-                deaths.pass_by("within a step")
+                fault_injection.reach("within a step")
                 dist.all_reduce(shared)
                 loss.backward()  # type: ignore[no-untyped-call]
                 job.step(loss)
-                deaths.pass_by("after a step")
+                fault_injection.reach("after a step")
                 mean = loss.detach().clone()
                 dist.all_reduce(mean)
                 steps += mean.isfinite().item()
-            deaths.pass_by("barrier")
+            fault_injection.reach("barrier")
             dist.barrier()
             net.eval()
             own = [tests[place] for place in range(job.rank, len(tests), job.world_size)]
@@ -61,15 +61,15 @@ def main(arguments: Sequence[str]) -> None:
                 right = int((net(images).argmax(1) == torch.tensor(targets)).sum())
             net.train()
             counts = torch.tensor([right, len(own)])
-            deaths.pass_by("evaluation")
+            fault_injection.reach("evaluation")
             dist.all_reduce(counts)
             among = torch.tensor([job.rank])
             if job.rank in (1, job.world_size - 1):
                 for group in (last, again):  # later both are formed, and a rank waits in one
                     dist.all_reduce(torch.zeros(1), group=group)
-                deaths.pass_by("in a smaller group")
+                fault_injection.reach("in a smaller group")
                 dist.all_reduce(among, group=last)
-            deaths.pass_by("gathering")
+            fault_injection.reach("gathering")
             parts = [torch.empty(1, dtype=torch.long) for _ in range(job.world_size)]
             dist.all_gather(parts, among)
             best: list[Any] = [{"epoch": epoch} if job.rank == 0 else None]
@@ -81,6 +81,6 @@ def main(arguments: Sequence[str]) -> None:
             told = begun.item(), counts.tolist(), [part.item() for part in parts], best, mine.item()
             if job.is_main:
                 print(f"epoch {epoch}: {told}, among {names}", flush=True)
-        deaths.pass_by("after training")
+        fault_injection.reach("after training")
         dist.barrier()
     print(f"ends with {digest(model, optimizer)}", flush=True)

@@ -10,7 +10,7 @@ import ddp_trainer
 from torch import nn
 
 from tests.trainer.library.script import digest, digits, parsed, seeded_parts
-from tests.trainer.support import deaths
+from tests.trainer.support import fault_injection
 
 
 class LeaveError(Exception):
@@ -24,7 +24,7 @@ def leave() -> NoReturn:
 
 def main(arguments: Sequence[str]) -> None:
     """Train to the end."""
-    deaths.DEEDS["leave"] = leave
+    fault_injection.ACTIONS["leave"] = leave
     options = parsed(arguments)
     model, optimizer = seeded_parts()
     with ddp_trainer.join(
@@ -38,10 +38,10 @@ def main(arguments: Sequence[str]) -> None:
             for _ in job.epochs(options.epochs):
                 for inputs, targets, _ in job.batches(loader):
                     loss = nn.functional.cross_entropy(net(inputs), targets)
-                    deaths.pass_by("within a step")
+                    fault_injection.reach("within a step")
                     loss.backward()  # type: ignore[no-untyped-call]
                     job.step(loss)
-                    deaths.pass_by("after a step")
-                deaths.pass_by("after an epoch")
+                    fault_injection.reach("after a step")
+                fault_injection.reach("after an epoch")
                 job.sum(1)
     print(f"ends with {digest(model, optimizer)}", flush=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import Pod
 
 RANKS, STEPS = 3, 15
@@ -35,16 +35,16 @@ def test_a_new_rank_gets_the_answers_of_those_before_it(
     rank: int, tmp_path: Path, undisturbed: set[str]
 ) -> None:
     plan = [
-        Death(rank=rank, point="after a step", step=5),
-        Death(rank=rank, point="after an epoch", step=STEPS),
-        Death(rank=rank, point="after a step", step=STEPS + 5),
-        Death(rank=rank, point="after an epoch", step=3 * STEPS),
+        FaultAt(rank=rank, point="after a step", step=5),
+        FaultAt(rank=rank, point="after an epoch", step=STEPS),
+        FaultAt(rank=rank, point="after a step", step=STEPS + 5),
+        FaultAt(rank=rank, point="after an epoch", step=3 * STEPS),
     ]
-    graves = tmp_path / "graves"
-    variables = deaths.environment(plan, graves)
+    faults = tmp_path / "faults"
+    variables = fault_injection.environment(plan, faults)
     with script_job(tmp_path, ranks=RANKS, script="asking", variables=variables) as wounded:
         pod = run_to_its_end(wounded, *FLAGS)
-        deaths.assert_all_happened(plan, graves, pod.log)
+        fault_injection.assert_all_happened(plan, faults, pod.log)
         assert "resuming from checkpoint" not in pod.log
         assert told(pod) == undisturbed
         assert len(undisturbed) == 3 + 1

@@ -14,8 +14,8 @@ from ddp_trainer.process_group.sockets import Connections
 from torch._C._distributed_c10d import HashStore
 
 from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 
 SCRIPT = "leaving"
 
@@ -88,19 +88,19 @@ def test_who_has_left_ends_with_an_error_that_names_both() -> None:
 def test_a_rank_that_leaves_early_is_started_again(tmp_path: Path) -> None:
     """The timeouts of groups are never reached."""
     plan = [
-        Death(rank=1, point="after a step", step=5, deed="leave"),
-        Death(rank=0, point="within a step", step=10, deed="leave"),
-        Death(rank=1, point="after an epoch", deed="leave"),
+        FaultAt(rank=1, point="after a step", step=5, action="leave"),
+        FaultAt(rank=0, point="within a step", step=10, action="leave"),
+        FaultAt(rank=1, point="after an epoch", action="leave"),
     ]
-    graves = tmp_path / "graves"
-    variables = deaths.environment(plan, graves)
+    faults = tmp_path / "faults"
+    variables = fault_injection.environment(plan, faults)
     flags = ("--epochs", "2", "--heartbeat-timeout-seconds", "4", "--group-timeout-seconds", "1000")
     with script_job(tmp_path / "peace", ranks=2, script=SCRIPT) as expected:
         peace = run_to_its_end(expected, *flags)
     begin = time.monotonic()
     with script_job(tmp_path / "war", ranks=2, script=SCRIPT, variables=variables) as wounded:
         pod = run_to_its_end(wounded, *flags)
-        deaths.assert_all_happened(plan, graves, pod.log)
+        fault_injection.assert_all_happened(plan, faults, pod.log)
         for left, other in ((1, 0), (0, 1)):
             assert (
                 f"the script of rank {left} left the training while rank {other} continues: "

@@ -11,8 +11,8 @@ import pytest
 
 from tests.trainer.library.runs import resume_after_step_6, run_to_its_end, script_job
 from tests.trainer.recovery.test_kill_points import plan_for, spread
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import Job, assert_same
 from tests.trainer.support.runs import LAST_STEP, assert_same_run
 
@@ -41,11 +41,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 def test_ranks_of_a_script_die_at_every_point(
     device: str, ranks: int, tmp_path: Path, reference: Reference
 ) -> None:
-    plan, graves = plan_for(ranks), tmp_path / "graves"
-    variables = deaths.environment(plan, graves)
+    plan, faults = plan_for(ranks), tmp_path / "faults"
+    variables = fault_injection.environment(plan, faults)
     with script_job(tmp_path, ranks=ranks, device=device, variables=variables) as wounded:
         pod = run_to_its_end(wounded)
-        deaths.assert_all_happened(plan, graves, pod.log)
+        fault_injection.assert_all_happened(plan, faults, pod.log)
         assert "resuming from checkpoint" not in pod.log
         expected = reference(ranks, device)
         assert_same_run(wounded, expected)
@@ -54,21 +54,21 @@ def test_ranks_of_a_script_die_at_every_point(
 @pytest.mark.parametrize("device", ["cpu", "stream"])
 def test_ranks_whose_optimizers_take_turns_die_at_every_point(device: str, tmp_path: Path) -> None:
     """A rank may be lost when some or all ranks have taken half of a step."""
-    script, graves = "two models", tmp_path / "graves"
+    script, faults = "two models", tmp_path / "faults"
     dead = [
-        Death(rank=rank, point=point, turn=turn)
-        for point in deaths.IN_A_TURN
+        FaultAt(rank=rank, point=point, turn=turn)
+        for point in fault_injection.IN_A_TURN
         for rank, turn in ((0, 0), (1, 1), (2, 0), (2, 1))
     ]
     plan = spread(dead, begin=2, end=LAST_STEP[3] - 2)
-    variables = deaths.environment(plan, graves)
+    variables = fault_injection.environment(plan, faults)
     with script_job(tmp_path / "peace", ranks=3, device=device, script=script) as expected:
         run_to_its_end(expected)
     with script_job(
         tmp_path / "war", ranks=3, device=device, script=script, variables=variables
     ) as wounded:
         pod = run_to_its_end(wounded)
-        deaths.assert_all_happened(plan, graves, pod.log)
+        fault_injection.assert_all_happened(plan, faults, pod.log)
         assert "resuming from checkpoint" not in pod.log
         assert_same_run(wounded, expected)
 
@@ -82,11 +82,11 @@ def test_all_ranks_die_and_resume_from_a_checkpoint(tmp_path: Path, reference: R
 def test_the_last_save_may_take_longer_than_any_other_and_any_collective(tmp_path: Path) -> None:
     """The script's timeouts are 5 s, and the save of rank 0 takes longer."""
     last = LAST_STEP[2]
-    slow = Death(rank=0, point="within a save", step=last + 1, deed="wait")
-    variables = deaths.environment([slow], tmp_path / "graves")
+    slow = FaultAt(rank=0, point="within a save", step=last + 1, action="wait")
+    variables = fault_injection.environment([slow], tmp_path / "faults")
     with script_job(tmp_path, ranks=2, variables=variables) as of:
         pod = run_to_its_end(of)
-        deaths.assert_all_happened([slow], tmp_path / "graves", pod.log)
+        fault_injection.assert_all_happened([slow], tmp_path / "faults", pod.log)
         assert "rank 0 has been saving for" in pod.log
         assert re.search(
             rf"waiting for the save of step {last}: \d+% after \d+ s; no time limit but the pod's "

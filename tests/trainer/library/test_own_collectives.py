@@ -16,8 +16,8 @@ from torch import distributed as dist
 from torch import nn
 
 from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import Job, Pod, assert_same
 from tests.trainer.support.pods import job as pods_job
 
@@ -29,7 +29,7 @@ STEPS = 15
 pytestmark = [pytest.mark.timeout(600)]
 
 
-def plan_for(rank: int) -> list[Death]:
+def plan_for(rank: int) -> list[FaultAt]:
     """Plan a death before each of the script's collectives, once between any two steps."""
     in_the_loop = [("within a step", 4), ("after a step", 8), ("before an epoch", STEPS)]
     at_the_end = ["barrier", "evaluation", "gathering", "in a smaller group"]
@@ -37,13 +37,13 @@ def plan_for(rank: int) -> list[Death]:
         at_the_end.remove("in a smaller group")
     ends = [(point, (epoch + 2) * STEPS) for epoch, point in enumerate(at_the_end)]
     points = [*in_the_loop, *ends, ("after training", EPOCHS * STEPS)]
-    later = [Death(rank=rank, point=point, step=step) for point, step in points]
-    return [Death(rank=rank, point="before training"), *later]
+    later = [FaultAt(rank=rank, point=point, step=step) for point, step in points]
+    return [FaultAt(rank=rank, point="before training"), *later]
 
 
-def run(folder: Path, *, device: str, plan: list[Death]) -> tuple[Job, Pod]:
+def run(folder: Path, *, device: str, plan: list[FaultAt]) -> tuple[Job, Pod]:
     """Run the script to its end."""
-    variables = deaths.environment(plan, folder / "graves")
+    variables = fault_injection.environment(plan, folder / "faults")
     with script_job(
         folder, ranks=RANKS, device=device, script="collectives", variables=variables
     ) as job:
@@ -81,7 +81,7 @@ def test_no_other_rank_ends_when_one_is_lost(
     plan = plan_for(rank)
     expected, peace = undisturbed(device)
     wounded, pod = run(tmp_path, device=device, plan=plan)
-    deaths.assert_all_happened(plan, tmp_path / "graves", pod.log)
+    fault_injection.assert_all_happened(plan, tmp_path / "faults", pod.log)
     assert pod.log.count("restarting it") == len(plan), pod.log
     assert "resuming from checkpoint" not in pod.log
     assert printed(pod) == printed(peace)

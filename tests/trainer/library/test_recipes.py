@@ -15,8 +15,8 @@ import pytest
 
 from tests.trainer.library.runs import script_job
 from tests.trainer.library.sharded.sharding import NEEDS_TORCH
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import Job, assert_same
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -26,9 +26,9 @@ RECIPES = Path(__file__).parents[3] / "trainer-image" / "examples" / "your_scrip
 SAVE_EVERY = 5
 """Steps, in all recipes."""
 EVERY_STEP = [
-    Death(rank=1, point="backward", step=3),
-    Death(rank=0, point="gate", step=6),
-    Death(rank=1, point="after the optimizer's step", step=9),
+    FaultAt(rank=1, point="backward", step=3),
+    FaultAt(rank=0, point="gate", step=6),
+    FaultAt(rank=1, point="after the optimizer's step", step=9),
 ]
 
 
@@ -50,7 +50,7 @@ def run(of: Job) -> str:
 
 
 def assert_survives(
-    folder: Path, script: str, *, plan: Sequence[Death] = EVERY_STEP, ranks: int = 2
+    folder: Path, script: str, *, plan: Sequence[FaultAt] = EVERY_STEP, ranks: int = 2
 ) -> Job:
     """Compare an undisturbed run, which is returned, with one that loses ranks, and one that loses
     all of them at once.
@@ -58,16 +58,16 @@ def assert_survives(
     with script_job(folder / "peace", ranks=ranks, script=script) as peaceful:
         expected = results(run(peaceful))
         assert expected
-    graves = folder / "graves"
-    variables = deaths.environment([*plan], graves)
+    faults = folder / "faults"
+    variables = fault_injection.environment([*plan], faults)
     with script_job(folder / "war", ranks=ranks, script=script, variables=variables) as wounded:
         log = run(wounded)
-        deaths.assert_all_happened(plan, graves, log)
+        fault_injection.assert_all_happened(plan, faults, log)
         assert "resuming from checkpoint" not in log
         assert results(log) == expected
         assert_same(wounded.last_state, peaceful.last_state)
-    slow = Death(rank=0, point="vote", step=SAVE_EVERY + 2, deed="wait")
-    variables = deaths.environment([slow], folder / "slow")
+    slow = FaultAt(rank=0, point="vote", step=SAVE_EVERY + 2, action="wait")
+    variables = fault_injection.environment([slow], folder / "slow")
     with script_job(folder / "end", ranks=ranks, script=script, variables=variables) as ended:
         [pod] = ended.start_all()
         pod.wait_for_log(f"(step {SAVE_EVERY})")
@@ -84,7 +84,7 @@ def test_a_text_file_and_a_trainer_class(tmp_path: Path) -> None:
     text.write_text("the quick brown fox jumps over the lazy dog; " * 60)
     # After its part of an evaluation, before the sum.
     plan = [
-        Death(rank=rank, point="evaluation", step=10 * epoch)
+        FaultAt(rank=rank, point="evaluation", step=10 * epoch)
         for epoch, rank in enumerate((1, 0), 1)
     ]
     trained = assert_survives(tmp_path, command("mingpt", "--data", str(text)), plan=plan)
@@ -115,9 +115,9 @@ def test_accumulation_and_a_rate_set_by_hand(tmp_path: Path) -> None:
 
 def test_two_optimizers_and_three_backward_passes(tmp_path: Path) -> None:
     plan = [
-        Death(rank=1, point="backward", step=3, turn=0),
-        Death(rank=0, point="gate", step=5, turn=1),
-        Death(rank=1, point="after a turn", step=7, turn=1),
+        FaultAt(rank=1, point="backward", step=3, turn=0),
+        FaultAt(rank=0, point="gate", step=5, turn=1),
+        FaultAt(rank=1, point="after a turn", step=7, turn=1),
     ]
     assert_survives(tmp_path, command("dcgan"), plan=plan)
 
@@ -136,15 +136,15 @@ def test_an_average_of_the_weights_and_a_sampler(tmp_path: Path) -> None:
 @NEEDS_TORCH
 def test_a_sharded_model(tmp_path: Path) -> None:
     """It writes no checkpoints; `test_fsdp` compares its parameters."""
-    script, graves = command("fsdp"), tmp_path / "graves"
+    script, faults = command("fsdp"), tmp_path / "faults"
     with script_job(tmp_path / "peace", ranks=2, script=script) as peaceful:
         expected = results(run(peaceful))
     assert len(expected) == 2
     plan = EVERY_STEP[1:]
-    variables = deaths.environment(plan, graves)
+    variables = fault_injection.environment(plan, faults)
     with script_job(tmp_path / "war", ranks=2, script=script, variables=variables) as wounded:
         log = run(wounded)
-    deaths.assert_all_happened(plan, graves, log)
+    fault_injection.assert_all_happened(plan, faults, log)
     assert results(log) == expected
 
 

@@ -23,8 +23,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from tests.trainer.library.runs import run_to_its_end, script_job
 from tests.trainer.library.streaming import STEPS
 from tests.trainer.recovery.test_kill_points import spread
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import assert_same
 from tests.trainer.support.same_group import group_of_one
 
@@ -330,16 +330,18 @@ def test_streams_and_samples_do_not_mix(job: ddp_trainer.Job) -> None:
 @pytest.mark.parametrize("device", ["cpu", "stream"])
 def test_ranks_that_read_streams_die_at_every_point(device: str, tmp_path: Path) -> None:
     epochs = 4
-    dead = [Death(rank=rank, point=point) for point in deaths.IN_A_STEP for rank in (0, 2)]
-    plan, graves = spread(dead, begin=2, end=epochs * STEPS - 2), tmp_path / "graves"
-    variables = deaths.environment(plan, graves)
+    dead = [
+        FaultAt(rank=rank, point=point) for point in fault_injection.IN_A_STEP for rank in (0, 2)
+    ]
+    plan, faults = spread(dead, begin=2, end=epochs * STEPS - 2), tmp_path / "faults"
+    variables = fault_injection.environment(plan, faults)
     with script_job(tmp_path / "peace", ranks=3, device=device, script="streams") as expected:
         run_to_its_end(expected)
     with script_job(
         tmp_path / "war", ranks=3, device=device, script="streams", variables=variables
     ) as wounded:
         pod = run_to_its_end(wounded)
-        deaths.assert_all_happened(plan, graves, pod.log)
+        fault_injection.assert_all_happened(plan, faults, pod.log)
         assert "resuming from checkpoint" not in pod.log
         assert_same(wounded.state(epochs * STEPS), expected.state(epochs * STEPS))
         for rank in range(3):

@@ -16,8 +16,8 @@ from ddp_trainer.process_group.lifeline import Lifeline
 
 from tests.ports import free_port
 from tests.trainer.library.runs import script_job
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import until
 
 LONG = 60.0
@@ -128,8 +128,8 @@ def test_a_host_that_waits_for_its_device_learns_at_once_of_a_lost_rank(
     victim: int, tmp_path: Path
 ) -> None:
     """Neither the heartbeat nor a replacement of the rank reports it."""
-    dead = [Death(rank=victim, point="backward", step=5)]
-    variables = deaths.environment(dead, tmp_path / "graves")
+    dead = [FaultAt(rank=victim, point="backward", step=5)]
+    variables = fault_injection.environment(dead, tmp_path / "faults")
     flags = ("--epochs", "1", "--max-restarts", "0", "--group-timeout-seconds", "1000")
     with script_job(tmp_path, ranks=3, nodes=3, device="stream", variables=variables) as of:
         trained = (*flags, "--heartbeat-timeout-seconds", "1000", "--trace-samples", str(of.traces))

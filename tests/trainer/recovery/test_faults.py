@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.library.runs import script_job
-from tests.trainer.support import deaths, faults
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection, faults
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.faults import FAULTS, Outcome
 from tests.trainer.support.membership_changes import assert_ends_alike
 from tests.trainer.support.pods import Job, job
@@ -41,14 +41,14 @@ def joined(kind: str, folder: Path, variables: Mapping[str, str]) -> AbstractCon
 @pytest.mark.parametrize("kind", ["bundled", "library"])
 def test_a_rank_comes_back_after_each_fault(kind: str, tmp_path: Path) -> None:
     plan = [
-        Death(rank=1, point="backward", step=2 + 2 * number, deed=name)
+        FaultAt(rank=1, point="backward", step=2 + 2 * number, action=name)
         for number, name in enumerate([*COME_BACK, *COME_TO_NOTHING])
     ]
-    graves = tmp_path / "graves"
-    with joined(kind, tmp_path, deaths.environment(plan, graves)) as of:
+    faults = tmp_path / "faults"
+    with joined(kind, tmp_path, fault_injection.environment(plan, faults)) as of:
         [pod] = of.start_all(*FLAGS, "--trace-samples", str(of.traces))
         assert pod.wait() == 0, pod.log
-        deaths.assert_all_happened(plan, graves, pod.log)
+        fault_injection.assert_all_happened(plan, faults, pod.log)
         assert set(re.findall(r"rank (\d)'s state", pod.log)) == {"0"}, "its process has survived"
         assert pod.log.count("rank 1 has been frozen for 4 s: killing it") >= 2
         assert pod.log.count(": restarting it") == len(COME_BACK), pod.log
@@ -63,12 +63,12 @@ def test_a_rank_comes_back_after_each_fault(kind: str, tmp_path: Path) -> None:
 def test_a_rank_is_given_up_that_neither_ends_nor_comes_back(
     name: str, kind: str, tmp_path: Path
 ) -> None:
-    plan = [Death(rank=1, point="backward", step=2, deed=name)]
-    with joined(kind, tmp_path, deaths.environment(plan, tmp_path / "graves")) as of:
+    plan = [FaultAt(rank=1, point="backward", step=2, action=name)]
+    with joined(kind, tmp_path, fault_injection.environment(plan, tmp_path / "faults")) as of:
         short = ("--rendezvous-timeout-seconds", "10", "--stop-within-seconds", "1")
         [pod] = of.start_all(*FLAGS, *short, "--kill-after-seconds", "1")
         assert pod.wait() == 75, pod.log
-        deaths.assert_all_happened(plan, tmp_path / "graves", pod.log)
+        fault_injection.assert_all_happened(plan, tmp_path / "faults", pod.log)
         assert "rank 0 waits for rank 1 of 2" in pod.message["error"]
 
 
@@ -97,13 +97,13 @@ PLAIN = """
 import datetime, os, sys
 import torch
 from torch import distributed as dist
-from tests.trainer.support.faults import DEEDS
+from tests.trainer.support.faults import ACTIONS
 
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
 for step in range(1, 6):
     dist.all_reduce(torch.ones(1))
     if step == 3 and dist.get_rank() == 1:
-        DEEDS[sys.argv[1]]()
+        ACTIONS[sys.argv[1]]()
 dist.destroy_process_group()
 print("trained to the end", flush=True)
 """

@@ -16,8 +16,8 @@ import pytest
 
 from tests.trainer.chaos.blows import blows
 from tests.trainer.chaos.disturbance import PATIENCE, STACKS, Disturbance
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import job
 from tests.trainer.support.preloaded import CPU, STREAM
 from tests.trainer.support.runs import (
@@ -33,32 +33,34 @@ pytestmark = [pytest.mark.timeout(600)]
 SEED = 11
 
 
-def plan_for(ranks: int) -> list[Death]:
+def plan_for(ranks: int) -> list[FaultAt]:
     """Plan each point of a step for the first, another and the last rank, and all other points."""
     victims = sorted({0, 1, ranks - 1})
-    in_steps = [Death(rank=rank, point=point) for point in deaths.IN_A_STEP for rank in victims]
+    in_steps = [
+        FaultAt(rank=rank, point=point) for point in fault_injection.IN_A_STEP for rank in victims
+    ]
     # A successor dies while it forms the group, or a survivor unless it alone has the state.
     forming = [
-        [Death(rank=rank, point="backward"), Death(rank=(rank + other) % ranks, point=point)]
-        for point in deaths.WHILE_FORMING
+        [FaultAt(rank=rank, point="backward"), FaultAt(rank=(rank + other) % ranks, point=point)]
+        for point in fault_injection.WHILE_FORMING
         for rank, other in ((0, 0), (ranks - 1, 1 if ranks > 2 else 0))
     ]
-    first = [*in_steps[::2], Death(rank=0, point="within a save")]
+    first = [*in_steps[::2], FaultAt(rank=0, point="within a save")]
     second = [*in_steps[1::2], *chain.from_iterable(forming)]
     half = LAST_STEP[ranks] // 2
     return [
         *spread(first, begin=2, end=half - 1),
-        Death(rank=ranks - 1, point="evaluation", step=half),
+        FaultAt(rank=ranks - 1, point="evaluation", step=half),
         *spread(second, begin=half + 1, end=2 * half - 1),
-        Death(rank=0, point="evaluation", step=2 * half),
+        FaultAt(rank=0, point="evaluation", step=2 * half),
     ]
 
 
-def spread(plan: list[Death], *, begin: int, end: int) -> list[Death]:
+def spread(plan: list[FaultAt], *, begin: int, end: int) -> list[FaultAt]:
     """Spread deaths over steps; a rank that forms the group may be new and know of none."""
     return [
         death
-        if death.point in deaths.WHILE_FORMING
+        if death.point in fault_injection.WHILE_FORMING
         else replace(death, step=begin + number * (end - begin) // len(plan))
         for number, death in enumerate(plan)
     ]
@@ -73,11 +75,13 @@ def test_ranks_die_at_every_point(
     forkserver: str, ranks: int, tmp_path: Path, reference: Undisturbed
 ) -> None:
     """The bundled loop is a script too; tests of `library` cover other numbers of ranks."""
-    plan, graves = plan_for(ranks), tmp_path / "graves"
+    plan, faults = plan_for(ranks), tmp_path / "faults"
     settings: dict[str, Any] = {"nodes": 1, "local_world_size": ranks, "forkserver": forkserver}
-    with job(tmp_path, **settings, extra_environment=deaths.environment(plan, graves)) as wounded:
+    with job(
+        tmp_path, **settings, extra_environment=fault_injection.environment(plan, faults)
+    ) as wounded:
         pod = run_to_its_end(wounded)
-        deaths.assert_all_happened(plan, graves, pod.log)
+        fault_injection.assert_all_happened(plan, faults, pod.log)
         assert "resuming from checkpoint" not in pod.log
         assert_same_run(wounded, reference(ranks, forkserver))
 

@@ -38,7 +38,7 @@ from tests.trainer.stream_device import kernels
 from tests.trainer.stream_device.group import StreamGroup
 from tests.trainer.stream_device.kernels import replace
 from tests.trainer.stream_device.stream import Stream
-from tests.trainer.support import deaths
+from tests.trainer.support import fault_injection
 
 STREAM = Stream()
 LEAVE_SECONDS = 5.0
@@ -72,7 +72,7 @@ class StreamDevice:
         assert isinstance(group, StreamGroup)
         control = dist.new_group(backend="gloo", timeout=contact.timeout)
         on_contact()
-        deaths.pass_by("joining")
+        fault_injection.reach("joining")
         _wait_for_all(contact.store, rank=contact.rank, world_size=contact.world_size)
         return StreamCommunicator(group, control)
 
@@ -159,7 +159,7 @@ def _raise() -> None:
 def install(sabotage: Sabotage | None = None) -> None:
     """Make it the device of this process and of processes forked from it."""
     kernels.install()
-    deaths.DEEDS |= {"hang": hang, "stall": stall, "fail": fail, "be busy": be_busy}
+    fault_injection.ACTIONS |= {"hang": hang, "stall": stall, "fail": fail, "be busy": be_busy}
     # As long as a device may take that is a thread.
     replace(connection, "_DRAIN_SECONDS", 2.0)
     replace(connection, "_LEAVE_SECONDS", LEAVE_SECONDS)

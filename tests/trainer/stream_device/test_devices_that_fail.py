@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
 from tests.trainer.support.device_errors import DeviceError
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import Pod, job
 from tests.trainer.support.preloaded import STREAM
 from tests.trainer.support.runs import Undisturbed, assert_same_run, run_to_its_end
@@ -18,15 +18,15 @@ pytestmark = [pytest.mark.timeout(600)]
 STEP = 9
 
 
-def run_with(*plan: Death, folder: Path, reference: Undisturbed) -> Pod:
+def run_with(*plan: FaultAt, folder: Path, reference: Undisturbed) -> Pod:
     """Run three ranks with a fault; they end like an undisturbed run."""
-    graves = folder / "graves"
-    variables = deaths.environment(list(plan), graves)
+    faults = folder / "faults"
+    variables = fault_injection.environment(list(plan), faults)
     with job(
         folder, nodes=1, local_world_size=3, forkserver=STREAM, extra_environment=variables
     ) as wounded:
         pod = run_to_its_end(wounded, "--group-timeout-seconds", "5")
-        deaths.assert_all_happened(plan, graves, pod.log)
+        fault_injection.assert_all_happened(plan, faults, pod.log)
         assert_same_run(wounded, reference(3, STREAM))
     return pod
 
@@ -36,7 +36,7 @@ def test_a_link_that_hangs_ends_with_the_groups_timeout(
     rank: int, tmp_path: Path, reference: Undisturbed
 ) -> None:
     """All ranks keep their processes, whichever times out first."""
-    fault = Death(rank=rank, point="backward", step=STEP, deed="stall")
+    fault = FaultAt(rank=rank, point="backward", step=STEP, action="stall")
     pod = run_with(fault, folder=tmp_path, reference=reference)
     assert "took more than 5 s: a collective or the device hangs" in pod.log
     assert f"the group broke at step {STEP - 1}" in pod.log
@@ -48,7 +48,7 @@ def test_a_link_that_hangs_ends_with_the_groups_timeout(
 def test_a_device_that_hangs_ends_its_process(
     rank: int, tmp_path: Path, reference: Undisturbed
 ) -> None:
-    fault = Death(rank=rank, point="backward", step=STEP, deed="hang")
+    fault = FaultAt(rank=rank, point="backward", step=STEP, action="hang")
     pod = run_with(fault, folder=tmp_path, reference=reference)
     # Not even the abort of the group ends then.
     assert "this process cannot continue: its device did not return when leaving the group" in (
@@ -64,7 +64,7 @@ def test_a_device_that_fails_ends_its_process(
     rank: int, tmp_path: Path, reference: Undisturbed
 ) -> None:
     """The CUDA context is lost, so the rank cannot form the group again."""
-    fault = Death(rank=rank, point="backward", step=STEP, deed="fail")
+    fault = FaultAt(rank=rank, point="backward", step=STEP, action="fail")
     pod = run_with(fault, folder=tmp_path, reference=reference)
     said = f"{DeviceError.__name__}: CUDA error: device-side assert triggered"
     sentence = f"{said}: restarting it"
@@ -73,13 +73,13 @@ def test_a_device_that_fails_ends_its_process(
     assert "resuming from checkpoint" not in pod.log
 
 
-@pytest.mark.parametrize("deed", ["kill", "SIGSTOP"])
+@pytest.mark.parametrize("action", ["kill", "SIGSTOP"])
 def test_a_rank_lost_while_devices_are_joined_costs_nobody_else_their_state(
-    deed: str, tmp_path: Path, reference: Undisturbed
+    action: str, tmp_path: Path, reference: Undisturbed
 ) -> None:
     """NCCL waits there until its sockets are cut."""
-    lost = Death(rank=1, point="joining", deed=deed)
-    plan = Death(rank=1, point="backward", step=STEP), lost
+    lost = FaultAt(rank=1, point="joining", action=action)
+    plan = FaultAt(rank=1, point="backward", step=STEP), lost
     pod = run_with(*plan, folder=tmp_path, reference=reference)
     assert "this process cannot continue" not in pod.log
     assert pod.log.count("restarting it") == 2
@@ -90,8 +90,8 @@ def test_whoever_is_busy_for_long_is_not_taken_for_stuck(
     tmp_path: Path, reference: Undisturbed
 ) -> None:
     """The script is busy for longer than the device may take, which recovers at once."""
-    busy = Death(rank=0, point="after the optimizer's step", step=STEP, deed="be busy")
-    pod = run_with(busy, Death(rank=1, point="vote"), folder=tmp_path, reference=reference)
+    busy = FaultAt(rank=0, point="after the optimizer's step", step=STEP, action="be busy")
+    pod = run_with(busy, FaultAt(rank=1, point="vote"), folder=tmp_path, reference=reference)
     assert "this process cannot continue" not in pod.log
     assert pod.log.count("restarting it") == 1
     assert "resuming from checkpoint" not in pod.log

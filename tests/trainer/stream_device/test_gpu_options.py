@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import Job, assert_same, job
 from tests.trainer.support.preloaded import STREAM
 from tests.trainer.support.runs import LAST_STEP, run_to_its_end
@@ -23,8 +23,8 @@ SYNC_BATCH_NORM = ("--sync-batch-norm",)
 FP16 = ("--precision", "fp16")
 
 
-def run(folder: Path, *more: str, ranks: int = 2, plan: tuple[Death, ...] = ()) -> Job:
-    variables = deaths.environment(list(plan), folder.with_name(f"{folder.name}-graves"))
+def run(folder: Path, *more: str, ranks: int = 2, plan: tuple[FaultAt, ...] = ()) -> Job:
+    variables = fault_injection.environment(list(plan), folder.with_name(f"{folder.name}-faults"))
     with job(
         folder,
         nodes=1,
@@ -47,12 +47,12 @@ def test_ranks_that_die_change_nothing(options: tuple[str, ...], tmp_path: Path)
     undisturbed = run(tmp_path / "undisturbed", *options)
     points = ("backward", "gate", "within the optimizer's step", "after the optimizer's step")
     plan = [
-        Death(rank=number % 2, point=point, step=5 * number + 5)
+        FaultAt(rank=number % 2, point=point, step=5 * number + 5)
         for number, point in enumerate(points * 2)
     ]
     wounded = run(tmp_path / "wounded", *options, plan=tuple(plan))
     [pod] = wounded.pods
-    deaths.assert_all_happened(plan, tmp_path / "wounded-graves", pod.log)
+    fault_injection.assert_all_happened(plan, tmp_path / "wounded-faults", pod.log)
     assert_same(last_state(wounded), last_state(undisturbed))
 
 

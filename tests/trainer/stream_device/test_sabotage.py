@@ -8,8 +8,8 @@ import pytest
 
 from tests.trainer.stream_device.device import Sabotage
 from tests.trainer.stream_device.forkserver import SABOTAGE_VARIABLE
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import assert_same, job
 from tests.trainer.support.preloaded import STREAM
 from tests.trainer.support.runs import LAST_STEP, Undisturbed, run_to_its_end
@@ -23,9 +23,9 @@ def test_what_is_taken_away_is_missed(
 ) -> None:
     """A device on which nothing can go wrong would prove nothing."""
     # The others wait for nothing but gradients.
-    death = Death(rank=2, point="backward", step=9, others_at="gate")
+    death = FaultAt(rank=2, point="backward", step=9, others_at="gate")
     variables = {
-        **deaths.environment([death], tmp_path / "graves"),
+        **fault_injection.environment([death], tmp_path / "faults"),
         SABOTAGE_VARIABLE: sabotage,
     }
     with job(

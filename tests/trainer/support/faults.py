@@ -37,7 +37,7 @@ class Fault:
     """One fault; `code`: the exit code of the pod where the script uses torch alone."""
 
     what: str
-    deed: Callable[[], object]
+    action: Callable[[], object]
     joined: Outcome
     """With the bundled trainer, or a script with `ddp_trainer.join`."""
     code: int
@@ -83,80 +83,80 @@ def _wait_for_a_lock() -> None:
 
 _DEAD, _FROZEN = Outcome.AGAIN, Outcome.KILLED
 FAULTS: dict[str, Fault] = {
-    "exception": Fault(what="the script raises an exception", deed=_raise, joined=_DEAD, code=1),
+    "exception": Fault(what="the script raises an exception", action=_raise, joined=_DEAD, code=1),
     "asynchronous exception": Fault(
         what="another thread raises an exception in the main thread",
-        deed=_raise_from_a_thread,
+        action=_raise_from_a_thread,
         joined=_DEAD,
         code=1,
     ),
     "sys.exit": Fault(
-        what="the script calls `sys.exit(5)`", deed=lambda: sys.exit(5), joined=_DEAD, code=5
+        what="the script calls `sys.exit(5)`", action=lambda: sys.exit(5), joined=_DEAD, code=5
     ),
     "exit": Fault(
         what="a library ends the process with exit code 3",
-        deed=lambda: os._exit(3),
+        action=lambda: os._exit(3),
         joined=_DEAD,
         code=3,
     ),
     "SIGTERM": Fault(
-        what="SIGTERM to one rank", deed=_signal(signal.SIGTERM), joined=_DEAD, code=143
+        what="SIGTERM to one rank", action=_signal(signal.SIGTERM), joined=_DEAD, code=143
     ),
     "SIGKILL": Fault(
         what="SIGKILL, as when memory runs out",
-        deed=_signal(signal.SIGKILL),
+        action=_signal(signal.SIGKILL),
         joined=_DEAD,
         code=137,
     ),
     "SIGSEGV": Fault(
         what="a segmentation fault",
-        deed=lambda: print(ctypes.string_at(0)),
+        action=lambda: print(ctypes.string_at(0)),
         joined=_DEAD,
         code=139,
     ),
-    "abort": Fault(what="`abort()`", deed=os.abort, joined=_DEAD, code=134),
+    "abort": Fault(what="`abort()`", action=os.abort, joined=_DEAD, code=134),
     "abort in a thread": Fault(
         what="`abort()` in another thread",
-        deed=lambda: _in_a_thread(os.abort),
+        action=lambda: _in_a_thread(os.abort),
         joined=_DEAD,
         code=134,
     ),
     "SIGSTOP": Fault(
         what="the process is frozen (SIGSTOP)",
-        deed=_signal(signal.SIGSTOP),
+        action=_signal(signal.SIGSTOP),
         joined=_FROZEN,
         code=1,
         is_seen_by_others=True,
     ),
     "GIL": Fault(
         what="a call in C waits and holds the GIL",
-        deed=lambda: ctypes.PyDLL(None).sleep(10_000),
+        action=lambda: ctypes.PyDLL(None).sleep(10_000),
         joined=_FROZEN,
         code=1,
         is_seen_by_others=True,
     ),
     "exception in a thread": Fault(
         what="another thread raises an exception",
-        deed=lambda: _in_a_thread(_raise),
+        action=lambda: _in_a_thread(_raise),
         joined=Outcome.NOTHING,
         code=0,
     ),
     "lock": Fault(
         what="the main thread waits for a lock that is never released",
-        deed=_wait_for_a_lock,
+        action=_wait_for_a_lock,
         joined=Outcome.GIVEN_UP,
         code=1,
         is_seen_by_others=True,
     ),
     "exit as if done": Fault(
         what="a library ends the process with exit code 0",
-        deed=lambda: os._exit(0),
+        action=lambda: os._exit(0),
         joined=Outcome.AGAIN,
         code=1,
         is_seen_by_others=True,
     ),
 }
-DEEDS: dict[str, Callable[[], object]] = {name: fault.deed for name, fault in FAULTS.items()}
+ACTIONS: dict[str, Callable[[], object]] = {name: fault.action for name, fault in FAULTS.items()}
 
 
 def table() -> str:

@@ -8,10 +8,10 @@ import sys
 
 from ddp_trainer.launcher.ranks.forkserver import serve
 
-from tests.trainer.support import deaths
+from tests.trainer.support import fault_injection
 
 
 def main() -> None:
     """Serve the launcher that has started this process."""
-    deaths.install(os.environ)
+    fault_injection.install(os.environ)
     serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

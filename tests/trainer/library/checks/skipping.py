@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 from tests.trainer.library.script import digest, digits, parsed
 from tests.trainer.library.sharded.sharding import Own
-from tests.trainer.support import deaths
+from tests.trainer.support import fault_injection
 from tests.trainer.support.norm import network
 
 BAD = "TEST_BAD_STEPS"
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> None:
                 outputs = net(inputs.to(job.device))
                 loss = nn.functional.cross_entropy(outputs, targets.to(job.device))
                 loss.backward()  # type: ignore[no-untyped-call]
-                deaths.pass_by("after backward")
+                fault_injection.reach("after backward")
                 is_taken = job.step(loss, clip_grad_norm=1.0)
                 assert not (is_taken and step in {each for each, _ in bad}) or by_hand
                 optimizer.end()

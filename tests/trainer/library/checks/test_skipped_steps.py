@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from tests.trainer.library.checks.skipping import BAD, BY_HAND, MOST, SHARDED, LeavingOut
 from tests.trainer.library.runs import run_to_its_end, script_job
 from tests.trainer.library.sharded.sharding import NEEDS_TORCH
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import assert_same
 
 BATCH, BATCHES = 4, 6
@@ -284,12 +284,12 @@ def ends_and_log(
 def test_ranks_that_die_in_skipped_steps_end_with_the_same_state(tmp_path: Path) -> None:
     bad = [(1, 0), (4, 1), (4, 2), (8, 2), (9, 2), (15, 0)]
     plan = [
-        Death(rank=1, point="after backward", step=4),
-        Death(rank=0, point="after the optimizer's step", step=8),
+        FaultAt(rank=1, point="after backward", step=4),
+        FaultAt(rank=0, point="after the optimizer's step", step=8),
     ]
-    war = deaths.environment(plan, tmp_path / "graves")
+    war = fault_injection.environment(plan, tmp_path / "faults")
     ends, log = ends_and_log(tmp_path / "skipped", bad, 3, device="stream", **war)
-    deaths.assert_all_happened(plan, tmp_path / "graves", log)
+    fault_injection.assert_all_happened(plan, tmp_path / "faults", log)
     # By hand on the CPU: a script does not write buffers in the order of a stream.
     expected, _ = ends_and_log(tmp_path / "by hand", bad, 3, **{BY_HAND: "1"})
     assert ends == expected

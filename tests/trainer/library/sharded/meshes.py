@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from tests.trainer.library.script import digest, digits, parsed, seeded_parts
-from tests.trainer.support import deaths
+from tests.trainer.support import fault_injection
 
 
 def gathered(own: Tensor, mesh: DeviceMesh) -> list[float]:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
         for epoch in job.epochs(options.epochs):
             for inputs, targets, _ in job.batches(loader):
                 loss = nn.functional.cross_entropy(net(inputs), targets)
-                deaths.pass_by("within a step")
+                fault_injection.reach("within a step")
                 all_ranks = gathered(torch.tensor([float(job.rank)]), mesh)
                 shares = summed(ranks, mesh, Shard(0))
                 own = torch.empty(1)
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
                 if job.step(loss):
                     assert all_ranks == ranks.tolist()
                     assert shares == own == job.rank * job.world_size
-            deaths.pass_by("evaluation")
+            fault_injection.reach("evaluation")
             found = summed(ranks, mesh, Replicate()).tolist()
             if pair.get_coordinate() is not None:
                 found += gathered(torch.tensor([10.0 + job.rank]), pair)

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tests.trainer.library.script import digest, digits, parsed
-from tests.trainer.support import deaths
+from tests.trainer.support import fault_injection
 from tests.trainer.support.norm import network
 
 COPIES = "TEST_SHARD_COPIES"
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> None:
             for inputs, targets, _places in job.batches(loader):
                 outputs = model(inputs.to(job.device))
                 loss = nn.functional.cross_entropy(outputs, targets.to(job.device))
-                deaths.pass_by("within a step")
+                fault_injection.reach("within a step")
                 loss.backward()  # type: ignore[no-untyped-call]
                 if job.step(loss, clip_grad_norm=1.0):
                     value = float(loss.detach()).hex()

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 
 RANKS = 3
 EPOCHS = 3
@@ -25,13 +25,13 @@ STEPS = 15
 pytestmark = [pytest.mark.timeout(600)]
 
 
-def told_by(folder: Path, plan: list[Death]) -> list[str]:
+def told_by(folder: Path, plan: list[FaultAt]) -> list[str]:
     """Return how the ranks of a script on meshes ended, and their results in each epoch."""
-    variables = deaths.environment(plan, folder / "graves")
+    variables = fault_injection.environment(plan, folder / "faults")
     with script_job(folder, ranks=RANKS, script="meshes", variables=variables) as job:
         pod = run_to_its_end(job, "--epochs", str(EPOCHS))
     assert pod.log.count("restarting it") == len(plan), pod.log
-    deaths.assert_all_happened(plan, folder / "graves", pod.log)
+    fault_injection.assert_all_happened(plan, folder / "faults", pod.log)
     return sorted(set(re.findall(r"ends with \w+|epoch \d+: \[.*", pod.log)))
 
 
@@ -42,10 +42,10 @@ def test_a_mesh_is_of_use_in_each_group_that_forms(tmp_path: Path) -> None:
     end, *epochs = told_by(undisturbed, [])
     assert epochs == [f"epoch {epoch}: [0.0, 3.0, 6.0, 10.0, 12.0]" for epoch in range(EPOCHS)]
     plan = [
-        Death(rank=1, point="within a step", step=4),
-        Death(rank=0, point="within a step", step=8),
-        Death(rank=2, point="evaluation", step=2 * STEPS),
-        Death(rank=0, point="evaluation", step=EPOCHS * STEPS),
+        FaultAt(rank=1, point="within a step", step=4),
+        FaultAt(rank=0, point="within a step", step=8),
+        FaultAt(rank=2, point="evaluation", step=2 * STEPS),
+        FaultAt(rank=0, point="evaluation", step=EPOCHS * STEPS),
     ]
     assert told_by(wounded, plan) == [end, *epochs]
 

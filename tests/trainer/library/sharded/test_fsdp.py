@@ -22,8 +22,8 @@ from tests.trainer.library.sharded.sharding import (
     SHARD_SIZE,
 )
 from tests.trainer.recovery.test_kill_points import spread
-from tests.trainer.support import deaths
-from tests.trainer.support.deaths import Death
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.memory_jobs import memory_job
 from tests.trainer.support.pods import until
 
@@ -39,7 +39,7 @@ def run(
     folder: Path,
     ranks: int,
     copies: int,
-    plan: Sequence[Death] = (),
+    plan: Sequence[FaultAt] = (),
     *,
     memory: bool = False,
     shard_size: int | None = None,
@@ -49,14 +49,14 @@ def run(
     `memory`: the pod has a volume in memory. `shard_size`: ranks of a replica of the model.
     """
     folder.mkdir(exist_ok=True)
-    variables = {COPIES: str(copies), **deaths.environment(list(plan), folder / "graves")}
+    variables = {COPIES: str(copies), **fault_injection.environment(list(plan), folder / "faults")}
     if shard_size is not None:
         variables[SHARD_SIZE] = str(shard_size)
     if memory:
         variables |= memory_in(folder / "memory")
     with script_job(folder, ranks=ranks, script="shards", variables=variables) as job:
         pod = run_to_its_end(job, "--epochs", str(EPOCHS))
-    deaths.assert_all_happened(plan, folder / "graves", pod.log)
+    fault_injection.assert_all_happened(plan, folder / "faults", pod.log)
     return printed(pod.log), pod.log
 
 
@@ -96,11 +96,11 @@ def test_ranks_die_at_every_point_of_a_step(tmp_path: Path, undisturbed: Undistu
         *("vote", "within a step", "gate", "before the optimizer's step"),
         *("within the optimizer's step", "after the optimizer's step", "a snapshot's copy"),
     )
-    dead = [Death(rank=number % 3, point=point) for number, point in enumerate(points)]
+    dead = [FaultAt(rank=number % 3, point=point) for number, point in enumerate(points)]
     first, second = spread(dead[:4], begin=2, end=14), spread(dead[4:], begin=17, end=28)
     between = [
-        Death(rank=0, point="evaluation", step=15),  # after the last step of the epoch
-        Death(rank=1, point="after the optimizer's step", step=16),  # the first of the next one
+        FaultAt(rank=0, point="evaluation", step=15),  # after the last step of the epoch
+        FaultAt(rank=1, point="after the optimizer's step", step=16),  # the first of the next one
     ]
     plan = [*first, *between, *second]
     results, log = run(tmp_path, 3, 1, plan)
@@ -111,12 +111,12 @@ def test_ranks_die_at_every_point_of_a_step(tmp_path: Path, undisturbed: Undistu
 def test_a_rank_dies_while_another_is_replaced(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Rank 1's part is with rank 3, and rank 0's with rank 2."""
     plan = [
-        Death(rank=1, point="within a step", step=4),
-        Death(rank=1, point="the state's transfer"),
-        Death(rank=1, point="gate", step=8),
-        Death(rank=0, point="the state's transfer"),
-        Death(rank=2, point="a snapshot's copy", step=12),
-        Death(rank=3, point="connection"),
+        FaultAt(rank=1, point="within a step", step=4),
+        FaultAt(rank=1, point="the state's transfer"),
+        FaultAt(rank=1, point="gate", step=8),
+        FaultAt(rank=0, point="the state's transfer"),
+        FaultAt(rank=2, point="a snapshot's copy", step=12),
+        FaultAt(rank=3, point="connection"),
     ]
     results, log = run(tmp_path, 4, 1, plan)
     assert results == undisturbed(4)
@@ -125,10 +125,10 @@ def test_a_rank_dies_while_another_is_replaced(tmp_path: Path, undisturbed: Undi
 
 def test_two_neighbours_die_at_once(tmp_path: Path, undisturbed: Undisturbed) -> None:
     plan = [
-        Death(rank=1, point="within a step", step=4),
-        Death(rank=2, point="gate"),
-        Death(rank=3, point="a snapshot's copy", step=10),
-        Death(rank=0, point="rendezvous"),
+        FaultAt(rank=1, point="within a step", step=4),
+        FaultAt(rank=2, point="gate"),
+        FaultAt(rank=3, point="a snapshot's copy", step=10),
+        FaultAt(rank=0, point="rendezvous"),
     ]
     results, log = run(tmp_path, 4, 2, plan)
     assert results == undisturbed(4)
@@ -139,13 +139,13 @@ def test_ranks_of_replicas_die(tmp_path: Path) -> None:
     """Each of 2 x 2 ranks, then both that have the same shard, ranks 1 and 3."""
     expected, _ = run(tmp_path / "undisturbed", 4, 0, shard_size=2)
     plan = [
-        Death(rank=0, point="within a step", step=3),
-        Death(rank=1, point="gate", step=6),
-        Death(rank=2, point="a snapshot's copy", step=9),
-        Death(rank=2, point="the state's transfer"),
-        Death(rank=3, point="within the optimizer's step", step=14),
-        Death(rank=1, point="within a step", step=18),
-        Death(rank=3, point="rendezvous"),
+        FaultAt(rank=0, point="within a step", step=3),
+        FaultAt(rank=1, point="gate", step=6),
+        FaultAt(rank=2, point="a snapshot's copy", step=9),
+        FaultAt(rank=2, point="the state's transfer"),
+        FaultAt(rank=3, point="within the optimizer's step", step=14),
+        FaultAt(rank=1, point="within a step", step=18),
+        FaultAt(rank=3, point="rendezvous"),
     ]
     results, log = run(tmp_path / "disturbed", 4, 2, plan, shard_size=2)
     assert len(results) == 4 * (LAST_STEP[4] + 1), log
@@ -177,11 +177,11 @@ def test_more_lost_ranks_than_copies_continue_from_the_memory_of_the_pod(
 ) -> None:
     """First a rank and the one with its copy are lost, later all."""
     plan = [
-        Death(rank=1, point="within a step", step=6),
-        Death(rank=2, point="rendezvous"),  # has rank 1's part, which has not travelled yet
-        Death(rank=0, point="within a step", step=20),
-        Death(rank=1, point="rendezvous"),
-        Death(rank=2, point="rendezvous"),
+        FaultAt(rank=1, point="within a step", step=6),
+        FaultAt(rank=2, point="rendezvous"),  # has rank 1's part, which has not travelled yet
+        FaultAt(rank=0, point="within a step", step=20),
+        FaultAt(rank=1, point="rendezvous"),
+        FaultAt(rank=2, point="rendezvous"),
     ]
     results, log = run(tmp_path, 3, 1, plan, memory=True)
     assert results == undisturbed(3)
@@ -197,19 +197,19 @@ def test_a_step_that_a_lost_rank_has_not_saved_takes_nobodys_room(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """The others have saved it, so they had no room for newer steps until they released it."""
-    memory, plan = tmp_path / "memory", [Death(rank=1, point="a save in memory", step=3)]
+    memory, plan = tmp_path / "memory", [FaultAt(rank=1, point="a save in memory", step=3)]
     variables = {
         COPIES: "1",
         PAUSES: str(tmp_path),
         **memory_in(memory),
-        **deaths.environment(plan, tmp_path / "graves"),
+        **fault_injection.environment(plan, tmp_path / "faults"),
     }
     (tmp_path / BEFORE_JOIN).touch()
     with script_job(tmp_path, ranks=3, script="shards", variables=variables) as job:
         [pod] = job.start_all("--epochs", str(EPOCHS))
         for rank in range(3):
             pod.wait_for_log(f"rank {rank} took step {PAUSE_STEP}:")
-        deaths.assert_all_happened(plan, tmp_path / "graves", pod.log)
+        fault_injection.assert_all_happened(plan, tmp_path / "faults", pod.log)
 
         def has_room(rank: int) -> bool:
             return len(list(memory.glob(f"own/{rank}/*.snapshot"))) < SLOTS
@@ -265,7 +265,7 @@ def test_a_lost_pod_without_copies_continues_from_the_memory_of_another(
 
 
 def test_without_copies_a_lost_rank_restarts_all(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    results, log = run(tmp_path, 3, 0, [Death(rank=1, point="within a step", step=4)])
+    results, log = run(tmp_path, 3, 0, [FaultAt(rank=1, point="within a step", step=4)])
     assert results == undisturbed(3)
     assert log.count("was killed") == 1, log
     assert "more ranks were lost than join(shard_copies=...) protects from" in log

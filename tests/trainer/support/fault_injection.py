@@ -1,8 +1,8 @@
 """Ranks that die at points of their life that a test has chosen, one after the other.
 
-The plan is in the environment. A death waits for all before it in the plan, and then for its rank
+The plan is in the environment. A fault waits for all before it in the plan, and then for its rank
 to pass its point: whichever process is the rank by then dies there, and its successor does not.
-What befalls a rank may be something else than death, where a device knows how.
+What befalls a rank may be something else than fault, where a device knows how.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ ELSEWHERE = ("evaluation", "within a save")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Death:
+class FaultAt:
     rank: int
     point: str
     step: int = 0
     """Not before the rank is about to take this step, or is beyond it, in a group that has formed
-    since the death before and taken a step, so that all of it have the run's state. 0: at once."""
+    since the fault before and taken a step, so that all of it have the run's state. 0: at once."""
     turn: int = 0
     """Not before that of the step, where its optimizers take turns."""
-    deed: str = "kill"
-    """Of DEEDS."""
+    action: str = "kill"
+    """One of ACTIONS."""
     others_at: str = ""
     """A point of the same step that all other ranks have come to before."""
 
@@ -58,25 +58,25 @@ _SHOWN_CHARACTERS = 5000
 
 SLOW_SECONDS = 12.0
 
-DEEDS: dict[str, Callable[[], object]] = {
+ACTIONS: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "wait": lambda: time.sleep(SLOW_SECONDS),
-    **faults.DEEDS,
+    **faults.ACTIONS,
 }
 """What can befall a rank."""
 
 
-def environment(plan: list[Death], folder: Path) -> dict[str, str]:
+def environment(plan: list[FaultAt], folder: Path) -> dict[str, str]:
     """What makes ranks die as planned, where `install` is called."""
     folder.mkdir(exist_ok=True)
     _witnesses(folder).mkdir(exist_ok=True)
     return {
-        PLAN_VARIABLE: json.dumps([asdict(death) for death in plan]),
+        PLAN_VARIABLE: json.dumps([asdict(fault) for fault in plan]),
         FOLDER_VARIABLE: str(folder),
     }
 
 
-def assert_all_happened(plan: Sequence[Death], folder: Path, log: str) -> None:
+def assert_all_happened(plan: Sequence[FaultAt], folder: Path, log: str) -> None:
     """Check that all deaths of a plan have happened, in a job with this log."""
     missing = [number for number in range(len(plan)) if not (folder / str(number)).exists()]
     if not missing:
@@ -97,7 +97,7 @@ def _toll(folder: Path) -> int:
 
 
 def _visits(folder: Path, number: int) -> Path:
-    """When a rank passed the point of its next death, but the death was not due."""
+    """When a rank passed the point of its next fault, but the fault was not due."""
     return folder.with_name(f"{folder.name}-visits-{number}")
 
 
@@ -105,7 +105,7 @@ def _witnesses(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-witnesses")
 
 
-def pass_by(point: str) -> None:
+def reach(point: str) -> None:
     """Die if that is due: for points that only some devices have."""
     if _Fate.of_this_process is not None:
         _Fate.of_this_process.die_if_due(point)
@@ -114,7 +114,7 @@ def pass_by(point: str) -> None:
 class _Fate:
     of_this_process: ClassVar[_Fate | None] = None
 
-    def __init__(self, plan: list[Death], folder: Path) -> None:
+    def __init__(self, plan: list[FaultAt], folder: Path) -> None:
         self._plan = plan
         self._folder = folder
         self._run: Any = None
@@ -127,30 +127,30 @@ class _Fate:
         self._deaths_before = _toll(self._folder)
 
     def die_if_due(self, point: str) -> None:
-        for number, death in enumerate(self._plan):
-            grave = self._folder / str(number)
-            if grave.exists():
+        for number, fault in enumerate(self._plan):
+            marker = self._folder / str(number)
+            if marker.exists():
                 continue
-            is_its_time = death.step == 0 or self._is_about_to_take(death, number)
+            is_its_time = fault.step == 0 or self._is_about_to_take(fault, number)
             rank = int(os.environ["RANK"])
-            if death.rank == rank and death.point == point:
+            if fault.rank == rank and fault.point == point:
                 if not is_its_time:
                     self._note_visit(number)
                     return
-                self._wait_for_witnesses(death)
-                grave.touch()
-                DEEDS[death.deed]()
-            elif death.rank != rank and death.others_at == point and is_its_time:
+                self._wait_for_witnesses(fault)
+                marker.touch()
+                ACTIONS[fault.action]()
+            elif fault.rank != rank and fault.others_at == point and is_its_time:
                 (_witnesses(self._folder) / str(rank)).touch()
             return
 
-    def _wait_for_witnesses(self, death: Death) -> None:
-        if not death.others_at:
+    def _wait_for_witnesses(self, fault: FaultAt) -> None:
+        if not fault.others_at:
             return
         wanted = int(os.environ["WORLD_SIZE"]) - 1
         until = time.monotonic() + _WITNESSES_SECONDS
         while len(list(_witnesses(self._folder).iterdir())) < wanted:
-            assert time.monotonic() < until, f"the others have not come to {death.others_at!r}"
+            assert time.monotonic() < until, f"the others have not come to {fault.others_at!r}"
             time.sleep(0.01)
 
     def _note_visit(self, number: int) -> None:
@@ -161,12 +161,12 @@ class _Fate:
                 f"{self._agreed_on} after {self._deaths_before} deaths\n"
             )
 
-    def _is_about_to_take(self, death: Death, number: int) -> bool:
+    def _is_about_to_take(self, fault: FaultAt, number: int) -> bool:
         if self._run is None:
             return False
         done, turns = self._run.position.step, self._run.position.turns
         formed_since = self._deaths_before >= number and done > self._agreed_on
-        return bool(formed_since and done >= death.step - 1 and turns >= death.turn)
+        return bool(formed_since and done >= fault.step - 1 and turns >= fault.turn)
 
 
 def install(variables: Mapping[str, str]) -> None:
@@ -185,7 +185,7 @@ def install(variables: Mapping[str, str]) -> None:
     from ddp_trainer.run import position, stop, train_state  # noqa: PLC0415
     from torch.optim import adam  # noqa: PLC0415
 
-    plan = [Death(**death) for death in json.loads(variables[PLAN_VARIABLE])]
+    plan = [FaultAt(**fault) for fault in json.loads(variables[PLAN_VARIABLE])]
     fate = _Fate.of_this_process = _Fate(plan, Path(variables[FOLDER_VARIABLE]))
 
     def dying(point: str) -> Callable[..., None]:
@@ -196,7 +196,7 @@ def install(variables: Mapping[str, str]) -> None:
         parameters = list(model.parameters())
         parameters[len(parameters) // 2].register_hook(dying("backward"))
 
-    if any("vote" in (death.point, death.others_at) for death in plan):
+    if any("vote" in (fault.point, fault.others_at) for fault in plan):
         # Steps that take milliseconds have no vote for dozens of steps, perhaps to the end.
         setattr(stop.Votes, "pace", lambda *_: None)  # noqa: B010
 
