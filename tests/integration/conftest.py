@@ -1,18 +1,20 @@
 """One real API server for all integration tests of a session, and a namespace for each test.
 
-There is no kubelet and (but for placement) no scheduler: pods stay as they are until a test plays
-those parts.
+There is no kubelet and, except for placement, no scheduler: pods stay as they are until a test
+plays those parts.
 """
 
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from ddp_operator.api.rules import SPEC_RULES
 from ddp_operator.api.schema.crd import custom_resource_definition
+from ddp_operator.cli.__main__ import program
 from ddp_operator.kube import PODS, ApiClient, check_served, load_credentials
 from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import AlreadyExistsError, ClusterError, InvalidError, NotFoundError
@@ -29,6 +31,9 @@ from tests.waiting import eventually
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """Accepts an object's metadata alone."""
+
+Ddp = Callable[..., Awaitable[Result]]
+"""Runs `kubectl ddp` with some arguments."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,13 +55,13 @@ def control_plane() -> Iterator[cluster.ControlPlane]:
 
 @pytest.fixture
 def as_operator(control_plane: cluster.ControlPlane) -> Path:
-    """The kubeconfig of a user with no rights but those that a test grants."""
+    """The kubeconfig of a user who has only the rights that a test grants."""
     return control_plane.kubeconfig_for("operator")
 
 
 @pytest.fixture
 async def admin(control_plane: cluster.ControlPlane) -> AsyncIterator[ApiClient]:
-    """A client that may do everything, and has patience with a server that shares its cores."""
+    """A client with all rights, and with patience for a server that shares its cores."""
     credentials = load_credentials(kubeconfig=str(control_plane.kubeconfig))
     async with ApiClient(credentials, timeout_seconds=180) as client:
         yield client
@@ -64,10 +69,10 @@ async def admin(control_plane: cluster.ControlPlane) -> AsyncIterator[ApiClient]
 
 @contextlib.asynccontextmanager
 async def new_namespace(admin: ApiClient, **labels: str) -> AsyncIterator[str]:
-    """Create a namespace, and delete the jobs and pods in it afterwards. `labels` are those of Pod
-    Security, by the last part of their names.
+    """Create a namespace, and delete the jobs and pods in it afterwards.
 
-    The namespace itself stays: to delete one takes the server longer than most tests take.
+    `labels` are those of Pod Security, by the last part of their names. The namespace itself stays,
+    because deleting one takes longer than most tests.
     """
     name = f"test-{uuid.uuid4().hex[:8]}"
     named = {f"pod-security.kubernetes.io/{key}": value for key, value in labels.items()}
@@ -90,20 +95,20 @@ async def _empty(admin: ApiClient, namespace: str) -> None:
             of_pod = PODS.path(namespace=namespace, name=pod["metadata"]["name"])
             body = {"metadata": {"finalizers": None}}
             await admin.request("PATCH", of_pod, body=body, content_type=MERGE_PATCH)
-    # No kubelet will say that they have ended.
+    # No kubelet reports that they have ended.
     await admin.request("DELETE", path, params={"gracePeriodSeconds": "0"})
 
 
 @pytest.fixture
 async def namespace(admin: ApiClient) -> AsyncIterator[str]:
-    """The name of a fresh namespace for the test."""
+    """The name of a new namespace for the test."""
     async with new_namespace(admin) as name:
         yield name
 
 
 @pytest.fixture(scope="session")
 def kubectl_program() -> str:
-    """kubectl of the Kubernetes under test, or whichever is on PATH."""
+    """kubectl of the Kubernetes under test, or else the one on PATH."""
     try:
         return binaries.kubectl()
     except cluster.ClusterUnavailableError as reason:
@@ -111,19 +116,19 @@ def kubectl_program() -> str:
 
 
 async def install_crd(client: ApiClient) -> None:
-    """Install the CRD, unless an earlier test has, and wait until it is served."""
+    """Install the CRD unless it is there, and wait until it is served."""
     definition = custom_resource_definition()
     try:
         await client.request("GET", f"{CRDS}/{definition['metadata']['name']}", accept=METADATA)
     except NotFoundError:
-        # To refuse one that exists already takes the server as long as to create it.
+        # Refusing a duplicate takes the server as long as creating it.
         with contextlib.suppress(AlreadyExistsError):
             await client.request("POST", CRDS, body=definition)
     await eventually(lambda: check_served(client, JOBS), interval_seconds=0.05)
 
 
 async def change_crd(client: ApiClient, *, with_rules: bool) -> None:
-    """Have the server apply the installed CRD's rules or not, from here on."""
+    """Make the server apply the installed CRD's rules from now on, or ignore them."""
     definition = custom_resource_definition()
     if not with_rules:
         schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -156,15 +161,27 @@ async def jobs(admin: ApiClient, namespace: str) -> Jobs:
 
 @pytest.fixture
 def kubelet(admin: ApiClient, namespace: str) -> FakeKubelet:
-    """What brings the namespace's pods to life, and ends them, at a test's word."""
+    """The scheduler and kubelet of the namespace's pods, which the test controls."""
     return FakeKubelet(admin, namespace)
+
+
+@pytest.fixture
+def ddp(control_plane: cluster.ControlPlane, namespace: str) -> Ddp:
+    """Run `kubectl ddp` with these arguments in the test's namespace, in this process."""
+    options = ["--kubeconfig", str(control_plane.kubeconfig), "-n", namespace]
+
+    async def run(*arguments: str) -> Result:
+        # The program runs its own event loop.
+        return await asyncio.to_thread(CliRunner().invoke, program, [*options, *arguments])
+
+    return run
 
 
 @pytest.fixture(scope="module")
 def shared_operator(
     control_plane: cluster.ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorProcess]:
-    """One operator process for all namespaces and all tests of a module that ask for it."""
+    """One operator process for all namespaces and all tests of a module."""
 
     async def prepare() -> None:
         async with ApiClient(load_credentials(kubeconfig=str(control_plane.kubeconfig))) as client:

@@ -10,11 +10,8 @@ from ddp_operator.ports import ForbiddenError
 
 from tests import cluster
 from tests.good_manifests import Json, container, job, template
-from tests.integration.conftest import new_namespace
+from tests.integration.conftest import Ddp, new_namespace
 from tests.integration.jobs import Jobs
-from tests.integration.test_cli import Ddp, ddp
-
-__all__ = ["ddp"]
 
 pytestmark = pytest.mark.usefixtures("shared_operator")
 
@@ -42,7 +39,7 @@ async def namespace(admin: ApiClient) -> AsyncIterator[str]:
 async def test_pods_of_run_are_admitted(ddp: Ddp, jobs: Jobs, options: tuple[str, ...]) -> None:
     line = ("run", "job", "--image", "registry.example/t:1", "--replicas", "2", "--yes", "--detach")
     made = await ddp(*line, *options, "--", "python", "train.py")
-    assert made.code == 0, made.err
+    assert made.exit_code == 0, made.stderr
     await jobs.until_pods("job-0-0", "job-0-1")
     await jobs.until(lambda status: status.is_true("PodsCreated"))
 
@@ -73,7 +70,7 @@ async def test_a_job_that_is_refused_says_what_its_template_lacks(ddp: Ddp, jobs
         "securityContext.runAsNonRoot: true, securityContext.seccompProfile.type: RuntimeDefault"
     )
     assert await jobs.until_told("PodsForbidden") == status.message
-    why = " ".join((await ddp("why", "job")).out.split())
+    why = " ".join((await ddp("why", "job")).stdout.split())
     assert status.message in why
     assert "change the fields of the template that the message names" in why
     assert await jobs.live_pods() == set()
@@ -87,7 +84,7 @@ async def test_a_job_that_is_refused_says_what_its_template_lacks(ddp: Ddp, jobs
 
 
 async def test_what_the_namespace_demands_is_told(ddp: Ddp) -> None:
-    found = " ".join((await ddp("doctor")).out.split())
+    found = " ".join((await ddp("doctor")).stdout.split())
     assert "enforces restricted (latest): spec.template.spec needs securityContext.runAs" in found
 
 
