@@ -24,12 +24,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out nightly tests that this run does not include."""
+    """Leave out nightly tests that this run does not include.
+
+    A test that the command line names (`FILE::TEST`) always runs.
+    """
     is_selected = nightly.selection(config.getoption("--nightly"))
+    named = tuple(argument for argument in config.args if "::" in argument)
     selected: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        runs = is_selected(item.nodeid, item.get_closest_marker("nightly") is not None)
+        is_nightly = item.get_closest_marker("nightly") is not None
+        runs = is_selected(item.nodeid, is_nightly) or item.nodeid.startswith(named)
         (selected if runs else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)

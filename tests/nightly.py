@@ -47,6 +47,16 @@ def checked(option: str) -> str:
     return option
 
 
+def checked_share(option: str) -> str:
+    """Return a share such as `3/7` unchanged.
+
+    Raises argparse.ArgumentTypeError if it is none.
+    """
+    if "/" not in option:
+        raise argparse.ArgumentTypeError(f"invalid share {option!r}: write K/{SHARES}")
+    return checked(option)
+
+
 def share_of(name: str) -> int:
     """Return the share of a test by its ID, or of a commit by its hash: 0 to 6."""
     return zlib.crc32(name.encode()) % SHARES

@@ -1,15 +1,15 @@
-"""Prepares what the tests need, then runs all rings beside each other: `make test`, `make chaos`.
+"""Prepares what the tests need, then runs them in lanes: `make test`, `make nightly`.
 
 One lane waits for pods most of its time, two start processes, two compute and two talk to an API
 server, so that a few of them together take little longer than one. Each part of a lane is an
-ordinary pytest run. What takes minutes to get is prepared before, outside of any test's time limit.
+ordinary pytest run. What takes minutes to build is prepared first, outside any test's time limit.
 """
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -20,11 +20,14 @@ from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests import durations, nightly
 from tests.cluster.errors import ClusterError, ClusterUnavailableError
 from tests.cluster.preparation.progress import in_words
 from tests.cluster.preparation.steps import Stage, prepare, say_what_is_there, steps
 
 ROOT = Path(__file__).resolve().parent.parent
+REPORTS = ROOT / "build/tests"
+"""Logs and JUnit reports of the last run."""
 
 
 @dataclass(frozen=True)
@@ -32,27 +35,26 @@ class Part:
     """One run of pytest."""
 
     tests: Sequence[str]
-    needs: Stage
-    """What has to be prepared before."""
+    needs: Stage | None = None
+    """What must be prepared before it starts; None: nothing."""
 
 
 LOST_RANKS = ("tests/trainer/library", "tests/trainer/stream_device")
-"""Of scripts, and of a device that queues: half of the time of all that starts processes."""
+"""Scripts and devices that lose ranks: half of the time of all tests that start processes."""
 
 MONITORING = "tests/integration/monitoring"
 PAGES = "tests/integration/pages"
 QUEUES = "tests/integration/queues"
 APART = (MONITORING, PAGES, QUEUES)
-"""What needs more than an API server."""
+"""Tests that need more than an API server."""
 
-TESTS: Mapping[str, Sequence[Part]] = {
+DAILY: Mapping[str, Sequence[Part]] = {
     "real pods": (Part(("tests/cluster", "tests/e2e"), Stage.IMAGES),),
-    # What needs no images waits for them, too: a build takes all cores, and the longest lane waits
-    # for its end.
+    # Deadlines of processes would expire beside a build of Kubernetes, which takes both cores.
     "processes": (
         Part(
             ("tests/local", "tests/trainer", *(f"--ignore={part}" for part in LOST_RANKS)),
-            Stage.IMAGES,
+            Stage.NODE,
         ),
     ),
     "API server": (
@@ -63,45 +65,70 @@ TESTS: Mapping[str, Sequence[Part]] = {
         Part((MONITORING,), Stage.MONITORING),
         Part((PAGES,), Stage.BROWSER),
     ),
-    "lost ranks": (Part(LOST_RANKS, Stage.IMAGES),),
+    "lost ranks": (Part(LOST_RANKS, Stage.NODE),),
     "queues": (Part((QUEUES,), Stage.KUEUE),),
-    "histories": (Part(("tests/simulation",), Stage.IMAGES),),
-    "decisions": (Part(("tests/unit",), Stage.IMAGES),),
+    "histories": (Part(("tests/simulation",)),),
+    "decisions": (Part(("tests/unit", "tests/chart")),),
 }
-"""The longest first: it also gets its turn first."""
+"""The longest lane first: it also starts first."""
 
 CHAOS: Mapping[str, Sequence[Part]] = {
     "chaos of pods": (Part(("tests/chaos",), Stage.IMAGES),),
     "chaos of processes": (Part(("tests/trainer/chaos",), Stage.IMAGES),),
 }
 
-SUITES = {"tests": TESTS, "chaos": CHAOS, "all": {**TESTS, **CHAOS}}
+RARE: Mapping[str, Sequence[Part]] = {
+    **CHAOS,
+    "incidents": (Part(("tests/incidents/test_incidents.py",), Stage.KUEUE),),
+}
+"""Lanes of nightly tests alone."""
 
 LANES_PER_CORE = 2
-"""A lane waits half of its time. With more of them, all the servers and ranks that share a core
-answer too late for those who wait for them."""
+"""A lane waits half of its time. With more lanes, servers and ranks that share a core answer too
+late for the tests that wait for them."""
+
+_NO_TESTS = 5
+"""pytest's exit code if a share leaves out all tests of a part."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Lanes that run beside each other."""
+
+    lanes: Mapping[str, Sequence[Part]]
+    nightly: str = "none"
+    """Which nightly tests run: the value of `--nightly`."""
+
+
+def suite_of(name: str, share: str | None) -> Suite:
+    """Return the lanes that the command line asks for."""
+    if share is not None:
+        return Suite({**DAILY, **RARE}, share)
+    return {
+        "tests": Suite(DAILY),
+        "chaos": Suite(CHAOS, "all"),
+        "nightly": Suite({**DAILY, **RARE}, "all"),
+    }[name]
 
 
 class Turns:
-    """Lets a few lanes run at a time; of those for which all is prepared, the first one of their
-    suite is next.
-    """
+    """Lets a few lanes run at a time. The first lane of the suite that has all it needs is next."""
 
     def __init__(self, number: int) -> None:
         self._left = number
-        self._reached: set[Stage] = set()
-        self.waiting: dict[int, Stage] = {}
+        self._reached: set[Stage | None] = {None}
+        self.waiting: dict[int, Stage | None] = {}
         """The lanes' places, and what each of them needs."""
         self._changed = threading.Condition()
 
     def reach(self, *stages: Stage) -> None:
-        """Say that all is prepared for them."""
+        """Start lanes that need these stages."""
         with self._changed:
             self._reached.update(stages)
             self._changed.notify_all()
 
     @contextmanager
-    def taken(self, place: int, needs: Stage) -> Iterator[None]:
+    def taken(self, place: int, needs: Stage | None) -> Iterator[None]:
         """Wait until it is the turn of the lane at that place of its suite, and take it."""
         with self._changed:
             self.waiting[place] = needs
@@ -127,11 +154,14 @@ class Lane(threading.Thread):
     def __init__(
         self,
         parts: Sequence[Part],
-        turn: Callable[[Stage], AbstractContextManager[None]],
+        turn: Callable[[Stage | None], AbstractContextManager[None]],
         log: Path,
         options: Sequence[str],
+        *,
+        may_be_empty: bool = False,
     ) -> None:
         super().__init__(daemon=True)
+        self._may_be_empty = may_be_empty
         self._parts = parts
         self._options = options
         self._turn = turn
@@ -141,14 +171,14 @@ class Lane(threading.Thread):
         """What each part did, test by test (JUnit's format)."""
         self.exit_code = 0
         self.interrupted = threading.Event()
-        """Set when no further part is to be run."""
+        """Set when no further part may start."""
         self.took_s = 0.0
-        """Of the tests alone, without the wait for their turn and for what they need."""
+        """Of the tests alone, without waiting for a turn or for preparation."""
         self.cpu_s = 0.0
-        """Of pytest and of all processes that it has waited for."""
+        """Of pytest and its children; servers are not included."""
 
     def run(self) -> None:
-        """Run pytest for each part, whatever has become of the one before."""
+        """Run pytest for each part, also after a failure in the one before."""
         command = [sys.executable, "-m", "pytest", *self._options]
         for part, report in zip(self._parts, self.reports, strict=True):
             with self._turn(part.needs):
@@ -168,12 +198,13 @@ class Lane(threading.Thread):
             )
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
-        self.exit_code = max(self.exit_code, abs(process.returncode))
+        if process.returncode != _NO_TESTS or not self._may_be_empty:
+            self.exit_code = max(self.exit_code, abs(process.returncode))
         self.took_s += time.monotonic() - began
         self.cpu_s += usage.ru_utime + usage.ru_stime
 
     def report(self) -> None:
-        """Print what the lane has to say until it has ended."""
+        """Print the lane's output until it has ended."""
         with self.log.open() as output:
             while True:
                 ended = not self.is_alive()
@@ -185,43 +216,60 @@ class Lane(threading.Thread):
 
 
 def main() -> int:
-    """Prepare and run all lanes; return 0 when all is well."""
+    """Prepare and run all lanes; return 0 if all tests passed."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.run", description="Other arguments are pytest's."
     )
-    parser.add_argument("suite", nargs="?", choices=SUITES, default="tests")
-    asked, options = parser.parse_known_args()
-    wanted = SUITES[asked.suite]
+    parser.add_argument("suite", nargs="?", choices=("tests", "chaos", "nightly"), default="tests")
+    parser.add_argument(
+        "--share",
+        type=nightly.checked_share,
+        metavar=f"K/{nightly.SHARES}",
+        help="run the tests, and this share of the nightly ones",
+    )
+    arguments, options = parser.parse_known_args()
+    suite = suite_of(arguments.suite, arguments.share)
+    print(f"== nightly tests: {suite.nightly}", flush=True)
+    options = [f"--nightly={suite.nightly}", *options]
     began = time.monotonic()
     turns = Turns(LANES_PER_CORE * (os.cpu_count() or 1))
-    with tempfile.TemporaryDirectory(prefix="ddp-tests-") as folder:
-        lanes = {
-            name: Lane(parts, partial(turns.taken, number), Path(folder, f"{number}.log"), options)
-            for number, (name, parts) in enumerate(wanted.items())
-        }
+    shutil.rmtree(REPORTS, ignore_errors=True)
+    REPORTS.mkdir(parents=True)
+    lanes = {
+        name: Lane(
+            parts,
+            partial(turns.taken, place),
+            REPORTS / f"{name.replace(' ', '-')}.log",
+            options,
+            may_be_empty=name in RARE,
+        )
+        for place, (name, parts) in enumerate(suite.lanes.items())
+    }
+    for lane in lanes.values():
+        lane.start()
+    try:
+        worst = _prepare(turns)
+        prepared_s = time.monotonic() - began
+        for name, lane in lanes.items():
+            print(
+                f"== {name}: {' '.join(word for part in suite.lanes[name] for word in part.tests)}"
+            )
+            lane.report()
+            worst = max(worst, lane.exit_code)
+    except KeyboardInterrupt:  # the terminal also interrupts pytest, which removes its cluster
         for lane in lanes.values():
-            lane.start()
-        try:
-            worst = _prepare(turns)
-            prepared_s = time.monotonic() - began
-            for name, lane in lanes.items():
-                print(
-                    f"== {name}: {' '.join(word for part in wanted[name] for word in part.tests)}"
-                )
-                lane.report()
-                worst = max(worst, lane.exit_code)
-        except KeyboardInterrupt:  # the terminal has told pytest, too, which takes its cluster down
-            for lane in lanes.values():
-                lane.interrupted.set()
-            for lane in lanes.values():
-                lane.join()
-            return 130
-        missing = not_run(report for lane in lanes.values() for report in lane.reports)
+            lane.interrupted.set()
+        for lane in lanes.values():
+            lane.join()
+        return 130
+    for name, lane in lanes.items():
+        print("\n".join(durations.slowest(name, lane.reports)))
     took = ", ".join(
         f"{name} {in_words(lane.took_s)} (CPU {in_words(lane.cpu_s)})"
         for name, lane in lanes.items()
     )
-    print(f"== prepared in {in_words(prepared_s)}; lanes: {took}")
+    print(f"== prepared in {in_words(prepared_s)}; lanes: {took}; reports: {REPORTS}")
+    missing = not_run(report for lane in lanes.values() for report in lane.reports)
     for reason, tests in missing.most_common():
         print(f"== NOT RUN: {tests} tests: {reason}")
     result = "FAILED" if worst else "passed, as far as it ran," if missing else "passed"
@@ -240,7 +288,7 @@ def not_run(reports: Iterable[Path]) -> Counter[str]:
 
 
 def _prepare(turns: Turns) -> int:
-    """Prepare all stages, and let the lanes go on whether or not that succeeds."""
+    """Prepare all stages, and start all lanes even if that fails."""
     try:
         wanted = steps()
         say_what_is_there(wanted)

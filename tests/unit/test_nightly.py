@@ -43,7 +43,9 @@ def test_slow_unit_test_fails_with_a_hint(pytester: pytest.Pytester) -> None:
         import time
 
         def test_quick(): pass
-        def test_slow(): time.sleep(0.3)
+        def test_slow():
+            end = time.process_time() + 0.3
+            while time.process_time() < end: pass
     """)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)

@@ -1,4 +1,4 @@
-"""The result that `make test` prints."""
+"""The result that `make test` prints, and the order of its lanes."""
 
 import subprocess
 import sys
@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster.preparation.steps import Stage
-from tests.run import Turns, not_run
+from tests.durations import slowest
+from tests.run import DAILY, RARE, Suite, Turns, not_run, suite_of
 
 TESTS = """
 import pytest
@@ -33,7 +34,7 @@ def test_whose_fixture_cannot(moon):
 """
 
 
-def test_what_was_skipped_is_counted_by_its_reason(tmp_path: Path) -> None:
+def test_skipped_tests_are_counted_by_reason(tmp_path: Path) -> None:
     (tmp_path / "test_tides.py").write_text(TESTS)
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}"]
@@ -44,17 +45,17 @@ def test_what_was_skipped_is_counted_by_its_reason(tmp_path: Path) -> None:
     }
 
 
-def test_so_many_lanes_run_at_a_time_and_the_first_that_can_is_next() -> None:
+def test_lanes_take_turns_and_the_first_prepared_one_is_next() -> None:
     turns, ran = Turns(2), list[int]()
 
-    def run(place: int, needs: Stage) -> None:
+    def run(place: int, needs: Stage | None) -> None:
         with turns.taken(place, needs):
             ran.append(place)
 
-    needed = {2: Stage.IMAGES, 0: Stage.IMAGES, 1: Stage.NODE, 3: Stage.NODE}
+    needed = {2: Stage.IMAGES, 0: Stage.IMAGES, 1: Stage.NODE, 3: None}
     lanes = [threading.Thread(target=run, args=item) for item in needed.items()]
     turns.reach(Stage.NODE)
-    with turns.taken(4, Stage.NODE):
+    with turns.taken(4, None):
         with turns.taken(5, Stage.NODE):
             for lane in lanes:
                 lane.start()
@@ -65,6 +66,34 @@ def test_so_many_lanes_run_at_a_time_and_the_first_that_can_is_next() -> None:
         for lane in lanes:
             lane.join()
     assert ran == [1, 3, 0, 2]
+
+
+def test_share_adds_the_lanes_of_rare_tests() -> None:
+    daily = suite_of("tests", None)
+    assert (daily.lanes, daily.nightly) == (DAILY, "none")
+    assert suite_of("tests", "3/7") == Suite({**DAILY, **RARE}, "3/7")
+    assert suite_of("nightly", None) == Suite({**DAILY, **RARE}, "all")
+
+
+REPORT = """
+<testsuites><testsuite>
+<testcase classname="tests.unit.test_a" name="test_quick" time="0.1"/>
+<testcase classname="tests.unit.test_a.TestGroup" name="test_slow[x.y]" time="2.5"/>
+<testcase classname="tests.unit.test_b" name="test_other" time="1.0"/>
+</testsuite></testsuites>
+"""
+
+
+def test_slowest_files_and_tests_are_listed_first(tmp_path: Path) -> None:
+    (tmp_path / "report.xml").write_text(REPORT)
+    assert [*slowest("decisions", [tmp_path / "report.xml", tmp_path / "absent.xml"], 2)] == [
+        "== slowest of decisions: 3 tests, 4 s",
+        "      2.6 s  tests/unit/test_a (2 tests)",
+        "      1.0 s  tests/unit/test_b (1 tests)",
+        "      2.5 s  tests/unit/test_a::test_slow[x.y]",
+        "      1.0 s  tests/unit/test_b::test_other",
+    ]
+    assert [*slowest("nothing", [])] == []
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -42,7 +42,8 @@ def has_busybox() -> bool:
 
 
 def _archive() -> Path:
-    return cache_dir("images") / "busybox.tar"
+    code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    return cache_dir("images") / f"busybox-{code}.tar"
 
 
 def _busybox(scratch: Path) -> Path:

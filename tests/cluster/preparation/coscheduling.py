@@ -13,6 +13,7 @@ from tests.cluster.preparation import go_modules
 from tests.cluster.preparation.go_modules import (
     MODULES,
     GoPrograms,
+    content_key,
     module_source,
     required_version,
 )
@@ -27,7 +28,8 @@ def build() -> GoPrograms:
     return GoPrograms(
         module=_MODULE,
         packages=[f"{_PATH}/cmd/scheduler", f"{_PATH}/cmd/controller"],
-        into=cache_dir("coscheduling") / f"v{required_version(_MODULE, _PATH)}",
+        into=cache_dir("coscheduling")
+        / f"v{required_version(_MODULE, _PATH)}-{content_key(_MODULE)}",
     )
 
 

@@ -7,6 +7,7 @@ uses, and keeps what it has compiled in a cache of ours.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from inspect import getsource
 from pathlib import Path
 
 from tests.cluster.cache import cache_dir, exclusive
@@ -98,6 +100,13 @@ def module_source(module: Path, path: str) -> Path:
     return Path(go_output("list", "-m", "-f", "{{.Dir}}", path, cwd=module).strip())
 
 
+def content_key(module: Path) -> str:
+    """Return a short hash of a module folder's versions, and of the code that builds it."""
+    files = [module / name for name in ("go.mod", "go.sum")]
+    parts = [*(file.read_bytes() for file in files), getsource(GoPrograms.build).encode()]
+    return hashlib.sha256(b"\0".join((*parts, _COMPILER_FLAGS.encode()))).hexdigest()[:12]
+
+
 def required_version(module: Path, path: str) -> str:
     """Return the version of one module that ``module`` requires, without its ``v``."""
     [found] = re.findall(rf"(?m)\b{re.escape(path)} v(\S+)$", (module / "go.mod").read_text())
@@ -111,9 +120,10 @@ class GoPrograms:
     module: Path
     """The folder with ``go.mod`` and ``go.sum``."""
     packages: Sequence[str]
-    """Import paths; a program is called like the last word of its path."""
+    """Import paths; the last word of each is the name of its program."""
     into: Path
-    """The folder that the programs end up in."""
+    """The folder for the programs. Its name has to contain `content_key`, unless nothing but the
+    version decides them."""
     ldflags: str = ""
     space_bytes: int = _BUILD_SPACE_BYTES
     """How much free space in the cache a build asks for before it begins."""
@@ -154,8 +164,16 @@ class GoPrograms:
             self._to_compile = stale.count("true")
             # -v names each package as it is compiled, which `share` counts.
             options = ("-v", "-o", f"{self._output}/", _COMPILER_FLAGS)
+            # Tests that have deadlines may run beside the build.
             run(
-                [_go(), "build", *options, f"-ldflags=-s -w {self.ldflags}", *self.packages],
+                [
+                    "nice",
+                    _go(),
+                    "build",
+                    *options,
+                    f"-ldflags=-s -w {self.ldflags}",
+                    *self.packages,
+                ],
                 cwd=self.module,
                 log=self._words,
                 lock=lock,

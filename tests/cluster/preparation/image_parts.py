@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from inspect import getsource
 from pathlib import Path
 
 from tests.cluster.cache import cache_dir, exclusive
@@ -23,8 +24,8 @@ BASE_PACKAGES = ("ca-certificates", "python-is-python3", "python3-venv")
 
 
 def base_tag() -> str:
-    """Return the base image's name, which follows from what it is made of."""
-    recipe = hashlib.sha256(" ".join((DEBIAN_SUITE, *BASE_PACKAGES)).encode())
+    """Return the base image's name, which contains a hash of its packages and of the code."""
+    recipe = hashlib.sha256(" ".join((DEBIAN_SUITE, *BASE_PACKAGES, getsource(make_base))).encode())
     return f"localhost/ddp-base:{recipe.hexdigest()[:12]}"
 
 
@@ -67,8 +68,9 @@ def make_base() -> None:
 
 
 def wheels(requirements: Path) -> Path:
-    """Return the folder in which the wheels of locked requirements are kept, there or not."""
-    key = hashlib.sha256(PYTHON_VERSION.encode() + requirements.read_bytes()).hexdigest()[:16]
+    """Return the folder for the wheels of locked requirements; it may not exist yet."""
+    recipe = PYTHON_VERSION + getsource(fetch_wheels)
+    key = hashlib.sha256(recipe.encode() + requirements.read_bytes()).hexdigest()[:16]
     return cache_dir("wheels") / f"{requirements.stem}-{key}"
 
 

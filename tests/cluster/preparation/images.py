@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from inspect import getsource
 from pathlib import Path
 
 from tests.cluster import kind
@@ -151,7 +152,9 @@ def build(image: ImageSource) -> BuiltImage:
 
 
 def _named(image: ImageSource, *, with_docker: bool) -> BuiltImage:
-    tag = content_hash(image.files(), "docker" if with_docker else image_parts.base_tag())
+    base = "docker" if with_docker else image_parts.base_tag()
+    build = _build_with_docker if with_docker else _build_with_buildah
+    tag = content_hash(image.files(), base, getsource(build))
     archive = cache_dir("images") / f"{image.name}-{tag}.tar"
     return BuiltImage(archive, image.full_name(), image.full_name(tag))
 

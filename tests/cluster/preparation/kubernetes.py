@@ -17,6 +17,7 @@ from tests.cluster.errors import ClusterError
 from tests.cluster.preparation.go_modules import (
     MODULES,
     GoPrograms,
+    content_key,
     go_output,
     required_version,
 )
@@ -51,8 +52,11 @@ def pinned_version() -> str:
 
 
 def programs_folder() -> Path:
-    """Return the folder in the cache that holds the programs of this version, there or not."""
-    return cache_dir("kubernetes") / f"v{version()}"
+    """Return the folder in the cache for the programs of this version; it may not exist yet."""
+    name = f"v{version()}"
+    if module() == _PINNED:  # the files of other versions are written before the build
+        name += f"-{content_key(_PINNED)}"
+    return cache_dir("kubernetes") / name
 
 
 def module() -> Path:

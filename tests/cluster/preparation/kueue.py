@@ -9,6 +9,7 @@ from tests.cluster.errors import ClusterUnavailableError
 from tests.cluster.preparation.go_modules import (
     MODULES,
     GoPrograms,
+    content_key,
     module_source,
     required_version,
 )
@@ -27,7 +28,7 @@ def build() -> GoPrograms:
     return GoPrograms(
         module=_MODULE,
         packages=[f"{_PATH}/cmd/kueue"],
-        into=cache_dir("kueue") / f"v{version()}",
+        into=cache_dir("kueue") / f"v{version()}-{content_key(_MODULE)}",
         ldflags=f"-X {_PATH}/pkg/version.GitVersion=v{version()}",
     )
 

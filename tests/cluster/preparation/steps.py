@@ -1,4 +1,4 @@
-"""All that takes long, as steps in an order: what is done already is left out, the rest is told."""
+"""The slow preparations as steps in order. Finished steps are left out, others are announced."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from tests.cluster.provider import KUBECONFIG_VARIABLE
 
 
 class Stage(Enum):
-    """What a step is needed for; the stages follow each other."""
+    """What a step is needed for. The stages follow each other."""
 
     API_SERVER = "API server"
     NODE = "node"
-    KUEUE = "Kueue"
-    """Beside the images, which leave a core idle; beside the tests it would take much longer."""
     IMAGES = "images"
+    KUEUE = "Kueue"
+    """Beside the stages that follow and the first tests: those with pods leave cores idle, and only
+    the last lane needs Kueue."""
     MONITORING = "Prometheus"
     BROWSER = "Chromium"
 
@@ -126,10 +127,10 @@ def prepare(
 ) -> float:
     """Do all steps that are not done; return how many seconds that took.
 
-    `reached`: told of each stage when all of its steps are done, of Kueue's from another thread.
+    `reached`: called with each stage when all its steps are done; with Kueue from another thread.
 
-    Raises ClusterUnavailableError where this machine cannot have a cluster, ClusterError where
-    something failed that ought to work.
+    Raises ClusterUnavailableError if this machine cannot run a cluster, ClusterError if something
+    failed that should work.
     """
     began = time.monotonic()
     ordered = [step for stage in Stage for step in wanted if step.stage is stage]

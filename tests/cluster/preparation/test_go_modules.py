@@ -157,3 +157,12 @@ def test_the_version_is_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kubernetes.VERSION_VARIABLE, "1.37")
     with pytest.raises(ClusterError, match=r"1\.37 is no release: write one such as"):
         kubernetes.version()
+
+
+def test_content_key_changes_with_each_pinned_version(tmp_path: Path) -> None:
+    (tmp_path / "go.mod").write_text("module example.com/hello\n")
+    (tmp_path / "go.sum").write_text("example.com/other v1.0.0 h1:a=\n")
+    first = go_modules.content_key(tmp_path)
+    assert go_modules.content_key(tmp_path) == first
+    (tmp_path / "go.sum").write_text("example.com/other v1.0.1 h1:b=\n")
+    assert go_modules.content_key(tmp_path) != first

@@ -82,7 +82,7 @@ def test_what_is_not_done_is_done_stage_by_stage(capsys: pytest.CaptureFixture[s
         reached=lambda stage: machine.did.append(f"-- {stage.value}"),
     )
     did = ["server", "-- API server", "kubelet", "-- node", "images", "-- images"]
-    assert machine.did.index("-- Kueue") > machine.did.index("-- node")
+    assert machine.did.index("-- Kueue") > machine.did.index("-- images")
     machine.did.remove("-- Kueue")
     assert machine.did == [*did, "-- Prometheus", "-- Chromium"]
     lines = capsys.readouterr().err.splitlines()
@@ -95,34 +95,37 @@ def test_what_is_not_done_is_done_stage_by_stage(capsys: pytest.CaptureFixture[s
     assert lines[1] == ("preparing 1/3: server, 0 s (about 5 s more, 15 s with all that follows)")
 
 
-def test_kueue_is_built_beside_the_images() -> None:
+def test_kueue_is_built_beside_the_stages_after_images() -> None:
     here, there = threading.Event(), threading.Event()
-    found: list[bool] = []
+    met: list[bool] = []
 
     def meet(mine: threading.Event, other: threading.Event) -> None:
         mine.set()
-        found.append(other.wait(60))
+        met.append(other.wait(60))
 
     machine = Machine()
-    images, kueue = (machine.step(stage.value, stage) for stage in (Stage.IMAGES, Stage.KUEUE))
+    browser, kueue = (machine.step(stage.value, stage) for stage in (Stage.BROWSER, Stage.KUEUE))
     prepare(
         [
-            replace(images, run=partial(meet, here, there)),
+            machine.step("images", Stage.IMAGES),
+            replace(browser, run=partial(meet, here, there)),
             replace(kueue, run=partial(meet, there, here)),
-        ]
+        ],
+        reached=lambda stage: machine.did.append(stage.value),
     )
-    assert found == [True, True]
+    assert met == [True, True]
+    assert machine.did.index("images") < machine.did.index("Kueue")
 
 
-def test_a_failure_beside_the_images_is_raised() -> None:
+def test_failed_build_of_kueue_is_raised_after_the_other_stages() -> None:
     def refuse() -> None:
         raise ClusterUnavailableError("no network")
 
     machine = Machine()
     kueue = replace(machine.step("kueue", Stage.KUEUE), run=refuse)
     with pytest.raises(ClusterUnavailableError, match="no network"):
-        prepare([kueue, machine.step("images", Stage.IMAGES)])
-    assert machine.did == ["images"]
+        prepare([kueue, machine.step("images", Stage.IMAGES), machine.step("pages", Stage.BROWSER)])
+    assert machine.did == ["images", "pages"]
 
 
 def test_nothing_follows_a_step_that_cannot_be_done() -> None:
