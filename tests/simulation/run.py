@@ -7,14 +7,12 @@ plainest one, since histories shrink towards it.
 import logging
 from collections.abc import Callable
 
-from tests.simulation import cluster_actions as cluster
-from tests.simulation import evictions, finales
-from tests.simulation import node_actions as nodes
-from tests.simulation import pod_actions as pods
-from tests.simulation import user_actions as user
-from tests.simulation.calm import calm
+from tests.simulation.actions import cluster, evictions, nodes, pods
+from tests.simulation.actions import lasting as finales
+from tests.simulation.actions import users as user
+from tests.simulation.checks.convergence import calm
+from tests.simulation.checks.invariants import Invariants
 from tests.simulation.history import Choices, spec_choices, steps
-from tests.simulation.invariants import Invariants
 from tests.simulation.simulation import Simulation
 
 Action = Callable[[Simulation, Choices], None]

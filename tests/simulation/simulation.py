@@ -9,19 +9,19 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.ports import Key, Manifest
 
-from tests.simulation import kubelet
+from tests.simulation.actions.lasting import NOTHING_LASTS
+from tests.simulation.checks.group import GroupJudge
+from tests.simulation.checks.invariants import Invariants
+from tests.simulation.checks.truth import TOGETHER_SECONDS, Class, Death, class_of
 from tests.simulation.clock import Clock
-from tests.simulation.cluster import Weather
-from tests.simulation.finales import NOTHING_LASTS
-from tests.simulation.group import GroupJudge
-from tests.simulation.holds import HOLDS, Hold, Holds, Stage, missing_secret
-from tests.simulation.invariants import Invariants
-from tests.simulation.launchers import Launchers, starts_anew
-from tests.simulation.nodes import fitting
-from tests.simulation.process import OperatorProcess
-from tests.simulation.server import ApiServer, owner_of
-from tests.simulation.training import SimulatedTrainers, Training
-from tests.simulation.truth import TOGETHER_SECONDS, Class, Death, class_of
+from tests.simulation.world import kubelet
+from tests.simulation.world.cluster import Weather
+from tests.simulation.world.launchers import Launchers, starts_anew
+from tests.simulation.world.nodes import fitting
+from tests.simulation.world.process import OperatorProcess
+from tests.simulation.world.server import ApiServer, owner_of
+from tests.simulation.world.start_faults import HOLDS, Hold, Holds, Stage, missing_secret
+from tests.simulation.world.training import SimulatedTrainers, Training
 
 
 class Simulation:

@@ -8,15 +8,15 @@ import pytest
 from ddp_operator.ports import Manifest
 
 from tests.good_manifests import container, template
-from tests.simulation import kubelet
-from tests.simulation.finales import lose_node
-from tests.simulation.holds import Stage
-from tests.simulation.launchers import starts_anew
-from tests.simulation.nodes import WELL, saying
-from tests.simulation.paced import PacedTraining, all_placed, paces
+from tests.simulation.actions.lasting import lose_node
+from tests.simulation.checks.truth import DEATHS
 from tests.simulation.simulation import Simulation
 from tests.simulation.stopwatch import Seconds, Times, measure
-from tests.simulation.truth import DEATHS
+from tests.simulation.world import kubelet
+from tests.simulation.world.launchers import starts_anew
+from tests.simulation.world.nodes import WELL, saying
+from tests.simulation.world.paced_training import PacedTraining, all_placed, paces
+from tests.simulation.world.start_faults import Stage
 
 HISTORIES, SHARDS = 200, 8
 KINDS = 15

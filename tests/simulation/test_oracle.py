@@ -13,14 +13,14 @@ from ddp_operator.job.pods.state import START_TIMEOUT
 from ddp_operator.job.status.conditions import with_condition
 
 from tests.good_manifests import container, template
-from tests.simulation.group import GroupJudge
-from tests.simulation.kubelet import failed, trainer_exit
-from tests.simulation.nodes import saying
+from tests.simulation.checks.group import GroupJudge
+from tests.simulation.checks.truth import Ledger, Truth
+from tests.simulation.checks.verdicts import Verdicts
 from tests.simulation.run import run
-from tests.simulation.server import shape_of
 from tests.simulation.simulation import Simulation
-from tests.simulation.truth import Ledger, Truth
-from tests.simulation.verdicts import Verdicts
+from tests.simulation.world.kubelet import failed, trainer_exit
+from tests.simulation.world.nodes import saying
+from tests.simulation.world.server import shape_of
 from tests.unit.job.builders import fresh_job, pod, stored_job, with_status
 
 

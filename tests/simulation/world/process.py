@@ -13,9 +13,9 @@ from ddp_operator.kube.view.cache import ObjectCache
 from ddp_operator.ports import Key, Manifest, Trainers
 
 from tests.simulation.clock import Clock, VirtualLoop
-from tests.simulation.cluster import SimulatedCluster, Weather
-from tests.simulation.server import JOB, ApiServer
-from tests.simulation.watch import Watch
+from tests.simulation.world.cluster import SimulatedCluster, Weather
+from tests.simulation.world.server import JOB, ApiServer
+from tests.simulation.world.watch import Watch
 
 _PRUNE_SECONDS = 300.0
 """As `replica` does: how often the names of jobs are compared."""

@@ -21,8 +21,8 @@ from ddp_operator.job.pods.projection import project
 from ddp_operator.ports import Manifest
 
 from tests.simulation.clock import Clock
-from tests.simulation.kubelet import is_deleting, is_running, node_of, trainer_of
-from tests.simulation.server import ApiServer, owner_of
+from tests.simulation.world.kubelet import is_deleting, is_running, node_of, trainer_of
+from tests.simulation.world.server import ApiServer, owner_of
 
 WITHOUT_LAUNCHER = "registry.example/script:1"
 """An image in which nobody listens, and processes begin at once."""

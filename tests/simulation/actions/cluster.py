@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from tests.simulation import refusals as answers
-from tests.simulation.finales import refuse_beyond
+from tests.simulation.actions.lasting import refuse_beyond
 from tests.simulation.history import Choices
-from tests.simulation.mutations import MUTATIONS
-from tests.simulation.refusals import CREATIONS, WRITES, Refusal
 from tests.simulation.simulation import Simulation
+from tests.simulation.world import refusals as answers
+from tests.simulation.world.admission import MUTATIONS
+from tests.simulation.world.refusals import CREATIONS, WRITES, Refusal
 
 _REFUSED_SECONDS = (5.0, 30.0, 100.0, 400.0)
 

@@ -1,10 +1,10 @@
 """What happens to nodes, and to the pods on them."""
 
-from tests.simulation import kubelet
-from tests.simulation.finales import evict_by_taint, lose_node
+from tests.simulation.actions.lasting import evict_by_taint, lose_node
 from tests.simulation.history import Choices
-from tests.simulation.nodes import BAD, LEAVING, UNREACHABLE, WELL, rebooted, saying
 from tests.simulation.simulation import Simulation
+from tests.simulation.world import kubelet
+from tests.simulation.world.nodes import BAD, LEAVING, UNREACHABLE, WELL, rebooted, saying
 
 _NODES = ("node-a", "node-b", "node-c")
 

@@ -19,9 +19,9 @@ from ddp_operator.ports import (
 )
 
 from tests.message_style import faults
-from tests.simulation.refusals import LATENCY_SECONDS, Refusal, Refusals
-from tests.simulation.server import JOB, ApiServer
-from tests.simulation.testimony import own_words
+from tests.simulation.checks.quotes import own_words
+from tests.simulation.world.refusals import LATENCY_SECONDS, Refusal, Refusals
+from tests.simulation.world.server import JOB, ApiServer
 
 T = TypeVar("T")
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from ddp_operator.ports import Manifest
 
-from tests.simulation import kubelet
-from tests.simulation import refusals as answers
-from tests.simulation.holds import HOLDS
-from tests.simulation.launchers import WITHOUT_LAUNCHER
-from tests.simulation.nodes import NODES, UNREACHABLE, saying, tolerates_everything
-from tests.simulation.refusals import CREATIONS, Error, Refusal
-from tests.simulation.server import owner_of, shape_of
+from tests.simulation.world import kubelet
+from tests.simulation.world import refusals as answers
+from tests.simulation.world.launchers import WITHOUT_LAUNCHER
+from tests.simulation.world.nodes import NODES, UNREACHABLE, saying, tolerates_everything
+from tests.simulation.world.refusals import CREATIONS, Error, Refusal
+from tests.simulation.world.server import owner_of, shape_of
+from tests.simulation.world.start_faults import HOLDS
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

@@ -7,9 +7,9 @@ from typing import Any
 
 from ddp_operator.ports import Manifest, WorldAnswer
 
-from tests.simulation.kubelet import is_running
-from tests.simulation.launchers import ANSWER_SECONDS, Launchers
-from tests.simulation.server import owner_of
+from tests.simulation.world.kubelet import is_running
+from tests.simulation.world.launchers import ANSWER_SECONDS, Launchers
+from tests.simulation.world.server import owner_of
 
 _TIMEOUT_SECONDS = 2.0
 """How long the operator waits for an answer, beyond what it lets a launcher wait for."""

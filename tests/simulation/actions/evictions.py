@@ -8,11 +8,11 @@ from typing import Final
 
 from ddp_operator.ports import Manifest
 
-from tests.simulation import kubelet
+from tests.simulation.actions.picks import name_of, pick
+from tests.simulation.checks.truth import Class
 from tests.simulation.history import Choices
-from tests.simulation.picks import name_of, pick
 from tests.simulation.simulation import Simulation
-from tests.simulation.truth import Class
+from tests.simulation.world import kubelet
 
 _LOW: Final = (
     "The node was low on resource: memory. Threshold quantity: 100Mi, available: 52Mi. Container "

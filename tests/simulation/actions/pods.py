@@ -2,13 +2,13 @@
 
 from ddp_operator.job.membership.rank_order import is_due
 
-from tests.simulation import kubelet
+from tests.simulation.actions.picks import name_of, pick, pick_running
+from tests.simulation.checks.truth import DEATHS, START_ERRORS, Death, class_of
 from tests.simulation.history import Choices
-from tests.simulation.holds import Stage
-from tests.simulation.launchers import ANSWER_SECONDS, starts_anew
-from tests.simulation.picks import name_of, pick, pick_running
 from tests.simulation.simulation import Simulation
-from tests.simulation.truth import DEATHS, START_ERRORS, Death, class_of
+from tests.simulation.world import kubelet
+from tests.simulation.world.launchers import ANSWER_SECONDS, starts_anew
+from tests.simulation.world.start_faults import Stage
 
 _NODES = ("node-a", "node-b", "node-c")
 _TOLD_BY_LAUNCHERS = tuple(death for death in DEATHS if death.code != 64)

@@ -12,7 +12,7 @@ from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import PodState
 
-from tests.simulation.server import ApiServer
+from tests.simulation.world.server import ApiServer
 
 _SLACK: Final = timedelta(seconds=1)
 """Times of containers are in whole seconds."""

@@ -8,9 +8,9 @@ from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import container, template
 from tests.simulation.history import Choices
-from tests.simulation.launchers import WITHOUT_LAUNCHER
-from tests.simulation.server import REFUSED_IMAGE
 from tests.simulation.simulation import Simulation
+from tests.simulation.world.launchers import WITHOUT_LAUNCHER
+from tests.simulation.world.server import REFUSED_IMAGE
 
 _RULES: tuple[list[dict[str, Any]], ...] = (
     [],

@@ -16,11 +16,11 @@ from ddp_operator.api.constants import LABEL_ATTEMPT
 from ddp_operator.ports import NOTHING_YET, Manifest
 
 from tests.simulation.clock import BEGINNING
-from tests.simulation.kubelet import is_deleting, is_running, node_of
-from tests.simulation.launchers import has_launcher, joins, starts_anew
 from tests.simulation.simulation import Simulation
 from tests.simulation.stopwatch import Times
-from tests.simulation.training import Training
+from tests.simulation.world.kubelet import is_deleting, is_running, node_of
+from tests.simulation.world.launchers import has_launcher, joins, starts_anew
+from tests.simulation.world.training import Training
 
 
 @dataclass

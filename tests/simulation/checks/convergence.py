@@ -5,9 +5,10 @@ to where its user wants it.
 from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_REPLACEMENT
 from ddp_operator.ports import Manifest
 
-from tests.simulation import finales, kubelet
-from tests.simulation.invariants import told_of, wanted_by
+from tests.simulation.actions import lasting as finales
+from tests.simulation.checks.invariants import told_of, wanted_by
 from tests.simulation.simulation import Simulation
+from tests.simulation.world import kubelet
 
 _ROUNDS = 12
 _LASTING_ROUNDS = 8

@@ -13,11 +13,11 @@ from ddp_operator.job.planning.group.elasticity import GROUP_SHRUNK
 from ddp_operator.ports import Key, Manifest
 
 from tests.simulation.clock import Clock
-from tests.simulation.holds import Stage
-from tests.simulation.kubelet import is_deleting, node_of, stage_of
-from tests.simulation.launchers import Launchers
-from tests.simulation.nodes import is_leaving
-from tests.simulation.server import JOB, ApiServer, owner_of
+from tests.simulation.world.kubelet import is_deleting, node_of, stage_of
+from tests.simulation.world.launchers import Launchers
+from tests.simulation.world.nodes import is_leaving
+from tests.simulation.world.server import JOB, ApiServer, owner_of
+from tests.simulation.world.start_faults import Stage
 
 Require = Callable[[object, str], None]
 

@@ -11,9 +11,9 @@ from ddp_operator.job.membership.world import members, slots_of
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import START_TIMEOUT, Identity
 
-from tests.simulation.nodes import NODES
-from tests.simulation.server import REFUSED_IMAGE
-from tests.simulation.truth import LATE_TO_SEE_SECONDS, Ledger, Truth
+from tests.simulation.checks.truth import LATE_TO_SEE_SECONDS, Ledger, Truth
+from tests.simulation.world.nodes import NODES
+from tests.simulation.world.server import REFUSED_IMAGE
 
 _OBSERVED = frozenset({"observed_generation", "ready_replicas", "ready", "completed_indexes"})
 """What is simply seen, and may differ after a job has finished."""

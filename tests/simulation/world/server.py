@@ -24,8 +24,8 @@ from ddp_operator.ports import (
 from tests.good_manifests import job as job_manifest
 from tests.mergepatch import merged
 from tests.simulation.clock import Clock
-from tests.simulation.kubelet import is_over, trainer_of
-from tests.simulation.nodes import NODES, boot_id_of, is_leaving
+from tests.simulation.world.kubelet import is_over, trainer_of
+from tests.simulation.world.nodes import NODES, boot_id_of, is_leaving
 
 JOB = Key("research", "digits")
 

@@ -2,9 +2,9 @@
 
 from ddp_operator.ports import Manifest
 
-from tests.simulation import kubelet
 from tests.simulation.history import Choices
 from tests.simulation.simulation import Simulation
+from tests.simulation.world import kubelet
 
 
 def pick(simulation: Simulation, choices: Choices, *, live: bool = True) -> Manifest | None:

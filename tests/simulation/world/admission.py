@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from ddp_operator.ports import Manifest
 
-from tests.simulation.kubelet import trainer_of
+from tests.simulation.world.kubelet import trainer_of
 
 Mutation = Callable[[Manifest], Manifest]
 

@@ -15,10 +15,13 @@ from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import Manifest
 
 from tests.message_style import faults
-from tests.simulation.accounts import Accounts
+from tests.simulation.checks.budget import Accounts
+from tests.simulation.checks.order import judge_order
+from tests.simulation.checks.quotes import own_words
+from tests.simulation.checks.truth import LATE_TO_SEE_SECONDS, Class, Ledger, Truth
+from tests.simulation.checks.verdicts import Require, Verdicts
 from tests.simulation.clock import Clock
-from tests.simulation.holds import Stage
-from tests.simulation.kubelet import (
+from tests.simulation.world.kubelet import (
     is_deleting,
     is_over,
     is_running,
@@ -26,13 +29,10 @@ from tests.simulation.kubelet import (
     stage_of,
     trainer_of,
 )
-from tests.simulation.launchers import generation_at_birth
-from tests.simulation.nodes import avoided, is_unreachable, is_well
-from tests.simulation.order import judge_order
-from tests.simulation.server import JOB, ApiServer, owner_of, shape_of
-from tests.simulation.testimony import own_words
-from tests.simulation.truth import LATE_TO_SEE_SECONDS, Class, Ledger, Truth
-from tests.simulation.verdicts import Require, Verdicts
+from tests.simulation.world.launchers import generation_at_birth
+from tests.simulation.world.nodes import avoided, is_unreachable, is_well
+from tests.simulation.world.server import JOB, ApiServer, owner_of, shape_of
+from tests.simulation.world.start_faults import Stage
 
 _UNHEARD_OF: Final = timedelta(seconds=10)
 """How long after its time a pod that does not end is to be waited for."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 
-from tests.simulation.truth import Ledger
+from tests.simulation.checks.truth import Ledger
 
 Require = Callable[[object, str], None]
 

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 from ddp_operator.ports import Manifest
 
-from tests.simulation.kubelet import trainer_of
+from tests.simulation.world.kubelet import trainer_of
 
 Class = Literal["Application", "Configuration", "Disruption", "Infrastructure"]
 

@@ -9,7 +9,7 @@ from ddp_operator.api.constants import ANNOTATION_TRAINER
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.ports import Manifest
 
-from tests.simulation.holds import Stage
+from tests.simulation.world.start_faults import Stage
 
 _STARTED = "Running"
 

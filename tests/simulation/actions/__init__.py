@@ -1,0 +1,1 @@
+"""Events of a history: what users, nodes, pods and the cluster do."""

@@ -1,0 +1,1 @@
+"""Rules that every history must obey, judged by what really happened."""

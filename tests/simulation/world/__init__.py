@@ -1,0 +1,1 @@
+"""The cluster that surrounds the operator: API server, nodes, kubelets, launchers, trainers."""
