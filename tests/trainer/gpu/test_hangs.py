@@ -10,8 +10,8 @@ from ddp_operator.job.failure.hang import Hang
 from ddp_operator.views.hangs import explain_answers
 
 from tests.trainer.launcher.status_server.test_status import Server, served_by, server
-from tests.trainer.support.asking import ask
 from tests.trainer.support.pods import TOKEN, job, until
+from tests.trainer.support.status_requests import ask
 
 __all__ = ["server"]
 

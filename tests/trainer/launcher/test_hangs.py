@@ -14,8 +14,8 @@ from ddp_operator.job.failure.hang import Hang
 from ddp_operator.views.hangs import explain_answers, read
 
 from tests.trainer.launcher.status_server.test_status import Server, served_by, server
-from tests.trainer.support.asking import ask
 from tests.trainer.support.pods import TOKEN, job, until
+from tests.trainer.support.status_requests import ask
 from tests.unit.job.builders import NOW, ended, fresh_job
 
 __all__ = ["server"]

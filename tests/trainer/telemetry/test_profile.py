@@ -15,8 +15,8 @@ from ddp_trainer.telemetry.requests.profile import ProfileError, ProfileFiles, w
 
 from tests.trainer.launcher.status_server.test_status import Server, served_by, server
 from tests.trainer.library.runs import script_job
-from tests.trainer.support.asking import ask
 from tests.trainer.support.pods import TOKEN, job, until
+from tests.trainer.support.status_requests import ask
 
 __all__ = ["server"]
 

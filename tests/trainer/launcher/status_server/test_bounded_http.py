@@ -14,8 +14,8 @@ from ddp_trainer.launcher.status_server import bounded_http, server
 from ddp_trainer.settings.environment import Placement
 
 from tests.ports import free_port
-from tests.trainer.support.asking import ask
 from tests.trainer.support.pods import TOKEN, contract, until
+from tests.trainer.support.status_requests import ask
 
 
 class Pod:

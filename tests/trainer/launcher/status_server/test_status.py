@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.ports import free_port
-from tests.trainer.support.asking import ask
 from tests.trainer.support.exposition import parse
 from tests.trainer.support.pods import TOKEN, job, until
+from tests.trainer.support.status_requests import ask
 
 
 class Server:

@@ -16,8 +16,8 @@ from ddp_trainer.process_group.rendezvous.announcement import MAX_BYTES, Announc
 from ddp_trainer.settings.environment import Placement
 
 from tests.ports import free_port
-from tests.trainer.support.asking import ask
 from tests.trainer.support.pods import TOKEN, contract, until
+from tests.trainer.support.status_requests import ask
 
 PEER = "digits-0-1.digits"
 
