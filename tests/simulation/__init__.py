@@ -6,11 +6,11 @@ beyond its ports:
 
 - an API server with its watches (`server`, `watch`, `mutations`) and what requests to it meet
   (`cluster`, `refusals`),
-- nodes and kubelets (`nodes`, `kubelet`) and how far pods come on them (`holds`),
+- nodes and kubelets (`nodes`, `kubelet`) and what keeps pods from starting (`start_faults`),
 - trainers and launchers (`training`, `launchers`), users, and the clock (`clock`).
 
 A history is a string of bytes, three to a step, so that hypothesis can generate and shrink it
-cheaply. In the end all troubles are over but for one that may last (`calm`, `finales`).
+cheaply. In the end all troubles are over but for one that may last (`convergence`, `lasting`).
 
 `invariants` judges every write at the moment when it takes effect, by what truly happened
 (`truth`): what a failure is called, what is charged, why a job ends. It never asks the operator.

@@ -37,7 +37,7 @@ def _tell(history: bytes) -> int:
     except AssertionError as error:
         print(error)
         return 1
-    print("\n".join(simulation.tale))
+    print("\n".join(simulation.events))
     print("nothing is wrong with it")
     return 0
 

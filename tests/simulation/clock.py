@@ -68,7 +68,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Let nothing run any more, from the next callback on."""
         self.halted = True
 
-    def bury(self) -> None:
+    def cancel_tasks(self) -> None:
         """Unwind the tasks of a halted loop, so that none is ever found to have been forgotten."""
         self._timers.clear()
         for task in self._tasks:

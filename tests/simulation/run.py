@@ -7,10 +7,9 @@ plainest one, since histories shrink towards it.
 import logging
 from collections.abc import Callable
 
-from tests.simulation.actions import cluster, evictions, nodes, pods
-from tests.simulation.actions import lasting as finales
+from tests.simulation.actions import cluster, evictions, lasting, nodes, pods
 from tests.simulation.actions import users as user
-from tests.simulation.checks.convergence import calm
+from tests.simulation.checks.convergence import converge
 from tests.simulation.checks.invariants import Invariants
 from tests.simulation.history import Choices, spec_choices, steps
 from tests.simulation.simulation import Simulation
@@ -33,7 +32,7 @@ _WEIGHTS: tuple[tuple[Action, int], ...] = (
     (pods.processes_end_in_their_pod, 16),
     (pods.launchers_are_cut_off, 6),
     (pods.what_launchers_were_told_comes_again, 3),
-    (pods.launchers_run_out_of_patience, 3),
+    (pods.launchers_stop_waiting, 3),
     (pods.a_trainer_takes_its_peers_along, 8),
     (pods.training_ends_well, 4),
     (evictions.a_pod_is_evicted, 12),
@@ -56,12 +55,12 @@ _WEIGHTS: tuple[tuple[Action, int], ...] = (
     (user.the_isolation_changes, 3),
     (user.the_job_is_deleted, 3),
     (user.garbage_is_collected, 6),
-    (user.a_stranger_takes_a_name, 2),
+    (user.a_foreign_pod_takes_a_name, 2),
     (user.a_job_is_applied, 6),
     (nodes.nobody_hears_of_any_node, 2),
 )
 
-_FINALES = (*[finales.NOTHING_LASTS] * len(finales.FINALES), *finales.FINALES)
+_LASTING_FAULTS = (*[lasting.NOTHING_LASTS] * len(lasting.LASTING_FAULTS), *lasting.LASTING_FAULTS)
 """After half of all histories nothing lasts."""
 
 _TABLE: tuple[Action, ...] = tuple(action for action, weight in _WEIGHTS for _ in range(weight))
@@ -93,13 +92,13 @@ def run(history: bytes) -> Simulation:
     try:
         choices = spec_choices(history)
         user.a_job_is_applied(simulation, choices)
-        simulation.finale = choices.of(_FINALES)
+        simulation.lasting_fault = choices.of(_LASTING_FAULTS)
         for number, choices in steps(history):
             simulation.steps += 1
             _TABLE[number](simulation, choices)
             simulation.advance(choices.of(_PAUSES))
             simulation.check()
-        calm(simulation)
+        converge(simulation)
     finally:
         logger.removeHandler(reports)
         logger.setLevel(level)

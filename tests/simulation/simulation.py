@@ -12,15 +12,21 @@ from ddp_operator.ports import Key, Manifest
 from tests.simulation.actions.lasting import NOTHING_LASTS
 from tests.simulation.checks.group import GroupJudge
 from tests.simulation.checks.invariants import Invariants
-from tests.simulation.checks.truth import TOGETHER_SECONDS, Class, Death, class_of
+from tests.simulation.checks.truth import TOGETHER_SECONDS, Class, Exit, class_of
 from tests.simulation.clock import Clock
 from tests.simulation.world import kubelet
-from tests.simulation.world.cluster import Weather
-from tests.simulation.world.launchers import Launchers, starts_anew
+from tests.simulation.world.cluster import RequestFaults
+from tests.simulation.world.launchers import Launchers, restarts_in_place
 from tests.simulation.world.nodes import fitting
 from tests.simulation.world.process import OperatorProcess
 from tests.simulation.world.server import ApiServer, owner_of
-from tests.simulation.world.start_faults import HOLDS, Hold, Holds, Stage, missing_secret
+from tests.simulation.world.start_faults import (
+    START_FAULTS,
+    Stage,
+    StartFault,
+    StartFaults,
+    missing_secret,
+)
 from tests.simulation.world.training import SimulatedTrainers, Training
 
 
@@ -30,16 +36,16 @@ class Simulation:
     def __init__(self, training: Training | None = None) -> None:
         self.clock = Clock()
         self.server = ApiServer(self.clock)
-        self.weather = Weather()
+        self.requests = RequestFaults()
         self._specs: dict[tuple[str, int], DDPJob] = {}
         self._read: dict[tuple[str, str], DDPJob] = {}
         self.invariants = Invariants(self.server, self.clock, parse=self._parsed)
         self.server.judge = self.invariants
         self.training = training or Training()
-        self.holds = Holds()
+        self.start_faults = StartFaults()
         self.dead_nodes: set[str] = set()
         """Nobody on them answers, or tells that anything has ended."""
-        self.finale = NOTHING_LASTS
+        self.lasting_fault = NOTHING_LASTS
         self.evicted: dict[str, tuple[str, str]] = {}
         """Reason and message that pods get once they have ended, by UID."""
         self.launchers = Launchers(
@@ -49,10 +55,10 @@ class Simulation:
             clock_is_right=lambda: self.invariants.clock_is_right,
             dead_nodes=self.dead_nodes,
         )
-        self.invariants.judge_place = self.launchers.born
+        self.invariants.judge_assignment_of = self.launchers.created
         self.invariants.judge_group = GroupJudge(self.server, self.clock, self.launchers).judge
         self._trainers = SimulatedTrainers(self.training, self.pods, self.launchers)
-        self.tale: list[str] = []
+        self.events: list[str] = []
         self.steps = self.plans = self.writes = 0
         self.down_seconds = 0.0
         self._restart_at = 0.0
@@ -61,9 +67,9 @@ class Simulation:
 
     # What actions use
 
-    def tell(self, what: str) -> None:
+    def log(self, what: str) -> None:
         """Note what happened, and when."""
-        self.tale.append(f"{self.clock.seconds:9.2f}  {what}")
+        self.events.append(f"{self.clock.seconds:9.2f}  {what}")
 
     def job(self) -> DDPJob | None:
         """The job as stored."""
@@ -87,7 +93,7 @@ class Simulation:
 
     def start_operator(self) -> None:
         """A new process reads the cluster and goes on."""
-        self.operator = OperatorProcess(self.server, self.clock, self.weather, self._trainers)
+        self.operator = OperatorProcess(self.server, self.clock, self.requests, self._trainers)
 
     def kill_operator(self) -> None:
         """The process ends now; the next one comes after `down_seconds`."""
@@ -97,7 +103,7 @@ class Simulation:
             self.writes += self.operator.cluster.writes
             self.operator = None
             self._restart_at = self.clock.seconds + self.down_seconds
-            self.tell(f"the operator is dead for {self.down_seconds} s")
+            self.log(f"the operator is dead for {self.down_seconds} s")
 
     def advance(self, seconds: float) -> None:
         """Let time pass, and the operator work."""
@@ -136,46 +142,46 @@ class Simulation:
         take it, else on any.
         """
         now = self.clock.seconds
-        hold = self._hold_of(pod, now)
+        fault = self._start_fault_of(pod, now)
         placed = pod
         if not kubelet.node_of(pod):
             fit = fitting(pod, self.server.node_manifests.values())
             chosen = next((name for name in (*nodes, *fit) if name in fit), None)
-            if chosen is None or (hold and hold.stage is Stage.CREATED):
+            if chosen is None or (fault and fault.stage is Stage.CREATED):
                 self.change(pod, kubelet.unschedulable(pod))
                 return
             placed = kubelet.scheduled(pod, chosen)
-            hold = self._hold_of(placed, now)
-        if hold and kubelet.stage_of(placed) > hold.stage:
-            hold = None  # it is beyond that
-        stage = min(most, hold.stage) if hold else most
+            fault = self._start_fault_of(placed, now)
+        if fault and kubelet.stage_of(placed) > fault.stage:
+            fault = None  # it is beyond that
+        stage = min(most, fault.stage) if fault else most
         if kubelet.node_of(placed) in self.dead_nodes:
             stage = Stage.SCHEDULED
         if stage >= Stage.STARTED:
             self.start_trainer(placed, ready=stage is Stage.READY)
         elif stage >= Stage.SANDBOX and not kubelet.is_running(placed):
-            told = (hold.reason, hold.message) if hold and hold.stage is stage else ("", "")
+            told = (fault.reason, fault.message) if fault and fault.stage is stage else ("", "")
             sandbox = stage is Stage.CONTAINER
             self.change(placed, kubelet.waiting(placed, told, sandbox=sandbox))
         elif placed is not pod:
             self.change(pod, placed)
-        if hold and hold.stage is stage:
-            self._note_hold(pod, hold)
+        if fault and fault.stage is stage:
+            self._note_start_fault(pod, fault)
 
-    def _hold_of(self, pod: Manifest, now: float) -> Hold | None:
-        hold = self.holds.of(pod, now)
-        if hold is None or hold.stage > Stage.CONTAINER:
+    def _start_fault_of(self, pod: Manifest, now: float) -> StartFault | None:
+        fault = self.start_faults.of(pod, now)
+        if fault is None or fault.stage > Stage.CONTAINER:
             for name in kubelet.secrets_of(pod):
                 if name not in self.server.secrets:
                     return missing_secret(name)
-        return hold
+        return fault
 
-    def _note_hold(self, pod: Manifest, hold: Hold) -> None:
+    def _note_start_fault(self, pod: Manifest, fault: StartFault) -> None:
         """What has run once is not wrong, whatever becomes of it later."""
         deserved: set[Class] = {"Infrastructure", "Disruption"}
-        if hold.fault == "spec" and not self.has_run(pod):
+        if fault.fault == "spec" and not self.has_run(pod):
             deserved.add("Configuration")
-        self.invariants.truth_of(pod).blows |= deserved
+        self.invariants.truth_of(pod).faults |= deserved
 
     def has_run(self, pod: Manifest) -> bool:
         """Whether pods like it ran, and the operator must know it."""
@@ -192,17 +198,17 @@ class Simulation:
             ran.setdefault(self.invariants.kind_of(pod), self.clock.seconds)
         self.change(pod, kubelet.started(pod, ready=ready, now=self.clock.now()))
 
-    def die(self, pod: Manifest, death: Death, *, side_car_runs: bool = False) -> None:
+    def fail_trainer(self, pod: Manifest, exit_: Exit, *, side_car_runs: bool = False) -> None:
         """The trainer of a pod ends by itself, and not well; a launcher whose processes have ended
         ends as they did, and what is told to end does not get as far.
         """
-        code, reason, words, _ = death
-        if starts_anew(pod) and (failure := self.launchers.of(pod).failure):
+        code, reason, words, _ = exit_
+        if restarts_in_place(pod) and (failure := self.launchers.of(pod).failure):
             code, reason, words = failure["exitCode"], "Error", failure["message"]
         elif self.is_ending(pod):
             code, reason, words = 143, "Error", ""
         else:
-            self.invariants.blow(pod, class_of(death, pod))
+            self.invariants.note_fault(pod, class_of(exit_, pod))
         self.end_trainer(pod, code, reason=reason, message=words, side_car_runs=side_car_runs)
 
     def end_trainer(
@@ -232,22 +238,26 @@ class Simulation:
         )
         self.change(pod, kubelet.failed(ended, *told) if told else ended)
 
-    def end_in_impatience(self, pod: Manifest) -> None:
+    def end_after_waiting(self, pod: Manifest) -> None:
         """A launcher that nobody has answered ends as its processes did, if it waited too long."""
-        if failure := self.launchers.out_of_patience(pod):
+        if failure := self.launchers.waited_too_long(pod):
             self.end_trainer(pod, failure["exitCode"], message=failure["message"])
             name = pod["metadata"]["name"]
-            self.tell(f"{name} ends with {failure['exitCode']}, for nobody has answered")
+            self.log(f"{name} ends with {failure['exitCode']}, for nobody has answered")
 
     def trains(self, pod: Manifest) -> bool:
         """Whether a pod's processes run."""
         return kubelet.is_running(pod) and self.launchers.works(pod)
 
-    def possible_holds(self) -> Mapping[str, Hold]:
+    def possible_start_faults(self) -> Mapping[str, StartFault]:
         """What may keep pods back now: an image's name that has once been right stays so."""
         job = self.job()
         has_run = job is not None and bool(self.invariants.ledgers[job.uid].ran)
-        return {what: hold for what, hold in HOLDS.items() if what != "no such name" or not has_run}
+        return {
+            what: fault
+            for what, fault in START_FAULTS.items()
+            if what != "no such name" or not has_run
+        }
 
     def lose_containers(self, pod: Manifest) -> None:
         """Containers that ran when their machine was started again: containerd knows no more of
@@ -256,8 +266,8 @@ class Simulation:
         if kubelet.is_over(pod) or kubelet.trainer_exit(pod) or not kubelet.is_running(pod):
             return
         if not kubelet.is_told_to_end(pod):
-            self.invariants.blow(pod, "Infrastructure")
-            self.invariants.truth_of(pod).blows.add("Disruption")
+            self.invariants.note_fault(pod, "Infrastructure")
+            self.invariants.truth_of(pod).faults.add("Disruption")
         self.end_trainer(pod, 255, reason="Unknown")
 
     def overflow(self, pod: Manifest) -> None:
@@ -267,12 +277,12 @@ class Simulation:
         launcher leaves no words then: a failure that is not on record yet is never seen.
         """
         truth = self.invariants.truth_of(pod)
-        failure = self.launchers.of(pod).failure if starts_anew(pod) else None
+        failure = self.launchers.of(pod).failure if restarts_in_place(pod) else None
         if failure is None:
-            self.invariants.blow(pod, "Application")
+            self.invariants.note_fault(pod, "Application")
             truth.exit_code = 137
         elif truth.failed_as != "Application" and not self._is_recorded(failure):
-            self.invariants.blow(pod, "Application")
+            self.invariants.note_fault(pod, "Application")
 
     def _is_recorded(self, failure: Mapping[str, Any]) -> bool:
         """Whether the job's status holds this failure of processes in a pod."""
@@ -288,11 +298,11 @@ class Simulation:
 
     def take_away(self, pod: Manifest) -> None:
         """The cluster or a person takes a pod: no fault of its own, unless it had failed."""
-        failed = starts_anew(pod) and self.launchers.of(pod).failure
+        failed = restarts_in_place(pod) and self.launchers.of(pod).failure
         truth = self.invariants.truth_of(pod)
         ended_long_ago = self.clock.seconds - truth.ended_at > TOGETHER_SECONDS
         if not (kubelet.is_over(pod) and ended_long_ago):
-            self.invariants.blow(pod, "Disruption")
+            self.invariants.note_fault(pod, "Disruption")
         if not (kubelet.trainer_exit(pod) or failed):
             truth.taken_away = True
 
@@ -309,11 +319,11 @@ class Simulation:
             self.server.remove_pod(key)
 
     def require(self, holds: object, claim: str) -> None:
-        """Raise `AssertionError` when this claim, or any before it, does not hold."""
+        """Raise `AssertionError` when this claim, or any before it, does not fault."""
         self.invariants.require(holds, claim)
         self.check()
 
     def check(self) -> None:
-        """Raise `AssertionError` when any claim has turned out not to hold."""
+        """Raise `AssertionError` when any claim has turned out not to fault."""
         if self.invariants.violation:
-            raise AssertionError("\n".join((self.invariants.violation, *self.tale)))
+            raise AssertionError("\n".join((self.invariants.violation, *self.events)))

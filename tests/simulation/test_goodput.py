@@ -9,12 +9,12 @@ from ddp_operator.ports import Manifest
 
 from tests.good_manifests import container, template
 from tests.simulation.actions.lasting import lose_node
-from tests.simulation.checks.truth import DEATHS
+from tests.simulation.checks.truth import EXITS
 from tests.simulation.simulation import Simulation
 from tests.simulation.stopwatch import Seconds, Times, measure
 from tests.simulation.world import kubelet
-from tests.simulation.world.launchers import starts_anew
-from tests.simulation.world.nodes import WELL, saying
+from tests.simulation.world.launchers import restarts_in_place
+from tests.simulation.world.nodes import WELL, reporting
 from tests.simulation.world.paced_training import PacedTraining, all_placed, paces
 from tests.simulation.world.start_faults import Stage
 
@@ -89,7 +89,7 @@ class History:
         deadline = end + 3600
         while self.simulation.clock.seconds < end or not self.training.is_training:
             left = max(end - self.simulation.clock.seconds, 0.1)
-            self._pass(min(left, self.random.uniform(9, 11) if self._is_calm() else 1.5))
+            self._pass(min(left, self.random.uniform(9, 11) if self._is_undisturbed() else 1.5))
             self.simulation.require(self.simulation.clock.seconds < deadline, "it never trains")
 
     def _make_up(self) -> None:
@@ -107,11 +107,11 @@ class History:
         if simulation.operator is not None:
             if self._is_heard:
                 simulation.operator.ask_for_progress()
-            if not self._is_calm():
+            if not self._is_undisturbed():
                 simulation.operator.listen()
         simulation.check()
 
-    def _is_calm(self) -> bool:
+    def _is_undisturbed(self) -> bool:
         job, training = self.simulation.job(), self.training
         books = job.status.goodput if job else None
         pods = self.simulation.pods(live=False)
@@ -147,7 +147,7 @@ class History:
                     most = Stage.SCHEDULED if stage is Stage.CREATED else Stage.READY
                     simulation.bring_further(pod, most=most)
             else:
-                simulation.end_in_impatience(pod)
+                simulation.end_after_waiting(pod)
         placed = self.training.times.placed
         if all_placed(simulation.pods(), self.training.replicas):
             placed.append(simulation.clock.seconds)
@@ -184,7 +184,7 @@ class History:
         return self.random.choice(pods)
 
     def a_trainer_exits(self) -> None:
-        self.simulation.die(self._member(), DEATHS[0])
+        self.simulation.fail_trainer(self._member(), EXITS[0])
         self.training.observe()
 
     def ranks_restart(self) -> None:
@@ -193,9 +193,9 @@ class History:
 
     def processes_end(self, pod: Manifest | None = None) -> bool:
         pod = pod or self._member()
-        if not (starts_anew(pod) and self.simulation.launchers.fail(pod, 1, "failed")):
+        if not (restarts_in_place(pod) and self.simulation.launchers.fail(pod, 1, "failed")):
             return False
-        self.simulation.invariants.blow(pod, "Application")
+        self.simulation.invariants.note_fault(pod, "Application")
         self.training.observe()
         return True
 
@@ -243,7 +243,7 @@ class History:
         for pod in simulation.pods(live=False):
             if kubelet.node_of(pod) == node:
                 simulation.lose_containers(pod)
-        simulation.server.put_node(saying(simulation.server.node_manifests[node], WELL))
+        simulation.server.put_node(reporting(simulation.server.node_manifests[node], WELL))
         simulation.dead_nodes.discard(node)
 
     def training_hangs(self) -> None:
@@ -273,7 +273,7 @@ class History:
         end = self.simulation.clock.seconds + down
         self._wait(self.random.uniform(0, down / 2))
         if not self.processes_end(pods[lost]):
-            self.simulation.die(pods[lost], DEATHS[0])
+            self.simulation.fail_trainer(pods[lost], EXITS[0])
             self.training.observe()
         self._wait(self.random.uniform(0, down / 2))
         if self.training.is_left(pods[leader]):

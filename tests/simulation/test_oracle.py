@@ -19,7 +19,7 @@ from tests.simulation.checks.verdicts import Verdicts
 from tests.simulation.run import run
 from tests.simulation.simulation import Simulation
 from tests.simulation.world.kubelet import failed, trainer_exit
-from tests.simulation.world.nodes import saying
+from tests.simulation.world.nodes import reporting
 from tests.simulation.world.server import shape_of
 from tests.unit.job.builders import fresh_job, pod, stored_job, with_status
 
@@ -47,7 +47,7 @@ def test_a_launcher_that_nobody_answers_ends_with_the_words_of_its_processes() -
     assert simulation.launchers.fail(one, 1, "uncorrectable ECC error")
     for seconds, ended in ((59, False), (2, True)):
         simulation.clock.seconds += seconds
-        simulation.end_in_impatience(one)
+        simulation.end_after_waiting(one)
         [one] = simulation.pods(live=False)
         assert bool(trainer_exit(one)) is ended
     assert (trainer_exit(one) or {})["message"] == "uncorrectable ECC error"
@@ -76,7 +76,7 @@ def test_an_eviction_for_its_own_storage_hides_a_failure_that_is_not_recorded(
         assert (simulation.server.job or {})["status"]["failures"]
     simulation.kill_operator()
     simulation.overflow(one)
-    assert ("Application" in truth.blows) is not recorded
+    assert ("Application" in truth.faults) is not recorded
 
 
 def test_a_failure_hidden_by_an_eviction_may_be_charged() -> None:
@@ -115,7 +115,7 @@ def test_only_pods_of_the_present_attempt_inherit_places(*, restarts: bool) -> N
     simulation.kill_operator()
     for one in simulation.pods():
         simulation.bring_further(one, nodes=("node-b",))
-    node = saying(simulation.server.node_manifests["node-b"], "maintenance")
+    node = reporting(simulation.server.node_manifests["node-b"], "maintenance")
     simulation.server.put_node(node)
     simulation.clock.seconds += 100
     job = simulation.job()
@@ -164,10 +164,10 @@ def test_a_start_is_late_by_a_clock_that_is_ahead(*, is_right: bool) -> None:
     failure = records.of_lost(job, pod(job), START_TIMEOUT, "", "Infrastructure", job.created)
     verdicts = Verdicts(
         require=lambda holds, claim: broken.extend([] if holds else [claim]),
-        truth_of=lambda _: Truth(blows={"Disruption"}),
+        truth_of=lambda _: Truth(faults={"Disruption"}),
         ledger=Ledger(),
         silent_nodes=0,
-        keeps_off_well_node=False,
+        avoids_well_node=False,
         clock_is_right=is_right,
         seconds=0.0,
     )

@@ -16,14 +16,14 @@ def time_passes(simulation: Simulation, choices: Choices) -> None:
     seconds = choices.of((0.0, 2.0, 10.0, 60.0, 400.0))
     simulation.advance(seconds)
     if seconds:
-        simulation.tell(f"{seconds:g} s have passed")
+        simulation.log(f"{seconds:g} s have passed")
 
 
 def the_operators_clock_jumps(simulation: Simulation, choices: Choices) -> None:
     skew = choices.of((0.0, 2.0, -2.0, 30.0, -5.0, 700.0))
     simulation.clock.operator_skew_seconds = skew
     simulation.invariants.clock_is_right = False
-    simulation.tell(f"the operator's clock is {skew:g} s ahead")
+    simulation.log(f"the operator's clock is {skew:g} s ahead")
 
 
 def the_operator_crashes(simulation: Simulation, choices: Choices) -> None:
@@ -33,10 +33,10 @@ def the_operator_crashes(simulation: Simulation, choices: Choices) -> None:
     if writes == 0:
         simulation.kill_operator()
         return
-    simulation.weather.writes_until_crash = writes - 1
-    simulation.weather.crash_after_effect = bool(choices.upto(1))
-    when = "after" if simulation.weather.crash_after_effect else "before"
-    simulation.tell(f"the operator is about to crash {when} its write number {writes}")
+    simulation.requests.writes_until_crash = writes - 1
+    simulation.requests.crash_after_effect = bool(choices.upto(1))
+    when = "after" if simulation.requests.crash_after_effect else "before"
+    simulation.log(f"the operator is about to crash {when} its write number {writes}")
 
 
 _LOST = answers.network("timeout")
@@ -69,27 +69,27 @@ def requests_fail(simulation: Simulation, choices: Choices) -> None:
         seconds = choices.of(_REFUSED_SECONDS)
         refusal = replace(refusal, requests=requests, until=simulation.clock.seconds + seconds)
         how_long = f"for {seconds:g} s"
-    simulation.weather.refusals.add(refusal)
-    simulation.tell(f"{', '.join(requests)} meet {what} {how_long}")
+    simulation.requests.refusals.add(refusal)
+    simulation.log(f"{', '.join(requests)} meet {what} {how_long}")
 
 
 def quota_is_used_up(simulation: Simulation, choices: Choices) -> None:
     seconds, pods = choices.of(_REFUSED_SECONDS), choices.upto(3)
     refuse_beyond(simulation, pods, simulation.clock.seconds + seconds)
-    simulation.tell(f"there is quota for {pods} pods, for {seconds:g} s")
+    simulation.log(f"there is quota for {pods} pods, for {seconds:g} s")
 
 
 def webhooks_change_pods(simulation: Simulation, choices: Choices) -> None:
     """Those that are created from now on; or no longer."""
     what, simulation.server.mutate = choices.of(MUTATIONS)
-    simulation.tell(f"webhooks give pods {what}")
+    simulation.log(f"webhooks give pods {what}")
 
 
 def the_namespace_goes_away(simulation: Simulation, choices: Choices) -> None:
     """Nothing can be created any more; what there is goes, the job first or last."""
     seconds = choices.of((10.0, 60.0))
     until = simulation.clock.seconds + seconds
-    simulation.weather.refusals.add(Refusal(answers.going_away, CREATIONS, until=until))
+    simulation.requests.refusals.add(Refusal(answers.going_away, CREATIONS, until=until))
     simulation.server.secrets.clear()
     job_first = choices.upto(1)
     if job_first and simulation.server.job is not None:
@@ -97,7 +97,7 @@ def the_namespace_goes_away(simulation: Simulation, choices: Choices) -> None:
     for pod in simulation.pods(live=False):
         simulation.take_away(pod)
         simulation.server.end_pod(simulation.key_of(pod))
-    simulation.tell(f"the namespace is going away, for {seconds:g} s")
+    simulation.log(f"the namespace is going away, for {seconds:g} s")
     simulation.advance(seconds / 2)
     if simulation.server.job is not None:
         simulation.server.remove_job()
@@ -111,4 +111,4 @@ def a_watch_has_trouble(simulation: Simulation, choices: Choices) -> None:
     watch = operator.pods if name == "pods" else operator.jobs
     kind, seconds = choices.of(("stall", "lose", "repeat")), choices.of((2.0, 10.0, 45.0))
     getattr(watch, kind)(seconds)
-    simulation.tell(f"the watch of {name}: {kind} for {seconds:g} s")
+    simulation.log(f"the watch of {name}: {kind} for {seconds:g} s")

@@ -65,14 +65,14 @@ def a_pod_is_evicted(simulation: Simulation, choices: Choices) -> None:
         simulation.take_away(pod)
         simulation.change(pod, kubelet.targeted(pod, reason, message, simulation.clock.now()))
         simulation.server.end_pod(simulation.key_of(pod))
-        simulation.tell(f"{name_of(pod)} is taken: {reason}")
+        simulation.log(f"{name_of(pod)} is taken: {reason}")
     elif how == 2:
         _for_its_storage(simulation, pod, choices.of(_OWN_STORAGE), code)
     elif not (kubelet.is_running(pod) or simulation.is_ending(pod)):
         reason, message, class_ = choices.of(_REJECTED)
-        simulation.invariants.blow(pod, class_)
+        simulation.invariants.note_fault(pod, class_)
         simulation.change(pod, kubelet.failed(pod, reason, message))
-        simulation.tell(f"{name_of(pod)} is rejected: {reason}")
+        simulation.log(f"{name_of(pod)} is rejected: {reason}")
 
 
 def _by_kubelet(
@@ -99,7 +99,7 @@ def _end(simulation: Simulation, pod: Manifest, told: tuple[str, str], code: int
         found = simulation.server.found_pod(simulation.key_of(pod))
         simulation.finish_termination(found, code)
     ended = "" if code is None else f", and ends with {code}"
-    simulation.tell(f"{name_of(pod)} is evicted: {told[0]}: {told[1][:30]}{ended}")
+    simulation.log(f"{name_of(pod)} is evicted: {told[0]}: {told[1][:30]}{ended}")
 
 
 def a_person_deletes_a_pod(simulation: Simulation, choices: Choices) -> None:
@@ -109,10 +109,10 @@ def a_person_deletes_a_pod(simulation: Simulation, choices: Choices) -> None:
     simulation.take_away(pod)
     if choices.upto(1):
         simulation.server.remove_pod(simulation.key_of(pod))
-        simulation.tell(f"{name_of(pod)} vanishes")
+        simulation.log(f"{name_of(pod)} vanishes")
     else:
         simulation.server.end_pod(simulation.key_of(pod))
-        simulation.tell(f"somebody deletes {name_of(pod)}")
+        simulation.log(f"somebody deletes {name_of(pod)}")
 
 
 def finished_pods_are_collected(simulation: Simulation, choices: Choices) -> None:
@@ -121,7 +121,7 @@ def finished_pods_are_collected(simulation: Simulation, choices: Choices) -> Non
     for pod in simulation.pods(live=False):
         if kubelet.is_over(pod):
             simulation.server.remove_pod(simulation.key_of(pod))
-    simulation.tell("finished pods are collected")
+    simulation.log("finished pods are collected")
 
 
 def terminating_pods_go(simulation: Simulation, choices: Choices) -> None:
@@ -136,4 +136,4 @@ def terminating_pods_go(simulation: Simulation, choices: Choices) -> None:
             simulation.end_trainer(pod, code)
         elif not only_exit:
             simulation.finish_termination(pod, code)
-    simulation.tell(f"terminating pods end with {code}")
+    simulation.log(f"terminating pods end with {code}")

@@ -10,10 +10,10 @@ from ddp_operator.ports import Manifest
 from tests.simulation.world import kubelet
 from tests.simulation.world import refusals as answers
 from tests.simulation.world.launchers import WITHOUT_LAUNCHER
-from tests.simulation.world.nodes import NODES, UNREACHABLE, saying, tolerates_everything
+from tests.simulation.world.nodes import NODES, UNREACHABLE, reporting, tolerates_everything
 from tests.simulation.world.refusals import CREATIONS, Error, Refusal
 from tests.simulation.world.server import owner_of, shape_of
-from tests.simulation.world.start_faults import HOLDS
+from tests.simulation.world.start_faults import START_FAULTS
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -23,28 +23,28 @@ _BAD_NODE: Final = "node-a"
 
 
 @dataclass(frozen=True)
-class Finale:
+class LastingFault:
     """One such trouble."""
 
     name: str
     begin: Callable[["Simulation"], None]
     may_wait: Callable[["Simulation"], bool] = lambda _: False
     """Whether a job may wait until it is over, if it says what for."""
-    last_words: Callable[["Simulation"], str] = lambda _: ""
+    last_message: Callable[["Simulation"], str] = lambda _: ""
     """Of who keeps it waiting."""
 
 
 def end(simulation: "Simulation") -> None:
     """Whatever it is, it is over."""
-    simulation.weather.refusals.clear()
-    simulation.holds.clear()
+    simulation.requests.refusals.clear()
+    simulation.start_faults.clear()
     simulation.dead_nodes.clear()
     for node in NODES.values():
         simulation.server.put_node(node)
 
 
 def _a_node_never_starts_a_pod(what: str, simulation: "Simulation") -> None:
-    simulation.holds.put(_BAD_NODE, HOLDS[what])
+    simulation.start_faults.put(_BAD_NODE, START_FAULTS[what])
 
 
 def _nobody_hears_of_a_node(simulation: "Simulation") -> None:
@@ -57,12 +57,12 @@ def lose_node(simulation: "Simulation", node: str) -> None:
     """
     simulation.dead_nodes.add(node)
     manifest = simulation.server.node_manifests[node]
-    simulation.server.put_node(saying(manifest, UNREACHABLE))
+    simulation.server.put_node(reporting(manifest, UNREACHABLE))
     for pod in simulation.pods(live=False):
         if kubelet.node_of(pod) != node or kubelet.is_over(pod):
             continue
         simulation.take_away(pod)
-        simulation.invariants.truth_of(pod).blows.add("Infrastructure")
+        simulation.invariants.truth_of(pod).faults.add("Infrastructure")
         simulation.change(pod, kubelet.not_ready(pod))
         if not tolerates_everything(pod):
             evict_by_taint(simulation, pod)
@@ -72,7 +72,7 @@ def evict_by_taint(simulation: "Simulation", pod: Manifest) -> None:
     """As the taint manager does."""
     simulation.take_away(pod)
     # Of one that had failed, too, this says that its node was about to be lost.
-    simulation.invariants.truth_of(pod).blows.add("Disruption")
+    simulation.invariants.truth_of(pod).faults.add("Disruption")
     key = simulation.key_of(pod)
     text = "Taint manager: deleting due to NoExecute taint"
     now = simulation.clock.now()
@@ -88,11 +88,11 @@ def _names_are_taken(simulation: "Simulation") -> bool:
 
 
 def _pods_meet(what: str, simulation: "Simulation") -> None:
-    simulation.holds.put("", HOLDS[what])
+    simulation.start_faults.put("", START_FAULTS[what])
 
 
 def _creations_meet(error: Error, simulation: "Simulation") -> None:
-    simulation.weather.refusals.add(Refusal(error, CREATIONS))
+    simulation.requests.refusals.add(Refusal(error, CREATIONS))
 
 
 def _quota_is_short(simulation: "Simulation") -> None:
@@ -108,7 +108,7 @@ def refuse_beyond(simulation: "Simulation", pods: int, until: float = float("inf
 
     error = answers.over_quota(pods)
     refusal = Refusal(error, ("create_pod",), until=until, applies=is_used_up)
-    simulation.weather.refusals.add(refusal)
+    simulation.requests.refusals.add(refusal)
 
 
 def _quota(simulation: "Simulation") -> int:
@@ -148,10 +148,10 @@ def _has_run(simulation: "Simulation") -> bool:
 
 def _refused(simulation: "Simulation") -> str:
     """What distinguishes an answer, without the name of the object."""
-    return simulation.weather.refusals.last_words.split(" is forbidden: ")[-1][:24]
+    return simulation.requests.refusals.last_message.split(" is forbidden: ")[-1][:24]
 
 
-NOTHING_LASTS: Final = Finale("nothing", lambda _: None)
+NOTHING_LASTS: Final = LastingFault("nothing", lambda _: None)
 
 _REFUSALS: Final[tuple[tuple[str, Error], ...]] = (
     ("a webhook that denies", answers.webhook_denies(403)),
@@ -163,23 +163,23 @@ _REFUSALS: Final[tuple[tuple[str, Error], ...]] = (
     ("requests that take too long", answers.over_time),
 )
 
-FINALES: Final = (
+LASTING_FAULTS: Final = (
     *(
-        Finale(f"a node with this: {what}", partial(_a_node_never_starts_a_pod, what))
+        LastingFault(f"a node with this: {what}", partial(_a_node_never_starts_a_pod, what))
         for what in ("dead kubelet", "volume does not mount", "no network")
     ),
-    Finale("a node that nobody hears of", _nobody_hears_of_a_node, _names_are_taken),
-    Finale("too little quota", _quota_is_short, _may_wait_for_quota, _refused),
+    LastingFault("a node that nobody hears of", _nobody_hears_of_a_node, _names_are_taken),
+    LastingFault("too little quota", _quota_is_short, _may_wait_for_quota, _refused),
     *(
-        Finale(name, partial(_creations_meet, error), _has_no_deadline, _refused)
+        LastingFault(name, partial(_creations_meet, error), _has_no_deadline, _refused)
         for name, error in _REFUSALS
     ),
     *(
-        Finale(what, partial(_pods_meet, what), _has_no_deadline, lambda _: "failed to pull")
+        LastingFault(what, partial(_pods_meet, what), _has_no_deadline, lambda _: "failed to pull")
         for what in ("registry answers 503", "registry is away")
     ),
     *(
-        Finale(what, partial(_pods_meet, what), _has_run, lambda _: "not found")
+        LastingFault(what, partial(_pods_meet, what), _has_run, lambda _: "not found")
         for what in ("no such image", "no such Secret")
     ),
 )

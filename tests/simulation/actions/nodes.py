@@ -4,7 +4,7 @@ from tests.simulation.actions.lasting import evict_by_taint, lose_node
 from tests.simulation.history import Choices
 from tests.simulation.simulation import Simulation
 from tests.simulation.world import kubelet
-from tests.simulation.world.nodes import BAD, LEAVING, UNREACHABLE, WELL, rebooted, saying
+from tests.simulation.world.nodes import BAD, LEAVING, UNREACHABLE, WELL, rebooted, reporting
 
 _NODES = ("node-a", "node-b", "node-c")
 
@@ -15,17 +15,17 @@ def a_node_dies(simulation: Simulation, choices: Choices) -> None:
     if node in simulation.dead_nodes:
         return
     simulation.dead_nodes.add(node)
-    simulation.tell(f"{node} dies")
+    simulation.log(f"{node} dies")
     if choices.upto(1):
         simulation.advance(choices.of((2.0, 50.0)))
     if how == 2:
         _collect_orphans(simulation, node)
-        simulation.tell(f"{node} is removed, and its pods with it")
+        simulation.log(f"{node} is removed, and its pods with it")
         return
     lose_node(simulation, node)
     if how == 1:
         _leave_nobody(simulation, node)
-        simulation.tell(f"{node} is given up, and what tolerates everything is told to go")
+        simulation.log(f"{node} is given up, and what tolerates everything is told to go")
 
 
 def _leave_nobody(simulation: Simulation, node: str) -> None:
@@ -55,12 +55,12 @@ def dead_nodes_come_back(simulation: Simulation, choices: Choices) -> None:
         return
     has_started = choices.upto(1)
     for node in sorted(simulation.dead_nodes):
-        manifest = saying(simulation.server.node_manifests[node], WELL)
+        manifest = reporting(simulation.server.node_manifests[node], WELL)
         simulation.server.put_node(rebooted(manifest) if has_started else manifest)
         for pod in simulation.pods(live=False):
             if kubelet.node_of(pod) == node and has_started:
                 simulation.lose_containers(pod)
-    simulation.tell("dead nodes come back" + has_started * ", started again")
+    simulation.log("dead nodes come back" + has_started * ", started again")
     simulation.dead_nodes.clear()
 
 
@@ -72,31 +72,31 @@ def a_node_says_something(simulation: Simulation, choices: Choices) -> None:
         return
     whats = (*LEAVING, WELL, *BAD, WELL, "rebooted")
     what = choices.of(whats)
-    changed = rebooted(saying(node, WELL)) if what == "rebooted" else saying(node, what)
+    changed = rebooted(reporting(node, WELL)) if what == "rebooted" else reporting(node, what)
     simulation.server.put_node(changed)
-    simulation.tell(f"{name} says: {what}")
+    simulation.log(f"{name} says: {what}")
 
 
 def nobody_hears_of_any_node(simulation: Simulation, choices: Choices) -> None:
     """As after an outage of the control plane: all runs on, and the last heartbeats are old."""
     before = dict(simulation.server.node_manifests)
     for node in before.values():
-        simulation.server.put_node(saying(node, UNREACHABLE))
-    simulation.tell("nobody hears of any node")
+        simulation.server.put_node(reporting(node, UNREACHABLE))
+    simulation.log("nobody hears of any node")
     simulation.advance(choices.of((2.0, 20.0, 60.0)))
     for name, node in before.items():
         if name not in simulation.dead_nodes:
             simulation.server.put_node(node)
-    simulation.tell("the nodes are heard of again")
+    simulation.log("the nodes are heard of again")
 
 
 def pods_do_not_start(simulation: Simulation, choices: Choices) -> None:
     """On a node, one of them, or all of them: for a while, or for good."""
-    what, hold = choices.of(tuple(simulation.possible_holds().items()))
+    what, fault = choices.of(tuple(simulation.possible_start_faults().items()))
     pods = simulation.pods()
     uid = choices.of(pods)["metadata"]["uid"] if pods else ""
-    everywhere = hold.fault in ("registry", "spec")
+    everywhere = fault.fault in ("registry", "spec")
     where = "" if everywhere else choices.of((choices.of(_NODES), uid, ""))
     seconds = choices.of((30.0, 100.0, 400.0, 1000.0))
-    simulation.holds.put(where, hold, until=simulation.clock.seconds + seconds)
-    simulation.tell(f"pods ({where or 'all'}) meet this: {what}, for {seconds:g} s")
+    simulation.start_faults.put(where, fault, until=simulation.clock.seconds + seconds)
+    simulation.log(f"pods ({where or 'all'}) meet this: {what}, for {seconds:g} s")

@@ -3,16 +3,16 @@
 from ddp_operator.job.membership.rank_order import is_due
 
 from tests.simulation.actions.picks import name_of, pick, pick_running
-from tests.simulation.checks.truth import DEATHS, START_ERRORS, Death, class_of
+from tests.simulation.checks.truth import EXITS, START_ERRORS, Exit, class_of
 from tests.simulation.history import Choices
 from tests.simulation.simulation import Simulation
 from tests.simulation.world import kubelet
-from tests.simulation.world.launchers import ANSWER_SECONDS, starts_anew
+from tests.simulation.world.launchers import ANSWER_SECONDS, restarts_in_place
 from tests.simulation.world.start_faults import Stage
 
 _NODES = ("node-a", "node-b", "node-c")
-_TOLD_BY_LAUNCHERS = tuple(death for death in DEATHS if death.code != 64)
-_OFTEN = (DEATHS[0], DEATHS[1], DEATHS[2])
+_TOLD_BY_LAUNCHERS = tuple(exit_ for exit_ in EXITS if exit_.code != 64)
+_OFTEN = (EXITS[0], EXITS[1], EXITS[2])
 
 
 def pods_progress(simulation: Simulation, choices: Choices) -> None:
@@ -26,7 +26,7 @@ def pods_progress(simulation: Simulation, choices: Choices) -> None:
         next_stage = Stage(min(kubelet.stage_of(pod) + 1, Stage.READY))
         most = Stage.READY if all_the_way else next_stage
         simulation.bring_further(pod, most=most, nodes=nodes)
-    simulation.tell(f"{'all pods are' if all_the_way else 'one pod is'} further")
+    simulation.log(f"{'all pods are' if all_the_way else 'one pod is'} further")
     job = simulation.job()
     if job is not None and is_due(job) and simulation.operator is not None:
         simulation.operator.listen()
@@ -34,12 +34,12 @@ def pods_progress(simulation: Simulation, choices: Choices) -> None:
 
 def a_trainer_exits(simulation: Simulation, choices: Choices) -> None:
     if pod := pick_running(simulation, choices):
-        death, side_car_runs = choices.of((*_OFTEN, *DEATHS, None)), choices.upto(7) == 7
-        if death is None:
+        exit_, side_car_runs = choices.of((*_OFTEN, *EXITS, None)), choices.upto(7) == 7
+        if exit_ is None:
             simulation.end_trainer(pod, 0, side_car_runs=side_car_runs)
         else:
-            simulation.die(pod, death, side_car_runs=side_car_runs)
-        simulation.tell(f"the trainer of {name_of(pod)} exits: {death or 0}")
+            simulation.fail_trainer(pod, exit_, side_car_runs=side_car_runs)
+        simulation.log(f"the trainer of {name_of(pod)} exits: {exit_ or 0}")
     else:
         pods_progress(simulation, choices)
 
@@ -54,28 +54,30 @@ def a_container_cannot_start(simulation: Simulation, choices: Choices) -> None:
     if made:
         pod = choices.of(made)
         errors = START_ERRORS[:1] if simulation.has_run(pod) else START_ERRORS
-        death = choices.of(errors)
-        simulation.die(pod, death)
+        exit_ = choices.of(errors)
+        simulation.fail_trainer(pod, exit_)
         # Where others of its kind run before anybody looks, it is a node that lacks the command.
-        simulation.invariants.truth_of(pod).blows.add("Infrastructure")
-        simulation.tell(f"{name_of(pod)} cannot start: {death.words}")
+        simulation.invariants.truth_of(pod).faults.add("Infrastructure")
+        simulation.log(f"{name_of(pod)} cannot start: {exit_.words}")
 
 
 def processes_end_in_their_pod(simulation: Simulation, choices: Choices) -> None:
     """A launcher keeps its pod, and tells; mostly the operator hears of it."""
-    running = [pod for pod in simulation.pods() if kubelet.is_running(pod) and starts_anew(pod)]
+    running = [
+        pod for pod in simulation.pods() if kubelet.is_running(pod) and restarts_in_place(pod)
+    ]
     if not running:
         a_trainer_exits(simulation, choices)
         return
-    pod, death = choices.of(running), choices.of(_TOLD_BY_LAUNCHERS)._replace(reason="Error")
-    if simulation.launchers.fail(pod, death.code, death.words):
+    pod, exit_ = choices.of(running), choices.of(_TOLD_BY_LAUNCHERS)._replace(reason="Error")
+    if simulation.launchers.fail(pod, exit_.code, exit_.words):
         truth = simulation.invariants.truth_of(pod)
-        truth.exit_code, truth.failed_as = death.code, class_of(death, pod)
-        simulation.invariants.blow(pod, truth.failed_as)
-        simulation.tell(f"the processes of {name_of(pod)} end: {death}")
+        truth.exit_code, truth.failed_as = exit_.code, class_of(exit_, pod)
+        simulation.invariants.note_fault(pod, truth.failed_as)
+        simulation.log(f"the processes of {name_of(pod)} end: {exit_}")
     if choices.upto(3) < 3 and simulation.operator is not None:
         simulation.operator.listen()
-        simulation.tell("the operator listens to the launchers")
+        simulation.log("the operator listens to the launchers")
 
 
 def launchers_are_cut_off(simulation: Simulation, choices: Choices) -> None:
@@ -85,43 +87,43 @@ def launchers_are_cut_off(simulation: Simulation, choices: Choices) -> None:
     how, launchers = choices.upto(5), simulation.launchers
     if how == 5:
         launchers.answer_seconds = choices.of((ANSWER_SECONDS, 1.0, 5.0, 1000.0))
-        simulation.tell(f"launchers answer after {launchers.answer_seconds:g} s")
+        simulation.log(f"launchers answer after {launchers.answer_seconds:g} s")
     elif how == 3:
         launchers.loses_answers = not launchers.loses_answers
-        simulation.tell(f"answers of launchers get lost: {launchers.loses_answers}")
+        simulation.log(f"answers of launchers get lost: {launchers.loses_answers}")
     elif how == 2:
         launchers.processes_linger = not launchers.processes_linger
-        simulation.tell(f"processes linger when they are to end: {launchers.processes_linger}")
+        simulation.log(f"processes linger when they are to end: {launchers.processes_linger}")
     elif how == 4 and (pod := pick(simulation, choices)):
         launchers.apart ^= {pod["metadata"]["uid"]}
-        simulation.tell(f"{name_of(pod)} is cut off from its peers' launchers, or no longer")
+        simulation.log(f"{name_of(pod)} is cut off from its peers' launchers, or no longer")
     elif pod := pick(simulation, choices):
         launchers.cut_off ^= {pod["metadata"]["uid"]}
-        simulation.tell(f"{name_of(pod)} is cut off, or within reach again")
+        simulation.log(f"{name_of(pod)} is cut off, or within reach again")
 
 
 def what_launchers_were_told_comes_again(simulation: Simulation, choices: Choices) -> None:
     del choices
     simulation.launchers.deliver_late()
-    simulation.tell("what launchers were told comes once more")
+    simulation.log("what launchers were told comes once more")
 
 
-def launchers_run_out_of_patience(simulation: Simulation, choices: Choices) -> None:
+def launchers_stop_waiting(simulation: Simulation, choices: Choices) -> None:
     simulation.advance(choices.of((1.0, 61.0)))
     for pod in simulation.pods():
-        if kubelet.is_running(pod) and starts_anew(pod):
-            simulation.end_in_impatience(pod)
+        if kubelet.is_running(pod) and restarts_in_place(pod):
+            simulation.end_after_waiting(pod)
 
 
 def a_trainer_takes_its_peers_along(simulation: Simulation, choices: Choices) -> None:
     if first := pick_running(simulation, choices):
-        death, pause = choices.of(DEATHS), choices.of((0.0, 0.5, 2.0))
-        simulation.die(first, death)
-        simulation.tell(f"the trainer of {name_of(first)} exits: {death}; its peers with 75")
+        exit_, pause = choices.of(EXITS), choices.of((0.0, 0.5, 2.0))
+        simulation.fail_trainer(first, exit_)
+        simulation.log(f"the trainer of {name_of(first)} exits: {exit_}; its peers with 75")
         simulation.advance(pause)
         for pod in simulation.pods():
             if kubelet.is_running(pod):
-                simulation.die(pod, Death(75, "Error", "lost a peer", "Application"))
+                simulation.fail_trainer(pod, Exit(75, "Error", "lost a peer", "Application"))
 
 
 def training_proceeds(simulation: Simulation, choices: Choices) -> None:
@@ -131,7 +133,7 @@ def training_proceeds(simulation: Simulation, choices: Choices) -> None:
         if simulation.trains(pod) and not kubelet.is_deleting(pod):
             step = simulation.training.proceed(pod, steps=steps, save=save)
             simulation.invariants.truth_of(pod).move(simulation.clock.seconds)
-            simulation.tell(f"{name_of(pod)} comes to step {step}{', which is saved' * save}")
+            simulation.log(f"{name_of(pod)} comes to step {step}{', which is saved' * save}")
     if asked:
         _ask_for_progress(simulation)
 
@@ -140,7 +142,7 @@ def checkpoints_are_wiped(simulation: Simulation, choices: Choices) -> None:
     """By a person, or by a script that begins another training."""
     if simulation.server.job is not None:
         simulation.training.wipe(simulation.server.job["metadata"]["uid"])
-        simulation.tell("the checkpoints are wiped, and training begins at step 0")
+        simulation.log("the checkpoints are wiped, and training begins at step 0")
         if choices.upto(1):
             _ask_for_progress(simulation)
 
@@ -156,7 +158,7 @@ def _ask_for_progress(simulation: Simulation) -> None:
     if simulation.operator is not None:
         simulation.operator.ask_for_progress()
         simulation.operator.listen()
-        simulation.tell("the operator asks for progress, and listens to the launchers")
+        simulation.log("the operator asks for progress, and listens to the launchers")
 
 
 def training_ends_well(simulation: Simulation, choices: Choices) -> None:
@@ -164,4 +166,4 @@ def training_ends_well(simulation: Simulation, choices: Choices) -> None:
     for pod in simulation.pods():
         if kubelet.is_running(pod):
             simulation.end_trainer(pod, 0, message="final loss 0.1")
-    simulation.tell("all running trainers exit with 0")
+    simulation.log("all running trainers exit with 0")

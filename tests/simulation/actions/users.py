@@ -81,7 +81,7 @@ def the_job_is_suspended(simulation: Simulation, choices: Choices) -> None:
     del choices
     if simulation.server.job and not simulation.server.job["spec"].get("suspend"):
         simulation.server.edit_job({"suspend": True})
-        simulation.tell("a user suspends the job")
+        simulation.log("a user suspends the job")
 
 
 def the_job_is_resumed(simulation: Simulation, choices: Choices) -> None:
@@ -90,9 +90,9 @@ def the_job_is_resumed(simulation: Simulation, choices: Choices) -> None:
         if choices.upto(1):
             replicas = 1 + choices.upto(2)
             simulation.server.edit_job({"replicas": replicas})
-            simulation.tell(f"a user edits replicas: {replicas}")
+            simulation.log(f"a user edits replicas: {replicas}")
         simulation.server.edit_job({"suspend": False})
-        simulation.tell("a user lets the job go on")
+        simulation.log("a user lets the job go on")
 
 
 def the_template_changes(simulation: Simulation, choices: Choices) -> None:
@@ -100,14 +100,14 @@ def the_template_changes(simulation: Simulation, choices: Choices) -> None:
         others = ("registry.example/trainer:2", _PLAIN_IMAGE)
         image = choices.of((*2 * others, WITHOUT_LAUNCHER, REFUSED_IMAGE))
         simulation.server.edit_job({"template": template(container(image=image))})
-        simulation.tell(f"a user edits the template: {image}")
+        simulation.log(f"a user edits the template: {image}")
 
 
 def the_isolation_changes(simulation: Simulation, choices: Choices) -> None:
     if simulation.server.job:
         isolation = choices.of(("Job", "None"))
         simulation.server.edit_job({"isolation": isolation})
-        simulation.tell(f"a user edits isolation: {isolation}")
+        simulation.log(f"a user edits isolation: {isolation}")
 
 
 def the_budget_changes(simulation: Simulation, choices: Choices) -> None:
@@ -115,23 +115,23 @@ def the_budget_changes(simulation: Simulation, choices: Choices) -> None:
     if simulation.server.job and simulation.server.job["spec"].get("elastic") and choices.upto(1):
         replicas = 1 + choices.upto(2)
         simulation.server.edit_job({"replicas": replicas})
-        simulation.tell(f"a user scales the job: {replicas}")
+        simulation.log(f"a user scales the job: {replicas}")
     elif simulation.server.job and simulation.server.job["spec"].get("spares") and choices.upto(1):
         spares = choices.upto(2)
         simulation.server.edit_job({"spares": spares})
-        simulation.tell(f"a user edits spares: {spares}")
+        simulation.log(f"a user edits spares: {spares}")
     elif simulation.server.job:
         limit = choices.upto(4)
         restart = {**simulation.server.job["spec"]["restart"], "maxRestarts": limit}
         simulation.server.edit_job({"restart": restart})
-        simulation.tell(f"a user edits maxRestarts: {limit}")
+        simulation.log(f"a user edits maxRestarts: {limit}")
 
 
 def the_job_is_deleted(simulation: Simulation, choices: Choices) -> None:
     """And, mostly, applied again at once, before its pods are gone."""
     if simulation.server.job is not None:
         simulation.server.remove_job()
-        simulation.tell("a user deletes the job")
+        simulation.log("a user deletes the job")
         if choices.upto(3):
             a_job_is_applied(simulation, choices)
 
@@ -141,17 +141,17 @@ def a_job_is_applied(simulation: Simulation, choices: Choices) -> None:
     if simulation.server.job is None:
         spec = new_spec(choices)
         simulation.server.create_job(spec)
-        simulation.tell(f"a user applies {spec}")
+        simulation.log(f"a user applies {spec}")
 
 
 def garbage_is_collected(simulation: Simulation, choices: Choices) -> None:
     """Pods of jobs that are gone go, too, and so do strangers."""
     del choices
     simulation.server.collect_garbage()
-    simulation.server.remove_strangers()
+    simulation.server.remove_foreign_pods()
 
 
-def a_stranger_takes_a_name(simulation: Simulation, choices: Choices) -> None:
+def a_foreign_pod_takes_a_name(simulation: Simulation, choices: Choices) -> None:
     """A pod of nobody bears a name that the job may need, with its labels or without."""
     job = simulation.job()
     if job is None:
@@ -164,6 +164,6 @@ def a_stranger_takes_a_name(simulation: Simulation, choices: Choices) -> None:
         del labels[LABEL_JOB_NAME]
     metadata = {**manifest["metadata"], "labels": labels, "ownerReferences": []}
     if simulation.key_of(manifest) not in simulation.server.pods:
-        stranger = {**manifest, "metadata": metadata, "status": {"phase": "Running"}}
-        simulation.server.store_pod(stranger)
-        simulation.tell(f"a stranger takes the name {identity.pod_name(job.name)}")
+        foreign = {**manifest, "metadata": metadata, "status": {"phase": "Running"}}
+        simulation.server.store_pod(foreign)
+        simulation.log(f"a foreign pod takes the name {identity.pod_name(job.name)}")

@@ -54,6 +54,6 @@ class Accounts:
         ]
         claim = f"{counted} restarts without progress, not {expected}: {self.progressed}"
         self.require(counted in expected, claim)
-        granted = self.ledger.blows["Application"] + self.ledger.excuses
+        granted = self.ledger.faults["Application"] + self.ledger.other_charges
         claim = f"{after.status.restarts} restarts are charged, of which {granted} were deserved"
         self.require(after.status.restarts <= granted, claim)

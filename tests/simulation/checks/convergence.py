@@ -5,8 +5,8 @@ to where its user wants it.
 from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_REPLACEMENT
 from ddp_operator.ports import Manifest
 
-from tests.simulation.actions import lasting as finales
-from tests.simulation.checks.invariants import told_of, wanted_by
+from tests.simulation.actions import lasting
+from tests.simulation.checks.invariants import wanted_by, world_of_pod
 from tests.simulation.simulation import Simulation
 from tests.simulation.world import kubelet
 
@@ -24,21 +24,21 @@ _MOST_PLANS_PER_STEP = 6
 _MOST_WRITES_PER_STEP = 6
 
 
-def calm(simulation: Simulation) -> None:
+def converge(simulation: Simulation) -> None:
     """All faults end; then everything must come to where its user wants it."""
-    finale = simulation.finale
-    simulation.tell(f"the weather is let clear; what lasts: {finale.name}")
+    fault = simulation.lasting_fault
+    simulation.log(f"all faults end, but for {fault.name}")
     _clear(simulation)
-    told_before = len(simulation.weather.told)
-    finale.begin(simulation)
-    lasting = finale is not finales.NOTHING_LASTS
-    if lasting:
+    events_before = len(simulation.requests.told)
+    fault.begin(simulation)
+    lasts = fault is not lasting.NOTHING_LASTS
+    if lasts:
         if not _come_to_rest(simulation, _LASTING_ROUNDS):
-            may_wait = finale.may_wait(simulation)
+            may_wait = fault.may_wait(simulation)
             simulation.require(may_wait, f"not at rest in spite of it: {_in_words(simulation)}")
-            _require_told(simulation, told_before)
-        finales.end(simulation)
-        simulation.tell("nothing lasts any longer")
+            _require_message(simulation, events_before)
+        lasting.end(simulation)
+        simulation.log("nothing lasts any longer")
     _come_to_rest(simulation, _ROUNDS)
     at_rest = _at_rest(simulation)
     simulation.require(at_rest, f"not at rest in the end: {_in_words(simulation)}")
@@ -46,12 +46,12 @@ def calm(simulation: Simulation) -> None:
 
 
 def _clear(simulation: Simulation) -> None:
-    simulation.weather.clear()
+    simulation.requests.clear()
     simulation.launchers.clear()
-    finales.end(simulation)
+    lasting.end(simulation)
     simulation.clock.operator_skew_seconds = 0.0
     simulation.down_seconds = 0.0  # a write under way may still be its last
-    simulation.server.remove_strangers()
+    simulation.server.remove_foreign_pods()
     if simulation.operator is None:
         simulation.start_operator()
 
@@ -71,13 +71,13 @@ def _come_to_rest(simulation: Simulation, rounds: int) -> bool:
     return _at_rest(simulation)
 
 
-def _require_told(simulation: Simulation, told_before: int) -> None:
+def _require_message(simulation: Simulation, events_before: int) -> None:
     """A job that waits says what for, in the words of who keeps it waiting."""
-    words, job = simulation.finale.last_words(simulation), simulation.job()
+    words, job = simulation.lasting_fault.last_message(simulation), simulation.job()
     if job is None or not words:
         return
     said = [condition.message for condition in job.status.conditions]
-    said += simulation.weather.told[told_before:]
+    said += simulation.requests.told[events_before:]
     heard = any(words in message for message in said)
     simulation.require(heard, f"nobody hears of {words!r}: {_in_words(simulation)}")
 
@@ -109,7 +109,7 @@ def _wrong_pods(simulation: Simulation) -> set[str]:
             status.bookkeeping.replacements.get(index, 0),
         ):
             wrong.add(f"{name} was left running")
-        world = (told_of(pod), wanted_by(job.spec))
+        world = (world_of_pod(pod), wanted_by(job.spec))
         # Edits of a finished job do nothing, and an elastic one is of any size.
         fixed = not (status.finished or job.spec.elastic)
         if fixed and world[0] is not None and world[0] != world[1]:
@@ -128,7 +128,7 @@ def _kubelets_catch_up(simulation: Simulation) -> None:
             continue
         if kubelet.is_deleting(pod) or pod["metadata"]["uid"] in simulation.evicted:
             simulation.finish_termination(pod, 143)
-        elif kubelet.is_running(pod) and _waits_in_vain(simulation, pod):
+        elif kubelet.is_running(pod) and _never_starts(simulation, pod):
             continue
         elif kubelet.is_running(pod) and running:
             simulation.end_trainer(pod, 0)
@@ -136,11 +136,11 @@ def _kubelets_catch_up(simulation: Simulation) -> None:
             simulation.bring_further(pod, nodes=_FIRST_CHOICE)
 
 
-def _waits_in_vain(simulation: Simulation, pod: Manifest) -> bool:
+def _never_starts(simulation: Simulation, pod: Manifest) -> bool:
     """Whether its processes have ended or not begun; what waited too long ends with them."""
     if simulation.launchers.works(pod):
         return False
-    simulation.end_in_impatience(pod)
+    simulation.end_after_waiting(pod)
     return True
 
 

@@ -79,7 +79,7 @@ class GroupJudge:
                 require(not goes, f"{node} is left for {where}, which is about to go, too")
 
     def _says_for_long_that_it_goes(self, node: str) -> bool:
-        known = self._clock.seconds - self._server.said_at[node] > _LATE.total_seconds()
+        known = self._clock.seconds - self._server.changed_at[node] > _LATE.total_seconds()
         return known and is_leaving(self._server.node_manifests[node])
 
     def _judge_shrinking(self, old: DDPJob, new: DDPJob, require: Require) -> None:

@@ -17,7 +17,7 @@ from ddp_operator.ports import Manifest
 from tests.message_style import faults
 from tests.simulation.checks.budget import Accounts
 from tests.simulation.checks.order import judge_order
-from tests.simulation.checks.quotes import own_words
+from tests.simulation.checks.quotes import own_text
 from tests.simulation.checks.truth import LATE_TO_SEE_SECONDS, Class, Ledger, Truth
 from tests.simulation.checks.verdicts import Require, Verdicts
 from tests.simulation.clock import Clock
@@ -29,7 +29,7 @@ from tests.simulation.world.kubelet import (
     stage_of,
     trainer_of,
 )
-from tests.simulation.world.launchers import generation_at_birth
+from tests.simulation.world.launchers import first_generation
 from tests.simulation.world.nodes import avoided, is_unreachable, is_well
 from tests.simulation.world.server import JOB, ApiServer, owner_of, shape_of
 from tests.simulation.world.start_faults import Stage
@@ -56,7 +56,7 @@ def wanted_by(spec: DDPJobSpec) -> World:
     return World(pods=spec.replicas, ranks=ranks, gang=gang)
 
 
-def told_of(pod: Manifest) -> World | None:
+def world_of_pod(pod: Manifest) -> World | None:
     """The world that a pod is told of; None: it has no place in any."""
     told = {entry["name"]: entry.get("value") for entry in trainer_of(pod)["env"]}
     if "WORLD_SIZE" not in told:
@@ -91,7 +91,7 @@ class Invariants:
         self._uid_of: dict[tuple[str, str], str] = {}
         self._recorded: set[tuple[str, str]] = set()
         self._spares: set[str] = set()
-        self.judge_place: Callable[[Manifest], None] = lambda _: None
+        self.judge_assignment_of: Callable[[Manifest], None] = lambda _: None
         """Asked of each pod that is made."""
         self.judge_group: Callable[[DDPJob, DDPJob, Require], None] = lambda *_: None
         """Asked of each change of a job's status."""
@@ -115,21 +115,21 @@ class Invariants:
         return [
             name
             for name, node in self._server.node_manifests.items()
-            if is_unreachable(node) or self._server.said_at[name] > lately
+            if is_unreachable(node) or self._server.changed_at[name] > lately
         ]
 
     def _keeps_off_well_node(self, pod: Manifest) -> bool:
         """Whether a pod without a node is barred from one that is well, or was until lately."""
         lately = self._clock.seconds - LATE_TO_SEE_SECONDS
         return not node_of(pod) and any(
-            is_well(self._server.node_manifests[name]) or self._server.said_at[name] > lately
+            is_well(self._server.node_manifests[name]) or self._server.changed_at[name] > lately
             for name in avoided(pod)
         )
 
-    def blow(self, pod: Manifest, class_: Class) -> None:
+    def note_fault(self, pod: Manifest, class_: Class) -> None:
         """Take note of what befalls a pod, and is not what follows of something else."""
-        self.truth_of(pod).blows.add(class_)
-        self.ledgers[owner_of(pod)].blows[class_] += 1
+        self.truth_of(pod).faults.add(class_)
+        self.ledgers[owner_of(pod)].faults[class_] += 1
 
     def require(self, holds: object, claim: str) -> None:
         """Keep it on record when a claim does not hold."""
@@ -154,7 +154,7 @@ class Invariants:
             self._judge_gang(pod)
             self._judge_spare(pod, self._parse(job))
             self.templates[pod["metadata"]["uid"]] = shape_of(job)
-        self.judge_place(pod)
+        self.judge_assignment_of(pod)
         self.pod_changed()
         live = [one for one in self._server.pods.values() if not (is_over(one) or is_deleting(one))]
         self.require(len(live) <= _MOST_PODS, f"there are {len(live)} pods")
@@ -176,15 +176,15 @@ class Invariants:
             meets = other["metadata"]["labels"][LABEL_ATTEMPT] == attempt
             if not (meets and owner_of(other) == owner_of(pod)) or is_over(other):
                 continue
-            worlds = (told_of(pod), told_of(other))
-            generations = {generation_at_birth(one) for one in (pod, other)}
+            worlds = (world_of_pod(pod), world_of_pod(other))
+            generations = {first_generation(one) for one in (pod, other)}
             if not is_deleting(other) and None not in worlds and len(generations) == 1:
                 names = f"{pod['metadata']['name']} and {other['metadata']['name']}"
                 self.require(worlds[0] == worlds[1], f"{names} are told of {worlds}")
 
     def _judge_gang(self, pod: Manifest) -> None:
         """No scheduler sees a pod of a gang before it knows of the gang, and how large it is."""
-        told = told_of(pod)
+        told = world_of_pod(pod)
         if told is None or not told.gang:
             return
         gang = self._server.gang
@@ -195,7 +195,7 @@ class Invariants:
 
     def _judge_spare(self, pod: Manifest, job: DDPJob) -> None:
         """No pod without a place before all others have been made, or where it has one."""
-        if told_of(pod) is not None:
+        if world_of_pod(pod) is not None:
             return
         name = pod["metadata"]["name"]
         self.require(job.status.is_true("PodsCreated"), f"{name} comes before the group")
@@ -227,7 +227,7 @@ class Invariants:
 
     def _judge_words(self, status: DDPJobStatus) -> None:
         for condition in status.conditions:
-            said = own_words(condition.message)
+            said = own_text(condition.message)
             wrong = list(faults(said)) if said else []
             self.require(not wrong, f"{condition.type} says {said!r}, which {wrong}")
 
@@ -254,7 +254,7 @@ class Invariants:
 
     def pod_removed(self, pod: Manifest) -> None:
         """Whoever has not seen it before sees no more than that it is gone."""
-        self.truth_of(pod).blows.add("Disruption")
+        self.truth_of(pod).faults.add("Disruption")
 
     # The job
 
@@ -268,7 +268,7 @@ class Invariants:
             truth_of=lambda pod: self._truth.get(self._uid_of.get((new.uid, pod), ""), Truth()),
             ledger=self.ledgers[new.uid],
             silent_nodes=len(self._silent_nodes()),
-            keeps_off_well_node=any(map(self._keeps_off_well_node, self._server.pods.values())),
+            avoids_well_node=any(map(self._keeps_off_well_node, self._server.pods.values())),
             clock_is_right=self.clock_is_right,
             seconds=self._clock.seconds,
         )

@@ -32,7 +32,7 @@ _OPENINGS: Final = (
 )
 
 
-def own_words(message: str) -> str:
+def own_text(message: str) -> str:
     """What the operator says of its own, up to the first words of somebody else."""
     own = without_testimony(message)
     cuts = [at for opening in _OPENINGS if (at := own.find(opening)) >= 0]

@@ -17,7 +17,7 @@ LATE_SECONDS: Final = 30.0
 """By how much a write may be late that is done in the end."""
 
 
-class Death(NamedTuple):
+class Exit(NamedTuple):
     """How a container ends by itself, in the words of its kubelet, and whose fault that is."""
 
     code: int
@@ -28,43 +28,43 @@ class Death(NamedTuple):
 
 _START = "failed to create containerd task: failed to create shim task: OCI runtime create failed"
 
-DEATHS: Final = (
-    Death(1, "Error", "", "Application"),
-    Death(137, "OOMKilled", "", "Application"),
-    Death(75, "Error", "", "Application"),
-    Death(143, "Error", "", "Application"),
-    Death(2, "Error", "", "Application"),
-    Death(139, "Error", "", "Application"),
-    Death(1, "Error", "CUDA error: out of memory", "Application"),
-    Death(1, "Error", "Connection closed by peer", "Application"),
-    Death(1, "Error", "CUDA error: uncorrectable ECC error encountered", "Infrastructure"),
-    Death(137, "Error", '{"step": 77, "rank": 0, "error": "loss is nan"}', "Application"),
-    Death(
+EXITS: Final = (
+    Exit(1, "Error", "", "Application"),
+    Exit(137, "OOMKilled", "", "Application"),
+    Exit(75, "Error", "", "Application"),
+    Exit(143, "Error", "", "Application"),
+    Exit(2, "Error", "", "Application"),
+    Exit(139, "Error", "", "Application"),
+    Exit(1, "Error", "CUDA error: out of memory", "Application"),
+    Exit(1, "Error", "Connection closed by peer", "Application"),
+    Exit(1, "Error", "CUDA error: uncorrectable ECC error encountered", "Infrastructure"),
+    Exit(137, "Error", '{"step": 77, "rank": 0, "error": "loss is nan"}', "Application"),
+    Exit(
         134,
         "Error",
         '{"error": "Watchdog caught collective operation timeout", "printed": true, "dumps": true}',
         "Application",
     ),
     # What people make up: of wrong types, without end, not for a terminal.
-    Death(
+    Exit(
         1,
         "Error",
         '{"step": 1e999, "rank": -1, "error": {"checkpoint": NaN}, "checkpoint": "\\ud800"}',
         "Application",
     ),
-    Death(1, "Error", '{"error":' * 400, "Application"),
-    Death(1, "Error", "\x1b[2J\x00\r" + "CUDA error " * 300, "Application"),
-    Death(64, "Error", "", "Configuration"),
+    Exit(1, "Error", '{"error":' * 400, "Application"),
+    Exit(1, "Error", "\x1b[2J\x00\r" + "CUDA error " * 300, "Application"),
+    Exit(64, "Error", "", "Configuration"),
 )
 """The last one ends a job, whatever runs."""
 START_ERRORS: Final = (
-    Death(
+    Exit(
         128,
         "StartError",
         f"{_START}: nvidia-container-cli: initialization error: driver rpc error",
         "Infrastructure",
     ),
-    Death(
+    Exit(
         128,
         "StartError",
         f'{_START}: exec: "python": executable file not found in $PATH',
@@ -78,12 +78,12 @@ TOGETHER_SECONDS: Final = 2.0
 """Times in pods are in whole seconds: nobody can say which of two things came first."""
 
 
-def class_of(death: Death, pod: Manifest) -> Class:
+def class_of(exit_: Exit, pod: Manifest) -> Class:
     """Whose fault it is in this pod: without a limit of its own, memory was the node's."""
     limits = (trainer_of(pod).get("resources") or {}).get("limits") or {}
-    if death.reason == "OOMKilled" and "memory" not in limits:
+    if exit_.reason == "OOMKilled" and "memory" not in limits:
         return "Infrastructure"
-    return death.class_
+    return exit_.class_
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Truth:
     """By the cluster or a person, before it ended."""
     given_up: bool = False
     """Deleted by the operator."""
-    blows: set[Class] = field(default_factory=set)
+    faults: set[Class] = field(default_factory=set)
     """What has befallen it, as it is to be called."""
     failed_as: Class | None = None
     """Whose fault it was when its processes last ended and the pod stayed."""
@@ -122,9 +122,9 @@ class Truth:
 class Ledger:
     """What became of one job."""
 
-    blows: Counter[Class] = field(default_factory=Counter)
+    faults: Counter[Class] = field(default_factory=Counter)
     """How often each kind has befallen its pods; what follows of a blow is none."""
-    excuses: int = 0
+    other_charges: int = 0
     """Charges for what no blow to a pod was: hangs, launchers out of reach, a user's rules."""
     ran: dict[tuple[str, bool], float] = field(default_factory=dict)
     """Since when pods have run, by what they were made of and whether they are the first one, which

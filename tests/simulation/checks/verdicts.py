@@ -33,7 +33,7 @@ class Verdicts:
     """Judges one change of a job's status.
 
     `truth_of` tells by a pod's name what became of it, `ledger` what became of the job,
-    `silent_nodes` how many nodes may be avoided since nothing runs there, `keeps_off_well_node`
+    `silent_nodes` how many nodes may be avoided since nothing runs there, `avoids_well_node`
     whether a pod without a node may not use one that is well,
     `clock_is_right` whether the operator's clock never was wrong, `seconds` the time.
     """
@@ -42,7 +42,7 @@ class Verdicts:
     truth_of: Callable[[str], Truth]
     ledger: Ledger
     silent_nodes: int
-    keeps_off_well_node: bool
+    avoids_well_node: bool
     clock_is_right: bool
     seconds: float
 
@@ -89,7 +89,7 @@ class Verdicts:
         counts = (charged, disrupted, retried, started)
         restarting = new.condition("Restarting")
         reason = restarting.reason if restarting else ""
-        rescheduled = reason == "Rescheduled" and self.keeps_off_well_node
+        rescheduled = reason == "Rescheduled" and self.avoids_well_node
         self.require(all(count in (0, 1) for count in counts), f"counters jumped by {counts}")
         if charged or disrupted:
             self.require(charged + disrupted + retried == 1, "a restart was counted twice")
@@ -185,26 +185,26 @@ class Verdicts:
             self.require(by_rule or not failure.disruption, "a disruption was charged")
         self._called_rightly(failure, truth)
         if charged and (by_rule or failure.reason in _OF_NO_POD or failure.class_ != "Application"):
-            self.ledger.excuses += 1
+            self.ledger.other_charges += 1
         if failure.disruption:
             own_doing = truth.given_up and not truth.taken_away
             self.require(not own_doing, f"{failure.pod}, which was given up, counts as disrupted")
 
     def _called_rightly(self, failure: Failure, truth: Truth) -> None:
         """A failure is of the class that what befell its pod deserves."""
-        if failure.reason in (*_OF_NO_POD, NODE_LEAVING) or not truth.blows:
+        if failure.reason in (*_OF_NO_POD, NODE_LEAVING) or not truth.faults:
             return
         if failure.reason == START_TIMEOUT and not self.clock_is_right:
             return  # by a clock that is ahead, it was late
-        claim = f"{failure.pod} is called {failure.class_}, and deserved {sorted(truth.blows)}"
-        self.require(failure.class_ in truth.blows, claim)
+        claim = f"{failure.pod} is called {failure.class_}, and deserved {sorted(truth.faults)}"
+        self.require(failure.class_ in truth.faults, claim)
 
     def _is_chargeable(self, job: DDPJob, failure: Failure) -> bool:
         if failure.class_ == "Infrastructure":
             # A job whose every node seems to be broken is a job that is broken.
             of_nodes = sum(known.class_ == "Infrastructure" for known in job.status.failures)
             return of_nodes > MOST_NODE_FAILURES
-        own = "Application" in self.truth_of(failure.pod).blows
+        own = "Application" in self.truth_of(failure.pod).faults
         return own or failure.reason == NO_PROGRESS
 
     def _failed(self, job: DDPJob) -> None:
@@ -228,7 +228,7 @@ class Verdicts:
             image = spec.template["spec"]["containers"][0]["image"]
             self.require(image == REFUSED_IMAGE, f"the template with {image!r} is called invalid")
         else:
-            wrong = "Configuration" in truth.blows and last is not None
+            wrong = "Configuration" in truth.faults and last is not None
             self.require(wrong, f"failed with {reason} because of {last}, but in truth: {truth}")
 
     def _ended_well(self, job: DDPJob, indices: Iterable[int]) -> None:

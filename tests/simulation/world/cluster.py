@@ -19,7 +19,7 @@ from ddp_operator.ports import (
 )
 
 from tests.message_style import faults
-from tests.simulation.checks.quotes import own_words
+from tests.simulation.checks.quotes import own_text
 from tests.simulation.world.refusals import LATENCY_SECONDS, Refusal, Refusals
 from tests.simulation.world.server import JOB, ApiServer
 
@@ -29,7 +29,7 @@ _NONE = Refusal(None)
 
 
 @dataclass
-class Weather:
+class RequestFaults:
     """What befalls an operator's requests, and the write at which it dies."""
 
     refusals: Refusals = field(default_factory=Refusals)
@@ -57,14 +57,14 @@ class SimulatedCluster:
     def __init__(
         self,
         server: ApiServer,
-        weather: Weather,
+        requests: RequestFaults,
         *,
         cache: ObjectCache[PodState],
         on_change: Callable[[Key], None],
         crash: Callable[[], None],
     ) -> None:
         self._server = server
-        self._weather = weather
+        self._requests = requests
         self._cache = cache
         self._on_change = on_change
         self._crash = crash
@@ -167,9 +167,9 @@ class SimulatedCluster:
     async def emit_event(self, job: Manifest, event: Event) -> None:
         del job
         assert event.reason
-        own = own_words(event.message)
+        own = own_text(event.message)
         assert not (own and list(faults(own))), event.message
-        self._weather.told.append(event.message)
+        self._requests.told.append(event.message)
 
     async def _write_to_pod(
         self, request: str, key: Key, uid: str | None, effect: Callable[[], Manifest]
@@ -193,10 +193,10 @@ class SimulatedCluster:
         """Make a request; its effect comes between the way there and the way back."""
         self.writes += 1
         now = asyncio.get_running_loop().time()
-        refusals, last = self._weather.refusals, self._weather.next_is_last()
+        refusals, last = self._requests.refusals, self._requests.next_is_last()
         met = refusals.meet(request, now) or _NONE
         await asyncio.sleep(met.seconds)
-        if last and not self._weather.crash_after_effect:
+        if last and not self._requests.crash_after_effect:
             await self._die()
         if met.error and not met.done:
             raise refusals.refused(met.error(name))
@@ -209,7 +209,7 @@ class SimulatedCluster:
         return result
 
     async def _die(self) -> None:
-        self._weather.writes_until_crash = None
+        self._requests.writes_until_crash = None
         self._crash()
         await asyncio.get_running_loop().create_future()
 

@@ -27,7 +27,7 @@ from tests.simulation.world.server import ApiServer, owner_of
 WITHOUT_LAUNCHER = "registry.example/script:1"
 """An image in which nobody listens, and processes begin at once."""
 ANSWER_SECONDS = 0.01
-PATIENCE_SECONDS = 60.0
+ANSWER_LIMIT_SECONDS = 60.0
 """How long a launcher waits for what the operator decides about a failure."""
 
 _UNHEARD_OF = timedelta(seconds=10)
@@ -36,13 +36,13 @@ _UNHEARD_OF = timedelta(seconds=10)
 Require = Callable[[object, str], None]
 
 
-def starts_anew(pod: Manifest) -> bool:
+def restarts_in_place(pod: Manifest) -> bool:
     """Whether a pod's launcher starts its processes anew; others form their group by themselves, or
     end with their pods.
     """
     if not has_launcher(pod):
         return False
-    scope = _told(pod, ENV_SCOPE)
+    scope = _variable(pod, ENV_SCOPE)
     return scope == "InPlace" or (scope == "Auto" and not joins(pod))
 
 
@@ -52,12 +52,14 @@ def has_launcher(pod: Manifest) -> bool:
     """
     if trainer_of(pod)["image"] == WITHOUT_LAUNCHER:
         return False
-    return _told(pod, ENV_SCOPE) != "Gang" or int(owner_of(pod).removeprefix("job-") or 0) % 4 != 2
+    return (
+        _variable(pod, ENV_SCOPE) != "Gang" or int(owner_of(pod).removeprefix("job-") or 0) % 4 != 2
+    )
 
 
-def _ends_and_starts(pod: Manifest) -> bool:
+def _restarts_when_moved(pod: Manifest) -> bool:
     """Whether its processes, told of another place, start anew there."""
-    return starts_anew(pod) or (_told(pod, ENV_SCOPE) == "Gang" and not joins(pod))
+    return restarts_in_place(pod) or (_variable(pod, ENV_SCOPE) == "Gang" and not joins(pod))
 
 
 def joins(pod: Manifest) -> bool:
@@ -65,14 +67,14 @@ def joins(pod: Manifest) -> bool:
     return int(owner_of(pod).removeprefix("job-") or 0) % 2 == 1
 
 
-def _told(pod: Manifest, name: str) -> str | None:
+def _variable(pod: Manifest, name: str) -> str | None:
     entries = reversed(trainer_of(pod)["env"])
     return next((entry.get("value") for entry in entries if entry["name"] == name), None)
 
 
-def generation_at_birth(pod: Manifest) -> int:
+def first_generation(pod: Manifest) -> int:
     """Of the group, when a pod was made."""
-    return int(_told(pod, ENV_GENERATION) or 0)
+    return int(_variable(pod, ENV_GENERATION) or 0)
 
 
 def _attempt_of(pod: Manifest) -> tuple[str, str]:
@@ -84,9 +86,9 @@ def _uid(pod: Manifest) -> str:
     return uid
 
 
-def node_rank_at_birth(pod: Manifest) -> int | None:
+def first_node_rank(pod: Manifest) -> int | None:
     """The place that a pod was made with; None: it has none."""
-    found = _told(pod, "NODE_RANK")
+    found = _variable(pod, "NODE_RANK")
     return None if found is None else int(found)
 
 
@@ -167,10 +169,10 @@ class Launchers:
         """The launcher of a pod."""
         annotations = pod["metadata"].get("annotations") or {}
         generation = int(annotations.get(ANNOTATION_GENERATION, 0))
-        hold = int(_told(pod, ENV_HOLD_SECONDS) or 0) if has_launcher(pod) else 0
-        start = not (hold or (_told(pod, ENV_HELD) and has_launcher(pod)))
-        born = Launcher(generation, node_rank_at_birth(pod), start=start)
-        one = self._known.setdefault(pod["metadata"]["uid"], born)
+        hold = int(_variable(pod, ENV_HOLD_SECONDS) or 0) if has_launcher(pod) else 0
+        start = not (hold or (_variable(pod, ENV_HELD) and has_launcher(pod)))
+        first = Launcher(generation, first_node_rank(pod), start=start)
+        one = self._known.setdefault(pod["metadata"]["uid"], first)
         if hold and one.held_until is None and (started := project(pod).started):
             one.held_until = started + timedelta(seconds=hold)
         waits = one.generation == generation and not one.start
@@ -178,11 +180,11 @@ class Launchers:
             one.start = True
         return one
 
-    def born(self, pod: Manifest) -> None:
+    def created(self, pod: Manifest) -> None:
         """Judge the place that a pod is made with."""
         if has_launcher(pod):
             self._answered.add(_attempt_of(pod))
-        self._judge_place(pod, generation_at_birth(pod), node_rank_at_birth(pod))
+        self._judge_place(pod, first_generation(pod), first_node_rank(pod))
 
     def fail(self, pod: Manifest, code: int, message: str) -> bool:
         """The processes of a pod end, and it stays; False: they had ended, or not begun."""
@@ -214,11 +216,11 @@ class Launchers:
         """Whether its processes run, or would if they were there."""
         return self.of(pod).works
 
-    def out_of_patience(self, pod: Manifest) -> Mapping[str, Any] | None:
+    def waited_too_long(self, pod: Manifest) -> Mapping[str, Any] | None:
         """The failure with whose code and words a pod ends now, since nothing came of it."""
         one = self.of(pod)
         waited = self.clock.seconds - one.failed_at
-        return one.failure if waited >= PATIENCE_SECONDS else None
+        return one.failure if waited >= ANSWER_LIMIT_SECONDS else None
 
     def at(self, address: str) -> Manifest | None:
         """The pod that listens there, as the operator reaches it."""
@@ -242,7 +244,7 @@ class Launchers:
         one.node_rank = document["nodeRank"]
         one.led.clear()
         one.led_for.clear()
-        if not _ends_and_starts(pod):  # it joins the others in that generation alone
+        if not _restarts_when_moved(pod):  # it joins the others in that generation alone
             one.generation, one.start = document["generation"], one.start or document["start"]
             return one.generation, True
         if document["generation"] > one.generation:
@@ -320,18 +322,18 @@ class Launchers:
     def saved_in_pod(self, pod: Manifest) -> bool:
         """Whether rank 0 has saved to its pod's own disk: in one of five jobs, once it has run."""
         one, may = self.of(pod), int(owner_of(pod).removeprefix("job-") or 0) % 5 == 2
-        if may and _told(pod, ENV_LOCAL_PATHS) and one.works and one.node_rank == 0:
+        if may and _variable(pod, ENV_LOCAL_PATHS) and one.works and one.node_rank == 0:
             self._saved.add(_uid(pod))
         return _uid(pod) in self._saved
 
-    def judge_telling(self, address: str) -> None:
+    def judge_assignment(self, address: str) -> None:
         """Nobody is told where nobody listens, but in jobs that say by their scope, Pod, that
         somebody does: spares take places there without being asked who listens.
         """
         ip = address.partition(":")[0]
         for pod in self.server.pods.values():
             if pod["status"].get("podIP") == ip and is_running(pod):
-                says_so = _attempt_of(pod) in self._answered or _told(pod, ENV_SCOPE) == "Pod"
+                says_so = _attempt_of(pod) in self._answered or _variable(pod, ENV_SCOPE) == "Pod"
                 self.require(says_so, f"{pod['metadata']['name']} is told of its place")
 
     def deliver_late(self) -> None:

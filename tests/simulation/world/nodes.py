@@ -36,7 +36,7 @@ def _node(letter: str, number: int) -> Manifest:
     }
 
 
-def saying(node: Manifest, what: str) -> Manifest:
+def reporting(node: Manifest, what: str) -> Manifest:
     """The same node, which says this and nothing else."""
     taints: list[Manifest] = []
     conditions = [_condition("Ready", "Unknown" if what == UNREACHABLE else "True")]

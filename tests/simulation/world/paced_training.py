@@ -19,7 +19,7 @@ from tests.simulation.clock import BEGINNING
 from tests.simulation.simulation import Simulation
 from tests.simulation.stopwatch import Times
 from tests.simulation.world.kubelet import is_deleting, is_running, node_of
-from tests.simulation.world.launchers import has_launcher, joins, starts_anew
+from tests.simulation.world.launchers import has_launcher, joins, restarts_in_place
 from tests.simulation.world.training import Training
 
 
@@ -243,7 +243,7 @@ class PacedTraining(Training):
             self._memory[uid]
             for pod in members
             if (uid := pod["metadata"]["uid"]) in self._memory
-            if has_launcher(pod) and joins(pod) and not starts_anew(pod)
+            if has_launcher(pod) and joins(pod) and not restarts_in_place(pod)
         ]
 
 

@@ -13,7 +13,7 @@ from ddp_operator.kube.view.cache import ObjectCache
 from ddp_operator.ports import Key, Manifest, Trainers
 
 from tests.simulation.clock import Clock, VirtualLoop
-from tests.simulation.world.cluster import SimulatedCluster, Weather
+from tests.simulation.world.cluster import RequestFaults, SimulatedCluster
 from tests.simulation.world.server import JOB, ApiServer
 from tests.simulation.world.watch import Watch
 
@@ -30,7 +30,7 @@ class OperatorProcess:
     """The engine, its caches and its watches, wired as `replica` wires them."""
 
     def __init__(
-        self, server: ApiServer, clock: Clock, weather: Weather, trainers: Trainers
+        self, server: ApiServer, clock: Clock, requests: RequestFaults, trainers: Trainers
     ) -> None:
         self._server = server
         # What of a loop is not there concerns I/O, threads and signals.
@@ -38,7 +38,7 @@ class OperatorProcess:
         self._cache: ObjectCache[PodState] = ObjectCache(project=project, group=job_of)
         self.cluster = SimulatedCluster(
             server,
-            weather,
+            requests,
             cache=self._cache,
             on_change=lambda key: self.engine.pods_changed(key),  # noqa: PLW0108 - it comes later
             crash=self.loop.halt,
@@ -73,7 +73,7 @@ class OperatorProcess:
         self._server.on_pod = self._server.on_job = lambda *_: None
         self._server.on_nodes = lambda: None
         self.loop.halt()
-        self.loop.bury()
+        self.loop.cancel_tasks()
 
     def heal(self) -> None:
         """Bring its watches up to date."""

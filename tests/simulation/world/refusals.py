@@ -54,7 +54,7 @@ class Refusals:
     """All that holds at present, and what was refused last."""
 
     active: list[Refusal] = field(default_factory=list)
-    last_words: str = ""
+    last_message: str = ""
 
     def add(self, refusal: Refusal) -> None:
         """Let it hold from now on."""
@@ -63,11 +63,11 @@ class Refusals:
     def clear(self) -> None:
         """Let everything go well from now on."""
         self.active.clear()
-        self.last_words = ""
+        self.last_message = ""
 
     def refused(self, error: ClusterError) -> ClusterError:
         """Take note of an answer that is about to be given."""
-        self.last_words = error.message
+        self.last_message = error.message
         return error
 
     def meet(self, request: str, now: float) -> Refusal | None:

@@ -58,7 +58,7 @@ class ApiServer:
         self.node_manifests: dict[str, Manifest] = {}
         self.nodes: dict[str, Node] = {}
         """The same as the operator keeps them."""
-        self.said_at: dict[str, float] = {}
+        self.changed_at: dict[str, float] = {}
         """When each node last said something else."""
         self.leaving: dict[str, set[str]] = {name: set() for name in NODES}
         """By node: the boot IDs with which it ever said that it is about to go."""
@@ -93,7 +93,7 @@ class ApiServer:
         if is_leaving(manifest):
             self.leaving[name].add(boot_id_of(manifest))
         if manifest != self.node_manifests.get(name):
-            self.said_at[name] = self._clock.seconds
+            self.changed_at[name] = self._clock.seconds
         self.node_manifests[name] = manifest
         self.nodes[name] = node_of(manifest, DEFAULT_RULES)
         self.on_nodes()
@@ -235,7 +235,7 @@ class ApiServer:
             if owner_of(pod).startswith("job-") and owner_of(pod) not in alive:
                 self.end_pod(key)
 
-    def remove_strangers(self) -> None:
+    def remove_foreign_pods(self) -> None:
         """Remove the pods of nobody."""
         for key, pod in list(self.pods.items()):
             if not owner_of(pod):

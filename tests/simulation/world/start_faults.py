@@ -33,7 +33,7 @@ Fault = Literal["node", "registry", "cluster", "spec"]
 
 
 @dataclass(frozen=True)
-class Hold:
+class StartFault:
     """Pods get no further than this, for this reason."""
 
     stage: Stage
@@ -45,32 +45,32 @@ class Hold:
 _PULL = f'failed to pull and unpack image "{IMAGE_OF_TRAINER}": failed to resolve reference'
 _STATUS = "unexpected status from HEAD request to https://registry.example/v2/trainer/manifests/1"
 
-HOLDS: Final = {
-    "no room": Hold(Stage.CREATED, "cluster"),
-    "dead kubelet": Hold(Stage.SCHEDULED, "node"),
-    "volume does not mount": Hold(Stage.SANDBOX, "node"),
-    "no network": Hold(Stage.SANDBOX, "node"),
-    "registry answers 503": Hold(
+START_FAULTS: Final = {
+    "no room": StartFault(Stage.CREATED, "cluster"),
+    "dead kubelet": StartFault(Stage.SCHEDULED, "node"),
+    "volume does not mount": StartFault(Stage.SANDBOX, "node"),
+    "no network": StartFault(Stage.SANDBOX, "node"),
+    "registry answers 503": StartFault(
         Stage.CONTAINER, "registry", "ErrImagePull", f"{_PULL}: {_STATUS}: 503 Service Unavailable"
     ),
-    "registry answers 429": Hold(
+    "registry answers 429": StartFault(
         Stage.CONTAINER, "registry", "ErrImagePull", f"{_PULL}: {_STATUS}: 429 Too Many Requests"
     ),
-    "registry is away": Hold(
+    "registry is away": StartFault(
         Stage.CONTAINER,
         "registry",
         "ImagePullBackOff",
         f'Back-off pulling image "{IMAGE_OF_TRAINER}": ErrImagePull: {_PULL}: dial tcp '
         "192.0.2.7:443: i/o timeout",
     ),
-    "never gets ready": Hold(Stage.STARTED, "node"),
-    "no such image": Hold(
+    "never gets ready": StartFault(Stage.STARTED, "node"),
+    "no such image": StartFault(
         Stage.CONTAINER, "spec", "ErrImagePull", f"{_PULL}: {IMAGE_OF_TRAINER}: not found"
     ),
-    "no such Secret": Hold(
+    "no such Secret": StartFault(
         Stage.CONTAINER, "spec", "CreateContainerConfigError", 'secret "token" not found'
     ),
-    "no such name": Hold(
+    "no such name": StartFault(
         Stage.CONTAINER,
         "spec",
         "InvalidImageName",
@@ -80,32 +80,32 @@ HOLDS: Final = {
 }
 
 
-def missing_secret(name: str) -> Hold:
+def missing_secret(name: str) -> StartFault:
     """What keeps a pod back whose token is in a Secret that is gone."""
     words = f'secret "{name}" not found'
-    return Hold(Stage.CONTAINER, "cluster", "CreateContainerConfigError", words)
+    return StartFault(Stage.CONTAINER, "cluster", "CreateContainerConfigError", words)
 
 
 @dataclass
-class Holds:
-    """All that hold at present: on a node, on one pod (by its UID), or on all pods."""
+class StartFaults:
+    """All that fault at present: on a node, on one pod (by its UID), or on all pods."""
 
-    _until: dict[str, tuple[float, Hold]] = field(default_factory=dict)
+    _until: dict[str, tuple[float, StartFault]] = field(default_factory=dict)
 
-    def put(self, where: str, hold: Hold, *, until: float = math.inf) -> None:
-        """Let it hold somewhere; `where` is empty for everywhere."""
-        self._until[where] = (until, hold)
+    def put(self, where: str, fault: StartFault, *, until: float = math.inf) -> None:
+        """Let it fault somewhere; `where` is empty for everywhere."""
+        self._until[where] = (until, fault)
 
     def clear(self) -> None:
         """Let all pods get on."""
         self._until.clear()
 
-    def of(self, pod: Manifest, now: float) -> Hold | None:
+    def of(self, pod: Manifest, now: float) -> StartFault | None:
         """What keeps a pod back the most; None: nothing does."""
         known = [
             self._until[where]
             for where in ("", pod["spec"].get("nodeName", ""), pod["metadata"]["uid"])
             if where in self._until
         ]
-        holds = [hold for until, hold in known if now < until]
-        return min(holds, key=lambda hold: hold.stage, default=None)
+        faults = [fault for until, fault in known if now < until]
+        return min(faults, key=lambda fault: fault.stage, default=None)

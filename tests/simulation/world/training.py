@@ -77,7 +77,7 @@ class SimulatedTrainers:
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
         await asyncio.sleep(ANSWER_SECONDS)
-        self._launchers.judge_telling(address)
+        self._launchers.judge_assignment(address)
         self._launchers.late.append({"address": address, "document": document})
         pod = self._launchers.at(address)
         if pod is None or not (token and wait_seconds):
