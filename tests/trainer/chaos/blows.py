@@ -1,6 +1,6 @@
-"""What befalls a run, drawn from a seed: who is killed or frozen, and at which kind of moment.
+"""Random faults of a run: the ranks that are killed or frozen, and the kind of moment.
 
-The seed fixes what is done and in which order, but not when exactly: that is left to the machine.
+A seed gives the same faults in the same order. The exact times depend on the machine.
 """
 
 from __future__ import annotations
@@ -12,50 +12,50 @@ from enum import Enum, auto
 
 
 class Moment(Enum):
-    """What a blow waits for."""
+    """The moment that a blow waits for."""
 
     TRAINING = auto()
-    """A step that no rank had begun at the blow before."""
+    """A step after those that ranks had begun at the last blow."""
     REFORMING = auto()
-    """Nothing: ranks of the blow before may not be back, and the group not whole."""
+    """No wait: ranks of the last blow may be missing, and the group incomplete."""
     SAVING = auto()
-    """A checkpoint that is begun and not complete."""
+    """A checkpoint that is not complete."""
 
 
-class Deed(Enum):
-    """What is done to each victim."""
+class Action(Enum):
+    """The action on each victim."""
 
     KILL = auto()
     FREEZE = auto()
-    """SIGSTOP, for others to notice."""
+    """SIGSTOP; other ranks must notice it."""
     PAUSE = auto()
-    """SIGSTOP, and SIGCONT a while later: it may have been given up meanwhile."""
+    """SIGSTOP, then SIGCONT: the rank may have been replaced meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blow:
     moment: Moment
-    deed: Deed
+    action: Action
     victims: tuple[int, ...]
     """Ranks."""
     delay_seconds: float
-    """After the moment has come."""
+    """The delay after the moment."""
     pause_seconds: float
 
 
 def blows(seed: int, *, ranks: int) -> Iterator[Blow]:
-    """As many as are wanted."""
+    """Draw blows without end."""
     dice = random.Random(seed)
     while True:
         (moment,) = dice.choices(list(Moment), [5, 4, 1])
-        (deed,) = dice.choices(list(Deed), [30, 1, 1])
+        (action,) = dice.choices(list(Action), [30, 1, 1])
         (count,) = dice.choices([1, 2], [3, 1])
         victims = dice.sample(range(ranks), count)
         if moment is Moment.SAVING and 0 not in victims:
             victims[0] = 0  # the rank that saves
         yield Blow(
             moment=moment,
-            deed=deed,
+            action=action,
             victims=tuple(victims),
             delay_seconds={
                 Moment.TRAINING: dice.uniform(0, 0.1),

@@ -1,4 +1,4 @@
-"""Strikes a job that runs, again and again, and sees whether it comes to its end."""
+"""Injects faults into a running job, again and again, until the job ends."""
 
 from __future__ import annotations
 
@@ -12,29 +12,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.trainer.chaos.blows import Blow, Deed, Moment
+from tests.trainer.chaos.blows import Action, Blow, Moment
 from tests.trainer.support.pods import Job
 
 _HANG_SECONDS = 150.0
-"""Without a new step, or an end. Far more than any wait that a blow can cause."""
-
+"""A job hangs after so long without a new step: far more than any wait after a blow."""
 
 _DUMP_SECONDS = 3.0
 
 STACKS = {"PYTHONFAULTHANDLER": "1"}
-"""Makes a rank tell where it stands when it gets SIGABRT."""
-
+"""With it a rank prints its stacks on SIGABRT."""
 
 PATIENCE = (
     *("--max-restarts", "10000", "--max-reforms", "10000"),
     *("--step-delay-seconds", "0.03", "--heartbeat-timeout-seconds", "2"),
 )
-"""Flags for a run that bears as many blows as there may be, and whose frozen ranks are missed."""
+"""Flags of a run that survives any number of blows and replaces frozen ranks."""
 
 
 @dataclass
 class Toll:
-    """What was done to a job."""
+    """The faults that a job has had."""
 
     kills: int = 0
     freezes: int = 0
@@ -53,7 +51,7 @@ class _HasEndedError(Exception):
 
 
 class Disturbance:
-    """Blows to one job."""
+    """The faults of one job."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -62,10 +60,10 @@ class Disturbance:
         self.toll = Toll()
 
     def strike(self, blows: Iterator[Blow], *, at_most: int) -> None:
-        """Strike until the job has come to its end; leave it alone after so many victims.
+        """Inject faults until the job has ended, for at most this many victims.
 
         Raises:
-            AssertionError: it hangs, or a pod has failed.
+            AssertionError: the job hangs, or a pod has failed.
         """
         with contextlib.suppress(_HasEndedError):
             while self.toll.total < at_most:
@@ -74,7 +72,7 @@ class Disturbance:
             while True:
                 self._wait_for_a_step()
         for pod in self._job.pods:
-            assert pod.process.returncode == 0, self._account("a pod failed")
+            assert pod.process.returncode == 0, self._report("a pod failed")
 
     def _carry_out(self, blow: Blow) -> None:
         match blow.moment:
@@ -86,18 +84,18 @@ class Disturbance:
                 pass
         time.sleep(blow.delay_seconds)
         struck = [pid for victim in blow.victims if (pid := self._pid(victim)) is not None]
-        number = signal.SIGKILL if blow.deed is Deed.KILL else signal.SIGSTOP
+        number = signal.SIGKILL if blow.action is Action.KILL else signal.SIGSTOP
         for pid in struck:
             _signal(pid, number)
-        if blow.deed is Deed.PAUSE:
+        if blow.action is Action.PAUSE:
             time.sleep(blow.pause_seconds)
             for pid in struck:
                 _signal(pid, signal.SIGCONT)
-        if blow.deed is Deed.KILL:
+        if blow.action is Action.KILL:
             self.toll.kills += len(struck)
         else:
             self.toll.freezes += len(struck)
-        self._note(f"{blow.moment.name} {blow.deed.name} ranks {blow.victims}: {struck}")
+        self._note(f"{blow.moment.name} {blow.action.name} ranks {blow.victims}: {struck}")
 
     def _wait_for_a_step(self) -> None:
         self._wait(lambda: self._newest_step() > self._last_step, "a new step")
@@ -119,15 +117,15 @@ class Disturbance:
             if all(pod.process.poll() is not None for pod in self._job.pods):
                 raise _HasEndedError
             for pod in self._job.pods:
-                assert pod.process.poll() in (None, 0), self._account("a pod failed")
-            assert time.monotonic() < deadline, self._account(f"waited in vain for {what}")
+                assert pod.process.poll() in (None, 0), self._report("a pod failed")
+            assert time.monotonic() < deadline, self._report(f"no sign of {what} in time")
             time.sleep(0.002)
 
     def _saves(self) -> list[Path]:
         return list(self._job.checkpoints.glob("step-*"))
 
     def _newest_step(self) -> int:
-        """The last step that rank 0 began."""
+        """Return the last step that rank 0 began."""
         with contextlib.suppress(FileNotFoundError, IndexError, ValueError):
             with Path(f"{self._job.traces}.rank0").open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
@@ -136,15 +134,15 @@ class Disturbance:
         return 0
 
     def _pid(self, rank: int) -> int | None:
-        """Of the rank's process; None while it is being started again."""
+        """Return the ID of the rank's process; None while it restarts."""
         pod = self._job.pods[rank // self._job.local_world_size]
         return pod.pids_of_ranks().get(rank)
 
     def _note(self, what: str) -> None:
         self.toll.story.append(f"{time.monotonic() - self._begin:6.2f} s: {what}")
 
-    def _account(self, what: str) -> str:
-        """Everything that tells how it came to a failure, stacks of hanging ranks included."""
+    def _report(self, what: str) -> str:
+        """Return the faults and logs before a failure, with the stacks of hanging ranks."""
         for pod in self._job.pods:
             for pid in pod.pids_of_ranks().values():
                 _signal(pid, signal.SIGCONT)

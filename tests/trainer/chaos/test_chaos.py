@@ -1,6 +1,7 @@
-"""Hundreds of ranks killed at random moments: every run ends where an undisturbed one ends.
+"""Hundreds of ranks killed at random moments: every run ends like an undisturbed one.
 
-Run by `make chaos`. `CHAOS_SEED` repeats what a run before has done; the seed is printed.
+`make chaos` and the nightly run include it. Each test prints its seed at its start; with
+`CHAOS_SEED` a run repeats the faults of an earlier one.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from tests.trainer.library.runs import on
 from tests.trainer.support.pods import Job, assert_same, job
 from tests.trainer.support.preloaded import CPU, SCRIPT, STREAM
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 VICTIMS = {CPU: 25, STREAM: 55, SCRIPT: 55}
-"""Of each group, over as many runs as it takes: 330 where a device queues what it is told, which is
-all that can go wrong on a CPU and more.
+"""Victims of each test, over as many runs as needed: 330 where a device queues its work, because
+these include all faults of a CPU.
 """
 
 
 def flags(of: Job) -> list[str]:
-    """Of a run that saves all the time."""
+    """Return flags of a run with frequent saves."""
     return [
         *("--epochs", "4", "--checkpoint-every-steps", "3"),
         *("--trace-samples", str(of.traces)),
@@ -57,10 +58,15 @@ def flags(of: Job) -> list[str]:
     ],
 )
 def test_all_runs_end_the_same(
-    nodes: int, local_world_size: int, forkserver: str, tmp_path: Path
+    nodes: int,
+    local_world_size: int,
+    forkserver: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     seed = int(os.environ.get("CHAOS_SEED", "0")) or random.randrange(1, 2**32)
-    print(f"CHAOS_SEED={seed}")
+    with capsys.disabled():
+        print(f"\nCHAOS_SEED={seed}", flush=True)
     ranks = nodes * local_world_size
     schedule = blows(seed, ranks=ranks)
     shape: dict[str, Any] = {

@@ -1,1 +1,1 @@
-"""Pods as processes, and what they run: for the tests of all folders beside."""
+"""Pods as processes, and the programs that they run, for all tests of the trainer."""

@@ -1,4 +1,4 @@
-"""A workload that splits and augments its samples at random, by every generator that users know.
+"""A workload that splits and augments its samples with all common random generators.
 
 `--workload=tests.trainer.support.augmented:load`
 """

@@ -1,11 +1,11 @@
-"""A clock for what is given one."""
+"""A clock that tests set."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Clock:
-    """In seconds, as far as a test lets it."""
+    """A clock in seconds."""
 
     now: float
 

@@ -1,6 +1,6 @@
-"""What torch raises when a device has failed."""
+"""The error that torch raises when a device has failed."""
 
 import torch
 
 DeviceError: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)
-"""A type of its own since torch 2.8."""
+"""A separate type since torch 2.8."""

@@ -13,7 +13,7 @@ _SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 def parse(text: str) -> dict[str, float]:
-    """Values by name and labels, as in `name{label="value"}`."""
+    """Return values by name and labels, as in `name{label="value"}`."""
     assert text.endswith("\n")
     values: dict[str, float] = {}
     helped: set[str] = set()
@@ -33,7 +33,7 @@ def parse(text: str) -> dict[str, float]:
         sample = _SAMPLE.fullmatch(line)
         assert sample, f"no sample: {line!r}"
         family = _family(sample["name"], types)
-        assert family == list(types)[-1], f"{line!r} does not stand with its own kind"
+        assert family == list(types)[-1], f"{line!r} is not below its own type"
         assert types[family] != "counter" or family.endswith("_total")
         key = line.rpartition(" ")[0]
         assert key not in values, f"{key} comes twice"

@@ -1,8 +1,8 @@
-"""Ranks that die at points of their life that a test has chosen, one after the other.
+"""Faults of ranks at chosen points of their run, one after another.
 
-The plan is in the environment. A fault waits for all before it in the plan, and then for its rank
-to pass its point: whichever process is the rank by then dies there, and its successor does not.
-What befalls a rank may be something else than fault, where a device knows how.
+The plan is in the environment. A fault waits until all faults before it have happened, and then
+until its rank reaches its point. The fault hits the process that is this rank then; its successor
+is not hit. Most faults kill the process; devices add others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IN_A_STEP = (
     "after the optimizer's step",
 )
 IN_A_TURN = ("backward", "gate", "within the optimizer's step", "after a turn")
-"""Of one optimizer of several."""
+"""Points of one optimizer of several."""
 WHILE_FORMING = ("rendezvous", "connection", "the state's transfer")
 ELSEWHERE = ("evaluation", "within a save")
 
@@ -40,21 +40,21 @@ class FaultAt:
     rank: int
     point: str
     step: int = 0
-    """Not before the rank is about to take this step, or is beyond it, in a group that has formed
-    since the fault before and taken a step, so that all of it have the run's state. 0: at once."""
+    """The first step that may be hit; 0: any. The group must have formed and taken a step since the
+    previous fault, so that all its ranks have the run's state."""
     turn: int = 0
-    """Not before that of the step, where its optimizers take turns."""
+    """The first turn of the step that may be hit, if its optimizers take turns."""
     action: str = "kill"
     """One of ACTIONS."""
     others_at: str = ""
-    """A point of the same step that all other ranks have come to before."""
+    """A point of the same step that all other ranks reach first."""
 
 
-_WITNESSES_SECONDS = 60.0
+_OTHERS_SECONDS = 60.0
 
 _SHOWN_VISITS = 5
 _SHOWN_CHARACTERS = 5000
-"""The end of a message survives where a long one is cut in the middle."""
+"""Long messages are cut in the middle, so the end stays."""
 
 SLOW_SECONDS = 12.0
 
@@ -63,13 +63,13 @@ ACTIONS: dict[str, Callable[[], object]] = {
     "wait": lambda: time.sleep(SLOW_SECONDS),
     **faults.ACTIONS,
 }
-"""What can befall a rank."""
+"""Actions by name."""
 
 
 def environment(plan: list[FaultAt], folder: Path) -> dict[str, str]:
-    """What makes ranks die as planned, where `install` is called."""
+    """Return variables for processes that call `install`."""
     folder.mkdir(exist_ok=True)
-    _witnesses(folder).mkdir(exist_ok=True)
+    _arrivals(folder).mkdir(exist_ok=True)
     return {
         PLAN_VARIABLE: json.dumps([asdict(fault) for fault in plan]),
         FOLDER_VARIABLE: str(folder),
@@ -77,7 +77,7 @@ def environment(plan: list[FaultAt], folder: Path) -> dict[str, str]:
 
 
 def assert_all_happened(plan: Sequence[FaultAt], folder: Path, log: str) -> None:
-    """Check that all deaths of a plan have happened, in a job with this log."""
+    """Check that all faults of a plan have happened, in a job with this log."""
     missing = [number for number in range(len(plan)) if not (folder / str(number)).exists()]
     if not missing:
         return
@@ -85,48 +85,48 @@ def assert_all_happened(plan: Sequence[FaultAt], folder: Path, log: str) -> None
     visits = _visits(folder, number)
     too_early = visits.read_text().splitlines() if visits.exists() else []
     raise AssertionError(
-        f"{len(missing)} of {len(plan)} deaths did not happen; the first is number {number}: "
-        f"{plan[number]}\nIts rank passed the point {len(too_early)} times too early, at last:\n"
+        f"{len(missing)} of {len(plan)} faults did not happen; the first is number {number}: "
+        f"{plan[number]}\nIts rank passed the point {len(too_early)} times too early:\n"
         + "\n".join(too_early[-_SHOWN_VISITS:])
         + f"\nThe end of the log:\n{log[-_SHOWN_CHARACTERS:]}"
     )
 
 
-def _toll(folder: Path) -> int:
+def _count(folder: Path) -> int:
     return len(list(folder.iterdir()))
 
 
 def _visits(folder: Path, number: int) -> Path:
-    """When a rank passed the point of its next fault, but the fault was not due."""
+    """Return the list of times at which a rank reached its point too early."""
     return folder.with_name(f"{folder.name}-visits-{number}")
 
 
-def _witnesses(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}-witnesses")
+def _arrivals(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-arrivals")
 
 
 def reach(point: str) -> None:
-    """Die if that is due: for points that only some devices have."""
-    if _Fate.of_this_process is not None:
-        _Fate.of_this_process.die_if_due(point)
+    """Inject a fault here if one is due."""
+    if _Injector.of_this_process is not None:
+        _Injector.of_this_process.inject_if_due(point)
 
 
-class _Fate:
-    of_this_process: ClassVar[_Fate | None] = None
+class _Injector:
+    of_this_process: ClassVar[_Injector | None] = None
 
     def __init__(self, plan: list[FaultAt], folder: Path) -> None:
         self._plan = plan
         self._folder = folder
         self._run: Any = None
         self._agreed_on = 0
-        self._deaths_before = 0
+        self._faults_before = 0
 
     def know(self, run: Any) -> None:
-        """The ranks of a group go on from where this run stands."""
+        """Note that the ranks of a new group continue from this state."""
         self._run, self._agreed_on = run, run.position.step
-        self._deaths_before = _toll(self._folder)
+        self._faults_before = _count(self._folder)
 
-    def die_if_due(self, point: str) -> None:
+    def inject_if_due(self, point: str) -> None:
         for number, fault in enumerate(self._plan):
             marker = self._folder / str(number)
             if marker.exists():
@@ -137,20 +137,20 @@ class _Fate:
                 if not is_its_time:
                     self._note_visit(number)
                     return
-                self._wait_for_witnesses(fault)
+                self._wait_for_others(fault)
                 marker.touch()
                 ACTIONS[fault.action]()
             elif fault.rank != rank and fault.others_at == point and is_its_time:
-                (_witnesses(self._folder) / str(rank)).touch()
+                (_arrivals(self._folder) / str(rank)).touch()
             return
 
-    def _wait_for_witnesses(self, fault: FaultAt) -> None:
+    def _wait_for_others(self, fault: FaultAt) -> None:
         if not fault.others_at:
             return
         wanted = int(os.environ["WORLD_SIZE"]) - 1
-        until = time.monotonic() + _WITNESSES_SECONDS
-        while len(list(_witnesses(self._folder).iterdir())) < wanted:
-            assert time.monotonic() < until, f"the others have not come to {fault.others_at!r}"
+        until = time.monotonic() + _OTHERS_SECONDS
+        while len(list(_arrivals(self._folder).iterdir())) < wanted:
+            assert time.monotonic() < until, f"the other ranks have not reached {fault.others_at!r}"
             time.sleep(0.01)
 
     def _note_visit(self, number: int) -> None:
@@ -158,19 +158,19 @@ class _Fate:
         with _visits(self._folder, number).open("a") as visits:
             visits.write(
                 f"process {os.getpid()} has done {done}; its group formed at step "
-                f"{self._agreed_on} after {self._deaths_before} deaths\n"
+                f"{self._agreed_on} after {self._faults_before} faults\n"
             )
 
     def _is_about_to_take(self, fault: FaultAt, number: int) -> bool:
         if self._run is None:
             return False
         done, turns = self._run.position.step, self._run.position.turns
-        formed_since = self._deaths_before >= number and done > self._agreed_on
+        formed_since = self._faults_before >= number and done > self._agreed_on
         return bool(formed_since and done >= fault.step - 1 and turns >= fault.turn)
 
 
 def install(variables: Mapping[str, str]) -> None:
-    """Let the ranks that are forked from this process die as planned, if there is a plan."""
+    """Inject the planned faults into ranks that are forked from this process."""
     if PLAN_VARIABLE not in variables:
         return
     from ddp_trainer.checkpoints import checkpoint  # noqa: PLC0415
@@ -186,39 +186,41 @@ def install(variables: Mapping[str, str]) -> None:
     from torch.optim import adam  # noqa: PLC0415
 
     plan = [FaultAt(**fault) for fault in json.loads(variables[PLAN_VARIABLE])]
-    fate = _Fate.of_this_process = _Fate(plan, Path(variables[FOLDER_VARIABLE]))
+    injector = _Injector.of_this_process = _Injector(plan, Path(variables[FOLDER_VARIABLE]))
 
-    def dying(point: str) -> Callable[..., None]:
-        return lambda *_: fate.die_if_due(point)
+    def at(point: str) -> Callable[..., None]:
+        return lambda *_: injector.inject_if_due(point)
 
-    def die_in_backward(_: object, model: Any, *__: object) -> None:
+    def inject_in_backward(_: object, model: Any, *__: object) -> None:
         # The gradient of one parameter in the middle is ready: some buckets may be on their way.
         parameters = list(model.parameters())
-        parameters[len(parameters) // 2].register_hook(dying("backward"))
+        parameters[len(parameters) // 2].register_hook(at("backward"))
 
     if any("vote" in (fault.point, fault.others_at) for fault in plan):
         # Steps that take milliseconds have no vote for dozens of steps, perhaps to the end.
         setattr(stop.Votes, "pace", lambda *_: None)  # noqa: B010
 
-    patch(checkpoint_manager.CheckpointManager, "agree", after=lambda _, its, __: fate.know(its))
-    patch(snapshots.Snapshots, "agree", after=lambda its, _: fate.know(its._run))
-    patch(Group, "start_sum", after=dying("vote"))
-    patch(DDPGroup, "allreduce", before=dying("used parameters"))
-    patch(Group, "wrap", before=die_in_backward)
-    patch(ShardGradients, "__init__", before=die_in_backward)
-    patch(Gate, "wait", before=dying("gate"))
-    patch(train_state.TrainState, "complete_step", before=dying("before the optimizer's step"))
-    patch(train_state.TrainState, "take_turn", after=dying("after a turn"))
-    patch(adam, "adam", after=dying("within the optimizer's step"))
-    patch(position.Position, "advance", after=dying("after the optimizer's step"))
-    patch(job.Job, "sum", before=dying("evaluation"))
-    patch(checkpoint, "write_file", after=dying("within a save"))
-    patch(rendezvous.Rendezvous, "meet", after=dying("rendezvous"))
-    patch(connection.Connection, "open", before=dying("connection"))
-    patch(checkpoint_manager, "transfer_state", before=dying("the state's transfer"))
-    patch(snapshots.Snapshots, "_transfer", before=dying("the state's transfer"))
-    patch(saved_parts.SavedParts, "save", before=dying("a save in memory"))
-    patch(snapshots, "_receive", before=dying("a snapshot's copy"))
+    patch(
+        checkpoint_manager.CheckpointManager, "agree", after=lambda _, its, __: injector.know(its)
+    )
+    patch(snapshots.Snapshots, "agree", after=lambda its, _: injector.know(its._run))
+    patch(Group, "start_sum", after=at("vote"))
+    patch(DDPGroup, "allreduce", before=at("used parameters"))
+    patch(Group, "wrap", before=inject_in_backward)
+    patch(ShardGradients, "__init__", before=inject_in_backward)
+    patch(Gate, "wait", before=at("gate"))
+    patch(train_state.TrainState, "complete_step", before=at("before the optimizer's step"))
+    patch(train_state.TrainState, "take_turn", after=at("after a turn"))
+    patch(adam, "adam", after=at("within the optimizer's step"))
+    patch(position.Position, "advance", after=at("after the optimizer's step"))
+    patch(job.Job, "sum", before=at("evaluation"))
+    patch(checkpoint, "write_file", after=at("within a save"))
+    patch(rendezvous.Rendezvous, "meet", after=at("rendezvous"))
+    patch(connection.Connection, "open", before=at("connection"))
+    patch(checkpoint_manager, "transfer_state", before=at("the state's transfer"))
+    patch(snapshots.Snapshots, "_transfer", before=at("the state's transfer"))
+    patch(saved_parts.SavedParts, "save", before=at("a save in memory"))
+    patch(snapshots, "_receive", before=at("a snapshot's copy"))
 
 
 def patch(
@@ -228,7 +230,7 @@ def patch(
     before: Callable[..., None] = lambda *_: None,
     after: Callable[..., None] = lambda *_: None,
 ) -> None:
-    """Call something with the arguments of a function before or after it."""
+    """Call functions before or after another one, with its arguments."""
     original = getattr(owner, name)
 
     def replacement(*arguments: Any, **options: Any) -> Any:

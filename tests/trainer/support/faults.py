@@ -24,7 +24,7 @@ _BEGIN, _END = "<!-- written by `make generate` -->\n\n", "\n<!-- end -->"
 
 
 class Outcome(Enum):
-    """What happens to a rank that has joined its job; the other ranks keep their state."""
+    """The result for a rank that has joined its job; the other ranks keep their state."""
 
     AGAIN = "restarted at once"
     KILLED = "restarted after `--heartbeat-timeout-seconds`"
@@ -58,7 +58,7 @@ def _raise() -> None:
 
 
 def _in_a_thread(do: Callable[[], object]) -> None:
-    """Do it in another thread; this one waits, as if it computed."""
+    """Call it in another thread while this one waits, as if it computed."""
     thread = threading.Thread(target=do)
     thread.start()
     thread.join()

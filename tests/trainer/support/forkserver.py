@@ -1,4 +1,4 @@
-"""The trainer's forkserver, whose ranks die where a test has planned it."""
+"""The trainer's forkserver; its ranks suffer the faults that a test has planned."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A launcher whose status server listens on one address alone, so that a machine can have several
-on one port, as pods have; and whose waits are shorter.
+"""A launcher with its status server on one address only, and with shorter waits.
+
+So one machine can have several launchers on one port, as pods have.
 
     python -m tests.trainer.support.launcher_at ADDRESS '{"ANSWER_SECONDS": 1}' [ARGUMENTS]
 
@@ -25,7 +26,7 @@ from ddp_trainer.system.logs import end_process
 
 
 def main() -> int:
-    """What `ddp_trainer.launch` does."""
+    """Run `ddp_trainer.launch`."""
     address, waits, *arguments = sys.argv[1:]
     bind = BoundedServer.server_bind
 

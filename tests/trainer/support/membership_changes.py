@@ -1,4 +1,4 @@
-"""Jobs whose pods are told of other places in the group while they train."""
+"""Jobs with pods that receive other assignments while they train."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ADDRESS = "127.0.0.1"
 
 @dataclass
 class World:
-    """The pods of a job by the name of their slot, and who of them is in the group."""
+    """The pods of a job by the number of their slot, and the members of its group."""
 
     of: Job
     flags: Sequence[str] = ()
@@ -30,7 +30,7 @@ class World:
     broken: bool = False
 
     def start(self, slot: int, *, node_rank: int, nodes: int) -> Pod:
-        """Start a pod with the place that its launcher was told of."""
+        """Start a pod with the assignment that its launcher received."""
         self.of.nodes = nodes
         self.of.extra_environment = {
             **self.of.extra_environment,
@@ -41,17 +41,17 @@ class World:
         return self.slots[slot]
 
     def start_all(self, nodes: int) -> None:
-        """Start a job of so many pods, each of which has its slot for a node rank."""
+        """Start a job of this many pods; a pod's node rank is its slot."""
         for slot in range(nodes):
             self.start(slot, node_rank=slot, nodes=nodes)
 
     def change(
         self, members: Sequence[int], *, tell: Sequence[int] | None = None, broken: bool = False
     ) -> None:
-        """Let these slots be the group from here on, in the order of their node ranks.
+        """Make these slots the group, in the order of their node ranks.
 
-        `tell`: the pods that hear of it; None: all that there are. `broken`: whether they hear that
-        the group before has lost one.
+        `tell`: the pods that receive the assignment; None: all pods. `broken`: the assignment says
+        that the previous group has lost a pod.
         """
         self.generation += 1
         self.members = members
@@ -59,7 +59,7 @@ class World:
         self.tell([*self.slots] if tell is None else tell)
 
     def tell(self, slots: Sequence[int]) -> None:
-        """Let these pods hear of the newest group."""
+        """Send the newest assignment to these pods."""
         for slot in slots:
             place = Assignment(
                 job_uid="7d1f",
@@ -80,13 +80,13 @@ class World:
 
 
 FLAGS = ("--epochs", str(EPOCHS), "--step-delay-seconds", "0.05", "--max-reforms", "0")
-"""With which a group that breaks is not formed anew, unless it is another one."""
+"""With these flags a broken group is not formed again, but another group is."""
 
 
 def assert_each_step_once(of: Job, *groups: tuple[int, int]) -> None:
-    """Each epoch had every sample once, but for padding, in steps that all ranks took once.
+    """Check that each epoch had every sample once, except for padding, in steps taken once.
 
-    `groups`: the ranks of each, and the last step that it took.
+    `groups`: the number of ranks and the last step of each group.
     """
     trained: Counter[int] = Counter()
     first = 1
@@ -99,23 +99,25 @@ def assert_each_step_once(of: Job, *groups: tuple[int, int]) -> None:
     assert set(trained) == set(range(SAMPLES))
     assert min(trained.values()) == EPOCHS
     padding = sum(trained.values()) - EPOCHS * SAMPLES
-    assert padding < EPOCHS * max(ranks for ranks, _ in groups), "it makes ranks equal, and no more"
+    assert padding < EPOCHS * max(ranks for ranks, _ in groups), (
+        "padding makes ranks equal, and no more"
+    )
 
 
 def assert_ends_alike(pods: Sequence[Pod]) -> None:
-    """All ranks that trained to the end hold the same state, to the bit."""
+    """Check that all ranks that trained to the end hold the same state, to the bit."""
     found = {re.findall("ends with (.*)", pod.log)[-1] for pod in pods}
     assert len(found) == 1, found
 
 
 def step_of_change(pod: Pod) -> int:
-    """The last step before the group that this pod is in changed."""
+    """Return the last step before the group of this pod changed."""
     [step] = re.findall(r"continuing from memory at step (\d+)", pod.log)
     return int(step)
 
 
 def wait_for_step(world: World, step: int) -> None:
-    """Until rank 0 begins it, or one after it; some pods may have left meanwhile."""
+    """Wait until rank 0 begins this step or a later one; pods may have left meanwhile."""
 
     def reached() -> bool:
         assert world.slots[0].process.poll() is None, world.slots[0].log
@@ -125,7 +127,7 @@ def wait_for_step(world: World, step: int) -> None:
 
 
 def resize(world: World, *sizes: int) -> None:
-    """Let the group become one of so many pods, then of so many, and so on, to its end."""
+    """Give the group these numbers of pods, one after another, and wait for its end."""
     step, pods = 4, len(world.slots)
     for size in sizes:
         wait_for_step(world, step)
@@ -143,6 +145,6 @@ def resize(world: World, *sizes: int) -> None:
 
 
 def losses_of(of: Job) -> dict[int, float]:
-    """Of each step."""
+    """Return the loss of each step."""
     lines = map(json.loads, (of.checkpoints / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: line["loss"] for line in lines if "loss" in line}

@@ -38,7 +38,7 @@ class MemoryJob:
         self.master_port = free_port()
 
     def start(self, node_rank: int | None, *, generation: int = 1, copies: int = 1) -> WorldPod:
-        """Start a pod with an empty volume; None: a spare, of which there is one at most."""
+        """Start a pod with an empty volume; None: a spare (a job has at most one)."""
         slot = self.sizes["nodes"] if node_rank is None else node_rank
         name = f"pod-{len(self.job.pods)}"
         variables = {
@@ -112,7 +112,7 @@ def memory_job(
     command: Sequence[str] = STUB,
     size: int = 1 << 20,
 ) -> Iterator[MemoryJob]:
-    """Create a job; its pods and volumes are gone at the end, whatever happens."""
+    """Create a job; its pods and volumes are removed at the end in any case."""
     volumes = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:
         with world_job(folder) as job:

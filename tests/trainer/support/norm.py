@@ -11,12 +11,12 @@ from torch import nn
 
 
 def load(dropout: float = 0.25) -> Workload:
-    """The bundled workload with another model, which draws random numbers too."""
+    """Return the bundled workload with a model that draws random numbers too."""
     return replace(digits.load(), model=partial(network, dropout))
 
 
 def network(dropout: float) -> nn.Module:
-    """The model."""
+    """Return the model."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(64, 64),

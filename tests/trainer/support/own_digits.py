@@ -1,5 +1,6 @@
-"""The digits workload, with what a test needs besides: it ignores how samples are shared out, or it
-trains slowly until it is told to end. One file, as pods get its text.
+"""The digits workload for tests: in double precision, or slow until a file exists.
+
+It is one file, because pods get its text.
 """
 
 from __future__ import annotations
@@ -17,17 +18,16 @@ SLOW_BATCH_SECONDS = 0.5
 
 
 def single(*, slow_until: Path | None = None) -> Workload:
-    """The bundled workload, slow until there is such a file."""
+    """Return the bundled workload, slow until this file exists."""
     return _slow(digits.load(), slow_until)
 
 
 def doubles(*, slow_until: Path | None = None) -> Workload:
-    """Digits in double precision and without dropout.
+    """Return digits in double precision and without dropout.
 
-    The loss of a step is then the same however its samples are shared out, and stays so. In single
-    precision the first hundred steps show no difference either; but by then some unit's activations
-    are all but zero, and Adam makes a whole step of what is rounded away on one side and not on the
-    other.
+    The loss of a step is then the same for any distribution of its samples over ranks. In single
+    precision this ends after about a hundred steps: some activations are nearly zero by then, and
+    Adam turns a difference in rounding into a whole step.
     """
     bundled = digits.load(dropout=0.0)
 

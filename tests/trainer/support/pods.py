@@ -1,4 +1,4 @@
-"""Pods as processes: launchers with the environment that the operator would give them."""
+"""Pods as processes: launchers with the environment that the operator sets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
+    """Return True if the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):  # before it was opened, or read
@@ -41,13 +41,13 @@ def is_alive(pid: int) -> bool:
 
 
 TOKEN = "0123456789abcdef"
-"""The job's."""
+"""The job's token."""
 
 
 def contract(
     *, node_rank: int = 0, nodes: int = 1, local_world_size: int = 1, port: int = 29500
 ) -> dict[str, str]:
-    """The variables that the operator sets in a pod."""
+    """Return the variables that the operator sets in a pod."""
     return {
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port),
@@ -104,7 +104,7 @@ class Pod:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The termination message: exactly one JSON line."""
+        """Return the termination message: exactly one JSON line."""
         text = self._termination_log.read_text()
         assert text.endswith("\n")
         assert text.count("\n") == 1
@@ -119,7 +119,7 @@ class Pod:
         return [int(child) for child in children.split()]
 
     def pids_of_ranks(self) -> dict[int, int]:
-        """Rank → process ID, of those ranks that run and were forked."""
+        """Return the process IDs of forked ranks that run, by rank."""
         found = {}
         for child in self.child_pids():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -129,18 +129,18 @@ class Pod:
         return found
 
     def rank_pids(self) -> list[int]:
-        """The process IDs alone, by rank."""
+        """Return the process IDs in the order of ranks."""
         return [pid for _, pid in sorted(self.pids_of_ranks().items())]
 
     def wait(self) -> int:
-        """Exit code of the launcher."""
+        """Return the launcher's exit code."""
         try:
             return self.process.wait(DEADLINE_SECONDS)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the pod still runs:\n{self.log}") from None
 
     def assert_keeps_its_ranks(self) -> None:
-        """Its launcher has restarted no rank until its end."""
+        """Check that the launcher completes without a restarted rank."""
         assert self.wait() == 0, self.log
         assert "restarting it" not in self.log, self.log
 
@@ -172,7 +172,7 @@ class Job:
     command_prefix: list[str] = field(default_factory=list)
     forkserver: str = CPU
     imports_torch: bool = False
-    """Whether pods start as containers do, or have torch from the beginning."""
+    """Start pods as containers do; by default they have torch from the beginning."""
     port: int = field(default_factory=free_port)
     pods: list[Pod] = field(default_factory=list)
 
@@ -193,15 +193,15 @@ class Job:
         return [self.start(node_rank, *arguments) for node_rank in range(self.nodes)]
 
     def begun_by(self, rank: int) -> list[tuple[int, list[int]]]:
-        """The steps that a rank began, in order, with the samples that it had for each."""
+        """Return the steps that a rank began, in order, each with its samples."""
         return [(entry["step"], entry["samples"]) for entry in self._trace(rank)]
 
     def begun_steps_of(self, rank: int) -> list[int]:
-        """The steps that a rank began, in order, whichever process was the rank."""
+        """Return the steps that the processes of a rank began, in order."""
         return [entry["step"] for entry in self._trace(rank)]
 
     def steps_of(self, rank: int) -> dict[int, list[int]]:
-        """Step → samples of a rank; a step that was begun twice had the same samples twice."""
+        """Return a rank's samples by step; a step that began twice had the same samples."""
         steps: dict[int, list[int]] = {}
         for entry in self._trace(rank):
             assert steps.setdefault(entry["step"], entry["samples"]) == entry["samples"]
@@ -225,16 +225,16 @@ class Job:
         until(reached, f"step {step}")
 
     def state(self, step: int) -> Any:
-        """What the checkpoint of a step holds; a rank that died may have left half of another."""
+        """Return the state in a step's checkpoint; a dead rank may have left half of another."""
         return self._newest(f"step-{step:08d}*")
 
     @property
     def last_state(self) -> Any:
-        """What the newest checkpoint holds."""
+        """Return the state in the newest checkpoint."""
         return self._newest("step-*")
 
     def _newest(self, pattern: str) -> Any:
-        """The newest state of such folders, without the time that training to it took."""
+        """Return the newest state in these folders, without its training time."""
         whole = max(self.checkpoints.glob(f"{pattern}/manifest.json"))
         state = torch.load(whole.with_name("state.pt"), weights_only=True)
         assert state.pop("trained_seconds") >= 0
@@ -243,7 +243,7 @@ class Job:
 
 @contextmanager
 def job(folder: Path, **settings: Any) -> Iterator[Job]:
-    """A job whose pods are gone at the end, whatever happens."""
+    """Create a job; its pods are killed at the end in any case."""
     folder.mkdir(parents=True, exist_ok=True)
     new = Job(folder, **settings)
     try:
@@ -255,7 +255,7 @@ def job(folder: Path, **settings: Any) -> Iterator[Job]:
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    """Equal to the bit, all the way down."""
+    """Check that two states are equal to the bit, in all parts."""
     assert type(actual) is type(expected)
     if isinstance(expected, torch.Tensor):
         assert torch.equal(actual, expected)

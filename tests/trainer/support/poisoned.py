@@ -9,7 +9,7 @@ BAD_SAMPLE = 7
 
 
 def load() -> Workload:
-    """The bundled workload with a bad sample."""
+    """Return the bundled workload with a bad sample."""
     workload = digits.load()
     assert isinstance(workload.train, Samples)
     workload.train.inputs[BAD_SAMPLE] = float("nan")

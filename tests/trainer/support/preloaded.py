@@ -1,9 +1,9 @@
-"""Launchers whose ranks are forked from one process that has torch, for all tests of a session.
+"""Launchers and ranks that are forked from one process with torch, for all tests of a session.
 
-Importing torch takes seconds of a core, and a pod of a test lasts as long. A launcher starts here
-as a fork of a process that has imported all there is, and so does the process that forks its
-ranks; from there on everything is the trainer's own. That launchers start by themselves as well,
-as in a container, is for `test_launch`, the examples, and the tests with real pods.
+An import of torch takes seconds of a core, as long as a test's pod lives. So a launcher and its
+forkserver start as forks of a process that has imported everything. From there on, all code is the
+trainer's own. `test_launch`, the examples and the tests with real pods start launchers as
+containers do.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _MESSAGE_BYTES = 1 << 17
 _START_SECONDS = 300.0
 """More than a loaded machine takes to import torch from a cold disk."""
 _BEFORE_TORCH = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""What torch reads when it is imported, as launchers set it for ranks."""
+"""Variables that torch reads at its import, as launchers set them for ranks."""
 CPU = "tests.trainer.support.forkserver"
-"""Forks ranks of the bundled trainer, which die where a test has planned it."""
+"""Forks ranks of the bundled trainer, with the faults that a test has planned."""
 STREAM = "tests.trainer.stream_device.forkserver"
-"""The same, but they compute on a device with a stream."""
+"""The same for ranks on a device with a stream."""
 SCRIPT = "tests.trainer.library.forkserver"
 """Forks ranks that run a script."""
 GPU = "tests.trainer.gpu.forkserver"
@@ -71,7 +71,7 @@ class PreloadedProcess:
     def start(
         self, forkserver: str, arguments: Sequence[str], environment: Mapping[str, str], log: int
     ) -> Launcher:
-        """Start a launcher whose ranks `forkserver`, the name of a module, forks.
+        """Start a launcher; `forkserver` is the module that forks its ranks.
 
         `log`: a file descriptor for all that it prints.
         """
@@ -85,8 +85,8 @@ class PreloadedProcess:
             self._read(left)
         return self._started.pop()
 
-    def hear_of(self, launcher: Launcher, *, within_seconds: float) -> None:
-        """Wait until it has ended, if it does so in that time."""
+    def wait_for(self, launcher: Launcher, *, within_seconds: float) -> None:
+        """Wait until the launcher has ended, at most this long."""
         until = time.monotonic() + within_seconds
         while launcher.returncode is None:
             left = until - time.monotonic()
@@ -100,7 +100,7 @@ class PreloadedProcess:
         message = self._channel.recv(_MESSAGE_BYTES)
         assert message, "the process that launchers are forked from has ended"
         pid, code = json.loads(message)
-        if code is None:  # the process ID may have been an earlier one's, which has ended
+        if code is None:  # an earlier process may have had the same ID
             self._running[pid] = Launcher(self, pid)
             self._started.append(self._running[pid])
         else:
@@ -108,29 +108,29 @@ class PreloadedProcess:
 
 
 class Launcher:
-    """One that was forked, to be handled like subprocess.Popen."""
+    """A forked launcher with the methods of `subprocess.Popen`."""
 
     def __init__(self, process: PreloadedProcess, pid: int) -> None:
         self._process = process
         self.pid = pid
         self.returncode: int | None = None
-        """Below 0: by a signal. None: it runs, as far as anybody has asked."""
+        """Below 0: killed by a signal. None: it ran at the last `poll`."""
 
     def poll(self) -> int | None:
-        """The exit code, if it has ended."""
-        self._process.hear_of(self, within_seconds=0)
+        """Return the exit code, or None while it runs."""
+        self._process.wait_for(self, within_seconds=0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, when it has ended."""
+        """Wait for its end; return the exit code."""
         seconds = timeout if timeout is not None else _START_SECONDS
-        self._process.hear_of(self, within_seconds=seconds)
+        self._process.wait_for(self, within_seconds=seconds)
         if self.returncode is None:
             raise subprocess.TimeoutExpired("a launcher", seconds)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send it, if it still lives."""
+        """Send a signal if the process still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -141,7 +141,7 @@ class Launcher:
 
 @cache
 def preloaded_process() -> PreloadedProcess:
-    """The one of this session; it ends with this process."""
+    """Return the session's process; it ends with this one."""
     return PreloadedProcess()
 
 
@@ -151,7 +151,7 @@ def serve(channel: socket.socket) -> None:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests decide what ends when
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests end the launchers
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
@@ -160,7 +160,7 @@ def serve(channel: socket.socket) -> None:
         ready, _, _ = select.select([channel.fileno(), woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
-            _tell_who_has_ended(channel)
+            _report_ended(channel)
         if channel.fileno() in ready:
             message, fds, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 1)
             if not message:
@@ -173,7 +173,7 @@ def serve(channel: socket.socket) -> None:
             channel.send(json.dumps([pid, None]).encode())
 
 
-def _tell_who_has_ended(channel: socket.socket) -> None:
+def _report_ended(channel: socket.socket) -> None:
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
             pid, status = ended
@@ -186,7 +186,7 @@ def _become_launcher(
     def run() -> NoReturn:
         os.dup2(log, 1)
         os.dup2(log, 2)
-        _begin_anew(parent, environment)
+        _reset_process(parent, environment)
         starters.FORKSERVER = forkserver
         starters._popen = _fork
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -202,7 +202,7 @@ def _fork(
     keep_fd: int,
     streams: Streams = OWN_STREAMS,
 ) -> int:
-    """What the launcher calls to start its forkserver, or a command once for each rank."""
+    """Start a launcher's forkserver, or a command for a rank, in place of `_popen`."""
     if command[0] != sys.executable:
         return _popen(command, environment, keep_fd=keep_fd, streams=streams)
     parent, pid = os.getpid(), os.fork()
@@ -213,17 +213,17 @@ def _fork(
         os.setsid()
         os.dup2(streams.stdout, 1)
         os.dup2(streams.stderr, 2)
-        _begin_anew(parent, environment, keep_fd=keep_fd)
+        _reset_process(parent, environment, keep_fd=keep_fd)
         _run(command[1:])
 
     code = _code_of(run)
-    if command[2] not in _FORKSERVERS:  # as after any script, which may be the end of it
+    if command[2] not in _FORKSERVERS:  # a script may die in Python's shutdown
         ctypes.pythonapi.Py_Exit(code)
     end_process(code)
 
 
 def _code_of(run: Callable[[], None]) -> int:
-    """The exit code of a program that was forked, which must not come back into its parent's."""
+    """Run a forked program and return its exit code; it must not return to the parent's code."""
     try:
         run()
     except SystemExit as end:
@@ -237,7 +237,7 @@ def _code_of(run: Callable[[], None]) -> int:
 
 
 def _run(command: Sequence[str]) -> None:
-    """What Python would do with these words."""
+    """Run Python with these arguments."""
     if command[0] != "-m":
         sys.argv = list(command)
         sys.path.insert(0, str(Path(command[0]).parent))
@@ -250,10 +250,12 @@ def _run(command: Sequence[str]) -> None:
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
 
 
-def _begin_anew(parent: int, environment: Mapping[str, str], *, keep_fd: int | None = None) -> None:
-    """Have no more of the parent than a program has that was just started."""
+def _reset_process(
+    parent: int, environment: Mapping[str, str], *, keep_fd: int | None = None
+) -> None:
+    """Reset this process to the state of a program that has just started."""
     die_with_parent(parent)
-    # What the parent's objects remove at its end, such as the launcher's status, is still in use.
+    # The parent still uses files that its finalizers remove, such as the launcher's status.
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
@@ -261,9 +263,9 @@ def _begin_anew(parent: int, environment: Mapping[str, str], *, keep_fd: int | N
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    # Otherwise ranks of scripts would log as the launcher, whose handlers they inherit.
+    # Scripts must not log with the handlers that they inherit from the launcher.
     logging.basicConfig(level=logging.WARNING, handlers=(), force=True)
-    # Objects of the parent's that hold them live as long as this process, and close nothing.
+    # The parent's objects that hold them live as long as this process, so nothing closes them.
     for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if fd > 2 and fd != keep_fd:
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A model as QLoRA and GPTQ leave it: most of it is frozen, and it refuses to move."""
+"""A model like those of QLoRA and GPTQ: most of it is frozen, and it refuses to move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of ranks that have met already, and form no other group."""
+"""Jobs of ranks that keep their group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import HashStore
 
 
 class SameGroup(World):
-    """Ranks that meet in the group that they have."""
+    """A world that always returns the same group."""
 
     def __init__(self, group: Group, environment: Environment) -> None:
         self.group = group
@@ -35,7 +35,7 @@ class SameGroup(World):
 
 @contextmanager
 def group_of_one(failure: Callable[[], Exception | None] = lambda: None) -> Iterator[Group]:
-    """A group that this process forms by itself; `failure` is what broke it, if anything has."""
+    """Form a group of this process alone; `failure` returns the error that broke it."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         yield Group(
@@ -50,7 +50,7 @@ def group_of_one(failure: Callable[[], Exception | None] = lambda: None) -> Iter
 
 
 def job_in(group: Group, options: Options) -> Job:
-    """A job of the ranks of a group, of which nothing is saved."""
+    """Return a job of a group's ranks that saves nothing."""
     environment = Environment.from_env({**os.environ, "DDP_CHECKPOINT_DIR": ""})
     job = Job(environment, options, RankReport({}, rank=group.rank))
     job._world = SameGroup(group, environment)

@@ -1,4 +1,4 @@
-"""Requests to a launcher's status server, and what it says to them."""
+"""Requests to a launcher's status server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def ask(
     body: bytes | None = None,
     token: str | None = None,
 ) -> tuple[int, bytes]:
-    """Status code and body; (0, b"") where nobody listens."""
+    """Return status code and body; (0, b"") if nobody listens."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}",
         data=body,

@@ -1,6 +1,4 @@
-"""Pods of one job on one machine, each with an address of its own, and an operator that tells their
-launchers of their places.
-"""
+"""Pods of one job on one machine, each with its own address, and an operator's requests."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ while True:
     {turn}
     time.sleep(0.01)
 """
-"""Says with what it began, and ends with the code that it finds in a file for it."""
+"""Writes its environment to a file, and ends with the exit code in another file."""
 
 
 @dataclass
@@ -55,7 +53,7 @@ class WorldPod:
     def tell(
         self, generation: int, node_rank: int | None, *, token: str = TOKEN, **more: Any
     ) -> tuple[int, Any]:
-        """PUT /world; the status, and the generation that it knows then or what it says else."""
+        """Send an assignment; return the status and the known generation, or the error."""
         status, answer = self.put(generation, node_rank, token=token, **more)
         return status, answer["generation"] if isinstance(answer, dict) else answer
 
@@ -68,7 +66,7 @@ class WorldPod:
         query: str = "",
         **more: Any,
     ) -> tuple[int, Any]:
-        """PUT /world; the status and the whole answer."""
+        """Send an assignment; return the status and the whole answer."""
         place = {
             "jobUid": "7d1f",
             "attempt": 0,
@@ -84,7 +82,7 @@ class WorldPod:
         return self.request("PUT", f"/world{query}", json.dumps(place), token=token)
 
     def news(self, *, after: int = 0, wait: int = 0) -> Any:
-        """GET /world."""
+        """Return the news of the launcher."""
         status, news = self.request("GET", f"/world?after={after}&wait={wait}")
         assert status == 200, news
         return news
@@ -92,7 +90,7 @@ class WorldPod:
     def request(
         self, method: str, path: str, body: str | None = None, *, token: str = TOKEN
     ) -> tuple[int, Any]:
-        """Status and document of an answer."""
+        """Return status and document of the answer."""
         connection = http.client.HTTPConnection(self.address, self.port, timeout=DEADLINE_SECONDS)
         with contextlib.closing(connection):
             headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -103,7 +101,7 @@ class WorldPod:
         return answer.status, json.loads(text) if is_json else text.decode()
 
     def wait_to_listen(self) -> None:
-        """Until the status port is open."""
+        """Wait until the status port is open."""
 
         def listens() -> bool:
             assert self.process.poll() is None, self.log
@@ -116,18 +114,18 @@ class WorldPod:
 
     @property
     def log(self) -> str:
-        """All that it has said."""
+        """Return the pod's log."""
         return (self.folder / f"{self.name}.log").read_text()
 
     @property
     def message(self) -> dict[str, Any]:
-        """Its termination message."""
+        """Return the termination message."""
         text = (self.folder / f"{self.name}.termination").read_text()
         message: dict[str, Any] = json.loads(text)
         return message
 
     def began(self, local_rank: int = 0) -> list[dict[str, Any]]:
-        """With what the processes of one of its ranks began."""
+        """Return the first environment of each process of a rank."""
         path = self.folder / f"{self.name}.{local_rank}.began"
         if not path.exists():
             return []
@@ -135,7 +133,7 @@ class WorldPod:
         return [json.loads(line) for line in lines]
 
     def wait_for(self, generation: int, *, count: int = 1) -> dict[str, Any]:
-        """With what the `count`th process of its first rank began in a generation."""
+        """Return the environment of the `count`th process of rank 0 in a generation."""
 
         def there() -> bool:
             assert self.process.poll() is None, self.log
@@ -148,16 +146,16 @@ class WorldPod:
         return [line for line in self.began() if line["generation"] == generation]
 
     def end(self, generation: int, code: int, local_rank: int = 0) -> None:
-        """Have a rank end."""
+        """Let a rank end with this exit code."""
         _write(self.folder / f"{self.name}.{local_rank}.{generation}", str(code))
 
     def wait_for_log(self, text: str) -> None:
-        """Until it has said that."""
+        """Wait until the log has this text."""
         until(lambda: text in self.log or self.process.poll() is not None, f"{text!r} in the log")
         assert text in self.log, self.log
 
     def wait(self) -> int:
-        """Its exit code."""
+        """Return the exit code."""
         try:
             return self.process.wait(DEADLINE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -172,9 +170,9 @@ class WorldJob:
     port: int = field(default_factory=free_port)
     pods: list[WorldPod] = field(default_factory=list)
     prelude: str = ""
-    """What the script does when it begins."""
+    """Lines of the script at its beginning."""
     turn: str = "pass"
-    """What it does again and again."""
+    """Lines in the script's loop."""
     flags: Sequence[str] = ("--no-preload",)
 
     def start(
@@ -187,7 +185,7 @@ class WorldJob:
         index: int | None = None,
         **settings: int,
     ) -> WorldPod:
-        """A pod of this place; `index` gives it the address of one before."""
+        """Start a pod; `index` gives it the address of an earlier pod."""
         index = len(self.pods) if index is None else index
         name, address = f"pod-{len(self.pods)}", f"127.0.0.{1 + index}"
         environment = {
@@ -224,13 +222,13 @@ class WorldJob:
         return pod
 
     def finish(self) -> None:
-        """Have all scripts end well."""
+        """Let all scripts end with exit code 0."""
         _write(self.folder / "all", "0")
 
 
 @contextmanager
 def world_job(folder: Path, **settings: Any) -> Iterator[WorldJob]:
-    """A job whose pods are gone at the end, whatever happens."""
+    """Create a job; its pods are killed at the end in any case."""
     job = WorldJob(folder, **settings)
     try:
         yield job
