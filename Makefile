@@ -57,8 +57,8 @@ demo: $(PROGRAMS) ## Train on this machine, kill a rank and see the job recover
 prepare: $(STAMP) ## Build what the test cluster needs: 15 minutes, once; continues after an interruption
 	$(PY) -m tests.cluster prepare
 
-test: $(STAMP) ## All tests that this machine can run; runs prepare first
-	$(PY) -m tests.run
+test: $(STAMP) ## The daily tests; builds first what they need. SHARE=3/7 adds a seventh of the nightly ones
+	$(PY) -m tests.run $(if $(SHARE),--share $(SHARE))
 
 test-unit: $(STAMP) ## Tests of decisions, without processes or Kubernetes
 	$(PY) -m pytest tests/unit tests/simulation
@@ -85,29 +85,29 @@ test-torch: $(STAMP) ## The trainer's tests on another torch: VERSION=2.7.0 (an 
 	    > "$$($(TORCH_VENV)/bin/python -c 'import site; print(*site.getsitepackages())')/rest.pth"; \
 	  touch $(TORCH_VENV)/.installed; \
 	}
-	PYTHONPATH=$(CURDIR)/operator:$(CURDIR)/trainer-image $(TORCH_VENV)/bin/python -m pytest $(TORCH_TESTS)
+	PYTHONPATH=$(CURDIR)/operator:$(CURDIR)/trainer-image $(TORCH_VENV)/bin/python -m pytest --nightly=all $(TORCH_TESTS)
 
 .PHONY: test-schedulers
 test-schedulers: $(STAMP) ## Gangs with real schedulers; builds Coscheduling first, for ten minutes
 	$(PY) -m tests.cluster prepare --control-plane-only
 	$(PY) -m tests.cluster.preparation.coscheduling
-	$(PY) -m pytest tests/gang_schedulers
+	$(PY) -m pytest --nightly=all tests/gang_schedulers
 
 .PHONY: test-gpu
 test-gpu: $(STAMP) ## The trainer's tests that need a GPU; one is enough
-	$(PY) -m pytest -s tests/trainer/gpu
+	$(PY) -m pytest --nightly=all -s tests/trainer/gpu
 
 .PHONY: chaos
 chaos: $(STAMP) ## Kill, freeze and remove things at random for minutes; everything must recover
 	$(PY) -m tests.run chaos
 
-.PHONY: test-all
-test-all: $(STAMP) ## The tests and chaos, beside each other
-	$(PY) -m tests.run all
+.PHONY: nightly
+nightly: $(STAMP) ## All tests, also the rare and long ones, with random chaos and all incidents
+	$(PY) -m tests.run nightly
 
 .PHONY: incidents
-incidents: prepare ## Replay a bad night on a real cluster, in 40 minutes; not part of CI
-	$(PY) -m pytest tests/incidents
+incidents: prepare ## Replay a bad night on a real cluster, in 40 minutes, and write its table to the docs
+	$(PY) -m pytest --nightly=all --write-table tests/incidents
 
 .PHONY: bare
 bare: ## Remove everything that earlier runs left on this machine, then time README's two commands

@@ -23,7 +23,7 @@ from tests.e2e.environment import OPERATOR_NAMESPACE, Environment, operator_pods
 from tests.e2e.jobs import Job, accuracy, doubles_job, last_words
 from tests.e2e.kubectl import Kubectl, Manifest, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 RESTARTS_AT_MOST = 100
 """None may fail: how budgets are spent is shown elsewhere."""

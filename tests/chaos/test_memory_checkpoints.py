@@ -30,7 +30,7 @@ from tests.e2e.jobs import Job, script_job
 from tests.e2e.kubectl import Kubectl, wait_for
 from tests.e2e.losses import running_pod
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.nightly, pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 STEPS: Final = 800
 """Far more than the jobs complete before the last disturbance."""

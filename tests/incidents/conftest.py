@@ -35,15 +35,22 @@ def _is_queued(item: pytest.Item) -> bool:
     return isinstance(incident, Incident) and incident.queued
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--write-table`, for a machine that does nothing else: the table has seconds."""
+    parser.addoption("--write-table", action="store_true", help=f"write the table to {PAGE}")
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print the lines again, and write the table to the docs."""
+    """Print the lines again, and write the table to the docs if `--write-table` is given."""
     rows, torchrun = config.stash.get(ROWS, []), config.stash.get(TORCHRUN, {})
     for row in rows:
         terminalreporter.write_line(row.text())
     for name, cell in torchrun.items():
         terminalreporter.write_line(f"torchrun: {name}: {cell}")
+    if not config.getoption("--write-table"):
+        return
     before = PAGE.read_text()
     after = updated(before, rows, torchrun)
     if after != before:

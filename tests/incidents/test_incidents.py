@@ -16,7 +16,7 @@ from tests.incidents.incidents import INCIDENTS
 from tests.incidents.scene import Incident, Scene
 from tests.incidents.table import ROWS, Row
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.name)

@@ -16,7 +16,7 @@ from tests.incidents.scene import Incident
 from tests.incidents.table import TORCHRUN
 from tests.incidents.torchrun import TorchrunScene
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(
