@@ -10,7 +10,7 @@ from tests.unit.job.builders import fresh_job
 
 
 @pytest.mark.parametrize("recorded", [None, "0-2", "2,0-1", "0,3,1", "0-1", "broken"])
-def test_each_member_has_the_node_rank_of_its_position(recorded: str | None) -> None:
+def test_members_have_the_node_rank_of_their_position(recorded: str | None) -> None:
     world = None if recorded is None else World(size=3, members=recorded)
     job = fresh_job(replicas=3)
     job = replace(job, status=job.status.model_copy(update={"world": world}))

@@ -69,19 +69,19 @@ class TestProgress:
         assert job.status.restarts == 3
 
     @pytest.mark.parametrize("step", [10, 5])
-    def test_the_same_or_an_earlier_one_does_not(self, step: int) -> None:
+    def test_same_or_earlier_checkpoint_refills_nothing(self, step: int) -> None:
         job = start(maxRestarts=1)
         job = running_again(job, fails(checkpointed(job, 10)))
         planned = fails(checkpointed(job, step))
         assert (planned.status.phase, planned.status.reason) == ("Failed", "MaxRestartsExceeded")
 
-    def test_nor_does_any_when_all_restarts_shall_count(self) -> None:
+    def test_reset_after_progress_false_counts_all_restarts(self) -> None:
         job = start(maxRestarts=1, resetAfterProgress=False)
         job = running_again(job, fails(checkpointed(job, 10)))
         planned = fails(checkpointed(job, 20))
         assert planned.status.reason == "MaxRestartsExceeded"
 
-    def test_without_reports_it_is_a_plain_limit(self) -> None:
+    def test_max_restarts_without_checkpoints_is_a_plain_limit(self) -> None:
         job = start(maxRestarts=2)
         for _ in range(2):
             job = running_again(job, fails(job))
@@ -120,38 +120,38 @@ class TestLostCheckpoints:
 
     @pytest.mark.parametrize("says", [True, False])
     @pytest.mark.parametrize("limit", [2, 3])
-    def test_a_new_run_in_the_same_job_refills_the_budget(self, limit: int, says: bool) -> None:
+    def test_new_run_in_the_same_job_refills_the_budget(self, limit: int, says: bool) -> None:
         run = [(0, 50), *((step, step + 1000) for step in range(50, 9000, 1000))]
         job = self.lives([(0, 9000), *run], says=says, maxRestarts=limit)
         assert not job.status.finished
         assert job.status.restarts == len(run) + 1
 
     @pytest.mark.parametrize("says", [True, False])
-    def test_a_job_that_begins_again_each_time_ends(self, says: bool) -> None:
+    def test_job_that_restarts_at_step_0_each_time_fails(self, says: bool) -> None:
         job = self.lives([(0, 50)] * 9, says=says, maxRestarts=3)
         assert (job.status.reason, job.status.restarts) == ("MaxRestartsExceeded", 3)
 
-    def test_however_far_it_comes_each_time(self) -> None:
+    def test_job_that_gets_further_from_step_0_each_time_fails(self) -> None:
         job = self.lives([(0, 50 + n) for n in range(9)], maxRestarts=3)
         assert (job.status.reason, job.status.restarts) == ("MaxRestartsExceeded", 3)
 
-    def test_so_does_one_that_is_wiped_again_and_again(self) -> None:
+    def test_job_with_checkpoints_wiped_repeatedly_fails(self) -> None:
         job = self.lives([(0, 50), (50, 1050)] * 9, maxRestarts=3)
         assert job.status.reason == "MaxRestartsExceeded"
 
-    def test_one_that_gets_beyond_what_was_lost_may_lose_it_again(self) -> None:
+    def test_job_beyond_its_lost_steps_may_lose_them_again(self) -> None:
         run = [(0, 50), *((step, step + 1000) for step in range(50, 9000, 1000))]
         job = self.lives([(0, 3000), *run, *run], maxRestarts=2)
         assert not job.status.finished
 
-    def test_an_older_checkpoint_alone_tells_too(self) -> None:
+    def test_older_checkpoint_shows_lost_steps(self) -> None:
         job = start(maxRestarts=3)
         for step in (9000, 50, 1050, 2050, 3050, 4050):
             planned = fails(checkpointed(job, step))
             assert not planned.status.finished
             job = running_again(job, planned)
 
-    def test_node_failures_are_no_exception(self) -> None:
+    def test_node_failures_without_progress_end_the_job(self) -> None:
         job = start(maxRestarts=0)
         for step in [9000] + [50, 40] * MIN_NODE_FAILURES:
             planned = fails(checkpointed(job, step), message=ECC)
@@ -171,27 +171,27 @@ class TestBackoff:
             job = running_again(job, planned)
         return pauses
 
-    def test_it_doubles_up_to_a_limit(self) -> None:
+    def test_backoff_doubles_up_to_max_seconds(self) -> None:
         job = start(maxRestarts=9, backoff={"initialSeconds": 5, "maxSeconds": 30})
         assert self.pauses(job, 6) == [0, 5, 10, 20, 30, 30]
 
-    def test_it_can_be_switched_off(self) -> None:
+    def test_backoff_of_0_restarts_at_once(self) -> None:
         job = start(maxRestarts=9, backoff={"initialSeconds": 0, "maxSeconds": 0})
         assert self.pauses(job, 3) == [0, 0, 0]
 
-    def test_it_begins_anew_after_progress(self) -> None:
+    def test_progress_resets_the_backoff(self) -> None:
         job = start(maxRestarts=9)
         for _ in range(3):
             job = running_again(job, fails(job))
         assert fails(checkpointed(job, 10)).status.next_start_time is None
 
-    def test_none_after_a_disruption(self) -> None:
+    def test_disruption_has_no_backoff(self) -> None:
         job = start(maxRestarts=9)
         for _ in range(3):
             job = running_again(job, fails(job))
         assert fails(job, disruption="PreemptionByScheduler").status.next_start_time is None
 
-    def test_restarts_that_a_rule_does_not_charge_come_ever_more_rarely(self) -> None:
+    def test_uncharged_restarts_back_off_until_progress(self) -> None:
         rule = {"exitCodes": [7], "action": "RestartGang", "charged": False}
         job = start(maxRestarts=0, rules=[rule], backoff={"initialSeconds": 10, "maxSeconds": 100})
         now, pauses = 60.0, []
@@ -210,7 +210,7 @@ class TestBackoff:
         planned = plan(saved, [ready(job, 0), failed(job, code=7, at=now + 1)], later(now + 1))
         assert planned.status.next_start_time is None, "training gets on"
 
-    def test_what_is_lost_meanwhile_does_not_shorten_it(self) -> None:
+    def test_second_loss_does_not_shorten_the_backoff(self) -> None:
         job = start(scope="Pod", backoff={"initialSeconds": 300, "maxSeconds": 300})
         job = with_status(job, restarts=1, restarts_without_progress=1)
         job = stored(job, fails(job))
@@ -221,7 +221,7 @@ class TestBackoff:
             planned = plan(job, left, later(61))
             assert (planned.decided, planned.status.next_start_time) == (True, later(360))
 
-    def test_it_is_announced(self) -> None:
+    def test_message_names_attempt_and_backoff(self) -> None:
         job = start()
         job = running_again(job, fails(job))
         planned = fails(job)
@@ -237,9 +237,7 @@ class TestBackoff:
         most=st.integers(0, 86400),
         count=st.integers(1, 1000),
     )
-    def test_any_is_within_bounds_and_none_is_shorter_than_the_one_before(
-        self, initial: int, most: int, count: int
-    ) -> None:
+    def test_backoff_grows_within_its_bounds(self, initial: int, most: int, count: int) -> None:
         initial = min(initial, most)
         job = start(maxRestarts=1000, backoff={"initialSeconds": initial, "maxSeconds": most})
         found = []
@@ -251,7 +249,7 @@ class TestBackoff:
 
 
 class TestNodeFailures:
-    def test_they_are_held_against_the_node(self) -> None:
+    def test_node_failure_is_counted_for_its_node(self) -> None:
         job = start(maxRestarts=0)
         planned = fails(job, message=ECC)
         assert (planned.status.phase, planned.status.reason) == ("Restarting", "NodeFailed")
@@ -264,7 +262,7 @@ class TestNodeFailures:
         assert planned.status.node_failures == {"node-a": 1, "node-b": 1}
 
     @pytest.mark.parametrize("limit", [0, 1, 5])
-    def test_without_progress_they_are_charged_at_last(self, limit: int) -> None:
+    def test_repeated_node_failures_without_progress_are_charged(self, limit: int) -> None:
         job = start(maxRestarts=limit)
         for _ in range(max(limit, MIN_NODE_FAILURES)):
             job = running_again(job, fails(job, message=ECC))
@@ -274,7 +272,7 @@ class TestNodeFailures:
         assert job.status.restarts == limit
         assert fails(job, message=ECC).status.reason == "MaxRestartsExceeded"
 
-    def test_with_progress_they_never_are(self) -> None:
+    def test_node_failures_with_progress_are_never_charged(self) -> None:
         job = start(maxRestarts=0)
         for step in range(1, 3 * MIN_NODE_FAILURES):
             job = running_again(job, fails(checkpointed(job, step), message=ECC))

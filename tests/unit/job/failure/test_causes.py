@@ -32,12 +32,12 @@ def cause_of(job: DDPJob, *pods: PodState) -> tuple[int, str, bool]:
 
 
 class TestVanishedAndFailed:
-    def test_a_failure_of_its_own_decides(self) -> None:
+    def test_primary_failure_is_the_cause(self) -> None:
         job, _ = running_job()
         assert cause_of(job, ended(job, 1, code=1)) == (1, "Application", True)
 
     @pytest.mark.parametrize("how", [{"code": 75}, {"code": 1, "message": LOST_PEER}])
-    def test_a_consequence_does_not(self, how: dict[str, Any]) -> None:
+    def test_vanished_pod_is_the_cause_of_a_secondary_failure(self, how: dict[str, Any]) -> None:
         job, _ = running_job()
         assert cause_of(job, ended(job, 1, **how)) == (0, "Disruption", False)
 
@@ -53,12 +53,14 @@ class TestDisruptedAndFailed:
             (31, (0, "Disruption", False)),
         ],
     )
-    def test_the_earlier_decides(self, failed_at: float, expected: tuple[int, str, bool]) -> None:
+    def test_earlier_of_failure_and_deletion_is_the_cause(
+        self, failed_at: float, expected: tuple[int, str, bool]
+    ) -> None:
         job, pods = running_job()
         going = replace(pods[0], deleting=True, disrupted_at=later(30))
         assert cause_of(job, going, ended(job, 1, code=1, at=failed_at)) == expected
 
-    def test_a_time_that_nobody_knows_is_early(self) -> None:
+    def test_deletion_without_a_time_is_the_cause(self) -> None:
         job, pods = running_job()
         going = replace(pods[0], deleting=True)
         assert cause_of(job, going, ended(job, 1, code=1))[1] == "Disruption"
@@ -67,7 +69,7 @@ class TestDisruptedAndFailed:
 class TestPlainScripts:
     """Their exit code is 1, whatever happened: only their words tell."""
 
-    def test_the_cause_is_named_although_it_ended_later(self) -> None:
+    def test_own_error_is_the_cause_although_it_ended_later(self) -> None:
         job, _ = running_job(replicas=3)
         pods = [
             ended(job, 0, code=1, at=1, message=LOST_PEER),
@@ -76,13 +78,13 @@ class TestPlainScripts:
         ]
         assert cause_of(job, *pods) == (1, "Application", True)
 
-    def test_the_cause_is_awaited(self) -> None:
+    def test_lost_peer_alone_is_held_for_its_cause(self) -> None:
         job, pods = running_job()
         lost = ended(job, 0, code=1, at=60, message=LOST_PEER)
         assert not plan(job, [lost, pods[1]], later(61)).decided
         assert plan(job, [lost, pods[1]], later(63)).decided
 
-    def test_all_lost_are_replaced_together(self) -> None:
+    def test_all_failed_pods_are_replaced_for_one_charge(self) -> None:
         job, _ = running_job(replicas=3, restart={"scope": "Pod"})
         pods = [ready(job, 0), ended(job, 1, code=1), ended(job, 2, code=1, message=LOST_PEER)]
         planned = plan(job, pods, later(60))
@@ -90,7 +92,7 @@ class TestPlainScripts:
         assert planned.status.restarts == 1
 
 
-def test_a_rank_that_waits_in_vain_for_a_held_back_one_is_not_charged() -> None:
+def test_rank_that_times_out_during_a_backoff_is_not_charged() -> None:
     job, pods = running_job(replicas=3, restart={"scope": "Pod", "maxRestarts": 2})
     for replaced in range(2):
         failed = ended(job, 1, code=1, replacement=replaced)
@@ -121,7 +123,7 @@ class TestCannotStart:
         return stored(job, planned)
 
     @pytest.mark.parametrize("why", ["ImagePullBackOff", "CreateContainerConfigError"])
-    def test_after_some_minutes_the_job_fails_in_kubelets_words(self, why: str) -> None:
+    def test_pod_that_cannot_start_fails_the_job_after_minutes(self, why: str) -> None:
         job = self.waiting(since=later(100), why=why)
         pods = [ready(job, 0), self.stuck(job, why)]
         assert not plan(job, pods, later(99 + UNSTARTABLE_SECONDS)).decided
@@ -131,32 +133,32 @@ class TestCannotStart:
         [failure] = planned.status.failures
         assert (failure.class_, failure.action) == ("Configuration", "FailJob")
 
-    def test_what_is_repaired_meanwhile_is_forgotten(self) -> None:
+    def test_repaired_pod_restarts_the_clock(self) -> None:
         job = self.waiting(since=later(100))
         job = stored(job, plan(job, [ready(job, 0), pod(job, 1)], later(200)))
         assert [gap.reason for gap in job.status.gaps] == ["Unscheduled"]
         planned = plan(job, [ready(job, 0), self.stuck(job)], later(900))
         assert not planned.decided
 
-    def test_other_words_for_the_same_go_on_counting(self) -> None:
+    def test_other_waiting_reason_keeps_the_clock(self) -> None:
         job = self.waiting(since=later(100))
         job = stored(job, plan(job, [ready(job, 0), self.stuck(job, "ErrImagePull")], later(200)))
         [gap] = job.status.gaps
         assert (gap.reason, gap.since, gap.node) == ("CannotStart", later(100), "node-a")
 
-    def test_a_name_that_cannot_be_fails_at_once(self) -> None:
+    def test_invalid_image_name_fails_at_once(self) -> None:
         job = fresh_job()
         job = stored(job, plan(job, [], later(0)))
         planned = plan(job, [pod(job, 0), self.stuck(job, "InvalidImageName")], later(1))
         assert (planned.status.phase, planned.status.reason) == ("Failed", "InvalidImageName")
 
-    def test_a_rule_may_replace_it(self) -> None:
+    def test_rule_replaces_pod_with_invalid_image_name(self) -> None:
         rules = [{"reasons": ["InvalidImageName"], "action": "RestartPod", "charged": True}]
         job, pods = running_job(restart={"rules": rules})
         planned = plan(job, [pods[0], self.stuck(job, "InvalidImageName")], later(60))
         assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (0, {"1": 1})
 
-    def test_a_runtime_that_fails_for_long_is_the_nodes_fault(self) -> None:
+    def test_run_container_error_is_charged_to_the_node(self) -> None:
         job = self.waiting(since=later(0), why="RunContainerError")
         pods = [ready(job, 0), self.stuck(job, "RunContainerError")]
         planned = plan(job, pods, later(UNSTARTABLE_SECONDS))

@@ -121,7 +121,7 @@ def test_class_of_a_pod_that_never_ran(state: dict[str, Any], expected: str) -> 
     assert of_pod(pod(fresh_job(), 0, **state)) == expected
 
 
-def test_only_some_of_it_is_hopeless_at_once() -> None:
+def test_only_unrepairable_configuration_is_hopeless() -> None:
     hopeless = [
         end(code=64),
         end(code=128, exit_reason="StartError", message=BAD_COMMAND),
@@ -154,19 +154,19 @@ def test_only_some_of_it_is_hopeless_at_once() -> None:
         ({"code": 137, "message": printed("RuntimeError: Connection closed by peer")}, False),
     ],
 )
-def test_consequences(how: dict[str, Any], *, secondary: bool) -> None:
+def test_secondary_failures(how: dict[str, Any], *, secondary: bool) -> None:
     assert is_secondary(end(**how)) is secondary
 
 
 class TestRecord:
-    def test_the_launchers_report_names_rank_and_error(self) -> None:
+    def test_launcher_report_gives_rank_and_error(self) -> None:
         job = fresh_job(nprocPerNode=4)
         said = json.dumps({"step": 7, "rank": 6, "exitCode": 3, "error": "ValueError: no"})
         record = records.of_pod(job, ended(job, 1, code=3, message=said), NOW)
         assert (record.index, record.rank, record.message) == (1, 6, "ValueError: no")
         assert "(node rank 1, rank 6) exited with code 3" in records.describe(record)
 
-    def test_what_a_script_printed_under_the_launcher_is_what_it_said(self) -> None:
+    def test_output_of_a_script_under_the_launcher_is_its_message(self) -> None:
         job = fresh_job()
         words = printed('ValueError: --lr "-3" is no learning rate')
         record = records.of_pod(job, ended(job, 0, code=1, message=words), NOW)
@@ -174,25 +174,25 @@ class TestRecord:
         said = records.describe(record)
         assert said.endswith(': ValueError: --lr "-3" is no learning rate')
 
-    def test_a_rank_of_another_pod_is_not_believed(self) -> None:
+    def test_reported_rank_of_another_pod_is_ignored(self) -> None:
         job = fresh_job(nprocPerNode=4)
         record = records.of_pod(job, ended(job, 1, code=3, message='{"rank": 0}'), NOW)
         assert record.rank is None
 
     @pytest.mark.parametrize("message", ["{", '{"rank": "one"}', "{}", '{"error": 3}'])
-    def test_what_only_looks_like_a_report_is_kept_as_it_is(self, message: str) -> None:
+    def test_invalid_report_is_kept_as_the_message(self, message: str) -> None:
         job = fresh_job()
         record = records.of_pod(job, ended(job, 1, code=3, message=message), NOW)
         assert (record.rank, record.message) == (1, message)
 
-    def test_of_a_long_log_the_end_is_kept(self) -> None:
+    def test_end_of_a_long_log_is_kept(self) -> None:
         job = fresh_job()
         log = "x\n" * 2000 + "ValueError: no"
         record = records.of_pod(job, ended(job, 1, code=1, message=log), NOW)
         assert record.message.endswith("ValueError: no")
         assert records.describe(record).endswith("on node node-a: ValueError: no")
 
-    def test_an_image_without_python_gets_no_launcher(self) -> None:
+    def test_injected_launcher_without_python_is_explained(self) -> None:
         trainer = container(command=["./train"])
         job = fresh_job(launcher="inject", template=template(trainer))
         said = 'exec: "python3": executable file not found in $PATH: unknown'
@@ -210,7 +210,7 @@ class TestRecord:
         failed = ended(job, 0, code=1, message=said)
         assert records.of_pod(job, failed, NOW).message == said
 
-    def test_what_cannot_start(self) -> None:
+    def test_record_of_a_pod_that_cannot_start(self) -> None:
         stuck = pod(fresh_job(), 0, waiting="ImagePullBackOff", waiting_message="no such image")
         record = records.of_pod(fresh_job(), stuck, NOW)
         assert (record.reason, record.message) == ("ImagePullBackOff", "no such image")
@@ -222,7 +222,7 @@ class TestRecord:
     charged=st.lists(st.booleans(), min_size=1, max_size=40),
     attempts=st.lists(st.integers(0, 2), min_size=40, max_size=40).map(sorted),
 )
-def test_ten_are_remembered_and_how_the_present_trouble_began(
+def test_records_keep_the_latest_ten_and_the_first_charged_one(
     charged: list[bool], attempts: list[int]
 ) -> None:
     status, told = DDPJobStatus(), []

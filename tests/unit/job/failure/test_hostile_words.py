@@ -43,7 +43,7 @@ def prepared(*words: str) -> str:
 
 
 @pytest.mark.parametrize("first", REPEATED)
-def test_no_words_keep_the_operator_busy(first: str) -> None:
+def test_no_message_takes_long_to_classify(first: str) -> None:
     texts = [
         prepared(REPEATED[first], *([second] if second else []))
         for second in ("", *REPEATED.values())
@@ -83,7 +83,7 @@ def seconds_for(message: str) -> float:
     ],
     ids=["deep", "half a letter", "other types", "large numbers", "no text"],
 )
-def test_no_words_stop_the_operator(message: str) -> None:
+def test_no_message_stops_the_plan(message: str) -> None:
     job, pods = running_job()
     planned = plan(job, [ended(job, code=1, message=message), *pods[1:]], later(60))
     [failure] = planned.status.failures
@@ -91,7 +91,7 @@ def test_no_words_stop_the_operator(message: str) -> None:
     assert orjson.dumps(planned.status.model_dump(mode="json"))
 
 
-def test_torchruns_report_is_found_among_such_words() -> None:
+def test_torchrun_report_is_found_among_repetitions() -> None:
     report = (
         "Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 1)\n"
         "  exitcode  : 1 (pid: 21567)\n"

@@ -51,7 +51,7 @@ def judged(
     return with_bad_nodes(job, status, Nodes(nodes))
 
 
-def test_a_machine_that_fails_twice_is_avoided() -> None:
+def test_node_that_fails_twice_is_excluded() -> None:
     once = judged(fresh_job(), failure("node-a"))
     assert (once.node_failures, once.excluded_nodes) == ({"node-a": 1}, ())
     twice = judged(fresh_job(), failure("node-a"), failure("node-b"), failure("node-a"))
@@ -59,7 +59,7 @@ def test_a_machine_that_fails_twice_is_avoided() -> None:
     assert twice.excluded_nodes == ("node-a",)
 
 
-def test_training_that_fails_on_one_node_only_is_blamed_on_the_node() -> None:
+def test_application_failures_on_one_node_only_exclude_it() -> None:
     on_a = failure("node-a", "Application")
     assert judged(fresh_job(), on_a, on_a).excluded_nodes == ("node-a",)
     elsewhere = failure("node-b", "Application")
@@ -67,19 +67,19 @@ def test_training_that_fails_on_one_node_only_is_blamed_on_the_node() -> None:
 
 
 @pytest.mark.parametrize("class_", ["Disruption", "Configuration"])
-def test_what_is_not_the_nodes_doing_is_not_charged_to_it(class_: FailureClass) -> None:
+def test_other_classes_are_not_charged_to_the_node(class_: FailureClass) -> None:
     status = judged(fresh_job(), *[failure("node-a", class_)] * 5)
     assert (status.node_failures, status.excluded_nodes) == ({}, ())
 
 
 @pytest.mark.parametrize("how", [{"exit_code": 75}, {"exit_code": 42, "action": "Ignore"}], ids=str)
-def test_nor_is_a_mere_consequence_or_what_a_rule_ignores(how: dict[str, Any]) -> None:
+def test_secondary_or_ignored_failure_is_not_charged_to_the_node(how: dict[str, Any]) -> None:
     other = failure("node-a", "Application").model_copy(update=how)
     status = judged(fresh_job(), *[other] * 5)
     assert (status.node_failures, status.excluded_nodes) == ({}, ())
 
 
-def test_the_limit_is_the_users() -> None:
+def test_node_failure_limit_decides() -> None:
     patient = fresh_job(restart={"nodeFailureLimit": 3})
     assert judged(patient, *[failure("node-a")] * 2).excluded_nodes == ()
     assert judged(patient, *[failure("node-a")] * 3).excluded_nodes == ("node-a",)
@@ -87,14 +87,14 @@ def test_the_limit_is_the_users() -> None:
     assert judged(never, *[failure("node-a")] * 9, before=["node-b"]).excluded_nodes == ()
 
 
-def test_a_quarter_of_the_nodes_that_fit_may_be_avoided() -> None:
+def test_quarter_of_the_fitting_nodes_may_be_excluded() -> None:
     failures = [failure(f"node-{letter}") for letter in "abc" for _ in range(2)]
     assert judged(fresh_job(), *failures).excluded_nodes == ("node-b", "node-c")
     assert judged(fresh_job(), *failures, nodes=EIGHT[:7]).excluded_nodes == ("node-c",)
     assert judged(fresh_job(), *failures, nodes=EIGHT[:3]).excluded_nodes == ()
 
 
-def test_nodes_that_the_pods_cannot_use_do_not_count() -> None:
+def test_unusable_nodes_do_not_count() -> None:
     selective = fresh_job(template=template(nodeSelector={"zone": "1"}))
     unfit = [
         replace(EIGHT[4], labels={"zone": "2"}),
@@ -119,7 +119,7 @@ def test_nodes_that_the_pods_cannot_use_do_not_count() -> None:
         ({"value": "yes"}, False),
     ],
 )
-def test_tolerations_decide_as_kubernetes_does(
+def test_tolerations_match_taints_as_in_kubernetes(
     toleration: dict[str, str], *, tolerated: bool
 ) -> None:
     job = fresh_job(template=template(tolerations=[toleration]))
@@ -129,13 +129,13 @@ def test_tolerations_decide_as_kubernetes_does(
     assert excluded == (("node-a",) if tolerated else ())
 
 
-def test_a_node_stays_avoided_while_it_exists() -> None:
+def test_node_stays_excluded_while_it_exists() -> None:
     assert judged(fresh_job(), before=["node-a"]).excluded_nodes == ("node-a",)
     assert judged(fresh_job(), before=["node-a"], nodes=EIGHT[1:]).excluded_nodes == ()
     assert judged(fresh_job(), before=["node-a"], nodes=[]).excluded_nodes == ("node-a",), "unseen"
 
 
-def test_nodes_that_suit_any_of_the_pods_fit() -> None:
+def test_nodes_for_any_of_the_pods_count() -> None:
     """Of eight nodes of two kinds two may be avoided, and not only one of the four of pod 0's."""
     nodes = [Node(f"node-{name}", {"zone": "1" if name < "e" else "2"}) for name in "abcdefgh"]
     zones = [
@@ -147,7 +147,7 @@ def test_nodes_that_suit_any_of_the_pods_fit() -> None:
     assert status.excluded_nodes == ("node-a", "node-h")
 
 
-def test_of_more_than_can_be_stored_the_newest_are_avoided() -> None:
+def test_more_excluded_nodes_than_fit_keep_the_newest() -> None:
     many = [Node(f"node-{number}", {}) for number in range(1000)]
     before = [node.name for node in many[:100]]
     status = judged(fresh_job(), *[failure("node-500")] * 2, nodes=many, before=before)
@@ -155,7 +155,7 @@ def test_of_more_than_can_be_stored_the_newest_are_avoided() -> None:
     assert kept == (*before[1:], "node-500")
 
 
-def test_the_next_pods_avoid_the_node_that_failed_the_last_ones() -> None:
+def test_next_pods_avoid_the_excluded_node() -> None:
     job, pods = running_job(restart={"nodeFailureLimit": 1})
     broken = ended(job, 1, code=1, node="node-a")
     job = stored(job, plan(job, [pods[0], broken], later(60), nodes=EIGHT))
@@ -174,7 +174,7 @@ def node_terms(job: DDPJob) -> list[dict[str, object]]:
     return terms
 
 
-def test_what_the_user_asks_of_nodes_still_holds() -> None:
+def test_users_node_affinity_is_kept() -> None:
     zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [z]}]} for z in "12"]
     required = {"nodeSelectorTerms": zones}
     affinity = {
@@ -204,7 +204,9 @@ _failures = st.lists(
 
 
 @given(_failures, st.integers(0, 8), st.lists(st.sampled_from("abcdefgh"), unique=True))
-def test_never_more_than_a_quarter(failures: list[Failure], count: int, before: list[str]) -> None:
+def test_never_more_than_a_quarter_is_excluded(
+    failures: list[Failure], count: int, before: list[str]
+) -> None:
     nodes = EIGHT[:count]
     status = judged(
         fresh_job(), *failures, nodes=nodes, before=[f"node-{letter}" for letter in before]
@@ -224,7 +226,7 @@ def test_never_more_than_a_quarter(failures: list[Failure], count: int, before: 
         FLIPPED,
     ],
 )
-def test_a_gpu_that_is_lost_is_enough_once(message: str) -> None:
+def test_lost_gpu_excludes_its_node_at_once(message: str) -> None:
     lost = failure("node-a").model_copy(update={"message": message})
     assert judged(fresh_job(), lost).excluded_nodes == ("node-a",)
     never = fresh_job(restart={"nodeFailureLimit": 0})
@@ -239,12 +241,12 @@ def test_a_gpu_that_is_lost_is_enough_once(message: str) -> None:
         ("NVRM: Xid 79", "Disruption"),
     ],
 )
-def test_other_words_are_not(message: str, class_: FailureClass) -> None:
+def test_other_node_errors_exclude_no_node_at_once(message: str, class_: FailureClass) -> None:
     once = failure("node-a", class_).model_copy(update={"message": message})
     assert judged(fresh_job(), once).excluded_nodes == ()
 
 
-def test_a_lost_gpu_has_the_next_pod_go_elsewhere() -> None:
+def test_lost_gpu_excludes_the_node_of_the_next_pod() -> None:
     job, pods = running_job()
     words = "NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus."
     broken = ended(job, 1, code=1, node="node-a", message=words)
@@ -253,7 +255,7 @@ def test_a_lost_gpu_has_the_next_pod_go_elsewhere() -> None:
     assert job.status.failures[0].class_ == "Infrastructure"
 
 
-def test_flipped_bits_are_held_against_the_node_and_name_rank_pod_and_node() -> None:
+def test_flipped_bits_exclude_the_node_and_name_rank_and_pod() -> None:
     job, pods = running_job()
     words = json.dumps({"exitCode": 71, "rank": 1, "error": FLIPPED})
     job = stored(
@@ -274,7 +276,7 @@ def test_flipped_bits_are_held_against_the_node_and_name_rank_pod_and_node() -> 
 
 
 class TestSignals:
-    def test_a_fresh_jobs_pods_avoid_nodes_that_say_they_are_bad_or_leave(self) -> None:
+    def test_new_job_avoids_bad_and_leaving_nodes(self) -> None:
         nodes = [replace(EIGHT[6], leaving="taint x"), replace(EIGHT[7], bad="condition y")]
         nodes = [*EIGHT[:6], *nodes]
         decision = plan(fresh_job(), [], NOW, nodes=nodes)
@@ -291,37 +293,37 @@ class TestSignals:
         assert not again.decided, "the same nodes are avoided already"
         assert len(again.create) == 2
 
-    def test_they_do_so_no_longer_than_the_node_says_so(self) -> None:
+    def test_node_that_is_well_again_is_used(self) -> None:
         bad = [replace(EIGHT[0], bad="condition y"), *EIGHT[1:]]
         job = stored(fresh_job(), plan(fresh_job(), [], NOW, nodes=bad))
         assert job.status.excluded_nodes == ("node-a",)
         job = stored(job, plan(job, [], NOW, nodes=EIGHT))
         assert job.status.excluded_nodes == ()
 
-    def test_what_failed_stays_avoided_and_comes_first(self) -> None:
+    def test_failed_node_comes_before_bad_ones(self) -> None:
         nodes = [*EIGHT[:5], *(replace(node, bad="condition y") for node in EIGHT[5:])]
         status = judged(fresh_job(), *[failure("node-a")] * 2, nodes=nodes)
         assert status.excluded_nodes == ("node-a", "node-f"), "a quarter of eight"
         status = with_bad_nodes(fresh_job(), status, Nodes(EIGHT))
         assert status.excluded_nodes == ("node-a",)
 
-    def test_the_worse_ones_come_first(self) -> None:
+    def test_bad_node_comes_before_leaving_ones(self) -> None:
         nodes = [*(replace(node, leaving="taint x") for node in EIGHT[:7]), EIGHT[7]]
         nodes[7] = replace(nodes[7], bad="condition y")
         assert judged(fresh_job(), nodes=nodes).excluded_nodes == ("node-h", "node-a")
 
-    def test_a_node_that_pods_cannot_run_on_takes_no_place_from_others(self) -> None:
+    def test_unusable_leaving_nodes_are_not_excluded(self) -> None:
         taint = {"key": "gone", "value": "", "effect": "NoSchedule"}
         nodes = [replace(node, leaving="taint gone", taints=(taint,)) for node in EIGHT[:3]]
         assert judged(fresh_job(), nodes=[*nodes, *EIGHT[3:]]).excluded_nodes == ()
 
-    def test_nodes_are_never_avoided_where_the_user_wants_none_to_be(self) -> None:
+    def test_node_failure_limit_0_excludes_no_bad_node(self) -> None:
         never = fresh_job(restart={"nodeFailureLimit": 0})
         nodes = [replace(EIGHT[0], bad="condition y"), *EIGHT[1:]]
         assert judged(never, nodes=nodes).excluded_nodes == ()
         assert not plan(never, [], NOW, nodes=nodes).decided
 
-    def test_running_jobs_are_left_alone(self) -> None:
+    def test_bad_node_changes_no_running_job(self) -> None:
         job, pods = running_job()
         nodes = [replace(EIGHT[0], bad="condition y"), *EIGHT[1:]]
         assert does_nothing(plan(job, pods, later(20), nodes=nodes))
@@ -331,7 +333,7 @@ class TestBootIds:
     OLD = (replace(EIGHT[0], boot_id="b1"), *EIGHT[1:])
     NEW = (replace(EIGHT[0], boot_id="b2"), *EIGHT[1:])
 
-    def test_a_node_that_was_started_anew_is_another_node(self) -> None:
+    def test_rebooted_node_is_no_longer_excluded(self) -> None:
         status = judged(fresh_job(), *[failure("node-a")] * 2, nodes=self.OLD)
         assert status.excluded_nodes == ("node-a",)
         assert {f.boot_id for f in status.failures} == {"b1"}
@@ -339,23 +341,23 @@ class TestBootIds:
         status = with_bad_nodes(fresh_job(), kept, Nodes(self.NEW))
         assert (status.excluded_nodes, status.node_failures) == ((), {})
 
-    def test_its_failures_count_anew(self) -> None:
+    def test_failures_before_a_reboot_do_not_count(self) -> None:
         once = judged(fresh_job(), failure("node-a"), nodes=self.OLD)
         status = judged(fresh_job(), *once.failures, failure("node-a"), nodes=self.NEW)
         assert (status.excluded_nodes, status.node_failures) == ((), {"node-a": 1})
 
-    def test_it_stays_avoided_while_it_runs_on_though_the_records_are_gone(self) -> None:
+    def test_node_without_records_stays_excluded_until_a_reboot(self) -> None:
         status = judged(fresh_job(), *[failure("node-a")] * 2, nodes=self.OLD)
         forgotten = status.model_copy(update={"failures": ()})
         assert with_bad_nodes(fresh_job(), forgotten, Nodes(self.OLD)).excluded_nodes == ("node-a",)
         assert with_bad_nodes(fresh_job(), forgotten, Nodes(self.NEW)).excluded_nodes == ()
 
-    def test_statuses_and_nodes_of_before_are_read_as_they_were(self) -> None:
+    def test_status_without_boot_ids_keeps_its_excluded_nodes(self) -> None:
         assert judged(fresh_job(), before=["node-a"], nodes=self.NEW).excluded_nodes == ("node-a",)
         status = judged(fresh_job(), *[failure("node-a")] * 2, nodes=self.OLD)
         unknown = with_bad_nodes(fresh_job(), status, Nodes(EIGHT))
         assert unknown.excluded_nodes == ("node-a",)
 
-    def test_what_was_not_the_nodes_fault_bears_no_boot_id(self) -> None:
+    def test_disruption_record_has_no_boot_id(self) -> None:
         status = judged(fresh_job(), failure("node-a", "Disruption"), nodes=self.OLD)
         assert status.failures[0].boot_id == ""

@@ -61,9 +61,7 @@ def failure(**fields: Any) -> Failure:
         ({"exitCodes": [42], "reasons": ["OOMKilled"], "ranks": [2]}, False),
     ],
 )
-def test_all_matchers_must_match_and_one_element_each(
-    matchers: dict[str, Any], *, matches: bool
-) -> None:
+def test_rule_matches_if_all_its_matchers_match(matchers: dict[str, Any], *, matches: bool) -> None:
     job = fresh_job(nprocPerNode=2, restart={"rules": [{**matchers, "action": "FailJob"}]})
     verdict = judge(job, failure())
     assert verdict.action == ("FailJob" if matches else "RestartGang")
@@ -71,14 +69,14 @@ def test_all_matchers_must_match_and_one_element_each(
 
 
 @pytest.mark.parametrize(("rank", "matches"), [(2, True), (3, True), (1, False), (4, False)])
-def test_an_unknown_rank_may_be_any_of_its_pod(rank: int, *, matches: bool) -> None:
+def test_unknown_rank_matches_any_rank_of_its_pod(rank: int, *, matches: bool) -> None:
     rules = [{"ranks": [rank], "action": "FailJob"}]
     verdict = judge(fresh_job(nprocPerNode=2, restart={"rules": rules}), failure(rank=None))
     assert (verdict.action == "FailJob") is matches
 
 
 @pytest.mark.parametrize(("rank", "matches"), [(0, False), (2, False), (3, True), (4, False)])
-def test_ranks_of_unequal_pods_count_over_the_pods_before(rank: int, *, matches: bool) -> None:
+def test_ranks_of_unequal_pods_follow_the_pods_before(rank: int, *, matches: bool) -> None:
     rules = [{"ranks": [rank], "action": "FailJob"}]
     three_first = [{"indexes": ["0"], "nprocPerNode": 3}]
     verdict = judge(fresh_job(overrides=three_first, restart={"rules": rules}), failure(rank=None))
@@ -86,18 +84,18 @@ def test_ranks_of_unequal_pods_count_over_the_pods_before(rank: int, *, matches:
 
 
 @pytest.mark.parametrize(("said", "known"), [(2, None), (3, 3), (4, 4), (5, None)])
-def test_a_rank_is_believed_to_be_one_of_its_pod(said: int, known: int | None) -> None:
+def test_reported_rank_must_be_of_its_pod(said: int, known: int | None) -> None:
     job = fresh_job(nprocPerNode=2, overrides=[{"indexes": ["0"], "nprocPerNode": 3}])
     words = f'{{"rank": {said}, "error": "loss is nan"}}'
     assert of_pod(job, ended(job, 1, code=1, message=words), NOW).rank == known
 
 
-def test_a_failure_without_an_exit_code_matches_none() -> None:
+def test_failure_without_exit_code_matches_no_exit_code() -> None:
     job = fresh_job(restart={"rules": [{"exitCodes": [1], "action": "FailJob"}]})
     assert judge(job, failure(exit_code=None)).action == "RestartGang"
 
 
-def test_the_first_that_matches_decides() -> None:
+def test_first_matching_rule_decides() -> None:
     rules = [
         {"exitCodes": [1], "action": "FailJob"},
         RESTART_POD,
@@ -117,7 +115,7 @@ def test_the_first_that_matches_decides() -> None:
         ("Configuration", "Gang", "FailJob"),
     ],
 )
-def test_without_rules_class_and_scope_decide(class_: str, scope: str, action: str) -> None:
+def test_class_and_scope_decide_without_rules(class_: str, scope: str, action: str) -> None:
     verdict = judge(fresh_job(restart={"scope": scope}), failure(class_=class_))
     assert (verdict.action, verdict.charged, verdict.rule) == (action, None, "")
 
@@ -129,26 +127,26 @@ def after_failure(rule: dict[str, Any], *, code: int = 42, **restart: Any) -> tu
 
 
 class TestWhatIsDone:
-    def test_one_pod_in_scope_gang(self) -> None:
+    def test_restart_pod_in_scope_gang(self) -> None:
         _, planned = after_failure(RESTART_POD)
         assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (0, {"1": 1})
         [noted] = planned.status.failures
         assert (noted.action, noted.charged) == ("RestartPod", True)
         assert "(restart 1 of 3, spec.restart.rules[0])" in planned.status.message
 
-    def test_the_gang_in_scope_pod(self) -> None:
+    def test_restart_gang_in_scope_pod(self) -> None:
         _, planned = after_failure({"exitCodes": [42], "action": "RestartGang"}, scope="Pod")
         assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (1, {})
         assert planned.status.failures[0].action == "RestartGang"
 
-    def test_fail(self) -> None:
+    def test_fail_job(self) -> None:
         _, planned = after_failure({"exitCodes": [42], "action": "FailJob"})
         assert (planned.status.phase, planned.status.reason) == ("Failed", "FailedByRule")
         assert "spec.restart.rules[0]" in planned.status.message
         assert "digits-0-1" in planned.status.message
         assert (planned.status.restarts, planned.status.failures[0].action) == (0, "FailJob")
 
-    def test_restart_what_would_have_failed_the_job(self) -> None:
+    def test_restart_after_a_configuration_error(self) -> None:
         rule = {"exitCodes": [64], "action": "RestartGang", "charged": True}
         _, planned = after_failure(rule, code=64)
         assert (planned.status.attempt, planned.status.restarts) == (1, 1)
@@ -172,7 +170,7 @@ class TestIgnore:
     def start(self, **spec: Any) -> tuple[DDPJob, list[PodState]]:
         return running_job(**spec, restart={"rules": [IGNORE]})
 
-    def test_it_is_put_on_record_once_and_nothing_starts_again(self) -> None:
+    def test_ignored_failure_is_recorded_once_and_restarts_nothing(self) -> None:
         job, pods = self.start()
         seen = [pods[0], ended(job, 1, code=42)]
         planned = plan(job, seen, later(60))
@@ -186,7 +184,7 @@ class TestIgnore:
         assert (again.status.phase, again.status.ready) == ("Running", "2/2")
         assert (again.status.restarts, again.status.disruptions) == (0, 0)
 
-    def test_the_job_succeeds_when_the_others_do(self) -> None:
+    def test_job_with_ignored_failure_succeeds(self) -> None:
         job, _ = self.start()
         seen = [ended(job, 0, code=0), ended(job, 1, code=42)]
         job = stored(job, plan(job, seen, later(60)))
@@ -194,13 +192,13 @@ class TestIgnore:
         assert planned.status.phase == "Succeeded"
         assert "(1 failed, ignored by spec.restart.rules)" in planned.status.message
 
-    def test_even_what_would_fail_the_job_at_once(self) -> None:
+    def test_configuration_error_can_be_ignored(self) -> None:
         job, pods = running_job(restart={"rules": [{"exitCodes": [64], "action": "Ignore"}]})
         seen = [pods[0], ended(job, 1, code=64)]
         job = stored(job, plan(job, seen, later(60)))
         assert not plan(job, seen, later(61)).decided
 
-    def test_another_pods_failure_still_counts(self) -> None:
+    def test_failure_of_another_rank_still_counts(self) -> None:
         job, _ = self.start()
         seen = [ended(job, 0, code=42), ended(job, 1, code=42)]
         job = stored(job, plan(job, seen, later(60)))
@@ -208,14 +206,14 @@ class TestIgnore:
         assert (planned.status.attempt, planned.status.restarts) == (1, 1)
         assert [f.action for f in planned.status.failures] == ["Ignore", "RestartGang"]
 
-    def test_a_pod_that_vanishes_is_created_again(self) -> None:
+    def test_vanished_pod_is_created_again(self) -> None:
         """It has no end that could count as a good one."""
         rules = [{"reasons": ["Vanished"], "action": "Ignore"}]
         job, pods = running_job(restart={"rules": rules})
         planned = plan(job, [pods[0]], later(60))
         assert (planned.status.attempt, planned.status.disruptions) == (1, 1)
 
-    def test_of_a_large_gang_only_a_few_are_kept_on_record(self) -> None:
+    def test_large_gang_records_a_few_ignored_failures(self) -> None:
         rules = [{"exitCodes": [42], "action": "Ignore"}]
         job, _ = running_job(replicas=20, restart={"rules": rules})
         seen = [ready(job, 0), *(ended(job, index, code=42) for index in range(1, 20))]
@@ -223,7 +221,7 @@ class TestIgnore:
         assert len(job.status.failures) == 5
         assert not plan(job, seen, later(60)).decided
 
-    def test_one_of_an_earlier_attempt_is_no_news(self) -> None:
+    def test_ignored_failure_of_an_earlier_attempt_is_not_recorded(self) -> None:
         job, _ = self.start()
         old = ended(job, 1, code=42)
         job = stored(job, plan(job, [ended(job, 0, code=1)], later(60)))

@@ -174,33 +174,33 @@ OWN_FAILURES = {
 
 
 @pytest.mark.parametrize("message", OF_ANOTHER_RANK.values(), ids=OF_ANOTHER_RANK)
-def test_words_of_a_rank_that_lost_another(message: str) -> None:
+def test_messages_of_a_rank_that_lost_a_peer(message: str) -> None:
     assert is_of_another_rank(message)
     assert is_of_another_rank(of_rank(3, message))
 
 
 @pytest.mark.parametrize("message", OWN_FAILURES.values(), ids=OWN_FAILURES)
-def test_words_of_a_rank_that_failed(message: str) -> None:
+def test_messages_of_a_rank_that_failed_itself(message: str) -> None:
     assert not is_of_another_rank(message)
 
 
 class TestSeveralProcesses:
-    def test_one_that_failed_by_itself_is_enough(self) -> None:
+    def test_one_failed_rank_in_a_log_is_the_cause(self) -> None:
         for log in (of_rank(1, OWN) + of_rank(0, CLOSED), of_rank(0, CLOSED) + of_rank(1, OWN)):
             assert not is_of_another_rank(log)
             assert headline(log) == f"[rank1]: {OWN}"
 
-    def test_all_may_have_lost_another(self) -> None:
+    def test_log_of_ranks_that_all_lost_a_peer(self) -> None:
         assert is_of_another_rank(of_rank(1, CLOSED) + of_rank(0, CLOSED))
 
-    def test_torchrun_knows_which_was_first(self) -> None:
+    def test_torchrun_names_the_first_failure(self) -> None:
         log = of_rank(1, OWN) + of_rank(0, CLOSED) + TORCHRUN
         assert torchrun_rank(log) == 1
         assert headline(log) == f"[rank1]: {OWN}"
         assert not is_of_another_rank(log)
         assert is_of_another_rank(of_rank(1, CLOSED) + of_rank(0, OWN) + TORCHRUN)
 
-    def test_torchruns_report_alone(self) -> None:
+    def test_torchrun_report_without_tracebacks(self) -> None:
         """Of a log, kubelet keeps the last 2048 bytes."""
         log = "peer.cc: Connection closed by peer\n" + TORCHRUN
         assert headline(log) == "torchrun: rank 1 failed first, with exitcode 1"
@@ -262,7 +262,7 @@ def test_headline(message: str, expected: str) -> None:
         ("", False),
     ],
 )
-def test_words_of_a_broken_node(message: str, *, expected: bool) -> None:
+def test_messages_of_a_broken_node(message: str, *, expected: bool) -> None:
     assert is_of_node(message) is expected
 
 
@@ -276,5 +276,5 @@ def test_words_of_a_broken_node(message: str, *, expected: bool) -> None:
         ("error mounting /dev/nvidia0: no such file or directory", False),
     ],
 )
-def test_words_of_a_bad_command(message: str, *, expected: bool) -> None:
+def test_messages_of_a_bad_command(message: str, *, expected: bool) -> None:
     assert is_of_command(message) is expected

@@ -45,7 +45,7 @@ def planned(job: DDPJob, pods: Sequence[PodState], nodes: Sequence[Node]) -> Pla
     return plan(job, pods, later(60), nodes=nodes)
 
 
-def test_the_pod_is_replaced_and_told_as_what_it_is() -> None:
+def test_pod_on_a_leaving_node_is_replaced_as_a_disruption() -> None:
     job, pods = spread(restart={"scope": "Pod"})
     decision = planned(job, pods, with_leaving("node-b"))
     assert decision.decided
@@ -64,14 +64,14 @@ def test_the_pod_is_replaced_and_told_as_what_it_is() -> None:
     assert then.delete == (pods[1].key,), "which has the trainer save and leave"
 
 
-def test_a_gang_starts_anew_as_after_any_disruption() -> None:
+def test_leaving_node_restarts_the_gang_in_scope_gang() -> None:
     job, pods = spread()
     decision = planned(job, pods, with_leaving("node-b"))
     assert (decision.status.attempt, decision.status.disruptions) == (1, 1)
     assert decision.status.failures[0].action == "RestartGang"
 
 
-def test_all_pods_on_such_nodes_go_at_once() -> None:
+def test_all_pods_on_leaving_nodes_are_replaced_at_once() -> None:
     job, pods = spread(restart={"scope": "Pod"}, replicas=3)
     pods.append(replace(ready(job, 2), node="node-b"))
     job = stored(job, plan(job, pods, later(20)))
@@ -83,7 +83,7 @@ def test_all_pods_on_such_nodes_go_at_once() -> None:
     assert decision.status.disruptions == 1
 
 
-def test_nobody_leaves_where_there_is_nowhere_to_go() -> None:
+def test_no_pod_leaves_without_a_free_node() -> None:
     job, pods = spread(restart={"scope": "Pod"})
     nodes = with_leaving("node-b")
     busy = [replace(node, schedulable=False) for node in nodes[2:]]
@@ -103,7 +103,7 @@ def test_nobody_leaves_where_there_is_nowhere_to_go() -> None:
 @pytest.mark.parametrize(("scope", "required", "leaves"), [
     ("Pod", True, False), ("Pod", False, True), ("InPlace", True, False), ("Gang", True, True),
 ])  # fmt: skip
-def test_a_place_is_where_the_others_are_if_they_have_to_be_together(
+def test_required_topology_needs_a_free_node_in_the_same_block(
     scope: str, required: bool, leaves: bool
 ) -> None:
     topology = {"level": "block", "required": required}
@@ -118,13 +118,13 @@ def test_a_place_is_where_the_others_are_if_they_have_to_be_together(
     assert planned(job, pods, nodes).decided, "one more in the same block"
 
 
-def test_nor_where_the_new_pod_might_come_back() -> None:
+def test_no_pod_leaves_if_its_node_cannot_be_excluded() -> None:
     """Of three nodes none may be avoided, and nothing else keeps a pod off."""
     job, pods = spread(restart={"scope": "Pod"})
     assert not planned(job, pods, with_leaving("node-b", nodes=WELL[:3])).decided
 
 
-def test_places_have_to_suit_the_pods() -> None:
+def test_free_node_must_match_the_node_selector() -> None:
     job, pods = spread(template=template(nodeSelector={"gpu": "l4"}))
     nodes = with_leaving("node-b")
     assert not planned(job, pods, nodes).decided
@@ -132,7 +132,7 @@ def test_places_have_to_suit_the_pods() -> None:
     assert planned(job, pods, suitable).decided
 
 
-def test_a_node_is_left_once() -> None:
+def test_node_is_left_once_per_boot() -> None:
     job, pods = spread(restart={"scope": "Pod"})
     nodes = with_leaving("node-b")
     job = stored(job, planned(job, pods, nodes))
@@ -145,7 +145,7 @@ def test_a_node_is_left_once() -> None:
     assert planned(job, back, rebooted).decided, "it counts as another node"
 
 
-def test_who_recovers_is_not_disturbed() -> None:
+def test_recovering_or_starting_job_leaves_no_node() -> None:
     job, pods = spread(restart={"scope": "Pod"})
     nodes = with_leaving("node-b")
     failed = [ended(job, 0, code=1), pods[1]]
@@ -159,33 +159,33 @@ def test_who_recovers_is_not_disturbed() -> None:
 
 
 @pytest.mark.parametrize("state", [{"deleting": True, "disrupted_at": later(50)}])
-def test_a_pod_that_goes_already_is_dealt_with_as_ever(state: dict[str, Any]) -> None:
+def test_terminating_pod_is_not_counted_as_departure(state: dict[str, Any]) -> None:
     job, pods = spread(restart={"scope": "Pod"})
     decision = planned(job, [pods[0], replace(pods[1], **state)], with_leaving("node-b"))
     assert decision.status.bookkeeping.left_nodes == ()
 
 
-def test_a_job_that_ends_is_let_end() -> None:
+def test_completing_job_leaves_no_node() -> None:
     job, pods = spread()
     over = ended(job, 0, code=0, node="node-a")
     assert not planned(job, [over, pods[1]], with_leaving("node-b")).decided
 
 
-def test_nor_is_a_suspended_one_touched() -> None:
+def test_suspended_job_leaves_no_node() -> None:
     job, pods = spread(suspend=True)
     decision = planned(job, pods, with_leaving("node-b"))
     assert decision.status.is_true("Suspended")
     assert decision.status.failures == ()
 
 
-def test_rules_may_say_otherwise() -> None:
+def test_rule_decides_about_a_leaving_node() -> None:
     rules = [{"reasons": ["NodeLeaving"], "action": "RestartGang", "charged": True}]
     job, pods = spread(restart={"scope": "Pod", "rules": rules})
     decision = planned(job, pods, with_leaving("node-b"))
     assert (decision.status.restarts, decision.status.attempt) == (1, 1)
 
 
-def test_what_is_on_record_is_bounded() -> None:
+def test_record_of_left_nodes_is_bounded() -> None:
     job, pods = spread(restart={"scope": "Pod"})
     job = with_status(job, left_nodes=tuple(f"boot-{number}" for number in range(100)))
     left = planned(job, pods, with_leaving("node-b")).status.bookkeeping.left_nodes
@@ -201,7 +201,7 @@ class TestCheckpoints:
         job, pods = spread(**spec)
         return job, [replace(pod, address=f"10.0.0.{pod.identity.index}:29501") for pod in pods]
 
-    def test_rank_0_is_asked_once_where_there_is_nowhere_to_go(self) -> None:
+    def test_checkpoint_is_requested_once_without_a_free_node(self) -> None:
         job, pods = self.with_address()
         acting = planned(job, pods, self.NOWHERE)
         assert not acting.decided
@@ -213,7 +213,7 @@ class TestCheckpoints:
         rebooted = [replace(node, boot_id=f"{node.boot_id}-2") for node in self.NOWHERE]
         assert planned(job, pods, rebooted).ask_checkpoint, "it goes once more"
 
-    def test_it_is_asked_shortly_before_a_known_end(self) -> None:
+    def test_checkpoint_is_requested_before_a_known_end(self) -> None:
         job, pods = self.with_address()
         end = later(3600)
         nodes = [WELL[0], replace(WELL[1], ends_at=end), *WELL[2:]]
@@ -229,13 +229,15 @@ class TestCheckpoints:
         assert plan(job, pods, end, nodes=nodes[:1] + self.NOWHERE[1:]).ask_checkpoint, "new word"
 
     @pytest.mark.parametrize("change", [{"address": ""}, {"ready": False}])
-    def test_who_cannot_be_asked_is_asked_later(self, change: dict[str, Any]) -> None:
+    def test_checkpoint_request_waits_for_rank_0_to_be_reachable(
+        self, change: dict[str, Any]
+    ) -> None:
         job, pods = self.with_address()
         silent = planned(job, [replace(pods[0], **change), pods[1]], self.NOWHERE)
         assert silent.ask_checkpoint == ""
         assert silent.status.bookkeeping.asked_nodes == ()
 
-    def test_nobody_is_asked_who_leaves_or_does_not_train(self) -> None:
+    def test_no_checkpoint_is_requested_of_leaving_or_ended_pods(self) -> None:
         job, pods = self.with_address(restart={"scope": "Pod"})
         leaving = planned(job, pods, with_leaving("node-b"))
         assert leaving.decided
@@ -243,7 +245,7 @@ class TestCheckpoints:
         over = ended(job, 1, code=0, node="node-b")
         assert planned(job, [pods[0], over], self.NOWHERE).ask_checkpoint == ""
 
-    def test_what_is_on_record_is_bounded_and_kept(self) -> None:
+    def test_record_of_requested_checkpoints_is_bounded(self) -> None:
         job, pods = self.with_address()
         name = "n" * 253
         long = [WELL[0], Node(name, {}, leaving=TAINT)]
@@ -252,7 +254,7 @@ class TestCheckpoints:
         assert acting.ask_checkpoint
         assert planned(stored(job, acting), pods, long).ask_checkpoint == ""
 
-    def test_a_job_on_very_many_such_nodes_asks_once(self) -> None:
+    def test_many_leaving_nodes_request_one_checkpoint(self) -> None:
         nodes = [Node(f"node-{number}", {}, leaving=TAINT) for number in range(150)]
         job, pods = running_job(replicas=150)
         pods = [replace(pod, node=f"node-{pod.identity.index}") for pod in pods]

@@ -77,7 +77,7 @@ class TestImages:
         ("reason", "ran"),
         [("Error", True), ("StartError", False), ("ContainerStatusUnknown", False)],
     )
-    def test_what_has_ended_has_run_though_nobody_saw_it_run(
+    def test_ended_pod_has_run_unless_its_container_never_started(
         self, reason: str, *, ran: bool
     ) -> None:
         job = fresh_job(replicas=1)
@@ -85,7 +85,7 @@ class TestImages:
         status = plan(job, pods, later(61)).status
         assert bool(status.bookkeeping.ran_spec_hash) is ran
 
-    def test_pods_of_an_attempt_that_was_given_up_before_anybody_saw_them_run(self) -> None:
+    def test_pods_of_an_earlier_attempt_have_run(self) -> None:
         job = with_status(fresh_job(overrides=[{"indexes": ["0"], "nprocPerNode": 2}]), attempt=1)
         old = [
             pod(job, index, identity=Identity(index, 0), phase="Running", started=later(5))
@@ -95,13 +95,13 @@ class TestImages:
         assert plan(job, old, later(60)).status.bookkeeping.ran_spec_hash == job.spec_hash
 
     @pytest.mark.parametrize("attempt", [0, 1])
-    def test_a_spare_has_run(self, attempt: int) -> None:
+    def test_running_spare_has_run(self, attempt: int) -> None:
         job = with_status(fresh_job(replicas=1, spares=1), attempt=attempt)
         spare = pod(job, 1, identity=Identity(1, 0), phase="Running", started=later(5))
         assert plan(job, [spare], later(60)).status.bookkeeping.ran_spec_hash == job.spec_hash
 
     @pytest.mark.parametrize("message", [UNAVAILABLE, "not found", "unauthorized"])
-    def test_after_a_first_run_the_pod_alone_is_tried_elsewhere(self, message: str) -> None:
+    def test_pod_without_image_after_a_first_run_is_moved(self, message: str) -> None:
         job, others = self.evicted()
         assert job.status.attempt == 1
         pods = [*others, stuck(job, 2, message)]
@@ -119,7 +119,7 @@ class TestImages:
         [field] = term["preference"]["matchFields"]
         assert (field["operator"], field["values"]) == ("NotIn", ["node-9"])
 
-    def test_it_is_never_charged_however_often(self) -> None:
+    def test_repeated_missing_image_after_a_first_run_is_never_charged(self) -> None:
         job, others = self.evicted(restart={"maxRestarts": 0})
         for number in range(8):
             replaced = stuck(job, 2, "not found", replacement=number)
@@ -145,7 +145,7 @@ class TestImages:
             "pull QPS exceeded",
         ],
     )
-    def test_nor_is_it_at_the_first_start(self, message: str) -> None:
+    def test_registry_error_at_the_first_start_is_not_charged(self, message: str) -> None:
         job = fresh_job()
         job = stored(job, plan(job, [], later(0)))
         job = over_time(job, [ready(job, 0), stuck(job, 1, message)], 1, 1 + UNSTARTABLE_SECONDS)
@@ -161,13 +161,13 @@ class TestImages:
             "pull access denied, repository does not exist or may require authorization",
         ],
     )
-    def test_a_wrong_name_is_a_wrong_configuration(self, message: str) -> None:
+    def test_wrong_image_name_at_the_first_start_fails_the_job(self, message: str) -> None:
         job = fresh_job()
         job = stored(job, plan(job, [], later(0)))
         job = over_time(job, [ready(job, 0), stuck(job, 1, message)], 1, 1 + UNSTARTABLE_SECONDS)
         assert (job.status.phase, job.status.failures[0].class_) == ("Failed", "Configuration")
 
-    def test_another_kind_of_pod_that_has_not_run_may_be_wrong(self) -> None:
+    def test_wrong_image_in_an_override_that_never_ran_fails(self) -> None:
         other = {"spec": {"containers": [{"name": "trainer", "image": "wrong"}]}}
         overrides = [{"indexes": ["1"], "template": other}]
         job = fresh_job(overrides=overrides)
@@ -176,7 +176,7 @@ class TestImages:
         job = over_time(job, pods, 2, 2 + UNSTARTABLE_SECONDS)
         assert job.status.phase == "Failed"
 
-    def test_who_waited_for_it_in_vain_is_not_charged(self) -> None:
+    def test_rendezvous_timeout_of_a_peer_is_not_charged(self) -> None:
         job, others = self.evicted()
         message = "torch.distributed.elastic: RendezvousTimeoutError"
         gave_up = ended(job, 1, code=1, at=200, message=message)
@@ -194,7 +194,7 @@ class TestStart:
     def late(self, job: DDPJob, index: int, **state: Any) -> PodState:
         return pod(job, index, **{"node": f"node-{index}", "stage": "sandbox", **state})
 
-    def test_then_it_is_replaced_alone_and_uncharged(self) -> None:
+    def test_pod_beyond_the_start_timeout_is_replaced_uncharged(self) -> None:
         job = fresh_job(replicas=3)
         job = stored(job, plan(job, [], later(0)))
         pods = [replace(ready(job, index), started=later(5)) for index in (0, 1)]
@@ -210,7 +210,7 @@ class TestStart:
         assert (failure.reason, failure.node, failure.charged) == ("StartTimeout", "node-2", False)
         assert "its volumes or its network are not ready" in failure.message
 
-    def test_an_image_may_take_longer_and_init_containers_as_long_as_they_like(self) -> None:
+    def test_images_take_longer_and_init_containers_have_no_limit(self) -> None:
         job, pods = trained()
         pulling = [*pods[:2], self.late(job, 2, stage="image")]
         job = with_status(job, gaps=())
@@ -220,7 +220,7 @@ class TestStart:
         assert reasons(stored(job, planned)) == {2: "Initializing"}
         assert planned.requeue_at is None
 
-    def test_a_ready_spare_takes_its_place(self) -> None:
+    def test_ready_spare_replaces_a_pod_beyond_the_start_timeout(self) -> None:
         job, pods = with_spares()
         late = self.late(job, 1)
         job = with_status(job, gaps=())
@@ -229,7 +229,7 @@ class TestStart:
         assert job.status.world is not None
         assert job.status.world.members == "0,3,2"
 
-    def test_a_volume_without_its_secret_ends_a_new_job(self) -> None:
+    def test_missing_secret_fails_a_job_that_never_ran(self) -> None:
         job = fresh_job(template=self.SECRET, restart={"maxRestarts": 9})
         job = stored(job, plan(job, [], later(0)))
         for begin in (1, 2000):
@@ -242,7 +242,7 @@ class TestStart:
         assert (job.status.phase, job.status.failures[-1].class_) == ("Failed", "Configuration")
         assert "secret key" in job.status.message
 
-    def test_a_job_that_has_run_is_not_ended_by_its_storage(self) -> None:
+    def test_missing_secret_never_fails_a_job_that_has_run(self) -> None:
         job, pods = trained(template=self.SECRET, restart={"maxRestarts": 0})
         for number in range(6):
             begin = 100 + 2000 * number
@@ -270,7 +270,7 @@ class TestStart:
             ({"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}, ""),
         ],
     )
-    def test_its_conditions_say_what_it_waits_for(self, status: Any, stage: str) -> None:
+    def test_pod_status_gives_the_stage_of_its_start(self, status: Any, stage: str) -> None:
         manifest = manifests.pod(fresh_job(), Identity(0, 0))
         cars = [{"name": "copy"}, {"name": "car", "restartPolicy": "Always"}]
         spec = {**manifest["spec"], "nodeName": "node-a", "initContainers": cars}
@@ -279,7 +279,7 @@ class TestStart:
 
 
 class TestPauses:
-    def test_a_pause_of_our_own_is_no_absence(self) -> None:
+    def test_backoff_does_not_count_as_absence(self) -> None:
         job, pods = elastic_job(minReplicas=2, shrinkAfterSeconds=30)
         lost = ended(job, 1, code=1, at=59)
         seen = [lost if each.identity.index == 1 else each for each in pods]
@@ -297,7 +297,7 @@ class TestPauses:
         assert not told(job, waiting, later(212)).decided
         assert told(job, waiting, later(213)).events[0].reason == "GroupShrunk"
 
-    def test_an_operator_that_is_new_counts_those_that_train(self) -> None:
+    def test_restarted_operator_counts_training_pods(self) -> None:
         job, pods = elastic_job(minReplicas=2, shrinkAfterSeconds=0)
         lost = ended(job, 2, code=137, at=59)
         job = settled(job, [*pods[:2], lost, pods[3]], later(63))
@@ -311,7 +311,7 @@ class TestPauses:
         assert condition(new, "Running") == ("True", "PodsReady")
 
 
-def test_an_elastic_group_begins_without_a_pod_that_is_refused() -> None:
+def test_elastic_group_starts_without_a_refused_pod() -> None:
     elastic = {"minReplicas": 2, "shrinkAfterSeconds": 30}
     job = fresh_job(replicas=4, restart={"scope": "Auto"}, elastic=elastic)
     job = stored(job, told(job, [], later(0)))
@@ -344,7 +344,7 @@ class TestNodes:
     def looked(self, pods: Sequence[PodState], job: DDPJob, now: float) -> DDPJob:
         return stored(job, plan(job, list(pods), later(now), nodes=self.nodes(unready=True)))
 
-    def test_its_pods_are_replaced_on_another_one(self) -> None:
+    def test_pods_on_an_unready_node_are_replaced(self) -> None:
         job, pods = self.job()
         job = self.looked(pods, job, 100)
         assert reasons(job) == {2: "Silent"}
@@ -362,7 +362,7 @@ class TestNodes:
         planned = plan(job, pods, later(192), nodes=self.nodes(unready=True))
         assert planned.fence == planned.delete == (pods[2].key,)
 
-    def test_it_may_come_back_in_time(self) -> None:
+    def test_node_that_is_ready_again_restarts_the_clock(self) -> None:
         job, pods = self.job()
         job = self.looked(pods, job, 100)
         job = stored(job, plan(job, pods, later(150), nodes=self.nodes()))
@@ -376,7 +376,7 @@ class TestNodes:
         job = self.looked(pods, job, 100)
         assert self.looked(pods, job, 500).status.disruptions == 0
 
-    def test_a_training_that_moves_has_lost_nobody(self) -> None:
+    def test_progress_keeps_pods_on_an_unready_node(self) -> None:
         job, pods = self.job()
         nodes = self.nodes(unready=True)
         for now in range(100, 600, 30):
@@ -398,12 +398,14 @@ class TestNodes:
             ([], False),
         ],
     )
-    def test_tolerations_say_who_stays(self, tolerations: Any, stays: bool) -> None:
+    def test_tolerations_decide_if_a_pod_stays_on_a_lost_node(
+        self, tolerations: Any, stays: bool
+    ) -> None:
         manifest = manifests.pod(fresh_job(), Identity(0, 0))
         spec = {**manifest["spec"], "tolerations": tolerations}
         assert project({**manifest, "spec": spec}).stays_on_lost_node is stays
 
-    def test_nobody_leaves_a_node_for_a_spare_on_one_that_is_named(self) -> None:
+    def test_no_pod_leaves_for_a_spare_on_a_bad_node(self) -> None:
         job, pods = with_spares(count=2)
         pods = [replace(each, node=f"node-{each.identity.index}") for each in pods]
         on_the_same = [*pods[:3], replace(pods[3], node="node-2"), pods[4]]
@@ -417,7 +419,7 @@ class TestNodes:
             assert not plan(job, on_the_same, later(60), nodes=named).decided
 
     @pytest.mark.parametrize("signal", [{"leaving": "a taint"}, {"bad": "a condition"}])
-    def test_a_spare_on_a_node_that_is_named_comes_last(self, signal: dict[str, Any]) -> None:
+    def test_spare_on_a_bad_node_is_used_last(self, signal: dict[str, Any]) -> None:
         job, pods = with_spares(count=2)
         pods = [replace(each, node=f"node-{each.identity.index}") for each in pods]
         nodes = [Node(f"node-{index}", {}) for index in range(5)]
@@ -436,28 +438,28 @@ class TestLateLosses:
         done = [ended(job, index, code=0, at=30, message=said) for index in (0, 1)]
         return stored(job, plan(job, [*done, pods[2]], later(31))), [*done, pods[2]]
 
-    def test_the_job_has_succeeded(self) -> None:
+    def test_pod_lost_after_the_last_saved_step_completes_the_job(self) -> None:
         job, pods = self.job()
         planned = plan(job, pods[:2], later(32))
         assert (planned.status.phase, planned.status.attempt) == ("Succeeded", 0)
 
     @pytest.mark.parametrize("how", [{"phase": "Failed", "reason": "Evicted"}, {"deleting": True}])
-    def test_so_it_has_where_the_pod_is_taken_away(self, how: Any) -> None:
+    def test_pod_evicted_after_the_last_saved_step_completes_the_job(self, how: Any) -> None:
         job, pods = self.job()
         evicted = replace(pods[2], **how)
         assert plan(job, [*pods[:2], evicted], later(32)).status.phase == "Succeeded"
 
     @pytest.mark.parametrize("how_far", [{"step": 99}, {"saved": 90}])
-    def test_not_before_the_last_step_is_saved(self, how_far: Any) -> None:
+    def test_pod_lost_before_the_last_save_restarts_the_job(self, how_far: Any) -> None:
         job, pods = self.job(**{"step": 100, "saved": how_far.get("step", 100), **how_far})
         assert plan(job, pods[:2], later(32)).status.attempt == 1
 
-    def test_a_failure_of_its_own_counts(self) -> None:
+    def test_failure_after_the_last_step_is_charged(self) -> None:
         job, pods = self.job()
         failed = ended(job, 2, code=1, at=32)
         assert plan(job, [*pods[:2], failed], later(33)).status.restarts == 1
 
-    def test_a_record_of_the_attempt_before_says_nothing(self) -> None:
+    def test_last_step_of_an_earlier_attempt_is_ignored(self) -> None:
         job, pods = trained()
         said = '{"step": 100, "totalSteps": 100, "checkpoint": {"step": 100}}'
         failed = ended(job, 0, code=1, at=30, message=said)
@@ -468,7 +470,7 @@ class TestLateLosses:
         assert plan(job, new, later(40)).status.attempt == 2
 
 
-def test_of_many_gaps_the_oldest_are_on_record_and_keep_their_time() -> None:
+def test_oldest_gaps_are_recorded_with_their_times() -> None:
     job = fresh_job(replicas=100)
     job = stored(job, plan(job, [], later(0)))
     pods = [pod(job, index) for index in range(100)]
@@ -480,7 +482,7 @@ def test_of_many_gaps_the_oldest_are_on_record_and_keep_their_time() -> None:
     assert [gap.node_rank for gap in job.status.gaps] == list(range(90, 100))
 
 
-def test_a_plan_of_thousands_of_pods_takes_a_moment() -> None:
+def test_plan_of_5000_pods_is_fast() -> None:
     job = fresh_job(replicas=5000)
     job = stored(job, plan(job, [], later(0)))
     pending = [pod(job, index) for index in range(5000)]
@@ -490,7 +492,7 @@ def test_a_plan_of_thousands_of_pods_takes_a_moment() -> None:
         assert loops(lambda: plan(job, pods, later(20))) < 1  # noqa: B023
 
 
-def test_every_reason_has_its_policy() -> None:
+def test_every_gap_reason_has_a_policy() -> None:
     some: list[tuple[dict[str, Any], str]] = [
         ({}, "Unscheduled"),
         ({"node": "n", "stage": "sandbox"}, "NotStarted"),

@@ -35,7 +35,7 @@ INSTALL = Path(__file__).parents[4] / "manifests/install"
 
 
 class TestPolicy:
-    def test_the_jobs_own_pods_and_the_operator_are_let_in(self) -> None:
+    def test_policy_admits_the_jobs_pods_and_the_operator(self) -> None:
         job = fresh_job(isolation="Job", statusPort=2345)
         policy = network_policy(job, operator_namespace="operators")
         pod, service = manifests.pod(job, Identity(0, 0)), manifests.service(job)
@@ -59,25 +59,27 @@ class TestPolicy:
         for field in ("name", "namespace", "labels", "ownerReferences"):
             assert policy["metadata"][field] == service["metadata"][field]
 
-    def test_an_operator_outside_of_the_cluster_is_no_pod_to_let_in(self) -> None:
+    def test_policy_for_an_operator_outside_admits_only_pods(self) -> None:
         policy = network_policy(fresh_job(isolation="Job"), operator_namespace=None)
         assert len(policy["spec"]["ingress"]) == 1
 
     @pytest.mark.parametrize(("value", "port"), [("8080", 8080), ("80", 28737), (None, 28737)])
-    def test_the_operator_is_let_in_where_it_asks(self, value: str | None, port: int) -> None:
+    def test_policy_admits_the_operator_to_the_status_port(
+        self, value: str | None, port: int
+    ) -> None:
         env = [{"name": "DDP_STATUS_PORT", "value": value}]
         job = fresh_job(template=template(container("logs"), container(env=env)))
         _, operator = network_policy(job, operator_namespace="o")["spec"]["ingress"]
         assert operator["ports"] == [{"protocol": "TCP", "port": port}]
 
-    def test_pods_that_differ_are_asked_where_each_of_them_answers(self) -> None:
+    def test_policy_admits_the_operator_to_ports_of_overrides(self) -> None:
         ports = [{"name": "DDP_STATUS_PORT", "value": "8080"}]
         own = {"indexes": ["1"], "template": template(container(env=ports))}
         job = fresh_job(isolation="Job", overrides=[own])
         _, operator = network_policy(job, operator_namespace="o")["spec"]["ingress"]
         assert [port["port"] for port in operator["ports"]] == [8080, 28737]
 
-    def test_the_operator_is_installed_as_who_it_is_known_as(self) -> None:
+    def test_policy_labels_match_the_installed_operator(self) -> None:
         deployment = yaml.safe_load((INSTALL / "deployment.yaml").read_text())
         labels: Json = deployment["spec"]["template"]["metadata"]["labels"]
         assert OPERATOR_LABELS.items() <= labels.items()
@@ -98,14 +100,14 @@ def carried_out(
     return stored(job, planned), planned
 
 
-def test_nothing_is_done_for_a_job_that_wants_none() -> None:
+def test_job_without_isolation_makes_no_policy() -> None:
     job = fresh_job()
     planned = plan(job, [], later(0))
     assert (planned.decided, planned.isolate) == (False, None)
     assert planned.status.bookkeeping.isolation == ""
 
 
-def test_it_is_there_before_the_pods() -> None:
+def test_policy_is_decided_before_the_pods() -> None:
     job = fresh_job(isolation="Job")
     decision = plan(job, [], later(0))
     assert (decision.decided, decision.status.bookkeeping.isolation) == (True, "Changing")
@@ -114,7 +116,7 @@ def test_it_is_there_before_the_pods() -> None:
     assert planned.status.bookkeeping.isolation == "Job"
 
 
-def test_a_running_job_is_isolated_and_opened_without_a_touch() -> None:
+def test_running_job_is_isolated_and_opened_without_restart() -> None:
     job, pods = running_job()
     job, planned = carried_out(edited(job, isolation="Job"), pods, later(20), isolate=True)
     assert does_nothing(replace(planned, isolate=None))
@@ -129,16 +131,14 @@ def test_a_running_job_is_isolated_and_opened_without_a_touch() -> None:
 
 
 @pytest.mark.parametrize(("isolation", "isolate"), [("Job", True), ("None", False)])
-def test_what_was_begun_before_a_crash_is_done_as_is_wanted_now(
-    isolation: str, *, isolate: bool
-) -> None:
+def test_change_before_a_crash_follows_the_current_spec(isolation: str, *, isolate: bool) -> None:
     job, pods = running_job()
     job = with_status(edited(job, isolation=isolation), isolation="Changing")
     planned = plan(job, pods, later(20))
     assert (planned.decided, planned.isolate) == (False, isolate)
 
 
-def test_it_is_made_again_with_each_attempt() -> None:
+def test_policy_is_made_again_with_each_attempt() -> None:
     job, pods = running_job()
     job, _ = carried_out(edited(job, isolation="Job"), pods, later(20), isolate=True)
     pods[1] = ended(job, 1, code=1, at=25)
@@ -154,7 +154,7 @@ def test_it_is_made_again_with_each_attempt() -> None:
     assert plan(job, new, later(33)).isolate is None
 
 
-def test_a_name_that_is_taken_costs_no_policy_after_policy() -> None:
+def test_taken_pod_name_makes_one_policy() -> None:
     job = fresh_job(isolation="Job")
     stranger = ready(job, owner_uid="an earlier job's")
     job = stored(job, plan(job, [stranger], later(0)))
@@ -165,7 +165,7 @@ def test_a_name_that_is_taken_costs_no_policy_after_policy() -> None:
 
 
 @pytest.mark.parametrize("state", [{"suspend": True}, {}])
-def test_jobs_that_want_no_pods_are_left_as_they_are(state: Json) -> None:
+def test_job_without_pods_gets_no_policy(state: Json) -> None:
     job, pods = running_job()
     now = later(20)
     if state:
@@ -184,7 +184,7 @@ def running(planned: Plan) -> Any:
     return condition(planned, "Running"), planned.status.phase, len(planned.events)
 
 
-def test_a_job_that_runs_runs_on_when_it_may_not_be_isolated() -> None:
+def test_refused_policy_does_not_stop_a_running_job() -> None:
     job, pods = running_job()
     job = with_status(edited(job, isolation="Job"), isolation="Changing")
     held = report_refusal(

@@ -41,7 +41,7 @@ def after_consequence(
 @pytest.mark.parametrize(
     "how", [{"disruption": "DeletionByTaintManager"}, {"reason": "NodeLost"}], ids=str
 )
-def test_a_lost_node_takes_the_charge_back(how: dict[str, Any], message: str) -> None:
+def test_late_lost_node_removes_the_charge(how: dict[str, Any], message: str) -> None:
     job, silent = after_consequence(message=message)
     assert (job.status.restarts, job.status.bookkeeping.restarts_without_progress) == (1, 1)
     planned = plan(job, [replace(silent, phase="Failed", **how)], later(300))
@@ -61,7 +61,7 @@ def test_a_lost_node_takes_the_charge_back(how: dict[str, Any], message: str) ->
     assert not again.decided
 
 
-def test_a_failure_is_named_and_stays_charged() -> None:
+def test_late_failure_is_named_and_stays_charged() -> None:
     job, silent = after_consequence()
     late = replace(ended(job, 1, code=139, at=59, attempt=0), deleting=True)
     planned = plan(job, [late], later(71))
@@ -83,7 +83,7 @@ def test_a_failure_is_named_and_stays_charged() -> None:
     ],
     ids=str,
 )
-def test_what_says_nothing_of_the_cause_changes_nothing(state: dict[str, Any]) -> None:
+def test_later_or_secondary_end_changes_nothing(state: dict[str, Any]) -> None:
     """It runs on, or ended later, as a consequence, as told, or in a way that will show again."""
     job, silent = after_consequence()
     pod = replace(ended(job, 1, **state), identity=silent.identity) if state else silent
@@ -92,7 +92,7 @@ def test_what_says_nothing_of_the_cause_changes_nothing(state: dict[str, Any]) -
     assert does_nothing(plan(stored(job, plan(job, pods, later(80))), pods, later(81)))
 
 
-def test_a_cause_that_was_known_is_not_looked_for() -> None:
+def test_known_cause_is_not_replaced() -> None:
     job, pods = running_job()
     job = stored(job, plan(job, [pods[0], ended(job, 1, code=1)], later(60)))
     evicted = replace(pods[0], deleting=True, disruption="EvictionByEvictionAPI")
@@ -104,7 +104,7 @@ def test_a_cause_that_was_known_is_not_looked_for() -> None:
 class TestTheLastOfTheBudget:
     """Nobody knows yet whose fault it was: such a failure does not end a job by itself."""
 
-    def test_it_is_given_the_benefit_of_the_doubt(self) -> None:
+    def test_secondary_failure_without_budget_restarts_once(self) -> None:
         job, silent = after_consequence(restart={"maxRestarts": 0})
         assert (job.status.phase, job.status.restarts) == ("Restarting", 0)
         assert (job.status.disruptions, job.status.failures[0].charged) == (1, False)
@@ -112,18 +112,18 @@ class TestTheLastOfTheBudget:
         assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
         assert planned.status.failures[0].class_ == "Disruption"
 
-    def test_once(self) -> None:
+    def test_second_secondary_failure_without_budget_fails(self) -> None:
         job, _ = after_consequence(restart={"maxRestarts": 0})
         job = stored(job, plan(job, [], later(80)))
         planned = plan(job, [ready(job, 0), ended(job, 1, code=75, at=90)], later(100))
         assert planned.status.reason == "MaxRestartsExceeded"
 
-    def test_a_failure_of_its_own_gets_none(self) -> None:
+    def test_primary_failure_without_budget_fails(self) -> None:
         job, pods = running_job(restart={"maxRestarts": 0})
         planned = plan(job, [pods[0], ended(job, 1, code=1)], later(60))
         assert planned.status.reason == "MaxRestartsExceeded"
 
-    def test_nor_does_a_job_of_one_pod(self) -> None:
+    def test_secondary_failure_of_a_single_pod_fails(self) -> None:
         job, _ = running_job(replicas=1, restart={"maxRestarts": 0})
         planned = plan(job, [ended(job, 0, code=75)], later(60))
         assert planned.status.reason == "MaxRestartsExceeded"

@@ -31,7 +31,7 @@ def saved(job: DDPJob, pods: list[PodState], of: LauncherStates) -> DDPJob:
 
 
 @pytest.mark.parametrize("scope", ["InPlace", "Pod"])
-def test_the_first_checkpoint_in_a_pod_is_noted_once_and_warned_of(scope: str) -> None:
+def test_first_checkpoint_in_a_pod_warns_once(scope: str) -> None:
     # With scope Pod, the script may still be one that does not form its group again.
     job, pods = in_place(restart={"scope": scope})
     planned = plan(job, pods, later(50), launchers=saying())
@@ -46,7 +46,7 @@ def test_the_first_checkpoint_in_a_pod_is_noted_once_and_warned_of(scope: str) -
     assert (event_reasons(again), again.status.bookkeeping.saved_in_pod) == ([], 1)
 
 
-def test_a_lost_pod_restarts_all_pods_where_rank_0_holds_a_checkpoint_alone() -> None:
+def test_lost_pod_restarts_all_if_rank_0_saved_in_its_pod() -> None:
     job, pods = in_place(spares=1)
     job = saved(job, pods, saying())
     lost = ended(job, 1, code=137, at=59)
@@ -57,7 +57,7 @@ def test_a_lost_pod_restarts_all_pods_where_rank_0_holds_a_checkpoint_alone() ->
     assert "rank 0 saved in its pod" in planned.events[0].message
 
 
-def test_a_failed_rank_does_so_too_since_the_others_have_no_checkpoint() -> None:
+def test_failed_rank_restarts_all_if_rank_0_saved_in_its_pod() -> None:
     job, pods = in_place()
     job = saved(job, pods, saying())
     planned = plan(job, pods, later(60), launchers=launchers(failure(pods[1])))
@@ -65,7 +65,7 @@ def test_a_failed_rank_does_so_too_since_the_others_have_no_checkpoint() -> None
     assert (planned.status.attempt, planned.status.restarts) == (1, 1)
 
 
-def test_the_next_attempt_restarts_in_place_until_it_saves() -> None:
+def test_next_attempt_restarts_in_place_until_it_saves() -> None:
     job, pods = in_place()
     status = job.status.noting(saved_in_pod=0).model_copy(update={"attempt": 1})
     old = replace(job, status=status)
@@ -75,12 +75,12 @@ def test_the_next_attempt_restarts_in_place_until_it_saves() -> None:
 
 
 @pytest.mark.parametrize("scope", ["Pod", "InPlace"])
-def test_processes_that_form_their_group_by_themselves_are_not_concerned(scope: str) -> None:
+def test_checkpoint_in_a_pod_is_ignored_in_scope_pod(scope: str) -> None:
     job, pods = in_place(restart={"scope": scope})
     assert not plan(job, pods, later(50), launchers=saying("Pod")).decided
 
 
-def test_a_single_pod_keeps_its_checkpoint() -> None:
+def test_checkpoint_in_the_only_pod_is_ignored() -> None:
     job = fresh_job(replicas=1, restart={"scope": "InPlace"})
     job = settled(job, [], later(0))
     pods = [born(job, 0)]
@@ -88,7 +88,7 @@ def test_a_single_pod_keeps_its_checkpoint() -> None:
     assert not plan(job, pods, later(50), launchers=saying()).decided
 
 
-def test_no_pod_joins_a_group_whose_rank_0_holds_a_checkpoint_alone() -> None:
+def test_no_pod_joins_if_rank_0_saved_in_its_pod() -> None:
     job, pods = elastic_job(replicas=2, maxReplicas=3, growAfterSeconds=30)
     job = stored(job, plan(job, pods, later(50), launchers=saying()))
     waiting = born(job, 2)
@@ -102,7 +102,7 @@ def test_no_pod_joins_a_group_whose_rank_0_holds_a_checkpoint_alone() -> None:
     assert event_reasons(planned) == ["GroupGrown"]
 
 
-def test_a_job_that_names_such_a_place_is_warned_of_at_its_first_start() -> None:
+def test_checkpoint_path_in_a_pod_warns_at_the_first_start() -> None:
     command = ["python", "train.py", "$(DDP_CHECKPOINT_DIR)/snapshot.pt"]
     job = fresh_job(replicas=2, template=template(container(command=command)))
     created = plan(job, [], later(0))

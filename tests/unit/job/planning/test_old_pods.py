@@ -33,7 +33,7 @@ def told_to_end(pod: PodState, at: float, grace: float = 15) -> PodState:
     return replace(pod, deleting=True, ends_by=later(at + grace))
 
 
-def test_a_gang_waits_until_the_old_one_has_ended() -> None:
+def test_new_gang_waits_for_the_old_pods() -> None:
     job, old, failed = restarting()
     planned = plan(job, [old, failed], later(60))
     assert (planned.create, set(planned.delete)) == ((), {old.key, failed.key})
@@ -50,7 +50,7 @@ def test_a_gang_waits_until_the_old_one_has_ended() -> None:
     assert len(plan(job, [], later(71)).create) == 2
 
 
-def test_one_that_does_not_end_is_not_waited_for_for_ever() -> None:
+def test_wait_for_an_old_pod_ends() -> None:
     """Its node is lost, as a rule; nobody knows for how long."""
     job, old, _ = restarting()
     going = told_to_end(old, 61)
@@ -60,7 +60,7 @@ def test_one_that_does_not_end_is_not_waited_for_for_ever() -> None:
     assert condition(planned, "PodsCreated") == ("True", "Created")
 
 
-def test_one_that_never_had_a_node_writes_nothing_once_it_can_get_none() -> None:
+def test_unscheduled_old_pod_is_not_waited_for() -> None:
     job, old, _ = restarting()
     unplaced = replace(old, node="", phase="Pending")
     planned = plan(job, [unplaced], later(61))
@@ -68,7 +68,7 @@ def test_one_that_never_had_a_node_writes_nothing_once_it_can_get_none() -> None
     assert len(plan(job, [replace(unplaced, deleting=True)], later(61)).create) == 2
 
 
-def test_at_once_if_that_is_wanted() -> None:
+def test_replace_when_terminating_creates_at_once() -> None:
     job, old, failed = restarting(replaceWhen="Terminating")
     assert len(plan(job, [old, failed], later(60)).create) == 2
 
@@ -77,7 +77,9 @@ def test_at_once_if_that_is_wanted() -> None:
     ("wanted", "created"),
     [({}, 1), ({"replaceWhen": "Terminating"}, 1), ({"replaceWhen": "Gone"}, 0)],
 )
-def test_the_others_wait_for_a_single_replacement(wanted: dict[str, str], created: int) -> None:
+def test_replace_when_decides_about_a_single_replacement(
+    wanted: dict[str, str], created: int
+) -> None:
     job, pods = running_job(restart={"scope": "Pod", **wanted})
     leaving = told_to_end(pods[1], 60)
     job = stored(job, plan(job, [pods[0], leaving], later(60)))
@@ -94,7 +96,7 @@ class TestEarlierJob:
     def stranger(self, job: DDPJob, **state: Any) -> PodState:
         return ready(job, 0, attempt=3, owner_uid="another", **state)
 
-    def test_its_pods_are_waited_for(self) -> None:
+    def test_terminating_pod_of_an_earlier_job_is_waited_for(self) -> None:
         job = fresh_job()
         going = self.stranger(job, deleting=True, ends_by=later(30))
         planned = plan(job, [going], later(1))
@@ -102,7 +104,7 @@ class TestEarlierJob:
         assert (planned.status.phase, planned.status.reason) == ("Pending", "WaitingForOldPods")
         assert len(plan(job, [], later(2)).create) == 2
 
-    def test_nobody_may_have_told_them_yet(self) -> None:
+    def test_running_pod_of_an_earlier_job_is_waited_for_briefly(self) -> None:
         job = fresh_job()
         planned = plan(job, [self.stranger(job)], later(1))
         assert planned.create == ()

@@ -76,7 +76,7 @@ def ended_of(**how: Any) -> PodState:
     return ended(running_job()[0], 0, **{"code": 1, **how})
 
 
-def test_a_launcher_and_its_pods_own_end_tell_of_one_failure() -> None:
+def test_launcher_report_and_pod_exit_are_one_failure() -> None:
     job, pods = running("InPlace")
     job = look(job, pods, 60, told(pods[1]))
     assert counts(job) == (1, 1)
@@ -87,7 +87,7 @@ def test_a_launcher_and_its_pods_own_end_tell_of_one_failure() -> None:
     assert (first.continued, second.continued) == (None, True)
 
 
-def test_launchers_that_give_up_before_they_are_told_have_failed_once() -> None:
+def test_pods_that_exit_one_by_one_are_one_failure() -> None:
     job, pods = running("InPlace")
     job = look(job, pods, 58, told(pods[1], at=0))
     for at, late in ((60, [1]), (61, [0, 1]), (62, [0, 1, 2])):
@@ -96,7 +96,7 @@ def test_launchers_that_give_up_before_they_are_told_have_failed_once() -> None:
     assert counts(job) == (1, 1)
 
 
-def test_the_last_restart_of_the_budget_is_not_spent_twice() -> None:
+def test_last_restart_of_the_budget_is_not_spent_twice() -> None:
     job, pods = running("InPlace", restart={"maxRestarts": 1})
     job = look(job, pods, 58, told(pods[1], at=0))
     job = look(job, [pods[0], like(pods[1], at=60), pods[2]], 61)
@@ -115,7 +115,7 @@ def test_the_last_restart_of_the_budget_is_not_spent_twice() -> None:
 )
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("by", ["launcher", "pod"])
-def test_a_consequence_that_is_seen_before_its_cause_is_paid_back(
+def test_secondary_failure_before_its_disruption_is_refunded(
     scope: str, by: str, how: dict[str, Any] | None
 ) -> None:
     job, pods = running(scope)
@@ -133,7 +133,7 @@ def test_a_consequence_that_is_seen_before_its_cause_is_paid_back(
     assert job.status.disruptions == len(job.status.failures)
 
 
-def test_a_launcher_that_cannot_be_told_was_the_cause() -> None:
+def test_secondary_failure_of_an_unreachable_launcher_is_refunded() -> None:
     job, pods = running("InPlace")
     job = look(job, pods, 70, told(pods[0], code=75))
     deaf = {pods[1].key.name: later(71)}
@@ -145,7 +145,7 @@ def test_a_launcher_that_cannot_be_told_was_the_cause() -> None:
     assert job.status.bookkeeping.node_failures_without_progress == 1
 
 
-def test_a_cause_that_is_the_trainings_own_leaves_one_charge() -> None:
+def test_late_application_cause_leaves_one_charge() -> None:
     for scope in SCOPES:
         job, pods = running(scope)
         job = look(job, [like(pods[0], code=75, at=59), *pods[1:]], 70)
@@ -153,7 +153,7 @@ def test_a_cause_that_is_the_trainings_own_leaves_one_charge() -> None:
         assert counts(job) == (1, 1), scope
 
 
-def test_processes_that_failed_since_their_node_was_going_cost_nothing() -> None:
+def test_process_failure_after_an_eviction_is_refunded() -> None:
     job, pods = running("InPlace")
     job = look(job, pods, 60, told(pods[1], at=59))
     evicted = replace(pods[1], disruption="EvictionByEvictionAPI", deleting=True)
@@ -164,7 +164,7 @@ def test_processes_that_failed_since_their_node_was_going_cost_nothing() -> None
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_pods_that_fall_one_after_the_other_are_one_failure(scope: str) -> None:
+def test_pods_that_fail_before_training_again_are_one_failure(scope: str) -> None:
     job, pods = running(scope)
     job = look(job, [pods[0], like(pods[1], at=59), pods[2]], 60)
     job = look(job, [like(pods[0], at=61), new(job, 1), pods[2]], 62)
@@ -174,7 +174,7 @@ def test_pods_that_fall_one_after_the_other_are_one_failure(scope: str) -> None:
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_pod_that_is_new_fails_on_its_own(scope: str) -> None:
+def test_failure_of_a_new_pod_is_charged(scope: str) -> None:
     job, pods = running(scope)
     job = look(job, [pods[0], like(pods[1], at=59), pods[2]], 60)
     job = look(job, [pods[0], like(new(job, 1), at=70), pods[2]], 71)
@@ -183,7 +183,7 @@ def test_a_pod_that_is_new_fails_on_its_own(scope: str) -> None:
     assert counts(job) == (2, 2), "which takes others along"
 
 
-def test_processes_that_have_begun_again_fail_on_their_own() -> None:
+def test_failure_of_restarted_processes_is_charged() -> None:
     job, pods = running("InPlace")
     job = look(job, pods, 60, told(pods[1]))
     knows = {each.key.name: (1, True) for each in pods[:2]}
@@ -197,7 +197,7 @@ def test_processes_that_have_begun_again_fail_on_their_own() -> None:
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_group_that_trains_again_fails_again(scope: str) -> None:
+def test_failure_after_training_again_is_charged(scope: str) -> None:
     job, pods = running(scope)
     job = look(job, [pods[0], like(pods[1], at=59), pods[2]], 60)
     generation = world_of(job).generation
@@ -209,7 +209,7 @@ def test_a_group_that_trains_again_fails_again(scope: str) -> None:
     assert counts(job) == (2, 2)
 
 
-def test_a_change_of_size_is_no_failure_that_others_could_be_part_of() -> None:
+def test_failure_after_growing_is_charged() -> None:
     job, pods = running("InPlace", elastic={"minReplicas": 2, "maxReplicas": 4})
     spare = replace(listening(ready(job, 3)), identity=replace(pods[0].identity, index=3))
     knows = {each.key.name: (1, True) for each in (*pods, spare)}
@@ -220,7 +220,7 @@ def test_a_change_of_size_is_no_failure_that_others_could_be_part_of() -> None:
     assert counts(job) == (1, 1)
 
 
-def test_what_a_group_goes_without_was_lost_once() -> None:
+def test_failure_after_shrinking_is_part_of_the_loss() -> None:
     job, pods = running("InPlace", elastic={"minReplicas": 2, "shrinkAfterSeconds": 0})
     generation = world_of(job).generation
     knows = {each.key.name: (generation, True) for each in pods}
@@ -231,7 +231,7 @@ def test_what_a_group_goes_without_was_lost_once() -> None:
     assert counts(job) == (1, 1)
 
 
-def test_a_spare_that_takes_over_fails_on_its_own() -> None:
+def test_failure_of_a_used_spare_is_charged() -> None:
     job, pods = running("Pod", spares=1)
     spare = listening(ready(job, 3))
     job = look(job, [*pods, spare], 30)
@@ -241,7 +241,7 @@ def test_a_spare_that_takes_over_fails_on_its_own() -> None:
     assert counts(job) == (2, 2)
 
 
-def test_a_rule_charges_no_failure_twice() -> None:
+def test_rule_charges_no_failure_twice() -> None:
     rules = [{"exitCodes": [1, 75], "action": "RestartPod", "charged": True}]
     job, pods = running("InPlace", restart={"rules": rules})
     job = look(job, [pods[0], like(pods[1], at=59), pods[2]], 60)
@@ -249,14 +249,14 @@ def test_a_rule_charges_no_failure_twice() -> None:
     assert counts(job) == (1, 1)
 
 
-def test_nothing_is_charged_of_what_follows_from_a_disruption() -> None:
+def test_failure_after_a_disruption_is_not_charged() -> None:
     job, pods = running("InPlace")
     job = look(job, [pods[0], replace(pods[1], deleting=True), pods[2]], 60)
     job = look(job, [like(pods[0], at=61), new(job, 1), pods[2]], 62)
     assert counts(job) == (0, 0)
 
 
-def test_a_node_is_blamed_once_for_it() -> None:
+def test_failure_is_counted_once_for_its_node() -> None:
     job, pods = running("InPlace", restart={"nodeFailureLimit": 2})
     nodes = [Node(name, {}) for name in ("node-a", "node-b", "node-c", "node-d")]
     pods[1] = replace(pods[1], node="node-b")

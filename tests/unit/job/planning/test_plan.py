@@ -24,7 +24,7 @@ from tests.unit.job.builders import (
 )
 
 
-def test_an_accelerator_that_nobody_knows_is_told_of_once() -> None:
+def test_unknown_accelerator_is_reported_once() -> None:
     known, unknown = {"type": "nvidia-l4"}, {"type": "nvidia-l40"}
     assert event_reasons(plan(fresh_job(accelerator=known), [], NOW)) == ["PodsCreated"]
     job = fresh_job(accelerator=known, overrides=[{"indexes": ["1"], "accelerator": unknown}])
@@ -51,9 +51,7 @@ class TestStart:
         assert event_reasons(planned) == ["PodsCreated"]
 
     @pytest.mark.parametrize("there", [(), (0,), (1,), (0, 1)])
-    def test_after_a_crash_between_creations_the_rest_is_created(
-        self, there: tuple[int, ...]
-    ) -> None:
+    def test_missing_pods_are_created_after_a_crash(self, there: tuple[int, ...]) -> None:
         """Nothing was stored yet, so that nothing counts as vanished."""
         job = fresh_job()
         planned = plan(job, [pod(job, index) for index in there], NOW)
@@ -79,7 +77,7 @@ class TestStart:
         assert condition(planned, "Running") == ("True", "PodsReady")
         assert event_reasons(planned) == ["Running"]
 
-    def test_a_pod_that_is_not_ready_for_a_while_does_not_end_running(self) -> None:
+    def test_unready_pod_does_not_end_running(self) -> None:
         job, pods = running_job()
         planned = plan(job, [pods[0], replace(pods[1], ready=False)], later(20))
         assert does_nothing(planned)
@@ -89,7 +87,7 @@ class TestStart:
         ("why", "message"),
         [("ImagePullBackOff", "no such image"), ("Unschedulable", "no node has a GPU")],
     )
-    def test_what_keeps_a_pod_from_starting_is_said(self, why: str, message: str) -> None:
+    def test_waiting_reason_of_a_pod_is_reported_once(self, why: str, message: str) -> None:
         job = fresh_job()
         job = stored(job, plan(job, [], NOW))
         pods = [ready(job, 0), pod(job, 1, waiting=why, waiting_message=message)]
@@ -102,7 +100,7 @@ class TestStart:
         again = plan(stored(job, planned), pods, later(1))
         assert again.events == ()
 
-    def test_name_held_by_a_pod_of_an_earlier_job_is_waited_for(self) -> None:
+    def test_name_of_an_earlier_jobs_pod_is_waited_for(self) -> None:
         job = fresh_job()
         stranger = ended(job, 1, code=1, owner_uid="another")
         planned = plan(job, [stranger], NOW)
@@ -113,7 +111,7 @@ class TestStart:
         assert condition(planned, "PodsCreated") == ("", "")
         assert planned.requeue_at is None  # the end of a pod is told
 
-    def test_while_a_name_is_waited_for_nothing_is_created_over_and_over(self) -> None:
+    def test_other_pods_are_created_once_while_a_name_is_taken(self) -> None:
         job = fresh_job()
         stranger = ended(job, 1, code=1, owner_uid="another")
         first = plan(job, [stranger], NOW)
@@ -123,7 +121,7 @@ class TestStart:
         freed = plan(stored(job, waiting), [pod(job, 0)], later(10))
         assert (freed.create, freed.create_service) == ((Identity(1, 0),), False)
 
-    def test_pods_of_an_earlier_job_that_hold_no_needed_name_are_left_alone(self) -> None:
+    def test_other_pods_of_an_earlier_job_are_left_alone(self) -> None:
         job = fresh_job()
         stranger = ended(job, 0, code=1, attempt=3, owner_uid="another")
         planned = plan(job, [stranger], NOW)
@@ -131,7 +129,7 @@ class TestStart:
         assert planned.delete == ()
         assert condition(planned, "PodsCreated") == ("True", "Created")
 
-    def test_a_replacement_of_an_earlier_job_that_still_answers_to_a_host_name_is_waited_for(
+    def test_host_name_of_an_earlier_jobs_pod_is_waited_for(
         self,
     ) -> None:
         job = fresh_job()
@@ -147,19 +145,19 @@ class TestStart:
         job = replace(fresh_job(), deleting=True)
         assert does_nothing(plan(job, [ended(job, 0, code=1)], NOW))
 
-    def test_generation_is_noted(self) -> None:
+    def test_generation_is_recorded(self) -> None:
         job = fresh_job()
         assert plan(replace(job, generation=7), [], NOW).status.observed_generation == 7
 
 
 class TestSuccess:
-    def test_what_rank_0_leaves_stands_on_one_line(self) -> None:
+    def test_message_of_rank_0_is_on_one_line(self) -> None:
         job, _ = running_job()
         pods = [ended(job, 0, code=0, message="\nloss 0.1\n  done\n"), ended(job, 1, code=0)]
         said = "all 2 pods completed; rank 0 says: loss 0.1 done"
         assert plan(job, pods, later(60)).status.message == said
 
-    def test_all_pods_ended_well(self) -> None:
+    def test_all_completed_pods_complete_the_job(self) -> None:
         job, _ = running_job()
         said = '{"accuracy": 0.98}'
         pods = [ended(job, 0, code=0, message=said), ended(job, 1, code=0)]
@@ -172,7 +170,7 @@ class TestSuccess:
         assert condition(planned, "Running")[0] == "False"
         assert event_reasons(planned) == ["Succeeded"]
 
-    def test_side_cars_that_end_by_themselves_are_let(self) -> None:
+    def test_native_side_cars_are_left_to_the_kubelet(self) -> None:
         job, _ = running_job()
         pods = [ended(job, index, code=0, phase="Running") for index in (0, 1)]
         planned = plan(job, pods, later(60))
@@ -183,7 +181,7 @@ class TestSuccess:
 
     @pytest.mark.parametrize("policy", ["Running", "All", "None"])
     @pytest.mark.parametrize("code", [0, 1])
-    def test_a_side_car_without_end_does_not_keep_its_pod(self, code: int, policy: str) -> None:
+    def test_endless_side_car_is_deleted_after_20_seconds(self, code: int, policy: str) -> None:
         job, _ = running_job(cleanPodPolicy=policy, restart={"maxRestarts": 0})
         held = ended(job, 0, code=code, at=50, phase="Running", held_by="logs")
         pods = [held, ended(job, 1, code=0, at=60)]
@@ -195,19 +193,19 @@ class TestSuccess:
         assert soon.delete == (doomed["All"] if policy == "All" else ())
         assert late.delete == doomed[policy]
 
-    def test_a_node_whose_clock_is_ahead_holds_no_pod_for_long(self) -> None:
+    def test_clock_ahead_holds_no_pod_for_long(self) -> None:
         job, _ = running_job()
         pods = [ended(job, i, code=0, at=9000, phase="Running", held_by="logs") for i in (0, 1)]
         job = stored(job, plan(job, pods, later(60)))
         assert plan(job, pods, later(61)).requeue_at == later(91)
 
-    def test_one_is_not_all(self) -> None:
+    def test_one_completed_pod_does_not_complete_the_job(self) -> None:
         job, pods = running_job()
         planned = plan(job, [pods[0], ended(job, 1, code=0)], later(60))
         assert does_nothing(planned)
         assert planned.status.phase == "Running"
 
-    def test_rank_0_alone_is_enough_where_the_policy_says_so(self) -> None:
+    def test_success_policy_rank_0_completes_the_job(self) -> None:
         job, pods = running_job(successPolicy="Rank0", replicas=3)
         pods = [pods[0], pods[1], ended(job, 2, code=0)]
         assert does_nothing(plan(job, pods, later(60)))
@@ -220,12 +218,12 @@ class TestSuccess:
         done = stored(job, plan(job, [over[0], pods[1], pods[2]], later(60)))
         assert plan(done, [over[0], pods[1], pods[2]], later(61)).delete == (pods[1].key,)
 
-    def test_rank_0_that_is_gone_after_a_good_end_has_succeeded(self) -> None:
+    def test_deleted_rank_0_that_completed_completes_the_job(self) -> None:
         job, pods = running_job(successPolicy="Rank0")
         job = with_status(job, completed_indexes="0")
         assert plan(job, pods[1:], later(60)).status.phase == "Succeeded"
 
-    def test_a_worker_that_fails_before_rank_0_is_done_is_a_failure(self) -> None:
+    def test_failed_worker_before_rank_0_completes_restarts(self) -> None:
         job, pods = running_job(successPolicy="Rank0")
         planned = plan(job, [pods[0], ended(job, 1, code=1)], later(60))
         assert planned.status.phase == "Restarting"
@@ -254,7 +252,7 @@ class TestFinished:
         assert [name for _, name in planned.delete] == deleted
         assert (planned.decided, planned.create, planned.fence) == (False, (), ())
 
-    def test_pods_of_earlier_attempts_go_whatever_the_policy(self) -> None:
+    def test_pods_of_earlier_attempts_are_always_deleted(self) -> None:
         job, _ = running_job(cleanPodPolicy="None")
         job = stored(job, plan(job, [ended(job, i, code=0) for i in (0, 1)], later(60)))
         job = with_status(job, attempt=1)
@@ -270,7 +268,7 @@ class TestFinished:
         assert plan(job, pods, later(160)).delete_job
 
     @pytest.mark.parametrize("ending", ["Succeeded", "Failed"])
-    def test_nothing_moves_it_any_more(self, ending: str) -> None:
+    def test_finished_job_never_changes(self, ending: str) -> None:
         job, pods = running_job(restart={"maxRestarts": 0}, activeDeadlineSeconds=100)
         last = [ended(job, i, code=int(ending == "Failed")) for i in (0, 1)]
         job = stored(job, plan(job, last, later(60)))

@@ -27,7 +27,7 @@ FAILED = ContainerExit(code=1, signal=0, reason="Error", message="", finished=NO
 
 
 class TestSuspension:
-    def test_created_suspended_makes_nothing(self) -> None:
+    def test_job_created_suspended_creates_nothing(self) -> None:
         job = fresh_job(suspend=True)
         planned = plan(job, [], NOW)
         assert planned.decided
@@ -36,7 +36,7 @@ class TestSuspension:
         job = stored(job, planned)
         assert does_nothing(plan(job, [], later(1)))
 
-    def test_created_suspended_then_started_is_the_first_attempt(self) -> None:
+    def test_job_created_suspended_starts_with_attempt_0(self) -> None:
         job = fresh_job(suspend=True, activeDeadlineSeconds=100)
         job = stored(job, plan(job, [], NOW))
         job = edited(job, suspend=False)
@@ -48,7 +48,7 @@ class TestSuspension:
         assert planned.create == (Identity(0, 0), Identity(1, 0))
         assert planned.requeue_at == later(600)
 
-    def test_suspending_is_recorded_before_pods_go(self) -> None:
+    def test_suspension_is_recorded_before_pods_are_deleted(self) -> None:
         job, pods = running_job()
         job = edited(job, suspend=True)
         planned = plan(job, pods, later(60))
@@ -61,7 +61,7 @@ class TestSuspension:
         assert set(planned.delete) == {pod.key for pod in pods}
         assert planned.create == ()
 
-    def test_a_failure_while_suspended_is_nobodys(self) -> None:
+    def test_failure_while_suspended_is_ignored(self) -> None:
         job, _ = running_job(restart={"maxRestarts": 0})
         job = edited(job, suspend=True)
         job = stored(job, plan(job, [], later(60)))
@@ -69,7 +69,7 @@ class TestSuspension:
         assert does_nothing(planned)
         assert planned.status.phase == "Suspended"
 
-    def test_resuming_takes_a_new_attempt(self) -> None:
+    def test_resumed_job_starts_a_new_attempt(self) -> None:
         job, pods = running_job()
         job = with_status(job, replacements={"1": 2})
         job = edited(job, suspend=True)
@@ -89,7 +89,7 @@ class TestSuspension:
         planned = plan(stored(job, planned), [], later(165))
         assert planned.create == (Identity(0, 1), Identity(1, 1))
 
-    def test_resumed_before_the_first_pods_were_recorded(self) -> None:
+    def test_job_resumed_before_its_first_pods_were_recorded(self) -> None:
         """They were created, the operator died, the user suspended and resumed."""
         job = fresh_job()
         going = [pod(job, 0, deleting=True)]
@@ -102,7 +102,7 @@ class TestSuspension:
         assert not planned.decided
         assert planned.create == (Identity(0, 1), Identity(1, 1))
 
-    def test_replicas_changed_meanwhile(self) -> None:
+    def test_replicas_changed_while_suspended(self) -> None:
         job, pods = running_job()
         job = edited(job, suspend=True)
         job = stored(job, plan(job, pods, later(60)))
@@ -114,7 +114,7 @@ class TestSuspension:
 
 
 class TestSpecChange:
-    def test_pods_of_another_spec_start_anew_at_no_charge(self) -> None:
+    def test_changed_template_restarts_uncharged(self) -> None:
         job, pods = running_job(restart={"maxRestarts": 0})
         job = edited(job, template=template(container(image="other")))
         planned = plan(job, pods, later(60))
@@ -125,7 +125,7 @@ class TestSpecChange:
         assert planned.status.failures == ()
         assert not planned.events[0].warning
 
-    def test_pods_that_never_ran_are_replaced(self) -> None:
+    def test_changed_template_replaces_pods_that_never_ran(self) -> None:
         job = fresh_job()
         job = stored(job, plan(job, [], NOW))
         pods = [pod(job, i, node="node-a", waiting="ImagePullBackOff") for i in (0, 1)]
@@ -144,7 +144,7 @@ class TestSpecChange:
     @pytest.mark.parametrize(
         "state", [{"phase": "Running", "started": NOW}, {"phase": "Failed", "exit": FAILED}]
     )
-    def test_the_first_start_of_a_pod_is_noted_once(self, state: dict[str, Any]) -> None:
+    def test_first_start_of_a_pod_is_recorded_once(self, state: dict[str, Any]) -> None:
         job = fresh_job()
         job = stored(job, plan(job, [], NOW))
         pods = [pod(job, 0, node="node-a", waiting="ErrImagePull"), pod(job, 1, **state)]
@@ -153,7 +153,7 @@ class TestSpecChange:
         for now, there in ((6, pods), (7, [])):
             assert plan(job, there, later(now)).status.first_pod_start_time == later(5)
 
-    def test_a_job_that_ended_before_any_start_stays_as_it_is(self) -> None:
+    def test_finished_job_records_no_first_start(self) -> None:
         job = fresh_job(activeDeadlineSeconds=5)
         job = stored(job, plan(job, [], NOW))
         job = stored(job, plan(job, [pod(job, 0)], later(5)))
@@ -161,7 +161,7 @@ class TestSpecChange:
         planned = plan(job, [pod(job, 0, phase="Running", started=later(5))], later(6))
         assert planned.status.first_pod_start_time is None
 
-    def test_what_shapes_no_pod_restarts_nothing(self) -> None:
+    def test_change_that_affects_no_pod_restarts_nothing(self) -> None:
         job, pods = running_job()
         job = edited(job, restart={"maxRestarts": 9}, cleanPodPolicy="All")
         planned = plan(job, pods, later(60))
@@ -170,13 +170,13 @@ class TestSpecChange:
 
 
 class TestDeadline:
-    def test_is_looked_at_in_time(self) -> None:
+    def test_plan_is_due_at_the_deadline(self) -> None:
         job, pods = running_job(activeDeadlineSeconds=100)
         planned = plan(job, pods, later(99.9))
         assert does_nothing(planned)
         assert planned.requeue_at == later(100)
 
-    def test_ends_the_job(self) -> None:
+    def test_deadline_fails_the_job(self) -> None:
         job, pods = running_job(activeDeadlineSeconds=100)
         planned = plan(job, pods, later(100))
         assert planned.decided
@@ -185,7 +185,7 @@ class TestDeadline:
         planned = plan(stored(job, planned), pods, later(101))
         assert set(planned.delete) == {pod.key for pod in pods}
 
-    def test_does_not_count_suspended_time(self) -> None:
+    def test_deadline_excludes_suspended_time(self) -> None:
         job, pods = running_job(activeDeadlineSeconds=100)
         for begin in (20, 120):
             job = edited(job, suspend=True)
@@ -205,7 +205,7 @@ class TestRestartRequested:
     def wanted(self, job: DDPJob, value: str) -> DDPJob:
         return replace(job, restart_requested=value)
 
-    def test_a_new_value_starts_all_pods_anew_and_costs_nothing(self) -> None:
+    def test_new_annotation_restarts_all_pods_uncharged(self) -> None:
         job, pods = running_job(restart={"maxRestarts": 0})
         planned = plan(self.wanted(job, "1"), pods, later(60))
         assert planned.decided
@@ -220,25 +220,25 @@ class TestRestartRequested:
         assert set(after.delete) == {pod.key for pod in pods}
         assert plan(self.wanted(job, "2"), pods, later(62)).status.attempt == 2
 
-    def test_what_was_said_before_the_first_pods_is_no_request(self) -> None:
+    def test_annotation_before_the_first_pods_is_no_request(self) -> None:
         job = self.wanted(fresh_job(), "1")
         job = self.wanted(stored(job, plan(job, [], NOW)), "1")
         assert (job.status.attempt, job.status.bookkeeping.restart_requested) == (0, "1")
         assert len(plan(job, [], NOW).create) == 2
 
-    def test_taking_it_away_is_no_request(self) -> None:
+    def test_removed_annotation_is_no_request(self) -> None:
         job, pods = running_job()
         job = stored(job, plan(self.wanted(job, "1"), pods, later(60)))
         assert plan(job, [], later(61)).status.attempt == 1
 
-    def test_a_job_that_is_resumed_starts_once(self) -> None:
+    def test_resumed_job_with_annotation_starts_once(self) -> None:
         job, pods = running_job()
         job = stored(job, plan(edited(job, suspend=True), pods, later(60)))
         job = self.wanted(edited(job, suspend=False), "1")
         resumed = plan(job, [], later(70))
         assert (resumed.status.attempt, resumed.status.bookkeeping.restart_requested) == (1, "1")
 
-    def test_of_a_job_that_has_ended_nothing_starts(self) -> None:
+    def test_annotation_restarts_no_finished_job(self) -> None:
         job, _ = running_job()
         job = stored(job, plan(job, [ended(job, i, code=0) for i in (0, 1)], later(60)))
         assert plan(self.wanted(job, "1"), [], later(61)).status.attempt == 0

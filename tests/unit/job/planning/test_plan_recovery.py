@@ -63,7 +63,7 @@ class TestFailure:
         assert "restart 1 of 3" in planned.events[0].message
 
     @pytest.mark.parametrize("how", DISRUPTIONS)
-    def test_disruption_is_not(self, scope: str, how: str) -> None:
+    def test_disruption_is_not_charged(self, scope: str, how: str) -> None:
         job, pods = running_job(restart={"scope": scope, "maxRestarts": 0})
         planned = plan(job, [pods[0], failing(job, 1, DISRUPTIONS[how])], later(60))
         assert planned.decided
@@ -71,7 +71,7 @@ class TestFailure:
         assert (planned.status.phase, planned.status.reason) == ("Restarting", "Disrupted")
         assert planned.status.failures[-1].disruption
 
-    def test_running_pod_deleted_from_outside_is_a_disruption(self, scope: str) -> None:
+    def test_deleted_running_pod_is_a_disruption(self, scope: str) -> None:
         job, pods = running_job(restart={"scope": scope})
         planned = plan(job, [pods[0], replace(pods[1], deleting=True)], later(60))
         assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
@@ -84,7 +84,7 @@ class TestFailure:
         assert planned.status.failures[-1].reason == "Vanished"
         assert planned.status.failures[-1].pod == "digits-0-1"
 
-    def test_failed_pod_that_is_deleted_afterwards_stays_a_failure(self, scope: str) -> None:
+    def test_failed_pod_that_is_deleted_later_stays_a_failure(self, scope: str) -> None:
         job, pods = running_job(restart={"scope": scope})
         planned = plan(job, [pods[0], ended(job, 1, code=1, deleting=True)], later(60))
         assert (planned.status.restarts, planned.status.disruptions) == (1, 0)
@@ -116,7 +116,7 @@ class TestFailure:
         assert planned.status.failures[-1].index == 1
 
     @pytest.mark.parametrize("secondary", [75, 143])
-    def test_a_consequence_is_never_named_as_the_cause(self, scope: str, secondary: int) -> None:
+    def test_secondary_failure_is_never_the_cause(self, scope: str, secondary: int) -> None:
         """Even where it ended first: clocks of two nodes differ."""
         job, _ = running_job(replicas=3, restart={"scope": scope})
         pods = [
@@ -129,7 +129,7 @@ class TestFailure:
         assert (cause.index, cause.exit_code, cause.signal) == (1, 139, 11)
         assert "digits-0-1" in planned.status.message
 
-    def test_the_first_of_several_causes_is_named(self, scope: str) -> None:
+    def test_first_of_several_failures_is_the_cause(self, scope: str) -> None:
         job, _ = running_job(restart={"scope": scope})
         planned = plan(job, [ended(job, 0, code=1, at=5), ended(job, 1, code=2, at=4)], later(60))
         assert [(f.index, f.time) for f in planned.status.failures] == [(1, later(4))]
@@ -144,7 +144,7 @@ class TestFailure:
 
 
 class TestGangRestart:
-    def test_old_ones_go_and_new_pods_come_at_once_if_wanted(self) -> None:
+    def test_replace_when_terminating_creates_all_pods_at_once(self) -> None:
         job, pods = running_job(restart={"replaceWhen": "Terminating"})
         pods = [pods[0], ended(job, 1, code=1)]
         job = stored(job, plan(job, pods, later(60)))
@@ -155,13 +155,13 @@ class TestGangRestart:
         assert planned.fence == (), "they have host names of their own"
         assert condition(planned, "PodsCreated")[0] == "True"
 
-    def test_pods_that_are_going_are_not_deleted_again(self) -> None:
+    def test_terminating_pods_are_not_deleted_again(self) -> None:
         job, pods = running_job()
         pods = [replace(pods[0], deleting=True), pods[1]]
         job = stored(job, plan(job, pods, later(60)))
         assert plan(job, pods, later(60)).delete == (key("digits-0-1"),)
 
-    def test_a_crash_amid_the_new_creations_counts_nothing_twice(self) -> None:
+    def test_crash_between_new_creations_charges_nothing_twice(self) -> None:
         job, pods = running_job()
         job = stored(job, plan(job, [pods[0], ended(job, 1, code=1)], later(60)))
         planned = plan(job, [ended(job, 1, code=1, attempt=0), pod(job, 0)], later(61))
@@ -178,7 +178,7 @@ class TestGangRestart:
         assert planned.status.phase == "Running"
         assert condition(planned, "Restarting")[0] == "False"
 
-    def test_what_keeps_new_pods_from_starting_is_said(self) -> None:
+    def test_waiting_reason_of_new_pods_is_reported(self) -> None:
         job, pods = running_job()
         job = stored(job, plan(job, [pods[0], ended(job, 1, code=1)], later(60)))
         job = stored(job, plan(job, [], later(60)))
@@ -199,14 +199,14 @@ class TestPodReplacement:
         assert planned.delete == (), "it is going already"
         assert planned.fence == (key("digits-0-1"),)
 
-    def test_a_pod_that_has_ended_is_deleted_but_needs_no_fence(self) -> None:
+    def test_ended_pod_is_deleted_without_a_fence(self) -> None:
         job, pods = running_job(replicas=3, restart={"scope": "Pod"})
         pods = [pods[0], ended(job, 1, code=1), pods[2]]
         job = stored(job, plan(job, pods, later(60)))
         planned = plan(job, pods, later(60))
         assert (planned.delete, planned.fence) == ((key("digits-0-1"),), ())
 
-    def test_a_pod_whose_side_car_runs_on_is_fenced(self) -> None:
+    def test_pod_with_a_running_side_car_is_fenced(self) -> None:
         """DNS lists it, and its host name would lead half of the ranks to nobody."""
         job, pods = running_job(replicas=3, restart={"scope": "Pod"})
         pods = [pods[0], ended(job, 1, code=1, phase="Running"), pods[2]]
@@ -214,7 +214,7 @@ class TestPodReplacement:
         planned = plan(job, pods, later(60))
         assert (planned.delete, planned.fence) == ((key("digits-0-1"),), (key("digits-0-1"),))
 
-    def test_a_fenced_pod_is_not_fenced_again(self) -> None:
+    def test_fenced_pod_is_not_fenced_again(self) -> None:
         job, pods = running_job(replicas=3, restart={"scope": "Pod"})
         going = replace(pods[1], deleting=True)
         job = stored(job, plan(job, [pods[0], going, pods[2]], later(60)))
@@ -229,7 +229,7 @@ class TestPodReplacement:
             job = stored(job, plan(job, [pods[0]], later(61)))
         assert [pod.key.name for pod in self.current(job, code=1)] == ["digits-0-1-r3"]
 
-    def test_a_pod_that_vanishes_while_another_is_being_replaced_is_lost_too(self) -> None:
+    def test_pod_that_vanishes_during_a_replacement_is_lost_too(self) -> None:
         job, pods = running_job(replicas=3, restart={"scope": "Pod"})
         job = stored(job, plan(job, [pods[0], *self.current(job, code=1), pods[2]], later(60)))
         assert job.status.bookkeeping.replacing == (1,)
@@ -241,7 +241,7 @@ class TestPodReplacement:
         assert created.create == (Identity(1, 0, 1), Identity(2, 0, 1))
         assert created.status.bookkeeping.replacing == ()
 
-    def test_pods_of_a_new_attempt_do_not_count_as_lost_before_they_exist(self) -> None:
+    def test_pods_of_a_new_attempt_are_not_lost_before_they_exist(self) -> None:
         job, pods = running_job(replicas=3, restart={"scope": "Pod"})
         job = stored(job, plan(job, [pods[0], *self.current(job, code=1), pods[2]], later(60)))
         job = stored(job, plan(job, [], later(61)))
@@ -258,7 +258,7 @@ class TestPodReplacement:
         replaced = job.status.bookkeeping.replacements.get("1", 0)
         return [ended(job, 1, code=code, replacement=replaced)]
 
-    def test_the_gang_starts_again_once_a_rank_has_ended_well(self) -> None:
+    def test_failure_after_a_rank_completed_restarts_the_gang(self) -> None:
         """A lone replacement would wait for a peer that never comes back."""
         job, _ = running_job(restart={"scope": "Pod"})
         planned = plan(job, [ended(job, 0, code=0), ended(job, 1, code=1)], later(60))
@@ -277,7 +277,7 @@ class TestPause:
         refused = replace(pods[1], phase="Failed", reason="UnexpectedAdmissionError", ready=False)
         return stored(job, plan(job, [pods[0], refused], later(60)))
 
-    def test_pods_that_never_ran_are_started_again_only_after_a_pause(self) -> None:
+    def test_pods_that_never_ran_restart_after_a_pause(self) -> None:
         job = self.disrupted(ran=False)
         old = pod(job, 0, identity=Identity(0, 0))
         waiting = plan(job, [old], later(61))
@@ -290,7 +290,7 @@ class TestPause:
         assert [identity.index for identity in resumed.create] == [0, 1]
         assert resumed.status.next_start_time is None
 
-    def test_pods_that_ran_are_started_again_at_once(self) -> None:
+    def test_pods_that_ran_restart_at_once(self) -> None:
         job = self.disrupted(ran=True)
         assert len(plan(job, [], later(61)).create) == 2
 
@@ -304,7 +304,7 @@ class TestPause:
 class TestConsequenceSeenFirst:
     """Kubelets report exits in any order: the cause may be seen after what it brought about."""
 
-    def test_a_lost_peer_alone_waits_for_its_cause(self) -> None:
+    def test_secondary_failure_waits_for_its_cause(self) -> None:
         job, pods = running_job()
         lost = ended(job, 0, code=75, at=60)
         waiting = plan(job, [lost, pods[1]], later(61))
@@ -315,22 +315,22 @@ class TestConsequenceSeenFirst:
         assert decided.status.failures[-1].reason == "OOMKilled"
         assert decided.status.restarts == 1
 
-    def test_the_wait_ends(self) -> None:
+    def test_wait_for_a_cause_ends(self) -> None:
         job, pods = running_job()
         lost = ended(job, 0, code=75, at=60)
         decided = plan(job, [lost, pods[1]], later(60 + CAUSE_WAIT_SECONDS))
         assert decided.decided
         assert decided.status.failures[-1].exit_code == 75
 
-    def test_nothing_is_awaited_when_no_pod_is_left(self) -> None:
+    def test_no_cause_is_awaited_when_no_pod_is_left(self) -> None:
         job, _ = running_job()
         assert plan(job, [ended(job, i, code=75, at=60) for i in (0, 1)], later(60)).decided
 
-    def test_a_clock_that_is_ahead_holds_nothing_back(self) -> None:
+    def test_clock_ahead_delays_nothing(self) -> None:
         job, pods = running_job()
         assert plan(job, [ended(job, 0, code=75, at=4000), pods[1]], later(60)).decided
 
-    def test_a_disruption_is_cause_enough(self) -> None:
+    def test_disruption_is_the_cause_at_once(self) -> None:
         job, pods = running_job()
         taken = replace(pods[1], deleting=True)
         decided = plan(job, [ended(job, 0, code=75, at=60), taken], later(60))
@@ -350,14 +350,14 @@ class TestGrace:
         assert planned.delete == (pods[0].key, failed.key)
         assert planned.grace_seconds.get(pods[0].key) == given
 
-    def test_a_suspended_job_saves_for_as_long_as_it_likes(self) -> None:
+    def test_suspended_pods_keep_their_own_grace_period(self) -> None:
         job, pods = running_job()
         job = stored(job, plan(edited(job, suspend=True), pods, later(60)))
         planned = plan(edited(job, suspend=True), pods, later(61))
         assert len(planned.delete) == 2
         assert planned.grace_seconds == {}
 
-    def test_old_pods_that_will_not_go_hold_nobody_up(self) -> None:
+    def test_stuck_old_pods_do_not_delay_running(self) -> None:
         job, pods = running_job()
         failed = ended(job, 1, code=1, at=60)
         job = stored(job, plan(job, [pods[0], failed], later(60)))
@@ -369,7 +369,7 @@ class TestGrace:
 
 
 class TestWords:
-    def test_of_thousands_of_pods_the_cause_is_not_lost(self) -> None:
+    def test_message_about_thousands_of_pods_keeps_the_cause(self) -> None:
         job, pods = running_job(replicas=3000, restart={"scope": "Pod"})
         lost = [replace(each, deleting=True, node="spot-1") for each in pods[:-1]]
         message = plan(job, [*lost, pods[-1]], later(60)).status.message
@@ -379,14 +379,14 @@ class TestWords:
         )
         assert len(message) < 250
 
-    def test_of_scattered_ones_the_first_are_named(self) -> None:
+    def test_message_names_the_first_of_scattered_pods(self) -> None:
         job, pods = running_job(replicas=100, restart={"scope": "Pod"})
         mixed = [replace(p, deleting=p.identity.index % 2 == 0) for p in pods]
         message = plan(job, mixed, later(60)).status.message
         assert message.startswith("replacing the pods of node ranks 0, 2, 4, 6, 8, 10, 12, 14, … (")
 
 
-def test_running_does_not_say_that_pods_are_ready_which_are_not() -> None:
+def test_running_condition_reports_unready_pods() -> None:
     job, pods = running_job(replicas=3)
     seen = plan(job, [pods[0], pods[1], replace(pods[2], ready=False)], later(60))
     assert condition(seen, "Running") == ("True", "PodsNotReady")

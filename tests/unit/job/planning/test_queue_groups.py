@@ -57,7 +57,7 @@ def succeeded(one: PodState) -> PodState:
     return replace(one, phase="Succeeded")
 
 
-def test_a_group_lives_while_its_job_does() -> None:
+def test_group_is_kept_while_its_job_runs() -> None:
     job, pods = trained()
     assert upkeep(job, pods, later(30)) == NOTHING
     lost = [failed(pods[0]), *pods[1:]]
@@ -66,13 +66,13 @@ def test_a_group_lives_while_its_job_does() -> None:
     assert upkeep(job, leaves, later(30)) == NOTHING
 
 
-def test_pods_outside_of_queues_need_nothing() -> None:
+def test_pods_outside_queues_need_no_upkeep() -> None:
     job, pods = trained()
     loose = [replace(one, queue=None, deleting=True, ends_by=later(0)) for one in pods]
     assert upkeep(None, loose, later(999)) == upkeep(job, loose, later(999)) == NOTHING
 
 
-def test_the_group_of_a_finished_job_ends_by_one_mark() -> None:
+def test_group_of_a_finished_job_ends_by_one_mark() -> None:
     job, pods = trained(restart={"maxRestarts": 0, "scope": "Gang"})
     job = finished(pods, job)
     there = [failed(pods[0]), *pods[1:]]
@@ -83,7 +83,7 @@ def test_the_group_of_a_finished_job_ends_by_one_mark() -> None:
     assert upkeep(job, [failed(one) for one in pods], later(31)).end == (pods[0].key,)
 
 
-def test_a_group_of_pods_that_all_succeeded_is_over_by_itself() -> None:
+def test_group_of_succeeded_pods_ends_by_itself() -> None:
     job, pods = trained()
     over = [ended(job, index, code=0, queue=pods[index].queue) for index in range(3)]
     job = stored(job, plan(job, over, later(30)))
@@ -94,7 +94,7 @@ def test_a_group_of_pods_that_all_succeeded_is_over_by_itself() -> None:
     assert mark == over[0].key
 
 
-def test_the_group_of_a_suspended_job_ends_once_that_is_on_record() -> None:
+def test_group_of_a_suspended_job_ends_once_recorded() -> None:
     job, pods = trained()
     job = edited(job, suspend=True)
     assert upkeep(job, pods, later(20)) == NOTHING
@@ -102,7 +102,7 @@ def test_the_group_of_a_suspended_job_ends_once_that_is_on_record() -> None:
     assert upkeep(job, pods, later(21)).end == (pods[0].key,)
 
 
-def test_the_group_of_a_deleted_job_ends() -> None:
+def test_group_of_a_deleted_job_ends() -> None:
     job, pods = trained()
     end = Upkeep(end=(pods[0].key,))
     assert upkeep(replace(job, deleting=True), pods, later(20)) == end
@@ -110,7 +110,7 @@ def test_the_group_of_a_deleted_job_ends() -> None:
     assert upkeep(None, pods, later(20)) == end
 
 
-def test_each_group_gets_a_mark_of_its_own() -> None:
+def test_each_group_gets_its_own_mark() -> None:
     job, pods = trained()
     others = [
         replace(one, key=Key("research", f"other-{one.key.name}"), queue=QueueMember("other"))
@@ -122,7 +122,7 @@ def test_each_group_gets_a_mark_of_its_own() -> None:
     assert upkeep(None, some, later(20)).end == (pods[0].key,)
 
 
-def test_the_group_of_pods_of_another_spec_ends() -> None:
+def test_group_of_pods_of_an_old_spec_ends() -> None:
     job, pods = trained()
     job = edited(job, suspend=False, nprocPerNode=2)
     job = stored(job, plan(job, pods, later(20)))
@@ -130,7 +130,7 @@ def test_the_group_of_pods_of_another_spec_ends() -> None:
     assert upkeep(job, pods, later(21)).end == (pods[0].key,)
 
 
-def test_the_group_goes_on_in_the_next_attempt() -> None:
+def test_group_is_kept_in_the_next_attempt() -> None:
     job, pods = trained(restart={"scope": "Gang"})
     lost = [ended(job, 0, code=1, at=20, queue=pods[0].queue), *pods[1:]]
     job = stored(job, plan(job, lost, later(21)))
@@ -144,7 +144,7 @@ def beyond(job: DDPJob, slot: int, **state: Any) -> PodState:
     return replace(made, queue=QueueMember(group_of(job, made.identity).name))
 
 
-def test_a_pod_that_an_elastic_job_can_do_without_ends_its_group_when_it_is_not_needed() -> None:
+def test_unneeded_elastic_pod_ends_its_group() -> None:
     job = fresh_job(replicas=4, scheduling=QUEUE, elastic={"minReplicas": 2})
     job = with_status(stored(job, plan(job, [], later(0))), launcher="Pod")
     pods = [trains(job, 0), trains(job, 1)]
@@ -159,7 +159,7 @@ def test_a_pod_that_an_elastic_job_can_do_without_ends_its_group_when_it_is_not_
     assert set(upkeep(again, [*pods, *more], later(5)).end) == {one.key for one in more}
 
 
-def test_a_group_that_never_had_a_node_needs_no_mark() -> None:
+def test_group_that_never_had_a_node_needs_no_mark() -> None:
     job = created(scheduling=QUEUE)
     waiting = [gated(job, index) for index in range(2)]
     assert upkeep(None, waiting, later(5)) == NOTHING
@@ -167,7 +167,7 @@ def test_a_group_that_never_had_a_node_needs_no_mark() -> None:
     assert len(upkeep(None, one, later(5)).end) == 1
 
 
-def test_deleted_pods_that_never_had_a_node_are_released_with_their_group() -> None:
+def test_deleted_unscheduled_pods_are_released() -> None:
     job = created(scheduling=QUEUE)
     held = replace(gated(job, 0), deleting=True, queue=member(job, 0, held=True))
     assert upkeep(None, [held], later(5)) == Upkeep(release=(held.key,))
@@ -182,7 +182,7 @@ def test_deleted_pods_that_never_had_a_node_are_released_with_their_group() -> N
         assert upkeep(None, [other], later(5)).release == ()
 
 
-def test_pods_are_forced_to_go_only_long_after_their_time() -> None:
+def test_pods_are_force_deleted_long_after_their_grace() -> None:
     job, pods = trained()
     late = replace(pods[0], deleting=True, ends_by=later(50))
     assert upkeep(job, [late, *pods[1:]], later(59)).force == ()
@@ -192,7 +192,7 @@ def test_pods_are_forced_to_go_only_long_after_their_time() -> None:
     assert upkeep(None, [late], later(999)).force == (), "the garbage collector waits for it too"
 
 
-def test_a_job_of_multikueue_fails_where_it_needs_another_workload() -> None:
+def test_multikueue_job_that_lost_its_place_fails() -> None:
     job, _ = trained(replicas=2)
     job = with_status(job, attempt=1)
     old = [pod(job, index, attempt=0) for index in range(2)]
@@ -208,7 +208,7 @@ def test_a_job_of_multikueue_fails_where_it_needs_another_workload() -> None:
     assert status.bookkeeping.queue_group is None
 
 
-def test_a_job_queues_again_without_a_node_that_it_avoids() -> None:
+def test_pod_bound_to_an_excluded_node_queues_again() -> None:
     job, pods = trained()
     label = {"kubernetes.io/hostname": "host-b"}
     nodes = [Node("node-a", {}), Node("node-b", label)]

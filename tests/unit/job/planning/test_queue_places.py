@@ -47,7 +47,7 @@ def replacing(**spec: Any) -> tuple[DDPJob, list[PodState]]:
     return job, pods
 
 
-def test_a_gang_takes_its_places_again_once_the_old_pods_have_ended() -> None:
+def test_gang_waits_for_old_pods_and_keeps_its_group() -> None:
     job, pods = trained(restart={"scope": "Gang"})
     before = group(job)
     lost = [ended(job, 0, code=1, at=20, queue=pods[0].queue), *pods[1:]]
@@ -65,7 +65,7 @@ def test_a_gang_takes_its_places_again_once_the_old_pods_have_ended() -> None:
         assert len(plan(job, over, later(60)).create) == 3
 
 
-def test_a_single_pods_place_is_free_once_it_has_failed_or_is_gone() -> None:
+def test_place_of_a_pod_is_free_once_it_failed_or_is_gone() -> None:
     job, pods = replacing()
     planned = plan(job, pods, later(61))
     assert planned.create == ()
@@ -76,13 +76,13 @@ def test_a_single_pods_place_is_free_once_it_has_failed_or_is_gone() -> None:
         assert group(job, new) == group(job)
 
 
-def test_a_pod_that_never_had_a_node_keeps_no_place() -> None:
+def test_unscheduled_pod_keeps_no_place() -> None:
     job, pods = replacing()
     pods[1] = replace(pods[1], node="")
     assert len(plan(job, pods, later(61)).create) == 1
 
 
-def test_outside_of_queues_no_place_is_waited_for() -> None:
+def test_no_place_is_awaited_outside_queues() -> None:
     job, pods = replacing()
     outside = edited(job, scheduling={})
     pods = [replace(one, queue=None, spec_hash=outside.spec_hash) for one in pods]
@@ -108,7 +108,7 @@ def half_placed(job: DDPJob, pods: list[PodState]) -> DDPJob:
 
 
 @pytest.mark.parametrize("happens", [resumed, of_another_spec, half_placed])
-def test_a_job_that_gave_its_quota_back_queues_as_another_group(happens: Any) -> None:
+def test_job_that_released_its_quota_queues_as_a_new_group(happens: Any) -> None:
     job, pods = trained(schedulingTimeoutSeconds=60)
     (name, count), after = group(job), happens(job, pods)
     assert after.status.attempt == 1
@@ -118,7 +118,7 @@ def test_a_job_that_gave_its_quota_back_queues_as_another_group(happens: Any) ->
 
 @pytest.mark.parametrize("scope", ["Pod", "InPlace", "Auto", "Gang"])
 @pytest.mark.parametrize("reason", ["WorkloadEvicted", "NotAdmitted", "WorkloadDeleted"])
-def test_what_kueue_takes_from_one_pod_it_takes_from_all(scope: str, reason: str) -> None:
+def test_eviction_of_one_pod_by_kueue_restarts_the_gang(scope: str, reason: str) -> None:
     job, pods = trained(restart={"scope": scope})
     job = with_status(job, launcher="InPlace")
     pods = [replace(one, started=NOW) for one in pods]
@@ -145,7 +145,7 @@ class TestSpares:
         "restart": {"scope": "Pod"},
     }
 
-    def test_they_are_created_with_their_group(self) -> None:
+    def test_spares_are_created_with_their_group(self) -> None:
         job = fresh_job(**self.spec)
         planned = plan(job, [], NOW)
         assert (slots(planned.create), slots(planned.create_spares)) == ([0, 1, 2], [3])
@@ -153,13 +153,13 @@ class TestSpares:
         [(_, count)] = {group(job, one) for one in (*planned.create, *planned.create_spares)}
         assert count == "4"
 
-    def test_they_wait_in_the_queue_with_their_group(self) -> None:
+    def test_spares_are_queued_with_their_group(self) -> None:
         job = self.job()
         waiting = [gated(job, index) for index in range(3)]
         assert slots(plan(job, waiting, later(1)).create_spares) == [3]
         assert plan(job, [*waiting, gated(job, 3)], later(1)).create_spares == ()
 
-    def test_a_lost_one_is_replaced_once_its_place_is_free(self) -> None:
+    def test_lost_spare_is_replaced_once_its_place_is_free(self) -> None:
         job = self.job()
         pods = [replace(trains(job, index), started=NOW) for index in range(4)]
         job = look(job, pods, 10)
@@ -172,7 +172,7 @@ class TestSpares:
         [new] = plan(job, over, later(80)).create_spares
         assert new.pod_name(job.name) == "digits-0-3-r1"
 
-    def test_more_of_them_are_groups_of_their_own_while_the_job_runs(self) -> None:
+    def test_spares_added_later_are_groups_of_their_own(self) -> None:
         job = self.job()
         pods = [trains(job, index) for index in range(4)]
         job = edited(look(job, pods, 10), spares=2)
@@ -191,14 +191,14 @@ class TestElastic:
         job = fresh_job(replicas=4, scheduling=QUEUE, elastic=elastic)
         return stored(job, plan(job, [], NOW))
 
-    def test_it_begins_with_the_fewest_pods(self) -> None:
+    def test_elastic_job_queues_with_min_replicas(self) -> None:
         job = self.begun()
         assert job.status.world is not None
         assert job.status.world.members == "0-1"
         assert slots(plan(job, [], NOW).create) == [0, 1]
         assert {group(job, Identity(index, 0))[1] for index in range(2)} == {"2"}
 
-    def test_others_ask_for_quota_one_by_one(self) -> None:
+    def test_further_elastic_pods_queue_one_by_one(self) -> None:
         job = look(self.begun(), [], 0)
         pods = [replace(trains(job, index), address="a:1", started=NOW) for index in range(2)]
         job = with_status(look(job, pods, 10), launcher="Pod")
@@ -211,7 +211,7 @@ class TestElastic:
         annotations = manifests.pod(job, planned.create_spares[0])["metadata"]["annotations"]
         assert INDEX not in annotations
 
-    def test_the_next_attempt_asks_for_them_again(self) -> None:
+    def test_further_elastic_pods_queue_again_in_the_next_attempt(self) -> None:
         job = self.begun()
         first, again = (Identity(5, attempt) for attempt in (0, 1))
         assert group(job, first) != group(with_status(job, attempt=1), again)
@@ -225,7 +225,7 @@ def lost_place(planned: Plan) -> bool:
 
 
 class TestLostPlaces:
-    def test_a_replaced_pod_that_succeeded_keeps_its_place_for_good(self) -> None:
+    def test_place_of_a_succeeded_pod_is_lost(self) -> None:
         job, pods = replacing()
         planned = plan(job, [pods[0], succeeded(pods[1]), pods[2]], later(62))
         assert lost_place(planned)
@@ -234,18 +234,18 @@ class TestLostPlaces:
         assert status.message.startswith("restarting all 3 pods, which queue again (not charged)")
         assert "digits-0-1" in status.message
 
-    def test_a_place_that_nobody_needs_is_not_missed(self) -> None:
+    def test_unneeded_lost_place_restarts_nothing(self) -> None:
         job, pods = replacing()
         new = replace(trains(job, 1), identity=Identity(1, 0, 1))
         assert not plan(job, [pods[0], succeeded(pods[1]), new, pods[2]], later(62)).decided
 
-    def test_a_place_in_another_group_is_not_missed(self) -> None:
+    def test_lost_place_in_another_group_restarts_nothing(self) -> None:
         job, pods = replacing()
         other = replace(succeeded(pods[1]), queue=QueueMember("other"))
         planned = plan(job, [pods[0], other, pods[2]], later(62))
         assert slots(planned.create) == [1]
 
-    def test_nothing_takes_a_place_in_a_group_that_ends(self) -> None:
+    def test_ending_group_has_no_free_places(self) -> None:
         job, pods = replacing()
         for name in ("digits-0-0", "digits-0-1"):
             there = marked([pods[0], failed(pods[1]), pods[2]], name)
@@ -255,14 +255,14 @@ class TestLostPlaces:
         other = replace(pods[2], queue=QueueMember("other"))
         assert lost_place(plan(job, [pods[0], failed(pods[1]), other], later(62)))
 
-    def test_a_group_that_ends_is_no_matter_while_nothing_is_missing(self) -> None:
+    def test_ending_group_without_missing_pods_restarts_nothing(self) -> None:
         job, pods = trained()
         assert not plan(job, marked(pods, "digits-0-0"), later(62)).decided
         other = replace(pods[2], queue=QueueMember("other"))
         assert not plan(job, [*pods[:2], other], later(62)).decided
 
     @pytest.mark.parametrize("end", ["succeeded", "marked"])
-    def test_a_gang_that_starts_anew_asks_again_in_the_same_attempt(self, end: str) -> None:
+    def test_restarted_gang_queues_again_in_the_same_attempt(self, end: str) -> None:
         """Marked: an earlier release said of all pods that none is replaced."""
         job, pods = trained(restart={"scope": "Gang"})
         lost = [ended(job, 0, code=1, at=20, queue=pods[0].queue), *pods[1:]]
@@ -277,7 +277,7 @@ class TestLostPlaces:
         again = plan(stored(job, planned), old, later(60))
         assert (again.decided, len(again.create)) == (False, 3)
 
-    def test_a_pod_that_an_elastic_job_can_do_without_restarts_nobody(self) -> None:
+    def test_lost_place_of_a_further_elastic_pod_restarts_nothing(self) -> None:
         job = created(replicas=3, scheduling=QUEUE, elastic={"minReplicas": 2})
         job = look(job, [], 0)
         pods = [replace(trains(job, index), started=NOW) for index in range(2)]

@@ -53,7 +53,7 @@ def created(**spec: object) -> DDPJob:
     return stored(job, plan(job, [], NOW))
 
 
-def test_a_queue_is_waited_in_and_that_is_no_warning() -> None:
+def test_queued_job_is_pending_without_a_warning() -> None:
     job = created(scheduling=QUEUE)
     planned = plan(job, [gated(job, index) for index in range(2)], later(1))
     assert does_nothing(planned)
@@ -70,7 +70,7 @@ def test_a_queue_is_waited_in_and_that_is_no_warning() -> None:
     assert again.events == ()
 
 
-def test_nodes_that_are_queued_for_are_waited_for_there() -> None:
+def test_queued_provisioning_waits_for_quota_and_nodes() -> None:
     queued = {"type": "nvidia-l4", "provisioning": "queued"}
     for spec in (
         {"accelerator": queued},
@@ -82,26 +82,26 @@ def test_nodes_that_are_queued_for_are_waited_for_there() -> None:
         assert "(team-a) for quota and nodes; see kubectl" in planned.status.message
 
 
-def test_gates_of_others_are_not_the_queues() -> None:
+def test_scheduling_gates_outside_a_queue_are_named() -> None:
     job = created()
     said = plan(job, [gated(job, 0), admitted(job, 1)], later(1)).status.message
     assert said == "1 of 2 pods wait for their scheduling gates to be removed"
 
 
-def test_what_keeps_an_admitted_pod_from_starting_is_said_first() -> None:
+def test_waiting_reason_of_an_admitted_pod_is_named_first() -> None:
     job = created(scheduling=QUEUE)
     stuck = pod(job, 1, waiting="Unschedulable", waiting_message="0/3 nodes are available")
     planned = plan(job, [gated(job, 0), stuck], later(1))
     assert planned.status.reason == "Unschedulable"
 
 
-def test_a_gang_in_a_queue_is_patient() -> None:
+def test_queued_gang_has_no_scheduling_timeout() -> None:
     """It holds nothing that others wait for."""
     job = created(scheduling=QUEUE, schedulingTimeoutSeconds=60)
     assert not plan(job, [gated(job, index) for index in range(2)], later(9999)).decided
 
 
-def test_time_in_a_queue_is_not_time_to_start() -> None:
+def test_queued_time_counts_as_pending() -> None:
     job = created(scheduling=QUEUE)
     job = look(job, [gated(job, index) for index in range(2)], 1)
     job = look(job, [admitted(job, index) for index in range(2)], 60)
@@ -112,7 +112,7 @@ def test_time_in_a_queue_is_not_time_to_start() -> None:
     assert (books.pending_seconds, books.starting_seconds) == (60, 7)
 
 
-def test_what_kueue_takes_away_is_not_charged_and_waits_again() -> None:
+def test_job_evicted_by_kueue_queues_again_uncharged() -> None:
     job = created(scheduling=QUEUE)
     pods = [trains(job, index) for index in range(2)]
     job = look(job, pods, 10)
@@ -142,7 +142,7 @@ def test_what_kueue_takes_away_is_not_charged_and_waits_again() -> None:
     assert books.lost_seconds == 10 + 10
 
 
-def test_a_job_is_not_active_in_a_queue() -> None:
+def test_active_deadline_excludes_queued_time() -> None:
     job = created(scheduling=QUEUE, activeDeadlineSeconds=100)
     waiting = [gated(job, index) for index in range(2)]
     job = look(job, waiting, 10)
@@ -155,7 +155,7 @@ def test_a_job_is_not_active_in_a_queue() -> None:
     assert condition(plan(job, pods, later(1100)), "Failed") == ("True", "DeadlineExceeded")
 
 
-def test_a_suspension_in_a_queue_counts_once() -> None:
+def test_suspension_of_a_queued_job_counts_once() -> None:
     job = created(scheduling=QUEUE, activeDeadlineSeconds=100)
     job = look(job, [gated(job, index) for index in range(2)], 10)
     job = look(edited(job, suspend=True), [], 500)
@@ -166,7 +166,7 @@ def test_a_suspension_in_a_queue_counts_once() -> None:
     assert plan(job, pods, later(1050)).requeue_at == later(1100)
 
 
-def test_pods_that_nobody_has_queued_are_told_of() -> None:
+def test_pods_outside_the_queue_are_reported_once() -> None:
     job = created(scheduling=QUEUE)
     pods = [trains(job, 0), ready(job, 1)]
     planned = plan(job, pods, later(5))
@@ -178,7 +178,7 @@ def test_pods_that_nobody_has_queued_are_told_of() -> None:
     assert event_reasons(plan(plain, [ready(plain, 0), ready(plain, 1)], later(5))) == ["Running"]
 
 
-def test_one_pod_that_waits_in_an_admitted_group_is_not_the_job_in_the_queue() -> None:
+def test_gated_pod_in_an_admitted_group_is_not_queued() -> None:
     job = created(scheduling=QUEUE)
     planned = plan(job, [gated(job, 0), admitted(job, 1)], later(1))
     assert planned.status.reason == "PodsStarting"
@@ -188,9 +188,7 @@ def test_one_pod_that_waits_in_an_admitted_group_is_not_the_job_in_the_queue() -
 @pytest.mark.parametrize(
     ("provisioning", "spares", "group"), [("queued", 0, 1), ("spot", 0, 0), ("queued", 1, 0)]
 )
-def test_nodes_that_a_queue_provided_are_asked_for_again_when_one_is_lost(
-    provisioning: str, spares: int, group: int
-) -> None:
+def test_lost_queued_node_is_requested_again(provisioning: str, spares: int, group: int) -> None:
     """Kueue provides them once for a group. A spare needs no new node."""
     accelerator = {"type": "nvidia-l4", "provisioning": provisioning}
     job = created(

@@ -33,7 +33,7 @@ def as_stored(planned: Plan) -> Manifest:
     return planned.status.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def test_it_fails_in_words() -> None:
+def test_invalid_spec_fails_with_its_field() -> None:
     planned = rejected(stored_job(generation=4, replicas=0))
     assert planned.decided
     status = planned.status
@@ -43,7 +43,7 @@ def test_it_fails_in_words() -> None:
     assert event_reasons(planned) == ["InvalidSpec"]
 
 
-def test_a_running_job_that_is_edited_beyond_understanding_runs_no_longer() -> None:
+def test_running_job_with_an_invalid_edit_fails() -> None:
     job, pods = running_job()
     status = job.status.model_dump(mode="json", by_alias=True, exclude_none=True)
     broken = stored_job(generation=2, replicas=0, status=status)
@@ -57,7 +57,7 @@ def test_a_running_job_that_is_edited_beyond_understanding_runs_no_longer() -> N
     assert planned.delete == (pods[0].key, pods[1].key)
 
 
-def test_a_finished_job_stays_as_it_ended() -> None:
+def test_finished_job_with_invalid_spec_is_kept() -> None:
     status = {
         "phase": "Succeeded",
         "conditions": [
@@ -74,14 +74,14 @@ def test_a_finished_job_stays_as_it_ended() -> None:
     assert planned.status.phase == "Succeeded"
 
 
-def test_an_unreadable_status_is_written_anew() -> None:
+def test_unreadable_status_is_replaced() -> None:
     planned = rejected(stored_job(status={"attempt": "many"}))
     assert planned.decided
     assert "status.attempt" in planned.status.message
     assert planned.status.attempt == 0
 
 
-def test_a_job_being_deleted_is_left_alone() -> None:
+def test_deleted_invalid_job_is_left_alone() -> None:
     manifest = stored_job(replicas=0)
     manifest["metadata"]["deletionTimestamp"] = NOW.isoformat()
     assert does_nothing(rejected(manifest, ready(fresh_job())))
@@ -90,7 +90,7 @@ def test_a_job_being_deleted_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("ttl", "expires"), [(60, True), ("60", False), (True, False), (-1, False)]
 )
-def test_its_time_to_live_counts_where_it_can_be_read(ttl: object, *, expires: bool) -> None:
+def test_ttl_of_an_invalid_job_is_kept_if_valid(ttl: object, *, expires: bool) -> None:
     broken = stored_job(replicas=0, ttlSecondsAfterFinished=ttl)
     failed = {**broken, "status": as_stored(rejected(broken))}
     waiting = reject(failed, InvalidJobError("spec.replicas"), [], later(59))
@@ -108,9 +108,7 @@ def test_its_time_to_live_counts_where_it_can_be_read(ttl: object, *, expires: b
         ({"replicas": "two"}, False),
     ],
 )
-def test_what_only_a_newer_operator_understands_fails_nothing(
-    spec: Manifest, *, newer: bool
-) -> None:
+def test_spec_of_a_newer_operator_fails_nothing(spec: Manifest, *, newer: bool) -> None:
     with pytest.raises(InvalidJobError) as error:
         DDPJob.parse(stored_job(**spec))
     assert isinstance(error.value, NewerJobError) == newer

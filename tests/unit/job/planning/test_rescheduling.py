@@ -56,7 +56,7 @@ def lost(nodes: Sequence[Node], **spec: Any) -> tuple[DDPJob, list[PodState]]:
     return job, [*pods[:2], waiting(job, Identity(2, 0, 1))]
 
 
-def test_a_pod_that_keeps_off_a_node_which_is_well_again_is_made_anew() -> None:
+def test_pod_avoiding_a_recovered_node_is_recreated() -> None:
     job, pods = lost(unready("node-0", "node-2"))
     assert job.status.excluded_nodes == ("node-0", "node-2")
     assert pods[2].avoids == ("node-0", "node-2")
@@ -83,7 +83,7 @@ def test_a_pod_that_keeps_off_a_node_which_is_well_again_is_made_anew() -> None:
 
 
 @pytest.mark.parametrize("signal", [{"leaving": "a taint"}, {"bad": "Xid"}, {"unready": True}])
-def test_a_pod_may_keep_off_a_node_that_is_unwell_although_others_are_avoided_now(
+def test_pod_avoiding_an_unhealthy_node_is_kept(
     signal: dict[str, Any],
 ) -> None:
     """Only a quarter of the nodes may be avoided."""
@@ -95,13 +95,13 @@ def test_a_pod_may_keep_off_a_node_that_is_unwell_although_others_are_avoided_no
     assert not plan(job, pods, later(60), nodes=unwell).decided
 
 
-def test_what_was_forgotten_meanwhile_does_not_matter() -> None:
+def test_pod_avoiding_a_forgotten_node_is_recreated() -> None:
     job, pods = lost(unready("node-2"))
     job = replace(job, status=job.status.model_copy(update={"excluded_nodes": ()}))
     assert plan(job, pods, later(60), nodes=WELL).decided
 
 
-def test_all_pods_that_wait_start_as_a_gang() -> None:
+def test_waiting_gang_is_recreated_as_a_whole() -> None:
     job, pods = running_job(replicas=1)
     job = stored(job, plan(job, [replace(pods[0], node="node-0")], later(20), nodes=WELL))
     dead = ended(job, 0, code=137, node="node-0")
@@ -115,7 +115,7 @@ def test_all_pods_that_wait_start_as_a_gang() -> None:
     assert job.status.excluded_nodes == ()
 
 
-def test_a_node_that_failures_excluded_may_be_used_after_a_reboot() -> None:
+def test_node_excluded_for_failures_is_used_after_a_reboot() -> None:
     job, pods = lost(WELL)
     job = replace(
         job,
@@ -130,13 +130,13 @@ def test_a_node_that_failures_excluded_may_be_used_after_a_reboot() -> None:
 
 
 @pytest.mark.parametrize("reason", ["SchedulingGated", ""])
-def test_a_pod_that_the_scheduler_has_not_tried_is_let_wait(reason: str) -> None:
+def test_pod_that_the_scheduler_has_not_tried_is_kept(reason: str) -> None:
     job, pods = lost(unready("node-2"))
     pods[2] = waiting(job, Identity(2, 0, 1), reason)
     assert not plan(job, pods, later(60), nodes=WELL).decided
 
 
-def test_a_node_that_the_user_keeps_off_stays_the_users_affair() -> None:
+def test_pod_avoiding_a_node_by_template_is_kept() -> None:
     term = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-2"]}]}
     affinity = {
         "nodeAffinity": {
@@ -148,7 +148,7 @@ def test_a_node_that_the_user_keeps_off_stays_the_users_affair() -> None:
     assert not plan(job, pods, later(60), nodes=WELL).decided
 
 
-def test_a_node_that_is_not_known_or_takes_no_pods_helps_nobody() -> None:
+def test_unknown_or_cordoned_node_recreates_no_pod() -> None:
     job, pods = lost(unready("node-2"))
     cordoned = [replace(n, schedulable=n.name != "node-2") for n in WELL]
     assert not plan(job, pods, later(60), nodes=cordoned).decided
@@ -156,7 +156,7 @@ def test_a_node_that_is_not_known_or_takes_no_pods_helps_nobody() -> None:
     assert not plan(job, pods, later(60), nodes=()).decided
 
 
-def test_only_one_of_several_terms_is_no_obstacle() -> None:
+def test_node_avoided_by_one_of_several_terms_is_not_avoided() -> None:
     job, _ = running_job(replicas=1)
     manifest: Any = manifests.pod(job, Identity(0, 0))
     terms = [

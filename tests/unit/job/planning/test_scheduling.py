@@ -38,7 +38,7 @@ def waiting(job: DDPJob, index: int, message: str = FULL) -> PodState:
     return pod(job, index, waiting="Unschedulable", waiting_message=message)
 
 
-def test_a_half_placed_gang_gives_its_nodes_up_in_time() -> None:
+def test_partly_scheduled_gang_releases_its_nodes() -> None:
     job = created()
     pods = [placed(job, 0), waiting(job, 1), waiting(job, 2)]
     early = plan(job, pods, later(599))
@@ -56,7 +56,7 @@ def test_a_half_placed_gang_gives_its_nodes_up_in_time() -> None:
     assert (status.restarts, status.disruptions) == (0, 0), "nobody's fault"
 
 
-def test_it_tries_again_after_a_pause_that_grows() -> None:
+def test_gang_is_created_again_after_a_pause() -> None:
     job = created()
     job = stored(job, plan(job, [placed(job, 0), waiting(job, 1), waiting(job, 2)], later(600)))
     old = [placed(created(), 0), waiting(created(), 1), waiting(created(), 2)]
@@ -82,7 +82,7 @@ def test_pauses_double_up_to_five_minutes(retries: int, seconds: int) -> None:
     assert later(600 + seconds) <= due <= later(600 + 2 * seconds)
 
 
-def test_two_jobs_that_gave_up_at_one_moment_do_not_meet_again() -> None:
+def test_pauses_of_two_jobs_differ() -> None:
     pauses = set()
     for number in range(20):
         job = replace(with_status(created(), scheduling_retries=5), uid=f"job-{number}")
@@ -104,7 +104,7 @@ class TestQuota:
             job = stored(job, held)
         return job
 
-    def test_half_of_a_quota_is_given_up_in_time(self) -> None:
+    def test_gang_with_half_of_its_quota_releases_it(self) -> None:
         job = self.refused()
         pods = [waiting(job, 0), placed(job, 1)]
         assert not plan(job, pods, later(659)).decided
@@ -118,12 +118,12 @@ class TestQuota:
         assert set(after.delete) == {gone.key for gone in pods}
         assert after.create == ()
 
-    def test_who_has_none_of_it_waits_for_ever(self) -> None:
+    def test_gang_without_quota_waits(self) -> None:
         job = self.refused()
         assert not plan(job, [], later(99999)).decided
         assert not plan(job, [ended(job, 0, code=0)], later(99999)).decided
 
-    def test_all_pods_exist_at_last(self) -> None:
+    def test_gang_with_all_pods_created_later_waits(self) -> None:
         job = self.refused()
         job = stored(job, plan(job, [placed(job, 0), placed(job, 1)], later(100)))
         assert [gap.reason for gap in job.status.gaps] == ["Initializing"] * 2 + ["Unscheduled"]
@@ -131,38 +131,38 @@ class TestQuota:
         assert not plan(job, pods, later(99999)).decided
 
     @pytest.mark.parametrize("reason", ["NameTaken", "ServerError"])
-    def test_another_refusal_is_not_a_quota(self, reason: str) -> None:
+    def test_other_refusal_is_no_missing_quota(self, reason: str) -> None:
         job = fresh_job(replicas=3, schedulingTimeoutSeconds=600)
         job = stored(job, report_refusal(job, reason, "no", later(60)))
         assert not plan(job, [placed(job, 0)], later(99999)).decided
 
 
-def test_a_gang_without_any_node_holds_nothing_and_keeps_its_place() -> None:
+def test_gang_without_any_node_waits() -> None:
     job = created()
     patient = plan(job, [waiting(job, index) for index in range(3)], later(6000))
     assert not patient.decided
     assert patient.requeue_at is None
 
 
-def test_a_gang_whose_pods_all_have_nodes_is_left_to_start() -> None:
+def test_gang_with_all_nodes_waits() -> None:
     job = created()
     starting = plan(job, [placed(job, index) for index in range(3)], later(6000))
     assert not starting.decided
     assert starting.requeue_at is None
 
 
-def test_without_a_timeout_it_waits_for_ever() -> None:
+def test_gang_without_timeout_waits() -> None:
     job = created(schedulingTimeoutSeconds=None)
     assert not plan(job, [placed(job, 0), waiting(job, 1), waiting(job, 2)], later(99999)).decided
 
 
-def test_retries_are_forgotten_once_all_run() -> None:
+def test_running_gang_resets_its_retries() -> None:
     job = with_status(created(), scheduling_retries=4)
     running = plan(job, [ready(job, index) for index in range(3)], later(60))
     assert running.status.bookkeeping.scheduling_retries == 0
 
 
-def test_every_cause_is_named_and_many_pods_are_not() -> None:
+def test_message_names_every_cause_and_few_pods() -> None:
     job = created(replicas=8)
     pods = [placed(job, 0), *(waiting(job, i) for i in range(1, 7)), waiting(job, 7, "quota")]
     message = plan(job, pods, later(600)).status.message

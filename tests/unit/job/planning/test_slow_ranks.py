@@ -63,7 +63,7 @@ def refusal(decision: Plan) -> str:
     return decision.status.slow_rank.not_replaced
 
 
-def test_the_pod_is_replaced_on_another_node() -> None:
+def test_slow_pod_is_replaced_on_another_node() -> None:
     job, pods = slow_job()
     decision = planned(job, pods)
     assert decision.decided
@@ -88,7 +88,7 @@ def test_the_pod_is_replaced_on_another_node() -> None:
     assert then.delete == (pods[1].key,)
 
 
-def test_a_spare_takes_the_place() -> None:
+def test_spare_replaces_a_slow_pod() -> None:
     job, pods = slow_job(spares=1)
     decision = planned(job, [*pods, spare(job, "node-d")])
     assert decision.status.world is not None
@@ -97,7 +97,7 @@ def test_a_spare_takes_the_place() -> None:
     assert "spare digits-0-3 becomes node rank 1 (not charged)" in decision.events[0].message
 
 
-def test_a_spare_on_the_same_node_does_not() -> None:
+def test_spare_on_the_same_node_replaces_no_slow_pod() -> None:
     job, pods = slow_job(spares=1)
     assert "no spare" in refusal(planned(job, [*pods, spare(job, "node-b")]))
 
@@ -118,7 +118,7 @@ def test_a_spare_on_the_same_node_does_not() -> None:
         ),
     ],
 )
-def test_the_pod_stays(at: float, changes: dict[str, Any], spec: dict[str, Any]) -> None:
+def test_slow_pod_is_kept(at: float, changes: dict[str, Any], spec: dict[str, Any]) -> None:
     job, pods = slow_job(**spec)
     decision = planned(with_status(job, **changes), pods, at=at)
     assert not decision.decided
@@ -126,12 +126,12 @@ def test_the_pod_stays(at: float, changes: dict[str, Any], spec: dict[str, Any])
     assert not decision.delete
 
 
-def test_silence_is_no_reason() -> None:
+def test_slow_pod_without_reports_is_kept() -> None:
     job, pods = slow_job()
     assert not planned(job, pods, reported=False).status.failures
 
 
-def test_pods_that_start_are_no_reason() -> None:
+def test_slow_pod_is_kept_while_pods_start() -> None:
     job, pods = slow_job()
     waiting = [*pods[:2], replace(pods[2], phase="Pending", ready=False, node="")]
     assert not planned(job, waiting).status.failures
@@ -169,7 +169,7 @@ def test_pods_that_start_are_no_reason() -> None:
         ),
     ],
 )
-def test_the_job_says_why_not(
+def test_status_explains_why_a_slow_pod_is_kept(
     nodes: Sequence[Node], spec: dict[str, Any], notes: dict[str, Any], words: str
 ) -> None:
     job, pods = slow_job(**spec)
@@ -180,13 +180,13 @@ def test_the_job_says_why_not(
     assert not again.decided, "it says so once"
 
 
-def test_another_rank_is_replaced_after_the_time() -> None:
+def test_second_slow_pod_is_replaced_after_the_interval() -> None:
     job, pods = slow_job()
     job = with_status(job, slow_replaced=(2,), slow_replaced_at=later(0))
     assert planned(job, pods).status.bookkeeping.slow_replaced == (2, 1)
 
 
-def test_all_ranks_may_be_replaced_again_in_the_next_attempt() -> None:
+def test_next_attempt_may_replace_slow_pods_again() -> None:
     job, pods = slow_job()
     job = with_status(job, slow_replaced=(1,))
     job = replace(job, restart_requested="now")

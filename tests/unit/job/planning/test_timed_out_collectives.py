@@ -32,7 +32,7 @@ def timed_out(
     return job, pods, LauncherStates(failures=(failure,), scope="InPlace")
 
 
-def test_the_launchers_are_asked_before_the_restart() -> None:
+def test_traces_are_requested_before_the_restart() -> None:
     job, pods, launchers = timed_out()
     planned = plan(job, pods, later(ENDED + 4), launchers=launchers, hang=None)
     assert not planned.decided
@@ -46,7 +46,7 @@ def test_the_launchers_are_asked_before_the_restart() -> None:
     assert failure.action == "RestartInPlace"
 
 
-def test_the_wait_for_an_answer_ends() -> None:
+def test_wait_for_traces_ends() -> None:
     job, pods, launchers = timed_out()
     for seconds, hang in ((61, None), (5, NOTHING_KNOWN)):
         planned = plan(job, pods, later(ENDED + seconds), launchers=launchers, hang=hang)
@@ -54,7 +54,7 @@ def test_the_wait_for_an_answer_ends() -> None:
         assert (failure.reason, failure.pod) == ("Error", pods[0].key.name)
 
 
-def test_other_failures_are_not_delayed() -> None:
+def test_other_failures_restart_without_traces() -> None:
     for job, pods, launchers in (timed_out(dumps=False), timed_out(text="CUDA error: unspecified")):
         assert plan(job, pods, later(ENDED + 4), launchers=launchers, hang=None).decided
     job, pods, launchers = timed_out()

@@ -45,7 +45,7 @@ def reported(job: DDPJob, pods: list[PodState], heard: Report) -> DDPJob:
     return stored(job, plan(job, pods, heard.received, report=heard))
 
 
-def test_a_step_that_stands_for_too_long_restarts_the_gang() -> None:
+def test_step_beyond_the_deadline_restarts_the_gang() -> None:
     job, pods = watched_job()
     job = reported(job, pods, report(7, received=20))
     assert does_nothing(plan(job, pods, later(80), report=report(7, received=80)))
@@ -59,7 +59,7 @@ def test_a_step_that_stands_for_too_long_restarts_the_gang() -> None:
     assert "stuck at step 7 for 61 s" in failure.message
 
 
-def test_a_slow_rank_is_told_of_but_nobody_knows_that_it_hangs() -> None:
+def test_slow_rank_before_a_hang_is_named_but_not_blamed() -> None:
     job, pods = watched_job()
     pods[1] = replace(pods[1], node="node-b")
     job = reported(job, pods, report(7, received=20))
@@ -70,7 +70,7 @@ def test_a_slow_rank_is_told_of_but_nobody_knows_that_it_hangs() -> None:
     assert "; rank 1 was slow before" in failure.message
 
 
-def test_the_time_counts_from_when_this_attempt_ran() -> None:
+def test_deadline_starts_when_the_attempt_runs() -> None:
     job, pods = watched_job()
     early = report(7, received=2)  # pod 0 came up before the others
     job = stored(job, plan(job, pods, early.received, report=early))
@@ -79,7 +79,7 @@ def test_the_time_counts_from_when_this_attempt_ran() -> None:
     assert plan(job, pods, later(71), report=hang).decided
 
 
-def test_a_step_that_an_earlier_attempt_was_at_is_new_to_this_one() -> None:
+def test_same_step_of_an_earlier_attempt_is_new() -> None:
     job, pods = watched_job()
     job = with_status(job, progress=Progress(step=7, updated_at=later(2)))
     assert does_nothing(plan(job, pods, later(400), report=report(7, received=400)))
@@ -89,7 +89,7 @@ def test_a_step_that_an_earlier_attempt_was_at_is_new_to_this_one() -> None:
     assert plan(job, pods, later(461), report=heard).decided
 
 
-def test_silence_is_no_evidence() -> None:
+def test_missing_reports_are_no_hang() -> None:
     job, pods = watched_job()
     heard = report(7, received=20)
     job = reported(job, pods, heard)
@@ -105,7 +105,7 @@ def test_silence_is_no_evidence() -> None:
     assert plan(job, pods, later(10_001), report=report(7, received=10_001)).decided
 
 
-def test_without_a_deadline_nothing_is_judged() -> None:
+def test_no_deadline_means_no_hang() -> None:
     job, pods = running_job()
     job = reported(job, pods, report(7, received=20))
     planned = plan(job, pods, later(10**6), report=report(7, received=10**6))
@@ -113,7 +113,7 @@ def test_without_a_deadline_nothing_is_judged() -> None:
     assert planned.requeue_at is None
 
 
-def test_a_job_is_looked_at_again_when_its_silence_is_due() -> None:
+def test_plan_is_due_at_the_progress_deadline() -> None:
     job = fresh_job(progressDeadlineSeconds=DEADLINE)
     job = stored(job, plan(job, [], later(0)))
     planned = plan(job, [ready(job, index) for index in range(2)], later(RUNNING_SINCE))
@@ -121,7 +121,7 @@ def test_a_job_is_looked_at_again_when_its_silence_is_due() -> None:
     assert planned.requeue_at == later(RUNNING_SINCE + LATEST)
 
 
-def test_a_job_that_never_reports_is_told_of_once() -> None:
+def test_missing_progress_reports_are_warned_of_once() -> None:
     job, pods = watched_job()
     planned = plan(job, pods, later(RUNNING_SINCE), report=None)
     due = later(RUNNING_SINCE + LATEST)
@@ -140,7 +140,7 @@ def test_a_job_that_never_reports_is_told_of_once() -> None:
     assert planned.status.reason == "PodsReady"
 
 
-def test_restarts_for_no_progress_are_bounded() -> None:
+def test_hang_without_budget_fails_the_job() -> None:
     job, pods = watched_job(restart={"maxRestarts": 0})
     job = reported(job, pods, report(7, received=20))
     planned = plan(job, pods, later(90), report=report(7, received=90))
@@ -151,7 +151,7 @@ def test_restarts_for_no_progress_are_bounded() -> None:
     assert set(cleaning.dump_stacks) == {"10.0.0.0:29501", "10.0.0.1:29501"}
 
 
-def test_hung_pods_are_asked_for_their_stacks_before_they_go() -> None:
+def test_stacks_of_hung_pods_are_requested_before_deletion() -> None:
     job, pods = watched_job()
     job = reported(job, pods, report(7, received=20))
     decision = plan(job, pods, later(81), report=report(7, received=81))
@@ -179,7 +179,7 @@ class TestLaunchersShowTheRank:
         job = reported(job, pods, report(7, received=20))
         return job, pods, report(7, received=81)
 
-    def test_nothing_is_decided_before_they_answer(self) -> None:
+    def test_hang_waits_for_traces(self) -> None:
         job, pods, heard = self.hanging()
         asking = plan(job, pods, later(81), report=heard, hang=None)
         assert does_nothing(asking)
@@ -187,7 +187,7 @@ class TestLaunchersShowTheRank:
         early = plan(job, pods, later(80), report=report(7, received=80), hang=None)
         assert early.ask_traces == ()
 
-    def test_their_answer_is_the_message(self) -> None:
+    def test_traces_explain_the_hang(self) -> None:
         job, pods, heard = self.hanging()
         planned = plan(job, pods, later(81), report=heard, hang=self.FOUND)
         assert (planned.decided, planned.ask_traces) == (True, ())
@@ -199,9 +199,7 @@ class TestLaunchersShowTheRank:
         assert self.FOUND.sentence in planned.events[0].message
 
     @pytest.mark.parametrize("kind", ["stopped", "kernel", "unreachable", "device"])
-    def test_what_keeps_a_rank_from_outside_of_the_script_is_not_charged(
-        self, kind: HangKind
-    ) -> None:
+    def test_hang_outside_the_script_is_not_charged(self, kind: HangKind) -> None:
         job, pods, heard = self.hanging()
         found = Hang((1,), "it is stopped", kind)
         planned = plan(job, pods, later(81), report=heard, hang=found)
@@ -215,14 +213,14 @@ class TestLaunchersShowTheRank:
         assert "(not charged" in planned.events[0].message
 
     @pytest.mark.parametrize("kind", ["script", "gil", "ended", "unknown"])
-    def test_what_a_script_may_have_caused_is_charged(self, kind: HangKind) -> None:
+    def test_hang_in_the_script_is_charged(self, kind: HangKind) -> None:
         job, pods, heard = self.hanging()
         planned = plan(job, pods, later(81), report=heard, hang=Hang((1,), "it waits", kind))
         assert planned.status.failures[-1].class_ == "Application"
         assert (planned.status.restarts, planned.status.disruptions) == (1, 0)
 
     @pytest.mark.parametrize("kind", ["stopped", "network", "script"])
-    def test_a_job_that_always_hangs_ends(self, kind: HangKind) -> None:
+    def test_job_that_always_hangs_fails(self, kind: HangKind) -> None:
         job, pods = watched_job(restart={"maxRestarts": 1})
         hangs, at = 0, 20
         while not job.status.finished and hangs < 20:
@@ -242,7 +240,7 @@ class TestLaunchersShowTheRank:
         # Three failures of nodes are free; then each is charged as any other.
         assert hangs == (2 if kind == "script" else 5)
 
-    def test_the_signal_of_a_broken_node_explains_any_hang(self) -> None:
+    def test_bad_node_explains_the_hang(self) -> None:
         job, pods, heard = self.hanging()
         nodes = [Node("node-a", {}, boot_id="a"), Node("node-b", {}, bad="XidCriticalError")]
         for found, rank in ((self.FOUND, 1), (Hang(), None)):
@@ -258,7 +256,7 @@ class TestLaunchersShowTheRank:
         planned = plan(job, pods, later(81), report=heard, hang=elsewhere, nodes=nodes)
         assert planned.status.failures[-1].class_ == "Application"
 
-    def test_several_ranks_of_one_pod_name_its_node(self) -> None:
+    def test_hung_ranks_of_one_pod_name_its_node(self) -> None:
         job, pods, heard = self.hanging(nprocPerNode=4)
         found = Hang((4, 5, 6, 7), "ranks 4-7 did not come", "unreachable")
         planned = plan(job, pods, later(81), report=heard, hang=found)
@@ -266,7 +264,7 @@ class TestLaunchersShowTheRank:
         assert (failure.index, failure.rank, failure.node) == (1, None, "node-b")
 
     @given(st.data())
-    def test_a_job_that_completes_a_step_in_time_is_not_asked(self, data: st.DataObject) -> None:
+    def test_steps_within_the_deadline_request_no_traces(self, data: st.DataObject) -> None:
         """However slow a rank is: validation, compilation, or a checkpoint on a slow disk."""
         job, pods = watched_job()
         at, step = 20, 1
@@ -281,24 +279,24 @@ class TestLaunchersShowTheRank:
             job = reported(job, pods, report(step, received=at))
 
     @given(st.integers(RUNNING_SINCE, RUNNING_SINCE + 599))
-    def test_a_first_step_that_compiles_is_not_asked_about(self, at: int) -> None:
+    def test_first_step_within_600_seconds_requests_no_traces(self, at: int) -> None:
         job, pods = watched_job(restart={"scope": "Pod"})
         heard = replace(report(0, received=at), status=None)
         planned = plan(job, pods, later(at), report=heard, hang=None)
         assert (planned.ask_traces, planned.decided) == ((), False)
 
-    def test_several_ranks_are_charged_to_no_node(self) -> None:
+    def test_hung_ranks_of_several_pods_name_no_node(self) -> None:
         job, pods, heard = self.hanging()
         found = Hang((0, 1), "deadlock")
         [failure] = plan(job, pods, later(81), report=heard, hang=found).status.failures
         assert (failure.rank, failure.node) == (None, "")
 
-    def test_without_an_answer_it_ends_as_well(self) -> None:
+    def test_hang_without_traces_restarts(self) -> None:
         job, pods, heard = self.hanging()
         [failure] = plan(job, pods, later(81), report=heard, hang=Hang()).status.failures
         assert (failure.rank, failure.node) == (None, "")
 
-    def test_a_part_of_the_pods_would_mislead(self) -> None:
+    def test_unreachable_pod_skips_the_traces(self) -> None:
         job, pods, heard = self.hanging()
         pods[1] = replace(pods[1], address="")
         planned = plan(job, pods, later(81), report=heard, hang=None)
@@ -307,7 +305,7 @@ class TestLaunchersShowTheRank:
 
 
 @pytest.mark.parametrize("code", [1, 137])
-def test_a_crash_is_no_hang(code: int) -> None:
+def test_crash_is_no_hang(code: int) -> None:
     job, pods = watched_job()
     job = reported(job, pods, report(7, received=20))
     pods[1] = replace(ended(job, 1, code=code, at=85), address=pods[1].address)
@@ -324,7 +322,7 @@ class TestBeforeTheFirstStep:
     def lives(self, received: float, attempt: int = 0) -> Report:
         return replace(report(0, received=received, attempt=attempt), status=None)
 
-    def test_it_takes_longer_than_any_other_step_may(self) -> None:
+    def test_first_step_has_600_seconds(self) -> None:
         job, pods = watched_job(restart={"scope": "Pod"})
         early = RUNNING_SINCE + 599
         planned = plan(job, pods, later(early), report=self.lives(early))
@@ -338,39 +336,39 @@ class TestBeforeTheFirstStep:
         assert (failure.rank, failure.node) == (None, "")
         assert "no step completed within 600 s" in failure.message
 
-    def test_it_is_three_times_a_long_deadline(self) -> None:
+    def test_first_step_has_three_times_a_long_deadline(self) -> None:
         job, pods = running_job(progressDeadlineSeconds=1000, restart={"scope": "Pod"})
         due = RUNNING_SINCE + 3 * 1001
         early = due - 1
         assert does_nothing(plan(job, pods, later(early), report=self.lives(early)))
         assert plan(job, pods, later(due), report=self.lives(due)).decided
 
-    def test_a_script_that_has_never_reported_may_train(self) -> None:
+    def test_script_that_never_reported_is_no_hang(self) -> None:
         job, pods = watched_job()
         planned = plan(job, pods, later(10_000), report=self.lives(10_000))
         assert not planned.decided
         assert event_reasons(planned) == ["NoProgressReports"]
 
-    def test_one_that_has_reported_in_an_earlier_attempt_hangs(self) -> None:
+    def test_script_that_reported_in_an_earlier_attempt_hangs(self) -> None:
         job, pods = watched_job()
         job = with_status(job, progress=Progress(step=7, updated_at=later(2)))
         due = RUNNING_SINCE + 600
         assert does_nothing(plan(job, pods, later(due - 1), report=self.lives(due - 1)))
         assert plan(job, pods, later(due), report=self.lives(due)).decided
 
-    def test_one_that_has_reported_since_then_trained(self) -> None:
+    def test_script_that_reported_in_this_attempt_is_no_hang(self) -> None:
         job, pods = watched_job(restart={"scope": "Pod"})
         job = reported(job, pods, report(7, received=20))
         assert does_nothing(plan(job, pods, later(10_000), report=self.lives(10_000)))
 
-    def test_only_an_answer_is_evidence(self) -> None:
+    def test_only_a_current_answer_shows_a_hang(self) -> None:
         job, pods = watched_job(restart={"scope": "Pod"})
         assert not plan(job, pods, later(10_000), report=self.lives(100)).decided
         assert not plan(job, pods, later(10_000), report=None).decided
         of_another = self.lives(10_000, attempt=1)
         assert not plan(job, pods, later(10_000), report=of_another).decided
 
-    def test_a_change_of_the_group_begins_the_time_again(self) -> None:
+    def test_changed_group_restarts_the_first_step_limit(self) -> None:
         job, pods = watched_job(restart={"scope": "Pod"})
         world = World(generation=0, size=2, members="0-1", changed_at=later(500))
         job = with_status(job, world=world)

@@ -42,12 +42,12 @@ def read(status: Json, *, port: Any = None, **pod_spec: Any) -> PodState:
         ("me@10.8.0.7", ""),
     ],
 )
-def test_an_address_is_one_that_a_pod_can_have(ip: str | None, address: str) -> None:
+def test_address_must_be_a_pod_address(ip: str | None, address: str) -> None:
     assert read({"podIP": ip}).address == address
 
 
 @pytest.mark.parametrize("port", ["1024", "8080", "65535"])
-def test_the_users_own_port_counts(port: str) -> None:
+def test_users_status_port_is_used(port: str) -> None:
     assert read({"podIP": "10.8.0.7"}, port=port).address == f"10.8.0.7:{port}"
 
 
@@ -55,7 +55,7 @@ def test_the_users_own_port_counts(port: str) -> None:
     "port",
     ["", "80", "443", "1023", "65536", "99999", "012345", "8080/x", "8080 ", "٨٠٨٠", "8080.5"],
 )
-def test_no_other_port_does(port: str) -> None:
+def test_invalid_status_port_gives_no_address(port: str) -> None:
     assert read({"podIP": "10.8.0.7"}, port=port).address == ""
 
 
@@ -69,7 +69,7 @@ ON_NODE: list[tuple[Json, Json]] = [
 
 
 @pytest.mark.parametrize(("status", "spec"), ON_NODE)
-def test_a_node_is_asked_only_for_a_job_that_wants_its_pods_there(status: Json, spec: Json) -> None:
+def test_node_address_is_used_only_with_host_network(status: Json, spec: Json) -> None:
     pod = read(status, **spec)
     assert pod.has_nodes_ip
     for pod_spec, address in (
@@ -83,17 +83,17 @@ def test_a_node_is_asked_only_for_a_job_that_wants_its_pods_there(status: Json, 
 
 
 @pytest.mark.parametrize("status", [{"hostIP": NODE}, {"hostIP": None, "hostIPs": None}, {}])
-def test_a_pod_with_an_address_of_its_own_is_on_no_nodes(status: Json) -> None:
+def test_pod_address_is_no_node_address(status: Json) -> None:
     pod = read({"podIP": "10.8.0.7", **status})
     assert not pod.has_nodes_ip
     assert observe(fresh_job(), [pod]).current[0].address == "10.8.0.7:28737"
 
 
-def test_a_pod_without_an_address_is_on_no_nodes() -> None:
+def test_pod_without_an_address_has_no_node_address() -> None:
     assert not read({"podIP": "", "hostIP": ""}).has_nodes_ip
 
 
-def test_nodes_are_not_asked_for_stacks_either() -> None:
+def test_old_pod_with_a_node_address_has_no_address() -> None:
     job = fresh_job(replicas=1, progressDeadlineSeconds=60)
     job = stored(job, plan(job, [], later(0)))
     pod = ready(job, address=f"{NODE}:28737", has_nodes_ip=True)

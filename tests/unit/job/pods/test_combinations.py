@@ -192,20 +192,20 @@ ALL = list(product(FABRICS, PROVISIONING, GANGS))
 POSSIBLE = [(f, b, g) for f, b, g in ALL if in_queue(g) or not b.startswith("queued")]
 
 
-def test_each_part_is_known() -> None:
+def test_every_part_has_a_golden_file() -> None:
     assert PARTS.keys() == PROVISIONING.keys()
     assert {"none", *test_fabrics.FABRICS} == FABRICS.keys()
 
 
 @pytest.mark.parametrize(("fabric", "bought", "gang"), POSSIBLE)
-def test_a_pod_is_the_sum_of_its_parts(fabric: str, bought: str, gang: str) -> None:
+def test_pod_is_the_sum_of_its_parts(fabric: str, bought: str, gang: str) -> None:
     pod = pod_of(job_of(fabric, bought, gang))
     parts = [fabric_part(fabric), said(PARTS[bought]), gang_part(gang), type_part(fabric, bought)]
     assert said(pod) == sum(parts, said(PLAIN))
 
 
 @pytest.mark.parametrize(("fabric", "bought", "gang"), POSSIBLE)
-def test_parts_that_are_there_are_not_added_again(fabric: str, bought: str, gang: str) -> None:
+def test_parts_applied_twice_change_nothing(fabric: str, bought: str, gang: str) -> None:
     job = job_of(fabric, bought, gang)
     pod = manifests.pod(job, SECOND)
     again = scheduled(job, SECOND, pod)
@@ -216,7 +216,7 @@ def test_parts_that_are_there_are_not_added_again(fabric: str, bought: str, gang
 
 
 @pytest.mark.parametrize(("fabric", "bought", "gang"), POSSIBLE)
-def test_each_part_has_its_object_beforehand(fabric: str, bought: str, gang: str) -> None:
+def test_parts_need_their_objects(fabric: str, bought: str, gang: str) -> None:
     made = [dict(needed.manifest) for needed in prerequisites(job_of(fabric, bought, gang))]
     groups = [name for name in test_schedulers.GANGS if name in gang]
     if fabric == "dranet":
@@ -231,6 +231,8 @@ def test_each_part_has_its_object_beforehand(fabric: str, bought: str, gang: str
 
 
 @pytest.mark.parametrize(("fabric", "bought", "gang"), [one for one in ALL if one not in POSSIBLE])
-def test_nodes_are_queued_for_in_a_queue_alone(fabric: str, bought: str, gang: str) -> None:
+def test_queued_provisioning_outside_a_queue_is_invalid(
+    fabric: str, bought: str, gang: str
+) -> None:
     with pytest.raises(InvalidJobError, match=r"spec\.accelerator\.provisioning: queued needs"):
         job_of(fabric, bought, gang)

@@ -38,7 +38,7 @@ def without(job: DDPJob, *indices: int) -> list[PodState]:
 
 
 @pytest.mark.parametrize("index", [0, 2])
-def test_one_that_has_ended_well_may_be_deleted(index: int) -> None:
+def test_completed_pod_may_be_deleted(index: int) -> None:
     job = after_one_has_ended(index)
     assert job.status.completed_indexes == str(index)
     planned = plan(job, without(job, index), later(AT + 20))
@@ -49,7 +49,7 @@ def test_one_that_has_ended_well_may_be_deleted(index: int) -> None:
     assert condition(plan(job, done, later(AT + 40)), "Succeeded")[0] == "True"
 
 
-def test_all_but_one_may_be_gone() -> None:
+def test_all_completed_pods_but_one_may_be_deleted() -> None:
     job = after_one_has_ended(0)
     pods = [ended(job, 1, code=0, at=AT + 15), ready(job, 2)]
     job = stored(job, plan(job, pods, later(AT + 25)))
@@ -58,7 +58,7 @@ def test_all_but_one_may_be_gone() -> None:
     assert condition(planned, "Succeeded")[0] == "True"
 
 
-def test_those_that_end_together_are_not_put_on_record() -> None:
+def test_pods_that_complete_together_are_not_recorded() -> None:
     job, pods = running_job(replicas=3)
     pods[0] = ended(job, 0, code=0, at=AT)
     planned = plan(job, pods, later(AT + 1))
@@ -66,7 +66,7 @@ def test_those_that_end_together_are_not_put_on_record() -> None:
     assert planned.requeue_at == later(AT + completion.SETTLED_SECONDS)
 
 
-def test_one_that_was_lost_while_it_trained_is_not_done() -> None:
+def test_vanished_running_pod_has_not_completed() -> None:
     job = after_one_has_ended(0)
     planned = plan(job, without(job, 0, 1), later(AT + 20))
     assert planned.decided
@@ -74,7 +74,7 @@ def test_one_that_was_lost_while_it_trained_is_not_done() -> None:
     assert planned.status.completed_indexes == ""
 
 
-def test_a_replacement_would_find_nobody_who_has_ended() -> None:
+def test_failure_after_a_completed_rank_restarts_the_gang() -> None:
     job = after_one_has_ended(0, restart={"scope": "Pod"})
     failed = [ended(job, 1, code=1, at=AT + 20), ready(job, 2)]
     planned = plan(job, failed, later(AT + 21))
@@ -82,7 +82,7 @@ def test_a_replacement_would_find_nobody_who_has_ended() -> None:
 
 
 @given(st.frozensets(st.integers(0, 60)))
-def test_what_is_written_is_read_again(indices: frozenset[int]) -> None:
+def test_recorded_indexes_are_read_back(indices: frozenset[int]) -> None:
     text = format_slots(sorted(indices))
     assert completion.read(text, below=61) == indices
     assert completion.read(text, below=30) == {index for index in indices if index < 30}
@@ -92,5 +92,5 @@ def test_what_is_written_is_read_again(indices: frozenset[int]) -> None:
     ("text", "indices"),
     [("0-2,5", [0, 1, 2, 5]), ("", []), ("x,-1,2-,3-x,4", [2, 4]), ("0-99999999999", range(8))],
 )
-def test_anything_else_means_nothing(text: str, indices: Sequence[int]) -> None:
+def test_invalid_indexes_are_ignored(text: str, indices: Sequence[int]) -> None:
     assert completion.read(text, below=8) == set(indices)

@@ -31,7 +31,7 @@ def pod(of: DDPJob) -> Json:
     return made
 
 
-def test_it_is_copied_before_anything_else_runs_and_runs_the_command() -> None:
+def test_injected_launcher_is_copied_first_and_runs_the_command() -> None:
     spec, plain = pod(job()), pod(job("auto"))
     copying, *others = spec.pop("initContainers")
     assert others == plain.pop("initContainers")
@@ -50,7 +50,7 @@ def test_it_is_copied_before_anything_else_runs_and_runs_the_command() -> None:
     assert spec == plain, "nothing else is touched"
 
 
-def test_it_is_admitted_to_restricted_namespaces() -> None:
+def test_injection_meets_pod_security_restricted() -> None:
     """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted"""
     copying = pod(job())["initContainers"][0]
     security = copying["securityContext"]
@@ -61,7 +61,7 @@ def test_it_is_admitted_to_restricted_namespaces() -> None:
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
-def test_a_pod_keeps_its_quality_of_service() -> None:
+def test_injection_keeps_the_quality_of_service() -> None:
     """Guaranteed are only pods all of whose containers have requests that equal their limits."""
     resources = pod(job())["initContainers"][0]["resources"]
     assert resources["requests"] == resources["limits"]
@@ -79,12 +79,12 @@ def test_a_pod_keeps_its_quality_of_service() -> None:
         ("bash", "python3"),
     ],
 )
-def test_it_runs_by_the_python_of_the_command(command: str, python: str) -> None:
+def test_injected_launcher_uses_the_commands_python(command: str, python: str) -> None:
     trainer = pod(job(trainer=container(command=[command, "train.py"])))["containers"][0]
     assert trainer["command"] == [python, "/ddp-launcher", "--", command, "train.py"]
 
 
-def test_it_runs_what_the_pods_of_an_override_run() -> None:
+def test_injected_launcher_runs_the_overrides_command() -> None:
     own = {"spec": {"containers": [container(command=["./other"])]}}
     made = manifests.pod(
         job(replicas=2, overrides=[{"indexes": ["1"], "template": own}]),

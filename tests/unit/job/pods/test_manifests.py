@@ -50,7 +50,7 @@ def env(job: DDPJob, identity: Identity = FIRST) -> dict[str, str]:
 
 
 class TestEnvironment:
-    def test_one_process_a_pod(self) -> None:
+    def test_environment_with_one_process_per_pod(self) -> None:
         job = fresh_job(replicas=4, masterPort=23456, checkpoint={"path": "/ckpt"})
         assert env(job, Identity(index=3, attempt=2, replacement=1)) == {
             "MASTER_ADDR": "digits-2-0.digits",
@@ -80,7 +80,7 @@ class TestEnvironment:
             "DDP_LOCAL_PATHS": "/ckpt",
         }
 
-    def test_a_run_of_wandb_goes_on_after_restarts_and_is_rank_0s_alone(self) -> None:
+    def test_wandb_run_resumes_on_rank_0_only(self) -> None:
         job = fresh_job(replicas=2)
         run = {"WANDB_RUN_ID": job.uid, "WANDB_RESUME": "allow", "WANDB_NAME": "digits"}
         assert run.items() <= env(job, Identity(0, 0)).items()
@@ -90,14 +90,14 @@ class TestEnvironment:
         found = trainer(fresh_job(template=template(own)))["env"]
         assert [e["value"] for e in found if e["name"] == "WANDB_RUN_ID"] == ["mine"]
 
-    def test_node_rank_0_alone_knows_the_group_that_it_may_have_to_lead(self) -> None:
+    def test_only_node_rank_0_gets_the_members(self) -> None:
         job = fresh_job(replicas=3)
         assert env(job, Identity(0, 0))["DDP_MEMBERS"] == "0-2"
         assert "DDP_MEMBERS" not in env(job, Identity(1, 0))
         for scope in ("Pod", "Gang"):
             assert "DDP_MEMBERS" not in env(fresh_job(restart={"scope": scope}), Identity(0, 0))
 
-    def test_memory_checkpoints_have_a_volume_of_their_own(self) -> None:
+    def test_memory_checkpoints_have_their_own_volume(self) -> None:
         asked = {"sizeLimit": "1.5Gi", "copies": 2}
         job = fresh_job(replicas=3, memoryCheckpoint=asked, spares=1)
         for identity in (FIRST, Identity(2, 1), Identity(3, 0)):
@@ -118,7 +118,7 @@ class TestEnvironment:
         assert not any("MEMORY" in name for name in env(plain))
         assert "ddp-memory" not in str(manifests.pod(plain, FIRST))
 
-    def test_several_processes_a_pod(self) -> None:
+    def test_environment_with_several_processes_per_pod(self) -> None:
         """Only the launcher can know a process's rank then."""
         job = fresh_job(replicas=2, nprocPerNode=8)
         found = env(job, Identity(index=1, attempt=0))
@@ -130,7 +130,7 @@ class TestEnvironment:
         assert found["PET_NPROC_PER_NODE"] == "8"
         assert not {"RANK", "LOCAL_RANK"} & set(found)
 
-    def test_a_replacement_is_told_the_same_as_the_pod_that_it_replaces(self) -> None:
+    def test_replacement_has_the_same_environment(self) -> None:
         job = fresh_job(restart={"scope": "Pod"})
         new, old = env(job, Identity(1, 2, 5)), env(job, Identity(1, 2, 0))
         assert (new.pop("DDP_POD"), old.pop("DDP_POD")) == ("digits-2-1-r5", "digits-2-1")
@@ -161,12 +161,14 @@ class TestEnvironment:
             ({"nprocPerNode": 3}, 3, "gloo"),
         ],
     )
-    def test_auto_follows_the_gpus(self, spec: Json, processes: int, backend: str) -> None:
+    def test_processes_and_backend_follow_the_gpus(
+        self, spec: Json, processes: int, backend: str
+    ) -> None:
         job = fresh_job(**spec)
         assert env(job)["LOCAL_WORLD_SIZE"] == str(processes)
         assert env(job)["DDP_BACKEND"] == backend
 
-    def test_the_users_variables_win_and_may_refer_to_ours(self) -> None:
+    def test_users_variables_override_and_refer_to_ours(self) -> None:
         users = [
             {"name": "MASTER_PORT", "value": "1"},
             {"name": "DDP_CHECKPOINT_DIR", "value": "/elsewhere"},
@@ -180,7 +182,7 @@ class TestEnvironment:
         assert entries[-4:] == users, "after ours: references look back only"
         assert env(job)["MASTER_PORT"] == "1"
 
-    def test_the_container_named_trainer_gets_it_else_the_first(self) -> None:
+    def test_trainer_or_first_container_gets_the_environment(self) -> None:
         job = fresh_job(template=template(container("logs"), container()))
         side_car, main = manifests.pod(job, FIRST)["spec"]["containers"]
         assert side_car == container("logs")
@@ -191,7 +193,7 @@ class TestEnvironment:
         assert "MASTER_ADDR" in {entry["name"] for entry in main["env"]}
 
 
-def test_a_pod_is_made_of_its_own_template() -> None:
+def test_override_changes_only_its_pods() -> None:
     patch = {"metadata": {"labels": {"kind": "big"}}, "spec": {"priorityClassName": "high"}}
     overrides = [{"indexes": ["1"], "template": patch, "accelerator": {**L4, "count": 2}}]
     job = fresh_job(overrides=overrides)
@@ -206,7 +208,7 @@ def test_a_pod_is_made_of_its_own_template() -> None:
     assert hashes == {job.spec_hash}
 
 
-def test_pods_that_differ_in_their_network_are_reached_alike() -> None:
+def test_override_with_host_network_is_reached_at_its_node() -> None:
     overrides = [{"indexes": ["1"], "template": {"spec": {"hostNetwork": True}}}]
     job = fresh_job(overrides=overrides)
     pods = [pod_state(job, i, address="10.0.0.1:28737", has_nodes_ip=True) for i in range(2)]
@@ -215,7 +217,7 @@ def test_pods_that_differ_in_their_network_are_reached_alike() -> None:
 
 
 class TestIdentity:
-    def test_metadata(self) -> None:
+    def test_pod_metadata(self) -> None:
         job = fresh_job()
         metadata = manifests.pod(job, Identity(index=1, attempt=2, replacement=3))["metadata"]
         assert metadata == {
@@ -250,7 +252,7 @@ class TestIdentity:
         assert (spec["hostname"], spec["subdomain"]) == ("digits-2-1", "digits")
         assert spec["restartPolicy"] == "Never"
 
-    def test_service_finds_all_pods_that_serve_ready_or_not(self) -> None:
+    def test_service_selects_ready_and_unready_pods(self) -> None:
         job = fresh_job(masterPort=23456)
         service = manifests.service(job)
         pod = manifests.pod(job, FIRST)
@@ -264,7 +266,7 @@ class TestIdentity:
 
 
 class TestTemplate:
-    def test_what_the_user_wrote_is_kept(self) -> None:
+    def test_template_is_kept(self) -> None:
         pod = manifests.pod(fresh_job(template=TEMPLATE), FIRST)
         for name in ("futureField", "schedulingGates", "initContainers"):
             assert pod["spec"][name] == TEMPLATE["spec"][name]
@@ -280,18 +282,18 @@ class TestTemplate:
         assert metadata["annotations"]["note"] == "kept"
         assert metadata["finalizers"] == ["example.com/kept"]
 
-    def test_the_end_of_the_log_is_the_last_word_unless_the_user_wants_another(self) -> None:
+    def test_termination_message_falls_back_to_the_log(self) -> None:
         for wish in ({}, {"terminationMessagePolicy": "File"}):
             job = fresh_job(template=template(container() | wish))
             [trainer] = manifests.pod(job, FIRST)["spec"]["containers"]
             expected = wish.get("terminationMessagePolicy", "FallbackToLogsOnError")
             assert trainer["terminationMessagePolicy"] == expected
 
-    def test_our_labels_cannot_be_forged(self) -> None:
+    def test_template_cannot_set_operator_labels(self) -> None:
         pod = manifests.pod(fresh_job(template=TEMPLATE), FIRST)
         assert pod["metadata"]["labels"]["ddp-operator.io/job-name"] == "digits"
 
-    def test_the_job_is_left_as_it_was(self) -> None:
+    def test_building_pods_changes_no_job(self) -> None:
         job = fresh_job(template=TEMPLATE, accelerator=L4)
         before = deepcopy(job.spec)
         one, other = manifests.pod(job, FIRST), manifests.pod(job, Identity(1, 0))
@@ -307,7 +309,7 @@ class TestTemplate:
     [({}, "ClusterFirstWithHostNet"), ({"dnsPolicy": "ClusterFirst"}, "ClusterFirstWithHostNet"),
      ({"dnsPolicy": "None"}, "None"), ({"hostNetwork": False}, None)],
 )  # fmt: skip
-def test_ranks_on_their_nodes_network_find_each_other(own: Json, policy: str | None) -> None:
+def test_host_network_sets_the_dns_policy(own: Json, policy: str | None) -> None:
     template_ = template()
     template_["spec"] |= {"hostNetwork": True, **own}
     made = manifests.pod(fresh_job(template=template_), FIRST)

@@ -46,9 +46,7 @@ def copied(name: str, **spec: Any) -> DDPJob:
     ],
     ids=["equal", "with a spare", "overrides"],
 )
-def test_it_has_the_roles_of_the_pods_in_the_order_of_their_names(
-    spec: dict[str, Any], counts: dict[str, int]
-) -> None:
+def test_workload_has_the_roles_of_the_pods(spec: dict[str, Any], counts: dict[str, int]) -> None:
     job = elsewhere(**spec)
     pod_sets = workload(job, None)["spec"]["podSets"]
     assert [(one["name"], one["count"]) for one in pod_sets] == [*counts.items()]
@@ -58,7 +56,7 @@ def test_it_has_the_roles_of_the_pods_in_the_order_of_their_names(
         assert one["template"]["spec"] in [pod["spec"] for pod in pods]
 
 
-def test_its_job_owns_it() -> None:
+def test_job_owns_the_workload() -> None:
     made = workload(elsewhere(), None)
     [owner] = made["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("DDPJob", UID, True)
@@ -67,7 +65,7 @@ def test_its_job_owns_it() -> None:
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_it_asks_for_the_topology_of_the_pods(*, required: bool) -> None:
+def test_workload_requests_the_topology_of_the_pods(*, required: bool) -> None:
     topology = {"level": "block", "required": required}
     job = elsewhere(scheduling={"queueName": "team", "topology": topology})
     [pods] = workload(job, None)["spec"]["podSets"]
@@ -77,7 +75,7 @@ def test_it_asks_for_the_topology_of_the_pods(*, required: bool) -> None:
     }
 
 
-def test_pods_in_the_other_cluster_belong_to_its_copy() -> None:
+def test_pods_in_the_worker_cluster_belong_to_the_copy() -> None:
     name = workload(elsewhere(), None)["metadata"]["name"]
     job = copied(name)
     pod = manifests.pod(job, Identity(0, 3))
@@ -85,6 +83,6 @@ def test_pods_in_the_other_cluster_belong_to_its_copy() -> None:
     assert job.spec_hash == elsewhere().spec_hash
 
 
-def test_the_copy_changes_no_name_in_the_first_cluster() -> None:
+def test_queue_group_does_not_rename_the_workload() -> None:
     job = with_status(elsewhere(), queue_group=2)
     assert workload(job, None)["metadata"]["name"] == f"digits-{UID}-0"

@@ -50,7 +50,7 @@ class TestAccelerator:
         ]
         assert trainer(job)["resources"] == {"limits": {"nvidia.com/gpu": 8}}
 
-    def test_wishes_are_merged_last(self) -> None:
+    def test_accelerator_settings_are_merged_last(self) -> None:
         mine = {"key": "mine", "operator": "Exists"}
         templates = {"key": "templates", "operator": "Exists"}
         job = fresh_job(
@@ -66,11 +66,11 @@ class TestAccelerator:
         assert spec["tolerations"] == [templates, GPU_TOLERATION, mine]
 
     @pytest.mark.parametrize("own", [gpus(gpu=2), gpus(gpu="2"), gpus(mig=1), gpus(gpu=0)])
-    def test_the_users_limit_stands(self, own: Json) -> None:
+    def test_users_gpu_limit_is_kept(self, own: Json) -> None:
         job = fresh_job(accelerator=L4, template=template(container(resources=own)))
         assert trainer(job)["resources"] == own
 
-    def test_the_limit_joins_other_resources(self) -> None:
+    def test_gpu_limit_is_added_to_other_resources(self) -> None:
         own = {"limits": {"memory": "1Gi"}, "requests": {"cpu": 2}}
         job = fresh_job(accelerator=L4, template=template(container(resources=own)))
         assert trainer(job)["resources"] == {
@@ -79,13 +79,13 @@ class TestAccelerator:
         }
 
     @pytest.mark.parametrize("type_", ["nvidia-gb200", "nvidia-gb300"])
-    def test_arm_machines_are_asked_for_and_tolerated(self, type_: str) -> None:
+    def test_arm_machines_are_selected_and_tolerated(self, type_: str) -> None:
         job = fresh_job(accelerator={"type": type_, "count": 4})
         spec = manifests.pod(job, FIRST)["spec"]
         assert spec["nodeSelector"]["kubernetes.io/arch"] == "arm64"
         assert {**tolerates("kubernetes.io/arch"), "value": "arm64"} in spec["tolerations"]
 
-    def test_a_compute_class_chooses_the_machines(self) -> None:
+    def test_compute_class_selects_the_machines(self) -> None:
         job = fresh_job(accelerator={"computeClass": "gpus", "count": 4})
         spec = manifests.pod(job, FIRST)["spec"]
         label = "cloud.google.com/compute-class"
@@ -102,7 +102,7 @@ class TestAccelerator:
             ({"blocks": "b", "subBlocks": "s"}, {"blocks": "b", "subblocks": "s"}),
         ],
     )
-    def test_a_reservation_is_asked_for_by_its_labels(self, more: Json, labels: Json) -> None:
+    def test_reservation_is_selected_by_its_labels(self, more: Json, labels: Json) -> None:
         reservation = {"name": "ours", **more}
         accelerator = {**L4, "provisioning": "reservation", "reservation": reservation}
         spec = manifests.pod(fresh_job(accelerator=accelerator), FIRST)["spec"]
@@ -114,7 +114,7 @@ class TestAccelerator:
         assert spec["tolerations"] == [GPU_TOLERATION]
 
     @pytest.mark.parametrize("provisioning", ["standard", "spot", "flex-start"])
-    def test_nodes_that_end_are_asked_for_by_their_label(self, provisioning: str) -> None:
+    def test_max_run_seconds_selects_nodes_by_label(self, provisioning: str) -> None:
         plain = {**L4, "provisioning": provisioning}
         ending = {**plain, "maxRunSeconds": 7200}
         before, after = (
@@ -126,7 +126,7 @@ class TestAccelerator:
         assert after["tolerations"] == before["tolerations"]
 
     @pytest.mark.parametrize("more", [{}, {"maxRunSeconds": 7200}])
-    def test_nodes_that_are_queued_for(self, more: Json) -> None:
+    def test_queued_provisioning_tolerates_queued_nodes(self, more: Json) -> None:
         job = fresh_job(
             accelerator={**L4, "provisioning": "queued", **more}, scheduling={"queueName": "a"}
         )
@@ -137,7 +137,7 @@ class TestAccelerator:
         limit = pod["metadata"]["annotations"].get("provreq.kueue.x-k8s.io/maxRunDurationSeconds")
         assert limit == ("7200" if more else None)
 
-    def test_none_adds_nothing(self) -> None:
+    def test_no_accelerator_adds_nothing(self) -> None:
         spec = manifests.pod(fresh_job(), FIRST)["spec"]
         assert not {"nodeSelector", "tolerations"} & set(spec)
 
@@ -166,7 +166,7 @@ class TestVolumes:
             ),
         ],
     )
-    def test_checkpoints(self, checkpoint: Json, source: Json) -> None:
+    def test_checkpoint_volumes(self, checkpoint: Json, source: Json) -> None:
         job = fresh_job(checkpoint={"path": "/ckpt", **checkpoint})
         pod = manifests.pod(job, FIRST)
         mounts = [m for m in trainer(job)["volumeMounts"] if m["mountPath"] == "/ckpt"]
@@ -175,14 +175,14 @@ class TestVolumes:
         in_bucket = pod["metadata"]["annotations"].get("gke-gcsfuse/volumes")
         assert in_bucket == ("true" if "gcsBucket" in checkpoint else None)
 
-    def test_shared_memory(self) -> None:
+    def test_shared_memory_volume(self) -> None:
         job = fresh_job()
         [mount] = [m for m in trainer(job)["volumeMounts"] if m["mountPath"] == "/dev/shm"]
         volumes = manifests.pod(job, FIRST)["spec"]["volumes"]
         assert {"name": mount["name"], "emptyDir": {"medium": "Memory"}} in volumes
 
     @pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/", "/checkpoints", "/checkpoints/"])
-    def test_the_users_own_volume_serves(self, path: str) -> None:
+    def test_users_own_volume_is_used(self, path: str) -> None:
         volumes = [{"name": "mine", "emptyDir": {"sizeLimit": "1Gi"}}]
         mounts = [{"name": "mine", "mountPath": path}]
         job = fresh_job(template=template(container(volumeMounts=mounts), volumes=volumes))

@@ -54,7 +54,7 @@ def condition(type_: str, status: str, **fields: str) -> Json:
     return {"type": type_, "status": status, **fields}
 
 
-def test_a_created_pod_is_read_back_as_what_it_is() -> None:
+def test_created_pod_is_read_back() -> None:
     job = fresh_job()
     read = project(manifest())
     assert read.identity == Identity(1, 3, 2)
@@ -65,14 +65,14 @@ def test_a_created_pod_is_read_back_as_what_it_is() -> None:
     assert job_of(manifest()) == job.key
 
 
-def test_pods_share_the_words_that_they_have_in_common() -> None:
+def test_equal_strings_are_shared_between_pods() -> None:
     text = json.dumps(manifest(nodeName="node-a", status={"phase": "Running"}))
     one, other = project(json.loads(text)), project(json.loads(text))
     for name in ("owner_uid", "spec_hash", "phase", "node", "container"):
         assert getattr(one, name) is getattr(other, name)
 
 
-def test_a_running_pod() -> None:
+def test_status_of_a_running_pod() -> None:
     running = {"name": "trainer", "state": {"running": {"startedAt": "2026-01-01T00:00:09Z"}}}
     status = {
         "phase": "Running",
@@ -84,13 +84,13 @@ def test_a_running_pod() -> None:
     assert read.started == datetime(2026, 1, 1, 0, 0, 9, tzinfo=UTC)
 
 
-def test_a_fenced_pod_serves_no_longer() -> None:
+def test_fenced_pod_does_not_serve() -> None:
     stored = manifest()
     del stored["metadata"]["labels"]["ddp-operator.io/serving"]
     assert not project(stored).serving
 
 
-def test_last_words_have_nothing_that_a_terminal_obeys() -> None:
+def test_terminal_sequences_are_removed_from_messages() -> None:
     said = "\x1b[2J\x1b]0;mine\x07line 1\r\n\tline 2 \u202efdp.exe\x00\x9b31m é 界"
     status = {"phase": "Failed", "containerStatuses": [terminated(3, message=said)]}
     read = project(manifest(container(), status=status))
@@ -99,7 +99,7 @@ def test_last_words_have_nothing_that_a_terminal_obeys() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Running", "Failed"])
-def test_the_trainers_exit_counts_not_the_pods_phase(phase: str) -> None:
+def test_exit_of_the_trainer_decides_and_not_the_phase(phase: str) -> None:
     status = {
         "phase": phase,
         "containerStatuses": [
@@ -114,7 +114,7 @@ def test_the_trainers_exit_counts_not_the_pods_phase(phase: str) -> None:
     assert read.exit.finished == NOW
 
 
-def test_a_failing_side_car_is_not_the_trainers_end() -> None:
+def test_failed_side_car_is_no_failed_pod() -> None:
     status = {"phase": "Running", "containerStatuses": [terminated(1, "logs")]}
     read = project(manifest(container(), container("logs"), status=status))
     assert not read.failed
@@ -147,16 +147,16 @@ class TestSideCar:
         "lastState": {"terminated": {"exitCode": 2, "message": "no such host"}},
     }
 
-    def test_one_that_runs_on_holds_the_pod(self) -> None:
+    def test_running_side_car_holds_the_pod(self) -> None:
         read = self.read({"name": "logs", **self.RUNNING}, trainer=self.ENDED)
         assert (read.held_by, read.succeeded) == ("logs", True)
         assert self.read({"name": "logs", **self.RUNNING}, trainer=self.RUNNING).held_by == ""
 
-    def test_a_native_one_is_the_kubelets_to_end(self) -> None:
+    def test_native_side_car_does_not_hold_the_pod(self) -> None:
         native = [{"name": "proxy", **self.RUNNING}]
         assert self.read(trainer=self.ENDED, initContainerStatuses=native).held_by == ""
 
-    def test_one_that_has_ended_does_not_make_the_pod_unready(self) -> None:
+    def test_ended_side_car_keeps_the_pod_ready(self) -> None:
         copied = {"name": "copy", **self.ENDED}
         assert self.read(copied, trainer=self.RUNNING).ready
         assert not self.read(copied, trainer={**self.RUNNING, "ready": False}).ready
@@ -165,7 +165,7 @@ class TestSideCar:
         assert not self.read(copied, slow, trainer=self.RUNNING).ready
         assert not self.read(copied, trainer=self.RUNNING, initContainerStatuses=[self.LOOPS]).ready
 
-    def test_a_gate_of_the_users_own_is_kept_to(self) -> None:
+    def test_readiness_gate_of_the_user_counts(self) -> None:
         stored = manifest(
             container(),
             container("copy"),
@@ -181,7 +181,7 @@ class TestSideCar:
         assert not project(stored).ready
 
     @pytest.mark.parametrize("trainer", [RUNNING, {"state": {"waiting": {}}}])
-    def test_one_that_keeps_ending_is_named(self, trainer: Json) -> None:
+    def test_side_car_in_crash_loop_is_named(self, trainer: Json) -> None:
         read = self.read(trainer=trainer, initContainerStatuses=[self.LOOPS])
         assert read.waiting == "CrashLoopBackOff"
         assert read.waiting_message == "side car proxy keeps ending, last with code 2: no such host"
@@ -195,7 +195,7 @@ class TestSideCar:
         assert not plan(stored(job, status), stuck, later(10_000)).decided, "no reason to end it"
 
 
-def test_a_container_put_first_by_a_webhook_is_not_the_trainer() -> None:
+def test_injected_first_container_is_not_the_trainer() -> None:
     """GKE's Cloud Storage FUSE and service meshes do that."""
     stored = manifest(
         container("main"),
@@ -205,7 +205,7 @@ def test_a_container_put_first_by_a_webhook_is_not_the_trainer() -> None:
     assert project(stored).succeeded
 
 
-def test_a_pod_that_failed_without_its_trainer() -> None:
+def test_pod_that_failed_before_its_trainer_started() -> None:
     read = project(
         manifest(status={"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no"})
     )
@@ -220,9 +220,7 @@ def test_a_pod_that_failed_without_its_trainer() -> None:
 
 
 @pytest.mark.parametrize(("reason", "is_nodes"), [("UnexpectedAdmissionError", True), ("", False)])
-def test_a_pod_that_its_node_refused_is_no_loss_although_somebody_deletes_it_then(
-    reason: str, *, is_nodes: bool
-) -> None:
+def test_pod_refused_by_its_node_and_then_deleted(reason: str, *, is_nodes: bool) -> None:
     """A finalizer, such as Kueue's, keeps a pod that has failed."""
     stored = manifest(status={"phase": "Failed", "reason": reason})
     stored["metadata"] |= {
@@ -242,14 +240,14 @@ def test_a_pod_that_its_node_refused_is_no_loss_although_somebody_deletes_it_the
         ("PodInitializing", ""),
     ],
 )
-def test_only_what_users_must_hear_of_counts_as_waiting(waiting: str, expected: str) -> None:
+def test_only_errors_count_as_waiting(waiting: str, expected: str) -> None:
     state = {"waiting": {"reason": waiting, "message": "why"}}
     status = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": state}]}
     read = project(manifest(status=status, nodeName="node-a"))
     assert (read.waiting, read.waiting_message) == (expected, "why" if expected else "")
 
 
-def test_an_unschedulable_pod_says_why() -> None:
+def test_unschedulable_pod_has_the_reason() -> None:
     unfit = condition("PodScheduled", "False", reason="Unschedulable", message="no node")
     read = project(manifest(status={"phase": "Pending", "conditions": [unfit]}))
     assert (read.waiting, read.waiting_message) == ("Unschedulable", "no node")
@@ -259,9 +257,7 @@ def test_an_unschedulable_pod_says_why() -> None:
     ("limits", "pod_limits", "limited"),
     [({"memory": "1Gi"}, {}, True), ({"cpu": 1}, {}, False), ({}, {"memory": "8Gi"}, True)],
 )
-def test_a_memory_limit_of_container_or_pod(
-    limits: Json, pod_limits: Json, *, limited: bool
-) -> None:
+def test_memory_limit_of_container_or_pod(limits: Json, pod_limits: Json, *, limited: bool) -> None:
     trainer = container(resources={"limits": limits})
     stored = manifest(trainer, resources={"limits": pod_limits})
     assert project(stored).memory_limited is limited
@@ -279,29 +275,29 @@ class TestInitContainer:
         }
         return project(manifest(status=status))
 
-    def test_its_failure_is_the_pods(self) -> None:
+    def test_failed_init_container_fails_the_pod(self) -> None:
         read = self.read("Failed", terminated={"exitCode": 3, "message": "no such bucket"})
         assert (read.failed, read.container) == (True, "fetch")
         failure = records.of_pod(fresh_job(), read, NOW)
         assert (failure.container, failure.exit_code) == ("fetch", 3)
         assert failure.message == "no such bucket"
 
-    def test_its_image_is_missing(self) -> None:
+    def test_missing_image_of_an_init_container_is_named(self) -> None:
         read = self.read("Pending", waiting={"reason": "ErrImagePull", "message": "no"})
         assert (read.waiting, read.container) == ("ErrImagePull", "fetch")
 
-    def test_its_good_end_is_not_the_trainers(self) -> None:
+    def test_completed_init_container_is_no_exit(self) -> None:
         read = self.read("Pending", terminated={"exitCode": 0})
         assert (read.exit, read.container) == (None, "trainer")
 
-    def test_one_that_is_started_again_has_not_failed(self) -> None:
+    def test_restarted_native_side_car_has_not_failed(self) -> None:
         """A side car among init containers, which Kubernetes keeps running."""
         read = self.read("Running", terminated={"exitCode": 1})
         assert (read.exit, read.container) == (None, "trainer")
 
 
 class TestDisruption:
-    def test_when_it_was_asked_for(self) -> None:
+    def test_time_of_a_disruption(self) -> None:
         target = condition(
             "DisruptionTarget", "True", reason="EvictionByEvictionAPI", lastTransitionTime=T0
         )
@@ -321,7 +317,7 @@ class TestDisruption:
     @pytest.mark.parametrize(
         ("truth", "disrupted"), [("True", True), ("False", False), ("Unknown", False)]
     )
-    def test_by_condition(self, truth: str, *, disrupted: bool) -> None:
+    def test_disruption_target_condition(self, truth: str, *, disrupted: bool) -> None:
         target = condition("DisruptionTarget", truth, reason="PreemptionByScheduler")
         status = {
             "phase": "Failed",
@@ -330,7 +326,7 @@ class TestDisruption:
         }
         assert project(manifest(status=status)).disrupted is disrupted
 
-    def test_by_kueue(self) -> None:
+    def test_eviction_by_kueue(self) -> None:
         """As Kueue does it: it says so in a condition of its own, then deletes the pod."""
         said = "Preempted to accommodate a workload in the ClusterQueue"
         evicted = condition(
@@ -347,7 +343,7 @@ class TestDisruption:
         assert read.disrupted
         assert classes.of_pod(read) == "Disruption"
 
-    def test_by_kueue_for_a_node_that_failed(self) -> None:
+    def test_termination_by_kueue_for_a_failed_node(self) -> None:
         """It ends a pod that waits for such a node."""
         why = {
             "reason": "UnschedulableOnAssignedNode",
@@ -369,14 +365,14 @@ class TestDisruption:
             ({}, None),
         ],
     )
-    def test_who_is_in_a_queue(self, metadata: Json, member: QueueMember | None) -> None:
+    def test_queue_membership(self, metadata: Json, member: QueueMember | None) -> None:
         stored = manifest()
         stored["metadata"] |= metadata
         assert project(stored).queue == member
 
     @pytest.mark.parametrize(("retriable", "ends"), [("false", True), ("true", False), ("", False)])
     @pytest.mark.parametrize("finalizers", [[], ["a", KUEUE_MANAGED], ["a"], None])
-    def test_what_its_queue_makes_of_it(
+    def test_retriable_annotation_and_finalizer(
         self, retriable: str, finalizers: list[str] | None, *, ends: bool
     ) -> None:
         stored = manifest()
@@ -398,7 +394,7 @@ class TestDisruption:
         ],
     )
     @pytest.mark.parametrize("node", ["node-1", ""])
-    def test_which_pods_keep_their_places(
+    def test_pods_that_keep_their_places(
         self, status: Json, metadata: Json, node: str, *, keeps: bool
     ) -> None:
         stored = manifest(status=status)
@@ -409,7 +405,7 @@ class TestDisruption:
         del stored["metadata"]["labels"][KUEUE_MANAGED]
         assert not project(stored).keeps_place
 
-    def test_an_announced_one_has_not_happened_yet(self) -> None:
+    def test_announced_disruption_has_not_happened_yet(self) -> None:
         target = condition("DisruptionTarget", "True", reason="PreemptionByScheduler")
         read = project(manifest(status={"phase": "Running", "conditions": [target]}))
         assert not read.disrupted
@@ -418,7 +414,7 @@ class TestDisruption:
         ("requested", "disrupted"),
         [("2026-03-01T11:59:50Z", True), (T0, True), ("2026-03-01T12:00:01Z", False)],
     )
-    def test_by_deletion_only_if_that_was_asked_for_before_the_end(
+    def test_deletion_counts_only_if_requested_before_the_end(
         self, requested: str, *, disrupted: bool
     ) -> None:
         """deletionTimestamp is when the grace period ends, not when deletion was asked for."""
@@ -445,7 +441,7 @@ class TestDisruption:
             (1, "Error", False),
         ],
     )
-    def test_by_deletion_of_a_pod_that_a_finalizer_keeps(
+    def test_deletion_of_a_pod_with_a_finalizer(
         self, code: int, reason: str, *, disrupted: bool
     ) -> None:
         """The kubelet's last request says when it was made, not when deletion was asked for."""
@@ -463,7 +459,7 @@ class TestDisruption:
         assert (read.failed, read.disrupted) == (True, disrupted)
 
     @pytest.mark.parametrize("deleted", [True, False])
-    def test_by_deletion_of_a_pod_of_which_no_end_is_reported(self, *, deleted: bool) -> None:
+    def test_deletion_of_a_pod_without_a_reported_exit(self, *, deleted: bool) -> None:
         """Deleted while its container was about to start, it just fails."""
         metadata = {"deletionTimestamp": T0} if deleted else {}
         waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
@@ -471,7 +467,7 @@ class TestDisruption:
         read = project(manifest(status=status, metadata=metadata))
         assert (read.failed, read.disrupted) == (True, deleted)
 
-    def test_containers_that_did_not_survive_their_machine_are_lost_with_it(self) -> None:
+    def test_container_with_unknown_exit_is_a_disruption(self) -> None:
         """Containerd knows no more of them than that."""
         lost = terminated(255, reason="Unknown")
         read = project(manifest(status={"phase": "Failed", "containerStatuses": [lost]}))
@@ -504,7 +500,7 @@ class TestDisruption:
 
     @pytest.mark.parametrize("code", [0, 137])
     @pytest.mark.parametrize("message", OWN_FAULT)
-    def test_an_eviction_by_its_own_fault_is_charged(self, message: str, code: int) -> None:
+    def test_eviction_for_own_storage_is_charged(self, message: str, code: int) -> None:
         read = self.read_evicted(message, code=code)
         assert (read.failed, read.disrupted) == (True, False)
         failure = records.of_pod(fresh_job(), read, NOW)
@@ -512,7 +508,7 @@ class TestDisruption:
         assert failure.message == message
         assert "sizeLimit" in advice.for_failure(failure, has_log=True)
 
-    def test_what_its_own_fault_ended_has_not_completed_though_its_node_goes_later(self) -> None:
+    def test_eviction_for_own_storage_before_a_node_loss(self) -> None:
         since = "2026-03-01T12:00:35Z"
         why = "DeletionByTaintManager"
         target = condition("DisruptionTarget", "True", reason=why, lastTransitionTime=since)
@@ -526,7 +522,7 @@ class TestDisruption:
         read = project(manifest(status=status, metadata=self.ASKED_AT_35))
         assert (read.succeeded, read.failed, read.disrupted) == (False, True, False)
 
-    def test_an_eviction_for_lack_of_the_nodes_storage_is_not(self) -> None:
+    def test_eviction_for_the_nodes_storage_is_a_disruption(self) -> None:
         read = self.read_evicted(self.SHORTAGE)
         assert read.disrupted
         assert records.of_pod(fresh_job(), read, NOW).reason == "TerminationByKubelet"
@@ -557,19 +553,19 @@ class TestDisruption:
         return project(manifest(status=status, metadata=metadata))
 
     @pytest.mark.parametrize("how", TAKEN)
-    def test_exit_code_0_upon_being_told_to_end_is_no_success(self, how: str) -> None:
+    def test_exit_code_0_after_a_disruption_is_no_success(self, how: str) -> None:
         """Scripts that save on SIGTERM end with 0, and have not finished."""
         read = self.read_taken(self.TAKEN[how], finished="2026-03-01T12:00:36Z")
         assert (read.succeeded, read.failed, read.disrupted) == (False, True, True)
         assert classes.of_pod(read) == "Disruption"
 
     @pytest.mark.parametrize("how", [name for name in TAKEN if "without" not in name])
-    def test_a_pod_that_had_completed_was_not_disrupted(self, how: str) -> None:
+    def test_completed_pod_is_not_disrupted(self, how: str) -> None:
         read = self.read_taken(self.TAKEN[how], finished="2026-03-01T12:00:34Z")
         assert (read.succeeded, read.failed, read.disrupted) == (True, False, False)
 
     @pytest.mark.parametrize("message", ["", *OWN_FAULT])
-    def test_an_evicted_pod_that_is_deleted_later_has_not_completed(self, message: str) -> None:
+    def test_evicted_pod_that_is_deleted_later_failed(self, message: str) -> None:
         ended = terminated(0, finishedAt="2026-03-01T12:00:34Z")
         status = {"phase": "Failed", "reason": "Evicted", "containerStatuses": [ended]}
         metadata = self.ASKED_AT_35
@@ -591,9 +587,7 @@ def marked(stored: Json, kind: str, key: str, value: str | None) -> Json:
 
 @pytest.mark.parametrize("value", [*UNREADABLE, "7"])
 @pytest.mark.parametrize("label", ["replica-index", "attempt", "replacement", "job-name"])
-def test_a_pod_of_a_job_is_known_by_its_name_whatever_its_labels_say(
-    label: str, value: str | None
-) -> None:
+def test_pod_is_identified_by_name_despite_its_labels(label: str, value: str | None) -> None:
     stored = marked(manifest(), "labels", label, value)
     assert project(stored) == project(manifest())
     assert job_of(stored) == fresh_job().key
@@ -601,9 +595,7 @@ def test_a_pod_of_a_job_is_known_by_its_name_whatever_its_labels_say(
 
 @pytest.mark.parametrize("value", UNREADABLE)
 @pytest.mark.parametrize("label", ["replica-index", "attempt"])
-def test_a_pod_of_a_job_whose_place_nobody_knows_is_one_to_give_up(
-    label: str, value: str | None
-) -> None:
+def test_unidentified_pod_of_a_job_is_deleted(label: str, value: str | None) -> None:
     job, pods = running_job()
     stored = marked(manifest(metadata={"name": "a-copy"}), "labels", label, value)
     copy = project(stored)
@@ -613,28 +605,26 @@ def test_a_pod_of_a_job_whose_place_nobody_knows_is_one_to_give_up(
 
 @pytest.mark.parametrize("value", UNREADABLE)
 @pytest.mark.parametrize("label", ["replica-index", "attempt"])
-def test_what_nothing_controls_and_has_no_place_is_no_pod_of_a_job(
-    label: str, value: str | None
-) -> None:
+def test_unidentified_pod_without_owner_is_no_pod_of_a_job(label: str, value: str | None) -> None:
     metadata = {"name": "mine", "ownerReferences": []}
     with pytest.raises(MalformedError, match="neither name nor labels fit job digits"):
         project(marked(manifest(metadata=metadata), "labels", label, value))
 
 
 @pytest.mark.parametrize("value", UNREADABLE)
-def test_a_generation_that_cannot_be_read_is_the_first(value: str | None) -> None:
+def test_unreadable_generation_is_0(value: str | None) -> None:
     stored = marked(manifest(), "annotations", "generation", "5")
     assert project(stored).generation == 5
     assert project(marked(stored, "annotations", "generation", value)).generation == 0
 
 
 @pytest.mark.parametrize("name", ["digits-1-0-copy", "digits-01-0", "digits-1-0-r0", "digit-1-0"])
-def test_a_name_that_the_operator_never_gives_says_nothing(name: str) -> None:
+def test_foreign_name_leaves_the_labels_to_identify(name: str) -> None:
     assert project(manifest(metadata={"name": name})).identity == Identity(1, 3, 2)
 
 
 @pytest.mark.parametrize("time", ["0000-01-01T00:00:00Z", "0001-01-01T00:00:00Z", "soon", ""])
-def test_a_time_that_nobody_can_count_from_hides_no_pod(time: str) -> None:
+def test_invalid_time_hides_no_pod(time: str) -> None:
     target = condition("DisruptionTarget", "True", reason="x", lastTransitionTime=time)
     ended = [terminated(3, finishedAt=time)]
     status = {"phase": "Failed", "conditions": [target], "containerStatuses": ended}
@@ -662,14 +652,14 @@ _MARKS = st.dictionaries(_OUR_KEYS, st.text(max_size=12))
 
 
 @given(labels=_MARKS, annotations=_MARKS)
-def test_no_label_or_annotation_hides_a_pod_of_a_job(labels: Json, annotations: Json) -> None:
+def test_no_label_or_annotation_hides_a_pod(labels: Json, annotations: Json) -> None:
     stored = manifest()
     stored["metadata"] |= {"labels": labels, "annotations": annotations}
     assert project(stored).identity == Identity(1, 3, 2)
     assert job_of(stored) == fresh_job().key
 
 
-def test_identities_have_names_of_their_own_and_a_host_name_per_rank() -> None:
+def test_pod_names_are_unique_and_host_names_follow_the_rank() -> None:
     one, other, replaced = Identity(1, 2), Identity(2, 1), Identity(1, 2, 3)
     assert one.pod_name("job") == one.host_name("job") == "job-2-1"
     assert other.pod_name("job") == "job-1-2"
@@ -678,7 +668,7 @@ def test_identities_have_names_of_their_own_and_a_host_name_per_rank() -> None:
 
 
 class TestWords:
-    def test_exit_code(self) -> None:
+    def test_description_of_an_exit_code(self) -> None:
         job = fresh_job()
         said = records.describe(
             records.of_pod(fresh_job(), ended(job, 1, code=3, message="boom", node="node-a"), NOW)
@@ -688,26 +678,26 @@ class TestWords:
         )
 
     @pytest.mark.parametrize(("code", "signal"), [(137, 9), (139, 11), (143, 15)])
-    def test_signal(self, code: int, signal: int) -> None:
+    def test_description_of_a_signal(self, code: int, signal: int) -> None:
         failure = records.of_pod(
             fresh_job(), ended(fresh_job(), 0, code=code, reason="OOMKilled"), NOW
         )
         assert failure.signal == signal
         assert f"was killed by signal {signal} (OOMKilled)" in records.describe(failure)
 
-    def test_disruption(self) -> None:
+    def test_description_of_a_disruption(self) -> None:
         gone = pod(fresh_job(), 0, deleting=True, node="node-a")
         said = records.describe(records.of_pod(fresh_job(), gone, NOW))
         assert said.startswith("pod digits-0-0 (node rank 0) was disrupted: Deleted on node node-a")
 
-    def test_long_words_fit_the_status(self) -> None:
+    def test_long_message_is_cut(self) -> None:
         failure = records.of_pod(
             fresh_job(), ended(fresh_job(), 0, code=1, message="x" * 9999), NOW
         )
         assert len(failure.message) == 1024
 
 
-def test_pods_are_observed_by_node_rank_in_whatever_order_they_are_listed() -> None:
+def test_pods_are_observed_by_node_rank_in_any_order() -> None:
     job = fresh_job(replicas=3, elastic={"minReplicas": 1, "maxReplicas": 3})
     pods = [pod(job, index) for index in (2, 0, 1)]
     assert observe(job, pods) == observe(job, pods[::-1])

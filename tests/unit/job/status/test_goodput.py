@@ -65,14 +65,14 @@ def trained(**spec: object) -> tuple[DDPJob, list[PodState]]:
     return look(job, pods, READY_AT + 0.75), pods
 
 
-def test_waiting_and_starting_are_told_apart() -> None:
+def test_pending_and_starting_are_separate() -> None:
     job, _ = trained()
     books = goodput(job)
     assert (books.pending_seconds, books.starting_seconds) == (SCHEDULED_AT, 7)
     assert books.accounted_until == later(READY_AT)
 
 
-def test_a_running_job_is_accounted_for_in_the_end() -> None:
+def test_running_job_is_accounted_for_when_it_ends() -> None:
     job, pods = trained()
     before = job.status.goodput
     assert look(job, pods, 60).status.goodput == before
@@ -83,7 +83,7 @@ def test_a_running_job_is_accounted_for_in_the_end() -> None:
     assert look(job, pods, 500).status.goodput == books
 
 
-def test_a_restart_loses_what_was_not_checkpointed() -> None:
+def test_restart_loses_time_since_the_checkpoint() -> None:
     job, pods = trained()
     heard = report(
         120,
@@ -103,7 +103,7 @@ def test_a_restart_loses_what_was_not_checkpointed() -> None:
     assert books.steps_lost == 20
 
 
-def test_a_checkpoint_of_an_earlier_stretch_saves_nothing_of_this_one() -> None:
+def test_checkpoint_of_an_earlier_attempt_saves_nothing() -> None:
     job, pods = trained()
     heard = report(5, checkpoint={"step": 1, "time": later(-500).isoformat()})
     job = look(job, [pods[0], ended(job, 1, code=1)], 112, heard)
@@ -111,7 +111,7 @@ def test_a_checkpoint_of_an_earlier_stretch_saves_nothing_of_this_one() -> None:
     assert (books.training_seconds, books.lost_seconds) == (0, 100)
 
 
-def test_without_a_known_checkpoint_nothing_is_claimed_to_be_lost() -> None:
+def test_restart_without_a_checkpoint_time_loses_nothing_yet() -> None:
     job, pods = trained()
     job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112, report(120, received=100))
     books = goodput(job)
@@ -122,7 +122,7 @@ def test_without_a_known_checkpoint_nothing_is_claimed_to_be_lost() -> None:
     assert goodput(job).steps_lost == 90
 
 
-def test_a_replaced_pod_whose_peers_go_on_loses_no_step() -> None:
+def test_replaced_pod_with_training_peers_loses_no_step() -> None:
     job, pods = trained(restart={"scope": "Pod"})
     saved = {"step": 100, "time": later(90).isoformat()}
     heard = report(120, received=100, checkpoint=saved)
@@ -157,9 +157,7 @@ def after_blow(scope: str, **spec: Any) -> tuple[DDPJob, list[PodState]]:
     [(120, 0), (121, 0), (118, 2), (100, 20), (0, 120)],
     ids=["in memory", "unheard of", "an older memory", "checkpoint", "wiped"],
 )
-def test_lost_are_the_steps_that_the_new_group_trains_again(
-    scope: str, begins: int, lost: int
-) -> None:
+def test_repeated_steps_are_lost(scope: str, begins: int, lost: int) -> None:
     job, pods = after_blow(scope)
     assert goodput(job).steps_lost == 0, "nobody has begun yet"
     attempt = job.status.attempt
@@ -171,13 +169,13 @@ def test_lost_are_the_steps_that_the_new_group_trains_again(
     assert job.status.progress.resumed_step == begins
 
 
-def test_a_group_that_is_far_by_the_first_report_has_trained_steps_again() -> None:
+def test_late_first_report_of_a_group_counts_repeated_steps() -> None:
     job, pods = after_blow("Gang")
     job = look(job, pods, 160, report(300, received=160, attempt=1, **resumed(100, 121)))
     assert goodput(job).steps_lost == 20
 
 
-def test_of_a_trainer_that_does_not_say_where_it_began_the_checkpoint_does() -> None:
+def test_checkpoint_shows_where_a_group_resumed() -> None:
     says_nothing: dict[str, Any] = {}
     for saved, lost in ((SAVED_AT_100, 20), (says_nothing, 20)):
         job, pods = trained()
@@ -196,7 +194,7 @@ def test_of_a_trainer_that_does_not_say_where_it_began_the_checkpoint_does() -> 
     assert goodput(job).steps_lost == 0
 
 
-def test_spares_that_take_over_from_memory_lose_no_step_and_no_time_before() -> None:
+def test_spare_resuming_from_memory_loses_no_step() -> None:
     job, pods = trained(restart={"scope": "Pod"}, spares=1)
     spare = replace(ready(job, 2), started=later(1), address="10.0.0.2:29501")
     heard = report(120, received=100, **SAVED_AT_100, **resumed(0, 13))
@@ -209,14 +207,14 @@ def test_spares_that_take_over_from_memory_lose_no_step_and_no_time_before() -> 
     assert goodput(look(job, [pods[0], spare], 115, heard)).steps_lost == 0
 
 
-def test_an_upgraded_operator_takes_no_group_for_a_new_one() -> None:
+def test_upgraded_operator_sees_no_new_group() -> None:
     job, pods = trained()
     job = look(job, pods, 100, report(120, received=100))
     job = look(job, pods, 110, report(130, received=110, **resumed(0, 13)))
     assert goodput(job).steps_lost == 0
 
 
-def test_a_new_spec_and_a_suspension_lose_nothing_for_pods_save_first() -> None:
+def test_changed_spec_and_suspension_lose_nothing() -> None:
     saved = {"step": 100, "time": later(90).isoformat()}
     for change in ({"suspend": True}, {"masterPort": 2000}):
         job, pods = trained()
@@ -259,7 +257,7 @@ _changes = st.fixed_dictionaries(
 
 
 @given(st.lists(_changes, min_size=1), st.sampled_from(["Succeeded", "Failed"]))
-def test_the_sums_are_exact_in_every_history(history: list[dict[str, Any]], end: Phase) -> None:
+def test_sums_are_exact_in_every_history(history: list[dict[str, Any]], end: Phase) -> None:
     job, at = fresh_job(), 0.0
     for drawn in [*history, {"seconds": 1.5, "phase": end}]:
         change = dict(drawn)
@@ -284,19 +282,19 @@ def _failure(attempt: int) -> Failure:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_a_final_phase_that_the_conditions_deny_counts_as_pending(phase: Phase) -> None:
+def test_final_phase_without_its_condition_counts_as_pending(phase: Phase) -> None:
     """Whoever may write the status of a job may store one."""
     job, pods = running_job()
     denied = job.status.model_copy(update={"phase": phase, "goodput": None})
     assert goodput(look(replace(job, status=denied), pods, 60)).pending_seconds == 60
 
 
-def test_a_job_of_a_clock_that_is_ahead_of_ours_has_no_age_yet() -> None:
+def test_job_created_in_the_future_has_no_age() -> None:
     job = replace(fresh_job(), created=NOW + timedelta(seconds=30))
     job = look(look(job, [], 0), [pod(job, index, node="node-a") for index in range(2)], 5)
     assert goodput(job) == Goodput(accounted_until=datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC))
 
 
-def test_the_running_jobs_of_other_tests_balance_too() -> None:
+def test_builder_of_running_jobs_balances() -> None:
     job, _ = running_job()
     assert goodput(job).pending_seconds == 10

@@ -72,7 +72,7 @@ def restarted(job: DDPJob, pods: list[PodState], *, memory: object = SAVED, **lo
     return stored(job, planned)
 
 
-def test_the_status_shows_the_newest_complete_step() -> None:
+def test_status_shows_the_newest_complete_step() -> None:
     job, pods = training()
     planned = looked(job, pods, {**SAVED, "refusal": "", "tomorrow": [1]})
     assert planned.status.memory_checkpoint == MemoryCheckpointRecord(
@@ -86,7 +86,7 @@ def test_the_status_shows_the_newest_complete_step() -> None:
     assert looked(job, pods, SAVED).status == job.status
 
 
-def test_nothing_is_stored_for_a_job_without_it() -> None:
+def test_job_without_memory_checkpoints_stores_none() -> None:
     job, pods = training(memoryCheckpoint=None)
     planned = looked(job, pods, SAVED)
     assert planned.status.memory_checkpoint is None
@@ -111,12 +111,12 @@ def test_nothing_is_stored_for_a_job_without_it() -> None:
         {"restored": []},
     ],
 )
-def test_an_invalid_report_is_ignored_and_costs_nothing_else(memory: object) -> None:
+def test_invalid_memory_report_is_ignored(memory: object) -> None:
     said = leader(memory, generation=3)
     assert (said.memory, said.generation) == (None, 3)
 
 
-def test_texts_are_bounded_and_printable() -> None:
+def test_refusal_is_bounded_and_printable() -> None:
     job, pods = training()
     said = {**SAVED, "refusal": "\x1b[2J" + "x" * 10**5}
     record = looked(job, pods, said).status.memory_checkpoint
@@ -124,7 +124,7 @@ def test_texts_are_bounded_and_printable() -> None:
     assert record.refusal == "x" * (256 - 4)
 
 
-def test_the_first_start_restores_nothing_and_says_nothing() -> None:
+def test_first_start_reports_no_restore() -> None:
     job, pods = training()
     decision = {"generation": 0, "time": later(20).isoformat(), "reason": "no snapshots"}
     planned = looked(job, pods, {"copies": 1, "restored": decision})
@@ -138,7 +138,7 @@ def test_the_first_start_restores_nothing_and_says_nothing() -> None:
     assert planned.status.memory_checkpoint == job.status.memory_checkpoint
 
 
-def test_a_restart_before_the_first_snapshot_has_lost_none() -> None:
+def test_restart_before_the_first_snapshot_warns_of_nothing() -> None:
     job, pods = training()
     job = restarted(job, pods, memory={"copies": 1})
     decision = {"generation": 1, "time": later(93).isoformat(), "reason": "no snapshots"}
@@ -148,7 +148,7 @@ def test_a_restart_before_the_first_snapshot_has_lost_none() -> None:
     assert planned.status.memory_checkpoint.restore_reason == "no snapshots"
 
 
-def test_a_restore_is_reported_once() -> None:
+def test_restore_is_reported_once() -> None:
     job, pods = training()
     job = stored(job, looked(job, pods, SAVED))
     job = restarted(job, pods)
@@ -167,7 +167,7 @@ def test_a_restore_is_reported_once() -> None:
     assert event_reasons(looked(job, pods, {**SAVED, "restored": decision}, at=95)) == []
 
 
-def test_a_restart_that_restores_nothing_says_why() -> None:
+def test_restart_without_a_restore_is_explained() -> None:
     job, pods = training()
     job = restarted(stored(job, looked(job, pods, SAVED)), pods)
     decision = {"generation": 1, "time": later(93).isoformat(), "reason": "rank 1 has none" * 100}

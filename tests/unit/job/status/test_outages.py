@@ -45,7 +45,7 @@ def lost(job: DDPJob) -> int:
     return goodput(job).lost_seconds
 
 
-def test_pods_that_are_ready_do_not_train_yet() -> None:
+def test_outage_continues_until_the_first_step() -> None:
     job, pods = restarted()
     assert (job.status.phase, lost(job)) == ("Running", 30)
     job = look(job, pods, 131, said(103, 131, attempt=1))
@@ -55,19 +55,19 @@ def test_pods_that_are_ready_do_not_train_yet() -> None:
 
 
 @pytest.mark.parametrize("at", [-500, 0, 111, 112])
-def test_no_step_from_before_the_restart_ends_it(at: float) -> None:
+def test_step_before_the_restart_does_not_end_the_outage(at: float) -> None:
     job, pods = restarted()
     job = look(job, pods, 131, replace(said(999, at, attempt=1), received=later(131)))
     assert goodput(job).outage is not None
 
 
-def test_no_outage_ends_in_the_future() -> None:
+def test_step_in_the_future_ends_the_outage_now() -> None:
     job, pods = restarted()
     job = look(job, pods, 131, replace(said(101, 10**6, attempt=1), received=later(131)))
     assert goodput(job).accounted_until == later(131)
 
 
-def test_what_ended_before_anybody_looked_is_lost_since_then() -> None:
+def test_outage_starts_when_the_pod_ended() -> None:
     job, pods = trained(restart={"scope": "Pod"})
     job = look(job, [pods[0], ended(job, 1, code=1, at=92)], 112, said(100, 90))
     pods = [pods[0], ready(job, 1, replacement=1)]
@@ -75,7 +75,7 @@ def test_what_ended_before_anybody_looked_is_lost_since_then() -> None:
     assert (goodput(job).training_seconds, lost(job)) == (80, 26)
 
 
-def test_a_step_of_those_that_are_left_does_not_end_it() -> None:
+def test_step_of_the_remaining_ranks_does_not_end_the_outage() -> None:
     job, pods = trained(restart={"scope": "Pod"})
     job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112, said(120, 110))
     pods = [pods[0], replace(ready(job, 1, replacement=1), started=later(120))]
@@ -85,7 +85,7 @@ def test_a_step_of_those_that_are_left_does_not_end_it() -> None:
     assert (goodput(job).training_seconds, lost(job)) == (100, 19)
 
 
-def test_steps_are_lost_while_they_are_redone_where_nobody_knows_when_they_were_saved() -> None:
+def test_outage_without_a_checkpoint_time_includes_repeats() -> None:
     job, pods = restarted(saved=False)
     job = look(job, pods, 130, said(101, 130, attempt=1))
     job = look(job, pods, 140, said(120, 140, attempt=1))
@@ -94,7 +94,7 @@ def test_steps_are_lost_while_they_are_redone_where_nobody_knows_when_they_were_
     assert (goodput(job).training_seconds, lost(job)) == (100, 33)
 
 
-def test_a_checkpoint_that_was_not_known_was_not_lost() -> None:
+def test_checkpoint_after_the_last_report_is_kept() -> None:
     job, pods = restarted()
     saved = {"step": 118, "time": later(108).isoformat()}
     more = counted(96, 130, (119, 131))
@@ -102,7 +102,7 @@ def test_a_checkpoint_that_was_not_known_was_not_lost() -> None:
     assert spent(look(job, pods, 131, heard)) == (7, 96, 23)
 
 
-def test_a_failure_before_the_next_step_goes_on_with_the_outage() -> None:
+def test_failure_before_the_next_step_continues_the_outage() -> None:
     job, pods = restarted()
     job = look(job, [pods[0], ended(job, 1, code=1, at=125)], 125)
     pods = [ready(job, index) for index in range(2)]
@@ -110,19 +110,19 @@ def test_a_failure_before_the_next_step_goes_on_with_the_outage() -> None:
     assert (goodput(job).training_seconds, lost(job)) == (78, 70)
 
 
-def test_what_follows_a_suspension_is_a_start() -> None:
+def test_suspension_ends_the_outage() -> None:
     job, pods = restarted()
     job = look(edited(job, suspend=True), pods, 130)
     assert (goodput(job).outage, lost(job)) == (None, 40)
 
 
-def test_the_end_of_an_outage_is_stored_at_once() -> None:
+def test_end_of_an_outage_is_stored_at_once() -> None:
     job, pods = restarted()
     planned = plan(job, pods, later(131), report=said(101, 131, attempt=1))
     assert news(job.status, planned.status) is News.STATE
 
 
-def test_who_does_not_say_when_begins_no_outage() -> None:
+def test_report_without_step_time_starts_no_outage() -> None:
     job, pods = trained()
     job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112, report(120, received=110))
     assert goodput(job).outage is None
@@ -133,7 +133,7 @@ def begun(step: int, at: float) -> dict[str, Any]:
     return {"resumed": {"step": step, "time": later(at).isoformat()}}
 
 
-def test_a_start_ends_with_the_first_step() -> None:
+def test_start_ends_with_the_first_step() -> None:
     job, pods = trained()
     assert (goodput(job).starting_seconds, goodput(job).accounted_until) == (7, later(12))
     # The group formed at 30; ten steps of a second each.
@@ -145,7 +145,7 @@ def test_a_start_ends_with_the_first_step() -> None:
     assert goodput(look(again, over, 60)).training_seconds == 29
 
 
-def test_a_restart_before_the_first_step_loses_the_time_to_that_step() -> None:
+def test_restart_before_the_first_step_is_lost_until_that_step() -> None:
     job, pods = trained()
     job = look(job, [pods[0], ended(job, 1, code=1, at=20)], 20)
     pods = [ready(job, index) for index in range(2)]
@@ -153,7 +153,7 @@ def test_a_restart_before_the_first_step_loses_the_time_to_that_step() -> None:
     assert spent(look(look(job, pods, 30), pods, 51, heard)) == (15, 9, 21)
 
 
-def test_a_hang_is_lost_from_its_last_step_on() -> None:
+def test_hang_is_lost_from_its_last_step() -> None:
     for polled, expected in ((170, 60), (112, 0)):
         job, pods = trained(restart={"scope": "Pod"})
         job = look(job, pods, 111, said(120, 110))
@@ -163,7 +163,7 @@ def test_a_hang_is_lost_from_its_last_step_on() -> None:
         assert job.status.failures[-1].time == later(170)
 
 
-def test_a_lost_node_is_noticed_late() -> None:
+def test_node_loss_is_lost_from_the_last_step() -> None:
     job, pods = trained(restart={"scope": "Pod"})
     job = look(job, pods, 111, said(120, 110))
     gone = replace(pods[1], disruption="DeletionByTaintManager", deleting=True)
@@ -171,7 +171,7 @@ def test_a_lost_node_is_noticed_late() -> None:
     assert (job.status.failures[-1].reason, lost(job)) == ("DeletionByTaintManager", 55)
 
 
-def test_what_the_new_group_saves_was_not_kept() -> None:
+def test_checkpoint_of_the_new_group_keeps_nothing() -> None:
     for more, expected in (({}, 51), (counted(78 + 15, 125, (101, 126)), 36)):
         job, pods = restarted()
         saved = {"step": 110, "time": later(140).isoformat()}
@@ -179,7 +179,7 @@ def test_what_the_new_group_saves_was_not_kept() -> None:
         assert (goodput(job).training_seconds, lost(job)) == (78, expected)
 
 
-def test_nothing_is_kept_if_the_next_group_begins_at_step_0() -> None:
+def test_group_that_starts_at_step_0_keeps_nothing() -> None:
     job, pods = restarted()
     unusable = {"step": 110, "time": later(100).isoformat()}
     more = counted(100, 125, (1, 126))
@@ -187,7 +187,7 @@ def test_nothing_is_kept_if_the_next_group_begins_at_step_0() -> None:
     assert (goodput(job).outage, spent(job)) == (None, (7, 0, 114))
 
 
-def test_steps_of_earlier_groups_are_lost_while_they_are_repeated() -> None:
+def test_repeats_of_earlier_groups_steps_are_lost() -> None:
     job, pods = trained(restart={"scope": "Gang"})
     saved = {"step": 10, "time": later(20).isoformat()}
     job = look(job, pods, 111, said(100, 110, checkpoint=saved, **begun(0, 12)))
@@ -203,7 +203,7 @@ def test_steps_of_earlier_groups_are_lost_while_they_are_repeated() -> None:
     assert books.outage.until_step == 101
 
 
-def test_steps_that_are_repeated_stay_lost_over_a_suspension() -> None:
+def test_repeated_steps_stay_lost_after_a_suspension() -> None:
     job, pods = restarted(saved=False)
     job = look(job, pods, 131, said(40, 131, attempt=1, **begun(0, 121)))
     job = look(edited(job, suspend=True), pods, 140)
@@ -294,7 +294,7 @@ _failures = st.lists(
 
 @settings(max_examples=20, deadline=None)
 @given(_failures, st.integers(5, 40), st.booleans(), st.booleans())
-def test_lost_is_what_it_takes_longer(
+def test_lost_time_is_the_added_duration(
     failures: list[tuple[int, int, int]], every: int, gang: bool, counts: bool
 ) -> None:
     run = Timeline(every=every, gang=gang, counts=counts)
@@ -351,7 +351,7 @@ def spent(job: DDPJob) -> tuple[int, int, int]:
     ],
     ids=["checkpoint", "nothing saved", "memory", "checkpoint of others"],
 )
-def test_a_lost_group_that_reported_no_step_is_booked_by_the_next_one(
+def test_unreported_group_is_booked_by_the_next_one(
     scope: str, resumed: int, saved_at: float | None, expected: tuple[int, int, int]
 ) -> None:
     job, pods = unheard(scope)
@@ -372,7 +372,7 @@ def test_a_lost_group_that_reported_no_step_is_booked_by_the_next_one(
     assert spent(look(job, pods, 140, heard)) == expected
 
 
-def test_a_late_report_of_a_lost_group_does_not_lose_its_steps_twice() -> None:
+def test_late_report_of_a_lost_group_is_counted_once() -> None:
     job, pods = unheard("Pod")
     late = replace(said(70, 111, **counted(69, 41, (1, 42))), received=later(125))
     job = look(job, pods, 125, late)
@@ -386,7 +386,7 @@ def test_a_late_report_of_a_lost_group_does_not_lose_its_steps_twice() -> None:
     assert (goodput(job).outage, spent(job)) == (None, (37, 1, 99))
 
 
-def test_two_groups_that_reported_nothing_are_both_booked() -> None:
+def test_two_unreported_groups_are_both_booked() -> None:
     job, pods = unheard()
     job = look(job, [pods[0], ended(job, 1, code=1, at=150)], 150)
     pods = [ready(job, index) for index in range(2)]
@@ -397,38 +397,38 @@ def test_two_groups_that_reported_nothing_are_both_booked() -> None:
     assert spent(look(job, pods, 172, heard)) == (37, 38, 91)
 
 
-def test_a_report_of_the_lost_group_settles_nothing() -> None:
+def test_report_of_the_lost_group_books_nothing() -> None:
     job, pods = unheard("InPlace")
     heard = said(70, 111, **counted(69, 40, (1, 42)))
     job = look(job, pods, 122, heard)
     assert (goodput(job).counted_group, len(goodput(job).unreported)) == (None, 1)
 
 
-def test_a_group_that_nobody_has_counted_has_trained() -> None:
+def test_unreported_group_without_counts_has_trained() -> None:
     job, pods = unheard()
     job = look(job, pods, 132, said(31, 131, attempt=1, **begun(30, 130)))
     assert (spent(job), goodput(job).unreported) == ((7, 100, 19), ())
 
 
-def test_nobody_knows_when_a_group_began_that_has_recorded_nothing() -> None:
+def test_unreported_group_without_first_steps_is_lost() -> None:
     job, pods = unheard()
     heard = said(31, 131, attempt=1, **begun(30, 130), trainedSeconds=29)
     assert spent(look(job, pods, 132, heard)) == (7, 29, 90)
 
 
-def test_a_job_that_ends_unheard_is_not_waited_for() -> None:
+def test_completed_job_has_no_unreported_group() -> None:
     job, _ = unheard()
     job = look(job, [ended(job, index, code=0, at=200) for index in range(2)], 200)
     assert (job.status.phase, goodput(job).unreported) == ("Succeeded", ())
 
 
-def test_the_first_step_of_a_start_is_when_the_trainer_says() -> None:
+def test_reported_first_step_ends_the_start() -> None:
     job, pods = trained()
     heard = said(10, 60, **begun(0, 30), **firsts((1, 50)))
     assert spent(look(job, pods, 61, heard)) == (45, 0, 0)
 
 
-def test_a_start_after_a_suspension_ends_with_its_first_step_even_if_steps_are_repeated() -> None:
+def test_start_after_a_suspension_ends_with_its_first_step() -> None:
     job, pods = restarted()
     job = look(job, pods, 125, said(101, 124, attempt=1))
     job = look(job, [pods[0], ended(job, 1, code=1, at=130)], 130)
@@ -448,7 +448,7 @@ def test_a_start_after_a_suspension_ends_with_its_first_step_even_if_steps_are_r
     assert goodput(job).starting_seconds - starting >= 29
 
 
-def test_what_was_saved_before_the_first_of_two_failures_is_kept() -> None:
+def test_checkpoint_before_the_first_of_two_failures_is_kept() -> None:
     job, pods = restarted()
     job = look(job, [pods[0], ended(job, 1, code=1, at=125)], 125)
     pods = [ready(job, index) for index in range(2)]
@@ -460,7 +460,7 @@ def test_what_was_saved_before_the_first_of_two_failures_is_kept() -> None:
     assert spent(job) == (7, 100, 48)
 
 
-def test_an_outage_ends_with_its_first_step_however_late_a_report_is() -> None:
+def test_late_report_ends_the_outage_at_the_first_step() -> None:
     job, pods = restarted()
     # Nobody had seen before that the pods train.
     more = {**begun(100, 126), **firsts((1, 12), (101, 130)), "trainedSeconds": 78 + 80}
@@ -469,7 +469,7 @@ def test_an_outage_ends_with_its_first_step_however_late_a_report_is() -> None:
     assert (goodput(job).outage, spent(job)) == (None, (7, 78, 40))
 
 
-def test_groups_that_trained_in_an_outage_and_reported_nothing_are_booked() -> None:
+def test_unreported_group_during_an_outage_is_booked() -> None:
     job, pods = restarted()
     # From step 101 at 130 on, until the checkpoint of step 110 at 139.
     job = look(job, [pods[0], ended(job, 1, code=1, at=150)], 160)
@@ -481,7 +481,7 @@ def test_groups_that_trained_in_an_outage_and_reported_nothing_are_booked() -> N
 
 
 @pytest.mark.parametrize("lost_heard", [False, True])
-def test_what_a_group_trains_after_the_deletion_of_its_pod_is_training(*, lost_heard: bool) -> None:
+def test_training_after_a_pod_deletion_counts(*, lost_heard: bool) -> None:
     job, pods = trained(restart={"scope": "Pod"})
     heard = said(102, 112, **counted(101, 10, (1, 11)))
     job = look(job, [pods[0], replace(pods[1], deleting=True)], 112, heard)
@@ -499,7 +499,7 @@ def test_what_a_group_trains_after_the_deletion_of_its_pod_is_training(*, lost_h
     assert (goodput(job).outage, spent(job)) == (None, (6, 111, 21))
 
 
-def test_ranks_that_a_launcher_restarted_have_not_trained_meanwhile() -> None:
+def test_restart_by_the_launcher_is_lost_time() -> None:
     job, pods = trained()
     job = look(job, pods, 41, said(10, 40, **counted(9, 15, (1, 31))))
     assert (spent(job), goodput(job).counted_group) == ((26, 0, 0), later(15))
@@ -510,7 +510,7 @@ def test_ranks_that_a_launcher_restarted_have_not_trained_meanwhile() -> None:
     assert goodput(again) == goodput(job)
 
 
-def test_what_a_trainer_counted_in_its_last_words_is_booked() -> None:
+def test_count_in_the_termination_message_is_booked() -> None:
     job, _ = restarted()
     words = {"step": 130, "lastStepTime": later(150).isoformat(), "trainedSeconds": 78 + 20}
     words |= begun(100, 129)
@@ -523,14 +523,14 @@ def test_what_a_trainer_counted_in_its_last_words_is_booked() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 1e9])
-def test_a_trainer_that_counts_wrong_changes_only_the_time_after_starts(seconds: float) -> None:
+def test_wrong_count_changes_only_the_time_after_the_start(seconds: float) -> None:
     job, pods = restarted()
     job = look(job, pods, 132, said(103, 131, attempt=1, **counted(seconds, 125, (101, 129))))
     starting, training, lost = spent(job)
     assert (starting, training, lost) == (7, *((117, 0) if seconds else (0, 117)))
 
 
-def test_a_start_is_not_counted_without_the_first_steps_of_its_groups() -> None:
+def test_start_without_first_steps_is_not_counted() -> None:
     job, pods = unheard("Pod")
     # The next group is lost after 4 s, which it reports, and then its rank 0 is lost, too.
     dead = replace(pods[1], exit=ended(job, 1, code=1, at=130).exit)
@@ -544,7 +544,7 @@ def test_a_start_is_not_counted_without_the_first_steps_of_its_groups() -> None:
     assert spent(look(job, pods, 153, heard)) == (107, 2, 38)
 
 
-def test_only_the_first_group_of_a_start_ends_it() -> None:
+def test_only_the_first_group_ends_a_start() -> None:
     job, pods = trained()
     # It trained before its pods were known to be ready, at 12.
     job = look(job, pods, 21, said(11, 20, **counted(10, 8, (1, 10))))
@@ -563,7 +563,7 @@ def test_only_the_first_group_of_a_start_ends_it() -> None:
     assert starting > 5 + 10
 
 
-def test_a_count_without_a_group_is_ignored() -> None:
+def test_count_without_a_group_is_ignored() -> None:
     job, pods = restarted()
     job = look(job, pods, 131, said(103, 131, attempt=1, trainedSeconds=5))
     assert (goodput(job).outage, spent(job)) == (None, (7, 78, 41))

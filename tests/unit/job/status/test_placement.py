@@ -63,7 +63,9 @@ TOGETHER = hosts(("b1", "s1"), ("b1", "s1"), ("b1", "s1"))
     ],
     ids=["together", "sub-blocks", "blocks", "no labels", "host", "blocks alone", "some labels"],
 )  # fmt: skip
-def test_where_pods_run(nodes: Sequence[Node], words: str, event: list[str]) -> None:
+def test_placement_names_hosts_sub_blocks_and_blocks(
+    nodes: Sequence[Node], words: str, event: list[str]
+) -> None:
     job, pods = landed("n0", "n1", "n2")
     planned = plan(job, pods, later(10), nodes=nodes)
     assert planned.status.placement == words
@@ -71,12 +73,12 @@ def test_where_pods_run(nodes: Sequence[Node], words: str, event: list[str]) -> 
     assert as_stored(planned.status)["placement"] == words
 
 
-def test_pods_that_share_a_node_count_it_once() -> None:
+def test_shared_node_counts_once() -> None:
     job, pods = landed("n0", "n0", "n1")
     assert plan(job, pods, later(10), nodes=TOGETHER).status.placement == "2 hosts, 1 sub-block"
 
 
-def test_it_is_told_and_written_once() -> None:
+def test_placement_is_reported_once() -> None:
     job, pods = landed("n0", "n1")
     apart = hosts(("b1", "s1"), ("b2", "s2"))
     job = stored(job, plan(job, pods, later(10), nodes=apart))
@@ -84,7 +86,7 @@ def test_it_is_told_and_written_once() -> None:
     assert (told(again), again.status) == ([], job.status)
 
 
-def test_nothing_is_said_before_all_run_nor_where_nodes_are_not_seen() -> None:
+def test_placement_needs_running_pods_and_known_nodes() -> None:
     job, pods = landed("n0", "n1")
     assert plan(job, pods[:1], later(10), nodes=TOGETHER).status.placement == ""
     unseen = plan(job, pods, later(10))
@@ -95,7 +97,7 @@ def test_nothing_is_said_before_all_run_nor_where_nodes_are_not_seen() -> None:
     assert plan(job, pods, later(30), nodes=TOGETHER).status.placement == "2 hosts, 1 sub-block"
 
 
-def test_of_a_job_that_has_ended_it_stays_on_record() -> None:
+def test_completed_job_keeps_its_placement() -> None:
     job, pods = landed("n0", "n1")
     job = stored(job, plan(job, pods, later(10), nodes=TOGETHER))
     over = plan(job, [ended(job, i, code=0, at=20) for i in (0, 1)], later(30), nodes=TOGETHER)
@@ -103,7 +105,7 @@ def test_of_a_job_that_has_ended_it_stays_on_record() -> None:
     assert over.status.placement == "2 hosts, 1 sub-block"
 
 
-def test_a_restart_and_a_suspension_forget_it() -> None:
+def test_restart_and_suspension_clear_the_placement() -> None:
     job, pods = landed("n0", "n1")
     job = stored(job, plan(job, pods, later(10), nodes=TOGETHER))
     assert job.status.placement
@@ -116,7 +118,7 @@ def test_a_restart_and_a_suspension_forget_it() -> None:
     assert suspended.status.placement == ""
 
 
-def test_many_places_are_told_in_few_words() -> None:
+def test_placement_in_many_blocks_is_summarized() -> None:
     count = 50
     job, pods = landed(*(f"n{number}" for number in range(count)))
     nodes = hosts(*((f"b{number:02}", "s") for number in range(count)))

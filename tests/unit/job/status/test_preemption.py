@@ -37,42 +37,42 @@ def evicted(at: datetime, *, reason: str = EVICTED) -> Failure:
     ("gpu_hours", "boost"),
     [(0, 0), (0.24, 0), (0.25, 1), (0.9, 1), (1, 2), (4, 3), (16, 4), (64, 5), (1e6, 5)],
 )
-def test_it_grows_with_the_unsaved_work(gpu_hours: float, boost: int) -> None:
+def test_boost_grows_with_unsaved_work(gpu_hours: float, boost: int) -> None:
     assert priority_boost(gpu_hours * HOUR, evictions=0, most=5) == boost
 
 
-def test_it_grows_with_recent_evictions_up_to_its_bound() -> None:
+def test_boost_grows_with_evictions_up_to_its_limit() -> None:
     assert [priority_boost(0, evictions=n, most=3) for n in range(6)] == [0, 1, 2, 3, 3, 3]
     assert priority_boost(1e9, evictions=9, most=0) == 0
 
 
-def test_a_job_that_has_just_started_has_nothing_to_lose() -> None:
+def test_new_job_has_no_boost() -> None:
     assert boost_of(running(), later(10), most=10) == 0
     assert boost_of(running(), later(0), most=10) == 0
 
 
-def test_work_counts_from_the_last_checkpoint() -> None:
+def test_unsaved_work_counts_from_the_last_checkpoint() -> None:
     job, now = running(), later(4 * HOUR)
     assert boost_of(job, now, most=10) == 3
     assert boost_of(saved(job, later(3.8 * HOUR)), now, most=10) == 1
     assert boost_of(saved(job, now), now, most=10) == 0
 
 
-def test_a_checkpoint_of_an_earlier_attempt_does_not_count() -> None:
+def test_checkpoint_before_the_start_is_ignored() -> None:
     assert boost_of(saved(running(), later(-9 * HOUR)), later(60), most=10) == 0
 
 
-def test_a_trainer_whose_clock_is_ahead_loses_nothing() -> None:
+def test_checkpoint_in_the_future_leaves_no_unsaved_work() -> None:
     assert boost_of(saved(running(), later(9 * HOUR)), later(HOUR), most=10) == 0
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Starting", "Restarting", "Suspended", "Succeeded"])
-def test_a_job_that_does_not_run_has_none(phase: str) -> None:
+def test_job_that_does_not_run_has_no_boost(phase: str) -> None:
     job = with_status(running(), phase=phase, failures=(evicted(later(5)),))
     assert boost_of(job, later(9 * HOUR), most=10) == 0
 
 
-def test_evictions_of_the_last_day_count() -> None:
+def test_only_evictions_of_the_last_day_count() -> None:
     old, new = evicted(later(-25 * HOUR)), evicted(later(-2 * HOUR))
     failures = (old, new, evicted(later(-HOUR), reason="WorkloadEvictedDueToPreempted"))
     others = (evicted(later(-60), reason="Preempted"),)
@@ -90,12 +90,12 @@ def test_evictions_of_the_last_day_count() -> None:
         ({"replicas": 32}, 4),
     ],
 )
-def test_more_gpus_lose_more(spec: dict[str, Any], boost: int) -> None:
+def test_boost_grows_with_the_number_of_gpus(spec: dict[str, Any], boost: int) -> None:
     """One hour of 2, 16 or 32 GPUs; a pod without GPUs counts as one."""
     assert boost_of(running(**spec), later(10 + HOUR), most=10) == boost
 
 
-def test_pods_that_differ_count_as_they_are() -> None:
+def test_gpus_of_overrides_count() -> None:
     override = {"indexes": ["1-15"], "accelerator": {"type": "nvidia-l4", "count": 8}}
     job = running(replicas=16, overrides=[override])
     assert boost_of(job, later(10 + 0.54 * HOUR), most=10) == 5
@@ -105,7 +105,7 @@ def test_pods_that_differ_count_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("launcher", "boosted"), [("InPlace", ["", "-0-4-0", "-0-2-3"]), ("Pod", [""])]
 )
-def test_a_pod_beyond_the_least_size_costs_as_much_where_processes_restart(
+def test_further_elastic_pods_are_boosted_only_in_scope_in_place(
     launcher: str, boosted: list[str]
 ) -> None:
     elastic = {"minReplicas": 2, "maxReplicas": 6}

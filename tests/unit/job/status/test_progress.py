@@ -51,7 +51,7 @@ def report(
     return Report(UID, Identity(0, attempt), TrainerStatus.read(document), first, later(received))
 
 
-def test_a_full_report_is_read() -> None:
+def test_full_report_is_read() -> None:
     said = TrainerStatus.read(json.dumps(FULL).encode())
     assert (said.step, said.total_steps, said.epoch) == (120, 960, 2)
     assert (said.loss, said.samples_per_second) == (0.123457, 8123.0)
@@ -59,7 +59,7 @@ def test_a_full_report_is_read() -> None:
     assert said.checkpoint.time == NOW
 
 
-def test_a_loss_that_is_no_number_costs_nothing_but_the_loss() -> None:
+def test_loss_that_is_no_number_is_dropped() -> None:
     assert TrainerStatus.read(
         b'{"step": 1, "loss": NaN, "samplesPerSecond": 1e999}'
     ) == TrainerStatus(step=1)
@@ -89,7 +89,7 @@ def test_a_loss_that_is_no_number_costs_nothing_but_the_loss() -> None:
         (b'{"step": 1, "checkpoint": {"step": 1, "time": 1e300}}', "time"),
     ],
 )
-def test_nonsense_is_refused_in_words(content: bytes, word: str) -> None:
+def test_invalid_report_is_refused_with_its_field(content: bytes, word: str) -> None:
     with pytest.raises(InvalidAnswerError, match=word):
         TrainerStatus.read(content)
 
@@ -110,7 +110,7 @@ _answers = st.fixed_dictionaries(
 
 
 @given(_answers)
-def test_whatever_is_believed_can_be_stored(answer: dict[str, Any]) -> None:
+def test_accepted_report_can_be_stored(answer: dict[str, Any]) -> None:
     try:
         said = TrainerStatus.read(json.dumps(answer).encode())
     except InvalidAnswerError:
@@ -120,7 +120,7 @@ def test_whatever_is_believed_can_be_stored(answer: dict[str, Any]) -> None:
     assert json.loads(stored)["progress"]["step"] == answer["step"]
 
 
-def test_a_step_keeps_the_time_at_which_it_was_first_seen() -> None:
+def test_step_keeps_the_time_of_its_first_report() -> None:
     job, _ = running_job()
     job = with_status(job, progress=with_report(job, report(7, received=20.7)).progress)
     assert job.status.progress == Progress(step=7, updated_at=later(20))
@@ -140,7 +140,7 @@ def test_a_step_keeps_the_time_at_which_it_was_first_seen() -> None:
         Report(UID, Identity(0, 0, replacement=1), TrainerStatus(step=9), NOW, NOW),
     ],
 )
-def test_only_the_present_pod_0_of_this_very_job_is_heard(stale: Report) -> None:
+def test_report_of_another_pod_or_job_is_ignored(stale: Report) -> None:
     job, _ = running_job()
     assert with_report(job, stale) == job.status
 
@@ -155,7 +155,7 @@ def test_only_the_present_pod_0_of_this_very_job_is_heard(stale: Report) -> None
         (110, 100, 100),
     ],
 )
-def test_the_checkpoint_goes_back_only_where_training_does(
+def test_checkpoint_goes_back_only_with_training(
     step: int, checkpointed: int | None, expected: int
 ) -> None:
     job, _ = running_job()
@@ -183,7 +183,7 @@ def test_the_checkpoint_goes_back_only_where_training_does(
         ("", 100, 90),
     ],
 )
-def test_the_last_words_of_a_trainer_tell_its_last_step_and_checkpoint(
+def test_termination_message_gives_last_step_and_checkpoint(
     message: str, step: int, saved: int
 ) -> None:
     job, _ = running_job()

@@ -47,7 +47,7 @@ def trained(
     return told(job, pods, reports(paces, begin=begin, others=others))
 
 
-def test_a_rank_is_named_once_comparisons_agree() -> None:
+def test_rank_is_slow_after_three_comparisons() -> None:
     job, events = trained((3, 1.8), (3, 1.6))
     assert (job.status.slow_rank, events) == (None, [])
     job, events = trained((3, 1.8), (3, 1.6), (3, 1.75), others=2.0)
@@ -76,23 +76,23 @@ def test_a_rank_is_named_once_comparisons_agree() -> None:
         pytest.param([(2**53 - 1, 1.8)] * 9, id="a rank that no job has"),
     ],
 )
-def test_a_rank_is_not_named(paces: list[Pace]) -> None:
+def test_rank_is_not_slow(paces: list[Pace]) -> None:
     job, events = trained(*paces)
     assert (job.status.slow_rank, events) == (None, [])
 
 
-def test_less_than_a_millisecond_is_noise() -> None:
+def test_less_than_a_millisecond_is_not_slow() -> None:
     assert trained(*[(3, 1.8)] * 9, others=0.001)[0].status.slow_rank is None
     assert trained(*[(3, 2.1)] * 9, others=0.001)[0].status.slow_rank is not None
 
 
-def test_the_job_chooses_the_factor() -> None:
+def test_factor_of_the_spec_decides() -> None:
     asked = {"slowRank": {"factor": 1.2}}
     assert trained(*[(3, 1.25)] * 3, restart=asked)[0].status.slow_rank is not None
     assert trained(*[(3, 1.19)] * 3, restart=asked)[0].status.slow_rank is None
 
 
-def test_the_same_comparison_counts_once() -> None:
+def test_same_comparison_counts_once() -> None:
     job, pods = running_job(replicas=4)
     [first] = reports([(3, 1.8)])
     job, events = told(job, pods, iter([first] * 9))
@@ -102,14 +102,14 @@ def test_the_same_comparison_counts_once() -> None:
     assert job.status.progress.pace.slow_in_a_row == 1
 
 
-def test_ranks_of_one_pod_are_one_place() -> None:
+def test_ranks_of_one_pod_count_together() -> None:
     job, events = trained((6, 1.8), (7, 1.6), (6, 1.7), nprocPerNode=2)
     assert job.status.slow_rank is not None
     assert (job.status.slow_rank.rank, job.status.slow_rank.pod) == (6, "digits-0-3")
     assert len(events) == 1
 
 
-def test_it_stays_named_until_it_is_clearly_faster() -> None:
+def test_slow_rank_stays_until_it_is_clearly_faster() -> None:
     job, events = trained(*[(3, 1.8)] * 3, *[(3, 1.3)] * 9)  # above half of the excess
     assert job.status.slow_rank is not None
     assert job.status.slow_rank.ratio == 1.3
@@ -124,14 +124,14 @@ def test_it_stays_named_until_it_is_clearly_faster() -> None:
     assert not events[-1].warning
 
 
-def test_another_rank_takes_its_name() -> None:
+def test_slower_rank_replaces_the_slow_rank() -> None:
     job, events = trained(*[(3, 1.8)] * 3, *[(1, 1.9)] * 3)
     assert job.status.slow_rank is not None
     assert job.status.slow_rank.rank == 1
     assert [event.reason for event in events] == ["SlowRank", "SlowRankOver", "SlowRank"]
 
 
-def test_of_two_pods_that_take_turns_one_is_named() -> None:
+def test_one_of_two_alternating_pods_is_slow() -> None:
     turns = [(3, 1.8), (2, 1.7)] * 9
     job, events = trained(*turns[:4])
     assert (job.status.slow_rank, events) == (None, [])
@@ -144,7 +144,7 @@ def test_of_two_pods_that_take_turns_one_is_named() -> None:
         assert [event.reason for event in events] == ["SlowRank"]
 
 
-def test_the_pod_that_is_slowest_more_often_is_named() -> None:
+def test_pod_that_is_slowest_more_often_is_slow() -> None:
     job, _ = trained((2, 1.7), (3, 1.8), (3, 1.8), (2, 1.7), (3, 1.8))
     assert job.status.slow_rank is not None
     assert (job.status.slow_rank.rank, job.status.slow_rank.since) == (3, later(20))
@@ -153,7 +153,7 @@ def test_the_pod_that_is_slowest_more_often_is_named() -> None:
     assert (job.status.slow_rank.rank, job.status.slow_rank.since) == (2, later(10))
 
 
-def test_the_other_one_is_named_once_the_first_is_replaced() -> None:
+def test_second_slow_pod_is_named_after_the_first_is_replaced() -> None:
     job, pods = running_job(replicas=4)
     job, _ = told(job, pods, reports([(3, 1.8), (2, 1.7)] * 3))
     job = with_status(job, replacements={"3": 1})
@@ -163,12 +163,12 @@ def test_the_other_one_is_named_once_the_first_is_replaced() -> None:
     assert [event.reason for event in events] == ["SlowRankOver", "SlowRank"]
 
 
-def test_turns_of_two_pods_alone_are_noise() -> None:
+def test_two_alternating_pods_of_two_are_not_slow() -> None:
     job, events = trained(*[(1, 1.8), (0, 1.8)] * 9, replicas=2)
     assert (job.status.slow_rank, events) == (None, [])
 
 
-def test_its_successor_begins_unnamed() -> None:
+def test_replacement_of_a_slow_pod_is_not_slow_yet() -> None:
     job, pods = running_job(replicas=4)
     job, _ = told(job, pods, reports([(3, 1.8)] * 3))
     job = with_status(job, replacements={"3": 1})
@@ -194,7 +194,7 @@ def test_its_successor_begins_unnamed() -> None:
         [],
     ],
 )
-def test_nonsense_is_refused(pace: object) -> None:
+def test_invalid_pace_is_refused(pace: object) -> None:
     with pytest.raises(InvalidAnswerError, match=r"^pace"):
         report(1, pace=pace)
 
@@ -212,7 +212,7 @@ def test_nonsense_is_refused(pace: object) -> None:
         max_size=12,
     )
 )
-def test_events_tell_exactly_when_the_name_changes(paces: list[dict[str, Any]]) -> None:
+def test_events_match_the_changes_of_the_slow_rank(paces: list[dict[str, Any]]) -> None:
     job, pods = running_job(replicas=4)
     named = ""
     for step, pace in enumerate(paces):
@@ -227,7 +227,7 @@ def test_events_tell_exactly_when_the_name_changes(paces: list[dict[str, Any]]) 
         named = new
 
 
-def test_a_report_without_a_comparison_changes_nothing() -> None:
+def test_report_without_a_comparison_changes_nothing() -> None:
     job, pods = running_job(replicas=4)
     job, _ = told(job, pods, reports([(3, 1.8)] * 3))
     after, events = told(job, pods, iter([report(9, received=99)]))

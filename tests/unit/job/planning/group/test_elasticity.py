@@ -69,7 +69,7 @@ def members(planned: Plan) -> str:
     return planned.status.world.members
 
 
-def test_who_begins_is_on_record_before_any_pod_is_made() -> None:
+def test_first_group_is_recorded_before_its_pods_are_created() -> None:
     job = fresh_job(replicas=4, restart={"scope": "Auto"}, elastic={"minReplicas": 2})
     first = told(job, [], later(0))
     assert first.decided
@@ -87,7 +87,7 @@ def test_who_begins_is_on_record_before_any_pod_is_made() -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
-def test_after_some_patience_the_others_go_on_without_the_lost_one(victim: int) -> None:
+def test_group_shrinks_after_shrink_after_seconds(victim: int) -> None:
     job, pods = elastic_job(minReplicas=2, shrinkAfterSeconds=30)
     lost = ended(job, victim, code=137, at=59)
     seen = [lost if each.identity.index == victim else each for each in pods]
@@ -125,7 +125,7 @@ def test_after_some_patience_the_others_go_on_without_the_lost_one(victim: int) 
     assert known.status.ready == "3/4 +0"
 
 
-def test_nobody_goes_on_with_fewer_than_the_least() -> None:
+def test_group_never_shrinks_below_min_replicas() -> None:
     job, pods = elastic_job(minReplicas=3, shrinkAfterSeconds=0)
     gone = [ended(job, index, code=137, at=59) for index in (1, 2)]
     job = settled(job, [pods[0], *gone, pods[3]], later(63))
@@ -135,7 +135,7 @@ def test_nobody_goes_on_with_fewer_than_the_least() -> None:
     assert [gap.reason for gap in planned.status.gaps] == ["Unscheduled"] * 2
 
 
-def test_without_patience_the_loss_and_the_smaller_group_are_one_write() -> None:
+def test_shrink_after_0_records_loss_and_smaller_group_at_once() -> None:
     job, pods = elastic_job(minReplicas=2, shrinkAfterSeconds=0)
     lost = ended(job, 2, code=137, at=59)
     planned = told(job, [*pods[:2], lost, pods[3]], later(63))
@@ -147,7 +147,7 @@ def test_without_patience_the_loss_and_the_smaller_group_are_one_write() -> None
     assert [each.pod_name("digits") for each in planned.create_spares] == ["digits-0-2-r1"]
 
 
-def test_a_pod_that_announces_its_end_is_not_waited_for() -> None:
+def test_group_shrinks_at_once_without_a_terminating_pod() -> None:
     job, pods = elastic_job(minReplicas=2, shrinkAfterSeconds=3600)
     going = replace(pods[1], deleting=True, disrupted_at=later(60), ends_by=later(75))
     planned = told(job, [pods[0], going, *pods[2:]], later(60))
@@ -155,7 +155,7 @@ def test_a_pod_that_announces_its_end_is_not_waited_for() -> None:
     assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
 
 
-def test_who_waits_outside_joins_after_a_while_and_comes_last() -> None:
+def test_waiting_pod_joins_last_after_grow_after_seconds() -> None:
     job, pods = elastic_job(minReplicas=1, shrinkAfterSeconds=0, growAfterSeconds=120)
     lost = ended(job, 0, code=137, at=59)
     job = settled(job, [lost, *pods[1:]], later(63))
@@ -182,7 +182,7 @@ def test_who_waits_outside_joins_after_a_while_and_comes_last() -> None:
     assert planned.create_spares == ()
 
 
-def test_more_than_replicas_are_asked_for_where_more_may_be() -> None:
+def test_job_grows_beyond_replicas_up_to_max_replicas() -> None:
     job, pods = elastic_job(replicas=2, maxReplicas=4, growAfterSeconds=10)
     planned = told(job, pods, later(21))
     assert [each.slot for each in planned.create_spares] == [2, 3]
@@ -197,7 +197,7 @@ def test_more_than_replicas_are_asked_for_where_more_may_be() -> None:
     assert told(job, one_more, later(40), **known).status.ready == "3/3 +0"
 
 
-def test_a_job_is_scaled_while_it_runs() -> None:
+def test_running_job_is_scaled_down_and_up() -> None:
     job, pods = elastic_job(replicas=4, minReplicas=1, growAfterSeconds=0)
     smaller = edited(job, replicas=2, elastic={"minReplicas": 1})
     planned = told(smaller, pods, later(30))
@@ -213,7 +213,7 @@ def test_a_job_is_scaled_while_it_runs() -> None:
 
 
 @pytest.mark.parametrize("patience", [0, 30])
-def test_a_group_begins_with_those_that_are_there(patience: int) -> None:
+def test_first_group_forms_without_late_pods(patience: int) -> None:
     elastic = {"minReplicas": 2, "shrinkAfterSeconds": patience}
     job = fresh_job(replicas=4, restart={"scope": "Auto"}, elastic=elastic)
     job = settled(job, [], later(0))
@@ -225,7 +225,7 @@ def test_a_group_begins_with_those_that_are_there(patience: int) -> None:
     assert condition(planned, "Restarting") == ("", ""), "it has not begun yet"
 
 
-def test_where_no_launcher_answers_the_size_stays() -> None:
+def test_group_without_launchers_keeps_its_size() -> None:
     job = fresh_job(replicas=3, restart={"scope": "Auto"}, elastic={"minReplicas": 1})
     for now in (0, 0, 5, 500):
         some = [born(job, 0), pod(job, 1), born(job, 2)] if now else []
@@ -234,7 +234,7 @@ def test_where_no_launcher_answers_the_size_stays() -> None:
     assert world.members(job) == (0, 1, 2)
 
 
-def test_a_pod_that_has_ended_well_comes_to_no_other_group() -> None:
+def test_group_with_a_completed_pod_does_not_shrink() -> None:
     job, pods = elastic_job(minReplicas=1, shrinkAfterSeconds=0)
     done = ended(job, 1, code=0, at=59)
     waiting = pod(job, 2, replacement=0)
@@ -242,7 +242,7 @@ def test_a_pod_that_has_ended_well_comes_to_no_other_group() -> None:
     assert not planned.decided
 
 
-def test_a_ready_spare_takes_a_place_rather_than_that_the_group_shrinks() -> None:
+def test_ready_spare_replaces_a_lost_pod_instead_of_shrinking() -> None:
     job = fresh_job(
         replicas=3, spares=1, restart={"scope": "Auto"}, elastic={"shrinkAfterSeconds": 0}
     )

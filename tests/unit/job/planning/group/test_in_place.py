@@ -52,7 +52,7 @@ def knowing(pods: list[PodState], generation: int, *, start: bool = True) -> Map
     return {"told": {each.key.name: (generation, start) for each in pods}}
 
 
-def test_processes_start_anew_and_no_pod_is_touched() -> None:
+def test_failed_process_restarts_all_processes_and_no_pod() -> None:
     job, pods = in_place()
     planned = plan(job, pods, later(60), launchers=launchers(failure(pods[1])))
     assert planned.decided
@@ -101,7 +101,7 @@ def test_processes_start_anew_and_no_pod_is_touched() -> None:
     assert condition(planned, "Running")[0] == "False", "nobody knows of it yet"
 
 
-def test_who_has_taken_note_is_not_told_again_and_runs() -> None:
+def test_launcher_that_confirmed_gets_no_second_assignment() -> None:
     job, pods = in_place()
     job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
     both = {**knowing(pods, 1, start=False)["told"], **knowing(pods[:2], 1)["told"]}
@@ -115,14 +115,14 @@ def test_who_has_taken_note_is_not_told_again_and_runs() -> None:
     assert condition(done, "Running") == ("True", "PodsReady")
 
 
-def test_the_pod_of_rank_0_saves_or_nobody_does() -> None:
+def test_failed_rank_0_leaves_no_grace_to_save() -> None:
     job, pods = in_place()
     planned = plan(job, pods, later(60), launchers=launchers(failure(pods[0])))
     assert planned.status.world is not None
     assert planned.status.world.grace_seconds == 0
 
 
-def test_a_pod_that_is_gone_is_replaced_and_the_others_wait_for_it() -> None:
+def test_others_wait_for_the_replacement_of_a_lost_pod() -> None:
     job, pods = in_place()
     lost = ended(job, 2, code=137, at=59)
     planned = plan(job, [*pods[:2], lost], later(63), launchers=LISTENS)
@@ -151,7 +151,7 @@ def test_a_pod_that_is_gone_is_replaced_and_the_others_wait_for_it() -> None:
 
 
 @pytest.mark.parametrize(("policy", "waits"), [({}, True), ({"replaceWhen": "Terminating"}, False)])
-def test_none_starts_while_a_pod_that_is_to_go_may_save(policy: Any, waits: bool) -> None:
+def test_ranks_wait_while_a_terminating_pod_may_save(policy: Any, waits: bool) -> None:
     job, pods = in_place(restart=policy)
     going = replace(pods[0], deleting=True, ends_by=later(90))
     planned = plan(job, [going, *pods[1:]], later(60), launchers=LISTENS)
@@ -170,7 +170,7 @@ def test_none_starts_while_a_pod_that_is_to_go_may_save(policy: Any, waits: bool
         ] * 3
 
 
-def test_failures_of_another_generation_are_none() -> None:
+def test_failures_of_another_generation_or_pod_are_ignored() -> None:
     job, pods = in_place()
     assert not plan(
         job, pods, later(60), launchers=launchers(failure(pods[1], generation=3))
@@ -180,13 +180,13 @@ def test_failures_of_another_generation_are_none() -> None:
 
 
 @pytest.mark.parametrize("code", [64, 1])
-def test_what_ends_a_job_ends_it_here_too(code: int) -> None:
+def test_failure_without_budget_fails_the_job(code: int) -> None:
     job, pods = in_place(restart={"maxRestarts": 0})
     planned = plan(job, pods, later(60), launchers=launchers(failure(pods[1], code=code)))
     assert condition(planned, "Failed")[0] == "True"
 
 
-def test_where_a_job_has_failed_the_pod_of_its_cause_may_end_and_keep_its_log() -> None:
+def test_failed_job_keeps_the_pod_of_its_cause_for_its_log() -> None:
     job, pods = in_place(restart={"maxRestarts": 0})
     job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
     planned = plan(job, pods, later(61))
@@ -207,9 +207,7 @@ def test_where_a_job_has_failed_the_pod_of_its_cause_may_end_and_keep_its_log() 
         ({"scheduling": {"queueName": "research"}}, True),
     ],
 )
-def test_the_gang_starts_anew_where_no_launcher_has_ever_answered(
-    spec: dict[str, Any], says_so: bool
-) -> None:
+def test_gang_restarts_where_no_launcher_has_answered(spec: dict[str, Any], says_so: bool) -> None:
     job, pods = running_job(replicas=3, **spec)
     planned = plan(job, [*pods[:2], ended(job, 2, code=1, at=59)], later(60))
     assert planned.status.attempt == 1
@@ -217,7 +215,7 @@ def test_the_gang_starts_anew_where_no_launcher_has_ever_answered(
     assert ("; no launcher answers)" in said) is says_so
 
 
-def test_a_pause_holds_processes_back_as_it_does_pods() -> None:
+def test_backoff_holds_processes_back() -> None:
     job, pods = in_place()
     for number in range(2):
         generation = job.status.world.generation if job.status.world else 0
@@ -231,7 +229,7 @@ def test_a_pause_holds_processes_back_as_it_does_pods() -> None:
     assert [telling.start for telling in after.assignments] == [True] * 3
 
 
-def test_a_launcher_that_cannot_be_told_loses_its_pod() -> None:
+def test_pod_with_an_unreachable_launcher_is_replaced() -> None:
     job, pods = in_place()
     job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
     deaf = {"unreached_since": {pods[2].key.name: later(61)}, **knowing(pods[:2], 1)}
@@ -245,7 +243,7 @@ def test_a_launcher_that_cannot_be_told_loses_its_pod() -> None:
     assert late.status.world.generation == 2
 
 
-def test_a_group_that_trains_loses_nobody_to_an_operator_that_cannot_reach_it() -> None:
+def test_training_group_outlives_an_operator_that_cannot_reach_it() -> None:
     job, pods = in_place()
     job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
     job = stored(job, told(job, pods, later(61), **knowing(pods, 1)))
@@ -255,7 +253,7 @@ def test_a_group_that_trains_loses_nobody_to_an_operator_that_cannot_reach_it() 
     assert len(asks.assignments) == 3
 
 
-def test_a_gang_that_starts_anew_goes_on_counting() -> None:
+def test_restarted_gang_continues_the_generations() -> None:
     job, pods = in_place(restart={"rules": [{"exitCodes": [9], "action": "RestartGang"}]})
     job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
     fault = launchers(failure(pods[1], generation=1, code=9, at=70), **knowing(pods, 1))
@@ -274,7 +272,7 @@ def test_a_gang_that_starts_anew_goes_on_counting() -> None:
         ("Pod", "RestartPod", {"scheduling": {"queueName": "research"}}),
     ],
 )
-def test_what_starts_anew_is_what_the_launcher_says_it_can(
+def test_launcher_scope_decides_about_the_restart(
     said: Any, action: str, spec: dict[str, Any]
 ) -> None:
     job, pods = running_job(replicas=3, restart={"scope": "Auto"}, **spec)
@@ -289,7 +287,7 @@ def test_what_starts_anew_is_what_the_launcher_says_it_can(
         assert planned.status.bookkeeping.launcher == "", "new pods may be of another image"
 
 
-def test_new_pods_that_re_form_are_not_held() -> None:
+def test_new_pods_are_held_only_in_scope_in_place() -> None:
     job, _ = in_place()
     world = world_of(job).model_copy(update={"generation": 2})
     job = replace(job, status=job.status.model_copy(update={"world": world}))

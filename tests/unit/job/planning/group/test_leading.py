@@ -77,7 +77,7 @@ def look(job: DDPJob, pods: Sequence[PodState], at: float, said: LauncherStates)
     return planned
 
 
-def test_every_restart_and_second_of_an_absence_is_accounted_for() -> None:
+def test_restarts_and_seconds_without_operator_are_accounted_for() -> None:
     job, pods = training()
     blows = [blow(pods[n % 3], n, 600 * n + 100) for n in range(3)]
     said = launchers(*blows, led={n + 1: 600 * n + 110 for n in range(3)})
@@ -114,7 +114,7 @@ def test_every_restart_and_second_of_an_absence_is_accounted_for() -> None:
     assert seconds(stored(after, end), "training") == HOUR + 100 - 10 - 30
 
 
-def test_an_absence_with_reports_ends_with_the_first_step() -> None:
+def test_reported_first_steps_end_the_outages_without_operator() -> None:
     job, pods = training()
     first = {"step": 1, "time": later(20).isoformat()}
     before = report(80, received=100, lastStepTime=later(100).isoformat(), firstSteps=[first])
@@ -145,7 +145,7 @@ def test_an_absence_with_reports_ends_with_the_first_step() -> None:
     assert seconds(job, "lost") == 90 + 71
 
 
-def test_a_job_that_trains_is_not_ended_for_what_it_got_over() -> None:
+def test_training_job_is_not_failed_for_past_restarts() -> None:
     job, pods = training(restart={"maxRestarts": 1})
     blows = [blow(pods[1], n, 100 * n + 100) for n in range(4)]
     said = launchers(*blows, led={n + 1: 100 * n + 101 for n in range(4)})
@@ -155,7 +155,7 @@ def test_a_job_that_trains_is_not_ended_for_what_it_got_over() -> None:
     assert look(job, pods, HOUR + 11, next_one).status.reason == "MaxRestartsExceeded"
 
 
-def test_a_checkpoint_between_two_failures_is_progress_between_them() -> None:
+def test_checkpoint_between_two_failures_resets_the_budget() -> None:
     job, pods = training()
     saved = CheckpointRecord(step=900, time=later(150))
     job = with_status(job, checkpoint=saved)
@@ -165,7 +165,7 @@ def test_a_checkpoint_between_two_failures_is_progress_between_them() -> None:
     assert job.status.bookkeeping.restarts_without_progress == 1
 
 
-def test_rules_and_classes_charge_as_if_the_operator_had_been_there() -> None:
+def test_rules_and_classes_apply_to_failures_without_operator() -> None:
     rules = [{"exitCodes": [42], "action": "RestartPod", "charged": False}]
     job, pods = training(restart={"rules": rules})
     blows = [
@@ -184,7 +184,7 @@ def test_rules_and_classes_charge_as_if_the_operator_had_been_there() -> None:
     ], "of two in one generation, the cause"
 
 
-def test_what_the_operator_has_counted_is_not_counted_again() -> None:
+def test_failure_known_to_the_operator_is_counted_once() -> None:
     job, pods = training()
     first = blow(pods[1], 0, 59)
     job = stored(
@@ -198,7 +198,7 @@ def test_what_the_operator_has_counted_is_not_counted_again() -> None:
     assert (world_of(job).generation, job.status.restarts) == (2, 2)
 
 
-def test_a_failure_of_the_present_generation_is_for_the_operator() -> None:
+def test_failure_of_the_current_generation_restarts_the_ranks() -> None:
     job, pods = training()
     said = launchers(blow(pods[1], 0, 100), blow(pods[2], 1, HOUR - 5), led={1: 101})
     planned = look(job, pods, HOUR, said)
@@ -208,7 +208,7 @@ def test_a_failure_of_the_present_generation_is_for_the_operator() -> None:
     assert planned.assignments
 
 
-def test_a_group_that_was_changed_meanwhile_starts_above_what_was_led() -> None:
+def test_changed_group_gets_a_generation_above_the_leaders() -> None:
     job, pods = training(spares=1)
     spare = replace(ready(job, 3), address="10.0.0.3:29501", started=later(1))
     lost = ended(job, 2, code=137, at=59)
@@ -228,7 +228,7 @@ def test_a_group_that_was_changed_meanwhile_starts_above_what_was_led() -> None:
         }
 
 
-def test_a_new_rank_0_takes_the_others_above_what_the_last_one_led() -> None:
+def test_new_rank_0_gets_a_generation_above_its_predecessors() -> None:
     job, pods = training()
     job = stored(job, plan(job, pods[1:], later(60), launchers=LauncherStates(scope="InPlace")))
     assert world_of(job).generation == 1
@@ -246,14 +246,14 @@ def test_a_new_rank_0_takes_the_others_above_what_the_last_one_led() -> None:
 
 
 @pytest.mark.parametrize("generation", [2**31, 2**53 - 1])
-def test_no_launcher_leads_so_often(generation: int) -> None:
+def test_implausible_generation_is_ignored(generation: int) -> None:
     job, pods = training()
     said = launchers(led={generation: 100})
     assert not plan(job, pods, later(HOUR), launchers=said).decided
     assert not plan(job, pods, later(HOUR), launchers=replace(said, ahead=generation)).decided
 
 
-def test_times_of_clocks_that_are_wrong_add_up_all_the_same() -> None:
+def test_wrong_clocks_still_balance_the_accounts() -> None:
     job, pods = training()
     said = launchers(
         blow(pods[1], 0, -500), blow(pods[1], 1, 9 * HOUR), led={1: -400, 2: 10 * HOUR}

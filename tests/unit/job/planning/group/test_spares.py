@@ -57,7 +57,7 @@ def names(pods: Sequence[Identity]) -> list[str]:
     return [each.pod_name("digits") for each in pods]
 
 
-def test_spares_come_once_the_group_is_placed_and_have_no_place() -> None:
+def test_spares_are_created_once_the_group_is_scheduled() -> None:
     job, pods = running_job(replicas=3, spares=2, restart={"scope": "Pod"})
     unplaced = [replace(pods[0], node=""), *pods[1:]]
     assert plan(job, unplaced, later(20)).create_spares == ()
@@ -75,7 +75,7 @@ def test_spares_come_once_the_group_is_placed_and_have_no_place() -> None:
     assert (planned.status.ready, planned.status.ready_replicas) == ("3/3 +2", 3)
 
 
-def test_a_spare_may_be_of_another_priority_than_the_group() -> None:
+def test_spare_has_its_own_priority_class() -> None:
     template = fresh_job().spec.template
     pod_spec = {**template["spec"], "priorityClassName": "high", "priority": 9}
     job, pods = running_job(
@@ -91,7 +91,7 @@ def test_a_spare_may_be_of_another_priority_than_the_group() -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_spare_takes_the_place_in_the_write_that_records_the_loss(victim: int) -> None:
+def test_spare_replaces_a_lost_pod_in_the_write_that_records_it(victim: int) -> None:
     job, pods = with_spares()
     lost = ended(job, victim, code=137, at=59)
     seen = [lost if each.identity.index == victim else each for each in pods]
@@ -130,7 +130,7 @@ def test_a_spare_takes_the_place_in_the_write_that_records_the_loss(victim: int)
     assert planned.status.ready == "3/3 +0"
 
 
-def test_a_spare_rather_goes_to_a_node_of_its_own() -> None:
+def test_spare_prefers_a_node_of_its_own() -> None:
     job, _ = with_spares()
     assert "affinity" not in manifests.pod(job, Identity(2, 0))["spec"]
     affinity = manifests.pod(job, Identity(3, 0))["spec"]["affinity"]
@@ -141,7 +141,7 @@ def test_a_spare_rather_goes_to_a_node_of_its_own() -> None:
     assert term["topologyKey"] == "kubernetes.io/hostname"
 
 
-def test_places_change_hands_again_and_again() -> None:
+def test_spares_replace_pods_repeatedly() -> None:
     job, pods = with_spares()
     by_slot = {each.identity.slot: each for each in pods}
     for round_ in range(1, 6):
@@ -161,7 +161,7 @@ def test_places_change_hands_again_and_again() -> None:
     assert job.status.disruptions == 5
 
 
-def test_of_more_lost_ones_than_spares_the_rest_is_replaced() -> None:
+def test_losses_beyond_the_spares_are_replaced() -> None:
     job, pods = with_spares()
     seen = [pods[0], *(ended(job, index, code=137, at=59) for index in (1, 2)), pods[3]]
     planned = plan(job, seen, later(63))
@@ -179,7 +179,7 @@ def test_of_more_lost_ones_than_spares_the_rest_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_later_spare_takes_the_place_of_a_pod_that_has_no_node(is_there: bool) -> None:
+def test_late_spare_replaces_a_pod_without_a_node(is_there: bool) -> None:
     job, pods = with_spares()
     starting = replace(pods[3], started=None)
     lost = ended(job, 1, code=137, at=59)
@@ -208,7 +208,7 @@ def test_a_later_spare_takes_the_place_of_a_pod_that_has_no_node(is_there: bool)
     assert condition(planned, "Running")[0] == "True"
 
 
-def test_a_spare_that_takes_a_place_before_the_job_has_begun_restarts_nothing() -> None:
+def test_spare_used_before_the_first_start_restarts_nothing() -> None:
     job = fresh_job(replicas=1, spares=1, restart={"scope": "Pod"})
     job = stored(job, plan(job, [], later(0)))
     image: dict[str, Any] = {"node": "node-a", "stage": "image", "waiting": "ErrImagePull"}
@@ -222,7 +222,7 @@ def test_a_spare_that_takes_a_place_before_the_job_has_begun_restarts_nothing() 
     assert "digits-0-1 becomes node rank 0" in event.message
 
 
-def test_processes_of_others_start_anew_with_the_spare_in_place() -> None:
+def test_scope_in_place_restarts_processes_with_the_spare() -> None:
     job, pods = with_spares(scope="InPlace")
     seen = [*pods[:2], ended(job, 2, code=137, at=59), pods[3]]
     planned = plan(job, seen, later(63), launchers=listens("InPlace"))
@@ -248,7 +248,7 @@ def test_processes_of_others_start_anew_with_the_spare_in_place() -> None:
     assert planned.status.failures[-1].index == 2
 
 
-def test_a_spare_that_cannot_be_reached_either_takes_no_place() -> None:
+def test_unreachable_spare_replaces_no_unreachable_pod() -> None:
     job, pods = with_spares(scope="InPlace")
     fault = replace(listens("InPlace"), failures=(failure(pods[1]),))
     job = recorded(job, plan(job, pods, later(60), launchers=fault))
@@ -261,7 +261,7 @@ def test_a_spare_that_cannot_be_reached_either_takes_no_place() -> None:
     assert planned.status.bookkeeping.replacements == {"2": 1}
 
 
-def test_who_does_not_answer_is_no_spare_until_it_does() -> None:
+def test_unreachable_spare_is_ignored_until_it_answers() -> None:
     job, pods = with_spares(scope="InPlace", count=2)
     launchers = listens("InPlace")
     silent = replace(launchers, unreached_since={pods[3].key.name: later(50)})
@@ -280,7 +280,7 @@ def test_who_does_not_answer_is_no_spare_until_it_does() -> None:
         assert status.bookkeeping.replacements == {"1": 1}, "the lost one is never made again"
 
 
-def test_a_spare_that_ends_costs_nothing_and_the_next_comes_later() -> None:
+def test_ended_spare_is_uncharged_and_replaced_with_backoff() -> None:
     job, pods = with_spares()
     dead = replace(pods[3], phase="Failed", reason="Evicted")
     planned = plan(job, [*pods[:3], dead], later(60))
@@ -307,7 +307,7 @@ def test_a_spare_that_ends_costs_nothing_and_the_next_comes_later() -> None:
     assert pauses == [20, 40, 80, 160, 300, 300, 300]
 
 
-def test_a_spare_that_is_gone_is_not_made_again_under_its_name() -> None:
+def test_vanished_spare_is_created_under_a_new_name() -> None:
     job, pods = with_spares()
     planned = plan(job, pods[:3], later(60))
     job = recorded(job, planned)
@@ -320,7 +320,7 @@ def test_a_spare_that_is_gone_is_not_made_again_under_its_name() -> None:
     assert plan(job, pods[:3], later(71)).create_spares == planned.create_spares
 
 
-def test_what_the_api_server_refuses_is_asked_for_again_later() -> None:
+def test_refused_spares_are_created_later() -> None:
     job, pods = with_spares()
     planned = spares.refused(job, "exceeded quota", later(60))
     [event] = planned.events
@@ -342,7 +342,7 @@ def test_what_the_api_server_refuses_is_asked_for_again_later() -> None:
         {"phase": "Failed"},
     ],
 )
-def test_who_is_not_well_takes_no_place(state: dict[str, Any]) -> None:
+def test_unready_spare_replaces_no_pod(state: dict[str, Any]) -> None:
     job, pods = with_spares()
     seen = [*pods[:2], ended(job, 2, code=137, at=59), replace(pods[3], **state)]
     planned = plan(job, seen, later(63))
@@ -350,7 +350,7 @@ def test_who_is_not_well_takes_no_place(state: dict[str, Any]) -> None:
     assert planned.status.bookkeeping.replacements == {"2": 1}
 
 
-def test_spares_go_with_the_job_its_suspension_and_its_attempt() -> None:
+def test_spares_are_deleted_with_job_suspension_and_attempt() -> None:
     job, pods = with_spares()
     done = [ended(job, index, code=0, at=100) for index in range(3)]
     job = stored(job, plan(job, [*done, pods[3]], later(110)))
@@ -369,7 +369,7 @@ def test_spares_go_with_the_job_its_suspension_and_its_attempt() -> None:
     assert pods[3].key in plan(job, [*hopeless, pods[3]], later(60)).delete
 
 
-def test_the_next_attempt_begins_with_the_first_pods() -> None:
+def test_next_attempt_starts_with_the_first_slots() -> None:
     job, pods = with_spares()
     job = recorded(job, plan(job, [*pods[1:], ended(job, 0, code=137, at=59)], later(63)))
     assert world.members(job) == (3, 1, 2)
@@ -381,7 +381,7 @@ def test_the_next_attempt_begins_with_the_first_pods() -> None:
     assert job.status.bookkeeping.replacements == {}
 
 
-def test_more_and_fewer_spares_while_the_job_runs() -> None:
+def test_number_of_spares_changes_while_the_job_runs() -> None:
     job, pods = with_spares()
     more = replace(job, spec=job.spec.model_copy(update={"spares": 3}))
     assert names(plan(more, pods, later(60)).create_spares) == ["digits-0-4", "digits-0-5"]
@@ -396,7 +396,7 @@ def test_more_and_fewer_spares_while_the_job_runs() -> None:
     assert condition(planned, "Running")[0] == "True"
 
 
-def test_a_pod_on_a_node_that_goes_leaves_for_a_spare_though_no_node_is_free() -> None:
+def test_spare_replaces_a_pod_on_a_leaving_node() -> None:
     job, pods = with_spares()
     pods = [replace(each, node=f"node-{each.identity.index}") for each in pods]
     nodes = [Node(f"node-{index}", {}) for index in (0, 1, 3)]
@@ -408,7 +408,7 @@ def test_a_pod_on_a_node_that_goes_leaves_for_a_spare_though_no_node_is_free() -
 
 
 @pytest.mark.parametrize("members", ["", "0", "0-1,1", "x", "0-2,3", "0-99999", "1-", "3-1,0,2"])
-def test_a_record_that_makes_no_group_is_none(members: str) -> None:
+def test_invalid_members_are_ignored(members: str) -> None:
     job, _ = with_spares()
     found = world.world_of(job).model_copy(update={"members": members, "generation": 4})
     job = replace(job, status=job.status.model_copy(update={"world": found}))
@@ -419,6 +419,6 @@ def test_a_record_that_makes_no_group_is_none(members: str) -> None:
     ("slots", "text"),
     [((0, 1, 2), "0-2"), ((3, 1, 2), "3,1-2"), ((2, 1, 0), "2,1,0"), ((7,), "7"), ((0, 9), "0,9")],
 )
-def test_slots_in_words_are_read_again(slots: tuple[int, ...], text: str) -> None:
+def test_formatted_slots_are_read_back(slots: tuple[int, ...], text: str) -> None:
     assert world.format_slots(slots) == text
     assert world.read_slots(text) == slots

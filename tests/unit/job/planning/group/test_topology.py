@@ -80,7 +80,7 @@ def trains(*names: str, scope: str, **spec: Any) -> tuple[DDPJob, list[PodState]
         (["1x", "2x", "2y", "1x"], [0, 3, 1, 2]),  # a name of its own in each block
     ],
 )
-def test_who_shares_a_place_follows_each_other(places: list[str], order: list[int]) -> None:
+def test_slots_in_one_block_get_consecutive_ranks(places: list[str], order: list[int]) -> None:
     by_slot = {slot: tuple(place) for slot, place in enumerate(places)}
     found = along(range(len(places)), by_slot)
     assert list(found) == order
@@ -88,7 +88,7 @@ def test_who_shares_a_place_follows_each_other(places: list[str], order: list[in
 
 
 @pytest.mark.parametrize("scope", ["InPlace", "Gang", "Pod"])
-def test_the_first_ranks_wait_for_their_order(scope: str) -> None:
+def test_first_ranks_wait_for_their_order(scope: str) -> None:
     job, pods = placed("11a", "21a", "11b", scope=scope)
     assert _pollable(job) is job
     told = environment(job, Identity(1, 0), token="secret")
@@ -120,7 +120,7 @@ def test_the_first_ranks_wait_for_their_order(scope: str) -> None:
     assert "DDP_HOLD_SECONDS" not in environment(job, Identity(1, 0), token="secret")
 
 
-def test_ranks_that_stand_well_keep_their_order_and_are_told_to_start() -> None:
+def test_well_placed_ranks_keep_their_order_and_start() -> None:
     job, pods = placed("21a", "11a", "11b")
     planned = seen(job, pods, 2, IN_PLACE)
     assert planned.status.world is not None
@@ -136,7 +136,7 @@ def test_ranks_that_stand_well_keep_their_order_and_are_told_to_start() -> None:
     ],
     ids=["no nodes", "no labels"],
 )
-def test_where_pods_stand_is_not_known(nodes: list[Node], why: str) -> None:
+def test_unknown_topology_keeps_the_order(nodes: list[Node], why: str) -> None:
     job, pods = placed("11a", "21a", "11b")
     planned = seen(job, pods, 2, IN_PLACE, nodes)
     assert planned.status.world is not None
@@ -148,7 +148,7 @@ def test_where_pods_stand_is_not_known(nodes: list[Node], why: str) -> None:
     assert all(not t.start for t in seen(job, pods, 2, IN_PLACE, nodes).assignments)
 
 
-def test_a_node_that_has_just_come_is_waited_for() -> None:
+def test_new_node_without_labels_is_awaited() -> None:
     job, pods = placed("11a", "21a", "11b")
     planned = seen(job, pods, 2, IN_PLACE, NODES[1:])
     assert not planned.decided
@@ -159,7 +159,7 @@ def test_a_node_that_has_just_come_is_waited_for() -> None:
     assert late.status.world is None, "ranks have started by themselves"
 
 
-def test_pods_without_the_launcher_are_never_told_and_lose_nothing() -> None:
+def test_pods_without_a_launcher_start_unordered() -> None:
     job, pods = placed("11a", "21a", "11b", scope="Gang")
     waiting = seen(job, pods, ANSWER_SECONDS, NO_LAUNCHERS)
     assert not waiting.decided
@@ -175,14 +175,14 @@ def test_pods_without_the_launcher_are_never_told_and_lose_nothing() -> None:
     assert "RanksNotOrdered" not in event_reasons(planned), "once"
 
 
-def test_an_operator_that_comes_late_disturbs_nobody() -> None:
+def test_late_operator_leaves_running_ranks_alone() -> None:
     job, pods = placed("11a", "21a", "11b")
     planned = seen(job, pods, 500, IN_PLACE)
     assert planned.status.world is None
     assert "no operator was running" in planned.events[0].message
 
 
-def test_pods_that_differ_have_their_own_ranks() -> None:
+def test_pods_with_overrides_keep_their_ranks() -> None:
     overrides = [{"indexes": ["0"], "nprocPerNode": 2}]
     job, pods = placed("11a", "21a", "11b", overrides=overrides, scope="Gang")
     assert "DDP_HOLD_SECONDS" not in environment(job, Identity(1, 0), token="secret")
@@ -192,7 +192,7 @@ def test_pods_that_differ_have_their_own_ranks() -> None:
     assert condition(planned, "Running")[0] == "True"
 
 
-def test_each_attempt_is_ordered_by_itself() -> None:
+def test_each_attempt_is_ordered_again() -> None:
     job, pods, launchers = trains("11a", "21a", "11b", scope="Gang")
     lost = [*pods[:2], ended(job, 2, code=1, at=59)]
     job = stored(job, seen(job, lost, 60, launchers))
@@ -208,7 +208,7 @@ def test_each_attempt_is_ordered_by_itself() -> None:
 
 
 @pytest.mark.parametrize("scope", ["InPlace", "Pod"])
-def test_a_spare_in_another_block_changes_the_order_before_anybody_is_told(scope: str) -> None:
+def test_spare_in_another_block_reorders_before_assignments(scope: str) -> None:
     job, pods, launchers = trains("11a", "11b", "22a", scope=scope, spares=1)
     lost = [ended(job, 0, code=137, at=59, node="11a"), *pods[1:]]
     planned = seen(job, lost, 63, launchers)
@@ -228,7 +228,7 @@ def test_a_spare_in_another_block_changes_the_order_before_anybody_is_told(scope
     assert all(telling.document["broken"] for telling in planned.assignments)
 
 
-def test_ranks_that_start_anew_wait_for_the_new_pods_place() -> None:
+def test_restart_in_place_waits_for_the_new_pods_node() -> None:
     job, pods, launchers = trains("11a", "11b", "21a", scope="InPlace")
     lost = [ended(job, 0, code=137, at=59), *pods[1:]]
     job = stored(job, seen(job, lost, 63, launchers))
@@ -241,7 +241,7 @@ def test_ranks_that_start_anew_wait_for_the_new_pods_place() -> None:
 
 
 @pytest.mark.parametrize(("name", "decides"), [("11b", False), ("12a", False), ("21b", True)])
-def test_ranks_that_re_form_do_so_for_another_block_alone(name: str, decides: bool) -> None:
+def test_scope_pod_reorders_only_for_another_block(name: str, decides: bool) -> None:
     job, pods, launchers = trains("11a", "11a", "21a", "21a", scope="Pod")
     lost = [ended(job, 0, code=137, at=59), *pods[1:]]
     job = stored(job, seen(job, lost, 63, launchers))
@@ -257,7 +257,7 @@ def test_ranks_that_re_form_do_so_for_another_block_alone(name: str, decides: bo
     assert all(telling.start for telling in planned.assignments)
 
 
-def test_a_failure_without_a_new_pod_changes_no_order() -> None:
+def test_failure_without_a_new_pod_keeps_the_order() -> None:
     job, pods, launchers = trains("11a", "21a", "11b", scope="InPlace")
     failed = replace(launchers, failures=(failure(pods[1], generation=1),))
     job = stored(job, seen(job, pods, 63, failed))

@@ -77,7 +77,7 @@ def test_a_plain_pod_gets_what_its_fabric_needs(fabric: Fabric) -> None:
 
 @pytest.mark.parametrize("pod", [PLAIN, OWN], ids=["plain", "own"])
 @pytest.mark.parametrize("fabric", FABRICS)
-def test_twice_is_once(fabric: Fabric, pod: Json) -> None:
+def test_fabric_applied_twice_changes_nothing(fabric: Fabric, pod: Json) -> None:
     before = deepcopy(pod)
     once = made(fabric, pod)
     assert json.dumps(made(fabric, once)) == json.dumps(once)
@@ -85,7 +85,7 @@ def test_twice_is_once(fabric: Fabric, pod: Json) -> None:
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
-def test_what_the_user_says_stands(fabric: Fabric) -> None:
+def test_users_settings_are_kept(fabric: Fabric) -> None:
     pod = made(fabric, OWN)
     assert OWN["metadata"]["annotations"].items() <= pod["metadata"]["annotations"].items()
     assert pod["spec"]["initContainers"][-1] == container("download")
@@ -107,7 +107,7 @@ def test_what_the_user_says_stands(fabric: Fabric) -> None:
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
-def test_all_that_is_mounted_is_there(fabric: Fabric) -> None:
+def test_all_mounted_volumes_exist(fabric: Fabric) -> None:
     spec = made(fabric, PLAIN)["spec"]
     volumes = {volume["name"] for volume in spec["volumes"]}
     mounted = {
@@ -119,7 +119,7 @@ def test_all_that_is_mounted_is_there(fabric: Fabric) -> None:
 
 
 @pytest.mark.parametrize(("fabric", "image"), [("tcpx", "x:1"), ("tcpxo", "o:1")])
-def test_an_administrator_chooses_the_side_cars(fabric: Fabric, image: str) -> None:
+def test_operator_settings_choose_the_side_cars(fabric: Fabric, image: str) -> None:
     pod = on_fabric(fabric, PLAIN, trainer="trainer", side_cars=SideCars(tcpx="x:1", tcpxo="o:1"))
     [daemon] = pod["spec"]["initContainers"]
     assert (daemon["image"], daemon["restartPolicy"]) == (image, "Always")
@@ -127,7 +127,7 @@ def test_an_administrator_chooses_the_side_cars(fabric: Fabric, image: str) -> N
 
 
 @pytest.mark.parametrize("type_", [name for name, gpu in GPUS.items() if networks(gpu)])
-def test_auto_is_what_the_machines_have(type_: str) -> None:
+def test_network_auto_selects_the_machines_fabric(type_: str) -> None:
     gpu = GPUS[type_]
     assert gpu.fabric is not None
     accelerator = {"type": type_, "count": gpu.most}
@@ -143,7 +143,7 @@ def test_auto_is_what_the_machines_have(type_: str) -> None:
     assert plain != auto
 
 
-def test_what_pods_claim_is_a_template_of_the_job() -> None:
+def test_pods_claim_the_jobs_claim_template() -> None:
     accelerator = {"type": "nvidia-b200", "count": 8}
     job = fresh_job(accelerator={**accelerator, "network": "dranet"})
     template, pod = claim_template(job), manifests.pod(job, Identity(0, 0))
@@ -161,7 +161,7 @@ def test_what_pods_claim_is_a_template_of_the_job() -> None:
     assert claim_template(fresh_job(overrides=[own])) == template
 
 
-def test_pods_of_one_job_may_differ() -> None:
+def test_override_may_have_another_fabric() -> None:
     rdma = {"type": "nvidia-b200", "count": 8, "network": "rdma"}
     override = {"indexes": ["1"], "accelerator": {**rdma, "network": "none"}}
     job = fresh_job(accelerator=rdma, overrides=[override])
@@ -177,7 +177,7 @@ REFUSAL = (
 )
 
 
-def test_a_namespace_that_forbids_it_is_told_with_what_and_why() -> None:
+def test_pod_security_refusal_is_explained() -> None:
     job = fresh_job(accelerator={"type": "nvidia-h100-mega-80gb", "count": 8, "network": "auto"})
     assert explain_refusal(job, REFUSAL) == (
         "namespace research enforces Pod Security baseline: set spec.accelerator.network to none, "

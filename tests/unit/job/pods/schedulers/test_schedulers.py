@@ -65,14 +65,14 @@ def golden(name: str, made: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_plain_pod_says_whose_it_is(name: str) -> None:
+def test_plain_pod_gets_what_its_scheduler_needs(name: str) -> None:
     made = scheduled(asking(name), Identity(0, 1), PLAIN)
     assert made == golden(name, made)
 
 
 @pytest.mark.parametrize("pod", [PLAIN, OWN], ids=["plain", "own"])
 @pytest.mark.parametrize("name", ALL)
-def test_twice_is_once(name: str, pod: Json) -> None:
+def test_scheduler_applied_twice_changes_nothing(name: str, pod: Json) -> None:
     before, job = deepcopy(pod), asking(name)
     once = scheduled(job, Identity(0, 1), pod)
     assert json.dumps(scheduled(job, Identity(0, 1), once)) == json.dumps(once)
@@ -80,7 +80,7 @@ def test_twice_is_once(name: str, pod: Json) -> None:
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_what_else_the_template_says_stands(name: str) -> None:
+def test_users_settings_are_kept(name: str) -> None:
     made = scheduled(asking(name), Identity(0, 1), OWN)
     assert made["spec"] == {**golden(name, made)["spec"], **OWN["spec"]}
     assert OWN["metadata"]["labels"].items() <= made["metadata"]["labels"].items()
@@ -89,7 +89,7 @@ def test_what_else_the_template_says_stands(name: str) -> None:
     assert annotations[topology] == OWN["metadata"]["annotations"][topology]
 
 
-def test_a_job_that_asks_for_none_has_none() -> None:
+def test_job_without_scheduling_changes_nothing() -> None:
     job = fresh_job(template=template())
     assert scheduled(job, Identity(0, 1), OWN) == OWN
     empty = fresh_job(scheduling={})
@@ -103,7 +103,7 @@ def group(job: DDPJob) -> Json:
 
 
 @pytest.mark.parametrize("name", GANGS)
-def test_a_gang_has_its_group_beforehand(name: str) -> None:
+def test_gang_needs_its_group_object(name: str) -> None:
     job = asking(name)
     made = group(job)
     assert made == golden(f"{name}-group", made)
@@ -112,7 +112,7 @@ def test_a_gang_has_its_group_beforehand(name: str) -> None:
     assert f"spec.scheduling.gang: {name} needs" in next(prerequisites(job)).needs
 
 
-def test_pods_and_group_of_kubernetes_own_know_each_other() -> None:
+def test_native_pods_name_their_group() -> None:
     job = fresh_job(
         replicas=3, scheduling={"gang": "native"}, template=template(priorityClassName="important")
     )
@@ -124,7 +124,7 @@ def test_pods_and_group_of_kubernetes_own_know_each_other() -> None:
     assert made["spec"] == {"schedulingPolicy": policy, "priorityClassName": "important"}
 
 
-def test_pods_and_group_of_coscheduling_know_each_other() -> None:
+def test_coscheduling_pods_name_their_group() -> None:
     job = asking("coscheduling", replicas=3)
     made = group(job)
     for index in range(3):
@@ -133,7 +133,7 @@ def test_pods_and_group_of_coscheduling_know_each_other() -> None:
     assert made["spec"] == {"minMember": 3}
 
 
-def test_pods_and_group_of_volcano_know_each_other() -> None:
+def test_volcano_pods_name_their_group() -> None:
     job = asking("volcano", replicas=3)
     made = group(job)
     for index in range(3):
@@ -145,7 +145,7 @@ def test_pods_and_group_of_volcano_know_each_other() -> None:
     assert made["spec"] == {"minMember": 3, "queue": "team-a"}
 
 
-def test_a_group_of_volcano_says_all_that_volcano_would_fill_in() -> None:
+def test_volcano_group_sets_all_defaults() -> None:
     job = fresh_job(
         scheduling={"gang": "volcano"}, template=template(priorityClassName="important")
     )
@@ -156,7 +156,7 @@ def test_a_group_of_volcano_says_all_that_volcano_would_fill_in() -> None:
     }
 
 
-def test_a_gang_may_wait_in_a_queue_of_kueue() -> None:
+def test_coscheduling_gang_may_wait_in_kueue() -> None:
     job = fresh_job(scheduling={"gang": "coscheduling", "queueName": "team-a"})
     labels = manifests.pod(job, Identity(0, 0))["metadata"]["labels"]
     assert {"kueue.x-k8s.io/queue-name", "scheduling.x-k8s.io/pod-group"} <= labels.keys()
@@ -172,7 +172,7 @@ def group_and_count(job: DDPJob, identity: Identity) -> tuple[str, str]:
     return name, count
 
 
-def test_pods_of_a_job_are_one_group_of_kueue() -> None:
+def test_pods_of_a_job_are_one_kueue_group() -> None:
     one = {"indexes": ["1"], "nprocPerNode": 2}
     job = asking("kueue", replicas=3, overrides=[one])
     pods = [Identity(index, attempt) for index in range(3) for attempt in (0, 1)]
@@ -183,7 +183,7 @@ def test_pods_of_a_job_are_one_group_of_kueue() -> None:
     assert first != again, "the job asks for quota again"
 
 
-def test_spares_are_of_the_group_of_kueue() -> None:
+def test_spares_are_in_the_kueue_group() -> None:
     job = asking("kueue", replicas=2, spares=1)
     pods = [Identity(0, 0), Identity(2, 0)]
     assert {count for _, count in (group_and_count(job, pod) for pod in pods)} == {"3"}
@@ -192,7 +192,7 @@ def test_spares_are_of_the_group_of_kueue() -> None:
     assert group_and_count(more, Identity(3, 0))[1] == "1"
 
 
-def test_pods_that_an_elastic_job_can_do_without_are_groups_of_their_own() -> None:
+def test_further_elastic_pods_are_kueue_groups_of_their_own() -> None:
     job = asking("kueue", replicas=4, spares=1, elastic={"minReplicas": 2})
     needed = [group_and_count(job, Identity(slot, 0)) for slot in range(3)]
     assert {count for _, count in needed} == {"3"}
@@ -206,7 +206,7 @@ def test_pods_that_an_elastic_job_can_do_without_are_groups_of_their_own() -> No
     assert f"{KUEUE}pod-group-pod-index-label" not in metadata["annotations"]
 
 
-def test_kueue_counts_pods_by_their_kind() -> None:
+def test_kueue_roles_follow_the_overrides() -> None:
     ones = [{"indexes": ["1", "3-4"], "nprocPerNode": 2}, {"indexes": ["2"], "nprocPerNode": 3}]
     job = asking("kueue", replicas=5, overrides=ones)
     found = [manifests.pod(job, Identity(index, 0)) for index in range(5)]
@@ -214,19 +214,19 @@ def test_kueue_counts_pods_by_their_kind() -> None:
     assert roles == ["pods", "pods-1", "pods-2", "pods-1", "pods-1"]
 
 
-def test_a_job_of_the_same_name_is_another_group_of_kueue() -> None:
+def test_later_job_of_the_same_name_is_another_kueue_group() -> None:
     job = asking("kueue")
     others = replace(job, uid="another")
     assert group_and_count(job, Identity(0, 0)) != group_and_count(others, Identity(0, 0))
 
 
-def test_kueue_finds_a_pods_rank_by_a_label_that_pods_have() -> None:
+def test_kueue_pod_index_label_is_set() -> None:
     metadata = manifests.pod(asking("kueue"), Identity(1, 0))["metadata"]
     label = metadata["annotations"][f"{KUEUE}pod-group-pod-index-label"]
     assert metadata["labels"][label] == "1"
 
 
-def test_the_longest_names_of_groups_are_labels() -> None:
+def test_longest_kueue_group_name_is_a_valid_label() -> None:
     job = asking("kueue", replicas=2, elastic={"maxReplicas": 9_999})
     job = replace(job, name="j" * MAX_NAME_LENGTH, uid="0d9b1e34-6f0a-4f53-b5e6")
     job = with_status(job, attempt=99_999, queue_group=9_999)
@@ -246,7 +246,7 @@ def affinity(job: DDPJob, identity: Identity) -> Json:
 @pytest.mark.parametrize(
     ("level", "key"), [("block", "block"), ("sub-block", "subblock"), ("host", "host")]
 )
-def test_pods_of_an_attempt_have_to_share_what_is_required(level: str, key: str) -> None:
+def test_required_topology_binds_the_pods_of_one_attempt(level: str, key: str) -> None:
     job = fresh_job(scheduling={"topology": {"level": level, "required": True}})
     labels = manifests.pod(job, Identity(1, 3, 2))["metadata"]["labels"]
     [(kind, [term])] = affinity(job, Identity(0, 3)).items()
@@ -258,14 +258,14 @@ def test_pods_of_an_attempt_have_to_share_what_is_required(level: str, key: str)
     assert not wanted.items() <= old.items(), "a new attempt is bound to where the last one was"
 
 
-def test_what_is_not_required_is_preferred() -> None:
+def test_topology_is_preferred_by_default() -> None:
     job = fresh_job(scheduling={"topology": {"level": "block"}})
     [(kind, [preference])] = affinity(job, Identity(0, 0)).items()
     assert kind == "preferredDuringSchedulingIgnoredDuringExecution"
     assert preference["podAffinityTerm"]["topologyKey"] == f"{TOPOLOGY}block"
 
 
-def test_the_templates_own_affinity_is_kept_and_so_is_an_overrides() -> None:
+def test_affinity_of_template_and_override_is_kept() -> None:
     own: Json = {"labelSelector": {"matchLabels": {"cache": "x"}}, "topologyKey": "zone"}
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     kept: Json = {
@@ -285,14 +285,14 @@ def test_the_templates_own_affinity_is_kept_and_so_is_an_overrides() -> None:
 
 
 @pytest.mark.parametrize("name", ["kueue-near", "kueue-nearest"])
-def test_kueue_alone_chooses_the_place(name: str) -> None:
+def test_topology_in_kueue_sets_no_affinity(name: str) -> None:
     made = manifests.pod(asking(name), Identity(0, 0))
     assert "affinity" not in made["spec"]
     [said] = [key for key in made["metadata"]["annotations"] if key.endswith("-topology")]
     assert ("required" in said) == (name == "kueue-nearest")
 
 
-def test_a_gang_of_volcanos_is_near_by_affinity_also_in_a_queue() -> None:
+def test_topology_in_a_volcano_queue_sets_affinity() -> None:
     topology = {"level": "block", "required": True}
     job = fresh_job(scheduling={"gang": "volcano", "queueName": "team-a", "topology": topology})
     made = manifests.pod(job, Identity(0, 0))
