@@ -1,4 +1,4 @@
-"""The table of promises in tests/README.md: its pages and tests exist, and one of each row runs daily."""
+"""The table of promises in tests/README.md: pages and tests exist, one of each row runs daily."""
 
 from __future__ import annotations
 
