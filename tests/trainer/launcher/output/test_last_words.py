@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.support import pods
+from tests.trainer.support.stub_torch import stub_torch
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 5, in <module>
@@ -32,7 +33,7 @@ def said(*streams: str, unhandled: bool = True, most: int = 900) -> str:
     return words
 
 
-def test_a_traceback_is_kept_whole_with_what_came_before_it() -> None:
+def test_traceback_is_kept_whole_with_the_lines_before_it() -> None:
     assert said(f"epoch 1\nepoch 2\n{PLAIN}") == f"epoch 1\nepoch 2\n{PLAIN}".strip()
     assert said("progress\n" * 900, PLAIN) == PLAIN.strip()
 
@@ -51,20 +52,20 @@ def test_a_traceback_is_kept_whole_with_what_came_before_it() -> None:
         "frame #0: c10::Error::Error() + 0x10\n" * 300,
     ],
 )
-def test_what_follows_the_traceback_does_not_push_it_out(after: str) -> None:
+def test_later_lines_do_not_push_out_the_traceback(after: str) -> None:
     words = said(PLAIN + after)
     assert "ValueError: --lr -3 is no learning rate" in words
     assert words.startswith("Traceback (most recent call last):")
 
 
-def test_of_a_deep_traceback_the_exception_and_the_last_frames_are_kept() -> None:
+def test_deep_traceback_keeps_its_exception_and_last_frames() -> None:
     deep = "".join(f'  File "lib.py", line {n}, in call\n    call({n})\n' for n in range(200))
     words = said(TRACEBACK.format(more=deep))
     assert words.startswith("Traceback (most recent call last):\n[…]\n")
     assert words.endswith("    call(199)\nValueError: --lr -3 is no learning rate")
 
 
-def test_of_a_long_exception_the_beginning_is_kept() -> None:
+def test_long_exception_keeps_its_beginning() -> None:
     words = said(PLAIN + "Exception raised from f:\n" + "detail\n" * 500)
     assert "ValueError: --lr -3" in words
     assert "call" not in words.splitlines()[-1]
@@ -79,13 +80,13 @@ def test_torchs_prefix_and_colours_are_dropped() -> None:
     assert said("10%\r20%\r30%\nend\n", unhandled=False) == "30%\nend"
 
 
-def test_a_traceback_that_was_handled_is_no_more_than_a_line() -> None:
+def test_handled_traceback_counts_like_any_line() -> None:
     log = PLAIN.replace("Value", "ConnectionReset") + "step\n" * 900
     assert "ConnectionReset" in said(log, unhandled=True)
     assert "ConnectionReset" not in said(log, unhandled=False)
 
 
-def test_words_of_an_abort() -> None:
+def test_abort_keeps_its_reason_without_stack_frames() -> None:
     what = (
         "terminate called after throwing an instance of 'c10::DistBackendError'\n"
         "  what():  [Rank 1] Watchdog caught collective operation timeout\n"
@@ -97,7 +98,7 @@ def test_words_of_an_abort() -> None:
     assert "frame" not in words
 
 
-def test_both_streams_are_told_where_nothing_else_tells() -> None:
+def test_without_a_traceback_both_streams_are_kept() -> None:
     assert said("NCCL WARN x\n", "killed\n") == "NCCL WARN x\nkilled"
     assert said("", "killed\n") == "killed"
     assert said("out\n", "") == "out"
@@ -109,7 +110,7 @@ def test_both_streams_are_told_where_nothing_else_tells() -> None:
     st.booleans(),
     st.integers(min_value=0, max_value=1200),
 )
-def test_whatever_is_printed_the_words_are_bounded(
+def test_last_words_of_any_output_are_bounded(
     streams: list[bytes], unhandled: bool, most: int
 ) -> None:
     words = last_words(streams, unhandled=unhandled, most=most)
@@ -117,7 +118,7 @@ def test_whatever_is_printed_the_words_are_bounded(
 
 
 @given(st.text(max_size=3000), st.integers(min_value=200, max_value=1536))
-def test_a_report_with_words_fits_a_termination_message_and_a_letter(text: str, size: int) -> None:
+def test_last_words_fit_a_termination_message_and_a_failure_report(text: str, size: int) -> None:
     words = last_words([(text + PLAIN * 3 + text).encode(errors="replace")], unhandled=True)
     end = RankEnd(
         rank=1, exit_code=1, consequence=False, report=TerminationReport(step=7), words=words
@@ -132,15 +133,33 @@ def test_a_report_with_words_fits_a_termination_message_and_a_letter(text: str, 
     assert (kept.error or "").startswith("rank 1 ended with exit code 1")
 
 
-def test_a_rank_that_reports_an_error_itself_has_said_it() -> None:
+def test_error_that_a_rank_reports_replaces_its_last_words() -> None:
     report = TerminationReport(error="ValueError: own", exit_code=1)
     end = RankEnd(rank=1, exit_code=1, consequence=False, report=report, words="noise")
-    told = judge_script([end]).report
-    assert (told.error, told.printed) == ("ValueError: own", None)
+    judged = judge_script([end]).report
+    assert (judged.error, judged.printed) == ("ValueError: own", None)
+
+
+def launch(message: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a pod of two ranks that writes its termination message to this file."""
+    return subprocess.run(
+        [sys.executable, "-m", "ddp_trainer.launch", *arguments],
+        env={
+            **os.environ,
+            **pods.contract(local_world_size=2),
+            "DDP_TERMINATION_LOG": str(message),
+            **variables,
+        },
+        capture_output=True,
+        timeout=pods.DEADLINE_SECONDS,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("forked", [False, True])
-def test_the_termination_message_says_why_a_script_has_failed(forked: bool, tmp_path: Path) -> None:
+def test_termination_message_has_the_traceback_of_a_failed_script(
+    forked: bool, tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, sys, time\n"
@@ -151,17 +170,9 @@ def test_the_termination_message_says_why_a_script_has_failed(forked: bool, tmp_
         "time.sleep(60)\n"
     )
     message = tmp_path / "message"
-    preload = [] if forked else ["--no-preload"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "ddp_trainer.launch", *preload, "--", sys.executable, str(script)],
-        env={
-            **os.environ,
-            **pods.contract(local_world_size=2),
-            "DDP_TERMINATION_LOG": str(message),
-        },
-        capture_output=True,
-        timeout=pods.DEADLINE_SECONDS,
-        check=False,
+    command = [sys.executable, str(script)]
+    ended = launch(
+        message, *([] if forked else ["--no-preload"]), "--", *command, **stub_torch(tmp_path)
     )
     assert ended.returncode == 1
     report = TerminationReport.from_json(message.read_text())
@@ -172,23 +183,16 @@ def test_the_termination_message_says_why_a_script_has_failed(forked: bool, tmp_
     assert ended.stdout.decode().count("ValueError") == 0, "the log has it once"
 
 
-def test_binary_output_is_no_obstacle(tmp_path: Path) -> None:
+def test_binary_output_makes_a_valid_termination_message(tmp_path: Path) -> None:
     message = tmp_path / "message"
     program = "import os; os.write(2, bytes(range(256)) * 300); os._exit(3)"
-    ended = subprocess.run(
-        [sys.executable, "-m", "ddp_trainer.launch", "--no-preload", "--", sys.executable, "-c",
-         program],
-        env={**os.environ, **pods.contract(), "DDP_TERMINATION_LOG": str(message)},
-        capture_output=True,
-        timeout=pods.DEADLINE_SECONDS,
-        check=False,
-    )  # fmt: skip
+    ended = launch(message, "--no-preload", "--", sys.executable, "-c", program)
     assert ended.returncode == 3
     assert message.stat().st_size < 4096
     assert TerminationReport.from_json(message.read_text()).printed
 
 
-def test_the_rank_that_failed_by_itself_is_the_cause_whichever_ended_first() -> None:
+def test_rank_that_failed_by_itself_is_the_cause_in_any_order() -> None:
     lost = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:11"
     words = {0: lost, 1: "ValueError: --lr -3", 2: lost}
     ends = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,8 @@ import torch
 from ddp_trainer.launcher.ranks.scripts import Script
 
 from tests.ports import free_port
-from tests.trainer.support.pods import DEADLINE_SECONDS, contract
+from tests.trainer.support.pods import DEADLINE_SECONDS, contract, job
+from tests.trainer.support.stub_torch import PRINTS_ITS_IMPORTER, import_path, stub_torch
 
 PROGRAM = """
 import atexit, multiprocessing, os, pickle, sys, threading, time
@@ -50,14 +50,8 @@ PROGRAM = "from __future__ import annotations\n" + PROGRAM.replace(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a program, which is also a module, and a torch that is imported at once."""
-    for module in ("__init__", "_dynamo", "distributed"):
-        (tmp_path / "packages" / "torch").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "packages" / "torch" / f"{module}.py").write_text(
-            "import os\nprint('imported by', 'a rank' if 'RANK' in os.environ else 'nobody')\n"
-            if module == "__init__"
-            else ""
-        )
+    """Return a folder with a program, which is also a module, and a stub of torch."""
+    stub_torch(tmp_path, PRINTS_ITS_IMPORTER)
     (tmp_path / "code" / "package").mkdir(parents=True)
     (tmp_path / "code" / "program.py").write_text(PROGRAM)
     (tmp_path / "code" / "package" / "program.py").write_text(PROGRAM)
@@ -69,16 +63,13 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in the code's folder, under the launcher if there is one."""
     prefix = [] if launcher is None else [sys.executable, "-m", "ddp_trainer.launch", *launcher]
-    parents = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return subprocess.run(
         [*prefix, *([] if launcher is None else ["--"]), *command],
         cwd=folder / "code",
         env={
             **os.environ,
             **contract(local_world_size=ranks, port=free_port()),
-            "PYTHONPATH": os.pathsep.join(
-                [str(folder / "packages"), *(os.path.abspath(p) for p in parents if p)]
-            ),
+            **import_path(folder),
         },
         capture_output=True,
         text=True,
@@ -100,21 +91,21 @@ def run(
     ],
     ids=" ".join,
 )
-def test_it_is_as_if_python_had_been_started_for_it(folder: Path, words: list[str]) -> None:
+def test_forked_script_runs_as_in_a_new_python(folder: Path, words: list[str]) -> None:
     alone = run(folder, sys.executable, *words, launcher=None)
     forked = run(folder, sys.executable, *words)
-    said = [line for line in forked.stdout.splitlines() if "[launcher" not in line]
-    assert [line for line in said if "imported by" not in line] == [
+    printed = [line for line in forked.stdout.splitlines() if "[launcher" not in line]
+    assert [line for line in printed if "imported by" not in line] == [
         line for line in alone.stdout.splitlines() if "imported by" not in line
     ]
     assert forked.returncode == alone.returncode
     runpy = '  File "<frozen runpy>"'  # Python's, on the way to a module
-    told = [line for line in alone.stderr.splitlines() if not line.startswith(runpy)]
-    assert forked.stderr.splitlines() == told
-    assert "at exit" in said
-    assert "a thread" in said
-    assert "imported by nobody" in said
-    assert "imported by a rank" not in said
+    expected = [line for line in alone.stderr.splitlines() if not line.startswith(runpy)]
+    assert forked.stderr.splitlines() == expected
+    assert "at exit" in printed
+    assert "a thread" in printed
+    assert "imported by nobody" in printed
+    assert "imported by a rank" not in printed
 
 
 def test_ranks_share_what_is_imported(folder: Path) -> None:
@@ -146,21 +137,14 @@ print("drew", random.random(), numpy.random.rand(), numpy.random.default_rng().r
 """
 
 
-def test_forked_ranks_draw_numbers_of_their_own_as_plain_pythons_do(folder: Path) -> None:
-    shutil.rmtree(folder / "packages")  # the real torch
-    (folder / "code" / "draws.py").write_text(DRAWS)
-
-    def drawn(launcher: tuple[str, ...] | None, ranks: int) -> list[list[str]]:
-        ended = run(folder, sys.executable, "draws.py", ranks=ranks, launcher=launcher)
-        assert ended.returncode == 0, ended.stderr
-        lines = [line.split() for line in ended.stdout.splitlines()]
-        return [words[1:] for words in lines if words[:1] == ["drew"]]
-
-    plain = [*drawn(None, 1), *drawn(None, 1)]
-    forked = drawn((), 3)
-    different = [len(set(column)) for column in zip(*plain, strict=True)]
-    assert different == [2] * len(different)
-    assert [len(set(column)) for column in zip(*forked, strict=True)] == [3] * len(different)
+def test_forked_ranks_draw_different_random_numbers(tmp_path: Path) -> None:
+    (tmp_path / "draws.py").write_text(DRAWS)
+    with job(tmp_path, nodes=1, local_world_size=3) as three:
+        [pod] = three.start_all("--", sys.executable, str(tmp_path / "draws.py"))
+        assert pod.wait() == 0, pod.log
+    lines = [line.split() for line in pod.log.splitlines()]
+    forked = [words[1:] for words in lines if words[:1] == ["drew"]]
+    assert [len(set(column)) for column in zip(*forked, strict=True)] == [3] * len(forked[0])
 
 
 LATE = """
@@ -180,10 +164,8 @@ began.wait()
 
 
 @pytest.mark.parametrize("how", [(), ("--no-preload",)])
-def test_python_ends_after_gloos_threads_have_released_their_work(
-    folder: Path, how: tuple[str, ...]
-) -> None:
-    """Else one that takes Python's lock while Python ends aborts the process, now and then."""
+def test_python_ends_after_gloos_threads(folder: Path, how: tuple[str, ...]) -> None:
+    """A thread that takes Python's lock in Python's shutdown could abort the process."""
     (folder / "code" / "late.py").write_text(LATE)
     ended = run(folder, sys.executable, "late.py", launcher=how)
     assert ended.returncode == 0, ended.stderr
@@ -191,9 +173,8 @@ def test_python_ends_after_gloos_threads_have_released_their_work(
 
 
 @pytest.mark.skipif(torch.__version__ < "2.8", reason="torch does not name gloo's threads")
-def test_gloo_names_its_threads_as_the_launcher_knows_them(folder: Path) -> None:
-    shutil.rmtree(folder / "packages")  # the real torch
-    (folder / "code" / "named.py").write_text(
+def test_gloo_names_its_threads_as_the_launcher_expects(tmp_path: Path) -> None:
+    (tmp_path / "named.py").write_text(
         "from ddp_trainer.telemetry.hook import sitecustomize\n"
         "import torch\n"
         "from torch import distributed\n"
@@ -202,12 +183,13 @@ def test_gloo_names_its_threads_as_the_launcher_knows_them(folder: Path) -> None
         "distributed.all_reduce(torch.ones(1))\n"
         "print('threads', len(sitecustomize._gloo_threads()))\n"
     )
-    ended = run(folder, sys.executable, "named.py")
-    assert ended.returncode == 0, ended.stderr
-    assert {"threads 1", "threads 2"} & set(ended.stdout.splitlines())  # one may not run yet
+    with job(tmp_path, nodes=1) as one:
+        [pod] = one.start_all("--", sys.executable, str(tmp_path / "named.py"))
+        assert pod.wait() == 0, pod.log
+    assert {"threads 1", "threads 2"} & set(pod.log.splitlines())  # one may not run yet
 
 
-def test_a_fresh_python_for_each_rank_where_that_is_wanted(folder: Path) -> None:
+def test_no_preload_starts_a_new_python_for_each_rank(folder: Path) -> None:
     ended = run(folder, sys.executable, "program.py", ranks=2, launcher=("--no-preload",))
     assert ended.returncode == 3
     assert ended.stdout.count("imported by a rank") == 2
@@ -215,20 +197,20 @@ def test_a_fresh_python_for_each_rank_where_that_is_wanted(folder: Path) -> None
 
 
 @pytest.mark.parametrize("broken", ["raise OSError('no driver')", "raise ImportError('none')"])
-def test_a_script_that_can_do_without_torch(folder: Path, broken: str) -> None:
+def test_script_runs_without_a_working_torch(folder: Path, broken: str) -> None:
     (folder / "packages" / "torch" / "__init__.py").write_text(broken)
     (folder / "code" / "plain.py").write_text("print('well')\n")
     ended = run(folder, sys.executable, "plain.py")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "well\n", "")
 
 
-def test_what_lies_where_the_launcher_starts_is_not_what_torch_imports(folder: Path) -> None:
+def test_torch_does_not_import_modules_of_the_launchers_folder(folder: Path) -> None:
     (folder / "packages" / "torch" / "__init__.py").write_text("import helpers\n")
-    (folder / "packages" / "helpers.py").write_text("whose = 'of torch'\n")
-    (folder / "code" / "helpers.py").write_text("whose = 'of the launcher'\n")
-    (folder / "code" / "package" / "main.py").write_text("import helpers\nprint(helpers.whose)\n")
+    (folder / "packages" / "helpers.py").write_text("owner = 'torch'\n")
+    (folder / "code" / "helpers.py").write_text("owner = 'the launcher'\n")
+    (folder / "code" / "package" / "main.py").write_text("import helpers\nprint(helpers.owner)\n")
     ended = run(folder, sys.executable, "package/main.py")
-    assert (ended.returncode, ended.stdout) == (0, "of torch\n")
+    assert (ended.returncode, ended.stdout) == (0, "torch\n")
 
 
 PYTHON = sys.executable
@@ -279,7 +261,7 @@ def test_a_script_of_this_python_is_forked(
     ],
     ids=" ".join,
 )
-def test_anything_else_is_run_as_it_is(
+def test_other_commands_are_not_forked(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.py").touch()
