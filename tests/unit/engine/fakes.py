@@ -59,7 +59,7 @@ class FakeCluster:
         self.events: list[Event] = []
         self.graces: dict[Key, int | None] = {}
         self.calls: list[str] = []
-        self.on_pod_deleted: Callable[[Key], None] = lambda _: None
+        self.tell: Callable[[Key], None] = lambda _: None
         """Called with the job of a deleted pod, like a watch."""
         self.refuse: dict[str, ClusterError] = {}
         self.lose_answers: set[str] = set()
@@ -157,7 +157,7 @@ class FakeCluster:
             return
         self.pods.pop(pod, None)
         if stored is not None and (job := job_of(stored)) is not None:
-            self.on_pod_deleted(job)
+            self.tell(job)
 
     async def patch_pod(
         self, pod: Key, metadata: Mapping[str, Any], *, uid: str | None = None

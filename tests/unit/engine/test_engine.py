@@ -1,9 +1,8 @@
 """The engine keeps working when one job misbehaves."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
@@ -12,12 +11,13 @@ from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
-from ddp_operator.ports import Key, Manifest, Node, UnavailableError, WorldAnswer
+from ddp_operator.ports import Key, Manifest, Node, UnavailableError
 
 from tests.simulation.clock import BEGINNING, Clock, VirtualLoop
 from tests.unit.cpu_budget import LOOP_SECONDS, loops
-from tests.unit.engine.fakes import SETTINGS, TOKEN, FakeCluster
+from tests.unit.engine.fakes import SETTINGS, TOKEN, FakeCluster, FakeTrainers
 from tests.unit.engine.test_reconciler import CRASHED, READY, job
+from tests.waiting import eventually
 
 
 class PoisonedCluster(FakeCluster):
@@ -36,13 +36,11 @@ def named(name: str) -> dict[str, object]:
     return manifest
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110 - the fake has nothing to wait on
-            await asyncio.sleep(0.01)
+async def until(condition: Callable[[], bool]) -> None:
+    await eventually(condition, timeout_seconds=30)
 
 
-async def test_a_poison_job_delays_no_other_and_is_tried_again() -> None:
+async def test_job_that_raises_is_retried_and_delays_no_other() -> None:
     cluster = PoisonedCluster()
     engine = Engine(cluster, settings=SETTINGS, workers=1)
     engine.start()
@@ -54,7 +52,7 @@ async def test_a_poison_job_delays_no_other_and_is_tried_again() -> None:
     await engine.stop()
 
 
-async def test_an_unavailable_server_is_tried_again_until_it_answers() -> None:
+async def test_unavailable_server_is_retried_until_it_answers() -> None:
     cluster = FakeCluster()
     cluster.refuse["create_pod"] = UnavailableError("down", retry_after_seconds=0.01)
     engine = Engine(cluster, settings=SETTINGS)
@@ -66,7 +64,7 @@ async def test_an_unavailable_server_is_tried_again_until_it_answers() -> None:
     await engine.stop()
 
 
-async def test_our_own_echo_is_no_news() -> None:
+async def test_own_write_seen_by_the_watch_is_not_new() -> None:
     cluster = FakeCluster()
     engine = Engine(cluster, settings=SETTINGS)
     stored = cluster.store_job(job())
@@ -78,7 +76,7 @@ async def test_our_own_echo_is_no_news() -> None:
     assert not engine.jobs.put(cluster.jobs[Key("default", "train")])
 
 
-async def test_stopping_lets_a_reconcile_end_and_begins_none() -> None:
+async def test_stop_finishes_a_reconcile_and_starts_none() -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
     class SlowCluster(FakeCluster):
@@ -102,7 +100,7 @@ async def test_stopping_lets_a_reconcile_end_and_begins_none() -> None:
     assert "status" not in cluster.jobs[Key("default", "later")]
 
 
-async def test_a_standby_does_nothing_and_then_everything() -> None:
+async def test_standby_does_nothing_until_it_starts() -> None:
     cluster = FakeCluster()
     engine = Engine(cluster, settings=SETTINGS)
     engine.job_changed(cluster.store_job(named("early")))
@@ -115,8 +113,8 @@ async def test_a_standby_does_nothing_and_then_everything() -> None:
     await engine.stop()
 
 
-async def test_stopping_at_once_breaks_off_what_is_under_way() -> None:
-    entered, broken_off = asyncio.Event(), asyncio.Event()
+async def test_stop_at_once_cancels_running_reconciles() -> None:
+    entered, cancelled = asyncio.Event(), asyncio.Event()
 
     class StuckCluster(FakeCluster):
         async def create_service(self, manifest: Manifest) -> None:
@@ -125,7 +123,7 @@ async def test_stopping_at_once_breaks_off_what_is_under_way() -> None:
             try:
                 await asyncio.Event().wait()
             finally:
-                broken_off.set()
+                cancelled.set()
 
     cluster = StuckCluster()
     engine = Engine(cluster, settings=SETTINGS)
@@ -133,22 +131,22 @@ async def test_stopping_at_once_breaks_off_what_is_under_way() -> None:
     engine.job_changed(cluster.store_job(job()))
     await entered.wait()
     await asyncio.wait_for(engine.stop(at_once=True), 5)
-    assert broken_off.is_set()
+    assert cancelled.is_set()
     assert cluster.pods == {}
 
 
 class CountingCluster(FakeCluster):
     """Counts how often the pods were read."""
 
-    looks = 0
+    reads = 0
 
     def pods_of(self, job: Key) -> list[PodState]:
-        self.looks += 1
+        self.reads += 1
         return super().pods_of(job)
 
 
 class VirtualEngine:
-    """An engine at work on one job, with a clock that the test moves."""
+    """An engine with one job, in virtual time."""
 
     def __init__(self) -> None:
         clock = Clock()
@@ -178,20 +176,20 @@ def world() -> Iterator[VirtualEngine]:
     world = VirtualEngine()
     yield world
     world.loop.halt()
-    world.loop.bury()
+    world.loop.cancel_tasks()
 
 
-def test_pods_that_come_up_within_a_second_cost_a_handful_of_looks(world: VirtualEngine) -> None:
-    before = world.cluster.looks
+def test_500_pods_starting_within_a_second_cost_25_reconciles_at_most(world: VirtualEngine) -> None:
+    before = world.cluster.reads
     for index in range(500):
         world.pod_becomes(index, READY, at=100.0 + index / 500)
     world.loop.run_until(102.0)
     assert world.status["phase"] == "Running", "the last one is seen too"
-    assert world.cluster.looks - before <= 25
+    assert world.cluster.reads - before <= 25
 
 
 @pytest.mark.parametrize("replicas", [500, 5000])
-def test_looks_at_pods_that_come_up_take_a_small_share_of_the_time(replicas: int) -> None:
+def test_reconciles_of_starting_pods_take_a_small_share_of_the_time(replicas: int) -> None:
     cluster = FakeCluster()
     engine = Engine(cluster, settings=SETTINGS)
     engine.job_changed(cluster.store_job(job(replicas=replicas)))
@@ -206,27 +204,27 @@ def test_looks_at_pods_that_come_up_take_a_small_share_of_the_time(replicas: int
         for index in range(replicas)
     ]
     pods = [replace(pod, owner_uid=stored.uid, node="node") for pod in pods]
-    look_seconds = loops(lambda: plan(stored, pods, now)) * LOOP_SECONDS
-    assert look_seconds <= 0.06 * engine._rest_seconds(key)
+    reconcile_seconds = loops(lambda: plan(stored, pods, now)) * LOOP_SECONDS
+    assert reconcile_seconds <= 0.06 * engine._rest_seconds(key)
 
 
 @pytest.mark.parametrize(
-    ("replicas", "looks_a_second"), [(1, 20), (100, 20), (500, 18), (1000, 8), (5000, 1)]
+    ("replicas", "per_second"), [(1, 20), (100, 20), (500, 18), (1000, 8), (5000, 1)]
 )
-def test_large_jobs_are_looked_at_more_rarely(replicas: int, looks_a_second: int) -> None:
+def test_large_jobs_are_reconciled_less_often(replicas: int, per_second: int) -> None:
     cluster = FakeCluster()
     engine = Engine(cluster, settings=SETTINGS)
     engine.job_changed(cluster.store_job(job(replicas=replicas)))
-    assert int(1 / engine._rest_seconds(Key("default", "train"))) == looks_a_second
+    assert int(1 / engine._rest_seconds(Key("default", "train"))) == per_second
 
 
-def test_a_failure_in_a_job_at_rest_is_acted_upon_at_once(world: VirtualEngine) -> None:
+def test_failure_in_a_quiet_job_is_handled_at_once(world: VirtualEngine) -> None:
     world.pod_becomes(7, CRASHED, at=101.0)
     world.loop.run_until(101.0)
     assert world.status["restarts"] == 1
 
 
-def test_a_failure_in_a_burst_is_acted_upon_with_the_burst(world: VirtualEngine) -> None:
+def test_failure_in_a_burst_is_handled_with_the_burst(world: VirtualEngine) -> None:
     for index in range(50):
         world.pod_becomes(index, READY, at=101.0 + index / 1000)
     world.pod_becomes(107, CRASHED, at=101.001)
@@ -234,7 +232,7 @@ def test_a_failure_in_a_burst_is_acted_upon_with_the_burst(world: VirtualEngine)
     assert world.status["restarts"] == 1
 
 
-def test_what_a_user_changes_waits_for_no_pods(world: VirtualEngine) -> None:
+def test_change_by_a_user_is_not_delayed_by_changes_of_pods(world: VirtualEngine) -> None:
     world.pod_becomes(0, READY, at=101.0)
     suspended = job(replicas=500, suspend=True)
 
@@ -248,7 +246,7 @@ def test_what_a_user_changes_waits_for_no_pods(world: VirtualEngine) -> None:
     assert world.cluster.pods == {}
 
 
-async def test_jobs_hear_of_nodes_that_are_about_to_go_and_of_no_other_change(
+async def test_only_leaving_nodes_enqueue_the_jobs_on_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = FakeCluster()
@@ -264,14 +262,14 @@ async def test_jobs_hear_of_nodes_that_are_about_to_go_and_of_no_other_change(
     stored = cluster.jobs[Key("default", "train")]
     await until(lambda: stored.get("status", {}).get("phase") == "Running")
     engine._check_nodes()
-    looked: list[Key] = []
-    monkeypatch.setattr(engine, "enqueue", looked.append)
+    enqueued: list[Key] = []
+    monkeypatch.setattr(engine, "enqueue", enqueued.append)
     cluster.node_list[2:4] = [
         replace(cluster.node_list[2], labels={"new": "one"}),
         replace(cluster.node_list[3], leaving="taint x"),
     ]
     engine._check_nodes()
-    assert looked == [], "none of them concerns the job"
+    assert enqueued == [], "none of them concerns the job"
     monkeypatch.undo()
     cluster.node_list[1] = replace(cluster.node_list[1], leaving="taint x")
     engine.nodes_changed()
@@ -280,41 +278,22 @@ async def test_jobs_hear_of_nodes_that_are_about_to_go_and_of_no_other_change(
     await engine.stop()
 
 
-class AskedTrainers:
-    """Implements `ports.Trainers`; reports nothing, and records its requests."""
+class SavingTrainers(FakeTrainers):
+    """Records requests for checkpoints, and refuses them."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
-
-    async def status(self, address: str) -> bytes | str:
-        return f"{address}: nobody listens"
-
-    async def dump_stacks(self, address: str, *, token: str) -> bool:
-        raise AssertionError((address, token))
-
-    async def traces(self, address: str, *, token: str) -> bytes | str:
-        raise AssertionError((address, token))
+        self.requests: list[tuple[str, str]] = []
 
     async def checkpoint(self, address: str, *, token: str) -> bool:
-        self.asked.append((address, token))
+        self.requests.append((address, token))
         return False
 
-    async def put_world(
-        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> WorldAnswer | None:
-        raise AssertionError((address, document, wait_seconds, token))
-
-    async def poll_world(
-        self, address: str, *, after: int, wait_seconds: int, token: str
-    ) -> bytes | str:
-        raise AssertionError((address, after, wait_seconds, token))
-
-    async def close(self) -> None:
-        """Nothing is open."""
+    async def poll_world(self, address: str, **_: object) -> bytes | str:
+        return f"{address}: nobody listens"
 
 
-async def test_a_trainer_that_cannot_leave_its_node_is_asked_to_save_once() -> None:
-    cluster, trainers, key = FakeCluster(), AskedTrainers(), Key("default", "train")
+async def test_trainer_on_a_leaving_node_receives_one_request_to_save() -> None:
+    cluster, trainers, key = FakeCluster(), SavingTrainers(), Key("default", "train")
     engine = Engine(cluster, settings=SETTINGS, trainers=trainers)
     engine.start()
     cluster.node_list = [Node("node-a", {})]
@@ -332,6 +311,6 @@ async def test_a_trainer_that_cannot_leave_its_node_is_asked_to_save_once() -> N
     for _ in range(3):
         engine.enqueue(key)
         await asyncio.sleep(0.01)
-    assert trainers.asked == [("10.0.0.1:28737", TOKEN)]
+    assert trainers.requests == [("10.0.0.1:28737", TOKEN)]
     assert cluster.events[-1].reason == "CheckpointRequested"
     await engine.stop()

@@ -95,7 +95,7 @@ class World:
             clock=lambda: loop_now() + self.ahead,
             trainers=self.launchers,
         )
-        self.cluster.on_pod_deleted = self.engine.enqueue
+        self.cluster.tell = self.engine.enqueue
         self.engine.start()
 
     async def run(self, *, without: str = "", **spec: Any) -> None:

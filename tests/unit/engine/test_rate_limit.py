@@ -14,7 +14,7 @@ def loop() -> Iterator[VirtualLoop]:
     loop = VirtualLoop(Clock())  # type: ignore[abstract]
     yield loop
     loop.halt()
-    loop.bury()
+    loop.cancel_tasks()
 
 
 def at(loop: VirtualLoop, seconds: float, do: Callable[[], None]) -> None:

@@ -1,10 +1,10 @@
-"""The engine polls real trainers, over HTTP on loopback, and trusts them with care."""
+"""The engine polls trainers over HTTP on loopback, and checks what they report."""
 
 import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,13 +17,14 @@ from tests.mergepatch import merged
 from tests.trainer_server import TrainerServer
 from tests.unit.engine.fakes import SETTINGS, FakeCluster
 from tests.unit.engine.test_reconciler import READY, job
+from tests.unit.fast_loop import loop_now
 from tests.waiting import eventually
 
 EVERY_SECONDS = 0.1
 
 
 class World:
-    """An engine with jobs on loopback addresses, and a clock that tests move."""
+    """An engine with jobs on loopback addresses. `ahead` moves its clock."""
 
     def __init__(self) -> None:
         self.cluster = FakeCluster()
@@ -31,7 +32,7 @@ class World:
         self.engine = Engine(
             self.cluster,
             settings=SETTINGS,
-            clock=lambda: datetime.now(UTC) + self.ahead,
+            clock=lambda: loop_now() + self.ahead,
             trainers=HttpTrainers(),
             progress_seconds=EVERY_SECONDS,
         )
@@ -41,7 +42,7 @@ class World:
     async def run(self, name: str, server: TrainerServer, **spec: Any) -> None:
         """Bring a job of two pods to Running. Both use the same port, and so share one trainer."""
         manifest = job(statusPort=int(server.address.rpartition(":")[2]), **spec)
-        now = datetime.now(UTC).isoformat()
+        now = loop_now().isoformat()
         manifest["metadata"] |= {"name": name, "uid": f"uid-{name}", "creationTimestamp": now}
         self.engine.job_changed(self.cluster.store_job(manifest))
         await self.until(lambda: len(self.pods(name)) == 2)
@@ -57,8 +58,8 @@ class World:
         self.engine.enqueue(Key("default", name))
 
     def status(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.cluster.jobs[Key("default", name)].get("status") or {}
-        return found
+        stored: dict[str, Any] = self.cluster.jobs[Key("default", name)].get("status") or {}
+        return stored
 
     def step(self, name: str) -> int | None:
         step: int | None = (self.status(name).get("progress") or {}).get("step")
@@ -81,7 +82,7 @@ async def server() -> AsyncIterator[TrainerServer]:
         yield server
 
 
-async def test_the_status_follows_what_the_trainer_says(
+async def test_status_follows_the_reports_of_the_trainer(
     world: World, server: TrainerServer
 ) -> None:
     server.answer = {"step": 3, "totalSteps": 9, "loss": 0.5, "checkpoint": {"step": 2}}
@@ -105,7 +106,7 @@ async def test_the_status_follows_what_the_trainer_says(
     ],
     ids=["no JSON", "no step", "nothing yet"],
 )
-async def test_nonsense_hurts_nobody_and_is_told_once(
+async def test_invalid_report_is_logged_once_and_affects_no_other_job(
     world: World,
     server: TrainerServer,
     nonsense: Callable[[], web.Response],
@@ -123,7 +124,9 @@ async def test_nonsense_hurts_nobody_and_is_told_once(
     assert sum("default/bad: " in line for line in caplog.messages) == 1
 
 
-async def test_only_running_jobs_are_asked(world: World, server: TrainerServer) -> None:
+async def test_only_trainers_of_running_jobs_are_polled(
+    world: World, server: TrainerServer
+) -> None:
     await world.run("other", server)
     async with TrainerServer() as idle:
         await world.run("train", idle)
@@ -145,7 +148,7 @@ async def test_only_running_jobs_are_asked(world: World, server: TrainerServer) 
         {"spec": {"hostNetwork": True}},
     ],
 )
-async def test_nobody_is_asked_but_the_jobs_own_pod_at_its_own_address(
+async def test_only_the_jobs_own_pod_at_its_own_address_is_polled(
     world: World, server: TrainerServer, change: dict[str, Any]
 ) -> None:
     await world.run("other", server)
@@ -161,7 +164,7 @@ async def test_nobody_is_asked_but_the_jobs_own_pod_at_its_own_address(
         assert len(elsewhere.asked) <= asked + 1
 
 
-async def test_a_trainer_that_goes_away_changes_nothing(world: World) -> None:
+async def test_unreachable_trainer_changes_nothing(world: World) -> None:
     async with TrainerServer() as server, TrainerServer() as other:
         await world.run("train", server, progressDeadlineSeconds=60)
         await world.run("other", other)
@@ -174,7 +177,7 @@ async def test_a_trainer_that_goes_away_changes_nothing(world: World) -> None:
         assert world.step("train") == 1
 
 
-async def test_a_hang_is_ended_after_its_stacks_were_asked_for(
+async def test_hung_pods_are_deleted_after_they_dumped_their_stacks(
     world: World, server: TrainerServer
 ) -> None:
     deleted: list[int] = []
@@ -194,14 +197,21 @@ async def test_a_hang_is_ended_after_its_stacks_were_asked_for(
     assert (status["restarts"], status["failures"][0]["reason"]) == (1, "NoProgress")
 
 
-async def test_a_hang_names_the_rank_that_its_launchers_show(
+IN_ALL_REDUCE = '  File "/lib/torch/distributed/distributed_c10d.py", line 9 in all_reduce'
+LOADING = '  File "/app/data.py", line 7 in load'
+
+
+def in_stack(rank: int, frame: str) -> dict[str, Any]:
+    """Return a rank's part of the traces."""
+    stack = f"Current thread 0x1 (most recent call first):\n{frame}"
+    return {"rank": rank, "process": 1, "stack": stack}
+
+
+async def test_failure_of_a_hang_names_where_its_ranks_are(
     world: World, server: TrainerServer
 ) -> None:
     # Both pods share one trainer, which shows the ranks of both.
-    waits = '  File "/lib/torch/distributed/distributed_c10d.py", line 9 in all_reduce'
-    loads = '  File "/app/data.py", line 7 in load'
-    stacks = [f"Current thread 0x1 (most recent call first):\n{line}" for line in (waits, loads)]
-    ranks = [{"rank": rank, "process": 1, "stack": stacks[rank > 1]} for rank in range(4)]
+    ranks = [in_stack(rank, LOADING if rank > 1 else IN_ALL_REDUCE) for rank in range(4)]
     server.traces = 200, json.dumps({"ranks": ranks}).encode()
     await world.run("train", server, progressDeadlineSeconds=1, nprocPerNode=2)
     await world.until(lambda: bool(world.status("train").get("failures")))
@@ -210,14 +220,10 @@ async def test_a_hang_names_the_rank_that_its_launchers_show(
     assert "; Ranks 0-1 are at distributed_c10d.py:9 in all_reduce; ranks 2-3" in failure["message"]
 
 
-async def test_a_process_that_somebody_has_stopped_is_not_charged(
+async def test_hang_of_a_stopped_process_is_not_charged(
     world: World, server: TrainerServer
 ) -> None:
-    frame = '  File "/lib/torch/distributed/distributed_c10d.py", line 9 in all_reduce'
-    waits = f"Current thread 0x1 (most recent call first):\n{frame}"
-    ranks: list[dict[str, Any]] = [
-        {"rank": rank, "process": 1, "stack": waits} for rank in range(3)
-    ]
+    ranks = [in_stack(rank, IN_ALL_REDUCE) for rank in range(3)]
     ranks.append({"rank": 3, "process": 1, "problem": "it is stopped", "cause": "stopped"})
     server.traces = 200, json.dumps({"ranks": ranks}).encode()
     await world.run("train", server, progressDeadlineSeconds=1, nprocPerNode=2)
@@ -228,7 +234,7 @@ async def test_a_process_that_somebody_has_stopped_is_not_charged(
     assert (status.get("restarts", 0), status["disruptions"]) == (0, 1)
 
 
-async def test_launchers_that_show_nothing_do_not_delay_the_end_of_a_hang(
+async def test_hang_ends_without_answers_of_its_launchers(
     world: World, server: TrainerServer
 ) -> None:
     server.traces = 200, b'{"ranks": [[]]}'
@@ -238,7 +244,7 @@ async def test_launchers_that_show_nothing_do_not_delay_the_end_of_a_hang(
     assert "spec.progressDeadlineSeconds: 1" in failure["message"]
 
 
-async def test_a_clock_that_is_set_makes_no_hang(world: World, server: TrainerServer) -> None:
+async def test_clock_that_is_set_forward_makes_no_hang(world: World, server: TrainerServer) -> None:
     await world.run("train", server, progressDeadlineSeconds=600)
     await world.until(lambda: world.step("train") == 1)
     world.ahead = timedelta(hours=1)
@@ -259,7 +265,7 @@ async def test_polling_ends_with_the_engine(world: World, server: TrainerServer)
 PATTERN = {"logPattern": r"step (?P<step>\d+)"}
 
 
-async def test_a_script_that_reports_nothing_is_read_in_its_log(
+async def test_progress_of_a_silent_script_is_read_in_its_log(
     world: World, server: TrainerServer
 ) -> None:
     server.answer = lambda: web.Response(status=503)
@@ -271,21 +277,23 @@ async def test_a_script_that_reports_nothing_is_read_in_its_log(
     await world.until(lambda: world.step("train") == 8)
 
 
-async def test_a_trainer_that_reports_needs_no_log(world: World, server: TrainerServer) -> None:
+async def test_log_is_not_read_while_the_trainer_reports(
+    world: World, server: TrainerServer
+) -> None:
     world.cluster.log = b"step 7\n"
     await world.run("train", server, progress=PATTERN)
     await world.until(lambda: world.step("train") == 1)
     assert world.cluster.logs_read == []
 
 
-async def test_without_a_pattern_no_log_is_read(world: World, server: TrainerServer) -> None:
+async def test_log_is_not_read_without_a_pattern(world: World, server: TrainerServer) -> None:
     server.answer = lambda: web.Response(status=503)
     await world.run("train", server)
     await world.until(lambda: len(server.asked) >= 3)
     assert world.cluster.logs_read == []
 
 
-async def test_a_log_at_a_standstill_is_a_hang(world: World, server: TrainerServer) -> None:
+async def test_log_without_new_steps_is_a_hang(world: World, server: TrainerServer) -> None:
     server.answer = lambda: web.Response(status=503)
     world.cluster.log = b"step 7\n"
     await world.run("train", server, progress=PATTERN, progressDeadlineSeconds=1)
@@ -301,7 +309,7 @@ async def test_a_log_at_a_standstill_is_a_hang(world: World, server: TrainerServ
         (ForbiddenError("pods/log is forbidden"), "pods/log is forbidden"),
     ],
 )
-async def test_a_log_that_tells_nothing_is_told_of_once(
+async def test_log_without_progress_is_logged_once(
     world: World,
     server: TrainerServer,
     log: bytes | ClusterError,
@@ -318,7 +326,7 @@ async def test_a_log_that_tells_nothing_is_told_of_once(
     assert says in line
 
 
-async def test_a_launcher_that_answers_before_the_first_step_shows_a_hang(
+async def test_hang_before_the_first_step_is_seen_once_the_launcher_answers(
     world: World, server: TrainerServer
 ) -> None:
     server.answer = lambda: web.Response(status=404)

@@ -4,6 +4,8 @@ Types and costs of expressions are left out; a CEL interpreter evaluates them.
 """
 
 import copy
+import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,7 +31,7 @@ class AdmissionRequest:
 
     @property
     def act(self) -> str:
-        """The action and its object, such as `CREATE pods`."""
+        """Return the operation and its resource, such as `CREATE pods`."""
         return f"{self.operation} {self.resource}"
 
 
@@ -82,8 +84,17 @@ class Policy:
         self._spec = manifest["spec"]
         assert self._spec["failurePolicy"] == "Fail"
         self.messages = [validation["message"] for validation in self._spec["validations"]]
+        validations = [self._inlined(each["expression"]) for each in self._spec["validations"]]
+        self._verdicts = f"[{', '.join(validations)}]"
 
-    def is_asked(self, request: AdmissionRequest) -> bool:
+    def _inlined(self, expression: str) -> str:
+        """Return the expression with those of its variables, evaluated only when used."""
+        for variable in reversed(self._spec["variables"]):
+            name = rf"\bvariables\.{variable['name']}\b"
+            expression = re.sub(name, lambda _: f"({variable['expression']})", expression)  # noqa: B023
+        return f"({expression})"
+
+    def applies_to(self, request: AdmissionRequest) -> bool:
         """Return whether the policy applies to the request."""
         return any(
             request.group in rule["apiGroups"]
@@ -91,42 +102,35 @@ class Policy:
             and request.operation in rule["operations"]
             for rule in self._spec["matchConstraints"]["resourceRules"]
         ) and all(
-            _evaluated(condition["expression"], _inputs(request))
+            _evaluated(condition["expression"], request)
             for condition in self._spec["matchConditions"]
         )
 
     def refusals(self, request: AdmissionRequest) -> list[str]:
         """Return the messages of all validations that do not hold."""
-        inputs, variables = _inputs(request), dict[str, Any]()
-        for variable in self._spec["variables"]:
-            # A server evaluates them only when they are used, so an unused one may fail.
-            try:
-                value = _evaluated(variable["expression"], {**inputs, "variables": variables})
-            except (KeyError, TypeError):
-                continue
-            variables[variable["name"]] = value
-        inputs["variables"] = variables
-        verdicts = {
-            validation["message"]: _evaluated(validation["expression"], inputs)
-            for validation in self._spec["validations"]
-        }
-        assert all(isinstance(verdict, bool) for verdict in verdicts.values())
-        return [message for message, holds in verdicts.items() if not holds]
+        verdicts = _evaluated(self._verdicts, request)
+        assert all(isinstance(verdict, bool) for verdict in verdicts)
+        return [
+            message for message, holds in zip(self.messages, verdicts, strict=True) if not holds
+        ]
 
 
-def _inputs(request: AdmissionRequest) -> dict[str, Any]:
+def _evaluated(expression: str, request: AdmissionRequest) -> Any:
     resource, _, subresource = request.resource.partition("/")
-    return {
-        "object": request.object,
-        "oldObject": request.old_object,
-        "request": {
-            "operation": request.operation,
-            "resource": {"group": request.group, "resource": resource},
-            "subResource": subresource,
-            "userInfo": {"username": request.username},
-        },
-    }
+    return _compiled(expression).execute(
+        {
+            "object": request.object,
+            "oldObject": request.old_object,
+            "request": {
+                "operation": request.operation,
+                "resource": {"group": request.group, "resource": resource},
+                "subResource": subresource,
+                "userInfo": {"username": request.username},
+            },
+        }
+    )
 
 
-def _evaluated(expression: str, inputs: dict[str, Any]) -> Any:
-    return cel.compile(expression).execute(inputs)
+@functools.cache
+def _compiled(expression: str) -> cel.Program:
+    return cel.compile(expression)

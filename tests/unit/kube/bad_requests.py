@@ -19,7 +19,7 @@ POLICY, BINDING = yaml.safe_load_all(
 )
 
 OWNED, SPEC, METADATA, ANNOTATIONS, FINALIZERS, *OTHERS = POLICY["spec"]["validations"]
-ABOUT, LEASE, SECRET, KEPT = OTHERS
+EVENT, LEASE, SECRET, FINISHED = OTHERS
 BOOST: Final = "boost workloads"
 """The update of a Workload that Kueue made for a pod group."""
 
@@ -33,7 +33,7 @@ class Bad:
     change: Callable[[Any], None]
     refused_by: Mapping[str, str]
     changes_old: bool = False
-    """True if the old object is changed, too, so that the request changes nothing of it."""
+    """The old object is changed, too, so the request itself changes nothing of it."""
 
     def request(self, good: AdmissionRequest) -> AdmissionRequest:
         """Return the changed request."""
@@ -66,11 +66,11 @@ def owner(**fields: Any) -> Callable[[Any], None]:
     return lambda manifest: manifest["metadata"]["ownerReferences"][0].update(fields)
 
 
-def without_an_annotation(manifest: Any) -> None:
+def with_an_annotation_less(manifest: Any) -> None:
     manifest["metadata"]["annotations"].popitem()
 
 
-def with_an_annotation(manifest: Any) -> None:
+def with_a_new_annotation(manifest: Any) -> None:
     manifest["metadata"]["annotations"]["example.com/more"] = "x"
 
 
@@ -87,25 +87,25 @@ def container(**fields: Any) -> Callable[[Any], None]:
     return lambda manifest: manifest["spec"]["containers"][0].update(fields)
 
 
-def about(**fields: Any) -> Callable[[Any], None]:
+def involved(**fields: Any) -> Callable[[Any], None]:
     """Set fields of an Event's object."""
     return lambda manifest: manifest["involvedObject"].update(fields)
 
 
-NOT_OURS: Final[Mapping[str, Callable[[Any], None]]] = {
-    "nobody's": without("metadata", "ownerReferences"),
-    "of no owner": metadata(ownerReferences=[]),
+BAD_OWNERS: Final[Mapping[str, Callable[[Any], None]]] = {
+    "without owners": without("metadata", "ownerReferences"),
+    "with an empty list of owners": metadata(ownerReferences=[]),
     "of a ReplicaSet": owner(kind="ReplicaSet"),
     "of another group": owner(apiVersion="apps/v1"),
-    "of a group that begins alike": owner(apiVersion=f"{GROUP}.example/v1"),
-    "of an owner that does not control it": owner(controller=False),
-    "of an owner that says nothing of control": no_controller,
+    "of a group with the same prefix": owner(apiVersion=f"{GROUP}.example/v1"),
+    "of an owner that is no controller": owner(controller=False),
+    "of an owner without controller": no_controller,
 }
 
-NOT_OF_PODS: Final[Mapping[str, Callable[[Any], None]]] = {
-    "nobody's": without("metadata", "ownerReferences"),
+BAD_OWNERS_OF_GROUPS: Final[Mapping[str, Callable[[Any], None]]] = {
+    "without owners": without("metadata", "ownerReferences"),
     "of a Job": metadata(ownerReferences=[{"apiVersion": "batch/v1", "kind": "Job"}]),
-    "of another kind of pod": metadata(ownerReferences=[{"apiVersion": "a/v1", "kind": "Pod"}]),
+    "of a pod of another group": metadata(ownerReferences=[{"apiVersion": "a/v1", "kind": "Pod"}]),
 }
 POLICIES: Final = ("CREATE networkpolicies", "UPDATE networkpolicies", "DELETE networkpolicies")
 
@@ -117,35 +117,40 @@ BAD: Final = [
             *("CREATE resourceclaimtemplates", "CREATE podgroups", "UPDATE podgroups", *POLICIES),
             *("CREATE workloads", "UPDATE workloads", "UPDATE workloads/status"),
         )
-        for what, change in NOT_OURS.items()
+        for what, change in BAD_OWNERS.items()
     ),
     *(
         Bad(f"{BOOST} {what}", BOOST, change, OWNED, changes_old=True)
-        for what, change in NOT_OF_PODS.items()
+        for what, change in BAD_OWNERS_OF_GROUPS.items()
     ),
     Bad("another queue", BOOST, lambda m: m["spec"].update(queueName="other"), SPEC),
     Bad("another status", BOOST, lambda m: m["status"].update(admission=None), SPEC),
     Bad("no status", BOOST, without("status"), SPEC),
     Bad("a label", BOOST, metadata(labels={"a": "b"}), METADATA),
-    Bad("a pod less", BOOST, lambda m: m["metadata"]["ownerReferences"].pop(), METADATA),
+    Bad("a missing pod", BOOST, lambda m: m["metadata"]["ownerReferences"].pop(), METADATA),
     Bad("a held Workload", BOOST, metadata(finalizers=["example.com/mine"]), METADATA),
-    Bad("another annotation", BOOST, with_an_annotation, ANNOTATIONS),
+    Bad("another annotation", BOOST, with_a_new_annotation, ANNOTATIONS),
     Bad("another image", "UPDATE pods", container(image="registry.example/other:1"), SPEC),
     Bad("a deadline", "UPDATE pods", lambda m: m["spec"].update(activeDeadlineSeconds=1), SPEC),
-    Bad("a field less", "UPDATE pods", without("spec", "subdomain"), SPEC),
-    Bad("an annotation less", "UPDATE pods", without_an_annotation, ANNOTATIONS),
+    Bad("a missing field", "UPDATE pods", without("spec", "subdomain"), SPEC),
+    Bad("a missing annotation", "UPDATE pods", with_an_annotation_less, ANNOTATIONS),
     Bad("no annotations", "UPDATE pods", without("metadata", "annotations"), ANNOTATIONS),
-    Bad("an annotation more", "UPDATE pods", with_an_annotation, ANNOTATIONS),
+    Bad("an additional annotation", "UPDATE pods", with_a_new_annotation, ANNOTATIONS),
     Bad("a finalizer", "UPDATE pods", metadata(finalizers=["example.com/mine"]), FINALIZERS),
     Bad("another generated name", "UPDATE pods", metadata(generateName="other-"), METADATA),
     Bad("another owner", "UPDATE pods", owner(name="other", uid="other"), METADATA),
-    Bad("no owner any more", "UPDATE pods", without("metadata", "ownerReferences"), METADATA),
-    Bad("about a pod", "CREATE events", about(kind="Pod"), ABOUT),
-    Bad("about another group", "CREATE events", about(apiVersion=f"{GROUP}.example/v1"), ABOUT),
-    Bad("another's Lease", "CREATE leases", metadata(name="other-operator"), LEASE),
+    Bad("a missing owner", "UPDATE pods", without("metadata", "ownerReferences"), METADATA),
+    Bad("about a pod", "CREATE events", involved(kind="Pod"), EVENT),
+    Bad("about another group", "CREATE events", involved(apiVersion=f"{GROUP}.example/v1"), EVENT),
+    Bad("a Lease of another name", "CREATE leases", metadata(name="other-operator"), LEASE),
     Bad("another Secret", "CREATE secrets", metadata(name="other-tokens"), SECRET),
     Bad("a service account's token", "CREATE secrets", of_service_account, SECRET),
-    Bad("a job to be kept", "DELETE ddpjobs", without("spec", "ttlSecondsAfterFinished"), KEPT),
-    Bad("a job that runs", "DELETE ddpjobs", without("status", "completionTime"), KEPT),
-    Bad("a job that has not begun", "DELETE ddpjobs", without("status"), KEPT),
+    Bad(
+        "a job without a TTL",
+        "DELETE ddpjobs",
+        without("spec", "ttlSecondsAfterFinished"),
+        FINISHED,
+    ),
+    Bad("a running job", "DELETE ddpjobs", without("status", "completionTime"), FINISHED),
+    Bad("a job without a status", "DELETE ddpjobs", without("status"), FINISHED),
 ]

@@ -1,6 +1,4 @@
-"""The policy that limits the operator: it admits every request of the operator, and each of its
-validations refuses its bad request.
-"""
+"""The policy that limits the operator admits all of its requests, and refuses each bad one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -27,9 +25,10 @@ from ddp_operator.kube.resources import PODS
 from ddp_operator.ports import Event, Key
 
 from tests.good_manifests import GOOD_MANIFESTS
+from tests.mergepatch import merged
 from tests.unit.job.builders import NAMESPACE, NOW, stored_job
 from tests.unit.kube.admission import AdmissionRequest, AdmittingServer, Policy
-from tests.unit.kube.bad_requests import BAD, BINDING, BOOST, MANIFESTS, POLICY, Bad
+from tests.unit.kube.bad_requests import BAD, BINDING, BOOST, MANIFESTS, POLICY
 from tests.unit.kube.test_lease import PATIENT
 from tests.waiting import eventually
 
@@ -40,12 +39,8 @@ ELSEWHERE: Final[dict[str, Any]] = {
     "managedBy": "kueue.x-k8s.io/multikueue",
     "scheduling": {"queueName": "team"},
 }
+ADMISSION_POLICY: Final = Policy(POLICY)
 ENDED: Final = finish(DDPJobStatus(), "Succeeded", "Completed", "all is well", NOW).status
-
-
-@pytest.fixture
-def policy() -> Policy:
-    return Policy(POLICY)
 
 
 @pytest.fixture
@@ -57,7 +52,7 @@ async def server() -> AsyncIterator[AdmittingServer]:
 
 @pytest.fixture
 async def cluster(client: ApiClient) -> KubeCluster[Key]:
-    """Return the operator's cluster; it needs no watch."""
+    """Return the operator's cluster, without a watch."""
     pods = Reflector(
         client,
         PODS.path(),
@@ -88,8 +83,8 @@ async def sent(
     template = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "spec": {}}
     await cluster.apply({**manifests.service(job), **template})
     for replicas in (2, 3):
-        asked = DDPJob.parse(stored_job(replicas=replicas, scheduling={"gang": "volcano"}))
-        for needed in prerequisites(asked):
+        gang = DDPJob.parse(stored_job(replicas=replicas, scheduling={"gang": "volcano"}))
+        for needed in prerequisites(gang):
             await cluster.apply(needed.manifest)
     for suspend in (False, True):
         elsewhere = DDPJob.parse(stored_job(suspend=suspend, **ELSEWHERE))
@@ -138,14 +133,14 @@ async def _boosted(server: AdmittingServer, cluster: KubeCluster[Key]) -> Admiss
     return server.admissions[-1]
 
 
-async def test_it_lets_through_all_that_the_operator_writes(
-    policy: Policy, sent: dict[str, AdmissionRequest]
-) -> None:
-    written = _granted() | {BOOST}
-    assert {act: policy.refusals(sent[act]) for act in sent} == {act: [] for act in written}
-    asked = {act for act, request in sent.items() if policy.is_asked(request)}
+async def test_all_writes_of_the_operator_are_admitted(sent: dict[str, AdmissionRequest]) -> None:
+    writes = _granted() | {BOOST}
+    assert {act: ADMISSION_POLICY.refusals(sent[act]) for act in sent} == {
+        act: [] for act in writes
+    }
+    checked = {act for act, request in sent.items() if ADMISSION_POLICY.applies_to(request)}
     # RBAC names the one Lease, and the server lets the operator change only a job's status.
-    assert written - asked == {"UPDATE leases", "UPDATE ddpjobs/status"}
+    assert writes - checked == {"UPDATE leases", "UPDATE ddpjobs/status"}
 
 
 def _granted() -> set[str]:
@@ -164,62 +159,58 @@ def _granted() -> set[str]:
     }
 
 
-@pytest.mark.parametrize("name", GOOD_MANIFESTS)
-async def test_it_lets_through_the_pods_of_any_job(
-    policy: Policy, server: AdmittingServer, cluster: KubeCluster[Key], name: str
+def test_pods_of_all_valid_jobs_are_admitted() -> None:
+    for name, manifest in GOOD_MANIFESTS.items():
+        job = DDPJob.parse(stored_job(**manifest["spec"]))
+        pod = manifests.pod(job, Identity(0, 2, 1))
+        unlabelled = merged(pod, {"metadata": {"labels": {LABEL_SERVING: None}}})
+        annotated = merged(pod, {"metadata": {"annotations": {KUEUE_RETRIABLE: "false"}}})
+        for operation, new, old in (
+            ("CREATE", pod, None),
+            ("UPDATE", unlabelled, pod),
+            ("UPDATE", annotated, pod),
+            ("DELETE", None, pod),
+        ):
+            request = AdmissionRequest(operation, "", "pods", OPERATOR, new, old)
+            assert ADMISSION_POLICY.refusals(request) == [], name
+
+
+async def test_each_bad_request_is_refused_by_one_validation(
+    sent: dict[str, AdmissionRequest],
 ) -> None:
-    document = stored_job(**GOOD_MANIFESTS[name]["spec"])
-    job = DDPJob.parse(document)
-    pod = manifests.pod(job, Identity(0, 2, 1))
-    await cluster.create_pod(pod)
-    await cluster.patch_pod(_key(pod), {"labels": {LABEL_SERVING: None}})
-    await cluster.patch_pod(_key(pod), {"annotations": {KUEUE_RETRIABLE: "false"}})
-    await cluster.delete_pod(_key(pod), grace_seconds=None)
-    acts = [request.act for request in server.admissions]
-    assert acts == ["CREATE pods", "UPDATE pods", "UPDATE pods", "DELETE pods"]
-    assert [policy.refusals(request) for request in server.admissions] == [[], [], [], []]
+    requests = {bad.name: (bad, bad.request(sent[bad.act])) for bad in BAD}
+    assert len(requests) == len(BAD)
+    for bad, request in requests.values():
+        assert request != sent[bad.act], bad.name
+        assert ADMISSION_POLICY.applies_to(request), bad.name
+        assert ADMISSION_POLICY.refusals(request) == [bad.refused_by["message"]], bad.name
 
 
-@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
-async def test_a_bad_request_is_refused_by_one_validation(
-    policy: Policy, sent: dict[str, AdmissionRequest], bad: Bad
+def test_every_validation_refuses_something() -> None:
+    assert {bad.refused_by["message"] for bad in BAD} == set(ADMISSION_POLICY.messages)
+
+
+async def test_policy_applies_to_the_service_account_of_the_operator_alone(
+    sent: dict[str, AdmissionRequest],
 ) -> None:
-    request = bad.request(sent[bad.act])
-    assert request != sent[bad.act]
-    assert policy.is_asked(request)
-    assert policy.refusals(request) == [bad.refused_by["message"]]
-
-
-def test_every_validation_refuses_something(policy: Policy) -> None:
-    assert {bad.refused_by["message"] for bad in BAD} == set(policy.messages)
-
-
-@pytest.mark.parametrize(
-    ("username", "bound"),
-    [
-        (OPERATOR, True),
-        ("system:serviceaccount:training:ddp-operator", True),
-        ("system:serviceaccount:ddp-operator:default", False),
-        ("system:serviceaccount:ddp-operator:my-ddp-operator", False),
-        ("system:serviceaccount:ddp-operator:ddp-operator-2", False),
-        ("ddp-operator", False),
-        ("admin", False),
-    ],
-)
-async def test_it_binds_the_operator_alone(
-    policy: Policy, sent: dict[str, AdmissionRequest], username: str, *, bound: bool
-) -> None:
-    assert policy.is_asked(replace(sent["CREATE pods"], username=username)) is bound
-
-
-def test_the_operator_is_installed_under_the_name_that_the_policy_binds() -> None:
+    for username, expected in {
+        OPERATOR: True,
+        "system:serviceaccount:training:ddp-operator": True,
+        "system:serviceaccount:ddp-operator:default": False,
+        "system:serviceaccount:ddp-operator:my-ddp-operator": False,
+        "system:serviceaccount:ddp-operator:ddp-operator-2": False,
+        "ddp-operator": False,
+        "admin": False,
+    }.items():
+        request = replace(sent["CREATE pods"], username=username)
+        assert ADMISSION_POLICY.applies_to(request) is expected, username
     deployment = yaml.safe_load((MANIFESTS / "install/deployment.yaml").read_text())
     namespace = deployment["metadata"]["namespace"]
     account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
     assert f"system:serviceaccount:{namespace}:{account}" == OPERATOR
 
 
-def test_the_policy_is_in_force() -> None:
+def test_binding_enforces_the_policy() -> None:
     assert BINDING["kind"] == "ValidatingAdmissionPolicyBinding"
     assert BINDING["spec"]["policyName"] == POLICY["metadata"]["name"]
     assert BINDING["spec"]["validationActions"] == ["Deny"]
