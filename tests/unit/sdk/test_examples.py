@@ -1,12 +1,10 @@
-"""The examples in docstrings, and the tutorial."""
+"""The examples in docstrings and on the page about the client."""
 
 import asyncio
 import doctest
-import os
 import pkgutil
 import re
 import runpy
-import sys
 import tempfile
 from collections.abc import Iterator
 from importlib import import_module
@@ -77,26 +75,3 @@ def test_the_page(
     out = capsys.readouterr().out
     assert "Succeeded 2/2\n" in out
     assert out.endswith("1 | step 2/3 of rank 1\n1 | step 3/3 of rank 1\n")
-
-
-async def test_the_tutorial(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(ROOT / "docs" / "tutorial.py")),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "operator"), "TMPDIR": str(tmp_path)},
-    )
-    try:
-        async with asyncio.timeout(300):
-            out = (await process.communicate())[0].decode()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
-    assert process.returncode == 0, out
-    assert "0 | rank 0 of 2: step 20/20" in out, out
-    assert "1 | rank 1 of 2: step 20/20" in out, out
-    assert "ended: Succeeded" in out
-    assert "failed: ValueError: no such file: missing.csv" in out
-    assert "refused: train_with_helper: it uses rate from outside" in out

@@ -21,8 +21,9 @@ from tools.chart.plugin_preamble import KEPT_BESIDE, prune, refusal
 
 __all__ = ["kubeconfig", "server"]
 
+pytestmark = pytest.mark.nightly  # building the file takes 14 s
+
 PYTHON = Path(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info))
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

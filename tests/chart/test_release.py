@@ -18,6 +18,8 @@ from tools.chart.release import release
 
 WHERE = "https://example.com/v1/"
 
+pytestmark = pytest.mark.nightly  # a release includes the plugin, which takes 14 s to build
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
