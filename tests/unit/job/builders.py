@@ -1,4 +1,4 @@
-"""Jobs and pods in the states that the tests are about."""
+"""Builders of jobs and pods in the states that tests need."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,14 +19,14 @@ NAMESPACE, NAME, UID = "research", "digits", "7d1c"
 
 
 def later(seconds: float) -> datetime:
-    """That long after NOW."""
+    """Return the time `seconds` after NOW."""
     return NOW + timedelta(seconds=seconds)
 
 
 def stored_job(
     *, status: Manifest | None = None, generation: int = 1, name: str = NAME, **spec: Any
 ) -> dict[str, Any]:
-    """A job of two replicas, unless `spec` says otherwise, as the API server has it."""
+    """Return a job as the API server stores it, with two replicas by default."""
     document = manifest(name, **{"replicas": 2, **spec})
     document["metadata"] |= {
         "namespace": NAMESPACE,
@@ -39,18 +39,18 @@ def stored_job(
 
 
 def fresh_job(**spec: Any) -> DDPJob:
-    """A job that no operator has seen yet."""
+    """Return a new job without a status."""
     return DDPJob.parse(stored_job(**spec))
 
 
 def with_status(job: DDPJob, **changes: Any) -> DDPJob:
-    """The job with some fields of its status, or of its bookkeeping, changed."""
+    """Return the job with some fields of its status or bookkeeping changed."""
     notes = {name: changes.pop(name) for name in Bookkeeping.model_fields.keys() & changes.keys()}
     return replace(job, status=job.status.model_copy(update=changes).noting(**notes))
 
 
 def edited(job: DDPJob, **spec: Any) -> DDPJob:
-    """The job after its user has changed its spec."""
+    """Return the job after its user has changed its spec."""
     after = DDPJob.parse(
         stored_job(
             generation=job.generation + 1,
@@ -61,7 +61,7 @@ def edited(job: DDPJob, **spec: Any) -> DDPJob:
 
 
 def stored(job: DDPJob, planned: Plan) -> DDPJob:
-    """The job once a plan's status is stored: what the next reconcile reads."""
+    """Return the job as the next reconcile reads it, with the plan's status."""
     document = planned.status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return replace(job, status=DDPJobStatus.model_validate(document))
 
@@ -69,7 +69,7 @@ def stored(job: DDPJob, planned: Plan) -> DDPJob:
 def pod(
     job: DDPJob, index: int = 0, *, attempt: int | None = None, replacement: int = 0, **state: Any
 ) -> PodState:
-    """A pod of the job's attempt (or an earlier one), pending unless `state` says otherwise."""
+    """Return a pod of the job, by default pending and of the current attempt."""
     identity = Identity(index, job.status.attempt if attempt is None else attempt, replacement)
     return replace(
         PodState(
@@ -84,7 +84,7 @@ def pod(
 
 
 def ready(job: DDPJob, index: int = 0, **state: Any) -> PodState:
-    """A pod that trains."""
+    """Return a pod that trains."""
     return pod(job, index, **{"phase": "Running", "ready": True, "node": "node-a", **state})
 
 
@@ -98,35 +98,35 @@ def ended(
     message: str = "",
     **state: Any,
 ) -> PodState:
-    """A pod whose trainer has exited with `code`, `at` seconds after NOW."""
+    """Return a pod with a trainer that exited with `code`, `at` seconds after NOW."""
     end = ContainerExit(code=code, signal=0, reason=reason, message=message, finished=later(at))
     phase = "Failed" if code else "Succeeded"
     return pod(job, index, **{"phase": phase, "node": "node-a", "exit": end, **state})
 
 
 def running_job(**spec: Any) -> tuple[DDPJob, list[PodState]]:
-    """A job whose pods are all ready, as the operator knows it, and those pods."""
+    """Return a running job and its ready pods."""
     job = fresh_job(**spec)
     job = stored(job, plan(job, [], NOW))
-    if follows_topology(job):  # its ranks have their order
+    if follows_topology(job):
         job = with_status(job, ordered=present(job.status))
     pods = [ready(job, index) for index in range(job.spec.replicas)]
     return stored(job, plan(job, pods, later(10))), pods
 
 
 def condition(planned: Plan, type_: str) -> tuple[str, str]:
-    """Status and reason of one condition; empty where it was never set."""
+    """Return status and reason of a condition; both are empty if it is not set."""
     found = next((c for c in planned.status.conditions if c.type == type_), None)
     return (found.status, found.reason) if found else ("", "")
 
 
 def key(name: str) -> Key:
-    """The key of a pod of the job."""
+    """Return the key of a pod of the job."""
     return Key(NAMESPACE, name)
 
 
 def does_nothing(planned: Plan) -> bool:
-    """Whether a plan, its status apart, changes nothing."""
+    """Tell if a plan changes nothing except the status."""
     return not (
         planned.decided
         or planned.create
@@ -140,5 +140,5 @@ def does_nothing(planned: Plan) -> bool:
 
 
 def event_reasons(planned: Plan) -> list[str]:
-    """What a person sees happen."""
+    """Return the reasons of a plan's events."""
     return [event.reason for event in planned.events]

@@ -1,4 +1,4 @@
-"""The group of a job, and the node ranks of its pods."""
+"""Tests of the members of a group and their node ranks."""
 
 from dataclasses import replace
 

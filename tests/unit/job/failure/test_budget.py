@@ -1,4 +1,4 @@
-"""What restarts cost, how progress pays, and how long a job waits between them."""
+"""Tests of the restart budget: charges, progress and backoff."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ def saved_in_memory(job: DDPJob, step: int) -> DDPJob:
 
 
 def fails(job: DDPJob, **how: Any) -> Plan:
-    """What is decided when a pod of the running job fails."""
+    """Return the plan after a pod of the running job fails."""
     return plan(job, [ready(job, 0), failed(job, **how)], later(60))
 
 
@@ -44,7 +44,7 @@ def failed(job: DDPJob, **how: Any) -> PodState:
 
 
 def running_again(job: DDPJob, planned: Plan) -> DDPJob:
-    """The job once a decision is carried out, and its pods run."""
+    """Return the job after the restart, with running pods."""
     job = stored(job, planned)
     at = job.status.next_start_time or later(60)
     job = stored(job, plan(job, [], at))
@@ -90,12 +90,12 @@ class TestProgress:
 
 
 class TestLostCheckpoints:
-    """Steps that are trained again after checkpoints were lost are progress; but not each time."""
+    """Repeated steps after lost checkpoints count as progress, but not repeatedly."""
 
     def lives(
         self, lives: Sequence[tuple[int, int]], *, says: bool = True, **restart: Any
     ) -> DDPJob:
-        """A job after attempts that each began with a step, saved another one, and failed."""
+        """Run attempts that each start at one step, save another one and fail."""
         job, now = start(**restart), 20.0
         for begins, saves in lives:
             if job.status.finished:

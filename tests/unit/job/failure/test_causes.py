@@ -1,6 +1,4 @@
-"""What a job's trouble began with, where several things are seen at once; and pods that cannot
-start.
-"""
+"""Tests of the cause among several failures, and of pods that cannot start."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -26,7 +24,7 @@ LOST_PEER = "RuntimeError: Connection closed by peer"
 
 
 def cause_of(job: DDPJob, *pods: PodState) -> tuple[int, str, bool]:
-    """Index, class and charge of the one failure that is put on record."""
+    """Return index, class and charge of the only recorded failure."""
     [failure] = plan(job, pods, later(60)).status.failures
     return failure.index, failure.class_, failure.charged
 
@@ -43,7 +41,7 @@ class TestVanishedAndFailed:
 
 
 class TestDisruptedAndFailed:
-    """The API server's clock, by which a pod is taken away, is not a node's."""
+    """Deletions have the API server's time, which differs from a node's."""
 
     @pytest.mark.parametrize(
         ("failed_at", "expected"),
@@ -67,7 +65,7 @@ class TestDisruptedAndFailed:
 
 
 class TestPlainScripts:
-    """Their exit code is 1, whatever happened: only their words tell."""
+    """A plain script always exits with 1, so only its message shows the cause."""
 
     def test_own_error_is_the_cause_although_it_ended_later(self) -> None:
         job, _ = running_job(replicas=3)
@@ -114,7 +112,7 @@ class TestCannotStart:
         return pod(job, 1, node="node-a", waiting=why, waiting_message="not found")
 
     def waiting(self, *, since: datetime, why: str = "ImagePullBackOff") -> DDPJob:
-        """A job one of whose pods has been seen to be stuck."""
+        """Return a job with one pod that cannot start."""
         job = fresh_job()
         job = stored(job, plan(job, [], later(0)))
         planned = plan(job, [ready(job, 0), self.stuck(job, why)], since)

@@ -1,4 +1,4 @@
-"""Whose fault it was, told by exit code, reasons and last words; and what record is kept of it."""
+"""Tests of failure classes by exit code, reason and message, and of failure records."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ Case = tuple[dict[str, Any], str]
 
 
 def printed(words: str) -> str:
-    """The report of a launcher whose script has printed something and failed."""
+    """Return the launcher's report about a script that printed `words` and failed."""
     error = f"rank 0 ended with exit code 1\nTraceback (most recent call last):\n{words}"
     return json.dumps({"exitCode": 1, "rank": 0, "error": error, "printed": True})
 
@@ -93,7 +93,7 @@ WITHOUT_END: dict[str, Case] = {
         "Infrastructure",
     ),
     "node is full": ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, "Disruption"),
-    "node was labelled anew": ({"phase": "Failed", "reason": "NodeAffinity"}, "Disruption"),
+    "node was relabelled": ({"phase": "Failed", "reason": "NodeAffinity"}, "Disruption"),
     "node was tainted": ({"phase": "Failed", "reason": "TaintToleration"}, "Disruption"),
     "port is taken": ({"phase": "Failed", "reason": "NodePorts"}, "Disruption"),
     "taken away": ({"deleting": True}, "Disruption"),
@@ -141,12 +141,12 @@ def test_only_unrepairable_configuration_is_hopeless() -> None:
         ({"code": 1, "message": "RuntimeError: Connection closed by peer"}, True),
         ({"code": 1, "message": "ValueError: no"}, False),
         ({"code": 137, "oom": True, "message": "Connection closed by peer"}, False),
-        # Its last words are about a group that broke earlier, and formed anew.
+        # The message is about an earlier group, which has formed again since.
         ({"code": 137, "message": "the group broke (Connection reset by peer)"}, False),
         ({"code": 1, "message": "CUDA error: uncorrectable ECC error\nncclRemoteError"}, False),
-        # The launcher has read the words itself, and its exit code says what it made of them.
+        # The launcher has classified the error: its exit code decides.
         ({"code": 1, "message": '{"error": "Connection closed by peer"}'}, False),
-        # What a script has printed under the launcher counts as without it.
+        # The output of a script counts as without the launcher.
         ({"code": 1, "message": printed("RuntimeError: Connection closed by peer")}, True),
         ({"code": 1, "message": printed("ValueError: no")}, False),
         ({"code": 1, "message": '{"step": 1}\nRuntimeError: Connection closed by peer'}, True),
@@ -206,7 +206,7 @@ class TestRecord:
         assert words.endswith(said)
         plain = fresh_job(template=template(trainer))
         assert records.of_pod(plain, failed, NOW).message == said
-        # The script itself says so: it has been started.
+        # The same message from a script that has started is its own.
         failed = ended(job, 0, code=1, message=said)
         assert records.of_pod(job, failed, NOW).message == said
 

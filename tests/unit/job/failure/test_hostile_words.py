@@ -1,4 +1,4 @@
-"""What a pod leaves when it ends is anybody's: none of it keeps the operator busy, or stops it."""
+"""Tests of hostile termination messages: they neither delay nor stop the operator."""
 
 import time
 
@@ -10,9 +10,9 @@ from ddp_operator.job.planning.plan import plan
 from tests.unit.job.builders import ended, later, running_job
 
 BYTES = 4096
-"""As much as the kubelet takes of a container's last words."""
+"""The kubelet's limit of a termination message."""
 LOOP_SECONDS = 0.05
-"""For which one pod's words may keep the operator from anything else."""
+"""The limit of the time that one message may take."""
 
 REPEATED = {
     "transports": "gloo/transport/",
@@ -37,7 +37,7 @@ REPEATED = {
 
 
 def prepared(*words: str) -> str:
-    """Each of them over and over, as much as fits."""
+    """Return the words repeated up to the size of a message."""
     share = BYTES // len(words)
     return "".join((word * share)[:share] for word in words)
 
@@ -53,7 +53,7 @@ def test_no_message_takes_long_to_classify(first: str) -> None:
 
 
 def seconds_for(message: str) -> float:
-    """Of the processor, to find out all that is asked of a pod's end."""
+    """Return the CPU seconds that a pod's message takes."""
     job, _ = running_job()
     pod = ended(job, code=1, message=message)
     for function in (

@@ -1,4 +1,4 @@
-"""Nodes that fail pods: which of them a job's next pods avoid, and never too many of them."""
+"""Tests of excluded nodes: nodes that fail pods are avoided, but not too many of them."""
 
 import json
 from collections.abc import Sequence
@@ -136,7 +136,7 @@ def test_node_stays_excluded_while_it_exists() -> None:
 
 
 def test_nodes_for_any_of_the_pods_count() -> None:
-    """Of eight nodes of two kinds two may be avoided, and not only one of the four of pod 0's."""
+    """Two of eight nodes of two kinds may be excluded, not only one of pod 0's four."""
     nodes = [Node(f"node-{name}", {"zone": "1" if name < "e" else "2"}) for name in "abcdefgh"]
     zones = [
         {"indexes": [str(i)], "template": {"spec": {"nodeSelector": {"zone": str(i + 1)}}}}

@@ -1,4 +1,4 @@
-"""`spec.restart.rules`: the first that matches decides, and is named."""
+"""Tests of `spec.restart.rules`: the first matching rule decides and is named."""
 
 from typing import Any
 
@@ -121,7 +121,7 @@ def test_class_and_scope_decide_without_rules(class_: str, scope: str, action: s
 
 
 def after_failure(rule: dict[str, Any], *, code: int = 42, **restart: Any) -> tuple[DDPJob, Plan]:
-    """What is decided when the second of three pods exits, under one rule."""
+    """Return job and plan after the second of three pods fails, under one rule."""
     job, pods = running_job(replicas=3, restart={"rules": [rule], **restart})
     return job, plan(job, [pods[0], ended(job, 1, code=code), pods[2]], later(60))
 
@@ -207,7 +207,7 @@ class TestIgnore:
         assert [f.action for f in planned.status.failures] == ["Ignore", "RestartGang"]
 
     def test_vanished_pod_is_created_again(self) -> None:
-        """It has no end that could count as a good one."""
+        """A vanished pod has no exit that could count as a success."""
         rules = [{"reasons": ["Vanished"], "action": "Ignore"}]
         job, pods = running_job(restart={"rules": rules})
         planned = plan(job, [pods[0]], later(60))

@@ -1,4 +1,4 @@
-"""What logs say, as torch, CUDA and container runtimes write it, and what is read out of it."""
+"""Tests of error messages of torch, CUDA and container runtimes."""
 
 import pytest
 from ddp_operator.job.failure.symptoms import (
@@ -201,7 +201,7 @@ class TestSeveralProcesses:
         assert is_of_another_rank(of_rank(1, CLOSED) + of_rank(0, OWN) + TORCHRUN)
 
     def test_torchrun_report_without_tracebacks(self) -> None:
-        """Of a log, kubelet keeps the last 2048 bytes."""
+        """The kubelet keeps only the last 2048 bytes of a log."""
         log = "peer.cc: Connection closed by peer\n" + TORCHRUN
         assert headline(log) == "torchrun: rank 1 failed first, with exitcode 1"
         assert not is_of_another_rank(log)

@@ -1,4 +1,4 @@
-"""Pods leave nodes that are about to go, once, and where there is somewhere to go."""
+"""Tests of pods that leave nodes before these are terminated."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ def with_leaving(*names: str, nodes: Sequence[Node] = WELL) -> list[Node]:
 
 
 def spread(**spec: Any) -> tuple[DDPJob, list[PodState]]:
-    """A job that trains with pod 0 on node-a and pod 1 on node-b."""
+    """Return a running job with pod 0 on node-a and pod 1 on node-b."""
     job, pods = running_job(**spec)
     return job, [replace(pods[0], node="node-a"), replace(pods[1], node="node-b")]
 
@@ -61,7 +61,7 @@ def test_pod_on_a_leaving_node_is_replaced_as_a_disruption() -> None:
     assert job.status.excluded_nodes == ("node-b",)
     then = planned(job, pods, with_leaving("node-b"))
     assert [each.pod_name(job.name) for each in then.create] == ["digits-0-1-r1"]
-    assert then.delete == (pods[1].key,), "which has the trainer save and leave"
+    assert then.delete == (pods[1].key,), "the trainer saves when its pod is deleted"
 
 
 def test_leaving_node_restarts_the_gang_in_scope_gang() -> None:
@@ -77,7 +77,7 @@ def test_all_pods_on_leaving_nodes_are_replaced_at_once() -> None:
     job = stored(job, plan(job, pods, later(20)))
     decision = planned(job, pods, with_leaving("node-a", "node-b"))
     assert decision.decided
-    assert decision.status.attempt == 1, "nobody is left to form a group with"
+    assert decision.status.attempt == 1, "no pod is left to rebuild the group"
     decision = planned(job, pods, with_leaving("node-b"))
     assert decision.status.bookkeeping.replacements == {"1": 1, "2": 1}
     assert decision.status.disruptions == 1
@@ -97,7 +97,7 @@ def test_no_pod_leaves_without_a_free_node() -> None:
         "effect": "NoSchedule",
     }
     one[1] = replace(one[1], taints=(taint,))
-    assert planned(job, pods, one).decided, "one place is enough"
+    assert planned(job, pods, one).decided, "one free node is enough"
 
 
 @pytest.mark.parametrize(("scope", "required", "leaves"), [
@@ -115,11 +115,11 @@ def test_required_topology_needs_a_free_node_in_the_same_block(
     ]
     assert planned(job, pods, nodes).decided is leaves
     nodes[-1] = replace(nodes[-1], labels={label: "1"})
-    assert planned(job, pods, nodes).decided, "one more in the same block"
+    assert planned(job, pods, nodes).decided, "one free node in the same block"
 
 
 def test_no_pod_leaves_if_its_node_cannot_be_excluded() -> None:
-    """Of three nodes none may be avoided, and nothing else keeps a pod off."""
+    """No node of three may be excluded, so the new pod could return to it."""
     job, pods = spread(restart={"scope": "Pod"})
     assert not planned(job, pods, with_leaving("node-b", nodes=WELL[:3])).decided
 
@@ -142,7 +142,7 @@ def test_node_is_left_once_per_boot() -> None:
     assert job.status.is_true("Running")
     assert does_nothing(planned(job, back, nodes))
     rebooted = [replace(node, boot_id=f"{node.boot_id}-2") for node in nodes]
-    assert planned(job, back, rebooted).decided, "it counts as another node"
+    assert planned(job, back, rebooted).decided, "a rebooted node counts as another one"
 
 
 def test_recovering_or_starting_job_leaves_no_node() -> None:
@@ -193,7 +193,7 @@ def test_record_of_left_nodes_is_bounded() -> None:
 
 
 class TestCheckpoints:
-    """What cannot leave is asked to save."""
+    """Pods that cannot leave their node save a checkpoint."""
 
     NOWHERE = with_leaving("node-b", nodes=WELL[:2])
 
@@ -211,7 +211,7 @@ class TestCheckpoints:
         job = stored(job, acting)
         assert planned(job, pods, self.NOWHERE).ask_checkpoint == ""
         rebooted = [replace(node, boot_id=f"{node.boot_id}-2") for node in self.NOWHERE]
-        assert planned(job, pods, rebooted).ask_checkpoint, "it goes once more"
+        assert planned(job, pods, rebooted).ask_checkpoint, "the node leaves again"
 
     def test_checkpoint_is_requested_before_a_known_end(self) -> None:
         job, pods = self.with_address()
@@ -226,7 +226,9 @@ class TestCheckpoints:
         assert "node node-b ends at 2026-03-01T13:00:00Z" in acting.events[0].message
         job = stored(job, acting)
         assert plan(job, pods, due, nodes=nodes).ask_checkpoint == ""
-        assert plan(job, pods, end, nodes=nodes[:1] + self.NOWHERE[1:]).ask_checkpoint, "new word"
+        assert plan(job, pods, end, nodes=nodes[:1] + self.NOWHERE[1:]).ask_checkpoint, (
+            "the node has another reason to leave"
+        )
 
     @pytest.mark.parametrize("change", [{"address": ""}, {"ready": False}])
     def test_checkpoint_request_waits_for_rank_0_to_be_reachable(

@@ -1,4 +1,4 @@
-"""Places in which nothing trains: why, since when, and what becomes of each."""
+"""Tests of gaps, which are the members that do not train: reasons, times and consequences."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,7 +42,7 @@ def reasons(job: DDPJob) -> dict[int, str]:
 
 
 def trained(**spec: Any) -> tuple[DDPJob, list[PodState]]:
-    """A job that has run, and its pods."""
+    """Return a job that has run, and its pods."""
     job, pods = running_job(**{"replicas": 3, **spec})
     pods = [replace(one, started=later(5), node=f"node-{one.identity.index}") for one in pods]
     return stored(job, plan(job, pods, later(20))), pods
@@ -56,17 +56,17 @@ def stuck(job: DDPJob, index: int, message: str, **state: Any) -> PodState:
 def over_time(
     job: DDPJob, pods: Sequence[PodState], start: float, end: float, **seen: Any
 ) -> DDPJob:
-    """The job once it has been looked at twice."""
+    """Return the job after two reconciles."""
     for now in (later(start), later(end)):
         job = stored(job, plan(job, list(pods), now, **seen))
     return job
 
 
 class TestImages:
-    """What has run is no wrong configuration, nor is a registry that cannot answer."""
+    """Image errors after a first run, and errors of a registry, are no configuration errors."""
 
     def evicted(self, **spec: Any) -> tuple[DDPJob, list[PodState]]:
-        """A job that has run; all pods are new after an eviction, and one has no image."""
+        """Return a job with new pods after an eviction; one of them is still missing."""
         job, pods = trained(**spec)
         lost = replace(pods[2], phase="Failed", reason="Evicted")
         job = stored(job, plan(job, [*pods[:2], lost], later(60)))
@@ -187,7 +187,7 @@ class TestImages:
 
 
 class TestStart:
-    """From its node to its first process a pod has its time."""
+    """A pod has a limited time from its node to its first process."""
 
     SECRET = template(volumes=[{"name": "key", "secret": {"secretName": "key"}}])
 
@@ -275,7 +275,7 @@ class TestStart:
         cars = [{"name": "copy"}, {"name": "car", "restartPolicy": "Always"}]
         spec = {**manifest["spec"], "nodeName": "node-a", "initContainers": cars}
         assert project({**manifest, "spec": spec, "status": status}).stage == stage
-        assert project({**manifest, "status": status}).stage == "", "it has no node"
+        assert project({**manifest, "status": status}).stage == "", "the pod has no node"
 
 
 class TestPauses:
@@ -330,7 +330,7 @@ def test_elastic_group_starts_without_a_refused_pod() -> None:
 
 
 class TestNodes:
-    """A node that does not answer is lost with pods that nobody would evict from it."""
+    """Pods on a lost node that the cluster does not evict are replaced."""
 
     WELL = tuple(Node(f"node-{number}", {}) for number in range(8))
 
@@ -358,7 +358,7 @@ class TestNodes:
             "node-2",
         )
         assert job.status.bookkeeping.replacements == {"2": 1}
-        assert job.status.excluded_nodes == ("node-2",), "the new pod tolerates its taint, too"
+        assert job.status.excluded_nodes == ("node-2",), "the new pod tolerates its taint"
         planned = plan(job, pods, later(192), nodes=self.nodes(unready=True))
         assert planned.fence == planned.delete == (pods[2].key,)
 
@@ -430,7 +430,7 @@ class TestNodes:
 
 
 class TestLateLosses:
-    """The last step has been made and saved: a pod that goes then is not needed again."""
+    """A pod that is lost after the last step is saved is not replaced."""
 
     def job(self, step: int = 100, saved: int = 100) -> tuple[DDPJob, list[PodState]]:
         job, pods = trained()
@@ -504,6 +504,6 @@ def test_every_gap_reason_has_a_policy() -> None:
         job = fresh_job(replicas=1)
         job = stored(job, plan(job, [], later(0)))
         seen = plan(job, [pod(job, 0, **state)], later(1)).status.gaps
-        if reason != "Leaving":  # which is decided about at once
+        if reason != "Leaving":  # it is decided at once
             assert [gap.reason for gap in seen] == [reason]
         assert reason in POLICY

@@ -1,4 +1,4 @@
-"""The NetworkPolicy of a job: what it lets in, and when it is made and removed."""
+"""Tests of a job's NetworkPolicy: its rules, and when it is created and deleted."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -88,7 +88,7 @@ class TestPolicy:
 def carried_out(
     job: DDPJob, pods: list[PodState], now: datetime, *, isolate: bool
 ) -> tuple[DDPJob, Plan]:
-    """Decide, on record and without a touch, then do it; the job as stored in the end."""
+    """Return the job and the plan after the decision is stored and carried out."""
     decision = plan(job, pods, now)
     assert decision.decided
     changing = with_status(job, isolation="Changing", observed_generation=job.generation)
@@ -147,7 +147,7 @@ def test_policy_is_made_again_with_each_attempt() -> None:
     job = stored(job, decision)
     planned = plan(job, [pods[1]], later(31))
     assert (planned.isolate, planned.create_service) == (True, True)
-    # The same for a replica of the operator that finds the pods created, but not on record.
+    # Another replica of the operator may find pods that are created and not recorded.
     new = [ready(job, index) for index in range(2)]
     assert plan(job, new, later(32)).isolate
     job = stored(job, planned)
@@ -199,5 +199,5 @@ def test_refused_policy_does_not_stop_a_running_job() -> None:
         0,
     )
     assert job.status.bookkeeping.isolation == "Changing"
-    # It may now.
+    # The policy is admitted now.
     assert running(plan(job, pods, later(30))) == (("True", "PodsReady"), "Running", 0)

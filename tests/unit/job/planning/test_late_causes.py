@@ -1,4 +1,4 @@
-"""A cause that is seen after the gang has started again because of what it brought about."""
+"""Tests of causes that appear after the restart for their secondary failure."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -26,9 +26,7 @@ LOST_PEER = "RuntimeError: Connection closed by peer"
 def after_consequence(
     *, at: datetime | None = None, message: str = "", **spec: Any
 ) -> tuple[DDPJob, PodState]:
-    """A job that started again since a rank lost a peer, and that peer's pod as it was last seen:
-    running.
-    """
+    """Return a job that restarted after rank 0 lost its peer, and the peer's pod."""
     job, pods = running_job(**spec)
     code = 1 if message else 75
     lost = ended(job, 0, code=code, at=60, message=message)
@@ -84,7 +82,7 @@ def test_late_failure_is_named_and_stays_charged() -> None:
     ids=str,
 )
 def test_later_or_secondary_end_changes_nothing(state: dict[str, Any]) -> None:
-    """It runs on, or ended later, as a consequence, as told, or in a way that will show again."""
+    """A running pod, a later or secondary exit, and an exit with 64 are no causes."""
     job, silent = after_consequence()
     pod = replace(ended(job, 1, **state), identity=silent.identity) if state else silent
     pods = [replace(pod, key=silent.key, deleting=True)]
@@ -102,7 +100,7 @@ def test_known_cause_is_not_replaced() -> None:
 
 
 class TestTheLastOfTheBudget:
-    """Nobody knows yet whose fault it was: such a failure does not end a job by itself."""
+    """A secondary failure alone does not end a job, because its cause is unknown."""
 
     def test_secondary_failure_without_budget_restarts_once(self) -> None:
         job, silent = after_consequence(restart={"maxRestarts": 0})

@@ -1,4 +1,4 @@
-"""`plan` of jobs whose rank 0 saves to a disk that only its own pod sees."""
+"""Tests of jobs with a rank 0 that saves to its own pod's disk."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ def saved(job: DDPJob, pods: list[PodState], of: LauncherStates) -> DDPJob:
 
 @pytest.mark.parametrize("scope", ["InPlace", "Pod"])
 def test_first_checkpoint_in_a_pod_warns_once(scope: str) -> None:
-    # With scope Pod, the script may still be one that does not form its group again.
+    # In scope Pod, the script may still be unable to rebuild its group.
     job, pods = in_place(restart={"scope": scope})
     planned = plan(job, pods, later(50), launchers=saying())
     assert event_reasons(planned) == ["CheckpointInPod"]
@@ -40,7 +40,7 @@ def test_first_checkpoint_in_a_pod_warns_once(scope: str) -> None:
     assert planned.status.bookkeeping.saved_in_pod == 0
     job = stored(job, planned)
     assert not plan(job, pods, later(51), launchers=saying()).decided
-    # It is warned of once in the job's life.
+    # There is one warning per job.
     status = job.status.model_copy(update={"attempt": 1})
     again = plan(replace(job, status=status), [], later(60), launchers=saying())
     assert (event_reasons(again), again.status.bookkeeping.saved_in_pod) == ([], 1)

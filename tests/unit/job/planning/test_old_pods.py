@@ -1,4 +1,4 @@
-"""Who has to go before new pods come."""
+"""Tests of old pods that new pods wait for."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from tests.unit.job.builders import (
 
 
 def restarting(**restart: Any) -> tuple[DDPJob, PodState, PodState]:
-    """A job whose pod 1 has failed, and whose gang is to start anew; its old pods."""
+    """Return a job with a gang that restarts after pod 1 failed, and its old pods."""
     job, pods = running_job(restart=restart)
     failed = ended(job, 1, code=1, at=60)
     job = stored(job, plan(job, [pods[0], failed], later(60)))
@@ -46,12 +46,12 @@ def test_new_gang_waits_for_the_old_pods() -> None:
     assert (waiting.create, waiting.delete) == ((), ())
     assert waiting.requeue_at == later(61 + 15 + SILENT_SECONDS)
     over = replace(ended(job, 0, code=143, attempt=0), deleting=True)
-    assert len(plan(job, [over], later(71)).create) == 2, "it is there, but writes no more"
+    assert len(plan(job, [over], later(71)).create) == 2, "an ended pod writes nothing"
     assert len(plan(job, [], later(71)).create) == 2
 
 
 def test_wait_for_an_old_pod_ends() -> None:
-    """Its node is lost, as a rule; nobody knows for how long."""
+    """Usually the node of such a pod is lost for an unknown time."""
     job, old, _ = restarting()
     going = told_to_end(old, 61)
     assert plan(job, [going], later(61 + 14 + SILENT_SECONDS)).create == ()
@@ -91,7 +91,7 @@ def test_replace_when_decides_about_a_single_replacement(
 
 
 class TestEarlierJob:
-    """Its pods end for a while after a job of its name is created anew."""
+    """Pods of an earlier job with the same name may still run."""
 
     def stranger(self, job: DDPJob, **state: Any) -> PodState:
         return ready(job, 0, attempt=3, owner_uid="another", **state)
@@ -109,5 +109,5 @@ class TestEarlierJob:
         planned = plan(job, [self.stranger(job)], later(1))
         assert planned.create == ()
         assert planned.requeue_at == later(COLLECTION_SECONDS)
-        # Somebody wants to keep them, it seems.
+        # No garbage collector deletes them.
         assert len(plan(job, [self.stranger(job)], later(COLLECTION_SECONDS)).create) == 2

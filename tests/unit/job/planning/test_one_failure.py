@@ -1,4 +1,4 @@
-"""One failure is charged once, however and however often it is seen."""
+"""Tests of charges: one failure is charged once, even if several reports show it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ SCOPES = ("InPlace", "Pod")
 
 
 def running(scope: str, **spec: Any) -> tuple[DDPJob, list[PodState]]:
-    """A job of three pods that train, whose launchers answer."""
+    """Return a training job of three pods with launchers that answer."""
     restart = {"scope": scope, **spec.pop("restart", {})}
     job, pods = running_job(replicas=3, restart=restart, **spec)
     pods = [listening(each) for each in pods]
@@ -40,7 +40,7 @@ def look(
     nodes: Sequence[Node] = (),
     **launchers: Any,
 ) -> DDPJob:
-    """What an operator stores when it looks, until it has nothing left to decide."""
+    """Return the job as stored after all decisions of one moment."""
     said = LauncherStates(scope="InPlace", failures=failures, **launchers)
     while (planned := plan(job, pods, later(at), launchers=said, nodes=nodes)).decided:
         job = stored(job, planned)
@@ -55,19 +55,19 @@ def told(of: PodState, *, generation: int = 0, code: int = 1, at: float = 59) ->
 
 
 def counts(job: DDPJob) -> tuple[int, int]:
-    """Charged restarts, by either counter."""
+    """Return the charged restarts by both counters."""
     assert job.status.restarts == sum(failure.charged for failure in job.status.failures)
     return job.status.restarts, job.status.bookkeeping.restarts_without_progress
 
 
 def new(job: DDPJob, index: int, **state: Any) -> PodState:
-    """The pod that is made for a place now."""
+    """Return the pod that is created for a slot now."""
     number = job.status.bookkeeping.replacements.get(str(index), 0)
     return pod(job, index, replacement=number, generation=world_of(job).generation, **state)
 
 
 def like(each: PodState, **how: Any) -> PodState:
-    """The same pod, whose trainer has ended."""
+    """Return the pod after its trainer ended."""
     over = ended_of(**how)
     return replace(each, phase="Failed", ready=False, started=None, exit=over.exit)
 
@@ -82,7 +82,7 @@ def test_launcher_report_and_pod_exit_are_one_failure() -> None:
     assert counts(job) == (1, 1)
     job = look(job, [pods[0], like(pods[1], at=60), pods[2]], 61)
     assert counts(job) == (1, 1)
-    assert job.status.bookkeeping.replacements == {"1": 1}, "it is replaced all the same"
+    assert job.status.bookkeeping.replacements == {"1": 1}, "the ended pod is replaced"
     [first, second] = job.status.failures
     assert (first.continued, second.continued) == (None, True)
 
@@ -160,7 +160,7 @@ def test_process_failure_after_an_eviction_is_refunded() -> None:
     gone = look(job, [pods[0], replace(evicted, disrupted_at=later(58)), pods[2]], 61)
     assert counts(gone) == (0, 0)
     late = look(job, [pods[0], replace(evicted, disrupted_at=later(65)), pods[2]], 66)
-    assert counts(late) == (1, 1), "that came later, and was not the cause"
+    assert counts(late) == (1, 1), "an eviction after the failure is not its cause"
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -170,7 +170,7 @@ def test_pods_that_fail_before_training_again_are_one_failure(scope: str) -> Non
     job = look(job, [like(pods[0], at=61), new(job, 1), pods[2]], 62)
     job = look(job, [new(job, 0), new(job, 1), like(pods[2], code=75, at=65)], 70)
     assert counts(job) == (1, 1)
-    assert job.status.next_start_time is None, "and nobody waits for it"
+    assert job.status.next_start_time is None, "there is no backoff"
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -180,7 +180,7 @@ def test_failure_of_a_new_pod_is_charged(scope: str) -> None:
     job = look(job, [pods[0], like(new(job, 1), at=70), pods[2]], 71)
     assert counts(job) == (2, 2)
     job = look(job, [like(pods[0], code=75, at=72), new(job, 1), pods[2]], 76)
-    assert counts(job) == (2, 2), "which takes others along"
+    assert counts(job) == (2, 2), "secondary failures are not charged"
 
 
 def test_failure_of_restarted_processes_is_charged() -> None:
@@ -191,7 +191,7 @@ def test_failure_of_restarted_processes_is_charged() -> None:
     assert counts(again) == (2, 2)
     over = look(job, [pods[0], like(pods[1], at=62), pods[2]], 63, told=knows)
     assert counts(over) == (2, 2)
-    # That of a pod which waits yet for the others is part of the first one.
+    # A pod that still waits for the others is part of the first failure.
     waits = look(job, [*pods[:2], like(pods[2], at=62)], 63, told=knows)
     assert counts(waits) == (1, 1)
 

@@ -1,4 +1,4 @@
-"""`plan`, case by case: how a job starts, ends well, and stays ended."""
+"""Tests of `plan`: start, success and finished jobs."""
 
 from dataclasses import replace
 
@@ -52,11 +52,13 @@ class TestStart:
 
     @pytest.mark.parametrize("there", [(), (0,), (1,), (0, 1)])
     def test_missing_pods_are_created_after_a_crash(self, there: tuple[int, ...]) -> None:
-        """Nothing was stored yet, so that nothing counts as vanished."""
+        """No status is stored yet, so no pod counts as vanished."""
         job = fresh_job()
         planned = plan(job, [pod(job, index) for index in there], NOW)
         assert not planned.decided
-        assert planned.create_service is not bool(there), "it comes before the first pod"
+        assert planned.create_service is not bool(there), (
+            "the service is created before the first pod"
+        )
         assert [i.index for i in planned.create] == [i for i in (0, 1) if i not in there]
         assert condition(planned, "PodsCreated") == ("True", "Created")
 
@@ -109,7 +111,7 @@ class TestStart:
         assert condition(planned, "Running") == ("False", "NameTaken")
         assert "digits-0-1" in planned.status.message
         assert condition(planned, "PodsCreated") == ("", "")
-        assert planned.requeue_at is None  # the end of a pod is told
+        assert planned.requeue_at is None  # the watch reports deleted pods
 
     def test_other_pods_are_created_once_while_a_name_is_taken(self) -> None:
         job = fresh_job()

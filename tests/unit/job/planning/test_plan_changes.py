@@ -1,4 +1,4 @@
-"""`plan`, case by case: what users change while a job runs, and time that runs out."""
+"""Tests of `plan`: changes of the spec by users, and deadlines."""
 
 from dataclasses import replace
 from typing import Any
@@ -84,13 +84,13 @@ class TestSuspension:
         assert planned.status.phase == "Pending"
         assert planned.status.message == "spec.suspend is false again; pods are created"
         planned = plan(stored(job, planned), pods, later(160))
-        assert planned.create == (), "the old ones save"
+        assert planned.create == (), "the old pods still save"
         assert len(planned.delete) == 2
         planned = plan(stored(job, planned), [], later(165))
         assert planned.create == (Identity(0, 1), Identity(1, 1))
 
     def test_job_resumed_before_its_first_pods_were_recorded(self) -> None:
-        """They were created, the operator died, the user suspended and resumed."""
+        """The operator stopped after creating them; then the user suspended and resumed."""
         job = fresh_job()
         going = [pod(job, 0, deleting=True)]
         job = edited(job, suspend=True)
@@ -200,7 +200,7 @@ class TestDeadline:
 
 
 class TestRestartRequested:
-    """A person wants all pods to start anew, and says so by an annotation."""
+    """Users request a restart of all pods by an annotation."""
 
     def wanted(self, job: DDPJob, value: str) -> DDPJob:
         return replace(job, restart_requested=value)

@@ -1,4 +1,4 @@
-"""`plan`, case by case: what fails or goes missing, whose fault it was, and what starts again."""
+"""Tests of `plan`: failed and missing pods, their causes, and restarts."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ from tests.unit.job.builders import (
 FAILURES: dict[str, dict[str, Any]] = {
     "exit code": {"code": 1},
     "out of memory": {"code": 137, "reason": "OOMKilled"},
-    "told to stop by nobody we know": {"code": 143},
+    "SIGTERM from an unknown sender": {"code": 143},
     "lost its peer": {"code": 75},
 }
 DISRUPTIONS: dict[str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ DISRUPTIONS: dict[str, dict[str, Any]] = {
     "preempted": {"code": 137, "disruption": "PreemptionByScheduler"},
     "evicted by kubelet": {"code": 137, "pod_reason": "Evicted"},
     "node shut down": {"code": 143, "pod_reason": "Terminated"},
-    "deleted from outside, and ended upon it": {
+    "deleted by a user, and ended by it": {
         "code": 143,
         "deleting": True,
         "ended_by_deletion": True,
@@ -117,7 +117,7 @@ class TestFailure:
 
     @pytest.mark.parametrize("secondary", [75, 143])
     def test_secondary_failure_is_never_the_cause(self, scope: str, secondary: int) -> None:
-        """Even where it ended first: clocks of two nodes differ."""
+        """It may seem to end first, because clocks of nodes differ."""
         job, _ = running_job(replicas=3, restart={"scope": scope})
         pods = [
             ended(job, 0, code=secondary, at=1),
@@ -152,7 +152,7 @@ class TestGangRestart:
         assert planned.create == (Identity(0, 1), Identity(1, 1))
         assert planned.create_service
         assert set(planned.delete) == {key("digits-0-0"), key("digits-0-1")}
-        assert planned.fence == (), "they have host names of their own"
+        assert planned.fence == (), "new pods have other host names"
         assert condition(planned, "PodsCreated")[0] == "True"
 
     def test_terminating_pods_are_not_deleted_again(self) -> None:
@@ -196,7 +196,7 @@ class TestPodReplacement:
         assert (job.status.attempt, job.status.bookkeeping.replacements) == (0, {"1": 1})
         planned = plan(job, pods, later(60))
         assert planned.create == (Identity(1, 0, 1),)
-        assert planned.delete == (), "it is going already"
+        assert planned.delete == (), "the pod is terminating already"
         assert planned.fence == (key("digits-0-1"),)
 
     def test_ended_pod_is_deleted_without_a_fence(self) -> None:
@@ -207,7 +207,7 @@ class TestPodReplacement:
         assert (planned.delete, planned.fence) == ((key("digits-0-1"),), ())
 
     def test_pod_with_a_running_side_car_is_fenced(self) -> None:
-        """DNS lists it, and its host name would lead half of the ranks to nobody."""
+        """Otherwise DNS would return its address under the rank's host name."""
         job, pods = running_job(replicas=3, restart={"scope": "Pod"})
         pods = [pods[0], ended(job, 1, code=1, phase="Running"), pods[2]]
         job = stored(job, plan(job, pods, later(60)))
@@ -233,7 +233,7 @@ class TestPodReplacement:
         job, pods = running_job(replicas=3, restart={"scope": "Pod"})
         job = stored(job, plan(job, [pods[0], *self.current(job, code=1), pods[2]], later(60)))
         assert job.status.bookkeeping.replacing == (1,)
-        job = stored(job, plan(job, [pods[0]], later(61)))  # before the replacement exists
+        job = stored(job, plan(job, [pods[0]], later(61)))  # the replacement does not exist yet
         notes = job.status.bookkeeping
         assert (notes.replacements, notes.replacing) == ({"1": 1, "2": 1}, (1, 2))
         assert (job.status.restarts, job.status.disruptions) == (1, 1)
@@ -259,17 +259,17 @@ class TestPodReplacement:
         return [ended(job, 1, code=code, replacement=replaced)]
 
     def test_failure_after_a_rank_completed_restarts_the_gang(self) -> None:
-        """A lone replacement would wait for a peer that never comes back."""
+        """A replacement would wait for a peer that has completed."""
         job, _ = running_job(restart={"scope": "Pod"})
         planned = plan(job, [ended(job, 0, code=0), ended(job, 1, code=1)], later(60))
         assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (1, {})
 
 
 class TestPause:
-    """Pods that are taken away before they ever ran must not be started without end."""
+    """Pods that are disrupted before they ran restart with pauses."""
 
     def disrupted(self, *, ran: bool) -> DDPJob:
-        """A job whose second pod's node refused it; the decision about it is stored."""
+        """Return a job after its second pod was refused by a node."""
         job, pods = running_job()
         if not ran:
             job = stored(fresh_job(), plan(fresh_job(), [], later(0)))
@@ -302,7 +302,7 @@ class TestPause:
 
 
 class TestConsequenceSeenFirst:
-    """Kubelets report exits in any order: the cause may be seen after what it brought about."""
+    """Kubelets report exits in any order, so a secondary failure may appear first."""
 
     def test_secondary_failure_waits_for_its_cause(self) -> None:
         job, pods = running_job()
@@ -338,7 +338,7 @@ class TestConsequenceSeenFirst:
 
 
 class TestGrace:
-    """A gang that starts anew leaves its old pods time to save, and no more."""
+    """Old pods of a gang have a limited time to save."""
 
     @pytest.mark.parametrize(("own", "given"), [(30, 15), (600, 15), (15, None), (2, None)])
     def test_old_pods_get_fifteen_seconds_at_most(self, own: int, given: int | None) -> None:
@@ -394,4 +394,4 @@ def test_running_condition_reports_unready_pods() -> None:
     job = stored(job, seen)
     again = plan(job, pods, later(70))
     assert condition(again, "Running") == ("True", "PodsReady")
-    assert again.events == (), "training never stopped"
+    assert again.events == (), "training did not stop"

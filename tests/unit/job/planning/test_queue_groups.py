@@ -1,4 +1,4 @@
-"""What pods in a queue need besides their job's plan: an end of their group, or of themselves."""
+"""Tests of pods in Kueue's queues: marks that end their groups, and finalizers."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,14 +25,14 @@ NOTHING = Upkeep()
 
 
 def trained(replicas: int = 3, **spec: Any) -> tuple[DDPJob, list[PodState]]:
-    """A job in a queue whose pods train, and those pods."""
+    """Return a training job in a queue, and its pods."""
     job = created(replicas=replicas, scheduling=QUEUE, **spec)
     pods = [trains(job, index) for index in range(replicas)]
     return stored(job, plan(job, pods, later(10))), pods
 
 
 def finished(pods: list[PodState], job: DDPJob) -> DDPJob:
-    """The job after its first pod has failed for good."""
+    """Return the job after its first pod failed permanently."""
     lost = [ended(job, 0, code=1, at=20, queue=pods[0].queue), *pods[1:]]
     job = stored(job, plan(job, lost, later(21)))
     assert job.status.finished
@@ -40,7 +40,7 @@ def finished(pods: list[PodState], job: DDPJob) -> DDPJob:
 
 
 def marked(pods: list[PodState], *names: str) -> list[PodState]:
-    """The pods, of which these end their group."""
+    """Return the pods; those with these names end their group."""
     return [
         replace(one, queue=one.queue._replace(ends_group=True))
         if one.queue and one.key.name in names
@@ -61,7 +61,7 @@ def test_group_is_kept_while_its_job_runs() -> None:
     job, pods = trained()
     assert upkeep(job, pods, later(30)) == NOTHING
     lost = [failed(pods[0]), *pods[1:]]
-    assert upkeep(job, lost, later(30)) == NOTHING, "it is replaced"
+    assert upkeep(job, lost, later(30)) == NOTHING, "the failed pod is replaced"
     leaves = [replace(one, deleting=True, ends_by=later(60)) for one in pods]
     assert upkeep(job, leaves, later(30)) == NOTHING
 
@@ -139,7 +139,7 @@ def test_group_is_kept_in_the_next_attempt() -> None:
 
 
 def beyond(job: DDPJob, slot: int, **state: Any) -> PodState:
-    """A pod that an elastic job can do without."""
+    """Return an elastic job's pod beyond minReplicas."""
     made = pod(job, slot, **{"phase": "Running", "node": "node-a", **state})
     return replace(made, queue=QueueMember(group_of(job, made.identity).name))
 
@@ -149,7 +149,7 @@ def test_unneeded_elastic_pod_ends_its_group() -> None:
     job = with_status(stored(job, plan(job, [], later(0))), launcher="Pod")
     pods = [trains(job, 0), trains(job, 1)]
     more = [beyond(job, 2), beyond(job, 3)]
-    assert upkeep(job, [*pods, *more], later(5)) == NOTHING, "they wait to join"
+    assert upkeep(job, [*pods, *more], later(5)) == NOTHING, "the pods wait to join"
     smaller = edited(job, replicas=3, elastic={"minReplicas": 2})
     assert upkeep(smaller, [*pods, *more], later(5)).end == (more[1].key,)
     replaced = with_status(job, replacements={"2": 1})
@@ -189,7 +189,7 @@ def test_pods_are_force_deleted_long_after_their_grace() -> None:
     assert upkeep(job, [late, *pods[1:]], later(60)) == Upkeep(force=(late.key,))
     for over in (failed(late), succeeded(late), replace(late, deleting=False)):
         assert upkeep(job, [over, *pods[1:]], later(999)).force == ()
-    assert upkeep(None, [late], later(999)).force == (), "the garbage collector waits for it too"
+    assert upkeep(None, [late], later(999)).force == (), "the garbage collector also waits for it"
 
 
 def test_multikueue_job_that_lost_its_place_fails() -> None:
@@ -221,6 +221,6 @@ def test_pod_bound_to_an_excluded_node_queues_again() -> None:
     assert event.message.endswith("digits-0-1 may run only on host-b, which the job avoids")
     elsewhere = replace(waits, host="host-a")
     assert not plan(job, [pods[0], elsewhere, pods[2]], later(20), nodes=nodes).decided
-    # Kueue replaces such a node by itself.
+    # Kueue replaces an unready node itself.
     silent = [nodes[0], replace(nodes[1], unready=True)]
     assert not plan(job, pods, later(20), nodes=silent).decided

@@ -1,4 +1,4 @@
-"""Pods that are replaced in a queue: when a place is free, and when the job queues again."""
+"""Tests of pods replaced in a queue: when their quota is free, and when the job queues again."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -33,13 +33,13 @@ ENDING: dict[str, Any] = {"deleting": True, "ends_by": later(90)}
 
 
 def group(job: DDPJob, pod: Identity | None = None) -> tuple[str, str]:
-    """Name and size of a pod's group, by default of the first pod's."""
+    """Return name and size of a pod's group, by default of the first pod's."""
     metadata = manifests.pod(job, pod or Identity(0, job.status.attempt))["metadata"]
     return metadata["labels"][GROUP], metadata["annotations"][COUNT]
 
 
 def replacing(**spec: Any) -> tuple[DDPJob, list[PodState]]:
-    """A job that replaces its second pod, which is told to end, and its pods."""
+    """Return a job that replaces its second, terminating pod, and its pods."""
     job, pods = trained(restart={"scope": "Pod"}, **spec)
     pods[1] = replace(pods[1], **ENDING, disruption="DeletionByTaintManager")
     job = look(job, pods, 60)
@@ -60,7 +60,7 @@ def test_gang_waits_for_old_pods_and_keeps_its_group() -> None:
         assert planned.create == ()
         assert condition(planned, "Running")[1] == "WaitingForOldPods"
         assert planned.requeue_at == later(100)
-    assert plan(job, old, later(999)).create == (), "Kueue would delete the new ones"
+    assert plan(job, old, later(999)).create == (), "Kueue would delete the new pods"
     for over in ([failed(one) for one in old], []):
         assert len(plan(job, over, later(60)).create) == 3
 
@@ -181,12 +181,12 @@ class TestSpares:
         assert (new.slot, count) == (4, "4")
         assert group(job, new) == (f"{name}-0-4-0", "1")
         fewer = edited(job, spares=0)
-        assert group(fewer, pods[0].identity) == (name, "4"), "the group has its size for life"
+        assert group(fewer, pods[0].identity) == (name, "4"), "the size of a group is fixed"
 
 
 class TestElastic:
     def begun(self) -> DDPJob:
-        """The job once its group is on record."""
+        """Return the job after its group is stored."""
         elastic = {"minReplicas": 2, "maxReplicas": 8}
         job = fresh_job(replicas=4, scheduling=QUEUE, elastic=elastic)
         return stored(job, plan(job, [], NOW))
@@ -220,7 +220,7 @@ class TestElastic:
 
 
 def lost_place(planned: Plan) -> bool:
-    """Whether a plan restarts the job because it lost a place."""
+    """Tell if a plan restarts the job for a lost place in the queue."""
     return condition(planned, "Restarting") == ("True", "PlaceInQueueLost")
 
 
@@ -263,7 +263,7 @@ class TestLostPlaces:
 
     @pytest.mark.parametrize("end", ["succeeded", "marked"])
     def test_restarted_gang_queues_again_in_the_same_attempt(self, end: str) -> None:
-        """Marked: an earlier release said of all pods that none is replaced."""
+        """An earlier release marked pods to say that none of their group is replaced."""
         job, pods = trained(restart={"scope": "Gang"})
         lost = [ended(job, 0, code=1, at=20, queue=pods[0].queue), *pods[1:]]
         job = stored(job, plan(job, lost, later(21)))
@@ -288,4 +288,4 @@ class TestLostPlaces:
         assert not planned.decided
         assert slots(planned.create_spares) == [2]
         ends = marked(pods, "digits-0-0")
-        assert not plan(job, ends, later(20)).decided, "no place in that group is needed"
+        assert not plan(job, ends, later(20)).decided, "no pod of that group is missing"

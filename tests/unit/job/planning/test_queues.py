@@ -1,4 +1,4 @@
-"""Pods that wait to be admitted: the job waits, and does not start."""
+"""Tests of jobs in a queue: they wait until Kueue admits their pods."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ QUEUE = {"queueName": "team-a"}
 
 
 def member(job: DDPJob, index: int, **state: bool) -> QueueMember:
-    """A pod that Kueue manages, in the group that the job has now."""
+    """Return the queue membership of a pod in the job's current group."""
     return QueueMember(group_of(job, Identity(index, job.status.attempt)).name, **state)
 
 
@@ -64,7 +64,7 @@ def test_queued_job_is_pending_without_a_warning() -> None:
     labels = manifests.pod(job, Identity(0, 0))["metadata"]["labels"]
     group = labels["kueue.x-k8s.io/pod-group-name"]
     workload = f"kubectl describe workloads.kueue.x-k8s.io {group}"
-    assert f"see kubectl ddp why, or {workload}" in message, "Kueue's Workload is called so"
+    assert f"see kubectl ddp why, or {workload}" in message, "the message names Kueue's Workload"
     assert planned.events == (Event("Queued", message),)
     again = plan(stored(job, planned), [gated(job, index) for index in range(2)], later(5))
     assert again.events == ()
@@ -96,7 +96,7 @@ def test_waiting_reason_of_an_admitted_pod_is_named_first() -> None:
 
 
 def test_queued_gang_has_no_scheduling_timeout() -> None:
-    """It holds nothing that others wait for."""
+    """A queued gang holds no resources."""
     job = created(scheduling=QUEUE, schedulingTimeoutSeconds=60)
     assert not plan(job, [gated(job, index) for index in range(2)], later(9999)).decided
 
@@ -189,7 +189,7 @@ def test_gated_pod_in_an_admitted_group_is_not_queued() -> None:
     ("provisioning", "spares", "group"), [("queued", 0, 1), ("spot", 0, 0), ("queued", 1, 0)]
 )
 def test_lost_queued_node_is_requested_again(provisioning: str, spares: int, group: int) -> None:
-    """Kueue provides them once for a group. A spare needs no new node."""
+    """Kueue provides such nodes once per group. A spare needs no new node."""
     accelerator = {"type": "nvidia-l4", "provisioning": provisioning}
     job = created(
         replicas=3,

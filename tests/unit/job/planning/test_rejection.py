@@ -1,4 +1,4 @@
-"""What becomes of a job that cannot be understood."""
+"""Tests of jobs with an invalid spec or status."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Pods that wait for a node keep off those that are to be avoided now, and off no others."""
+"""Tests of waiting pods that avoid nodes which may be used again."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ def unready(*names: str) -> list[Node]:
 
 
 def waiting(job: DDPJob, identity: Identity, reason: str = "Unschedulable") -> PodState:
-    """A pod as it is created now, of which the scheduler says that it fits nowhere."""
+    """Return a new pod that the scheduler reports as unschedulable."""
     manifest: Any = manifests.pod(job, identity)
     manifest["metadata"]["uid"] = "p"
     condition = {
@@ -44,9 +44,7 @@ def waiting(job: DDPJob, identity: Identity, reason: str = "Unschedulable") -> P
 
 
 def lost(nodes: Sequence[Node], **spec: Any) -> tuple[DDPJob, list[PodState]]:
-    """A job of three whose pod 2 was deleted while `nodes` was what was known; and its pods, of
-    which the new one waits.
-    """
+    """Return a job of three after pod 2 was lost, and its pods with the waiting one."""
     job, pods = running_job(**{"replicas": 3, "restart": {"scope": "Pod"}, **spec})
     pods = [replace(one, started=later(5), node=f"node-{one.identity.index}") for one in pods]
     job = stored(job, plan(job, pods, later(20), nodes=WELL))
@@ -86,7 +84,7 @@ def test_pod_avoiding_a_recovered_node_is_recreated() -> None:
 def test_pod_avoiding_an_unhealthy_node_is_kept(
     signal: dict[str, Any],
 ) -> None:
-    """Only a quarter of the nodes may be avoided."""
+    """At most a quarter of the nodes is excluded, so other nodes may be excluded now."""
     job, pods = lost(unready("node-2"))
     unwell = [
         replace(node, **signal) if node.name == "node-2" else replace(node, bad="Xid")

@@ -1,4 +1,4 @@
-"""Gangs that find nodes for some of their pods only."""
+"""Tests of gangs with nodes for only some of their pods."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ FULL = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
 
 def created(**spec: object) -> DDPJob:
-    """A job of three pods that were all created just now."""
+    """Return a job of three pods that were just created."""
     job = fresh_job(**{"replicas": 3, "schedulingTimeoutSeconds": 600, **spec})
     return stored(job, plan(job, [], NOW))
 
@@ -53,7 +53,7 @@ def test_partly_scheduled_gang_releases_its_nodes() -> None:
     assert f"digits-0-1, digits-0-2: {FULL}" in decision.status.message
     status = decision.status
     assert (status.attempt, status.bookkeeping.scheduling_retries) == (1, 1)
-    assert (status.restarts, status.disruptions) == (0, 0), "nobody's fault"
+    assert (status.restarts, status.disruptions) == (0, 0), "a scheduling timeout is not charged"
 
 
 def test_gang_is_created_again_after_a_pause() -> None:
@@ -92,7 +92,7 @@ def test_pauses_of_two_jobs_differ() -> None:
 
 
 class TestQuota:
-    """Pods that may not be created count as not placed; those that exist hold what others want."""
+    """Pods beyond a quota count as unscheduled; existing pods hold resources."""
 
     def refused(self, *, at: float = 60) -> DDPJob:
         job = fresh_job(replicas=3, schedulingTimeoutSeconds=600)

@@ -1,4 +1,4 @@
-"""The pod of a slow rank is replaced once, alone, and where that can help."""
+"""Tests of slow ranks: when the pod of a slow rank is replaced."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ REPLACE = {"scope": "Pod", "slowRank": {"for": "10m", "action": "Replace"}}
 
 
 def slow_job(**spec: Any) -> tuple[DDPJob, list[PodState]]:
-    """A job that trains on node-a, node-b and node-c, whose rank 1 is slow."""
+    """Return a job on node-a, node-b and node-c with a slow rank 1."""
     job, pods = running_job(**{"replicas": 3, "restart": REPLACE, **spec})
     pods = [replace(pod, node=node.name) for pod, node in zip(pods, NODES, strict=False)]
     return with_status(job, slow_rank=SLOW), pods
@@ -56,7 +56,7 @@ def spare(job: DDPJob, node: str) -> PodState:
 
 
 def refusal(decision: Plan) -> str:
-    """Why the pod is not replaced."""
+    """Return why the pod is not replaced."""
     assert not decision.delete
     assert not decision.status.failures
     assert decision.status.slow_rank is not None
@@ -177,7 +177,7 @@ def test_status_explains_why_a_slow_pod_is_kept(
     decision = planned(job, pods, nodes=nodes)
     assert words in refusal(decision)
     again = planned(stored(job, decision), pods, nodes=nodes)
-    assert not again.decided, "it says so once"
+    assert not again.decided, "the reason is stored once"
 
 
 def test_second_slow_pod_is_replaced_after_the_interval() -> None:

@@ -1,4 +1,4 @@
-"""A collective that timed out is explained by what launchers show, before the ranks restart."""
+"""Tests of timed-out collectives: traces explain them before the ranks restart."""
 
 import json
 from dataclasses import replace

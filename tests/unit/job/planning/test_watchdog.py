@@ -1,4 +1,4 @@
-"""A hang is noticed when a trainer answers, and only then; silence is told of, and not punished."""
+"""Tests of hangs: a trainer that answers without progress hangs; a silent one only warns."""
 
 from dataclasses import replace
 
@@ -30,9 +30,9 @@ from tests.unit.job.status.test_progress import report
 
 DEADLINE = 60
 LATEST = DEADLINE + 1
-"""Stored times have lost their fractions of a second, and nobody shall be judged early."""
+"""Stored times have no fractions, so the limit is one second later."""
 RUNNING_SINCE = 10
-"""Seconds after NOW at which the jobs of `running_job` have begun to run."""
+"""Seconds after NOW when `running_job` starts to run."""
 
 
 def watched_job(**spec: object) -> tuple[DDPJob, list[PodState]]:
@@ -41,7 +41,7 @@ def watched_job(**spec: object) -> tuple[DDPJob, list[PodState]]:
 
 
 def reported(job: DDPJob, pods: list[PodState], heard: Report) -> DDPJob:
-    """The job once a report has been taken in."""
+    """Return the job after a report."""
     return stored(job, plan(job, pods, heard.received, report=heard))
 
 
@@ -72,7 +72,7 @@ def test_slow_rank_before_a_hang_is_named_but_not_blamed() -> None:
 
 def test_deadline_starts_when_the_attempt_runs() -> None:
     job, pods = watched_job()
-    early = report(7, received=2)  # pod 0 came up before the others
+    early = report(7, received=2)  # pod 0 started before the others
     job = stored(job, plan(job, pods, early.received, report=early))
     assert does_nothing(plan(job, pods, later(70), report=report(7, first_received=2, received=70)))
     hang = report(7, first_received=2, received=71)
@@ -93,15 +93,15 @@ def test_missing_reports_are_no_hang() -> None:
     job, pods = watched_job()
     heard = report(7, received=20)
     job = reported(job, pods, heard)
-    # The trainer cannot be reached any more; the last that is known of it is old, but no hang.
+    # An unreachable trainer has an old report.
     assert does_nothing(plan(job, pods, later(10_000), report=heard))
-    # An operator that was started anew has not even that.
+    # A restarted operator has no report.
     planned = plan(job, pods, later(10_000), report=None)
     assert does_nothing(planned)
     assert planned.events == ()
-    # A trainer that has moved meanwhile shows that nothing hung.
+    # A new step shows that the trainer did not hang.
     assert does_nothing(plan(job, pods, later(10_001), report=report(8, received=10_001)))
-    # One that says the same after all that time has not moved.
+    # The same step in a new report shows a hang.
     assert plan(job, pods, later(10_001), report=report(7, received=10_001)).decided
 
 
@@ -134,7 +134,7 @@ def test_missing_progress_reports_are_warned_of_once() -> None:
     assert planned.requeue_at is None
     job = stored(job, planned)
     assert plan(job, pods, later(10**6), report=None).events == ()
-    # It reports after all.
+    # The first report clears the warning.
     planned = plan(job, pods, later(200), report=report(1, received=200))
     assert condition(planned, "Running") == ("True", "PodsReady")
     assert planned.status.reason == "PodsReady"
@@ -146,7 +146,7 @@ def test_hang_without_budget_fails_the_job() -> None:
     planned = plan(job, pods, later(90), report=report(7, received=90))
     assert planned.status.phase == "Failed"
     assert "stuck at step 7" in planned.status.message
-    # Its pods are asked for their stacks before they go, all the same.
+    # Stacks are requested before the pods are deleted.
     cleaning = plan(stored(job, planned), pods, later(91))
     assert set(cleaning.dump_stacks) == {"10.0.0.0:29501", "10.0.0.1:29501"}
 
@@ -166,7 +166,7 @@ def test_stacks_of_hung_pods_are_requested_before_deletion() -> None:
 
 
 class TestLaunchersShowTheRank:
-    """Before a hang ends, the launchers are asked where their ranks are."""
+    """Traces from the launchers explain a hang before the restart."""
 
     ASKED = ((0, "10.0.0.0:29501"), (1, "10.0.0.1:29501"))
     FOUND = Hang(
@@ -237,7 +237,7 @@ class TestLaunchersShowTheRank:
             job = with_status(job, next_start_time=None)
             hangs, at = hangs + 1, at + 1000
         assert (job.status.phase, job.status.reason) == ("Failed", "MaxRestartsExceeded")
-        # Three failures of nodes are free; then each is charged as any other.
+        # Three node failures are free; further ones are charged.
         assert hangs == (2 if kind == "script" else 5)
 
     def test_bad_node_explains_the_hang(self) -> None:
@@ -251,7 +251,7 @@ class TestLaunchersShowTheRank:
             said = "its node is broken (XidCriticalError); stuck at step 7 for 61 s"
             assert failure.message.startswith(said)
             assert len(failure.message) <= 200
-        # The rank that keeps the others is on another node.
+        # The rank that the others wait for is on another node.
         elsewhere = Hang((0,), "rank 0 did not enter all_reduce 4", "script")
         planned = plan(job, pods, later(81), report=heard, hang=elsewhere, nodes=nodes)
         assert planned.status.failures[-1].class_ == "Application"
@@ -265,7 +265,7 @@ class TestLaunchersShowTheRank:
 
     @given(st.data())
     def test_steps_within_the_deadline_request_no_traces(self, data: st.DataObject) -> None:
-        """However slow a rank is: validation, compilation, or a checkpoint on a slow disk."""
+        """Validation, compilation and slow checkpoints are no hangs."""
         job, pods = watched_job()
         at, step = 20, 1
         job = reported(job, pods, report(step, received=at))
@@ -317,7 +317,7 @@ def test_crash_is_no_hang(code: int) -> None:
 
 
 class TestBeforeTheFirstStep:
-    """A launcher that lives answers that there is nothing to report yet."""
+    """A running launcher answers that its script has reported nothing yet."""
 
     def lives(self, received: float, attempt: int = 0) -> Report:
         return replace(report(0, received=received, attempt=attempt), status=None)
@@ -327,7 +327,7 @@ class TestBeforeTheFirstStep:
         early = RUNNING_SINCE + 599
         planned = plan(job, pods, later(early), report=self.lives(early))
         assert does_nothing(planned)
-        assert planned.events == (), "a hang will be noticed"
+        assert planned.events == (), "the deadline will detect a hang"
         due = RUNNING_SINCE + 600
         planned = plan(job, pods, later(due), report=self.lives(due))
         assert planned.decided

@@ -1,4 +1,4 @@
-"""Whom the operator may be led to ask: the pods of a job, and nobody else."""
+"""Tests of addresses that the operator requests: only those of the job's pods."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ NODE = "192.0.2.1"
 
 
 def read(status: Json, *, port: Any = None, **pod_spec: Any) -> PodState:
-    """A pod of the job, whose user may have told it another port."""
+    """Return a pod of the job, with the user's status port if one is given."""
     env = [] if port is None else [{"name": "DDP_STATUS_PORT", "value": port}]
     job = fresh_job(template=template(container(env=env)))
     created = manifests.pod(job, Identity(0, 0))

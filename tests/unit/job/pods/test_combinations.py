@@ -1,8 +1,8 @@
-"""Every fabric with every way of getting nodes and every scheduler: a pod is the sum of its parts.
+"""Tests of each fabric with each provisioning and each scheduler: a pod is the sum of its parts.
 
-The parts are golden files: of fabrics and schedulers those of their own tests, which were held
-against others' manifests by hand; of how nodes are got, `golden/provisioning.yaml`.
-`DDP_WRITE_GOLDEN=1` writes that anew; look at the difference before it is kept.
+The combinations cover all pairs. The parts are golden files: those of the tests of fabrics and
+schedulers, and `golden/provisioning.yaml`. `DDP_WRITE_GOLDEN=1` writes the last one again; review
+the difference.
 """
 
 import json
@@ -26,6 +26,7 @@ from ddp_operator.job.pods.state import Identity
 from tests.good_manifests import Json, container, gpus, template
 from tests.unit.job.builders import fresh_job
 from tests.unit.job.pods.fabrics import test_fabrics
+from tests.unit.job.pods.pairs import all_pairs, pairs_of
 from tests.unit.job.pods.schedulers import test_schedulers
 
 GOLDEN = Path(__file__).parent / "golden" / "provisioning.yaml"
@@ -37,7 +38,7 @@ FABRICS: dict[str, str] = {
     "rdma": "nvidia-h200-141gb",
     "dranet": "nvidia-b200",
 }
-"""Each with GPUs that it joins."""
+"""Fabrics, each with a type of GPU that has it."""
 RESERVED: Json = {"name": "ours", "blocks": "ours-block-0001"}
 PROVISIONING: dict[str, Json] = {
     "standard": {},
@@ -51,13 +52,16 @@ PROVISIONING: dict[str, Json] = {
 }
 GANGS: dict[str, Json | None] = {
     "none": None,
-    **test_schedulers.ASKED,
-    **{name: test_schedulers.NEAR[name] for name in ("near", "nearest", "kueue-near")},
+    **test_schedulers.SCHEDULERS,
+    **{name: test_schedulers.TOPOLOGIES[name] for name in ("near", "nearest", "kueue-near")},
     "coscheduling and kueue": {"gang": "coscheduling", "queueName": "team-a"},
-    "volcano and near": {**test_schedulers.ASKED["volcano"], **test_schedulers.NEAR["near"]},
+    "volcano and near": {
+        **test_schedulers.SCHEDULERS["volcano"],
+        **test_schedulers.TOPOLOGIES["near"],
+    },
 }
-ALIKE: Json = {"scope": "Gang"}
-"""What pods are told of restarts, in queues too."""
+RESTART: Json = {"scope": "Gang"}
+"""The restart policy, which is the default only outside queues."""
 TEMPLATE = {
     "metadata": {"labels": {"team": "a"}, "annotations": {"note": "kept"}},
     **template(
@@ -75,22 +79,22 @@ TEMPLATE = {
         volumes=[{"name": "mine", "emptyDir": {}}],
     ),
 }
-"""Of a user who has said something of everything that parts add to."""
+"""A template with a value for everything that parts add to."""
 
 
 def in_queue(gang: str) -> bool:
     return "kueue" in gang
 
 
-def job_of(fabric: str, bought: str, gang: str) -> DDPJob:
-    kind = {} if "computeClass" in PROVISIONING[bought] else {"type": FABRICS[fabric]}
-    accelerator = {**kind, "count": 8, "network": fabric, **PROVISIONING[bought]}
-    asked = GANGS[gang]
+def job_of(fabric: str, provisioning: str, gang: str) -> DDPJob:
+    kind = {} if "computeClass" in PROVISIONING[provisioning] else {"type": FABRICS[fabric]}
+    accelerator = {**kind, "count": 8, "network": fabric, **PROVISIONING[provisioning]}
+    scheduling = GANGS[gang]
     return fresh_job(
         template=TEMPLATE,
         accelerator=accelerator,
-        restart=ALIKE,
-        **({"scheduling": asked} if asked else {}),
+        restart=RESTART,
+        **({"scheduling": scheduling} if scheduling else {}),
     )
 
 
@@ -101,7 +105,7 @@ def pod_of(job: DDPJob) -> Json:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """What is said, and where; of a list whose members have names, those are part of the path."""
+    """Yield each value with its path; members of lists with names have these in their paths."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from leaves(inner, f"{path}/{key}")
@@ -115,13 +119,13 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, json.dumps(value)
 
 
-def said(manifest: Any) -> Counter[tuple[str, str]]:
+def entries(manifest: Any) -> Counter[tuple[str, str]]:
     return Counter(leaves(manifest))
 
 
 def adds(golden: Path, plain: Json) -> Counter[tuple[str, str]]:
-    """What the golden file of a pod has more than the plain pod that it was made from."""
-    return said(yaml.safe_load(golden.read_text())) - said(plain)
+    """Return what a golden pod has and the plain pod, from which it was made, lacks."""
+    return entries(yaml.safe_load(golden.read_text())) - entries(plain)
 
 
 def fabric_part(fabric: str) -> Counter[tuple[str, str]]:
@@ -133,32 +137,32 @@ def fabric_part(fabric: str) -> Counter[tuple[str, str]]:
 def gang_part(gang: str) -> Counter[tuple[str, str]]:
     parts = gang.split(" and ") if GANGS[gang] else []
     files = (test_schedulers.GOLDEN / f"{name}.yaml" for name in parts)
-    return sum((adds(file, test_schedulers.PLAIN) for file in files), ordered_part(gang))
+    return sum((adds(file, test_schedulers.PLAIN) for file in files), topology_part(gang))
 
 
-def ordered_part(gang: str) -> Counter[tuple[str, str]]:
-    """What has ranks wait until it is known where they stand."""
+def topology_part(gang: str) -> Counter[tuple[str, str]]:
+    """Return the variable that holds ranks until their order is known."""
     if "topology" not in (GANGS[gang] or {}):
         return Counter()
     waits = {"name": "DDP_HOLD_SECONDS", "value": str(HOLD_SECONDS)}
-    return said({"spec": {"containers": [{"name": "trainer", "env": [waits]}]}})
+    return entries({"spec": {"containers": [{"name": "trainer", "env": [waits]}]}})
 
 
-def type_part(fabric: str, bought: str) -> Counter[tuple[str, str]]:
-    if "computeClass" in PROVISIONING[bought]:
+def type_part(fabric: str, provisioning: str) -> Counter[tuple[str, str]]:
+    if "computeClass" in PROVISIONING[provisioning]:
         return Counter()
     label = "cloud.google.com/gke-accelerator"
-    return said({"spec": {"nodeSelector": {label: FABRICS[fabric]}}})
+    return entries({"spec": {"nodeSelector": {label: FABRICS[fabric]}}})
 
 
-PLAIN = pod_of(fresh_job(template=TEMPLATE, restart=ALIKE))
+PLAIN = pod_of(fresh_job(template=TEMPLATE, restart=RESTART))
 
 
 def written() -> Json:
-    """Of each way to get nodes what it adds, for a person to read."""
+    """Return what each provisioning adds to a pod, for golden/provisioning.yaml."""
     found = {}
-    for bought in PROVISIONING:
-        pod = pod_of(job_of("none", bought, "kueue"))
+    for provisioning in PROVISIONING:
+        pod = pod_of(job_of("none", provisioning, "kueue"))
         own, plain = pod["spec"], PLAIN["spec"]
         label = "cloud.google.com/gke-accelerator"
         selector = own["nodeSelector"].items() - plain["nodeSelector"].items()
@@ -173,7 +177,7 @@ def written() -> Json:
         if not part["spec"]["nodeSelector"]:
             del part["spec"]["nodeSelector"]
         annotations = {k: v for k, v in pod["metadata"]["annotations"].items() if "provreq" in k}
-        found[bought] = {
+        found[provisioning] = {
             **({"metadata": {"annotations": annotations}} if annotations else {}),
             **part,
         }
@@ -188,8 +192,14 @@ def provisioning_parts() -> Json:
 
 
 PARTS = provisioning_parts()
-ALL = list(product(FABRICS, PROVISIONING, GANGS))
-POSSIBLE = [(f, b, g) for f, b, g in ALL if in_queue(g) or not b.startswith("queued")]
+DIMENSIONS = (FABRICS, PROVISIONING, GANGS)
+
+
+def is_valid(_: str, provisioning: str, gang: str) -> bool:
+    return in_queue(gang) or not provisioning.startswith("queued")
+
+
+PAIRS = all_pairs(*DIMENSIONS, valid=is_valid)
 
 
 def test_every_part_has_a_golden_file() -> None:
@@ -197,42 +207,48 @@ def test_every_part_has_a_golden_file() -> None:
     assert {"none", *test_fabrics.FABRICS} == FABRICS.keys()
 
 
-@pytest.mark.parametrize(("fabric", "bought", "gang"), POSSIBLE)
-def test_pod_is_the_sum_of_its_parts(fabric: str, bought: str, gang: str) -> None:
-    pod = pod_of(job_of(fabric, bought, gang))
-    parts = [fabric_part(fabric), said(PARTS[bought]), gang_part(gang), type_part(fabric, bought)]
-    assert said(pod) == sum(parts, said(PLAIN))
+def test_every_valid_pair_of_parts_is_combined() -> None:
+    combined = {pair for cell in PAIRS for pair in pairs_of(cell)}
+    matrix = [cell for cell in product(*DIMENSIONS) if is_valid(*cell)]
+    assert combined == {pair for cell in matrix for pair in pairs_of(cell)}
+    assert len(PAIRS) < len(matrix) / 4
 
 
-@pytest.mark.parametrize(("fabric", "bought", "gang"), POSSIBLE)
-def test_parts_applied_twice_change_nothing(fabric: str, bought: str, gang: str) -> None:
-    job = job_of(fabric, bought, gang)
+@pytest.mark.parametrize(("fabric", "provisioning", "gang"), PAIRS)
+def test_pod_is_the_sum_of_its_parts(fabric: str, provisioning: str, gang: str) -> None:
+    job = job_of(fabric, provisioning, gang)
+    parts = [
+        fabric_part(fabric),
+        entries(PARTS[provisioning]),
+        gang_part(gang),
+        type_part(fabric, provisioning),
+    ]
+    assert entries(pod_of(job)) == sum(parts, entries(PLAIN))
     pod = manifests.pod(job, SECOND)
     again = scheduled(job, SECOND, pod)
     accelerator = job.spec.accelerator
     if accelerator and accelerator.fabric:
         again = on_fabric(accelerator.fabric, again, trainer="trainer")
-    assert json.dumps(again) == json.dumps(pod)
+    assert json.dumps(again) == json.dumps(pod), "parts applied twice change nothing"
 
 
-@pytest.mark.parametrize(("fabric", "bought", "gang"), POSSIBLE)
-def test_parts_need_their_objects(fabric: str, bought: str, gang: str) -> None:
-    made = [dict(needed.manifest) for needed in prerequisites(job_of(fabric, bought, gang))]
+@pytest.mark.parametrize(("fabric", "provisioning", "gang"), PAIRS)
+def test_parts_need_their_objects(fabric: str, provisioning: str, gang: str) -> None:
+    job = job_of(fabric, provisioning, gang)
+    objects = [dict(needed.manifest) for needed in prerequisites(job)]
     groups = [name for name in test_schedulers.GANGS if name in gang]
     if fabric == "dranet":
-        claims = made.pop(0)
+        claims = objects.pop(0)
         golden = test_fabrics.GOLDEN / "dranet-claims.yaml"
         assert (claims["kind"], claims["spec"]) == (
             "ResourceClaimTemplate",
             yaml.safe_load(golden.read_text()),
         )
     files = (test_schedulers.GOLDEN / f"{name}-group.yaml" for name in groups)
-    assert made == [yaml.safe_load(file.read_text()) for file in files]
+    assert objects == [yaml.safe_load(file.read_text()) for file in files]
 
 
-@pytest.mark.parametrize(("fabric", "bought", "gang"), [one for one in ALL if one not in POSSIBLE])
-def test_queued_provisioning_outside_a_queue_is_invalid(
-    fabric: str, bought: str, gang: str
-) -> None:
+@pytest.mark.parametrize("gang", [gang for gang in GANGS if not in_queue(gang)])
+def test_queued_provisioning_outside_a_queue_is_invalid(gang: str) -> None:
     with pytest.raises(InvalidJobError, match=r"spec\.accelerator\.provisioning: queued needs"):
-        job_of(fabric, bought, gang)
+        job_of("none", "queued", gang)

@@ -1,4 +1,4 @@
-"""Pods that have ended well: what is known of them when they are gone."""
+"""Tests of completed pods: they are recorded and may be deleted."""
 
 from collections.abc import Sequence
 
@@ -22,18 +22,18 @@ from tests.unit.job.builders import (
 )
 
 AT = 100.0
-"""When a pod ends, in the tests' time."""
+"""Seconds after NOW when a pod ends."""
 
 
 def after_one_has_ended(index: int, *, seconds: float = 10, **spec: object) -> DDPJob:
-    """What is stored so long after one of three pods has ended well."""
+    """Return the job some seconds after one of three pods completed."""
     job, pods = running_job(replicas=3, **spec)
     pods[index] = ended(job, index, code=0, at=AT)
     return stored(job, plan(job, pods, later(AT + seconds)))
 
 
 def without(job: DDPJob, *indices: int) -> list[PodState]:
-    """The others, which train."""
+    """Return the other pods, which train."""
     return [ready(job, index) for index in range(3) if index not in indices]
 
 

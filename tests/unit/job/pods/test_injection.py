@@ -1,4 +1,4 @@
-"""The launcher that is put into pods of any image."""
+"""Tests of the launcher that is injected into pods of any image."""
 
 import pytest
 from ddp_operator.api.job import DDPJob
@@ -47,7 +47,7 @@ def test_injected_launcher_is_copied_first_and_runs_the_command() -> None:
     assert trainer.pop("volumeMounts") == [*usual.pop("volumeMounts"), {**mount, "readOnly": True}]
     assert usual.pop("command") == ["./train"]
     del plain["volumes"]
-    assert spec == plain, "nothing else is touched"
+    assert spec == plain, "nothing else changes"
 
 
 def test_injection_meets_pod_security_restricted() -> None:
@@ -62,7 +62,7 @@ def test_injection_meets_pod_security_restricted() -> None:
 
 
 def test_injection_keeps_the_quality_of_service() -> None:
-    """Guaranteed are only pods all of whose containers have requests that equal their limits."""
+    """A Guaranteed pod needs requests equal to limits in all containers."""
     resources = pod(job())["initContainers"][0]["resources"]
     assert resources["requests"] == resources["limits"]
     assert resources["limits"].keys() == {"cpu", "memory"}

@@ -1,6 +1,4 @@
-"""The Service and Pods of a job: the environment contract, names and labels, and what is left as
-the user wrote it.
-"""
+"""Tests of a job's Service and pods: environment, names, labels and the user's template."""
 
 from copy import deepcopy
 from typing import Any
@@ -119,7 +117,7 @@ class TestEnvironment:
         assert "ddp-memory" not in str(manifests.pod(plain, FIRST))
 
     def test_environment_with_several_processes_per_pod(self) -> None:
-        """Only the launcher can know a process's rank then."""
+        """Only the launcher knows the rank of each process."""
         job = fresh_job(replicas=2, nprocPerNode=8)
         found = env(job, Identity(index=1, attempt=0))
         assert (found["WORLD_SIZE"], found["LOCAL_WORLD_SIZE"], found["NODE_RANK"]) == (
@@ -179,7 +177,7 @@ class TestEnvironment:
         entries = trainer(job)["env"]
         names = [entry["name"] for entry in entries]
         assert len(set(names)) == len(names)
-        assert entries[-4:] == users, "after ours: references look back only"
+        assert entries[-4:] == users, "references only look back, so the user's come last"
         assert env(job)["MASTER_PORT"] == "1"
 
     def test_trainer_or_first_container_gets_the_environment(self) -> None:

@@ -1,4 +1,4 @@
-"""A job's Workload in the first cluster, and the pods that belong to its copy in another."""
+"""Tests of MultiKueue: the Workload in the manager cluster, and pods in a worker cluster."""
 
 from collections import Counter
 from typing import Any
@@ -22,7 +22,7 @@ def elsewhere(**spec: Any) -> DDPJob:
 
 
 def copied(name: str, **spec: Any) -> DDPJob:
-    """A job as MultiKueue creates it in another cluster."""
+    """Return a job as MultiKueue creates it in a worker cluster."""
     document = stored_job(**QUEUED, **spec)
     document["metadata"]["labels"] = {"kueue.x-k8s.io/prebuilt-workload-name": name}
     return DDPJob.parse(document)

@@ -1,4 +1,4 @@
-"""Where a job's pods may run, and what is mounted in them."""
+"""Tests of node selectors, tolerations, GPU limits and volumes of pods."""
 
 import pytest
 from ddp_operator.api.job import DDPJob

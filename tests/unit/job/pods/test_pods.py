@@ -1,4 +1,4 @@
-"""What is read out of a pod as the API server has it, and what is said of its end."""
+"""Tests of the projection of stored pods, and of the description of their end."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ ENDING = {"deletionTimestamp": T0, "deletionGracePeriodSeconds": 30}
 def manifest(
     *containers: Json, status: Json | None = None, metadata: Json | None = None, **spec: Any
 ) -> Json:
-    """Rank 1's pod after two replacements, as stored."""
+    """Return rank 1's stored pod after two replacements."""
     job = fresh_job(template=template(*containers))
     created = manifests.pod(job, Identity(index=1, attempt=3, replacement=2))
     created["metadata"] |= metadata or {}
@@ -121,7 +121,7 @@ def test_failed_side_car_is_no_failed_pod() -> None:
 
 
 class TestSideCar:
-    """Others than the trainer, among the containers or (native ones) among the init containers."""
+    """Side cars are other containers than the trainer; native ones are init containers."""
 
     def read(self, *side_cars: Json, trainer: Json, **status: Any) -> PodState:
         statuses = [{"name": "trainer", **trainer}, *side_cars]
@@ -192,11 +192,13 @@ class TestSideCar:
         status = plan(job, [replace(stuck[0], waiting_message=read.waiting_message), stuck[1]], NOW)
         assert status.status.reason == "CrashLoopBackOff"
         assert "digits-0-0 is not ready: CrashLoopBackOff: side car proxy" in status.status.message
-        assert not plan(stored(job, status), stuck, later(10_000)).decided, "no reason to end it"
+        assert not plan(stored(job, status), stuck, later(10_000)).decided, (
+            "a crash loop does not restart the job"
+        )
 
 
 def test_injected_first_container_is_not_the_trainer() -> None:
-    """GKE's Cloud Storage FUSE and service meshes do that."""
+    """GKE's Cloud Storage FUSE and service meshes inject containers."""
     stored = manifest(
         container("main"),
         status={"phase": "Running", "containerStatuses": [terminated(0, "main")]},
@@ -221,7 +223,7 @@ def test_pod_that_failed_before_its_trainer_started() -> None:
 
 @pytest.mark.parametrize(("reason", "is_nodes"), [("UnexpectedAdmissionError", True), ("", False)])
 def test_pod_refused_by_its_node_and_then_deleted(reason: str, *, is_nodes: bool) -> None:
-    """A finalizer, such as Kueue's, keeps a pod that has failed."""
+    """A finalizer, for example Kueue's, keeps a failed pod."""
     stored = manifest(status={"phase": "Failed", "reason": reason})
     stored["metadata"] |= {
         "deletionTimestamp": "2026-03-01T12:00:00Z",
@@ -264,7 +266,7 @@ def test_memory_limit_of_container_or_pod(limits: Json, pod_limits: Json, *, lim
 
 
 class TestInitContainer:
-    """One that fails, or cannot start, keeps the trainer from ever starting."""
+    """A failed init container keeps the trainer from starting."""
 
     def read(self, phase: str, **state: Json) -> PodState:
         waiting = {"waiting": {"reason": "PodInitializing"}}
@@ -291,7 +293,7 @@ class TestInitContainer:
         assert (read.exit, read.container) == (None, "trainer")
 
     def test_restarted_native_side_car_has_not_failed(self) -> None:
-        """A side car among init containers, which Kubernetes keeps running."""
+        """Kubernetes restarts side cars among init containers."""
         read = self.read("Running", terminated={"exitCode": 1})
         assert (read.exit, read.container) == (None, "trainer")
 
@@ -327,7 +329,7 @@ class TestDisruption:
         assert project(manifest(status=status)).disrupted is disrupted
 
     def test_eviction_by_kueue(self) -> None:
-        """As Kueue does it: it says so in a condition of its own, then deletes the pod."""
+        """Kueue sets a condition of its own and then deletes the pod."""
         said = "Preempted to accommodate a workload in the ClusterQueue"
         evicted = condition(
             "TerminationTarget", "True", reason="WorkloadEvicted", lastTransitionTime=T0
@@ -344,7 +346,7 @@ class TestDisruption:
         assert classes.of_pod(read) == "Disruption"
 
     def test_termination_by_kueue_for_a_failed_node(self) -> None:
-        """It ends a pod that waits for such a node."""
+        """Kueue ends a pod that waits for a failed node."""
         why = {
             "reason": "UnschedulableOnAssignedNode",
             "message": "Pod terminated by Kueue NodeController due to node taint",
@@ -417,7 +419,7 @@ class TestDisruption:
     def test_deletion_counts_only_if_requested_before_the_end(
         self, requested: str, *, disrupted: bool
     ) -> None:
-        """deletionTimestamp is when the grace period ends, not when deletion was asked for."""
+        """deletionTimestamp is the end of the grace period."""
         due = datetime.fromisoformat(requested).timestamp() + 30
         read = project(
             manifest(
@@ -444,7 +446,7 @@ class TestDisruption:
     def test_deletion_of_a_pod_with_a_finalizer(
         self, code: int, reason: str, *, disrupted: bool
     ) -> None:
-        """The kubelet's last request says when it was made, not when deletion was asked for."""
+        """The kubelet's last request replaces the time of the first one."""
         ended = terminated(code)
         ended["state"]["terminated"]["reason"] = reason
         read = project(
@@ -460,7 +462,7 @@ class TestDisruption:
 
     @pytest.mark.parametrize("deleted", [True, False])
     def test_deletion_of_a_pod_without_a_reported_exit(self, *, deleted: bool) -> None:
-        """Deleted while its container was about to start, it just fails."""
+        """Deleted before its container started, a pod only fails."""
         metadata = {"deletionTimestamp": T0} if deleted else {}
         waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
         status = {"phase": "Failed", "containerStatuses": [waiting]}
@@ -468,7 +470,7 @@ class TestDisruption:
         assert (read.failed, read.disrupted) == (True, deleted)
 
     def test_container_with_unknown_exit_is_a_disruption(self) -> None:
-        """Containerd knows no more of them than that."""
+        """Containerd reports 255 for containers that a reboot ended."""
         lost = terminated(255, reason="Unknown")
         read = project(manifest(status={"phase": "Failed", "containerStatuses": [lost]}))
         assert classes.of_pod(read) == "Disruption"
@@ -554,7 +556,7 @@ class TestDisruption:
 
     @pytest.mark.parametrize("how", TAKEN)
     def test_exit_code_0_after_a_disruption_is_no_success(self, how: str) -> None:
-        """Scripts that save on SIGTERM end with 0, and have not finished."""
+        """Scripts that save on SIGTERM exit with 0 before they finish."""
         read = self.read_taken(self.TAKEN[how], finished="2026-03-01T12:00:36Z")
         assert (read.succeeded, read.failed, read.disrupted) == (False, True, True)
         assert classes.of_pod(read) == "Disruption"
@@ -577,7 +579,7 @@ UNREADABLE = ["x", "-1", "\u0663", "", "9" * 5000, None]
 
 
 def marked(stored: Json, kind: str, key: str, value: str | None) -> Json:
-    """The same, with a label or annotation of ours that somebody has changed, or removed."""
+    """Return the pod with a changed or removed label or annotation of the operator."""
     marks = stored["metadata"][kind]
     marks[f"ddp-operator.io/{key}"] = value
     if value is None:

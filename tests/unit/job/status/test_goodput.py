@@ -1,4 +1,4 @@
-"""The seconds that a job's age was spent on add up, whatever happens to it."""
+"""Tests of goodput: the seconds of a job's age add up in all cases."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,14 +33,14 @@ SCHEDULED_AT, READY_AT = 5, 12
 
 
 def look(job: DDPJob, pods: Sequence[PodState], at: float, heard: Report | None = None) -> DDPJob:
-    """What an operator stores when it looks, until it has nothing left to decide."""
+    """Return the job as stored after all decisions of one moment."""
     while (planned := plan(job, pods, later(at), report=heard)).decided:
         job = stored(job, planned)
     return stored(job, planned)
 
 
 def goodput(job: DDPJob) -> Goodput:
-    """The job's account, which must balance."""
+    """Return the job's account, which must balance."""
     books = job.status.goodput
     assert books is not None
     assert total(books) == (books.accounted_until - job.created).total_seconds()
@@ -58,7 +58,7 @@ def total(books: Goodput) -> int:
 
 
 def trained(**spec: object) -> tuple[DDPJob, list[PodState]]:
-    """A job that waited 5 s for its nodes and began to train after 7 more."""
+    """Return a job that waited 5 s for nodes and trains after 7 more, and its pods."""
     job = look(fresh_job(**spec), [], 0.25)
     job = look(job, [pod(job, index, node="node-a") for index in range(2)], SCHEDULED_AT + 0.5)
     pods = [ready(job, index) for index in range(2)]
@@ -94,8 +94,8 @@ def test_restart_loses_time_since_the_checkpoint() -> None:
     job = look(job, [pods[0], ended(job, 1, code=1, at=110)], 112.5, heard)
     books = goodput(job)
     assert (books.training_seconds, books.lost_seconds) == (78, 22)
-    assert books.steps_lost == 0, "nobody has trained them again yet"
-    # The restart takes ten seconds more; steps that were lost once are not lost again.
+    assert books.steps_lost == 0, "no step is repeated yet"
+    # The restart takes ten more seconds; lost steps are not lost twice.
     job = look(job, [ready(job, index) for index in range(2)], 122.5)
     job = look(job, [ready(job, index) for index in range(2)], 124, report(104, attempt=1))
     books = goodput(job)
@@ -116,7 +116,7 @@ def test_restart_without_a_checkpoint_time_loses_nothing_yet() -> None:
     job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112, report(120, received=100))
     books = goodput(job)
     assert (books.training_seconds, books.lost_seconds, books.steps_lost) == (100, 0, 0)
-    # It turns out when training goes on.
+    # The next report shows the lost steps.
     pods = [ready(job, index) for index in range(2)]
     job = look(look(job, pods, 120), pods, 124, report(30, received=124, attempt=1))
     assert goodput(job).steps_lost == 90
@@ -134,7 +134,7 @@ def test_replaced_pod_with_training_peers_loses_no_step() -> None:
 
 
 def resumed(step: int, at: float) -> dict[str, Any]:
-    """What a trainer says of where its group began."""
+    """Return the trainer's report about the start of its group."""
     return {"resumed": {"step": step, "time": later(at).isoformat()}}
 
 
@@ -142,7 +142,7 @@ SAVED_AT_100: dict[str, Any] = {"checkpoint": {"step": 100, "time": later(90).is
 
 
 def after_blow(scope: str, **spec: Any) -> tuple[DDPJob, list[PodState]]:
-    """A job that has lost a pod at step 120, and whose pods are ready again."""
+    """Return a job that lost a pod at step 120 and has ready pods again."""
     job, pods = trained(restart={"scope": scope}, **spec)
     job = look(job, pods, 100, report(120, received=100, **SAVED_AT_100, **resumed(0, 13)))
     job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112)
@@ -155,11 +155,11 @@ def after_blow(scope: str, **spec: Any) -> tuple[DDPJob, list[PodState]]:
 @pytest.mark.parametrize(
     ("begins", "lost"),
     [(120, 0), (121, 0), (118, 2), (100, 20), (0, 120)],
-    ids=["in memory", "unheard of", "an older memory", "checkpoint", "wiped"],
+    ids=["in memory", "beyond the last report", "an older snapshot", "checkpoint", "wiped"],
 )
 def test_repeated_steps_are_lost(scope: str, begins: int, lost: int) -> None:
     job, pods = after_blow(scope)
-    assert goodput(job).steps_lost == 0, "nobody has begun yet"
+    assert goodput(job).steps_lost == 0, "the new group has not started yet"
     attempt = job.status.attempt
     for step, at in ((begins + 1, 124), (begins + 200, 160)):
         heard = report(step, received=at, attempt=attempt, **resumed(begins, 121))
@@ -184,7 +184,7 @@ def test_checkpoint_shows_where_a_group_resumed() -> None:
         pods = [ready(job, index) for index in range(2)]
         job = look(look(job, pods, 120), pods, 160, report(300, received=160, attempt=1, **saved))
         assert goodput(job).steps_lost == lost
-    # It was told to end, and saved.
+    # The pod saved when it was deleted.
     job, pods = trained()
     job = look(job, pods, 100, report(120, received=100, **SAVED_AT_100))
     job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112)
@@ -283,7 +283,7 @@ def _failure(attempt: int) -> Failure:
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_final_phase_without_its_condition_counts_as_pending(phase: Phase) -> None:
-    """Whoever may write the status of a job may store one."""
+    """Users with the right to write a status may store such a phase."""
     job, pods = running_job()
     denied = job.status.model_copy(update={"phase": phase, "goodput": None})
     assert goodput(look(replace(job, status=denied), pods, 60)).pending_seconds == 60

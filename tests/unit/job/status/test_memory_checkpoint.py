@@ -1,4 +1,4 @@
-"""Snapshots in memory: what the status says of them, and what a restart from them costs."""
+"""Tests of snapshots in memory: their status, and the cost of restarts from them."""
 
 import json
 from dataclasses import replace
@@ -62,7 +62,7 @@ def looked(
 
 
 def restarted(job: DDPJob, pods: list[PodState], *, memory: object = SAVED, **looks: Any) -> DDPJob:
-    """The job after the processes of its second pod have failed, at second 90."""
+    """Return the job after the processes of its second pod failed at second 90."""
     failure = PodFailure(
         pod=pods[1].key.name, generation=0, exit_code=1, message="lost", time=later(90)
     )
@@ -80,7 +80,7 @@ def test_status_shows_the_newest_complete_step() -> None:
     )
     assert does_nothing(planned)
     assert event_reasons(planned) == []
-    # It is written as seldom as progress.
+    # The status is written as rarely as progress.
     assert news(job.status, replace(job, status=planned.status).status) is News.PROGRESS
     job = stored(job, planned)
     assert looked(job, pods, SAVED).status == job.status
@@ -130,7 +130,7 @@ def test_first_start_reports_no_restore() -> None:
     planned = looked(job, pods, {"copies": 1, "restored": decision})
     assert event_reasons(planned) == []
     assert planned.status.memory_checkpoint == MemoryCheckpointRecord(copies=1)
-    # The launcher reports it until the next decision, also after its pod has saved and restarted.
+    # The launcher repeats it until the next decision, also after a restart.
     job = stored(job, looked(job, pods, {**SAVED, "restored": decision}))
     job = restarted(job, pods)
     planned = looked(job, pods, {**SAVED, "restored": decision}, at=92)
@@ -153,7 +153,7 @@ def test_restore_is_reported_once() -> None:
     job = stored(job, looked(job, pods, SAVED))
     job = restarted(job, pods)
     record = job.status.memory_checkpoint
-    # The launcher of a new pod knows nothing yet.
+    # A new pod's launcher has no snapshot yet.
     job = stored(job, looked(job, pods, {"copies": 1}, at=92))
     assert job.status.memory_checkpoint == record
     decision = {"generation": 1, "step": 120, "time": later(93).isoformat()}
@@ -188,7 +188,7 @@ def test_restart_without_a_restore_is_explained() -> None:
 
 @pytest.mark.parametrize("saved", [None, {"step": 100, "time": later(40).isoformat()}])
 def test_only_steps_since_the_memory_checkpoint_are_lost(saved: Json | None) -> None:
-    """The script of this job reports step and resumption through its status file."""
+    """This script reports its steps through the status file."""
     job, pods = training()
     own: dict[str, Any] = {"checkpoint": saved} if saved else {}
     heard = report(130, received=89, lastStepTime=later(89).isoformat(), **own)
@@ -204,5 +204,5 @@ def test_only_steps_since_the_memory_checkpoint_are_lost(saved: Json | None) -> 
     books = goodput(job)
     assert books.outage is None
     assert books.steps_lost == 130 - 120
-    # From the snapshot at second 60, and not from the script's own at second 40, until 105.
+    # The loss starts with the snapshot at 60, not with the script's checkpoint at 40.
     assert books.lost_seconds - before.lost_seconds == 105 - 60

@@ -1,4 +1,4 @@
-"""What is lost to restarts is what a job takes longer than if nothing had happened to it."""
+"""Tests of outages: the lost time is the added duration of the job."""
 
 import json
 from dataclasses import replace
@@ -20,19 +20,19 @@ from tests.unit.job.status.test_progress import report
 
 POLL_SECONDS = 10
 TOLERANCE_SECONDS = 3
-"""Of each failure: two halves of a step, and times in whole seconds."""
+"""For each failure: two halves of a step, and whole seconds."""
 ESTIMATE_SECONDS = POLL_SECONDS
-"""Of each failure, of trainers that do not count: a checkpoint may not be known yet."""
+"""For each failure of trainers that do not count: a checkpoint may be unreported."""
 
 
 def said(step: int, at: float, *, attempt: int = 0, **more: Any) -> Report:
-    """A report of a step that was completed right then."""
+    """Return a report about a step that was just completed."""
     time = later(at).isoformat()
     return report(step, received=at, attempt=attempt, lastStepTime=time, **more)
 
 
 def restarted(*, saved: bool = True) -> tuple[DDPJob, list[PodState]]:
-    """A gang that failed in step 121, at second 112, and is ready again since second 120."""
+    """Return a gang that failed in step 121, at second 112, and is ready since 120."""
     job, pods = trained()
     checkpoint = {"step": 100} | ({"time": later(90).isoformat()} if saved else {})
     heard = said(120, 110, checkpoint=checkpoint)
@@ -129,14 +129,14 @@ def test_report_without_step_time_starts_no_outage() -> None:
 
 
 def begun(step: int, at: float) -> dict[str, Any]:
-    """What a trainer says of the start of its group."""
+    """Return the trainer's report about the start of its group."""
     return {"resumed": {"step": step, "time": later(at).isoformat()}}
 
 
 def test_start_ends_with_the_first_step() -> None:
     job, pods = trained()
     assert (goodput(job).starting_seconds, goodput(job).accounted_until) == (7, later(12))
-    # The group formed at 30; ten steps of a second each.
+    # The group formed at 30; each step takes a second.
     job = look(job, pods, 41, said(10, 40, **begun(0, 30)))
     assert (goodput(job).starting_seconds, goodput(job).accounted_until) == (26, later(31))
     again = look(job, pods, 51, said(20, 50, **begun(0, 30)))
@@ -191,7 +191,7 @@ def test_repeats_of_earlier_groups_steps_are_lost() -> None:
     job, pods = trained(restart={"scope": "Gang"})
     saved = {"step": 10, "time": later(20).isoformat()}
     job = look(job, pods, 111, said(100, 110, checkpoint=saved, **begun(0, 12)))
-    # A group that continued at step 100 fails as well, and the next one begins at step 10.
+    # A group that continued at step 100 also fails; the next one starts at step 10.
     job = look(edited(job, masterPort=2000), pods, 112)
     pods = [ready(job, index) for index in range(2)]
     job = look(look(job, pods, 120), pods, 125, said(101, 125, attempt=1, **begun(100, 122)))
@@ -213,7 +213,7 @@ def test_repeated_steps_stay_lost_after_a_suspension() -> None:
 
 
 class Timeline:
-    """A training of one step a second, and the operator that is told of it; time in seconds."""
+    """A training of one step per second, and its operator; times are in seconds."""
 
     def __init__(self, *, every: int, gang: bool, counts: bool) -> None:
         self.every, self.gang, self.counts = every, gang, counts
@@ -230,7 +230,7 @@ class Timeline:
         self.heard: Report | None = None
 
     def train(self, seconds: int) -> None:
-        """Complete a step each second."""
+        """Complete one step per second."""
         for _ in range(seconds):
             self.at += 1
             self.step += 1
@@ -242,7 +242,7 @@ class Timeline:
                 self.hear()
 
     def hear(self) -> None:
-        """The operator asks, and is told."""
+        """Have the operator poll the trainer."""
         status = self.job.status
         identity = Identity(0, status.attempt, status.bookkeeping.replacements.get("0", 0))
         time = later(self.saved[1]).isoformat()
@@ -253,7 +253,7 @@ class Timeline:
         self.look(self.pods)
 
     def fail(self, seconds: int, *, unseen: int) -> None:
-        """Lose a pod, which nobody tells of at first; another trains so many seconds later."""
+        """Lose a pod, unnoticed for `unseen` seconds; the next group trains after `seconds`."""
         dead = replace(
             ended(self.job, 1, code=1, at=self.at),
             identity=self.pods[1].identity,
@@ -267,7 +267,7 @@ class Timeline:
             self.pods = [ready(self.job, i, attempt=status.attempt) for i in range(2)]
         else:
             count = status.bookkeeping.replacements["1"]
-            # Those that are left complete the step that was under way, and say so.
+            # The remaining ranks complete and report their current step.
             self.step, self.at = self.step + 1, self.at + 1
             self.trained += 1
             self.pods[1] = replace(
@@ -316,18 +316,18 @@ def test_lost_time_is_the_added_duration(
 
 
 def firsts(*steps: tuple[int, float]) -> dict[str, Any]:
-    """What a trainer says of the first steps of groups."""
+    """Return the trainer's report about the first steps of groups."""
     return {"firstSteps": [{"step": n, "time": later(at).isoformat()} for n, at in steps]}
 
 
 def counted(seconds: float, formed: float, first: tuple[int, float]) -> dict[str, Any]:
-    """What a trainer says that counts its training."""
+    """Return the report of a trainer that counts its training time."""
     resumed = begun(first[0] - 1, formed)
     return {**resumed, **firsts(first), "trainedSeconds": seconds}
 
 
 def unheard(scope: str = "Gang") -> tuple[DDPJob, list[PodState]]:
-    """A job that failed at second 112 before it reported a step, and is ready again at 120."""
+    """Return a job that failed at 112 before its first report, and is ready since 120."""
     job, pods = trained(restart={"scope": scope})
     job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112)
     replaced = int(job.status.attempt == 0)
@@ -392,7 +392,7 @@ def test_two_unreported_groups_are_both_booked() -> None:
     pods = [ready(job, index) for index in range(2)]
     job = look(job, pods, 160)
     steps = firsts((1, 42), (31, 140), (41, 171))
-    # The first group has saved step 30, the second one step 40.
+    # The first group saved step 30, and the second one step 40.
     heard = said(41, 171, attempt=2, **begun(40, 170), **steps, trainedSeconds=29 + 9)
     assert spent(look(job, pods, 172, heard)) == (37, 38, 91)
 
@@ -452,7 +452,7 @@ def test_checkpoint_before_the_first_of_two_failures_is_kept() -> None:
     job, pods = restarted()
     job = look(job, [pods[0], ended(job, 1, code=1, at=125)], 125)
     pods = [ready(job, index) for index in range(2)]
-    # It could save at its end, after the last report.
+    # The pod saved at its end, after its last report.
     saved = {"step": 122, "time": later(113).isoformat()}
     more = counted(100, 159, (123, 160))
     heard = said(123, 160, attempt=2, checkpoint=saved, **more)
@@ -462,7 +462,7 @@ def test_checkpoint_before_the_first_of_two_failures_is_kept() -> None:
 
 def test_late_report_ends_the_outage_at_the_first_step() -> None:
     job, pods = restarted()
-    # Nobody had seen before that the pods train.
+    # This is the first report since the restart.
     more = {**begun(100, 126), **firsts((1, 12), (101, 130)), "trainedSeconds": 78 + 80}
     heard = said(181, 210, attempt=1, **more)
     job = look(job, pods, 211, heard)
@@ -471,7 +471,7 @@ def test_late_report_ends_the_outage_at_the_first_step() -> None:
 
 def test_unreported_group_during_an_outage_is_booked() -> None:
     job, pods = restarted()
-    # From step 101 at 130 on, until the checkpoint of step 110 at 139.
+    # The unreported group trained from 130 to its checkpoint at 139.
     job = look(job, [pods[0], ended(job, 1, code=1, at=150)], 160)
     pods = [ready(job, index) for index in range(2)]
     steps = firsts((1, 12), (101, 130), (111, 180))
@@ -485,7 +485,7 @@ def test_training_after_a_pod_deletion_counts(*, lost_heard: bool) -> None:
     job, pods = trained(restart={"scope": "Pod"})
     heard = said(102, 112, **counted(101, 10, (1, 11)))
     job = look(job, [pods[0], replace(pods[1], deleting=True)], 112, heard)
-    # A spare, which started long ago, is ready. The group trains on until step 112.
+    # A spare is ready. The old group continues until step 112.
     pods = [pods[0], replace(ready(job, 1, replacement=1), started=later(10))]
     job = look(job, pods, 120)
     if lost_heard:
@@ -503,7 +503,7 @@ def test_restart_by_the_launcher_is_lost_time() -> None:
     job, pods = trained()
     job = look(job, pods, 41, said(10, 40, **counted(9, 15, (1, 31))))
     assert (spent(job), goodput(job).counted_group) == ((26, 0, 0), later(15))
-    # Ranks restarted after 60, and continue from step 25 at 55. Nobody told the operator.
+    # The launcher restarted the ranks after 60; they resume at step 25 of second 55.
     job = look(job, pods, 101, said(35, 100, **counted(24 + 10, 80, (26, 90))))
     assert (spent(job), goodput(job).accounted_until) == ((26, 34, 35), later(100))
     again = look(job, pods, 111, said(45, 110, **counted(24 + 20, 80, (26, 90))))
@@ -532,7 +532,7 @@ def test_wrong_count_changes_only_the_time_after_the_start(seconds: float) -> No
 
 def test_start_without_first_steps_is_not_counted() -> None:
     job, pods = unheard("Pod")
-    # The next group is lost after 4 s, which it reports, and then its rank 0 is lost, too.
+    # The next group fails after 4 reported seconds; then its rank 0 is lost.
     dead = replace(pods[1], exit=ended(job, 1, code=1, at=130).exit)
     job = look(job, [pods[0], dead], 130)
     job = look(job, pods[:1], 132, said(5, 129, **counted(4, 123, (1, 125))))
@@ -546,7 +546,7 @@ def test_start_without_first_steps_is_not_counted() -> None:
 
 def test_only_the_first_group_ends_a_start() -> None:
     job, pods = trained()
-    # It trained before its pods were known to be ready, at 12.
+    # The group trained before its pods were observed ready, at 12.
     job = look(job, pods, 21, said(11, 20, **counted(10, 8, (1, 10))))
     assert (spent(job), goodput(job).accounted_until) == ((5, 0, 0), later(10))
     job = look(job, pods, 61, said(15, 60, **counted(13 + 1, 40, (14, 59))))

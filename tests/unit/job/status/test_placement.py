@@ -1,4 +1,4 @@
-"""Where a job's pods run: in one line of the status, told once, and never guessed."""
+"""Tests of the placement: one line of the status, reported once and never guessed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def node(name: str, **labels: str) -> Node:
 
 
 def landed(*names: str, **spec: Any) -> tuple[DDPJob, list[PodState]]:
-    """A job whose pods have just become ready on these nodes."""
+    """Return a job and its pods, which are ready on these nodes."""
     job = fresh_job(replicas=len(names), **spec)
     job = stored(job, plan(job, [], NOW))
     return job, [ready(job, index, node=name) for index, name in enumerate(names)]
@@ -93,7 +93,7 @@ def test_placement_needs_running_pods_and_known_nodes() -> None:
     assert "placement" not in as_stored(unseen.status)
     job = stored(job, unseen)
     late = plan(job, pods, later(20), nodes=TOGETHER[:1])
-    assert late.status.placement == "", "a node is not known yet"
+    assert late.status.placement == "", "one node is unknown"
     assert plan(job, pods, later(30), nodes=TOGETHER).status.placement == "2 hosts, 1 sub-block"
 
 

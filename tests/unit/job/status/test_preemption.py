@@ -1,4 +1,4 @@
-"""The priority boost of a job in a queue: what a preemption would cost it."""
+"""Tests of the priority boost: the cost of a preemption to a queued job."""
 
 from datetime import datetime
 from typing import Any
@@ -16,18 +16,18 @@ HOUR = 3600.0
 
 
 def running(**spec: Any) -> DDPJob:
-    """A job of two pods that runs since NOW + 10 s."""
+    """Return a job of two pods that runs since NOW + 10 s."""
     job, _ = running_job(**spec)
     return job
 
 
 def saved(job: DDPJob, at: datetime) -> DDPJob:
-    """The job with its last checkpoint at that time."""
+    """Return the job with its last checkpoint at that time."""
     return with_status(job, checkpoint=CheckpointRecord(step=5, time=at))
 
 
 def evicted(at: datetime, *, reason: str = EVICTED) -> Failure:
-    """An eviction of its pod 0."""
+    """Return the record of an eviction of pod 0."""
     return Failure(
         time=at, attempt=0, index=0, pod="digits-0-0", reason=reason, class_="Disruption"
     )
@@ -91,7 +91,7 @@ def test_only_evictions_of_the_last_day_count() -> None:
     ],
 )
 def test_boost_grows_with_the_number_of_gpus(spec: dict[str, Any], boost: int) -> None:
-    """One hour of 2, 16 or 32 GPUs; a pod without GPUs counts as one."""
+    """The work is one hour of 2, 16 or 32 GPUs; a pod without GPUs counts as one."""
     assert boost_of(running(**spec), later(10 + HOUR), most=10) == boost
 
 

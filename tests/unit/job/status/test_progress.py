@@ -1,4 +1,4 @@
-"""Trainers are believed what they can be believed, and nothing else of what they say."""
+"""Tests of trainers' reports: valid fields are stored, and others are ignored."""
 
 import json
 from datetime import UTC, datetime
@@ -43,9 +43,7 @@ def report(
     attempt: int = 0,
     **said: Any,
 ) -> Report:
-    """What the trainer of pod 0 says, `received` seconds after NOW; for the first time, unless
-    another is given.
-    """
+    """Return a report of pod 0's trainer, received `received` seconds after NOW."""
     first = later(received if first_received is None else first_received)
     document = json.dumps({"step": step, **said}).encode()
     return Report(UID, Identity(0, attempt), TrainerStatus.read(document), first, later(received))
@@ -148,10 +146,10 @@ def test_report_of_another_pod_or_job_is_ignored(stale: Report) -> None:
 @pytest.mark.parametrize(
     ("step", "checkpointed", "expected"),
     [
-        (130, 120, 120),  # further
-        (130, 80, 100),  # an older one, reported late
-        (90, 80, 80),  # training went on from before the known one
-        (90, None, 100),  # nothing is said about it
+        (130, 120, 120),
+        (130, 80, 100),  # an older checkpoint, reported late
+        (90, 80, 80),  # training resumed before the known checkpoint
+        (90, None, 100),  # no checkpoint is reported
         (110, 100, 100),
     ],
 )

@@ -1,4 +1,4 @@
-"""A rank is named slow after comparisons that agree, and stays named until it is clearly faster."""
+"""Tests of slow ranks: when a rank counts as slow, and when it no longer does."""
 
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -19,11 +19,11 @@ from tests.unit.job.builders import later, running_job, with_status
 from tests.unit.job.status.test_progress import report
 
 Pace = tuple[int, float]
-"""A rank, and its own time per step where the others need one second."""
+"""A rank and its seconds per step; the others need one second."""
 
 
 def reports(paces: Sequence[Pace], *, begin: int = 1, others: float = 1.0) -> Iterator[Report]:
-    """One report of each comparison, every ten seconds."""
+    """Yield one report for each comparison, every ten seconds."""
     for step, (rank, ratio) in zip(count(begin), paces, strict=False):
         pace = {"step": step, "rank": rank, "seconds": ratio * others, "othersSeconds": others}
         yield report(step, received=10 * step, pace=pace)
@@ -32,7 +32,7 @@ def reports(paces: Sequence[Pace], *, begin: int = 1, others: float = 1.0) -> It
 def told(
     job: DDPJob, pods: Sequence[PodState], said: Iterator[Report]
 ) -> tuple[DDPJob, list[Event]]:
-    """The job after these reports, and the Events."""
+    """Return the job after these reports, and its events."""
     events: list[Event] = []
     for one in said:
         status, new = with_pace(job, with_report(job, one), one, observe(job, pods))

@@ -1,4 +1,4 @@
-"""`plan` of jobs whose groups change their size: when they do, who is in them, and who is told."""
+"""Tests of elastic jobs: when groups change their size, and which pods are members."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ JOINS = LauncherStates(scope="Pod")
 
 
 def elastic_job(replicas: int = 4, **elastic: Any) -> tuple[DDPJob, list[PodState]]:
-    """A job of pods that train and form their group by themselves, and those pods."""
+    """Return a running elastic job with pods that rebuild their group, and those pods."""
     return _running(fresh_job(replicas=replicas, restart={"scope": "Auto"}, elastic=elastic))
 
 
@@ -44,13 +44,13 @@ def _running(job: DDPJob) -> tuple[DDPJob, list[PodState]]:
 
 
 def born(job: DDPJob, index: int, **state: Any) -> PodState:
-    """A pod that was made for the present group, or to wait outside of it, and runs."""
+    """Return a running pod that was created for the current group or to wait for it."""
     generation = world.world_of(job).generation
     return listening(ready(job, index, generation=generation, **state))
 
 
 def settled(job: DDPJob, pods: Sequence[PodState], now: datetime, *, decisions: int = 3) -> DDPJob:
-    """The job once all is on record that is decided at one moment."""
+    """Return the job after all decisions of one moment are stored."""
     for _ in range(decisions):
         planned = told(job, pods, now)
         job = stored(job, planned)
@@ -77,7 +77,7 @@ def test_first_group_is_recorded_before_its_pods_are_created() -> None:
     assert members(first) == "0-3"
     job = stored(job, first)
     scaled = edited(job, replicas=6, elastic={"minReplicas": 2})
-    assert scaled.spec_hash == job.spec_hash, "pods of a group of any size are alike"
+    assert scaled.spec_hash == job.spec_hash, "the size is not part of the spec hash"
     planned = told(scaled, [], later(1))
     assert [each.slot for each in planned.create] == [0, 1, 2, 3]
     variables = environment(scaled, planned.create[1], token="secret")
@@ -93,7 +93,7 @@ def test_group_shrinks_after_shrink_after_seconds(victim: int) -> None:
     seen = [lost if each.identity.index == victim else each for each in pods]
     job = settled(job, seen, later(63))
     assert job.status.bookkeeping.replacements == {str(victim): 1}
-    assert world.members(job) == (0, 1, 2, 3), "it is waited for"
+    assert world.members(job) == (0, 1, 2, 3), "the group waits for the replacement"
     others = [each for each in pods if each.identity.index != victim]
     waiting = [*others, pod(job, victim, replacement=1)]
     early = told(job, waiting, later(92))
@@ -103,12 +103,14 @@ def test_group_shrinks_after_shrink_after_seconds(victim: int) -> None:
     planned = told(job, waiting, later(93))
     assert planned.decided
     assert members(planned) == {0: "1-3", 1: "0,2-3", 3: "0-2"}[victim]
-    assert planned.status.bookkeeping.replacements == {str(victim): 2}, "that one knew of a place"
+    assert planned.status.bookkeeping.replacements == {str(victim): 2}, (
+        "the pod has a rank of the larger group"
+    )
     [event] = planned.events
     assert event.reason == "GroupShrunk"
     late = waiting[-1].key.name
     assert event.message == f"training continues with 3 of 4 pods; not ready in time: {late}"
-    assert planned.status.restarts == 1, "for the loss, and for nothing else"
+    assert planned.status.restarts == 1, "only the loss is charged"
     job = stored(job, planned)
     planned = told(job, waiting, later(93))
     assert planned.delete == (waiting[-1].key,)
@@ -142,7 +144,7 @@ def test_shrink_after_0_records_loss_and_smaller_group_at_once() -> None:
     assert members(planned) == "0-1,3"
     [event] = planned.events
     assert "training continues with 3 of 4 pods, without node rank 2 (" in event.message
-    assert planned.status.next_start_time is None, "nothing is waited for"
+    assert planned.status.next_start_time is None, "there is no backoff"
     planned = told(stored(job, planned), [*pods[:2], lost, pods[3]], later(63))
     assert [each.pod_name("digits") for each in planned.create_spares] == ["digits-0-2-r1"]
 
@@ -167,7 +169,7 @@ def test_waiting_pod_joins_last_after_grow_after_seconds() -> None:
     job = stored(job, told(job, all_of_them, later(70), **known))
     assert job.status.ready == "3/4 +1"
     unheard = told(job, all_of_them, later(200), **known)
-    assert not unheard.decided, "nobody knows whether it is ready"
+    assert not unheard.decided, "its launcher has not answered"
     known["told"] = {**known["told"], "digits-0-0-r1": (generation, False)}
     early = told(job, all_of_them, later(182), **known)
     assert (early.decided, early.requeue_at) == (False, later(183))
@@ -175,7 +177,7 @@ def test_waiting_pod_joins_last_after_grow_after_seconds() -> None:
     assert members(planned) == "1-3,0"
     assert event_reasons(planned) == ["GroupGrown"]
     assert planned.status.world is not None
-    assert planned.status.world.lost == 0, "they leave the group of before in order"
+    assert planned.status.world.lost == 0, "no member was lost"
     job = stored(job, planned)
     planned = told(job, all_of_them, later(183), **known)
     assert {t.pod: t.document["nodeRank"] for t in planned.assignments}["digits-0-0-r1"] == 3
@@ -187,7 +189,7 @@ def test_job_grows_beyond_replicas_up_to_max_replicas() -> None:
     planned = told(job, pods, later(21))
     assert [each.slot for each in planned.create_spares] == [2, 3]
     pending = [*pods, *(pod(job, slot) for slot in (2, 3))]
-    assert not told(job, pending, later(500)).decided, "they wait for nodes, and nobody for them"
+    assert not told(job, pending, later(500)).decided, "the group does not wait for new pods"
     one_more = [*pods, born(job, 2), pod(job, 3)]
     generation = world.world_of(job).generation
     grown = told(job, one_more, later(30), **knowing(one_more, generation, start=False))
@@ -222,7 +224,7 @@ def test_first_group_forms_without_late_pods(patience: int) -> None:
     assert not told(job, some, later(29)).decided
     planned = told(job, some, later(35))
     assert members(planned) == "1,3"
-    assert condition(planned, "Restarting") == ("", ""), "it has not begun yet"
+    assert condition(planned, "Restarting") == ("", ""), "the job has not started yet"
 
 
 def test_group_without_launchers_keeps_its_size() -> None:

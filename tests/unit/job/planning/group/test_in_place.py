@@ -1,4 +1,4 @@
-"""`plan` of jobs whose processes start anew in their pods: what is decided, and who is told."""
+"""Tests of scope `InPlace`: which processes restart, and the assignments of launchers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ LISTENS = LauncherStates(scope="InPlace")
 
 
 def in_place(**spec: Any) -> tuple[DDPJob, list[PodState]]:
-    """A job of three pods that train, whose launchers answer."""
+    """Return a running job of three pods with launchers that answer."""
     restart = {"scope": "InPlace", **spec.pop("restart", {})}
     job, pods = running_job(replicas=3, restart=restart, **spec)
     pods = [listening(each) for each in pods]
@@ -56,7 +56,7 @@ def test_failed_process_restarts_all_processes_and_no_pod() -> None:
     job, pods = in_place()
     planned = plan(job, pods, later(60), launchers=launchers(failure(pods[1])))
     assert planned.decided
-    assert planned.assignments == (), "not before it is on record"
+    assert planned.assignments == (), "the decision is stored first"
     world = planned.status.world
     assert world is not None
     assert (world.generation, world.size, world.members) == (1, 3, "0-2")
@@ -73,9 +73,7 @@ def test_failed_process_restarts_all_processes_and_no_pod() -> None:
     assert not planned.decided
     assert (planned.create, planned.delete) == ((), ())
     assert [telling.document["nodeRank"] for telling in planned.assignments] == [0, 1, 2]
-    assert not any(telling.start for telling in planned.assignments), (
-        "those of before may run elsewhere"
-    )
+    assert not any(telling.start for telling in planned.assignments), "old processes may still run"
     some = told(job, pods, later(61), **knowing(pods[:2], 1, start=False))
     assert [(telling.pod, telling.start) for telling in some.assignments] == [
         (pods[2].key.name, False)
@@ -97,8 +95,8 @@ def test_failed_process_restarts_all_processes_and_no_pod() -> None:
         "leader": "digits-0-0",
         "members": "",
     }
-    assert planned.assignments[0].document["members"] == "0-2", "node rank 0 may have to lead"
-    assert condition(planned, "Running")[0] == "False", "nobody knows of it yet"
+    assert planned.assignments[0].document["members"] == "0-2", "node rank 0 may lead a restart"
+    assert condition(planned, "Running")[0] == "False", "no launcher has confirmed it"
 
 
 def test_launcher_that_confirmed_gets_no_second_assignment() -> None:
@@ -143,7 +141,7 @@ def test_others_wait_for_the_replacement_of_a_lost_pod() -> None:
     new = listening(ready(job, 2, replacement=1, generation=1))
     going = told(job, [*pods[:2], new], later(65), **knowing(pods[:2], 1, start=False))
     assert [telling.start for telling in going.assignments] == [True, True, True], (
-        "the new one waits, too"
+        "the new pod waits for its assignment"
     )
     done = told(job, [*pods[:2], new], later(66), **knowing([*pods[:2], new], 1))
     assert done.assignments == ()
@@ -164,7 +162,7 @@ def test_ranks_wait_while_a_terminating_pod_may_save(policy: Any, waits: bool) -
     assert [telling.start for telling in planned.assignments] == ([] if waits else [True] * 3)
     assert condition(planned, "Running")[0] == "False"
     assert planned.requeue_at is not None
-    for seen, when in ((there[1:], 66), (there, 101)):  # it has gone, or is given up
+    for seen, when in ((there[1:], 66), (there, 101)):  # it is gone, or its time is over
         assert [each.start for each in told(job, seen, later(when), **knows).assignments] == [
             True
         ] * 3
@@ -247,7 +245,7 @@ def test_training_group_outlives_an_operator_that_cannot_reach_it() -> None:
     job, pods = in_place()
     job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
     job = stored(job, told(job, pods, later(61), **knowing(pods, 1)))
-    deaf = {"unreached_since": {pods[2].key.name: later(100)}}  # to the one that comes next
+    deaf = {"unreached_since": {pods[2].key.name: later(100)}}  # for a restarted operator
     asks = told(job, pods, later(100 + 2 * UNREACHABLE_SECONDS), **deaf)
     assert not asks.decided
     assert len(asks.assignments) == 3
@@ -281,10 +279,10 @@ def test_launcher_scope_decides_about_the_restart(
     job = stored(job, plan(job, pods, later(20), launchers=known))
     assert job.status.bookkeeping.launcher == said
     lost = [*pods[:2], ended(job, 2, code=1, at=59)]
-    planned = plan(job, lost, later(60), launchers=NO_LAUNCHERS)  # what was said once is on record
+    planned = plan(job, lost, later(60), launchers=NO_LAUNCHERS)  # the scope is recorded
     assert planned.status.failures[-1].action == action
     if action == "RestartGang":
-        assert planned.status.bookkeeping.launcher == "", "new pods may be of another image"
+        assert planned.status.bookkeeping.launcher == "", "new pods may have another image"
 
 
 def test_new_pods_are_held_only_in_scope_in_place() -> None:

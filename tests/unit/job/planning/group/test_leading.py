@@ -1,4 +1,4 @@
-"""What launchers led while no operator was there is accepted, and accounted for."""
+"""Tests of restarts that launchers led without an operator: the operator accounts for them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ HOUR = 3600
 
 
 def training(**spec: Any) -> tuple[DDPJob, list[PodState]]:
-    """A job of three pods that train, as an operator left it."""
+    """Return a training job of three pods as an operator left it."""
     restart = {"scope": "InPlace", **spec.pop("restart", {})}
     job, pods = running_job(replicas=3, restart=restart, **spec)
     pods = [
@@ -53,7 +53,7 @@ def blow(of: PodState, generation: int, at: float, *, code: int = 1, says: str =
 def launchers(
     *failures: PodFailure, led: dict[int, float], members: str = "0-2", **more: Any
 ) -> LauncherStates:
-    """What rank 0's launcher says that has led generations, which began at these times."""
+    """Return the state of rank 0's launcher that led generations from these times on."""
     news = tuple(Led(generation=number, time=later(at)) for number, at in led.items())
     said = LauncherStatus(
         number=9, generation=max(led), failures=failures, members=members, led=news
@@ -71,7 +71,7 @@ def seconds(job: DDPJob, name: str) -> int:
 
 
 def look(job: DDPJob, pods: Sequence[PodState], at: float, said: LauncherStates) -> Plan:
-    """The first plan that is not a decision, and what was decided before it is stored."""
+    """Return the first plan without a decision, after the decisions before it are stored."""
     while (planned := plan(job, pods, later(at), launchers=said)).decided:
         job = stored(job, planned)
     return planned
@@ -94,8 +94,8 @@ def test_restarts_and_seconds_without_operator_are_accounted_for() -> None:
     ]
     assert all(each.action == "RestartInPlace" for each in after.status.failures)
     assert seconds(after, "lost") == 30
-    assert condition(planned, "Running")[0] == "True", "it trains"
-    # What launchers led is told to them once more, as the operator's own.
+    assert condition(planned, "Running")[0] == "True", "the job trains"
+    # The operator repeats the assignments as its own.
     again = plan(after, pods, later(HOUR), launchers=said)
     assert not again.decided
     assert {telling.generation for telling in again.assignments} == {3}
@@ -141,7 +141,7 @@ def test_reported_first_steps_end_the_outages_without_operator() -> None:
     job = stored(job, plan(job, pods, later(501), report=heard, launchers=confirmed))
     assert job.status.goodput is not None
     assert job.status.goodput.outage is None
-    # From 170 to 260 and from 379 to 450.
+    # The outages last from 170 to 260 and from 379 to 450.
     assert seconds(job, "lost") == 90 + 71
 
 
@@ -181,7 +181,7 @@ def test_rules_and_classes_apply_to_failures_without_operator() -> None:
         ("Application", 0, False),
         ("Infrastructure", 1, False),
         ("Application", 0, True),
-    ], "of two in one generation, the cause"
+    ], "of two failures in one generation, the cause"
 
 
 def test_failure_known_to_the_operator_is_counted_once() -> None:
@@ -192,7 +192,7 @@ def test_failure_known_to_the_operator_is_counted_once() -> None:
         plan(job, pods, later(60), launchers=LauncherStates(scope="InPlace", failures=(first,))),
     )
     assert (world_of(job).generation, job.status.restarts) == (1, 1)
-    # It had no time to tell anybody; the launcher led this one and another.
+    # The operator assigned nothing before it stopped; the launcher led both restarts.
     said = launchers(first, blow(pods[2], 1, 500), led={1: 95, 2: 510})
     job = stored(job, look(job, pods, HOUR, said))
     assert (world_of(job).generation, job.status.restarts) == (2, 2)

@@ -1,4 +1,4 @@
-"""`plan` of jobs with pods that wait without a place: who takes a lost one's, and when."""
+"""Tests of spares: which lost pod a spare replaces, and when."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,7 +34,7 @@ from tests.unit.job.planning.group.test_in_place import failure, knowing, listen
 def with_spares(
     *, count: int = 1, scope: str = "Pod", **spec: Any
 ) -> tuple[DDPJob, list[PodState]]:
-    """A job of three pods that train, and its spares, all ready."""
+    """Return a running job of three pods and its ready spares, with all pods."""
     job, pods = running_job(replicas=3, spares=count, restart={"scope": scope}, **spec)
     pods += [ready(job, 3 + number) for number in range(count)]
     pods = [listening(each) for each in pods]
@@ -42,14 +42,14 @@ def with_spares(
 
 
 def listens(scope: str) -> LauncherStates:
-    """What is known of launchers of that scope: nobody asks those of others."""
+    """Return launcher states; only launchers in scope `InPlace` are polled."""
     return LauncherStates(scope="InPlace") if scope == "InPlace" else NO_LAUNCHERS
 
 
 def recorded(job: DDPJob, planned: Plan) -> DDPJob:
     assert planned.decided
     assert (planned.create, planned.create_spares, planned.delete) == ((), (), ())
-    assert planned.assignments == (), "not before it is on record"
+    assert planned.assignments == (), "the decision is stored first"
     return stored(job, planned)
 
 
@@ -105,7 +105,7 @@ def test_spare_replaces_a_lost_pod_in_the_write_that_records_it(victim: int) -> 
     [event] = planned.events
     assert f"spare digits-0-3 becomes node rank {victim} (" in event.message
     assert condition(planned, "PodsCreated")[0] == "True"
-    assert planned.status.next_start_time is None, "nothing is waited for"
+    assert planned.status.next_start_time is None, "there is no backoff"
 
     planned = plan(job, seen, later(63))
     assert planned.delete == (lost.key,)
@@ -116,8 +116,8 @@ def test_spare_replaces_a_lost_pod_in_the_write_that_records_it(victim: int) -> 
         for rank, each in enumerate([pods[3 if i == victim else i] for i in range(3)])
     }
     for telling in planned.assignments:
-        assert telling.document["broken"], "nobody is to wait for the lost one"
-        assert telling.start, "they form no group with ranks of another generation"
+        assert telling.document["broken"], "no rank waits for the lost one"
+        assert telling.start, "ranks of another generation cannot join"
         leader = 3 if victim == 0 else 0
         assert telling.document["masterAddr"] == f"digits-0-{leader}.digits"
         assert telling.document["masterAddress"] == f"10.0.0.{leader}"
@@ -173,7 +173,7 @@ def test_losses_beyond_the_spares_are_replaced() -> None:
     assert "spare digits-0-3 becomes node rank 1, replacing node rank 2 (" in event.message
     planned = plan(job, seen, later(70))
     assert names(planned.create) == ["digits-0-2-r1"]
-    assert planned.create_spares == (), "not before the group is whole"
+    assert planned.create_spares == (), "the group comes first"
     new = environment(job, planned.create[0], token="")
     assert (new["NODE_RANK"], new["DDP_GENERATION"], new["WORLD_SIZE"]) == ("2", "1", "3")
 
@@ -198,7 +198,9 @@ def test_late_spare_replaces_a_pod_without_a_node(is_there: bool) -> None:
     assert planned.status.world.members == "0,3,2"
     assert planned.status.bookkeeping.replacements == {"1": 2}
     assert planned.status.bookkeeping.replacing == ()
-    assert (planned.status.restarts, planned.status.disruptions) == (1, 0), "that of the loss"
+    assert (planned.status.restarts, planned.status.disruptions) == (1, 0), (
+        "only the loss is charged"
+    )
     planned = plan(job, [*group, pods[3]], later(66))
     assert planned.create == ()
     assert planned.delete == ((new.key,) if is_there else ())
@@ -236,7 +238,7 @@ def test_scope_in_place_restarts_processes_with_the_spare() -> None:
     launchers = replace(listens("InPlace"), **knowing(group, 1, start=False))
     planned = plan(job, group, later(70), launchers=launchers)
     assert [telling.start for telling in planned.assignments] == [True] * 3
-    # What fails in its pod keeps it, and its place.
+    # A process that fails in the spare restarts there.
     told = replace(
         listens("InPlace"),
         **knowing(group, 1),
@@ -277,7 +279,7 @@ def test_unreachable_spare_is_ignored_until_it_answers() -> None:
         status = plan(job, left, later(60), launchers=known).status
         assert status.world is not None
         assert status.world.members == members
-        assert status.bookkeeping.replacements == {"1": 1}, "the lost one is never made again"
+        assert status.bookkeeping.replacements == {"1": 1}, "the lost pod is replaced"
 
 
 def test_ended_spare_is_uncharged_and_replaced_with_backoff() -> None:
@@ -315,7 +317,7 @@ def test_vanished_spare_is_created_under_a_new_name() -> None:
     assert job.status.incarnation == (0, 0, 0)
     planned = plan(job, pods[:3], later(70))
     assert names(planned.create_spares) == ["digits-0-3-r1"]
-    # One that has never been seen may be there: it is asked for again, and nothing is counted.
+    # A spare that was never observed may exist: it is requested again uncounted.
     job = stored(job, planned)
     assert plan(job, pods[:3], later(71)).create_spares == planned.create_spares
 
@@ -365,7 +367,7 @@ def test_spares_are_deleted_with_job_suspension_and_attempt() -> None:
     job, pods = with_spares()
     hopeless = [ended(job, index, code=1, at=59) for index in range(3)]
     job = recorded(job, plan(job, [*hopeless, pods[3]], later(60)))
-    assert job.status.attempt == 1, "there is nobody left to take part"
+    assert job.status.attempt == 1, "no pod is left to rebuild the group"
     assert pods[3].key in plan(job, [*hopeless, pods[3]], later(60)).delete
 
 
@@ -387,7 +389,7 @@ def test_number_of_spares_changes_while_the_job_runs() -> None:
     assert names(plan(more, pods, later(60)).create_spares) == ["digits-0-4", "digits-0-5"]
     none = replace(job, spec=job.spec.model_copy(update={"spares": 0}))
     assert plan(none, pods, later(60)).delete == (pods[3].key,)
-    # A pod that has taken a place keeps it, whatever its number.
+    # A spare that became a member stays one.
     job = recorded(job, plan(job, [*pods[1:], ended(job, 0, code=137, at=59)], later(63)))
     none = replace(job, spec=job.spec.model_copy(update={"spares": 0}))
     told = replace(NO_LAUNCHERS, **knowing(pods[1:], 1))

@@ -1,4 +1,4 @@
-"""`plan` of jobs with spec.scheduling.topology: who gets which node rank, when, and who is told."""
+"""Tests of spec.scheduling.topology: the order of node ranks, and when it is assigned."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,7 +42,7 @@ HEARD = {"Pod": RE_FORMS, "InPlace": IN_PLACE, "Gang": IN_PLACE}
 def placed(
     *names: str, scope: str = "InPlace", started: float = 1, **spec: Any
 ) -> tuple[DDPJob, list[PodState]]:
-    """A job whose pods have just got these nodes, and have started."""
+    """Return a job and its pods, which have just started on these nodes."""
     scheduling = {**TOPOLOGY, **spec.pop("scheduling", {})}
     restart = {"scope": scope}
     job = fresh_job(replicas=len(names), scheduling=scheduling, restart=restart, **spec)
@@ -61,7 +61,7 @@ def seen(
 
 
 def trains(*names: str, scope: str, **spec: Any) -> tuple[DDPJob, list[PodState], LauncherStates]:
-    """The same job once its ranks run in their order."""
+    """Return the job once its ranks run in their order, with pods and launchers."""
     job, pods = placed(*names, scope=scope, **spec)
     pods += [on(job, len(names) + number, "22a") for number in range(job.spec.spares)]
     job = stored(job, seen(job, pods, 2, HEARD[scope]))
@@ -75,16 +75,16 @@ def trains(*names: str, scope: str, **spec: Any) -> tuple[DDPJob, list[PodState]
     ("places", "order"),
     [
         (["1", "2", "1", "2"], [0, 2, 1, 3]),
-        (["2", "2", "1", "1"], [0, 1, 2, 3]),  # rank 0 stays, whatever the names are
+        (["2", "2", "1", "1"], [0, 1, 2, 3]),  # rank 0 keeps its rank
         (["1x", "1y", "2x", "1x", "2y", "1y"], [0, 3, 1, 5, 2, 4]),
-        (["1x", "2x", "2y", "1x"], [0, 3, 1, 2]),  # a name of its own in each block
+        (["1x", "2x", "2y", "1x"], [0, 3, 1, 2]),  # sub-blocks of two blocks share a name
     ],
 )
 def test_slots_in_one_block_get_consecutive_ranks(places: list[str], order: list[int]) -> None:
     by_slot = {slot: tuple(place) for slot, place in enumerate(places)}
     found = along(range(len(places)), by_slot)
     assert list(found) == order
-    assert along(found, by_slot) == found, "then nothing is to be changed any more"
+    assert along(found, by_slot) == found, "the order is stable"
 
 
 @pytest.mark.parametrize("scope", ["InPlace", "Gang", "Pod"])
@@ -98,10 +98,10 @@ def test_first_ranks_wait_for_their_order(scope: str) -> None:
         planned = seen(job, waiting, 2, launchers)
         assert not planned.decided
         assert planned.assignments == ()
-        assert condition(planned, "Running")[0] == "False", "no rank has started"
+        assert condition(planned, "Running")[0] == "False", "no rank has started yet"
     planned = seen(job, pods, 2, HEARD[scope])
     assert planned.decided
-    assert planned.assignments == (), "not before it is on record"
+    assert planned.assignments == (), "the decision is stored first"
     world = planned.status.world
     assert world is not None
     assert (world.generation, world.members, world.lost) == (1, "0,2,1", 0)
@@ -156,7 +156,7 @@ def test_new_node_without_labels_is_awaited() -> None:
     assert seen(job, pods, 4, IN_PLACE).decided
     late = seen(job, pods, 1 + ANSWER_SECONDS, IN_PLACE, NODES[1:])
     assert "does not know 11a" in late.events[0].message
-    assert late.status.world is None, "ranks have started by themselves"
+    assert late.status.world is None, "the ranks have started without an order"
 
 
 def test_pods_without_a_launcher_start_unordered() -> None:
@@ -220,7 +220,9 @@ def test_spare_in_another_block_reorders_before_assignments(scope: str) -> None:
     world = planned.status.world
     assert world is not None
     assert (world.generation, world.members, world.lost) == (3, "3,2,1", 1)
-    assert world.grace_seconds == (0 if scope == "InPlace" else 15), "as was decided before"
+    assert world.grace_seconds == (0 if scope == "InPlace" else 15), (
+        "unchanged from the decision before"
+    )
     job = stored(job, planned)
     planned = seen(job, lost, 63, launchers)
     assert not planned.decided
@@ -247,7 +249,7 @@ def test_scope_pod_reorders_only_for_another_block(name: str, decides: bool) -> 
     job = stored(job, seen(job, lost, 63, launchers))
     there = [on(job, 0, name, replacement=1, generation=1, started=70), *pods[1:]]
     planned = seen(job, there, 71, launchers)
-    assert planned.decided, "once for each replacement"
+    assert planned.decided, "once per replacement"
     assert (planned.status.world != job.status.world) is decides
     job = stored(job, planned)
     assert list(members(job)) == ([0, 2, 3, 1] if decides else [0, 1, 2, 3])

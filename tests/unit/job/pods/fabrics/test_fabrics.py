@@ -1,6 +1,6 @@
-"""Pods on each fabric against golden files, which were held against Google's manifests by hand.
+"""Tests of fabrics against golden files, which were compared with Google's manifests.
 
-`DDP_WRITE_GOLDEN=1` writes the files anew; look at the difference before it is kept.
+`DDP_WRITE_GOLDEN=1` writes the files again; review the difference.
 """
 
 import json
@@ -52,7 +52,7 @@ OWN: Json = {
 
 
 class Readable(yaml.SafeDumper):
-    """Writes lines as lines."""
+    """A dumper that writes texts of several lines as blocks."""
 
 
 def _in_lines(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -81,7 +81,7 @@ def test_fabric_applied_twice_changes_nothing(fabric: Fabric, pod: Json) -> None
     before = deepcopy(pod)
     once = made(fabric, pod)
     assert json.dumps(made(fabric, once)) == json.dumps(once)
-    assert pod == before, "it was changed in place"
+    assert pod == before, "the pod was changed in place"
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
@@ -90,7 +90,7 @@ def test_users_settings_are_kept(fabric: Fabric) -> None:
     assert OWN["metadata"]["annotations"].items() <= pod["metadata"]["annotations"].items()
     assert pod["spec"]["initContainers"][-1] == container("download")
     first, second = pod["spec"]["containers"]
-    # The devices of RDMA go to a pod's first container.
+    # RDMA devices go to the first container.
     trainer, logs = (first, second) if fabric == "rdma" else (second, first)
     assert logs == container("logs")
     names = [entry["name"] for entry in trainer["env"]]
@@ -98,7 +98,7 @@ def test_users_settings_are_kept(fabric: Fabric) -> None:
     values = {entry["name"]: entry["value"] for entry in trainer["env"]}
     assert values["NCCL_BUFFSIZE"] == "1"
     assert values["LD_LIBRARY_PATH"].endswith("/usr/local/nvidia/lib64:$(BASE)/lib")
-    assert names.index("BASE") < names.index("LD_LIBRARY_PATH"), "it refers to it"
+    assert names.index("BASE") < names.index("LD_LIBRARY_PATH"), "LD_LIBRARY_PATH refers to BASE"
     assert OWN["spec"]["containers"][1]["volumeMounts"][0] in trainer["volumeMounts"]
     paths = [mount["mountPath"].rstrip("/") for mount in trainer["volumeMounts"]]
     assert len(paths) == len(set(paths))

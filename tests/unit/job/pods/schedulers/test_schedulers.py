@@ -1,6 +1,6 @@
-"""What jobs say to schedulers, against golden files.
+"""Tests of pods for each scheduler against golden files.
 
-`DDP_WRITE_GOLDEN=1` writes the files anew; look at the difference before it is kept.
+`DDP_WRITE_GOLDEN=1` writes the files again; review the difference.
 """
 
 import json
@@ -23,22 +23,22 @@ from tests.good_manifests import Json, container, template
 from tests.unit.job.builders import fresh_job, with_status
 
 GOLDEN = Path(__file__).parent / "golden"
-ASKED: dict[str, Json] = {
+SCHEDULERS: dict[str, Json] = {
     "kueue": {"queueName": "team-a"},
     "native": {"gang": "native"},
     "coscheduling": {"gang": "coscheduling"},
     "volcano": {"gang": "volcano", "queueName": "team-a"},
 }
-"""One job for each scheduler."""
-NEAR: dict[str, Json] = {
+"""The scheduling of one job for each scheduler."""
+TOPOLOGIES: dict[str, Json] = {
     "near": {"topology": {"level": "block"}},
     "nearest": {"topology": {"level": "host", "required": True}},
     "kueue-near": {"queueName": "team-a", "topology": {"level": "sub-block"}},
     "kueue-nearest": {"queueName": "team-a", "topology": {"level": "block", "required": True}},
     "volcano-nearest": {"gang": "volcano", "topology": {"level": "block", "required": True}},
 }
-"""Jobs of pods that belong near each other."""
-ALL = ASKED | NEAR
+"""The scheduling of jobs with a topology."""
+ALL = SCHEDULERS | TOPOLOGIES
 GANGS = ("native", "coscheduling", "volcano")
 PLAIN: Json = {"metadata": {"name": "digits-1-0"}, "spec": {"containers": [container()]}}
 OWN: Json = {
@@ -53,7 +53,7 @@ OWN: Json = {
 }
 
 
-def asking(name: str, **spec: Any) -> DDPJob:
+def job_for(name: str, **spec: Any) -> DDPJob:
     return fresh_job(scheduling=ALL[name], **spec)
 
 
@@ -66,22 +66,22 @@ def golden(name: str, made: Any) -> Any:
 
 @pytest.mark.parametrize("name", ALL)
 def test_plain_pod_gets_what_its_scheduler_needs(name: str) -> None:
-    made = scheduled(asking(name), Identity(0, 1), PLAIN)
+    made = scheduled(job_for(name), Identity(0, 1), PLAIN)
     assert made == golden(name, made)
 
 
 @pytest.mark.parametrize("pod", [PLAIN, OWN], ids=["plain", "own"])
 @pytest.mark.parametrize("name", ALL)
 def test_scheduler_applied_twice_changes_nothing(name: str, pod: Json) -> None:
-    before, job = deepcopy(pod), asking(name)
+    before, job = deepcopy(pod), job_for(name)
     once = scheduled(job, Identity(0, 1), pod)
     assert json.dumps(scheduled(job, Identity(0, 1), once)) == json.dumps(once)
-    assert pod == before, "it was changed in place"
+    assert pod == before, "the pod was changed in place"
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", SCHEDULERS)
 def test_users_settings_are_kept(name: str) -> None:
-    made = scheduled(asking(name), Identity(0, 1), OWN)
+    made = scheduled(job_for(name), Identity(0, 1), OWN)
     assert made["spec"] == {**golden(name, made)["spec"], **OWN["spec"]}
     assert OWN["metadata"]["labels"].items() <= made["metadata"]["labels"].items()
     topology = "kueue.x-k8s.io/podset-preferred-topology"
@@ -104,7 +104,7 @@ def group(job: DDPJob) -> Json:
 
 @pytest.mark.parametrize("name", GANGS)
 def test_gang_needs_its_group_object(name: str) -> None:
-    job = asking(name)
+    job = job_for(name)
     made = group(job)
     assert made == golden(f"{name}-group", made)
     metadata = manifests.pod(job, Identity(0, 3))["metadata"]
@@ -125,7 +125,7 @@ def test_native_pods_name_their_group() -> None:
 
 
 def test_coscheduling_pods_name_their_group() -> None:
-    job = asking("coscheduling", replicas=3)
+    job = job_for("coscheduling", replicas=3)
     made = group(job)
     for index in range(3):
         labels = manifests.pod(job, Identity(index, 0))["metadata"]["labels"]
@@ -134,7 +134,7 @@ def test_coscheduling_pods_name_their_group() -> None:
 
 
 def test_volcano_pods_name_their_group() -> None:
-    job = asking("volcano", replicas=3)
+    job = job_for("volcano", replicas=3)
     made = group(job)
     for index in range(3):
         pod = manifests.pod(job, Identity(index, 0))
@@ -174,26 +174,26 @@ def group_and_count(job: DDPJob, identity: Identity) -> tuple[str, str]:
 
 def test_pods_of_a_job_are_one_kueue_group() -> None:
     one = {"indexes": ["1"], "nprocPerNode": 2}
-    job = asking("kueue", replicas=3, overrides=[one])
+    job = job_for("kueue", replicas=3, overrides=[one])
     pods = [Identity(index, attempt) for index in range(3) for attempt in (0, 1)]
     pods.append(Identity(2, 1, 3))
     [(first, count)] = {group_and_count(job, pod) for pod in pods}
     assert count == "3"
     again, _ = group_and_count(with_status(job, queue_group=1), Identity(0, 1))
-    assert first != again, "the job asks for quota again"
+    assert first != again, "a job that queues again has a new group"
 
 
 def test_spares_are_in_the_kueue_group() -> None:
-    job = asking("kueue", replicas=2, spares=1)
+    job = job_for("kueue", replicas=2, spares=1)
     pods = [Identity(0, 0), Identity(2, 0)]
     assert {count for _, count in (group_and_count(job, pod) for pod in pods)} == {"3"}
-    more = with_status(asking("kueue", replicas=2, spares=2), queue_group_size=3)
+    more = with_status(job_for("kueue", replicas=2, spares=2), queue_group_size=3)
     assert group_and_count(more, Identity(0, 0)) == group_and_count(job, Identity(0, 0))
     assert group_and_count(more, Identity(3, 0))[1] == "1"
 
 
 def test_further_elastic_pods_are_kueue_groups_of_their_own() -> None:
-    job = asking("kueue", replicas=4, spares=1, elastic={"minReplicas": 2})
+    job = job_for("kueue", replicas=4, spares=1, elastic={"minReplicas": 2})
     needed = [group_and_count(job, Identity(slot, 0)) for slot in range(3)]
     assert {count for _, count in needed} == {"3"}
     more = [group_and_count(job, Identity(slot, 0)) for slot in (3, 4)]
@@ -201,33 +201,35 @@ def test_further_elastic_pods_are_kueue_groups_of_their_own() -> None:
     assert len({*needed, *more}) == 3
     later = with_status(job, attempt=1)
     assert group_and_count(later, Identity(0, 1)) == needed[0]
-    assert group_and_count(later, Identity(3, 1)) not in more, "the next attempt begins without it"
+    assert group_and_count(later, Identity(3, 1)) not in more, (
+        "the next attempt starts without the pod"
+    )
     metadata = manifests.pod(job, Identity(3, 0))["metadata"]
     assert f"{KUEUE}pod-group-pod-index-label" not in metadata["annotations"]
 
 
 def test_kueue_roles_follow_the_overrides() -> None:
     ones = [{"indexes": ["1", "3-4"], "nprocPerNode": 2}, {"indexes": ["2"], "nprocPerNode": 3}]
-    job = asking("kueue", replicas=5, overrides=ones)
+    job = job_for("kueue", replicas=5, overrides=ones)
     found = [manifests.pod(job, Identity(index, 0)) for index in range(5)]
     roles = [pod["metadata"]["annotations"][f"{KUEUE}role-hash"] for pod in found]
     assert roles == ["pods", "pods-1", "pods-2", "pods-1", "pods-1"]
 
 
 def test_later_job_of_the_same_name_is_another_kueue_group() -> None:
-    job = asking("kueue")
+    job = job_for("kueue")
     others = replace(job, uid="another")
     assert group_and_count(job, Identity(0, 0)) != group_and_count(others, Identity(0, 0))
 
 
 def test_kueue_pod_index_label_is_set() -> None:
-    metadata = manifests.pod(asking("kueue"), Identity(1, 0))["metadata"]
+    metadata = manifests.pod(job_for("kueue"), Identity(1, 0))["metadata"]
     label = metadata["annotations"][f"{KUEUE}pod-group-pod-index-label"]
     assert metadata["labels"][label] == "1"
 
 
 def test_longest_kueue_group_name_is_a_valid_label() -> None:
-    job = asking("kueue", replicas=2, elastic={"maxReplicas": 9_999})
+    job = job_for("kueue", replicas=2, elastic={"maxReplicas": 9_999})
     job = replace(job, name="j" * MAX_NAME_LENGTH, uid="0d9b1e34-6f0a-4f53-b5e6")
     job = with_status(job, attempt=99_999, queue_group=9_999)
     for slot in (0, 9_998):
@@ -253,9 +255,9 @@ def test_required_topology_binds_the_pods_of_one_attempt(level: str, key: str) -
     assert kind == "requiredDuringSchedulingIgnoredDuringExecution"
     assert term["topologyKey"] == TOPOLOGY + key
     wanted = term["labelSelector"]["matchLabels"]
-    assert wanted.items() <= labels.items(), "a replacement goes to the others"
+    assert wanted.items() <= labels.items(), "a replacement is bound to the other pods"
     old = manifests.pod(job, Identity(1, 2))["metadata"]["labels"]
-    assert not wanted.items() <= old.items(), "a new attempt is bound to where the last one was"
+    assert not wanted.items() <= old.items(), "a new attempt is free to move"
 
 
 def test_topology_is_preferred_by_default() -> None:
@@ -286,7 +288,7 @@ def test_affinity_of_template_and_override_is_kept() -> None:
 
 @pytest.mark.parametrize("name", ["kueue-near", "kueue-nearest"])
 def test_topology_in_kueue_sets_no_affinity(name: str) -> None:
-    made = manifests.pod(asking(name), Identity(0, 0))
+    made = manifests.pod(job_for(name), Identity(0, 0))
     assert "affinity" not in made["spec"]
     [said] = [key for key in made["metadata"]["annotations"] if key.endswith("-topology")]
     assert ("required" in said) == (name == "kueue-nearest")
