@@ -76,7 +76,7 @@ def environment(request: pytest.FixtureRequest, running: Cluster) -> Iterator[En
 
 @pytest.fixture(scope="module")
 def shared(environment: Environment) -> Iterator[Kubectl]:
-    """kubectl in a namespace for all tests of a module, whose jobs run side by side."""
+    """kubectl in a namespace for all tests of a module. Their jobs run side by side."""
     kubectl = environment.new_namespace()
     yield kubectl
     environment.delete_namespace(kubectl)

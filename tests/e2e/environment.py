@@ -1,4 +1,4 @@
-"""What the tests stand on: the operator installed in the cluster, namespaces, and storage."""
+"""The installed operator, namespaces and storage that the tests use."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Environment:
         return name
 
     def read_volume(self, kubectl: Kubectl, *, claim: str, file: str) -> str:
-        """What a file holds in the volume of a claim."""
+        """Return the content of a file in the volume of a claim."""
         path = str(self.volume_path(kubectl, claim) / file)
         return self._storage.run("exec", "storage", "--", "cat", path)
 
@@ -131,7 +131,7 @@ class Environment:
         """Make the volume that a claim of a namespace will be bound to."""
         name = f"{kubectl.namespace}-{claim}"
         path = str(self.volume_path(kubectl, claim))
-        # Pods are nobody in particular: whoever mounts it may write, as in /tmp.
+        # Pods run as any user: all of them may write, as in /tmp.
         self._storage.run("exec", "storage", "--", "mkdir", "-p", "-m", "1777", path)
         spec = {
             "accessModes": ["ReadWriteMany"],

@@ -54,7 +54,7 @@ def digits_job(name: str, *arguments: str, image: str = TRAINER_IMAGE, **spec: A
 
 
 def script_job(name: str, script: str, command: str, **spec: Any) -> Manifest:
-    """Two small pods whose shell writes a script to /tmp/script.py, and becomes a command."""
+    """Two small pods. Their shell writes a script to /tmp/script.py and then runs a command."""
     manifest = digits_job(name, **spec)
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
     del container["args"]
@@ -72,7 +72,7 @@ def own_digits_job(name: str, workload: str, *arguments: str, **spec: Any) -> Ma
 
 
 def doubles_job(name: str, *arguments: str, **spec: Any) -> Manifest:
-    """A digits job whose losses are the same to a billionth however samples are shared out."""
+    """A digits job in double precision: how samples are shared changes a loss by a billionth."""
     return own_digits_job(name, "doubles", *arguments, **spec)
 
 
@@ -84,7 +84,7 @@ class Job:
     name: str
 
     def status(self) -> DDPJobStatus:
-        """What the operator says of it."""
+        """Return its status."""
         return DDPJobStatus.model_validate(self.kubectl.get("ddpjob", self.name).get("status", {}))
 
     def wait_until(self, phase: str, *, deadline_seconds: float = DEADLINE_SECONDS) -> DDPJobStatus:
@@ -174,7 +174,7 @@ class Job:
 
 
 def is_training(job: Job) -> bool:
-    """Whether a job has saved a checkpoint of its first attempt, and so is in its midst."""
+    """Tell whether a job has saved a checkpoint in its first attempt, and so is training."""
     return "saved checkpoint" in job.log(f"{job.name}-0-0")
 
 
@@ -184,7 +184,7 @@ def tell_to_end(job: Job, pod: str) -> None:
 
 
 def resumed_step(log: str) -> int:
-    """The step from which a rank 0 went on; 0 when it began anew."""
+    """Return the step from which a rank 0 resumed; 0 if it started without a checkpoint."""
     steps = re.findall(
         r"(?:resuming from checkpoint \S+ \(step |continuing from memory at step )(\d+)", log
     )
@@ -211,8 +211,8 @@ class NothingTrainsError(Exception):
 def kill_rank(job: Job, pod: str) -> None:
     """`kill -9` of the training process in a pod; its launcher, process 1, lives on to tell.
 
-    A launcher that may not restart the process ends with it, and the kernel then kills whatever
-    else runs in the container: the command that killed the process may end with code 137.
+    A launcher that may not restart the process ends with it, and the kernel then kills all other
+    processes of the container: the command that killed the process may end with code 137.
     """
     script = """
 import os, pathlib

@@ -65,7 +65,7 @@ class Kubectl:
         return result.stdout
 
     def get(self, *words: str) -> Any:
-        """What `kubectl get … --output json` prints, decoded."""
+        """Return the decoded output of `kubectl get … --output json`."""
         return json.loads(self.run("get", *words, "--output", "json"))
 
     def items(self, *words: str) -> list[Any]:

@@ -15,8 +15,8 @@ _WORKLOADS = "workloads.kueue.x-k8s.io"
 
 
 def queued(manifest: Manifest, *, urgent: bool = False) -> Manifest:
-    """Return a job in the queue; its pods ask for one chip each, and for nothing else, since the
-    quota is of chips alone.
+    """Return a job in the queue. Its pods request one chip each and no other resource, since the
+    quota has only chips.
     """
     job: dict[str, Any] = deepcopy(dict(manifest))
     job["spec"]["scheduling"] = {"queueName": NAME}

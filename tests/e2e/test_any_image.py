@@ -27,7 +27,7 @@ sys.exit(7 if os.environ["RANK"] == "3" else 0)
 
 
 def launched(name: str, command: list[str], **fields: Any) -> Any:
-    """A job of two pods of two ranks, whose image knows nothing of a launcher."""
+    """A job of two pods of two ranks with an image that has no launcher."""
     container = {
         "name": "trainer",
         "image": "plain-python:dev",

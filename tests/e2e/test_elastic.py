@@ -1,4 +1,4 @@
-"""Groups that change their size while they train, and scripts that start anew with another one."""
+"""Groups that change their size while they train, and scripts that restart with another size."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.e2e.test_any_image import launched
 from tests.e2e.test_in_place import SCRIPT, begun, end
 
 AT_ONCE = {"minReplicas": 1, "shrinkAfterSeconds": 0, "growAfterSeconds": 1}
-"""No test waits for what a cluster may do of itself."""
+"""The group changes at once, so that tests need not wait."""
 PATIENT = AT_ONCE | {"shrinkAfterSeconds": 600}
-"""Until all have come for the first time, however slow the machine."""
+"""Until all pods are ready for the first time, also on a slow machine."""
 
 
 def change_at_once(job: Job) -> None:
@@ -42,7 +42,7 @@ def has_size(job: Job, size: int, *, after: int) -> int:
     return wait_for(whole, what=f"{job.name} to have {size} pods", describe=job.status)
 
 
-def test_a_training_shrinks_grows_and_loses_no_step(
+def test_training_that_shrinks_and_grows_loses_no_step(
     environment: Environment, shared: Kubectl
 ) -> None:
     changing, fixed = "elastic", "elastic-undisturbed"
@@ -65,7 +65,7 @@ def test_a_training_shrinks_grows_and_loses_no_step(
     change_at_once(job)
     job.log_with(first, "saved checkpoint")
 
-    # That of rank 0 is told to end, and says so: the other one goes on first.
+    # The pod of rank 0 gets SIGTERM and reports it: the other one continues first.
     shared.run("delete", "pod", first, "--wait=false")
     job.log_with(second, "continuing from memory at step")
     generation = has_size(job, 2, after=generation + 1)
@@ -96,7 +96,7 @@ def test_a_training_shrinks_grows_and_loses_no_step(
 
 
 def _samples(logs: Iterable[str]) -> dict[int, set[int]]:
-    """What each step was trained on, by all ranks."""
+    """Return the samples of each step, of all ranks together."""
     found: dict[int, set[int]] = defaultdict(set)
     for line in chain(*map(str.splitlines, logs)):
         entry = json.loads(line)
@@ -104,7 +104,7 @@ def _samples(logs: Iterable[str]) -> dict[int, set[int]]:
     return dict(found)
 
 
-def test_a_plain_script_starts_anew_with_as_many_as_there_are(shared: Kubectl) -> None:
+def test_plain_script_restarts_with_the_pods_that_exist(shared: Kubectl) -> None:
     name = "elastic-in-place"
     manifest = launched(name, ["python3", "-c", SCRIPT])
     manifest["spec"] |= {"restart": {"scope": "Auto"}, "elastic": PATIENT}

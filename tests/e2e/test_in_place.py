@@ -1,6 +1,8 @@
-"""Processes that start anew in the pods that they have: after a failure, and around a lost pod."""
+"""Processes that restart in their pods, after a failure and after the loss of another pod."""
 
 from __future__ import annotations
+
+import pytest
 
 from tests.e2e.jobs import Job, force_delete, script_job
 from tests.e2e.kubectl import Kubectl, wait_for
@@ -28,7 +30,7 @@ def begun(job: Job, generation: int, *pods: str) -> None:
             job.log_with(pod, f"rank {2 * node + local_rank} of generation {generation}")
 
 
-def test_processes_start_anew_and_pods_stay(shared: Kubectl) -> None:
+def test_processes_restart_and_pods_stay(shared: Kubectl) -> None:
     name = "in-place"
     manifest = launched(name, ["python3", "-c", SCRIPT])
     manifest["spec"]["restart"] = {"scope": "Auto"}
@@ -46,7 +48,7 @@ def test_processes_start_anew_and_pods_stay(shared: Kubectl) -> None:
     assert (failure.pod, failure.rank, failure.exit_code) == (second, 3, 7)
     assert failure.action == "RestartInPlace"
 
-    force_delete(job, first)  # that of rank 0, whose launcher the operator listens to
+    force_delete(job, first)  # rank 0's: the operator follows its launcher
     begun(job, 2, f"{first}-r1", second)
     assert job.uids()[second] == before[second]
     for pod in (f"{first}-r1", second):
@@ -80,13 +82,20 @@ print(f"rank {rank} is done in generation {generation}")
 """
 
 
-def test_new_processes_meet_none_of_before(shared: Kubectl) -> None:
-    """A plain script of torch's, whose old rank 0 takes its time to end."""
+@pytest.fixture(scope="module", autouse=True)
+def collective(shared: Kubectl) -> Job:
+    """A plain torch script that nobody disturbs, so it runs beside the other jobs. Its old rank 0
+    takes three seconds to end.
+    """
     name = "in-place-torch"
     command = "python -m ddp_trainer.launch -- python /tmp/script.py"
     restart = {"scope": "InPlace", "maxRestarts": 1}
     shared.apply(script_job(name, COLLECTIVE, command, replicas=3, restart=restart))
-    job = Job(shared, name)
+    return Job(shared, name)
+
+
+def test_new_processes_meet_none_of_the_old_generation(collective: Job) -> None:
+    job, name = collective, collective.name
     status = job.wait_until("Succeeded")
     assert (status.attempt, status.restarts, status.disruptions) == (0, 1, 0)
     assert len(status.failures) == 1
@@ -117,7 +126,7 @@ dist.barrier()
 """
 
 
-def test_a_checkpoint_in_one_pod_alone_is_not_mixed_with_pods_that_have_none(
+def test_checkpoint_in_one_pod_alone_restarts_the_gang(
     shared: Kubectl,
 ) -> None:
     """Rank 0 saves, all ranks load what they find, and no volume is shared."""

@@ -1,4 +1,4 @@
-"""What a user does to a job that trains: suspend, resume, delete; and the operator's own end."""
+"""A user suspends, resumes and deletes a job that trains, and the operator itself ends."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _suspend(job: Job, value: bool) -> None:
     job.kubectl.run("patch", "ddpjob", job.name, "--type=merge", "--patch", patch)
 
 
-def test_suspended_job_saves_and_goes_on_from_that_very_step(job: Job, tmp_path: Path) -> None:
+def test_suspended_job_saves_and_resumes_from_that_step(job: Job, tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     with job.kubectl.following(log, "logs", "--follow", "train-0-0"):
         _suspend(job, True)
@@ -95,7 +95,7 @@ def _ddp(job: Job, *words: str) -> str:
     return shown.stdout
 
 
-def test_a_job_shows_what_its_ranks_do_and_leaves_nothing_behind_when_deleted(
+def test_job_shows_stacks_and_profiles_and_leaves_nothing_when_deleted(
     long_job: Job, tmp_path: Path
 ) -> None:
     job = long_job
@@ -126,27 +126,27 @@ def test_a_job_shows_what_its_ranks_do_and_leaves_nothing_behind_when_deleted(
 
 TELL = """
 import http.client, os, sys
-ip, whose = sys.argv[1:]
-token = os.environ["DDP_TOKEN"] if whose == "own" else "0" * 64
+ip, owner = sys.argv[1:]
+token = os.environ["DDP_TOKEN"] if owner == "own" else "0" * 64
 pod = http.client.HTTPConnection(ip, int(os.environ["DDP_STATUS_PORT"]), timeout=10)
 pod.request("POST", "/dump-stacks", headers={"Authorization": "Bearer " + token})
 print(pod.getresponse().status)
 """
 
 
-def test_a_pod_believes_its_own_job_and_can_be_left_alone(
+def test_pod_accepts_only_its_jobs_token_and_can_be_isolated(
     job: Job, environment: Environment
 ) -> None:
     pod = job.kubectl.get("pod", "train-0-0")
     ip: str = pod["status"]["podIP"]
     variables = {each["name"]: each for each in pod["spec"]["containers"][0]["env"]}
-    assert "value" not in variables["DDP_TOKEN"], "in plain text, for whoever may read pods"
+    assert "value" not in variables["DDP_TOKEN"], "readable for all who may read pods"
 
-    def told(whose: str) -> int:
-        command = ("exec", "train-0-1", "--", "python", "-c", TELL, ip, whose)
+    def status_with_token(owner: str) -> int:
+        command = ("exec", "train-0-1", "--", "python", "-c", TELL, ip, owner)
         return int(job.kubectl.run(*command))
 
-    assert (told("another"), told("own")) == (403, 202)
+    assert (status_with_token("another"), status_with_token("own")) == (403, 202)
     operator = environment.kubectl.within(OPERATOR_NAMESPACE)
     assert operator.get("secret", SECRET_NAME)["immutable"] is True
 

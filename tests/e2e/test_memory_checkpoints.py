@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ddp_operator.api.status import MemoryCheckpointRecord
@@ -17,15 +19,32 @@ INTERVAL = 5
 PODS = 3
 
 
-def started(kubectl: Kubectl, name: str) -> Job:
-    """Apply the example under another name, and wait for some complete steps."""
+LOSSES = ("memory-0", "memory-1", "memory-rank")
+"""A job for each pod or rank that is lost."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jobs(shared: Kubectl) -> dict[str, Job]:
+    """The example under a name for each loss, applied at once."""
     for manifest in manifests_in(EXAMPLE):
-        if manifest["kind"] == "DDPJob":
-            manifest["metadata"]["name"] = name
-            [container] = manifest["spec"]["template"]["spec"]["containers"]
-            container["resources"]["requests"] = {"cpu": "50m", "memory": "128Mi"}
-        kubectl.apply(manifest)
-    job = Job(kubectl, name)
+        names = LOSSES if manifest["kind"] == "DDPJob" else [manifest["metadata"]["name"]]
+        for name in names:
+            shared.apply(_small(manifest, name))
+    return {name: Job(shared, name) for name in LOSSES}
+
+
+def _small(manifest: Any, name: str) -> Any:
+    """Return a manifest under a name; a job's pods request little."""
+    manifest = deepcopy(manifest)
+    manifest["metadata"]["name"] = name
+    if manifest["kind"] == "DDPJob":
+        [container] = manifest["spec"]["template"]["spec"]["containers"]
+        container["resources"]["requests"] = {"cpu": "50m", "memory": "128Mi"}
+    return manifest
+
+
+def saving(job: Job) -> Job:
+    """Wait for some complete steps."""
     job.wait_until_launcher_answers()
     wait_for(lambda: complete(job) >= 4 * INTERVAL, what="complete steps", describe=job.status)
     return job
@@ -65,10 +84,10 @@ def last_saved(log: str) -> int:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_pod_resumes_from_the_memory_of_another(shared: Kubectl, lost: int) -> None:
+def test_lost_pod_resumes_from_the_memory_of_another(jobs: dict[str, Job], lost: int) -> None:
     """Rank 0's pod has the launcher that decides, and any other pod only snapshots."""
     name = f"memory-{lost}"
-    job = started(shared, name)
+    job = saving(jobs[name])
     before, uids = complete(job), job.uids()
     force_delete(job, f"{name}-0-{lost}")
     names = [f"{name}-0-{index}" + ("-r1" if index == lost else "") for index in range(PODS)]
@@ -77,7 +96,7 @@ def test_a_lost_pod_resumes_from_the_memory_of_another(shared: Kubectl, lost: in
     assert len(resumed) == 1, "all ranks resume at the same step"
     [step] = resumed
     assert step % INTERVAL == 0
-    # A save whose copy was under way is lost with the pod, and the steps since.
+    # A save that was still being copied is lost with the pod, and the steps since.
     assert before <= step <= max(last_saved(log) for log in logs[:lost] + logs[lost + 1 :])
     now = job.uids()
     assert [now[pod] for pod in names if pod in uids] == [uids[p] for p in names if p in uids]
@@ -90,9 +109,9 @@ def test_a_lost_pod_resumes_from_the_memory_of_another(shared: Kubectl, lost: in
     job.log_with(names[0], "rank 0 step 600/600")
 
 
-def test_a_killed_rank_resumes_from_its_own_pod(shared: Kubectl) -> None:
+def test_killed_rank_resumes_from_its_own_pod(jobs: dict[str, Job]) -> None:
     name = "memory-rank"
-    job = started(shared, name)
+    job = saving(jobs[name])
     before, uids = complete(job), job.uids()
     kill_rank(job, f"{name}-0-2")
     resumed = {begins(begun(job, f"{name}-0-{index}", starts=2))[-1] for index in range(PODS)}

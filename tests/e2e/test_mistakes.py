@@ -1,4 +1,4 @@
-"""What users get wrong, and what kubectl and the job's status say to it."""
+"""Mistakes of users, and the answers of kubectl and the job's status."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.e2e.kubectl import Kubectl, Manifest, wait_for
 
 
 def _refusal(kubectl: Kubectl, manifest: Manifest) -> str:
-    """What `kubectl apply` says when it refuses a manifest."""
+    """Return the error of `kubectl apply` for a manifest that is refused."""
     result = kubectl.attempt("apply", "--filename", "-", stdin=yaml.safe_dump(manifest))
     assert result.returncode != 0, "kubectl took it"
     return result.stderr
 
 
-def test_wrong_image_is_named_and_can_be_mended_while_others_are_served(kubectl: Kubectl) -> None:
+def test_wrong_image_is_named_and_can_be_corrected(kubectl: Kubectl) -> None:
     image = "ddp-trainer:does-not-exist"
     kubectl.apply(digits_job("mended", "--epochs=1", image=image))
     job = Job(kubectl, "mended")
@@ -35,7 +35,7 @@ def test_wrong_image_is_named_and_can_be_mended_while_others_are_served(kubectl:
     assert told
     assert image in told[0]["message"]
 
-    # The trainer refuses its configuration: at once, for good, and in its own words.
+    # The trainer refuses its configuration: at once, permanently, and with its own message.
     kubectl.apply(digits_job("refused", "--workload=nonsense"))
     refused = Job(kubectl, "refused").wait_until("Failed")
     assert refused.reason == "ConfigurationError"

@@ -1,4 +1,4 @@
-"""A pod is lost in the midst of training: four jobs at once, by scope and by the way it is lost."""
+"""A pod is lost during training: four jobs at once, by scope and by kind of loss."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def bereft(environment: Environment, shared: Kubectl) -> dict[str, Bereft]:
 
     def lose_pods() -> bool:
         for loss, job in jobs.items():
-            # Whichever is in its midst first: it will not wait for the others.
+            # Each as soon as it trains: it does not wait for the others.
             if loss.name not in found and is_training(job):
                 found[loss.name] = Bereft(job, job.uids())
                 if loss.killed:
@@ -125,7 +125,7 @@ def test_a_lost_pod_is_replaced_by_scope(loss: Loss, bereft: dict[str, Bereft]) 
 
 
 @pytest.mark.parametrize("name", ["gang-killed", "gang-deleted"])
-def test_a_gang_goes_on_from_the_checkpoint(name: str, bereft: dict[str, Bereft]) -> None:
+def test_gang_resumes_from_the_checkpoint(name: str, bereft: dict[str, Bereft]) -> None:
     job = bereft[name].job
     job.wait_until("Succeeded")
 

@@ -31,7 +31,7 @@ def whole_with(job: Job, spares: int, *, generation: int) -> None:
     wait_for(ready, what=f"{job.name} to be whole, with its spare", describe=job.status)
 
 
-def test_a_training_loses_rank_0_and_a_worker_and_no_step(
+def test_training_that_loses_rank_0_and_a_worker_loses_no_step(
     environment: Environment, shared: Kubectl
 ) -> None:
     disturbed, undisturbed = "spares", "spares-undisturbed"
@@ -86,7 +86,7 @@ def test_a_training_loses_rank_0_and_a_worker_and_no_step(
         assert ends[0][what] == ends[1][what]
 
 
-def test_a_plain_script_starts_anew_with_the_spare_in_the_lost_ones_place(shared: Kubectl) -> None:
+def test_plain_script_restarts_with_the_spare_in_place_of_the_lost_pod(shared: Kubectl) -> None:
     name = "spares-in-place"
     manifest = launched(name, ["python3", "-c", SCRIPT])
     manifest["spec"] |= {"restart": {"scope": "InPlace"}, "spares": 1}

@@ -129,7 +129,7 @@ def test_kubectl_shows_a_job_in_one_line_and_tells_its_story(jobs: dict[str, Job
     assert "ddp-operator" in story
 
 
-def test_kubectl_ddp_shows_what_all_ranks_print_until_the_job_ends(jobs: dict[str, Job]) -> None:
+def test_kubectl_ddp_logs_shows_all_ranks_until_the_job_ends(jobs: dict[str, Job]) -> None:
     job = jobs[DIGITS]
     job.log_with("digits-gloo-0-0", "group of 2 ranks formed")
     where = ("--kubeconfig", str(job.kubectl.kubeconfig), "-n", job.kubectl.namespace)
@@ -149,7 +149,7 @@ def test_kubectl_ddp_shows_what_all_ranks_print_until_the_job_ends(jobs: dict[st
             assert printed == job.log(f"digits-gloo-0-{rank}").splitlines()
 
 
-def test_pods_of_one_rank_and_of_two_form_one_group_whatever_the_name_of_rank_0_means(
+def test_unequal_pods_form_one_group_despite_a_stale_name_of_rank_0(
     jobs: dict[str, Job],
 ) -> None:
     status = jobs[UNEQUAL_PODS].wait_until("Succeeded")

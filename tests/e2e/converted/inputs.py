@@ -1,6 +1,6 @@
-"""Small jobs of other projects, and what their processes are told there.
+"""Small jobs of other projects, with the ranks and variables that their processes have there.
 
-Each is what people write for that kind: flags of torchrun, shells' lines, indexes from labels.
+Each is written as people write that kind: flags of torchrun, lines of a shell, indexes from labels.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ End = Literal["Succeeded", "Failed", "Running"]
 
 @dataclass(frozen=True)
 class Input:
-    """One job, and what is to be seen of it."""
+    """One job, and its expected ranks, variables and end."""
 
     manifest: Manifest
     ranks: Sequence[tuple[int, int]]
     """Rank and local rank of each process."""
     end: End = "Succeeded"
     env: Sequence[dict[str, str]] = ()
-    """By node rank: what its processes are told in WANTED's variables; empty: nothing."""
+    """By node rank: the values of WANTED's variables; empty: none."""
     others: Sequence[Manifest] = field(default=())
-    """What the original needs beside it."""
+    """Other objects that the original needs."""
 
     @property
     def kind(self) -> str:
@@ -217,7 +217,7 @@ def _sets_inputs() -> list[Input]:
 
 
 def _pytorch_inputs() -> list[Input]:
-    """What the training operator tells pods, as its documentation has it; it is not run here."""
+    """Return PyTorchJobs. Their variables are those in the training operator's documentation."""
     three = [(0, 0), (1, 0), (2, 0)]
     probe = ["python3", PROBE]
     index = "metadata.labels['training.kubeflow.org/replica-index']"
@@ -395,16 +395,16 @@ def _trainjob_inputs() -> list[Input]:
 
 
 def automatic() -> list[Input]:
-    """Those whose controllers every cluster has, and PyTorchJobs, which are converted only."""
+    """Return jobs of controllers in every cluster, and PyTorchJobs, which are only converted."""
     return [*_jobs_inputs(), *_sets_inputs(), *_pytorch_inputs()]
 
 
 def of_peers() -> list[Input]:
-    """Those of JobSet and Kubeflow Trainer, whose controllers are built from Go modules."""
+    """Return jobs of JobSet and Kubeflow Trainer; their controllers are built from Go modules."""
     return [*_jobset_inputs(), *_trainjob_inputs()]
 
 
 def source(one: Input) -> list[Any]:
-    """What `ddp convert` reads of it."""
+    """Return the manifests that `ddp convert` reads."""
     found = [one.manifest, runtime()] if one.kind == "TrainJob" else [one.manifest]
     return deepcopy(found)

@@ -1,8 +1,8 @@
-"""Runs as every rank of a job: meets the others at MASTER_ADDR, and ends as told.
+"""Runs as every rank of a job: meets the others at MASTER_ADDR and ends as ENDS says.
 
-It needs no torch. Rank 0 prints the places of all, since other pods may be gone when somebody reads
-their logs. WANTED names further variables to tell, ENDS the exit codes of ranks (`0:3`), and STAYS
-the ranks that run until they are told to end.
+It needs no torch. Rank 0 prints the places of all ranks, since other pods may be gone when the test
+reads their logs. WANTED names further variables to print, ENDS the exit codes of ranks (`0:3`), and
+STAYS the ranks that run until SIGTERM.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What `ddp convert` makes runs: the same ranks, variables and end as the original has.
+"""Jobs that `ddp convert` writes have the ranks, variables and end of the originals.
 
 Originals run under their own controllers, converted jobs in another namespace, all at once. Those
 of JobSet and Kubeflow Trainer run by hand: DDP_TEST_PEERS=1 builds the controllers (see
@@ -33,6 +33,16 @@ ALL_SECONDS = 1200.0
 """For all jobs, which start at once: some fifty processes that import torch, beside other tests."""
 WITH_PEERS = bool(os.environ.get("DDP_TEST_PEERS"))
 INPUTS = [*inputs.automatic(), *(inputs.of_peers() if WITH_PEERS else ())]
+
+
+def _first_of_its_kind(one: Input) -> bool:
+    return one is next(other for other in INPUTS if other.kind == one.kind)
+
+
+CASES = [
+    pytest.param(one, id=one.name, marks=() if _first_of_its_kind(one) else pytest.mark.nightly)
+    for one in INPUTS
+]
 _SELECTORS = {
     "Job": "batch.kubernetes.io/job-name",
     "StatefulSet": "app",
@@ -49,7 +59,7 @@ Places = list[tuple[int, int, int, dict[str, str]]]
 def sides(
     environment: Environment, tmp_path_factory: Any, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Kubectl, Kubectl]]:
-    """The namespaces of originals and of converted jobs, with all applied whose tests run."""
+    """The namespaces of originals and of converted jobs, with those applied that are tested."""
     tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
     calls = [test.callspec.params for test in tests if hasattr(test, "callspec")]
     found = [params.get("one") for params in calls]
@@ -79,8 +89,8 @@ def _converted(one: Input) -> Any:
     return found.manifest
 
 
-@pytest.mark.parametrize("one", INPUTS, ids=lambda one: one.name)
-def test_a_converted_job_has_the_ranks_the_environment_and_the_end_of_the_original(
+@pytest.mark.parametrize("one", CASES)
+def test_converted_job_has_ranks_environment_and_end_of_the_original(
     sides: tuple[Kubectl, Kubectl], one: Input
 ) -> None:
     original, converted = sides
@@ -101,7 +111,7 @@ def test_a_converted_job_has_the_ranks_the_environment_and_the_end_of_the_origin
 
 
 def _places(kubectl: Kubectl, selector: str, one: Input) -> Places:
-    """What the log of rank 0 has, whichever pod that is."""
+    """Return what rank 0 has logged; any of the pods may have that rank."""
 
     def told() -> Places | None:
         pods = kubectl.items("pods", "--selector", selector)
