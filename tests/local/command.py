@@ -1,4 +1,4 @@
-"""The command as users call it: a process of its own, watched through what it prints."""
+"""The command as users call it: a process, watched through its output."""
 
 import asyncio
 import sys
@@ -12,14 +12,14 @@ DEADLINE_SECONDS = 240.0
 
 
 class Command:
-    """A run of `python -m ddp_operator local`, and what it has printed so far."""
+    """A run of `python -m ddp_operator local` and its output."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.output = ""
 
     async def read_until(self, text: str) -> None:
-        """Read on until `text` has been printed."""
+        """Read until `text` has been printed."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while text not in self.output:
                 line = await self._stdout.readline()
@@ -62,7 +62,7 @@ async def running(file: Path, workdir: Path, *arguments: str) -> AsyncIterator[C
 
 
 def processes_of(workdir: Path) -> list[str]:
-    """Command lines of all processes that were started for pods in this directory."""
+    """Return the command lines of all processes of pods in this directory."""
     mark = str(workdir).encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -70,5 +70,5 @@ def processes_of(workdir: Path) -> list[str]:
             if entry.name.isdecimal() and mark in (entry / "environ").read_bytes():
                 found.append((entry / "cmdline").read_text())
         except OSError:
-            continue  # it has ended, or belongs to somebody else
+            continue  # it has ended, or belongs to another user
     return found

@@ -19,8 +19,8 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DEVICE_VARIABLE, "cuda")
 
 
-def test_each_rank_resumes_from_its_own_snapshot() -> None:
-    test_sharded.test_sharded_training_continues_bit_for_bit()
+def test_each_rank_resumes_from_its_own_snapshot(tmp_path: Path) -> None:
+    test_sharded.test_sharded_training_continues_bit_for_bit(tmp_path)
 
 
 def test_a_killed_rank_makes_all_resume(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A rank that hangs is named, with the reason, from what real launchers show of real gloo ranks."""
+"""A rank that hangs is named with the reason, from the traces of real launchers and gloo ranks."""
 
 from __future__ import annotations
 
@@ -87,11 +87,19 @@ CASES = {
     "shapes": ((1,), "rank 1 entered all_reduce 4", "Float 4, 2 ranks with Float 2", "script"),
 }
 
+RARE_HANGS = ("stopped", "data", "deadlock", "operation")
+
 
 @pytest.mark.skipif(
     not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"), reason="this torch records no gloo"
 )
-@pytest.mark.parametrize("fault", CASES)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("lock", "early", "shapes"),
+        *(pytest.param(rare, marks=pytest.mark.nightly) for rare in RARE_HANGS),
+    ],
+)
 def test_a_hang_names_the_rank(tmp_path: Path, server: Server, fault: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     ranks, begin, end, kind = CASES[fault]
@@ -124,8 +132,14 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("fault", ENDS)
-def test_a_rank_that_ends_is_named_not_those_that_wait_for_it(tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("exception", "kill"),
+        *(pytest.param(rare, marks=pytest.mark.nightly) for rare in ("after", "segfault")),
+    ],
+)
+def test_rank_that_ends_is_named_and_not_those_that_wait(tmp_path: Path, fault: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     code, error = ENDS[fault]
     with job(tmp_path, nodes=1, local_world_size=RANKS) as scripts:
@@ -139,7 +153,7 @@ def test_a_rank_that_ends_is_named_not_those_that_wait_for_it(tmp_path: Path, fa
     assert (failure.rank, failure.exit_code, failure.class_) == (1, code, "Application")
 
 
-def test_a_rank_that_has_left_is_listed_with_its_exit_code(tmp_path: Path, server: Server) -> None:
+def test_ended_rank_is_listed_with_its_exit_code(tmp_path: Path, server: Server) -> None:
     program = "import os, time\nif os.environ['RANK'] == '0': time.sleep(10_000)"
     (tmp_path / "script.py").write_text(program)
     settings = served_by(server, nodes=1, local_world_size=2)

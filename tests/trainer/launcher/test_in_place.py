@@ -27,7 +27,7 @@ def end(code):
 
 sys.exit = end
 """
-"""A rank that another process can replace, and that finishes when all ranks have finished."""
+"""A rank that a new process can replace, and that finishes when all ranks have finished."""
 LEAVES = """
     place = places.read()
     if place is not None and place.node_rank is None and not (folder / "stays").exists():
@@ -35,7 +35,7 @@ LEAVES = """
 """
 
 
-def test_a_failure_starts_all_ranks_anew_in_the_pods_that_there_are(tmp_path: Path) -> None:
+def test_failure_restarts_all_ranks_in_their_pods(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         first, second = job.start(0), job.start(1)
         first.wait_for(1)
@@ -54,7 +54,7 @@ def test_a_failure_starts_all_ranks_anew_in_the_pods_that_there_are(tmp_path: Pa
             "time": "",
         }
         assert (news["generation"], news["scope"]) == (1, "InPlace")
-        # The pods change their places; 127.0.0.2 is node rank 0's now.
+        # The pods swap their node ranks; 127.0.0.2 has node rank 0 now.
         master = {"masterAddr": "pod-1.job", "masterAddress": second.address}
         assert second.tell(2, 0, **master) == (200, 2)
         assert first.tell(2, 1, **master) == (200, 2)
@@ -75,7 +75,7 @@ def test_a_failure_starts_all_ranks_anew_in_the_pods_that_there_are(tmp_path: Pa
         assert second.message == {"exitCode": 0, "rank": 0}
 
 
-def test_rank_0s_own_failure_reaches_who_asks_it(tmp_path: Path) -> None:
+def test_failure_of_rank_0s_pod_is_in_its_own_news(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         only = job.start(0, nodes=1, local_world_size=2)
         only.wait_for(1)
@@ -91,7 +91,7 @@ def test_rank_0s_own_failure_reaches_who_asks_it(tmp_path: Path) -> None:
         assert only.wait() == 0
 
 
-def test_what_is_old_or_doubled_or_of_others_changes_nothing(tmp_path: Path) -> None:
+def test_old_repeated_and_foreign_assignments_change_nothing(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(1)
         pod.wait_for(1)
@@ -118,7 +118,7 @@ def test_what_is_old_or_doubled_or_of_others_changes_nothing(tmp_path: Path) -> 
         assert [line["generation"] for line in pod.began()] == [1, 3, 5]
 
 
-def test_without_a_generation_there_is_no_other_place(tmp_path: Path) -> None:
+def test_pod_without_a_generation_takes_no_assignment(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(0, variables={"DDP_GENERATION": ""}, command=["--", "sleep", "1000"])
         pod.wait_to_listen()
@@ -150,12 +150,12 @@ def test_ranks_are_held_until_they_may_start(tmp_path: Path) -> None:
         assert pod.wait() == 143
 
 
-def test_a_pod_says_when_nothing_of_an_earlier_generation_runs(tmp_path: Path) -> None:
+def test_pod_reports_that_ranks_of_earlier_generations_ended(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(0)
         before = pod.wait_for(1)["pid"]
         os.kill(before, signal.SIGSTOP)
-        # Of two signals that a process has not got yet, it gets the lower one first: SIGTERM.
+        # A stopped process receives the lower one of two pending signals first: SIGTERM.
         until(lambda: _state(before) == "T", "the rank to stand still")
         assert pod.put(2, 0, start=False) == (200, {"generation": 2, "ended": False, "led": False})
         assert is_alive(before)
@@ -164,25 +164,25 @@ def test_a_pod_says_when_nothing_of_an_earlier_generation_runs(tmp_path: Path) -
             lambda: (
                 pod.put(2, 0, start=False) == (200, {"generation": 2, "ended": True, "led": False})
             ),
-            "the word that they have ended",
+            "a report that they have ended",
         )
         assert not is_alive(before)
         assert [line["generation"] for line in pod.began()] == [1]
 
 
-def test_the_answer_waits_for_ranks_to_end_as_long_as_it_is_asked_to(tmp_path: Path) -> None:
+def test_answer_waits_for_the_end_of_ranks_as_long_as_requested(tmp_path: Path) -> None:
     with world_job(tmp_path, prelude="import signal; signal.signal(15, signal.SIG_IGN)") as job:
         pod = job.start(0)
         before = pod.wait_for(1)["pid"]
-        status, why = pod.put(2, 0, query="?wait=26")
-        assert (status, why) == (400, "wait: set it to a whole number from 0 to 25\n")
-        # They are killed after twice the time that it waits unasked.
+        status, error = pod.put(2, 0, query="?wait=26")
+        assert (status, error) == (400, "wait: set it to a whole number from 0 to 25\n")
+        # They are killed after twice the default wait.
         ended = pod.put(2, 0, query="?wait=25", start=False, graceSeconds=2)
         assert ended == (200, {"generation": 2, "ended": True, "led": False})
         assert not is_alive(before)
 
 
-def test_the_ranks_of_a_pod_that_comes_to_others_wait(tmp_path: Path) -> None:
+def test_ranks_of_a_held_pod_wait_for_their_start(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(1, variables={"DDP_HELD": "1"})
         pod.wait_for_log("generation 1: waiting for the other pods")
@@ -193,7 +193,7 @@ def test_the_ranks_of_a_pod_that_comes_to_others_wait(tmp_path: Path) -> None:
         pod.wait_for(1)
 
 
-def test_the_first_ranks_wait_for_the_word_of_their_order_but_not_for_ever(tmp_path: Path) -> None:
+def test_first_ranks_wait_for_their_order_up_to_a_limit(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(1, variables={"DDP_GENERATION": "0", "DDP_HOLD_SECONDS": "1000"})
         pod.wait_for_log("generation 0: waiting for the other pods")
@@ -201,25 +201,25 @@ def test_the_first_ranks_wait_for_the_word_of_their_order_but_not_for_ever(tmp_p
         assert pod.began() == []
         assert pod.tell(1, 0) == (200, 1)
         assert pod.wait_for(1)["RANK"] == "0"
-        unheard_of = job.start(1, variables={"DDP_GENERATION": "0", "DDP_HOLD_SECONDS": "1"})
-        assert unheard_of.wait_for(0)["RANK"] == "1"
-        assert unheard_of.tell(1, 0) == (200, 1)
-        assert unheard_of.wait_for(1)["RANK"] == "0"
+        unassigned = job.start(1, variables={"DDP_GENERATION": "0", "DDP_HOLD_SECONDS": "1"})
+        assert unassigned.wait_for(0)["RANK"] == "1"
+        assert unassigned.tell(1, 0) == (200, 1)
+        assert unassigned.wait_for(1)["RANK"] == "0"
         wrong = job.start(1, variables={"DDP_HOLD_SECONDS": "-1"})
         assert wrong.wait() == 64
 
 
-def test_ranks_that_do_not_end_are_killed_after_their_grace(tmp_path: Path) -> None:
+def test_ranks_that_ignore_sigterm_are_killed_after_their_grace(tmp_path: Path) -> None:
     prelude = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     with world_job(tmp_path, prelude=prelude) as job:
         pod = job.start(0)
-        deaf = pod.wait_for(1)["pid"]
+        stubborn = pod.wait_for(1)["pid"]
         assert pod.tell(2, 0, graceSeconds=0)[0] == 200
         pod.wait_for(2)
-        assert not is_alive(deaf)
+        assert not is_alive(stubborn)
 
 
-def test_a_rank_that_saves_and_ends_well_when_it_is_told_to_is_started_anew(tmp_path: Path) -> None:
+def test_rank_that_exits_0_after_sigterm_is_restarted(tmp_path: Path) -> None:
     prelude = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))"
     with world_job(tmp_path, prelude=prelude) as job:
         pod = job.start(0)
@@ -228,17 +228,17 @@ def test_a_rank_that_saves_and_ends_well_when_it_is_told_to_is_started_anew(tmp_
         pod.wait_for(2)
 
 
-def test_a_command_of_a_shell_is_started_anew(tmp_path: Path) -> None:
+def test_shell_command_is_restarted_with_its_new_rank(tmp_path: Path) -> None:
     text = f'echo "$RANK $PET_NNODES" >> {tmp_path}/shell; while :; do sleep 0.05; done'
     with world_job(tmp_path) as job:
         pod = job.start(1, command=["--", "/bin/sh", "-c", text])
-        said = tmp_path / "shell"
-        until(said.exists, "the shell to start")
+        output = tmp_path / "shell"
+        until(output.exists, "the shell to start")
         assert pod.tell(2, 2, nodes=3)[0] == 200
-        until(lambda: said.read_text().splitlines()[1:] == ["2 3"], "the shell to restart")
+        until(lambda: output.read_text().splitlines()[1:] == ["2 3"], "the shell to restart")
 
 
-def test_where_nobody_listens_a_pod_ends_at_once(tmp_path: Path) -> None:
+def test_pod_ends_at_once_if_no_operator_polls(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         first, second = job.start(0), job.start(1)
         first.wait_for(1)
@@ -251,7 +251,7 @@ def test_where_nobody_listens_a_pod_ends_at_once(tmp_path: Path) -> None:
         )
 
 
-def test_a_pod_that_gets_no_answer_ends_with_its_code(tmp_path: Path) -> None:
+def test_pod_without_an_answer_ends_with_its_exit_code(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         first, second = job.start(0), job.start(1, waits={"ANSWER_SECONDS": 0.5})
         first.wait_for(1)
@@ -291,7 +291,7 @@ def test_node_rank_0_leads_while_no_operator_asks(tmp_path: Path) -> None:
             (second.name, 2),
             (first.name, 3),
         ]
-        # The operator is back: it confirms what is, and nothing ends.
+        # The operator is back and confirms the assignment: no rank ends.
         settled = {"leader": first.name, "masterAddress": ""}
         assert first.put(4, 0, members="0-1", **settled) == (
             200,
@@ -305,7 +305,7 @@ def test_node_rank_0_leads_while_no_operator_asks(tmp_path: Path) -> None:
         assert [line["generation"] for line in second.began()] == [1, 2, 3, 4]
 
 
-def test_node_rank_0_ends_no_process_as_long_as_a_pod_does_not_answer(tmp_path: Path) -> None:
+def test_node_rank_0_waits_for_all_pods_before_it_ends_ranks(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         leads = {"DDP_MEMBERS": "0-2"}
         first = job.start(0, nodes=3, variables=leads, waits=SOON)
@@ -325,17 +325,19 @@ def test_node_rank_0_ends_no_process_as_long_as_a_pod_does_not_answer(tmp_path: 
 @pytest.mark.parametrize(
     ("scope", "code"), [("", 3), ("Pod", 3), ("Gang", 3), ("Auto", 64), ("InPlace", 64)]
 )
-def test_who_does_not_ask(scope: str, code: int, tmp_path: Path) -> None:
+def test_pods_of_other_scopes_or_with_exit_code_64_do_not_ask(
+    scope: str, code: int, tmp_path: Path
+) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(0, variables={"DDP_RESTART_SCOPE": scope})
         pod.wait_for(1)
-        pod.news()  # somebody would listen
+        pod.news()  # as an operator polls
         pod.end(1, code)
         assert pod.wait() == code
         assert pod.message["error"] == f"rank 0 ended with exit code {code}"
 
 
-def test_being_told_to_stop_ends_a_pod_that_waits_for_its_answer(tmp_path: Path) -> None:
+def test_sigterm_ends_a_pod_that_waits_for_its_answer(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(0)
         pod.wait_for(1)
@@ -346,7 +348,7 @@ def test_being_told_to_stop_ends_a_pod_that_waits_for_its_answer(tmp_path: Path)
         assert pod.wait() == 3
 
 
-def test_a_launcher_that_dies_between_its_answer_and_its_deeds_harms_nobody(tmp_path: Path) -> None:
+def test_launcher_that_dies_after_its_answer_takes_its_ranks_along(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(0)
         before = pod.wait_for(1)["pid"]
@@ -354,13 +356,13 @@ def test_a_launcher_that_dies_between_its_answer_and_its_deeds_harms_nobody(tmp_
         pod.process.kill()
         pod.process.wait()
         until(lambda: not is_alive(before), "its rank to go with it")
-        again = job.start(0, index=0)  # as it was made, and told once more
+        again = job.start(0, index=0)  # the same pod, with the same assignment again
         again.wait_for(1)
         assert again.tell(2, 1)[0] == 200
         assert again.wait_for(2)["RANK"] == "1"
 
 
-def test_a_pod_without_a_place_waits_gets_one_and_loses_it(tmp_path: Path) -> None:
+def test_spare_waits_gets_an_assignment_and_loses_it(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(None)
         pod.wait_for_log("generation 1: waiting for an assignment")
@@ -377,14 +379,14 @@ def test_a_pod_without_a_place_waits_gets_one_and_loses_it(tmp_path: Path) -> No
         assert pod.wait() == 0
 
 
-def test_a_pod_without_a_place_is_warm_and_can_be_stopped(tmp_path: Path) -> None:
+def test_spare_is_warm_and_can_be_stopped(tmp_path: Path) -> None:
     with world_job(tmp_path, flags=(), prelude="line['warm'] = 'torch' in sys.modules") as job:
         pod = job.start(None)
         children = Path(f"/proc/{pod.process.pid}/task/{pod.process.pid}/children")
-        until(lambda: bool(children.read_text()), "what forks ranks")
+        until(lambda: bool(children.read_text()), "the forkserver")
         [server] = map(int, children.read_text().split())
         until(lambda: pod.put(2, None)[1]["ended"], "the imports")
-        assert "libtorch" in Path(f"/proc/{server}/maps").read_text(), "it says that too early"
+        assert "libtorch" in Path(f"/proc/{server}/maps").read_text(), "reported too early"
         until(lambda: _sleeps(server) and _sleeps(pod.process.pid), "nothing more to do")
         assert pod.began() == []
         assert pod.tell(3, 1)[0] == 200
@@ -397,10 +399,11 @@ def test_a_pod_without_a_place_is_warm_and_can_be_stopped(tmp_path: Path) -> Non
         pod.process.send_signal(signal.SIGTERM)
         assert pod.wait() == 143
         assert pod.message == {"exitCode": 143}
-        until(lambda: not is_alive(server), "what forks ranks to go")
+        until(lambda: not is_alive(server), "the forkserver to end")
 
 
-def test_a_pod_without_a_place_gets_one_in_the_bundled_training(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_spare_gets_an_assignment_in_the_bundled_training(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(None, command=["--epochs", "1"])
         pod.wait_for_log("generation 1: waiting for an assignment")
@@ -409,39 +412,39 @@ def test_a_pod_without_a_place_gets_one_in_the_bundled_training(tmp_path: Path) 
         assert pod.message["step"] == pod.message["totalSteps"]
 
 
-def test_a_pod_without_a_place_that_cannot_be_told_fails(tmp_path: Path) -> None:
+def test_spare_that_cannot_receive_an_assignment_fails(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         job.start(1).wait_for(1)
-        deaf = job.start(None, index=0)
-        assert deaf.wait() == 1
-        assert "cannot receive one" in deaf.message["error"]
+        unreachable = job.start(None, index=0)
+        assert unreachable.wait() == 1
+        assert "cannot receive one" in unreachable.message["error"]
 
 
-SPEAKS = """
-    speak = folder / "speak"
-    if speak.exists():
-        speak.unlink()
-        print("I speak", flush=True)
+PRINTS = """
+    order = folder / "print"
+    if order.exists():
+        order.unlink()
+        print("a line", flush=True)
 """
 
 
-def test_ranks_that_form_their_group_by_themselves_go_on(tmp_path: Path) -> None:
-    with world_job(tmp_path, prelude=JOINED, turn=LEAVES + SPEAKS) as job:
+def test_joined_ranks_continue_and_restart_with_their_new_rank(tmp_path: Path) -> None:
+    with world_job(tmp_path, prelude=JOINED, turn=LEAVES + PRINTS) as job:
         pod = job.start(1, variables={"DDP_LOG_PREFIX": "rank"})
         before = pod.wait_for(1)["pid"]
-        (tmp_path / "speak").touch()
-        pod.wait_for_log("[rank1]: I speak")
+        (tmp_path / "print").touch()
+        pod.wait_for_log("[rank1]: a line")
         until(lambda: pod.news()["scope"] == "Pod", "the launcher to know")
         assert pod.tell(2, 0, start=False, masterAddr="pod-1.job")[0] == 200
         # A rank that dies is restarted with its current rank, and looks up the name again.
         pod.wait_for_log("generation 2: node rank 0 of 2")
         assert is_alive(before)
-        (tmp_path / "speak").touch()
-        pod.wait_for_log("[rank0]: I speak")
+        (tmp_path / "print").touch()
+        pod.wait_for_log("[rank0]: a line")
         os.kill(before, signal.SIGKILL)
         again = pod.wait_for(2)
         assert (again["RANK"], again["MASTER_ADDR"]) == ("0", "pod-1.job")
-        # It leaves, and comes back as soon as it may.
+        # It leaves, and returns with its next assignment.
         assert pod.tell(3, None)[0] == 200
         pod.wait_for_log("generation 3: waiting for an assignment")
         assert pod.tell(4, 1)[0] == 200
@@ -450,20 +453,18 @@ def test_ranks_that_form_their_group_by_themselves_go_on(tmp_path: Path) -> None
         assert pod.wait() == 0
 
 
-def test_ranks_that_do_not_leave_are_ended(tmp_path: Path) -> None:
+def test_ranks_that_do_not_leave_are_killed(tmp_path: Path) -> None:
     (tmp_path / "stays").touch()
     with world_job(tmp_path, prelude=JOINED, turn=LEAVES) as job:
         pod = job.start(1, waits={"_LEAVE_SECONDS": 0.5})
-        stays = pod.wait_for(1)["pid"]
+        rank = pod.wait_for(1)["pid"]
         until(lambda: pod.news()["scope"] == "Pod", "the launcher to know")
         assert pod.tell(2, None, graceSeconds=0)[0] == 200
         pod.wait_for_log("generation 2: waiting for an assignment")
-        assert not is_alive(stays)
+        assert not is_alive(rank)
 
 
-def test_a_pod_whose_ranks_have_left_while_it_was_told_to_stop_has_not_finished(
-    tmp_path: Path,
-) -> None:
+def test_pod_whose_ranks_leave_after_sigterm_has_not_finished(tmp_path: Path) -> None:
     prelude = JOINED + "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     (tmp_path / "stays").touch()
     with world_job(tmp_path, prelude=prelude, turn=LEAVES) as job:
@@ -479,7 +480,7 @@ def test_a_pod_whose_ranks_have_left_while_it_was_told_to_stop_has_not_finished(
         assert pod.message["exitCode"] == 143
 
 
-def test_ranks_that_have_joined_ask_only_where_the_job_says_so(tmp_path: Path) -> None:
+def test_joined_ranks_ask_only_with_scope_in_place(tmp_path: Path) -> None:
     flags = ("--no-preload", "--max-restarts=0")
     with world_job(tmp_path, prelude=JOINED, flags=flags) as job:
         auto = job.start(0)
@@ -492,7 +493,7 @@ def test_ranks_that_have_joined_ask_only_where_the_job_says_so(tmp_path: Path) -
         number = named.news()["number"]
         named.end(1, 3)
         while not (news := named.news(after=number, wait=25))["failures"]:
-            number = news["number"]  # that it has joined is news, too
+            number = news["number"]  # its join is in the news, too
         assert named.tell(2, 0)[0] == 200
         named.wait_for(2)
 
@@ -521,7 +522,7 @@ def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def test_what_ranks_of_before_have_reported_goes_with_them(tmp_path: Path) -> None:
+def test_status_of_an_earlier_generation_is_removed(tmp_path: Path) -> None:
     prelude = """
 if generation == "1":
     pathlib.Path(os.environ["DDP_STATUS_FILE"]).write_text('{"step": 7}')

@@ -1,4 +1,4 @@
-"""The launcher in an image that knows nothing of it: a folder, and some Python."""
+"""The launcher in an image without it: the launcher's folder, and any Python."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 BARE = ("-I", "-S", "-B")
-"""Python with nothing but the standard library (-I: nothing of ours, -S: no packages)."""
+"""Python with only the standard library (-I: no modules of ours, -S: no packages)."""
 WITH_PACKAGES = ("-I", "-B")
 
 
@@ -66,23 +66,23 @@ def test_ranks_start_without_any_package(folder: Path) -> None:
     python = ("/bin/sh", "-c", f'exec {sys.executable} -I -S {script} "$0"')
     ran = launch(folder, "--", *python, "0")
     assert ran.returncode == 0, ran.stderr
-    said = [line for line in ran.stdout.splitlines() if line.startswith("rank ")]
-    assert sorted(said) == ["rank 0 0 2", "rank 1 1 2"]
+    lines = [line for line in ran.stdout.splitlines() if line.startswith("rank ")]
+    assert sorted(lines) == ["rank 0 0 2", "rank 1 1 2"]
     assert launch(folder, "--", *python, "7").returncode == 7
     message = json.loads((folder.parent / "termination-log").read_text())
     assert (message["exitCode"], message["rank"]) == (7, 1)
     assert sorted(folder.rglob("*")) == before
 
 
-def test_ranks_find_the_launchers_own_modules(folder: Path) -> None:
-    """The process that forks a script's ranks is one of them."""
+def test_ranks_find_the_launchers_modules(folder: Path) -> None:
+    """The forkserver of scripts is one of them."""
     show = "import ddp_trainer, os; print(ddp_trainer.__file__, os.environ['PYTHONPATH'])"
     ran = launch(folder, "--", sys.executable, "-c", show, PYTHONPATH="/users")
     assert ran.returncode == 0, ran.stderr
     hook = folder / "ddp_trainer/telemetry/hook"  # a sitecustomize alone
     path = os.pathsep.join([str(hook), str(folder), "/users"])
-    said = f"{folder}/ddp_trainer/__init__.py {path}"
-    assert ran.stdout.splitlines()[-2:] == [said, said]
+    lines = f"{folder}/ddp_trainer/__init__.py {path}"
+    assert ran.stdout.splitlines()[-2:] == [lines, lines]
 
 
 def test_ranks_use_the_torch_of_their_image(folder: Path) -> None:
@@ -100,11 +100,11 @@ def test_ranks_use_the_torch_of_their_image(folder: Path) -> None:
     python = (sys.executable, str(script))
     ran = launch(folder, "--", *python, flags=WITH_PACKAGES, MASTER_PORT=port)
     assert ran.returncode == 0, ran.stderr
-    said = [line for line in ran.stdout.splitlines() if line.startswith("torch ")]
-    assert said == [f"torch {torch.__version__} 3"] * 2
+    lines = [line for line in ran.stdout.splitlines() if line.startswith("torch ")]
+    assert lines == [f"torch {torch.__version__} 3"] * 2
 
 
-def test_an_older_python_is_told_which_it_takes() -> None:
+def test_older_python_gets_an_error_with_the_needed_version() -> None:
     older = f"import runpy, sys; sys.version_info = (3, 9, 2); runpy.run_path({str(ENTRY)!r})"
     ran = subprocess.run(
         [sys.executable, "-c", older], capture_output=True, text=True, timeout=120, check=False
@@ -116,7 +116,7 @@ def test_an_older_python_is_told_which_it_takes() -> None:
     assert "is 3.9;" in ran.stderr
 
 
-def test_an_older_python_understands_where_it_begins() -> None:
+def test_older_python_can_parse_the_entry() -> None:
     text = ENTRY.read_text()
     tree = ast.parse(text, feature_version=(3, 4))
     text.encode("ascii")  # Python 2 needs a declaration for other encodings

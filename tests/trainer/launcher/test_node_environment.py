@@ -27,7 +27,7 @@ def environment(script: Path, **more: str) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "DDP_NCCL_ENV_SCRIPT": str(script), **more}
 
 
-def test_its_variables_are_taken_over(tmp_path: Path) -> None:
+def test_variables_of_the_script_are_used(tmp_path: Path) -> None:
     script = tmp_path / "set_nccl_env.sh"
     script.write_text(SCRIPT)
     env = environment(script, LD_LIBRARY_PATH="/lib64", NCCL_LIB_DIR="/nccl", NCCL_BUFFSIZE="1")
@@ -53,8 +53,8 @@ def test_a_script_that_cannot_be_sourced_is_named(tmp_path: Path, text: str | No
         with_node_environment(environment(script))
 
 
-def test_a_node_without_the_script_is_no_wrong_configuration(tmp_path: Path) -> None:
-    """The next try, perhaps on another node, may find it."""
+def test_node_without_the_script_is_a_failure_that_is_retried(tmp_path: Path) -> None:
+    """The next attempt may run on a node that has it."""
     log = tmp_path / "termination"
     env = {**contract(), **environment(tmp_path / "none.sh"), "DDP_TERMINATION_LOG": str(log)}
     assert launch([], env) == ExitCode.FAILURE
@@ -65,8 +65,8 @@ def test_ranks_have_them(tmp_path: Path) -> None:
     script, rank = tmp_path / "set_nccl_env.sh", tmp_path / "rank.py"
     script.write_text(SCRIPT)
     rank.write_text("import os; print('rank has', os.environ['NCCL_NET'])")
-    told = {"DDP_NCCL_ENV_SCRIPT": str(script)}
-    with job(tmp_path / "job", nodes=1, extra_environment=told, imports_torch=True) as one:
+    variables = {"DDP_NCCL_ENV_SCRIPT": str(script)}
+    with job(tmp_path / "job", nodes=1, extra_environment=variables) as one:
         [pod] = one.start_all("--", sys.executable, str(rank))
         assert pod.wait() == 0, pod.log
         assert "rank has gIB" in pod.log

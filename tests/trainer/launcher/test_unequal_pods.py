@@ -1,4 +1,4 @@
-"""Pods of 1 and of 2 ranks in one group, with the variables that the operator sets in a cluster."""
+"""Pods of 1 and of 2 ranks in one group, with the operator's variables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_operator.job.pods.environment import environment
 from ddp_operator.job.pods.state import Identity
 
 from tests.ports import free_port
-from tests.trainer.support.pods import DEADLINE_SECONDS
+from tests.trainer.support.pods import DEADLINE_SECONDS, job
 from tests.unit.job.builders import fresh_job
 
 SCRIPT = """
@@ -27,56 +27,68 @@ if dist.get_rank() == 0:
     print("ranks:", "; ".join(all_of_them))
 dist.destroy_process_group()
 """
-LAUNCHER = ["-m", "ddp_trainer.launch"]
+PLACES = "ranks: 0 0 1 0; 1 0 2 1; 2 1 2 1"
 
 
-def run_pods(tmp_path: Path, command: list[str]) -> list[str]:
-    """Run both pods to their end; their output."""
-    job = fresh_job(
+def environments(folder: Path) -> list[dict[str, str]]:
+    """Return the variables of both pods."""
+    manifest = fresh_job(
         replicas=2,
         nprocPerNode=2,
         overrides=[{"indexes": ["0"], "nprocPerNode": 1}],
         masterPort=free_port(),
     )
-    pods = []
+    found = []
     for index in range(2):
-        told = environment(job, Identity(index=index, attempt=0), token="")
-        told |= {"MASTER_ADDR": "localhost", "PET_MASTER_ADDR": "localhost"}
-        told |= {"DDP_CHECKPOINT_DIR": str(tmp_path / "checkpoints"), "OMP_NUM_THREADS": "1"}
-        del told["DDP_STATUS_PORT"]
-        told["DDP_TERMINATION_LOG"] = str(tmp_path / f"termination-{index}")
-        pods.append(
-            subprocess.Popen(
-                [sys.executable, *command],
-                env={**os.environ, **told},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    try:
-        outputs = [pod.communicate(timeout=DEADLINE_SECONDS)[0] for pod in pods]
-    finally:
-        for pod in pods:
-            pod.kill()
-    assert [pod.returncode for pod in pods] == [0, 0], "\n".join(outputs)
-    return outputs
+        variables = environment(manifest, Identity(index=index, attempt=0), token="")
+        variables |= {"MASTER_ADDR": "localhost", "PET_MASTER_ADDR": "localhost"}
+        variables |= {"DDP_CHECKPOINT_DIR": str(folder / "checkpoints"), "OMP_NUM_THREADS": "1"}
+        del variables["DDP_STATUS_PORT"]
+        found.append(variables)
+    return found
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [[*LAUNCHER, "--", sys.executable], ["-m", "torch.distributed.run"]],
-    ids=["launcher", "torchrun"],
-)
-def test_each_rank_knows_its_place(tmp_path: Path, launcher: list[str]) -> None:
+def run_pods(folder: Path, *arguments: str) -> str:
+    """Run both pods to their end; return the log of the first."""
+    with job(folder) as unequal:
+        for node_rank, variables in enumerate(environments(folder)):
+            unequal.extra_environment = variables
+            unequal.start(node_rank, *arguments)
+        for pod in unequal.pods:
+            pod.assert_keeps_its_ranks()
+        return unequal.pods[0].log
+
+
+def test_each_rank_knows_its_place(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    first, _ = run_pods(tmp_path, [*launcher, str(script)])
-    assert "ranks: 0 0 1 0; 1 0 2 1; 2 1 2 1" in first
+    assert PLACES in run_pods(tmp_path, "--", sys.executable, str(script))
+
+
+@pytest.mark.nightly
+def test_each_rank_of_torchrun_knows_its_place(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    first, second = (
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", str(script)],
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for variables in environments(tmp_path)
+    )
+    with first, second:
+        try:
+            assert PLACES in first.communicate(timeout=DEADLINE_SECONDS)[0]
+            assert [pod.wait(DEADLINE_SECONDS) for pod in (first, second)] == [0, 0]
+        finally:
+            first.kill()
+            second.kill()
 
 
 def test_the_bundled_trainer_trains_on_them(tmp_path: Path) -> None:
-    flags = ["--workload", "synthetic", "--max-steps", "3", "--log-every-steps", "1"]
-    first, _ = run_pods(tmp_path, [*LAUNCHER, *flags])
-    assert "group of 3 ranks formed" in first
-    assert "step 3/3" in first
+    flags = ("--workload", "synthetic", "--max-steps", "3", "--log-every-steps", "1")
+    log = run_pods(tmp_path, *flags)
+    assert "group of 3 ranks formed" in log
+    assert "step 3/3" in log

@@ -1,11 +1,10 @@
-"""A rank of a sharded model (FSDP2), which leaves and enters snapshots.
+"""A rank of a sharded model (FSDP2) that saves snapshots and resumes from them.
 
-`python -m tests.trainer.memory.sharded`: ends with 0 if everything is as it should be.
+`python -m tests.trainer.memory.sharded` ends with exit code 0 if all checks succeed.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from concurrent.futures import Future
 
@@ -95,5 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     main()

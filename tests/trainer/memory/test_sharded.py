@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.ports import free_port
-
-_RANKS = 4
-_SECONDS = 240
+from tests.trainer.support.pods import job
 
 
 @pytest.mark.slow
-def test_sharded_training_continues_bit_for_bit() -> None:
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(_RANKS)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.memory.sharded"],
-            env={**os.environ, **group, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(_RANKS)
-    ]
-    try:
-        outputs = [process.communicate(timeout=_SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * _RANKS, "\n".join(outputs)
+def test_sharded_training_continues_bit_for_bit(tmp_path: Path) -> None:
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"}
+    with job(tmp_path, nodes=1, local_world_size=4, extra_environment=loopback) as four:
+        [pod] = four.start_all("--", sys.executable, "-m", "tests.trainer.memory.sharded")
+        pod.assert_keeps_its_ranks()

@@ -18,30 +18,28 @@ from tests.trainer.support.pods import TOKEN, contract
 PLACEMENT = Placement.from_env(contract())
 NEIGHBOUR = "10.8.0.7"
 HERE = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+REQUEST = Request(method="PUT", target="/world?wait=5", body=b'{"nodeRank": 1}')
 
 
-TOLD = Request(method="PUT", target="/world?wait=5", body=b'{"nodeRank": 1}')
-
-
-def admits(authorization: str | None, request: Request = TOLD, client: str = NEIGHBOUR) -> bool:
+def admits(authorization: str | None, request: Request = REQUEST, client: str = NEIGHBOUR) -> bool:
     return admission.admits(PLACEMENT, request, authorization=authorization, client=client)
 
 
 @pytest.mark.parametrize("client", [NEIGHBOUR, *HERE])
 def test_the_jobs_token_admits_from_anywhere(client: str) -> None:
-    header = admission.credentials(PLACEMENT, TOLD)["Authorization"]
+    header = admission.credentials(PLACEMENT, REQUEST)["Authorization"]
     assert TOKEN not in header
     assert admits(header, client=client)
     assert admits(f"Bearer {TOKEN}", client=client), "an operator of an earlier version"
 
 
 def test_a_signature_is_of_one_request_and_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    header = admission.credentials(PLACEMENT, TOLD)["Authorization"]
+    header = admission.credentials(PLACEMENT, REQUEST)["Authorization"]
     for other in (
-        replace(TOLD, method="POST"),
-        replace(TOLD, target="/world?wait=6"),
-        replace(TOLD, body=b'{"nodeRank": 2}'),
-        replace(TOLD, body=b""),
+        replace(REQUEST, method="POST"),
+        replace(REQUEST, target="/world?wait=6"),
+        replace(REQUEST, body=b'{"nodeRank": 2}'),
+        replace(REQUEST, body=b""),
     ):
         assert not admits(header, other)
     scheme, _, rest = header.partition(" ")
@@ -56,10 +54,10 @@ def test_a_signature_is_of_one_request_and_one_time(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_operator_signs_as_pods_do() -> None:
-    header = _signed(TOKEN, "PUT", TOLD.target, TOLD.body)["Authorization"]
+    header = _signed(TOKEN, "PUT", REQUEST.target, REQUEST.body)["Authorization"]
     assert admits(header)
     assert TOKEN not in header
-    assert _signed(SentToken(TOKEN), "PUT", TOLD.target) == {"Authorization": f"Bearer {TOKEN}"}
+    assert _signed(SentToken(TOKEN), "PUT", REQUEST.target) == {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.mark.parametrize(
@@ -67,33 +65,33 @@ def test_the_operator_signs_as_pods_do() -> None:
     [None, "", TOKEN, f"bearer {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer é"],
 )
 @pytest.mark.parametrize("client", [NEIGHBOUR, *HERE])
-def test_nothing_else_does(header: str | None, client: str) -> None:
+def test_other_headers_are_refused(header: str | None, client: str) -> None:
     assert not admits(header, client=client)
 
 
-def test_pods_of_an_operator_without_tokens_are_told_as_they_were() -> None:
+def test_pods_of_an_operator_without_tokens_need_none() -> None:
     earlier = replace(PLACEMENT, token="")
     assert admission.placed_by_earlier_operator(earlier)
     assert not admission.placed_by_earlier_operator(PLACEMENT)
-    assert admission.credentials(earlier, TOLD) == {}
-    assert admission.admits(earlier, TOLD, authorization=None, client=NEIGHBOUR)
+    assert admission.credentials(earlier, REQUEST) == {}
+    assert admission.admits(earlier, REQUEST, authorization=None, client=NEIGHBOUR)
 
 
-def test_without_an_operator_only_this_host_is_listened_to() -> None:
+def test_without_an_operator_only_this_host_is_admitted() -> None:
     by_hand = replace(PLACEMENT, token="", job_uid="")
     assert not admission.placed_by_earlier_operator(by_hand)
     for client in HERE:
-        assert admission.admits(by_hand, TOLD, authorization=None, client=client)
+        assert admission.admits(by_hand, REQUEST, authorization=None, client=client)
     for client in (NEIGHBOUR, "fd00::7", "::ffff:10.8.0.7", "fe80::1%2"):
-        assert not admission.admits(by_hand, TOLD, authorization=None, client=client)
+        assert not admission.admits(by_hand, REQUEST, authorization=None, client=client)
 
 
-def test_a_token_is_no_part_of_what_is_printed() -> None:
+def test_token_is_not_in_the_repr() -> None:
     assert TOKEN not in repr(PLACEMENT)
 
 
 @pytest.mark.parametrize("token", ["two words", "line\n", "é"])
-def test_a_token_that_no_header_can_carry(token: str) -> None:
+def test_token_that_no_header_can_carry_is_refused(token: str) -> None:
     with pytest.raises(ConfigurationError, match="DDP_TOKEN: set it to") as refusal:
         Placement.from_env(contract() | {"DDP_TOKEN": token})
     assert token not in str(refusal.value)

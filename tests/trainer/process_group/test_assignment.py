@@ -12,7 +12,7 @@ ASSIGNMENT = Assignment(
 )
 
 
-def test_a_place_travels_as_json_and_through_the_file(tmp_path: Path) -> None:
+def test_assignment_survives_json_and_its_file(tmp_path: Path) -> None:
     file = AssignmentFile(tmp_path / "status.json")
     assert file.read() is None
     for assignment in (
@@ -47,6 +47,6 @@ def test_an_invalid_assignment_is_refused(wrong: Assignment, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"generation": "4"}', b"\xff"])
-def test_what_is_no_document_is_refused(text: bytes) -> None:
+def test_invalid_document_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         Assignment.parse(text)

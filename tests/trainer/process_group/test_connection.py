@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import HashStore
 
 
 @pytest.mark.parametrize("size", [2, 512])
-def test_torch_waits_for_as_many_ranks_as_there_are(
+def test_time_limit_of_torch_grows_with_the_ranks(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NotFormedError(Exception):

@@ -1,6 +1,6 @@
-"""A program's own errors never count as a broken group, even if they sound alike.
+"""A program's own errors are not a broken group, even with similar words.
 
-test_recovery shows, by breaking groups, that broken groups are recognised.
+`test_recovery` breaks real groups.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import distributed as dist
         ),
     ],
 )
-def test_own_errors(error: Exception) -> None:
+def test_own_error_is_no_lost_peer(error: Exception) -> None:
     assert not is_lost_peer(error)
 
 
@@ -46,7 +46,7 @@ def test_own_errors(error: Exception) -> None:
         RuntimeError("[/x/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 9ms for recv"),
     ],
 )
-def test_errors_of_others(error: Exception) -> None:
+def test_error_of_another_rank_is_a_lost_peer(error: Exception) -> None:
     assert is_lost_peer(error)
 
 
@@ -81,7 +81,7 @@ def test_errors_of_others(error: Exception) -> None:
         (RuntimeError(), "RuntimeError"),
     ],
 )
-def test_reasons_in_a_few_words(error: Exception, words: str) -> None:
+def test_reason_is_short(error: Exception, words: str) -> None:
     assert reason(error) == words
 
 

@@ -1,4 +1,4 @@
-"""The rank that is reported when a member of a group is silent, or never sent a heartbeat."""
+"""The rank that is reported when a member of a group is silent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def beat(membership: Membership, rank: int, *, timeout_seconds: float = 2.0) -> 
     return lost
 
 
-def test_a_rank_that_never_says_a_word_is_named_to_all(memberships: list[Membership]) -> None:
+def test_silent_rank_is_reported_to_all(memberships: list[Membership]) -> None:
     named = [beat(memberships[rank], rank) for rank in (0, 2)]
     for lost in named:
         assert lost.get(timeout=DEADLINE_SECONDS) == (
@@ -42,29 +42,29 @@ def test_a_rank_that_never_says_a_word_is_named_to_all(memberships: list[Members
         )
 
 
-def test_the_operators_word_is_enough(memberships: list[Membership]) -> None:
-    said, lost = Event(), Queue[str]()
+def test_broken_group_of_the_operator_is_reported(memberships: list[Membership]) -> None:
+    broken, lost = Event(), Queue[str]()
     Heartbeat(
         memberships[1],
         rank=1,
         size=SIZE,
         timeout_seconds=0,
         on_lost=lost.put,
-        is_broken=said.is_set,
+        is_broken=broken.is_set,
     ).start()
     with pytest.raises(Empty):
         lost.get(timeout=0.3)
-    said.set()
+    broken.set()
     words = "the operator has replaced a lost pod"
     assert lost.get(timeout=DEADLINE_SECONDS) == words
 
 
-def test_a_rank_0_that_never_says_a_word_is_named(memberships: list[Membership]) -> None:
+def test_silent_rank_0_is_reported(memberships: list[Membership]) -> None:
     lost = beat(memberships[1], 1)
     assert lost.get(timeout=DEADLINE_SECONDS) == "rank 0 has been frozen or unreachable for 2 s"
 
 
-def test_a_successor_tells_that_its_predecessor_is_lost(memberships: list[Membership]) -> None:
+def test_successor_reports_its_predecessor(memberships: list[Membership]) -> None:
     named = [
         beat(membership, rank, timeout_seconds=DEADLINE_SECONDS)
         for rank, membership in enumerate(memberships)

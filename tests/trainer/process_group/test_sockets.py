@@ -1,10 +1,9 @@
-"""A group that breaks cuts its own connections, but none that the script's threads opened."""
+"""A broken group cuts its own connections, but none of the script's threads."""
 
 from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,8 +13,7 @@ from pathlib import Path
 import pytest
 from ddp_trainer.process_group.sockets import Connections
 
-from tests.ports import free_port
-from tests.trainer.support.pods import DEADLINE_SECONDS, contract
+from tests.trainer.support.pods import DEADLINE_SECONDS, job
 
 RANK = """
 import os, socket, sys, threading
@@ -45,13 +43,12 @@ world = World(Environment.from_env(os.environ), group_timeout_seconds=600,
 try:
     with world.formed(timeout_seconds=60) as group:
         if group.rank == 1:
-            sys.stdin.read()  # it never comes to the sum
-            os._exit(0)
+            threading.Event().wait()
         print("formed", flush=True)
         group.barrier()
 except BrokenGroupError:
     others[0].sendall(b"?")
-    print("the other server says", others[0].recv(1), flush=True)
+    print("the other server answers", others[0].recv(1), flush=True)
 os._exit(0)
 """
 
@@ -67,43 +64,25 @@ def echo() -> Iterator[int]:
                     client = opened.enter_context(server.accept()[0])
                 except OSError:
                     return
-                threading.Thread(target=say, args=(client,), daemon=True).start()
+                threading.Thread(target=repeat, args=(client,), daemon=True).start()
 
-        def say(client: socket.socket) -> None:
-            while heard := client.recv(1):
-                client.sendall(heard)
+        def repeat(client: socket.socket) -> None:
+            while byte := client.recv(1):
+                client.sendall(byte)
 
         threading.Thread(target=answer, daemon=True).start()
         yield server.getsockname()[1]
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_what_a_thread_connects_while_the_group_forms_outlives_it(
-    echo: int, tmp_path: Path
-) -> None:
-    port = free_port()
+def test_connection_of_a_thread_outlives_the_group(echo: int, tmp_path: Path) -> None:
     program = tmp_path / "rank.py"
     program.write_text(RANK)
-
-    def start(rank: int) -> subprocess.Popen[str]:
-        variables = {**contract(local_world_size=2, port=port), "RANK": str(rank)}
-        return subprocess.Popen(
-            [sys.executable, str(program), str(echo)],
-            env={**os.environ, **variables, "LOCAL_RANK": str(rank)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    with start(0) as first, start(1) as second:
-        try:
-            assert first.stdout is not None
-            assert first.stdout.readline() == "formed\n"
-            second.kill()
-            assert first.communicate(timeout=DEADLINE_SECONDS)[0] == "the other server says b'?'\n"
-        finally:
-            first.kill()
-            second.kill()
+    with job(tmp_path, nodes=2) as two:
+        first, second = two.start_all("--", sys.executable, str(program), str(echo))
+        first.wait_for_log("formed")
+        second.kill()
+        first.wait_for_log("the other server answers b'?'")
 
 
 def connected(stack: ExitStack, server: socket.socket) -> tuple[socket.socket, socket.socket]:
@@ -119,7 +98,7 @@ def is_cut(one: socket.socket) -> bool:
         return False
 
 
-def test_only_the_store_and_what_leads_to_ranks_is_cut() -> None:
+def test_only_connections_to_the_store_and_to_ranks_are_cut() -> None:
     with ExitStack() as stack:
         listen = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         store, other, foreign_rank = listen
@@ -153,7 +132,7 @@ def test_before_the_ranks_meet_only_the_stores_connections_are_cut() -> None:
         assert not is_cut(unrelated[0])
 
 
-def test_a_look_leaves_sockets_as_they_are() -> None:
+def test_reading_connections_leaves_sockets_blocking() -> None:
     """With a default timeout, Python makes sockets non-blocking."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))

@@ -1,4 +1,4 @@
-"""States of any size are handed on without a copy that Python makes, and holds its lock for."""
+"""States of any size are loaded without a copy that Python makes under its lock."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def little_of_pythons_memory() -> Iterator[None]:
     assert peak < FEW_BYTES
 
 
-def test_a_large_state_is_never_an_object_of_pythons(tmp_path: Path) -> None:
+def test_large_state_is_never_a_python_object(tmp_path: Path) -> None:
     run, other = new_run(), new_run()
     run.models[0](torch.ones(1, 2048)).sum().backward()
     run.complete_step(1)

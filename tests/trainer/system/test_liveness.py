@@ -1,4 +1,4 @@
-"""Who stands still, and who only seems to because the watcher itself did."""
+"""Processes that stand still, and a watcher that stood still itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ddp_trainer.system.activity import Activity
 from ddp_trainer.system.liveness import FrozenWatch, Silence
 
 
-def test_only_a_counter_that_stands_still_for_longer_than_the_timeout_is_silent() -> None:
+def test_counter_without_change_beyond_the_timeout_is_silent() -> None:
     silence = Silence(timeout_seconds=10, now=0)
     for second in range(0, 11, 2):
         assert silence.look({0: second, 1: 7}, now=second) == []
@@ -14,7 +14,7 @@ def test_only_a_counter_that_stands_still_for_longer_than_the_timeout_is_silent(
     assert silence.look({0: 13, 1: 8}, now=13) == []
 
 
-def test_a_watcher_that_was_frozen_itself_blames_nobody() -> None:
+def test_watcher_that_was_frozen_reports_nobody() -> None:
     silence = Silence(timeout_seconds=10, now=0)
     assert silence.look({0: 1}, now=1) == []
     assert silence.look({0: 1}, now=60) == []
@@ -42,7 +42,7 @@ class Process:
         cores: float = 0,
         waits_for_disk: bool = False,
     ) -> list[tuple[int, bool]]:
-        """Seconds after which it is found frozen, and whether it had computed until then."""
+        """Return the seconds after which it is frozen, and if it had computed until then."""
         found = []
         for second in range(1, seconds + 1):
             self._now += 1
@@ -50,9 +50,9 @@ class Process:
             self._activity = Activity(
                 cpu_seconds=self._activity.cpu_seconds + cores, waits_for_disk=waits_for_disk
             )
-            seen = self._watch.look({7: self._pulse}, lambda _: self._activity, now=self._now)
-            found += [(second, key in seen.busy) for key in seen.frozen]
-            self.is_busy = seen.busy == [7]
+            state = self._watch.look({7: self._pulse}, lambda _: self._activity, now=self._now)
+            found += [(second, key in state.busy) for key in state.frozen]
+            self.is_busy = state.busy == [7]
         return found
 
 
@@ -68,7 +68,7 @@ def test_a_process_that_does_nothing_is_frozen() -> None:
         assert process.lives(11, cores=cores) == [(11, False)]
 
 
-def test_a_process_that_computes_without_a_pulse_is_left_alone_for_a_while() -> None:
+def test_process_that_computes_without_a_pulse_has_more_time() -> None:
     for does in ({"cores": 0.2}, {"waits_for_disk": True}):
         process = Process()
         process.lives(5, pulse=True, cores=1)
@@ -77,7 +77,7 @@ def test_a_process_that_computes_without_a_pulse_is_left_alone_for_a_while() -> 
         assert process.lives(1, **does) == [(1, True)]
 
 
-def test_a_process_that_stops_to_compute_without_a_pulse_is_frozen() -> None:
+def test_process_that_stops_computing_without_a_pulse_is_frozen() -> None:
     process = Process()
     process.lives(5, pulse=True)
     assert process.lives(30, cores=1) == []
@@ -85,7 +85,7 @@ def test_a_process_that_stops_to_compute_without_a_pulse_is_frozen() -> None:
     assert process.lives(12) == [(12, False)]
 
 
-def test_a_process_that_stands_still_soon_after_its_last_pulse_was_never_busy() -> None:
+def test_process_that_stops_soon_after_its_last_pulse_was_not_busy() -> None:
     process = Process()
     process.lives(5, pulse=True)
     assert process.lives(4, cores=1) == []
@@ -95,7 +95,7 @@ def test_a_process_that_stands_still_soon_after_its_last_pulse_was_never_busy() 
     assert process.lives(2) == [(2, False)]
 
 
-def test_a_process_whose_pulse_comes_back_is_as_good_as_new() -> None:
+def test_process_with_a_new_pulse_starts_again() -> None:
     process = Process()
     for _ in range(5):
         assert process.lives(50, cores=1) == []
@@ -104,14 +104,14 @@ def test_a_process_whose_pulse_comes_back_is_as_good_as_new() -> None:
         assert not process.is_busy
 
 
-def test_a_process_that_is_gone_does_nothing() -> None:
+def test_ended_process_is_frozen() -> None:
     watch = FrozenWatch(timeout_seconds=10, longest_seconds=60, now=0)
     for second in range(11):
         assert watch.look({7: 1}, lambda _: None, now=second).frozen == []
     assert watch.look({7: 1}, lambda _: None, now=11).frozen == [7]
 
 
-def test_a_tick_of_the_clock_is_no_work_however_often_a_process_is_looked_at() -> None:
+def test_one_tick_of_cpu_time_is_no_work_at_any_rate_of_checks() -> None:
     watch = FrozenWatch(timeout_seconds=2, longest_seconds=24, now=0)
 
     def activity(_: int) -> Activity:

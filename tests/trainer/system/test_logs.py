@@ -1,4 +1,4 @@
-"""How a rank prints."""
+"""Lines that a rank prints."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ print("unfinished", end="")
 
 
 def test_each_line_is_one_write() -> None:
-    """With PYTHONUNBUFFERED as well, as in pods; otherwise lines of threads mix."""
-    read, write = os.pipe2(os.O_DIRECT)  # what is read is what one write has written
+    """With PYTHONUNBUFFERED, as in pods; otherwise lines of threads mix."""
+    read, write = os.pipe2(os.O_DIRECT)  # each read returns one write
     with os.fdopen(read, "rb", buffering=0) as printed:
         with os.fdopen(write, "wb") as stdout:
             subprocess.run(

@@ -1,6 +1,5 @@
-"""The dumps that torch itself writes name the rank; gloo records like NCCL does."""
+"""Dumps of torch itself name the missing rank; gloo records collectives as NCCL does."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,16 +8,16 @@ import torch
 from ddp_operator.client.traces import read_traces
 from ddp_operator.views.traces import analyse
 
+from tests.trainer.support.pods import job
+
 SCRIPT = """
 import json, os, pathlib, sys, threading, time
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-folder, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-dist.init_process_group(
-    "gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2
-)
+folder, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
+dist.init_process_group("gloo")
 until = time.monotonic() + 200
 for count in range(3):
     dist.all_reduce(torch.ones(4))
@@ -47,16 +46,12 @@ while not (folder / "rank_0").exists():
     not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"), reason="this torch records no gloo"
 )
 def test_a_dump_of_this_torch_names_the_rank(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), str(rank)])
-        for rank in range(2)
-    ]
-    try:
-        assert [process.wait(240) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
-    found = read_traces(tmp_path)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (dumps := tmp_path / "dumps").mkdir()
+    with job(tmp_path, nodes=1, local_world_size=2) as two:
+        [pod] = two.start_all("--", sys.executable, str(tmp_path / "script.py"), str(dumps))
+        assert pod.wait() == 0, pod.log
+    found = read_traces(dumps)
     assert not found.unreadable
     [finding] = analyse(found.dumps).findings
     assert (finding.kind, finding.ranks, finding.waiting) == ("missing", (1,), (0,))

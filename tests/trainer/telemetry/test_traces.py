@@ -1,4 +1,4 @@
-"""Ranks that hang show their launcher which collective they wait in, and where they are."""
+"""Ranks that hang show their launcher their collective and their stacks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def traces_of(server: Server) -> dict[int, dict[str, Any]]:
 @pytest.mark.skipif(
     not hasattr(torch._C._distributed_c10d, "_dump_fr_trace"), reason="this torch records no gloo"
 )
-@pytest.mark.parametrize("shell", [False, True])
+@pytest.mark.parametrize("shell", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_ranks_show_the_collective_that_they_wait_in(
     tmp_path: Path, server: Server, *, shell: bool
 ) -> None:
@@ -72,9 +72,9 @@ def test_ranks_show_the_collective_that_they_wait_in(
         def shows(**problems: str) -> bool:
             """Ask until the ranks wait; a loaded machine may need several tries."""
             last.update(traces_of(server))
-            said = {f"rank_{rank}": each["problem"] for rank, each in last.items()}
+            found = {f"rank_{rank}": each["problem"] for rank, each in last.items()}
             waiting = [each["trace"] for each in last.values() if not each["problem"]]
-            return said == problems and all('"retired":false' in trace for trace in waiting)
+            return found == problems and all('"retired":false' in trace for trace in waiting)
 
         until(lambda: shows(rank_0="", rank_1="", rank_2=traces.HOLDS_GIL), "two waiting ranks")
         for rank in (0, 1):
@@ -104,7 +104,7 @@ def test_the_newest_operations_of_each_group_are_kept() -> None:
     assert [each["record_id"] for each in kept] == [6, 7, 8, 9, 10, 11, 12, 13, 14, 19]
 
 
-def test_a_dump_is_never_waited_for_nor_followed(tmp_path: Path) -> None:
+def test_only_small_regular_files_are_read_as_dumps(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/etc/passwd")
     (tmp_path / "large").write_bytes(b"x" * (traces._MOST_BYTES + 1))

@@ -1,1 +1,1 @@
-"""Snapshots in memory, as the launchers keep them."""
+"""Snapshots in memory that launchers keep."""

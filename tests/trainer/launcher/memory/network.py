@@ -29,7 +29,7 @@ from tests.trainer.support.pods import contract
 
 @dataclass
 class FakeRequest:
-    """A request as its handler sees it."""
+    """A request as its handler receives it."""
 
     command: str
     path: str
@@ -74,7 +74,7 @@ class SimulatedPod:
         return group.pod.ranks
 
     def save(self, local_rank: int, step: int, *, lose_datagram: bool = False) -> bool:
-        """A call of `save` in a rank."""
+        """Save a step as a rank does."""
         name = snapshot(
             step,
             self.ranks[local_rank],
@@ -110,7 +110,7 @@ class SimulatedPod:
 
 
 class SimulatedJob:
-    """Pods whose requests reach each other, or do not."""
+    """Pods with requests that arrive or are lost."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class SimulatedJob:
         return SimulatedPod(self, host, self.folder / host)
 
     def call(self, host: str, request: Request, most: int) -> Answer:
-        """As `peers.caller` does."""
+        """Answer a request as `peers.caller` does."""
         found = [pod for pod in self.pods if pod.host == host]
         lost = self.loses()
         if not found or lost == "request":
@@ -200,7 +200,7 @@ class SimulatedJob:
                     pod.memory.copying.attempt(copy)
 
     def step(self, step: int) -> None:
-        """All ranks save a step, and everything arrives."""
+        """Let all ranks save a step, and all requests arrive."""
         for pod in self.pods:
             for local_rank in self.savers:
                 pod.save(local_rank, step)

@@ -1,4 +1,4 @@
-"""A rank without torch: asks what it resumes from, and saves the steps that a test orders.
+"""A rank without torch: it resumes from a snapshot, and saves the steps that a test orders.
 
     python -m tests.trainer.launcher.memory.rank FOLDER ADDRESS
 

@@ -1,4 +1,4 @@
-"""What a group resumes from."""
+"""The snapshots that a group resumes from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def chosen(*pods: list[SnapshotName], world_size: int = 2, silent: tuple[int, ..
     return choose(dict(enumerate(pods)), world_size=world_size, generation=3, silent=silent)
 
 
-def test_the_newest_step_of_all_ranks_wins_wherever_its_snapshots_are() -> None:
+def test_newest_step_of_all_ranks_wins_in_any_pods() -> None:
     choice = chosen(
         [name(10, 0), name(20, 0), name(30, 0), name(20, 1)],
         [name(10, 1), name(10, 0)],
@@ -36,7 +36,7 @@ def test_the_snapshots_of_the_present_generation_are_too_new() -> None:
     assert chosen(now).key is None
 
 
-def test_a_replicated_snapshot_suffices_for_any_number_of_ranks() -> None:
+def test_replicated_snapshot_fits_any_number_of_ranks() -> None:
     choice = chosen([name(10, 0)], [name(20, 3, world_size=4, replicated=True), name(10, 1)])
     assert choice.key == Key(1, 20)
     assert [*choice.holders.values()] == [[1]]
@@ -66,7 +66,7 @@ def test_replicated_and_sharded_snapshots_of_a_step_are_never_mixed() -> None:
         ([], range(9), "no pod has a snapshot; no answer from node ranks 0, 1, 2, 3 and 5 more"),
     ],
 )
-def test_the_reason_says_what_is_missing(
+def test_reason_names_what_is_missing(
     pods: list[list[SnapshotName]], silent: tuple[int, ...], reason: str
 ) -> None:
     assert chosen(*pods, silent=silent) == Choice(reason=reason)
@@ -83,7 +83,7 @@ names = st.builds(
 
 
 @given(st.lists(st.lists(names, max_size=6), max_size=4))
-def test_a_choice_is_of_one_step_and_one_kind_and_as_new_as_can_be(
+def test_choice_has_one_step_and_kind_and_is_the_newest(
     pods: list[list[SnapshotName]],
 ) -> None:
     choice = chosen(*pods)

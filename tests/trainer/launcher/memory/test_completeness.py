@@ -1,4 +1,4 @@
-"""Which steps are complete, which are dead, and which pods get copies."""
+"""Complete steps, dead steps, and the pods that get copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a pod sends its snapshots: retried, paced, and given up in the end."""
+"""A pod sends its snapshots to others: with pauses, retries and a limit."""
 
 from __future__ import annotations
 
@@ -94,15 +94,13 @@ def test_an_interrupted_copy_continues_where_it_stopped(sender: Sender) -> None:
         (Answer(200, b'{"received": 0}'), "does not keep what it receives"),
     ],
 )
-def test_a_pod_that_does_not_take_a_copy_is_not_believed(
-    sender: Sender, answer: Answer, why: str
-) -> None:
+def test_refusals_and_invalid_answers_are_no_copy(sender: Sender, answer: Answer, why: str) -> None:
     sender.receiver.refuses = lambda _: answer
     assert why in sender.copying.attempt(COPY)
     assert not sender.copying.is_done(COPY)
 
 
-def test_what_is_not_wanted_any_more_is_not_sent_further(sender: Sender) -> None:
+def test_copy_that_is_no_longer_needed_stops(sender: Sender) -> None:
     def stop(_: Request) -> None:
         sender.copying.want([])
 
@@ -127,7 +125,7 @@ def test_copies_are_retried_by_threads_until_they_arrive(sender: Sender) -> None
     assert not sender.copying.given_up
 
 
-def test_a_copy_that_no_pod_takes_is_given_up(
+def test_refused_copy_is_given_up_in_the_end(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copying, "_GIVE_UP_SECONDS", -1.0)

@@ -1,4 +1,4 @@
-"""What a pod holds, from its files and the datagrams of its ranks."""
+"""The steps that a pod holds, from its files and its ranks' datagrams."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_file_shows_that_its_rank_was_asked_if_the_datagram_is_lost() -> None:
     assert asked().step([file(6, 2, replicated=True)]) == 6
 
 
-def test_one_rank_speaks_for_all_about_a_replicated_step() -> None:
+def test_replicated_step_needs_one_rank() -> None:
     assert asked(report(2, 5, replicated=True)).step([]) == 5
     assert asked(report(2, 9), report(2, 5, replicated=True)).step([]) == 5
 
@@ -88,7 +88,7 @@ def test_reports_of_other_generations_and_ranks_are_ignored() -> None:
     assert asked(report(2, 2**63), report(3, 5)).step([]) is None
 
 
-def test_a_refusal_stands_until_the_rank_can_save() -> None:
+def test_refusal_is_reported_until_the_rank_can_save() -> None:
     found = asked(report(3, 5, refusal="too large" + "x" * 300))
     assert found.refusal.startswith("too large")
     assert len(found.refusal) == 200

@@ -1,4 +1,4 @@
-"""Pods keep and restore snapshots whatever is lost, in whatever order things happen."""
+"""Pods keep and restore snapshots after any losses, in any order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOSSES = st.sampled_from(["", "", "", "request", "answer"])
 
 
 class Histories(RuleBasedStateMachine):
-    """A job whose pods save, talk, fail and restart."""
+    """A job with pods that save, send requests, fail and restart."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Histories(RuleBasedStateMachine):
         self.steps: dict[int, int] = {}
         """The newest step that each rank wanted to save."""
         self.safe: Key | None = None
-        """The newest step that must survive, and may only be replaced by a newer one."""
+        """The newest step that must survive; only a newer one may replace it."""
 
     @initialize(
         nodes=st.integers(1, 4),
@@ -64,7 +64,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(data=st.data(), skipped=st.integers(0, 2), lose_datagram=st.booleans())
     def save(self, data: st.DataObject, skipped: int, lose_datagram: bool) -> None:
-        """A rank saves a later step; it is ahead of others by some steps at most."""
+        """A rank saves a later step, a few steps ahead of others."""
         pod = data.draw(st.sampled_from(self.job.pods))
         local_rank = data.draw(st.sampled_from(self.job.savers))
         rank = pod.ranks[local_rank]
@@ -73,7 +73,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(data=st.data(), lost=LOSSES)
     def turn(self, data: st.DataObject, lost: str) -> None:
-        """A pod reports, and learns the answer; either may be lost."""
+        """A pod reports and receives the answer; either may be lost."""
         self.job.loses = lambda: lost
         data.draw(st.sampled_from(self.job.pods)).turn()
         self.note_complete()

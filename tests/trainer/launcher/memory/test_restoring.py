@@ -1,4 +1,4 @@
-"""How pods decide what to resume from, and fetch it, when some do not answer."""
+"""Pods decide on a snapshot and fetch it, although some pods do not answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def inventory(node_rank: int, *names: SnapshotName, generation: int = 2) -> Inve
 
 
 class Asked:
-    """Node rank 0 of two pods, and what the other answers, one after another."""
+    """Node rank 0 of two pods, and the answers of the other pod in their order."""
 
     def __init__(self, *answers: Inventory | Answer | None) -> None:
         self.answers = list(answers)
@@ -85,7 +85,7 @@ def test_a_silent_pod_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch)
     assert decision.reason.endswith("no answer from node ranks 1")
 
 
-def test_nothing_is_restored_where_one_pod_can_keep_nothing() -> None:
+def test_unusable_volume_of_one_pod_prevents_any_restore() -> None:
     unusable = Inventory(generation=2, node_rank=1, usable=False)
     asked = Asked(Answer(200, to_json(unusable).encode()))
     replicated = snapshot(5, 0, replicated=True)
@@ -101,7 +101,7 @@ def test_a_group_that_restarts_meanwhile_decides_nothing() -> None:
     assert asked.leading.decision(range(1)) is None
 
 
-def test_a_decision_stands() -> None:
+def test_decision_does_not_change() -> None:
     asked = Asked(inventory(1, OTHER))
     first = asked.decide()
     assert asked.leading.decision(range(1, 2)) == first
@@ -208,16 +208,14 @@ def test_a_restart_ends_the_restore(tmp_path: Path) -> None:
         (Decision(sources=(Source(name="../x", bytes=1),)), "'../x', which is no snapshot"),
     ],
 )
-def test_a_decision_that_makes_no_sense_is_not_followed(
-    tmp_path: Path, wrong: Decision, words: str
-) -> None:
+def test_invalid_decision_is_refused(tmp_path: Path, wrong: Decision, words: str) -> None:
     fetching = Fetching(tmp_path, wrong, {})
     assert fetching.result.failed
     assert words in fetching.result.reason
     assert not fetching.decided
 
 
-def test_a_rank_that_asks_when_newer_steps_are_complete_gets_none(tmp_path: Path) -> None:
+def test_rank_gets_no_snapshot_after_newer_complete_steps(tmp_path: Path) -> None:
     fetching = Fetching(tmp_path, decision(OWN), {"a": {OWN: content_of(OWN)}})
     assert json.loads(to_rank(fetching.result, 0)) == {
         "path": str(fetching.result.paths[0]),

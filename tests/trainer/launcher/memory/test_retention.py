@@ -1,4 +1,4 @@
-"""Which snapshots a pod keeps."""
+"""The snapshots that a pod keeps."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def test_everything_stays_until_the_restore_is_decided() -> None:
     assert [key for key in KEYS if begun.is_pending(key)] == KEYS[2:]
 
 
-def test_only_what_is_resumed_from_stays_of_earlier_generations() -> None:
+def test_of_earlier_generations_only_the_resumed_step_stays() -> None:
     begun = Retention(generation=2)
     assert kept(begun.resumes(Key(1, 10))) == [Key(1, 10), Key(2, 5), Key(2, 6)]
     assert kept(begun.resumes(None)) == [Key(2, 5), Key(2, 6)]
 
 
-def test_what_was_complete_and_cannot_be_restored_now_stays_for_the_next_restart() -> None:
+def test_complete_step_that_is_not_restored_stays_for_the_next_restart() -> None:
     begun = Retention(generation=1, complete=Key(1, 20)).begins(2).resumes(None)
     assert kept(begun) == [Key(1, 20), Key(2, 5), Key(2, 6)]
 
 
-def test_what_is_lost_makes_room_for_what_is_resumed_from() -> None:
+def test_lost_step_makes_room_for_the_resumed_one() -> None:
     begun = Retention(generation=1, complete=Key(1, 20)).begins(2).resumes(Key(1, 10))
     assert kept(begun) == [Key(1, 10), Key(2, 5), Key(2, 6)]
 
@@ -43,7 +43,7 @@ def test_a_newer_complete_step_releases_the_older_ones() -> None:
     assert complete.learns(4, ()) == complete
 
 
-def test_a_decision_that_comes_late_takes_nothing_back() -> None:
+def test_late_decision_keeps_the_newer_complete_step() -> None:
     late = Retention(generation=2).learns(5, ()).resumes(Key(1, 10))
     assert late.complete == Key(2, 5)
     assert kept(late) == [Key(2, 5), Key(2, 6)]

@@ -42,7 +42,7 @@ def test_only_whole_snapshots_with_valid_names_are_listed(tmp_path: Path) -> Non
     }
 
 
-def test_a_rank_gets_the_memory_of_what_it_wrote_back(tmp_path: Path) -> None:
+def test_rank_gets_the_memory_of_released_files_back(tmp_path: Path) -> None:
     volume = volume_at(tmp_path)
     store = Store(volume)
     for step in (5, 6):
@@ -65,7 +65,7 @@ def test_copies_can_be_dropped_alone(tmp_path: Path) -> None:
         store.receive(snapshot(6, 0), b"x", offset=1, total=2)
 
 
-def test_what_is_read_does_not_change_when_it_is_released(tmp_path: Path) -> None:
+def test_open_snapshot_keeps_its_content_after_its_release(tmp_path: Path) -> None:
     volume = volume_at(tmp_path)
     store = Store(volume)
     save(volume, 0, NAME)
@@ -119,7 +119,7 @@ def test_a_snapshot_arrives_in_pieces(tmp_path: Path, restored: bool) -> None:
     assert receive(0, 300) == 1000
 
 
-def test_a_new_launcher_removes_what_arrived_in_part(tmp_path: Path) -> None:
+def test_new_launcher_removes_incomplete_copies(tmp_path: Path) -> None:
     volume = volume_at(tmp_path)
     Store(volume).receive(NAME, b"x", offset=0, total=2)
     assert [*volume.received.iterdir()]
@@ -149,7 +149,7 @@ def test_copies_have_their_share_of_the_volume(tmp_path: Path) -> None:
     receive_all(store, snapshot(7, 1), restored=True)
 
 
-def test_a_full_volume_first_gives_what_ranks_could_use_again(
+def test_full_volume_first_takes_free_files_of_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volume = volume_at(tmp_path)

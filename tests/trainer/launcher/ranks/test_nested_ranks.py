@@ -1,4 +1,4 @@
-"""Ranks that a command starts by itself, below the launcher."""
+"""Ranks that a rank's command starts below the launcher."""
 
 from __future__ import annotations
 
@@ -40,6 +40,19 @@ if __name__ == "__main__":
         [each.join() for each in started]
     sys.exit(3)
 """
+RUNS = """
+import os, pathlib, subprocess, sys
+folder, environment = sys.argv[1], {**os.environ, "RANK": "5"}
+child = subprocess.Popen([sys.executable, folder + "/waits.py", folder], env=environment)
+child.wait()
+sys.exit(3)
+"""
+WAITS = """
+import pathlib, sys, time
+pathlib.Path(sys.argv[1], "ready").touch()
+while not pathlib.Path(sys.argv[1], "enough").exists():
+    time.sleep(0.1)
+"""
 LOADS = """
 import multiprocessing, pathlib, sys, time
 def load(folder):
@@ -52,16 +65,17 @@ if __name__ == "__main__":
 """
 
 
-def test_torchrun_in_each_rank_starts_as_many_as_there_should_be(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_torchrun_in_each_rank_is_named(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(RANK)
     line = f"{sys.executable} -m torch.distributed.run rank.py . && true"
     with job(tmp_path, nodes=1, local_world_size=2) as scripts:
         pod = scripts.start(0, "--", "bash", "-c", f"cd {tmp_path}; {line}")
         pod.wait_for_log("ranks of its own")
         until(lambda: len(list(tmp_path.glob("rank-*"))) == 2, "torchrun to start its ranks")
-        told = [json.loads(each.read_text()) for each in tmp_path.glob("rank-*")]
-        assert sorted(each["RANK"] for each in told) == ["0", "1"]
-        assert {each["WORLD_SIZE"] for each in told} == {"2"}
+        ranks = [json.loads(each.read_text()) for each in tmp_path.glob("rank-*")]
+        assert sorted(each["RANK"] for each in ranks) == ["0", "1"]
+        assert {each["WORLD_SIZE"] for each in ranks} == {"2"}
         (tmp_path / "enough").touch()
         assert pod.wait() != 0
         first = pod.message["error"].split("\n")[0]
@@ -69,20 +83,23 @@ def test_torchrun_in_each_rank_starts_as_many_as_there_should_be(tmp_path: Path)
         assert "set spec.nprocPerNode to 1" in first
 
 
-@pytest.mark.parametrize(("script", "found"), [(SPAWNS, 2), (LOADS, 0)])
-def test_spawned_processes_are_ranks_where_they_talk_to_others(
+@pytest.mark.parametrize(
+    ("script", "found"), [(RUNS, 1), (SPAWNS, 2), (LOADS, 0)], ids=["RANK", "spawn", "loader"]
+)
+def test_processes_with_another_rank_or_a_connection_are_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, found: int
 ) -> None:
     monkeypatch.setattr(nested_ranks, "LOOKS_AT", (0.0,))
     (tmp_path / "script.py").write_text(script)
+    (tmp_path / "waits.py").write_text(WAITS)
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
     with subprocess.Popen(command) as process:
         until((tmp_path / "ready").exists, "the script to start others")
-        seen = NestedRanks()
-        seen.begin()
-        assert seen.look({4: process.pid}, {4: {"RANK": "4"}}) == bool(found)
-        assert seen.due_in_seconds is None
+        nested = NestedRanks()
+        nested.begin()
+        assert nested.look({4: process.pid}, {4: {"RANK": "4"}}) == bool(found)
+        assert nested.due_in_seconds is None
         (tmp_path / "enough").touch()
-    assert (f"rank 4's command starts ranks of its own: {found} so far" in seen.remark) == bool(
+    assert (f"rank 4's command starts ranks of its own: {found} so far" in nested.remark) == bool(
         found
     )

@@ -1,4 +1,4 @@
-"""A launcher's status server bounds what it is asked, in time and in number."""
+"""A launcher's status server limits its requests in time and in number."""
 
 from __future__ import annotations
 
@@ -66,15 +66,13 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_a_request_that_comes_letter_by_letter_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_request_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_http, "_REQUEST_SECONDS", 0.3)
     with connect(serve(tmp_path)) as slow:
         until(lambda: is_closed(slow), "the connection to be closed")
 
 
-def test_too_many_at_once_are_not_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_connections_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_http, "_AT_ONCE", 2)
     monkeypatch.setattr(bounded_http, "_REQUEST_SECONDS", 3600.0)
     port = serve(tmp_path)
@@ -88,13 +86,13 @@ def test_too_many_at_once_are_not_heard(tmp_path: Path, monkeypatch: pytest.Monk
         except OSError:
             return False
 
-    until(is_served, "the others to have gone")
+    until(is_served, "the others to end")
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/nowhere"])
-def test_nobody_reads_an_answers_head_without_its_body(tmp_path: Path, path: str) -> None:
+def test_head_and_body_of_an_answer_come_together(tmp_path: Path, path: str) -> None:
     port = serve(tmp_path)
-    for _ in range(100):
+    for _ in range(20):
         with connect(port) as asker:
             asker.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
             head, _, body = asker.recv(65536).partition(b"\r\n\r\n")
@@ -126,7 +124,7 @@ def test_requests_for_stacks_take_turns(tmp_path: Path, monkeypatch: pytest.Monk
         assert ask(port, "/traces", token=TOKEN) == STACKS
 
 
-def test_a_turn_that_does_not_come_is_refused(
+def test_request_for_stacks_that_waits_too_long_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_TURN_SECONDS", 0.1)

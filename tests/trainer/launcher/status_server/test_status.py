@@ -1,4 +1,4 @@
-"""Answers of a pod's launcher on DDP_STATUS_PORT, for all kinds and states of ranks."""
+"""Answers of a launcher on DDP_STATUS_PORT, for all kinds and states of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.trainer.support.status_requests import ask
 
 
 class Server:
-    """The launcher's, as the operator and Prometheus see it."""
+    """A launcher's status server, as the operator and Prometheus see it."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -62,7 +62,6 @@ if rank == "0":
 (folder / ("file-" + rank)).write_text(os.environ["DDP_STATUS_FILE"])
 
 
-
 def is_socket(fd):
     try:
         return stat.S_ISSOCK(os.fstat(fd).st_mode)
@@ -83,7 +82,7 @@ wait_for_the_end()
 """
 
 
-def test_a_script_joins_in_by_a_file(tmp_path: Path, server: Server) -> None:
+def test_script_reports_its_status_in_a_file(tmp_path: Path, server: Server) -> None:
     program = tmp_path / "script.py"
     program.write_text(SCRIPT)
     with job(tmp_path, **served_by(server, nodes=1, local_world_size=2)) as scripts:
@@ -96,9 +95,9 @@ def test_a_script_joins_in_by_a_file(tmp_path: Path, server: Server) -> None:
 
         assert server.ask("/status") == (503, "nothing to report yet\n")
         assert server.metrics() == {"ddp_rank_restarts_total": 0}
-        said = {"step": 7, "totalSteps": 70, "checkpoint": {"step": 5, "path": "/checkpoints/5"}}
-        path.write_text(json.dumps(said | {"of its own": True}))
-        assert server.status() == said
+        status = {"step": 7, "totalSteps": 70, "checkpoint": {"step": 5, "path": "/checkpoints/5"}}
+        path.write_text(json.dumps(status | {"of its own": True}))
+        assert server.status() == status
         assert server.metrics()["ddp_checkpoint_step"] == 5
         for _ in range(2):
             path.write_text('{"step": "seven"}')
@@ -120,7 +119,7 @@ def test_a_script_joins_in_by_a_file(tmp_path: Path, server: Server) -> None:
         assert pod.log.count("step must be a whole number, 0 or more, not 'seven'") == 1
 
 
-def test_a_port_that_is_taken_ends_nothing(tmp_path: Path, server: Server) -> None:
+def test_used_port_ends_no_pod(tmp_path: Path, server: Server) -> None:
     with (
         socket.create_server(("", server.port)),
         job(tmp_path, **served_by(server, nodes=1)) as scripts,
@@ -131,7 +130,7 @@ def test_a_port_that_is_taken_ends_nothing(tmp_path: Path, server: Server) -> No
         assert f") has port {server.port}; set spec.statusPort to a free port" in pod.log
 
 
-def test_a_training_that_is_watched_loses_a_rank(tmp_path: Path, server: Server) -> None:
+def test_status_and_metrics_of_a_training_that_loses_a_rank(tmp_path: Path, server: Server) -> None:
     endless = ("--epochs", "100000", "--log-every-steps", "2", "--checkpoint-every-steps", "10")
     with job(tmp_path, **served_by(server)) as digits:
         pod = digits.start(0, *endless)
@@ -163,8 +162,7 @@ def test_a_training_that_is_watched_loses_a_rank(tmp_path: Path, server: Server)
         assert metrics["ddp_step_duration_seconds_count"] >= 10
         assert metrics['ddp_phase_seconds_total{phase="data"}'] > 0
         assert metrics['ddp_phase_seconds_total{phase="checkpoint"}'] > 0
-        # In each of ten steps rank 1 took 0.2 s and more, and rank 0 waited for a third of that:
-        # else rank 1 would not have been named.
+        # Rank 1 was named, so in ten steps of 0.2 s or more rank 0 waited for a third of the time.
         assert metrics['ddp_phase_seconds_total{phase="communication"}'] > 0.5
 
         assert server.ask("/dump-stacks", method="POST") == (202, '{"ranks": [0]}')
@@ -172,7 +170,7 @@ def test_a_training_that_is_watched_loses_a_rank(tmp_path: Path, server: Server)
 
         [rank] = pod.rank_pids()
         os.kill(rank, signal.SIGKILL)
-        assert server.status()["step"] >= status["step"]  # by the launcher, which lives
+        assert server.status()["step"] >= status["step"]  # from the launcher, which still runs
         reforms = metrics["ddp_reforms_total"]
         until(lambda: server.metrics()["ddp_reforms_total"] > reforms, "the group to form again")
         after = server.metrics()
@@ -187,7 +185,7 @@ def test_a_training_that_is_watched_loses_a_rank(tmp_path: Path, server: Server)
     assert_steps_grow(digits.checkpoints / "metrics.jsonl")
 
 
-def test_a_checkpoint_is_saved_when_somebody_asks_for_it(tmp_path: Path, server: Server) -> None:
+def test_checkpoint_is_saved_on_request(tmp_path: Path, server: Server) -> None:
     endless = ("--batch-size", "1", "--log-every-steps", "2", "--step-delay-seconds", "0.05")
 
     def saved() -> int:
@@ -209,7 +207,7 @@ def test_a_checkpoint_is_saved_when_somebody_asks_for_it(tmp_path: Path, server:
 
 
 def assert_steps_grow(path: Path) -> None:
-    """No step appears twice; a step at which a rank was lost may be missing."""
+    """Check that no step appears twice; the step of a lost rank may be missing."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     steps = [line["step"] for line in lines if line["kind"] == "training"]
     assert len(steps) > 5

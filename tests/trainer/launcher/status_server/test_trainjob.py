@@ -24,7 +24,7 @@ EARLIER = "2026-11-21T02:00:00.000Z"
 
 
 class Receiver:
-    """A launcher's, without any ranks."""
+    """The receiver of a launcher without ranks."""
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
@@ -53,11 +53,16 @@ def receiver(tmp_path: Path) -> Receiver:
 
 
 def document(percent: object = None, **metrics: object) -> bytes:
-    """As scripts write it."""
+    """Return a report as scripts write it."""
     numbers = [{"name": name, "value": value} for name, value in metrics.items()]
-    status = {"lastUpdatedTime": NOW, "estimatedRemainingSeconds": 3, "metrics": numbers}
-    told = status if percent is None else {**status, "progressPercentage": percent}
-    return json.dumps({"trainerStatus": told}).encode()
+    status: dict[str, Any] = {
+        "lastUpdatedTime": NOW,
+        "estimatedRemainingSeconds": 3,
+        "metrics": numbers,
+    }
+    if percent is not None:
+        status |= {"progressPercentage": percent}
+    return json.dumps({"trainerStatus": status}).encode()
 
 
 def test_a_report_becomes_the_status(receiver: Receiver) -> None:
@@ -98,11 +103,11 @@ def test_a_report_becomes_the_status(receiver: Receiver) -> None:
     ],
     ids=["percentage", "no time left", "no step", "words", "as many as the SDK sends"],
 )
-def test_what_kubeflows_sdk_sends_is_taken(
+def test_reports_of_kubeflows_sdk_are_accepted(
     receiver: Receiver, status: dict[str, Any], step: int | None, metrics: dict[str, float] | None
 ) -> None:
-    """After the tests of `update_trainjob_status`: all but the time may be missing, values are
-    text, and it sends up to 256 metrics.
+    """As in tests of `update_trainjob_status`: only the time is required, values are text, and
+    there are up to 256 metrics.
     """
     body = json.dumps({"trainerStatus": {"lastUpdatedTime": NOW, **status}}).encode()
     assert receiver.post(body) == (200, "{}")
@@ -112,7 +117,7 @@ def test_what_kubeflows_sdk_sends_is_taken(
 
 
 @pytest.mark.parametrize("token", ["", "guessed", TOKEN])
-def test_whoever_has_not_read_the_token_is_not_heard(receiver: Receiver, token: str) -> None:
+def test_report_without_the_token_is_refused(receiver: Receiver, token: str) -> None:
     code, words = receiver.post(document(1), token=token)
     assert (code, receiver.status()) == (403, None)
     assert "$KUBEFLOW_TRAINER_SERVER_TOKEN" in words
@@ -135,7 +140,7 @@ def test_whoever_has_not_read_the_token_is_not_heard(receiver: Receiver, token: 
         b" " * (trainjob.MAX_BYTES + 1),
     ],
 )
-def test_nonsense_is_refused_and_changes_nothing(receiver: Receiver, body: bytes) -> None:
+def test_invalid_report_is_refused_and_changes_nothing(receiver: Receiver, body: bytes) -> None:
     assert receiver.post(document(40, current_step=4, total_steps=10))[0] == 200
     before = receiver.status()
     assert receiver.post(body)[0] == 400
@@ -153,12 +158,12 @@ def test_nonsense_is_refused_and_changes_nothing(receiver: Receiver, body: bytes
         {"current_step": [4]},
     ],
 )
-def test_a_step_that_is_none_is_left_out(receiver: Receiver, metrics: dict[str, Any]) -> None:
+def test_invalid_step_is_ignored(receiver: Receiver, metrics: dict[str, Any]) -> None:
     assert receiver.post(document(**metrics))[0] == 200
     assert receiver.status() is None
 
 
-def test_what_the_library_tells_stays(tmp_path: Path, receiver: Receiver) -> None:
+def test_status_of_the_library_is_kept(tmp_path: Path, receiver: Receiver) -> None:
     text = '{"step": 5, "measurements": {"stepSeconds": 1.0, "stepCounts": [], "phaseSeconds": {}'
     (tmp_path / "status.json").write_text(text + ', "reforms": 0, "reformSeconds": 0.0}}')
     assert receiver.post(document(40, current_step=4))[0] == 200
@@ -184,7 +189,7 @@ AT_FOUR = Status(
         (AT_FOUR, 100, {"train_loss": 0.5}, 10, 10, NOW),
     ],
 )
-def test_where_a_script_is(
+def test_step_and_time_of_a_report(
     before: Status | None,
     percent: int,
     numbers: dict[str, float],
@@ -206,11 +211,11 @@ def test_numbers_of_a_script_are_bounded() -> None:
     assert found.metrics == {f"n{i}": 1.0 for i in range(64)}
 
 
-def test_nobody_who_reports_elsewhere_is_led_astray(tmp_path: Path) -> None:
+def test_script_that_reports_elsewhere_keeps_its_url(tmp_path: Path) -> None:
     assert trainjob.environment({trainjob.URL: "https://x"}, 1, tmp_path / "token") == {}
 
 
-def test_the_token_is_the_pods_alone(tmp_path: Path) -> None:
+def test_token_is_readable_by_the_pod_only(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("an earlier launcher's")
     path.chmod(0o644)
@@ -223,7 +228,7 @@ HUGGING_FACE = """
     from transformers import Trainer, TrainerCallback, TrainingArguments
     from transformers.integrations.integration_utils import KubeflowCallback
 
-    KubeflowCallback._MIN_UPDATE_INTERVAL = 0.0  # it keeps silent for five seconds otherwise
+    KubeflowCallback._MIN_UPDATE_INTERVAL = 0.0  # five seconds by default
 
     class Net(torch.nn.Module):
         def __init__(self):
@@ -246,13 +251,13 @@ HUGGING_FACE = """
         per_device_train_batch_size=4, save_strategy="no", disable_tqdm=True,
     )
     trainer = Trainer(model=Net(), args=arguments, train_dataset=data)
-    # After those that come by themselves, of which Kubeflow's is one.
+    # After the default callbacks; Kubeflow's is one of them.
     trainer.add_callback(Hold())
     trainer.train()
 """
 
 
-def test_hugging_faces_trainer_is_heard_without_a_line_of_code(tmp_path: Path) -> None:
+def test_hugging_faces_trainer_reports_without_a_line_of_code(tmp_path: Path) -> None:
     script, held = tmp_path / "train.py", tmp_path / "held"
     script.write_text(textwrap.dedent(HUGGING_FACE))
     port = free_port()
@@ -261,9 +266,9 @@ def test_hugging_faces_trainer_is_heard_without_a_line_of_code(tmp_path: Path) -
         pod = one.start(0, "--", sys.executable, str(script), str(held), str(tmp_path / "out"))
         until(lambda: held.exists() or pod.process.poll() is not None, "step 4")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=30) as answer:
-            said = json.load(answer)
+            status = json.load(answer)
         held.unlink()
-        assert (said["step"], said["totalSteps"]) == (4, 6)
-        assert 0 < said["loss"] < 100
-        assert "grad_norm" in said["metrics"]
+        assert (status["step"], status["totalSteps"]) == (4, 6)
+        assert 0 < status["loss"] < 100
+        assert "grad_norm" in status["metrics"]
         assert pod.wait() == 0, pod.log

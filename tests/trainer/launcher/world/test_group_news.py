@@ -56,12 +56,12 @@ def number(world: World) -> int:
     return world.news(after=0, wait_seconds=0).number
 
 
-def test_places_count_by_their_generation_alone() -> None:
+def test_newer_assignment_of_the_same_attempt_wins() -> None:
     woken: list[None] = []
     world = World(BORN, wake=lambda: woken.append(None))
     newer = replace(BORN, generation=6, node_rank=0)
     told = [
-        (replace(BORN, node_rank=0), True, BORN),  # what it was made with stands
+        (replace(BORN, node_rank=0), True, BORN),  # the first one of a generation stays
         (newer, True, newer),
         (replace(newer, node_rank=1), True, newer),
         (replace(BORN, generation=5), False, newer),
@@ -80,7 +80,7 @@ def test_places_count_by_their_generation_alone() -> None:
     assert len(woken) == 2
 
 
-def test_of_one_generation_only_the_start_is_news() -> None:
+def test_within_a_generation_only_the_start_changes() -> None:
     world = World(BORN)
     held = replace(BORN, generation=5, start=False)
     started = replace(held, start=True, master_address="10.0.0.7")
@@ -89,7 +89,7 @@ def test_of_one_generation_only_the_start_is_news() -> None:
         assert world.assignment == known
 
 
-def test_news_have_a_number_that_grows_with_each_change() -> None:
+def test_number_of_the_news_grows_with_each_change() -> None:
     world = World(BORN)
     seen = [number(world)]
     world.joined()
@@ -107,12 +107,12 @@ def test_news_have_a_number_that_grows_with_each_change() -> None:
     assert seen == [1, 2, 3, 4]
 
 
-def test_letters_are_bounded_and_those_of_a_generation_end_with_it() -> None:
+def test_failure_reports_are_bounded_and_end_with_their_generation() -> None:
     world = World(BORN)
     world.news(after=0, wait_seconds=0)
     for i in range(100):
         assert world.note(replace(REPORT, pod=f"pod-{i}")) is None
-        assert world.note(replace(REPORT, pod=f"pod-{i}")) is None, "told again"
+        assert world.note(replace(REPORT, pod=f"pod-{i}")) is None, "repeated"
     news = world.news(after=0, wait_seconds=0)
     assert [failure.pod for failure in news.failures] == [f"pod-{i}" for i in range(64)]
     document = json.loads(to_json(news))
@@ -134,16 +134,16 @@ def test_letters_are_bounded_and_those_of_a_generation_end_with_it() -> None:
     assert json.loads(to_json(world.news(after=0, wait_seconds=0)))["failures"] == []
 
 
-def test_letters_that_nobody_would_read_are_refused() -> None:
+def test_failure_reports_without_a_reader_are_refused() -> None:
     clock = Clock(0.0)
     world = World(BORN, clock=clock)
-    deaf = Refusal(error="the operator does not poll node rank 0 for failures")
-    assert world.note(REPORT) == deaf
+    unread = Refusal(error="the operator does not poll node rank 0 for failures")
+    assert world.note(REPORT) == unread
     world.news(after=0, wait_seconds=0)
     clock.now = 600.0
     assert world.note(REPORT) is None
     clock.now = 601.0
-    assert world.note(REPORT) == deaf
+    assert world.note(REPORT) == unread
     world.news(after=0, wait_seconds=0)
     assert world.note(replace(REPORT, generation=3)) == Refusal(
         error="node rank 0 is in generation 4", generation=4
@@ -154,7 +154,7 @@ def test_letters_that_nobody_would_read_are_refused() -> None:
     assert [failure.pod for failure in world.news(after=0, wait_seconds=0).failures] == [REPORT.pod]
 
 
-def test_what_a_refusal_means_to_the_sender() -> None:
+def test_answer_of_each_refusal() -> None:
     assert answer_of(None, REPORT) == Answer()
     assert answer_of(Refusal(error="why"), REPORT) == Answer("why")
     assert answer_of(Refusal(error="why", generation=5), REPORT) == Answer()
@@ -181,7 +181,7 @@ def test_only_the_newest_two_wait_for_news() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "error"),
     [
         ({"pod": ""}, "pod"),
         ({"pod": "p" * 300}, "pod"),
@@ -192,13 +192,13 @@ def test_only_the_newest_two_wait_for_news() -> None:
         ({"jobUid": None}, "jobUid is missing"),
     ],
 )
-def test_what_is_no_letter_is_refused(wrong: dict[str, object], words: str) -> None:
+def test_invalid_failure_report_is_refused(wrong: dict[str, object], error: str) -> None:
     text = json.loads(to_json(REPORT)) | wrong
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=error):
         FailureReport.parse(json.dumps(text).encode())
 
 
-def test_a_letter_travels_as_json() -> None:
+def test_failure_report_survives_json() -> None:
     assert FailureReport.parse(to_json(REPORT).encode()) == REPORT
     assert (
         len(to_json(replace(REPORT, message='"' * failure_reports.MESSAGE_BYTES)).encode())
@@ -208,7 +208,7 @@ def test_a_letter_travels_as_json() -> None:
 
 @pytest.mark.parametrize("error", ["", "short", "x" * 600, "ü" * 600, '"\\' * 300, "\ud800" * 600])
 @pytest.mark.parametrize("folder", ["", "checkpoints/" * 30, "c" * 600])
-def test_a_message_fits_a_letter_and_stays_json(error: str, folder: str) -> None:
+def test_message_fits_a_failure_report_and_stays_json(error: str, folder: str) -> None:
     checkpoint = CheckpointStatus(step=7, path=folder) if folder else None
     report = TerminationReport(step=9, error=error or None, exit_code=3, checkpoint=checkpoint)
     text = message_of(report)
@@ -234,13 +234,13 @@ def test_a_message_fits_a_letter_and_stays_json(error: str, folder: str) -> None
         ("Gang", False, False),
     ],
 )
-def test_who_asks_for_a_restart_in_place(scope: str, joined: bool, asks: bool) -> None:
+def test_restart_in_place_depends_on_scope_and_join(scope: str, joined: bool, asks: bool) -> None:
     standing = Standing.from_env({"DDP_POD": "pod", "DDP_RESTART_SCOPE": scope})
     assert standing.may_ask(joined=joined) is asks
     assert not Standing(pod="", scope=scope).may_ask(joined=joined)
 
 
-def test_a_scope_that_nobody_knows_is_refused() -> None:
+def test_unknown_scope_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="DDP_RESTART_SCOPE is 'Node': set it to"):
         Standing.from_env({"DDP_RESTART_SCOPE": "Node"})
 
@@ -256,11 +256,11 @@ def spare(**variables: str) -> dict[str, str]:
 
 
 def for_torchrun(rank: int, *, of: int) -> dict[str, str]:
-    """A rank as a node of one process."""
+    """Return the variables that make a rank a node of one process."""
     return {"PET_NODE_RANK": str(rank), "PET_NNODES": str(of), "PET_NPROC_PER_NODE": "1"}
 
 
-def test_the_place_that_a_pod_is_made_with_leaves_its_environment_alone() -> None:
+def test_first_assignment_leaves_the_environment_unchanged() -> None:
     rank_environment = RankEnvironment(member())
     assert rank_environment.can_change
     assert rank_environment.initial == replace(BORN, master_addr="localhost")
@@ -271,7 +271,7 @@ def test_the_place_that_a_pod_is_made_with_leaves_its_environment_alone() -> Non
 
 
 @pytest.mark.parametrize("made", [member(), spare()])
-def test_another_place_gives_its_ranks_all_variables(made: dict[str, str]) -> None:
+def test_another_assignment_sets_all_variables(made: dict[str, str]) -> None:
     rank_environment = RankEnvironment(made)
     place = replace(BORN, generation=9, node_rank=2, nodes=3, master_address="10.0.0.7")
     common = {
@@ -293,7 +293,7 @@ def test_another_place_gives_its_ranks_all_variables(made: dict[str, str]) -> No
     assert rank_environment.why_unfit(place) == ""
 
 
-def test_a_pod_without_a_place_waits_for_one() -> None:
+def test_spare_has_no_node_rank() -> None:
     rank_environment = RankEnvironment(spare())
     assert rank_environment.initial.node_rank is None
     assert (
@@ -305,18 +305,18 @@ def test_a_pod_without_a_place_waits_for_one() -> None:
 
 
 @pytest.mark.parametrize("lacks", ["DDP_GENERATION", "DDP_STATUS_PORT", "DDP_TOKEN"])
-def test_who_can_be_told_of_no_place_needs_one(lacks: str) -> None:
+def test_pod_that_cannot_receive_an_assignment_needs_one(lacks: str) -> None:
     assert not RankEnvironment({**member(), lacks: ""}).can_change
     with pytest.raises(ConfigurationError, match="is not set"):
         RankEnvironment({**spare(), lacks: ""})
 
 
-def test_a_generation_that_is_none_is_refused() -> None:
+def test_negative_generation_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="DDP_GENERATION is -1: set it to"):
         RankEnvironment(member(DDP_GENERATION="-1"))
 
 
-def test_where_pods_differ_a_place_has_to_fit() -> None:
+def test_assignment_must_fit_pods_of_different_sizes() -> None:
     rank_environment = RankEnvironment(
         member(DDP_POD_SIZES="1,2,2", WORLD_SIZE="5", GROUP_WORLD_SIZE="3")
     )
@@ -329,7 +329,7 @@ def test_where_pods_differ_a_place_has_to_fit() -> None:
     assert rank_environment.why_unfit(replace(place, node_rank=0)).startswith("nodeRank: ")
 
 
-def test_checkpoints_on_the_pods_own_disk_are_what_ranks_write_there(tmp_path: Path) -> None:
+def test_new_files_on_the_pods_disk_are_checkpoints(tmp_path: Path) -> None:
     old, link = tmp_path / "old.pt", tmp_path / "link"
     old.write_text("of the image")
     os.utime(old, (1000, 1000))
@@ -345,7 +345,7 @@ def test_checkpoints_on_the_pods_own_disk_are_what_ranks_write_there(tmp_path: P
     assert (none.exist(), none.may_come) == (False, False)
 
 
-def test_the_first_checkpoint_in_the_pod_is_news(tmp_path: Path) -> None:
+def test_first_checkpoint_in_the_pod_is_in_the_news(tmp_path: Path) -> None:
     local = LocalCheckpoints([str(tmp_path)], since=0.0)
     world = World(replace(BORN, node_rank=0), local_checkpoints=local)
     assert "savedInPod" not in json.loads(to_json(world.news(after=0, wait_seconds=0)))
@@ -355,7 +355,7 @@ def test_the_first_checkpoint_in_the_pod_is_news(tmp_path: Path) -> None:
     assert news.number == 2
 
 
-def test_rank_0_leads_nobody_who_lacks_its_checkpoint(tmp_path: Path) -> None:
+def test_rank_0_with_a_local_checkpoint_leads_no_other_pod(tmp_path: Path) -> None:
     for nodes, due in ((1, True), (2, False)):
         clock = Clock(0.0)
         local = LocalCheckpoints([str(tmp_path)], since=0.0)

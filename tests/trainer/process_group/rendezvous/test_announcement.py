@@ -1,10 +1,9 @@
-"""Ranks find rank 0 although name servers do not know it, or return an old address."""
+"""Ranks find rank 0 although DNS does not know it or returns an old address."""
 
 from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,11 @@ from ddp_trainer.process_group.rendezvous.announcement import MAX_BYTES, Announc
 from ddp_trainer.settings.environment import Placement
 
 from tests.ports import free_port
+from tests.trainer.launcher.status_server.test_bounded_http import Pod
 from tests.trainer.support.pods import TOKEN, contract, until
 from tests.trainer.support.status_requests import ask
 
 PEER = "digits-0-1.digits"
-
-
-class Pod:
-    """A launcher without ranks."""
-
-    rank_restarts = 0
-
-    def rank_processes(self) -> Mapping[int, int]:
-        return {}
-
-    def rank_ends(self) -> Mapping[int, int]:
-        return {}
 
 
 def placement(node_rank: int, *, port: int | None = None, attempt: int = 0) -> Placement:
@@ -42,7 +30,7 @@ def placement(node_rank: int, *, port: int | None = None, attempt: int = 0) -> P
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """DNS that knows only the other pod; return the names in its queries."""
+    """Replace DNS by one that knows only the other pod; return the names in its queries."""
     asked: list[str] = []
     original = socket.getaddrinfo
 
@@ -64,31 +52,31 @@ def other(tmp_path: Path) -> tuple[int, AnnouncedAddress]:
     return port, AnnouncedAddress(path)
 
 
-def test_a_pod_that_is_called_knows_the_address(
+def test_called_pod_knows_the_address(
     other: tuple[int, AnnouncedAddress], names: list[str]
 ) -> None:
     port, seen = other
     assert seen.read(generation=0) is None
     announcer = Announcer(placement(0, port=port))
     announcer.tell([0, 1])
-    until(lambda: seen.read(generation=0) == "127.0.0.1", "the address to be told")
+    until(lambda: seen.read(generation=0) == "127.0.0.1", "the address to arrive")
     announcer.tell([0, 1])
     announcer.tell([0, 1])
     assert names == [PEER], "called itself, or called again at once"
 
 
-def test_a_pod_that_cannot_be_called_harms_nobody(
+def test_pod_that_cannot_be_called_blocks_no_other(
     other: tuple[int, AnnouncedAddress], names: list[str]
 ) -> None:
     port, seen = other
     announcer = Announcer(placement(0, port=port))
     announcer.tell([2, 1])  # there is no name for a third pod
-    until(lambda: seen.read(generation=0) == "127.0.0.1", "the address to be told")
+    until(lambda: seen.read(generation=0) == "127.0.0.1", "the address to arrive")
     assert names == ["digits-0-2.digits", PEER]
 
 
 @pytest.mark.parametrize("token", [None, "another"])
-def test_a_neighbour_is_not_believed(
+def test_announcement_without_the_token_is_refused(
     other: tuple[int, AnnouncedAddress], token: str | None
 ) -> None:
     port, seen = other
@@ -102,14 +90,16 @@ def test_a_neighbour_is_not_believed(
     assert seen.read(generation=0) == "10.0.0.1"
 
 
-def test_a_neighbours_body_is_not_waited_for(other: tuple[int, AnnouncedAddress]) -> None:
+def test_request_without_a_token_is_refused_before_its_body(
+    other: tuple[int, AnnouncedAddress],
+) -> None:
     port, _ = other
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(b"POST /rank-0 HTTP/1.1\r\nContent-Length: 1000000000000\r\n\r\n")
         assert b" 403 " in connection.recv(1024)
 
 
-def test_another_attempt_is_told_nothing(
+def test_announcement_of_another_attempt_is_refused(
     other: tuple[int, AnnouncedAddress], names: list[str]
 ) -> None:
     port, seen = other
@@ -121,7 +111,7 @@ def test_another_attempt_is_told_nothing(
     assert names == ["127.0.0.1"] * 2
 
 
-def test_who_is_rank_0_no_more_is_not_believed(other: tuple[int, AnnouncedAddress]) -> None:
+def test_announcement_of_an_earlier_rank_0_is_refused(other: tuple[int, AnnouncedAddress]) -> None:
     port, seen = other
     told = {"jobUid": "7d1f", "attempt": 0, "address": "10.0.0.2", "generation": 2}
     assert post(port, told)[0] == 200
@@ -131,7 +121,7 @@ def test_who_is_rank_0_no_more_is_not_believed(other: tuple[int, AnnouncedAddres
 
 
 @pytest.mark.parametrize(
-    ("body", "complaint"),
+    ("body", "error"),
     [
         (
             {"jobUid": "7d1f", "attempt": 0, "address": "rank-0"},
@@ -143,13 +133,13 @@ def test_who_is_rank_0_no_more_is_not_believed(other: tuple[int, AnnouncedAddres
         ([], "must be a JSON object"),
     ],
 )
-def test_nonsense_is_refused(
-    other: tuple[int, AnnouncedAddress], body: object, complaint: str
+def test_invalid_announcement_is_refused(
+    other: tuple[int, AnnouncedAddress], body: object, error: str
 ) -> None:
     port, seen = other
     code, text = post(port, body)
     assert code == 400
-    assert complaint in text
+    assert error in text
     assert seen.read(generation=0) is None
 
 
@@ -164,11 +154,11 @@ def test_nonsense_is_refused(
         ("node-10.cluster", None),
     ],
 )
-def test_names_of_the_other_pods(master: str, peer: str | None) -> None:
+def test_host_of_another_pod(master: str, peer: str | None) -> None:
     assert replace(placement(0), master_addr=master).host_of(12) == peer
 
 
-def test_who_serves_no_status_is_not_called(names: list[str]) -> None:
+def test_pod_without_a_status_port_calls_nobody(names: list[str]) -> None:
     Announcer(placement(0)).tell([1])
     assert names == []
 

@@ -71,7 +71,7 @@ def message(of: Membership) -> str:
     return of.store.get("message").decode()
 
 
-def test_a_group_has_keys_of_its_own() -> None:
+def test_each_group_has_its_own_keys() -> None:
     port = free_port()
     with ranks() as pool:
         found = [start(pool, environment(rank, port=port, size=3)) for rank in (2, 1, 0)]
@@ -81,7 +81,7 @@ def test_a_group_has_keys_of_its_own() -> None:
     assert {message(membership) for membership in memberships} == {"hello"}
 
 
-def test_a_successor_waits_until_rank_0_has_left_the_group_of_its_predecessor() -> None:
+def test_successor_waits_until_rank_0_has_left_its_old_group() -> None:
     port = free_port()
     with ranks() as pool:
         host = Rendezvous(environment(0, port=port))
@@ -110,7 +110,7 @@ def test_survivors_meet_a_new_rank_0_under_the_old_name_and_port() -> None:
         assert again.result().name == successor.result().name
 
 
-def test_rank_0_needs_nobody_at_the_address_that_its_own_name_still_has() -> None:
+def test_rank_0_ignores_an_old_address_of_its_own_name() -> None:
     port = free_port()
     with ranks() as pool:
         host = start(pool, environment(0, port=port, master_addr=NOBODY))
@@ -122,7 +122,7 @@ def test_rank_0_needs_nobody_at_the_address_that_its_own_name_still_has() -> Non
         assert message(memberships[1]) == "heard"
 
 
-def test_rank_0_waits_for_no_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_does_not_wait_for_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     original = socket.getaddrinfo
 
     def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:
@@ -138,7 +138,7 @@ def test_rank_0_waits_for_no_name_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
         assert host.result().name == guest.result().name
 
 
-def test_a_rank_beside_rank_0_needs_no_name_either() -> None:
+def test_rank_in_the_pod_of_rank_0_needs_no_name() -> None:
     port = free_port()
     with ranks() as pool:
         both = [environment(0, port=port, master_addr=NOBODY) for _ in range(2)]
@@ -150,7 +150,7 @@ def test_a_rank_beside_rank_0_needs_no_name_either() -> None:
 
 
 @pytest.mark.parametrize(("announced", "by_name"), [("127.0.0.1", NOBODY), (NOBODY, "127.0.0.1")])
-def test_rank_0_is_where_it_says_or_where_its_name_says(
+def test_rank_0_is_found_by_announcement_or_by_name(
     announced: str, by_name: str, tmp_path: Path
 ) -> None:
     port, told = free_port(), AnnouncedAddress(tmp_path / "status.json")
@@ -183,7 +183,7 @@ def silent_dns() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_silent_dns_keeps_nobody_beyond_the_deadline(rank: int) -> None:
+def test_silent_dns_does_not_extend_the_deadline(rank: int) -> None:
     lonely = Rendezvous(environment(rank, port=free_port()))
     with silent_dns():
         with pytest.raises(RendezvousTimeoutError, match="no answer from DNS"):
@@ -203,7 +203,7 @@ def test_a_late_answer_of_dns_is_used() -> None:
     assert asked == ["rank-0"]
 
 
-def test_rank_0_asks_dns_no_more_once_it_has_met_the_others() -> None:
+def test_rank_0_resolves_its_name_once() -> None:
     host = Rendezvous(environment(0, port=free_port(), size=1))
     first = host.meet(timeout_seconds=DEADLINE_SECONDS)
     with silent_dns() as asked:
@@ -212,7 +212,7 @@ def test_rank_0_asks_dns_no_more_once_it_has_met_the_others() -> None:
     assert asked == []
 
 
-def test_rank_0_that_does_not_reach_its_own_store_tries_again(
+def test_rank_0_retries_the_connection_to_its_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client, failures = stores.client, [DistNetworkError("frozen meanwhile")]
@@ -227,14 +227,14 @@ def test_rank_0_that_does_not_reach_its_own_store_tries_again(
     assert not failures
 
 
-def test_whoever_is_told_to_stop_waits_no_longer() -> None:
+def test_stop_ends_the_wait() -> None:
     with pytest.raises(StoppedError):
         Rendezvous(environment(0, port=free_port())).meet(
             timeout_seconds=DEADLINE_SECONDS, told_to_stop=lambda: True
         )
 
 
-def test_a_rank_that_came_and_went_before_the_group_was_complete_is_replaced() -> None:
+def test_rank_that_left_before_the_group_was_complete_is_replaced() -> None:
     port = free_port()
     with ranks() as pool:
         host = start(pool, environment(0, port=port, size=3))
@@ -245,7 +245,7 @@ def test_a_rank_that_came_and_went_before_the_group_was_complete_is_replaced() -
         assert [message(future.result()) for future in others] == ["hello", "hello"]
 
 
-def test_the_group_hears_of_a_successor_of_one_of_its_members() -> None:
+def test_group_notices_the_successor_of_a_member() -> None:
     port = free_port()
     with ranks() as pool:
         host = Rendezvous(environment(0, port=port))
@@ -255,7 +255,7 @@ def test_the_group_hears_of_a_successor_of_one_of_its_members() -> None:
         ]
         assert not group.has_successor()
         with pytest.raises(RendezvousTimeoutError):
-            member.meet(timeout_seconds=0.2)  # not new: it has only left before the others
+            member.meet(timeout_seconds=0.2)  # the same process, which left before the others
         assert not group.has_successor()
         with pytest.raises(RendezvousTimeoutError):
             meet(environment(1, port=port), timeout_seconds=0.2)
@@ -282,7 +282,7 @@ signal.pause()
             process.kill()
 
 
-def test_a_frozen_rank_0_is_waited_for_no_longer_than_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_rank_0_does_not_extend_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "REQUEST_SECONDS", 0.5)
     port = free_port()
     with frozen_store(port), pytest.raises(RendezvousTimeoutError, match="store went away"):
@@ -310,7 +310,7 @@ def test_a_rank_of_a_later_job_waits_for_its_own_rank_0() -> None:
         assert earlier.result().address == own.result().address
 
 
-def test_a_rank_of_another_world_is_told_so() -> None:
+def test_rank_with_another_world_size_gets_an_error() -> None:
     port = free_port()
     with ranks() as pool:
         host = start(pool, environment(0, port=port))
@@ -320,7 +320,7 @@ def test_a_rank_of_another_world_is_told_so() -> None:
         host.result()
 
 
-def test_who_waits_long_asks_less_often() -> None:
+def test_pauses_grow_with_the_wait() -> None:
     large, small = pauses(512).after, pauses(2).after
     assert [large(waited) for waited in (0.0, 1.0, 16.0, 600.0)] == [0.05, 0.05, 0.5, 1.0]
     assert [small(waited) for waited in (0.0, 0.16, 16.0, 600.0)] == [0.005, 0.005, 0.5, 1.0]
@@ -333,7 +333,7 @@ def black_hole() -> Iterator[int]:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
         port: int = listener.getsockname()[1]
-        while True:  # until the queue of those that nobody accepts is full
+        while True:  # until the queue is full
             connection = waiting.enter_context(socket.socket())
             connection.settimeout(0.2)
             try:
@@ -343,33 +343,33 @@ def black_hole() -> Iterator[int]:
         yield port
 
 
-def test_an_address_that_is_gone_is_not_tried_for_as_long_as_a_request_may_take(
+def test_lost_address_is_given_up_before_the_request_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stores, "REQUEST_SECONDS", 30.0)
     with black_hole() as port, ranks() as pool:
-        is_vain = Event()
-        tried = pool.submit(stores.connected, "127.0.0.1", port, is_vain.is_set)
+        is_lost = Event()
+        tried = pool.submit(stores.connected, "127.0.0.1", port, is_lost.is_set)
         with pytest.raises(TimeoutError):
             tried.result(0.3)
-        is_vain.set()
+        is_lost.set()
         with pytest.raises(NotYetError, match=r"rank 0's store is no longer at 127.0.0.1"):
             tried.result(20)
 
 
-def test_a_request_is_in_vain_once_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_is_given_up_once_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_FIRST_PROBE_SECONDS", 0.0)
     monkeypatch.setattr(rendezvous, "_PROBE_SECONDS", 0.0)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         rank = Rendezvous(environment(1, port=port))
-        with rank._deadline(Connections(port), "127.0.0.1") as is_vain:
-            assert is_vain()
+        with rank._deadline(Connections(port), "127.0.0.1") as is_lost:
+            assert is_lost()
             listener.listen()
-            assert not is_vain()
+            assert not is_lost()
     with (
         black_hole() as port,
-        Rendezvous(environment(1, port=port))._deadline(Connections(port), "127.0.0.1") as is_vain,
+        Rendezvous(environment(1, port=port))._deadline(Connections(port), "127.0.0.1") as is_lost,
     ):
-        assert is_vain()
+        assert is_lost()

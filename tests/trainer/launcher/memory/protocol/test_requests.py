@@ -114,7 +114,7 @@ def test_a_snapshot_arrives_in_pieces_and_is_read_in_pieces(pod: Served) -> None
         ({"name": "0-5-1-1-sharded.snapshot"}, 404, "no such snapshot"),
     ],
 )
-def test_what_does_not_belong_here_is_refused(
+def test_foreign_pieces_are_refused(
     pod: Served, changed: dict[str, object], status: int, words: str
 ) -> None:
     found, answer = pod.put(b"x", **changed)
@@ -122,7 +122,7 @@ def test_what_does_not_belong_here_is_refused(
     assert not [*pod.volume.received.iterdir()]
 
 
-def test_a_source_has_two_copies_of_those_that_it_still_holds(pod: Served) -> None:
+def test_source_has_at_most_two_copies_of_steps_that_it_holds(pod: Served) -> None:
     for step in (5, 6):
         name = snapshot(step, 1, generation=0)
         assert pod.put(b"", name=name, held="5,6")[0] == HTTPStatus.OK
@@ -136,7 +136,7 @@ def test_a_piece_has_a_limit(pod: Served) -> None:
         pod.put(b"x" * (PIECE_BYTES + 1))
 
 
-def test_only_pods_of_the_job_are_answered_and_believed(pod: Served) -> None:
+def test_requests_and_answers_need_the_jobs_signature(pod: Served) -> None:
     for method, path in [("GET", "/memory"), ("PUT", "/memory/x"), ("POST", "/memory/keys")]:
         with pytest.raises(NoAnswerError, match="not signed with this job's token"):
             pod.ask(method, path, token="another")
@@ -163,9 +163,7 @@ def test_node_rank_0_takes_reports_of_its_own_generation(pod: Served) -> None:
     assert pod.post("/memory/keys", report)[0] == 409
 
 
-def test_a_rank_waits_for_what_it_resumes_from(
-    pod: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_waits_for_the_decision(pod: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "_WAIT_SECONDS", 0.01)
     body = {"rank": 0, "generation": 0}
     assert pod.ask("POST", "/memory/restore", json.dumps(body).encode()).status == 202
@@ -179,7 +177,7 @@ def test_a_rank_waits_for_what_it_resumes_from(
     group = pod.memory.group
     assert group is not None
     assert group.leading is not None
-    group.leading._hosts = ["job-0"]  # as if it did not know the other
+    group.leading._hosts = ["job-0"]  # as if the other were unknown
     answers: list[Answer] = []
     asks = threading.Thread(
         target=lambda: answers.append(pod.ask("POST", "/memory/restore", json.dumps(body).encode()))
@@ -198,7 +196,7 @@ def test_a_rank_waits_for_what_it_resumes_from(
     assert json.loads(decision.body) == {"sources": [], "reason": reason}
 
 
-def test_a_pod_without_its_volume_says_so(tmp_path: Path) -> None:
+def test_pod_without_its_volume_reports_that(tmp_path: Path) -> None:
     port = free_port()
     placement = Placement.from_env(contract() | {"DDP_STATUS_PORT": str(port)})
     unusable = MemoryRequests(None, placement)
