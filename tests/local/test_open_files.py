@@ -1,0 +1,148 @@
+"""The operator works with as many open files as it may have: it asks for more, and uses what it
+gets.
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+
+async def run(script: str, *arguments: object, soft: int, hard: int) -> Any:
+    """Run a script in a process with this limit of open files; return its output as JSON."""
+    limits = f"import resource, sys\nresource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-c", limits + dedent(script), *map(str, arguments)),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        async with asyncio.timeout(120):
+            printed, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0
+    return json.loads(printed)
+
+
+async def test_the_soft_limit_is_raised_to_the_hard_one_and_both_are_said() -> None:
+    script = """
+        import json, logging, resource
+        from ddp_operator import open_files
+        said = []
+        open_files.logger.setLevel(logging.INFO)
+        open_files.logger.addFilter(lambda record: said.append(record.getMessage()))
+        open_files.raise_limit()
+        print(json.dumps([said, resource.getrlimit(resource.RLIMIT_NOFILE)]))
+    """
+    [said], limits = await run(script, soft=100, hard=300)
+    assert limits == [300, 300]
+    assert "soft limit 300, was 100, hard limit 300" in said
+
+
+class Launchers:
+    """Launchers on addresses of this machine that answer after the longest allowed wait."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+        self.waits: set[int] = set()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.method == "PUT":
+            return web.json_response({"generation": 1, "ended": True})
+        wait = int(request.query["wait"])
+        self.asked.add(request.host)
+        self.waits.add(wait)
+        await asyncio.sleep(wait)
+        return web.json_response({"number": 1, "generation": 0})
+
+
+POLLING = """
+    import asyncio, json, os, socket
+    import aiohttp
+    from ddp_operator.endpoints import HealthEndpoint
+    from ddp_operator.ports import OutOfFilesError
+    from ddp_operator.trainers import HttpTrainers
+
+    port, jobs, taken = map(int, sys.argv[1:])
+    hosts = [f"127.0.{n // 200 + 1}.{n % 200 + 1}:{port}" for n in range(jobs)]
+    rounds, out_of_files = dict.fromkeys(hosts, 0), 0
+
+    async def listen(trainers, host):
+        global out_of_files
+        while True:
+            try:
+                answer = await trainers.poll_world(host, after=0, wait_seconds=2, token="t")
+                assert isinstance(answer, bytes), answer
+                rounds[host] += 1
+            except OutOfFilesError:
+                out_of_files += 1
+                await asyncio.sleep(0.2)
+
+    async def is_healthy(port):
+        try:
+            async with aiohttp.ClientSession() as session:
+                async with session.get(f"http://127.0.0.1:{port}/healthz") as response:
+                    return response.status == 200
+        except OSError:
+            return False
+
+    async def main():
+        global out_of_files
+        trainers, health = HttpTrainers(), HealthEndpoint()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            own = free.getsockname()[1]
+        async with health.serving(own):
+            others = [os.open("/dev/null", os.O_RDONLY) for _ in range(taken)]
+            polls = [asyncio.create_task(listen(trainers, host)) for host in hosts]
+            told, healthy = [], 0
+            while min(rounds.values()) < 1:
+                await asyncio.sleep(0.1)
+                healthy += await is_healthy(own)
+                try:
+                    said = await trainers.put_world(
+                        hosts[0], {"generation": 1}, wait_seconds=5, token="t"
+                    )
+                    told.append(said is not None and said.generation == 1)
+                except OutOfFilesError:
+                    out_of_files += 1
+                for broken in (poll for poll in polls if poll.done()):
+                    broken.result()
+            for poll in polls:
+                poll.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
+            await trainers.close()
+        print(json.dumps([healthy, told, out_of_files]))
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("jobs", "taken"), [(100, 0), (40, 265)], ids=["as planned", "others have opened more"]
+)
+async def test_more_jobs_than_files_are_listened_to_in_turns(jobs: int, taken: int) -> None:
+    """Real connections, and too few of them: probes and assignments still work."""
+    launchers = Launchers()
+    app = web.Application()
+    app.router.add_route("*", "/world", launchers.answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "0.0.0.0", 0).start()
+    port = runner.addresses[0][1]
+    healthy, told, out_of_files = await run(POLLING, port, jobs, taken, soft=300, hard=300)
+    await runner.cleanup()
+    assert healthy > 0
+    assert told
+    assert all(told), "a launcher that answers is not called silent"
+    assert len(launchers.asked) == jobs
+    assert min(launchers.waits) == 1, "each has its turn earlier"
+    assert (out_of_files > 0) is (taken > 0)
