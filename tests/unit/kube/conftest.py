@@ -1,11 +1,21 @@
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 from ddp_operator.kube import ApiClient, Credentials, load_credentials
 
+from tests.unit.fast_loop import FastLoop
 from tests.unit.kube.fake_api_server import FakeApiServer
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run the tests of this folder in virtual time, except those of the election's own thread."""
+    has_threads = item.path.stem == "test_leadership"
+    return {"loop": asyncio.SelectorEventLoop if has_threads else FastLoop}
 
 
 @pytest.fixture

@@ -206,7 +206,7 @@ SPEEDS = st.lists(st.floats(0.85, 1.2), min_size=2, max_size=3)
 PROBABILITIES = st.floats(0.0, 0.6)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     speeds=SPEEDS,
     loss=PROBABILITIES,

@@ -1,5 +1,5 @@
-"""kopf's requests to the API server: responses are complete, or count as lost connections, and
-lists have pages of limited size.
+"""Requests of kopf: incomplete responses count as lost connections, and lists come in pages of
+limited size.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ def connection(url: str) -> Connection:
     )
 
 
-async def test_an_answer_that_breaks_off_is_a_lost_connection() -> None:
+async def test_incomplete_response_is_a_lost_connection() -> None:
     async with server(PART, WHOLE) as url, session_for(connection(url), JOBS) as session:
         with pytest.raises(aiohttp.ClientConnectionError, match="the response broke off"):
             await session.get(f"{url}/list")
@@ -74,8 +74,8 @@ async def test_an_answer_that_breaks_off_is_a_lost_connection() -> None:
             assert await response.json() == LIST
 
 
-async def test_kopf_asks_again_when_an_answer_breaks_off() -> None:
-    """With kopf's own client, as its scan for resources and its lists of jobs use it."""
+async def test_kopf_repeats_a_request_after_an_incomplete_response() -> None:
+    """Use kopf's own client, like its scan for resources and its lists of jobs."""
     from kopf._cogs.clients import api, auth  # noqa: PLC0415
 
     async with server(PART, HEAD, WHOLE) as url, session_for(connection(url), JOBS) as session:
@@ -92,7 +92,7 @@ async def test_kopf_asks_again_when_an_answer_breaks_off() -> None:
         assert await response.json() == LIST
 
 
-async def test_kopf_asks_again_while_the_server_does_not_know_of_jobs() -> None:
+async def test_kopf_scans_until_the_server_knows_the_crd() -> None:
     """kopf scans only once. A starting server learns of CRDs after its first responses."""
     from kopf._cogs.clients import auth, scanning  # noqa: PLC0415
     from kopf._cogs.structs import credentials  # noqa: PLC0415
@@ -118,11 +118,11 @@ async def test_kopf_asks_again_while_the_server_does_not_know_of_jobs() -> None:
         info = kopf.AiohttpSession(server=url, aiohttp_session=session)
         auth.vault_var.set(credentials.Vault({"the session": info}))
         logger = logging.getLogger(__name__)
-        found = await scanning.scan_resources(groups={GROUP}, settings=chosen, logger=logger)
-    assert [(one.group, one.plural) for one in found] == [(GROUP, PLURAL)]
+        resources = await scanning.scan_resources(groups={GROUP}, settings=chosen, logger=logger)
+    assert [(one.group, one.plural) for one in resources] == [(GROUP, PLURAL)]
 
 
-async def test_a_watch_is_read_as_it_comes() -> None:
+async def test_watch_is_read_before_it_is_complete() -> None:
     async with (
         server(PART) as url,
         session_for(connection(url), JOBS) as session,
@@ -174,20 +174,20 @@ async def test_kopf_lists_jobs_in_pages() -> None:
 async def test_kopf_lists_large_jobs_in_smaller_pages() -> None:
     async with FakeApiServer().running() as server:
         names = with_jobs(server, 2 * PAGE_SIZE)
-        for name in names[100:120]:
+        for name in names[100:108]:
             server.update(PLURAL, "default", name, {"spec": {"x": "x" * (MAX_PAGE_BYTES // 3)}})
         assert await jobs_listed(server.url) == names
         lists = [request.query for request in server.requests if "watch" not in request.query]
-    taken = {query.get("continue"): int(query["limit"]) for query in lists}  # the last try of each
-    assert len(lists) > len(taken)
+    limits = {query.get("continue"): int(query["limit"]) for query in lists}  # the last try of each
+    assert len(lists) > len(limits)
     begin = 0
-    for limit in taken.values():
-        assert sum(100 <= i < 120 for i in range(begin, begin + limit)) <= 2
+    for limit in limits.values():
+        assert sum(100 <= i < 108 for i in range(begin, begin + limit)) <= 2
         begin += limit
     assert int(lists[-1]["limit"]) == PAGE_SIZE
 
 
-async def test_kopf_lists_anew_what_expired_between_two_pages() -> None:
+async def test_kopf_lists_again_after_its_list_expired_between_pages() -> None:
     async with FakeApiServer().running() as server:
         names = with_jobs(server, PAGE_SIZE + 1)
 
@@ -198,5 +198,5 @@ async def test_kopf_lists_anew_what_expired_between_two_pages() -> None:
             server.compact()
 
         server.before_page = expire
-        told = await jobs_listed(server.url)
-    assert told == names[:PAGE_SIZE] + names
+        listed = await jobs_listed(server.url)
+    assert listed == names[:PAGE_SIZE] + names

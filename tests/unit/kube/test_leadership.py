@@ -1,4 +1,4 @@
-"""An election that continues while the operator is busy."""
+"""Leader election in its own thread, while the operator is busy."""
 
 import asyncio
 import threading
@@ -16,13 +16,13 @@ from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 
 LEASE = Key("ns", "operator")
 TIMING = Timing(
-    lease_duration=6,
-    renew_deadline=4.0,
+    lease_duration=4,
+    renew_deadline=2.5,
     renew_interval=0.1,
     retry_interval=0.1,
-    request_timeout=2.0,
+    request_timeout=1.5,
 )
-THOUGHT_SECONDS = 6.0
+BUSY_SECONDS = 3.0
 
 
 @contextmanager
@@ -54,21 +54,21 @@ def load(kubeconfig: Path) -> Callable[[], Credentials]:
     return lambda: load_credentials(kubeconfig=str(kubeconfig), environ={})
 
 
-def think(seconds: float) -> None:
+def keep_busy(seconds: float) -> None:
     """Keep the event loop, and the interpreter, busy."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         sum(range(10_000))
 
 
-async def test_a_long_thought_does_not_cost_the_lease(
+async def test_busy_event_loop_does_not_lose_the_lease(
     server: FakeApiServer, load: Callable[[], Credentials]
 ) -> None:
     async with Leadership(load(), LEASE, timing=TIMING) as leadership:
         run = asyncio.create_task(leadership.run())
         await asyncio.wait_for(leadership.held.wait(), 60)
         puts = server.count("PUT")
-        think(THOUGHT_SECONDS)
+        keep_busy(BUSY_SECONDS)
         leadership.check()
         assert server.count("PUT") > puts + 2
         assert not run.done()
@@ -81,7 +81,7 @@ async def test_a_long_thought_does_not_cost_the_lease(
     assert not leadership.held.is_set()
 
 
-async def test_who_cannot_renew_hears_of_it(
+async def test_failed_renewals_end_the_run_with_an_error(
     server: FakeApiServer, load: Callable[[], Credentials]
 ) -> None:
     async with Leadership(load(), LEASE, timing=TIMING) as leadership:
@@ -95,7 +95,7 @@ async def test_who_cannot_renew_hears_of_it(
             leadership.check()
 
 
-async def test_it_ends_without_having_run(load: Callable[[], Credentials]) -> None:
+async def test_thread_ends_although_the_election_never_ran(load: Callable[[], Credentials]) -> None:
     async with Leadership(load(), LEASE, timing=TIMING):
         assert "election" in [thread.name for thread in threading.enumerate()]
     assert "election" not in [thread.name for thread in threading.enumerate()]

@@ -1,4 +1,4 @@
-"""The Lease object as a replica of the operator reads and writes it."""
+"""Reads and writes of the Lease object by a replica of the operator."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 from tests.waiting import eventually
 
 LEASE = Key("ns", "operator")
-# Much longer than any test: nothing expires unless the test makes it.
+# Nothing expires unless a test makes it.
 PATIENT = Timing(
     lease_duration=600,
     renew_deadline=500.0,
@@ -33,9 +33,14 @@ HASTY = Timing(
 )
 
 
+@pytest.fixture(autouse=True)
+async def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "monotonic_clock", asyncio.get_running_loop().time)
+
+
 def spec(server: FakeApiServer) -> dict[str, Any]:
-    found: dict[str, Any] = server.objects["leases", *LEASE]["spec"]
-    return found
+    stored: dict[str, Any] = server.objects["leases", *LEASE]["spec"]
+    return stored
 
 
 def holder(server: FakeApiServer) -> str | None:
@@ -52,7 +57,7 @@ def held_by(server: FakeApiServer, name: str, *, seconds: int = 600) -> None:
     server.create("leases", manifest)
 
 
-def acts(replica: LeaderLease) -> bool:
+def may_act(replica: LeaderLease) -> bool:
     try:
         replica.check()
     except NotLeaderError:
@@ -73,7 +78,7 @@ async def running(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_lease_that_nobody_has_is_created_and_renewed(
+async def test_missing_lease_is_created_and_renewed(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     async with running(client, "me") as (replica, _):
@@ -88,7 +93,7 @@ async def test_a_lease_that_nobody_has_is_created_and_renewed(
         assert {**renewed, "renewTime": ""} == {**first, "renewTime": ""}
 
 
-async def test_a_standby_waits_until_the_holder_gives_up(
+async def test_standby_leads_after_the_holder_releases_the_lease(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     async with running(client, "first") as (first, task), running(client, "second") as (second, _):
@@ -96,17 +101,17 @@ async def test_a_standby_waits_until_the_holder_gives_up(
         reads = server.count("GET")
         await eventually(lambda: server.count("GET") >= reads + 3)
         assert not second.held.is_set()
-        assert not acts(second)
+        assert not may_act(second)
         task.cancel()
         await asyncio.wait({task})
         await first.release()
-        assert not acts(first)
+        assert not may_act(first)
         await asyncio.wait_for(second.held.wait(), 60)
-        assert acts(second)
+        assert may_act(second)
         assert spec(server)["leaseTransitions"] == 2
 
 
-async def test_a_dead_holder_is_replaced_and_the_rest_of_the_object_kept(
+async def test_expired_lease_is_taken_and_its_metadata_kept(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     held_by(server, "dead", seconds=1)
@@ -118,7 +123,7 @@ async def test_a_dead_holder_is_replaced_and_the_rest_of_the_object_kept(
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
-async def test_a_lost_answer_does_not_lose_the_lease(
+async def test_lost_response_does_not_lose_the_lease(
     client: ApiClient, server: FakeApiServer, method: str
 ) -> None:
     server.faults = [Fault(method, None, after_effect=True)]
@@ -127,21 +132,21 @@ async def test_a_lost_answer_does_not_lose_the_lease(
         await eventually(lambda: server.faults[0].times == 0)
         puts = server.count("PUT")
         await eventually(lambda: server.count("PUT") > puts + 2)
-        assert acts(replica)
+        assert may_act(replica)
         assert spec(server)["leaseTransitions"] == 1
 
 
-async def test_a_lease_that_is_deleted_is_made_again_by_its_holder(
+async def test_deleted_lease_is_created_again_by_its_holder(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     async with running(client, "me") as (replica, _):
         await asyncio.wait_for(replica.held.wait(), 60)
         server.delete("leases", *LEASE)
         await eventually(lambda: holder(server) == "me")
-        assert acts(replica)
+        assert may_act(replica)
 
 
-async def test_a_holder_that_cannot_renew_stops_in_time(
+async def test_holder_stops_at_its_deadline_when_renewals_fail(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     async with running(client, "me", HASTY) as (replica, task):
@@ -149,32 +154,32 @@ async def test_a_holder_that_cannot_renew_stops_in_time(
         server.faults = [Fault("PUT", 503, {"message": "starting"}, times=10**6)]
         with pytest.raises(LeaseLostError, match=r"ns/operator: it could not be renewed for 1.5 s"):
             await asyncio.wait_for(task, 60)
-        assert not acts(replica)
+        assert not may_act(replica)
         assert not replica.held.is_set()
 
 
-async def test_a_request_without_an_answer_does_not_delay_that(
+async def test_holder_stops_at_its_deadline_without_any_response(
     client: ApiClient, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(client, "me", HASTY) as (replica, task):
         await asyncio.wait_for(replica.held.wait(), 60)
-        handed_over = asyncio.Event()
+        received = asyncio.Event()
 
         async def silent(*_: Any) -> None:
-            handed_over.set()
+            received.set()
             await asyncio.Event().wait()
 
         monkeypatch.setattr(server, "_answer", silent)
         with pytest.raises(LeaseLostError, match="could not be renewed"):
             await asyncio.wait_for(task, 30)  # half of the request's own deadline
-        assert handed_over.is_set()
-        assert not acts(replica)
+        assert received.is_set()
+        assert not may_act(replica)
 
 
-async def test_the_right_to_act_ends_by_the_clock_even_if_nothing_runs(
+async def test_check_fails_after_the_deadline_even_if_no_task_has_run(
     client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a process that was stopped, or on a machine that was suspended, and continues."""
+    """A stopped process or a suspended machine may continue later."""
     async with running(client, "me") as (replica, _):
         await asyncio.wait_for(replica.held.wait(), 60)
         replica.check()
@@ -184,7 +189,7 @@ async def test_the_right_to_act_ends_by_the_clock_even_if_nothing_runs(
             replica.check()
 
 
-async def test_a_holder_that_finds_another_one_stops(
+async def test_holder_stops_when_another_one_has_the_lease(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     async with running(client, "me") as (replica, task):
@@ -196,9 +201,7 @@ async def test_a_holder_that_finds_another_one_stops(
         assert holder(server) == "thief"
 
 
-async def test_releasing_finds_out_what_lost_answers_did(
-    client: ApiClient, server: FakeApiServer
-) -> None:
+async def test_release_works_after_lost_responses(client: ApiClient, server: FakeApiServer) -> None:
     server.faults = [Fault("POST", None, after_effect=True), Fault("GET", 503, {}, times=10**6)]
     async with running(client, "me") as (replica, task):
         await eventually(lambda: holder(server) is None and server.faults[1].times < 10**6)
@@ -213,7 +216,7 @@ async def test_releasing_finds_out_what_lost_answers_did(
         assert spec(server)["leaseDurationSeconds"] == 1
 
 
-async def test_a_failed_release_is_said_and_does_not_raise(
+async def test_failed_release_is_logged_and_does_not_raise(
     client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(client, "me") as (replica, task):
@@ -225,7 +228,7 @@ async def test_a_failed_release_is_said_and_does_not_raise(
     assert "cannot release the lease ns/operator; it will expire: starting" in caplog.text
 
 
-async def test_a_standby_that_never_wrote_has_nothing_to_release(
+async def test_release_by_a_standby_sends_no_request(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     held_by(server, "other")
@@ -240,17 +243,17 @@ async def test_a_standby_that_never_wrote_has_nothing_to_release(
 
 
 @pytest.fixture
-def gate() -> Callable[[], None]:
+def refuse() -> Callable[[], None]:
     def closed() -> None:
         raise NotLeaderError("not now")
 
     return closed
 
 
-async def test_a_client_sends_no_write_that_its_gate_refuses(
-    credentials: Credentials, server: FakeApiServer, gate: Callable[[], None]
+async def test_client_sends_no_write_that_its_check_refuses(
+    credentials: Credentials, server: FakeApiServer, refuse: Callable[[], None]
 ) -> None:
-    async with ApiClient(credentials, before_write=gate) as client:
+    async with ApiClient(credentials, before_write=refuse) as client:
         for method in ("POST", "PUT", "PATCH", "DELETE"):
             with pytest.raises(NotLeaderError, match="not now"):
                 await client.request(method, "/api/v1/namespaces/ns/pods", body={})
@@ -258,12 +261,12 @@ async def test_a_client_sends_no_write_that_its_gate_refuses(
     assert [request.method for request in server.requests] == ["GET"]
 
 
-async def test_the_gate_is_asked_again_before_each_attempt(
-    credentials: Credentials, server: FakeApiServer, gate: Callable[[], None]
+async def test_client_checks_again_before_each_attempt(
+    credentials: Credentials, server: FakeApiServer, refuse: Callable[[], None]
 ) -> None:
     def closes_after_one() -> None:
         if server.requests:
-            gate()
+            refuse()
 
     server.faults = [Fault("POST", 503, {"message": "starting"}, times=9)]
     async with ApiClient(credentials, before_write=closes_after_one) as client:
@@ -272,5 +275,5 @@ async def test_the_gate_is_asked_again_before_each_attempt(
     assert len(server.requests) == 1
 
 
-def test_identities_are_never_used_twice() -> None:
+def test_each_identity_is_unique() -> None:
     assert lease.new_identity() != lease.new_identity()
