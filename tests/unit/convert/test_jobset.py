@@ -50,7 +50,7 @@ def test_jobs_of_single_pods_are_one_group() -> None:
 @pytest.mark.parametrize(
     ("jobs", "operator", "policy"), [(6, "Any", "Rank0"), (6, "All", None), (1, "Any", None)]
 )
-def test_any_job_that_succeeds_is_that_of_pod_0(
+def test_success_of_any_job_becomes_success_of_rank_0(
     jobs: int, operator: str, policy: str | None
 ) -> None:
     document = jobset(parallelism=1, completions=1)

@@ -74,21 +74,19 @@ def elastic(**policy: object) -> Conversion:
     return convert_object(job(pytorchReplicaSpecs={"Worker": replica(2)}, elasticPolicy=policy))
 
 
-def test_workers_alone_as_elastic_jobs_have_them() -> None:
-    found = elastic(minReplicas=1, maxReplicas=3, maxRestarts=7, rdzvBackend="c10d")
+def test_elastic_policy_becomes_an_elastic_group() -> None:
+    metrics = [{"type": "Resource"}]
+    found = elastic(
+        minReplicas=1, maxReplicas=3, maxRestarts=7, rdzvBackend="c10d", metrics=metrics
+    )
     assert spec_of(found)["replicas"] == 2
     assert spec_of(found)["restart"] == {"maxRestarts": 7}
     assert spec_of(found)["elastic"] == {"minReplicas": 1}
-    told = " ".join(map(str, found.notes))
-    assert "not carried over: spec.elasticPolicy.maxReplicas: it limits an autoscaler" in told
-    assert "changed: spec.elasticPolicy.minReplicas: only this project's launcher" in told
-    assert "not carried over: spec.elasticPolicy.rdzvBackend" in told
-
-
-def test_the_bound_of_an_autoscaler_is_no_wish_for_pods() -> None:
-    found = elastic(minReplicas=1, maxReplicas=3, metrics=[{"type": "Resource"}])
-    assert spec_of(found)["elastic"] == {"minReplicas": 1}
-    assert any("HorizontalPodAutoscaler" in note.text for note in found.notes)
+    text = " ".join(map(str, found.notes))
+    assert "HorizontalPodAutoscaler" in text
+    assert "not carried over: spec.elasticPolicy.maxReplicas: it limits an autoscaler" in text
+    assert "changed: spec.elasticPolicy.minReplicas: only this project's launcher" in text
+    assert "not carried over: spec.elasticPolicy.rdzvBackend" in text
 
 
 @pytest.mark.parametrize("policy", [{"minReplicas": 3}, {"maxReplicas": 1}])
@@ -98,13 +96,13 @@ def test_sizes_that_contradict_the_replicas_are_left_out(policy: dict[str, int])
     assert {f"spec.elasticPolicy.{name}" for name in policy} <= fields(found)
 
 
-def test_sizes_that_are_the_replicas_need_no_word() -> None:
+def test_sizes_equal_to_the_replicas_need_no_note() -> None:
     found = elastic(minReplicas=2, maxReplicas=2)
     assert "elastic" not in spec_of(found)
     assert not any("elasticPolicy" in field for field in fields(found))
 
 
-def test_no_size_changes_where_pods_differ_or_are_counted() -> None:
+def test_unequal_or_queued_pods_are_not_elastic() -> None:
     specs = {"Master": replica(env=[{"name": "A", "value": "b"}]), "Worker": replica(2)}
     queued = {"name": "digits", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
     for document, field in (
@@ -118,7 +116,7 @@ def test_no_size_changes_where_pods_differ_or_are_counted() -> None:
         assert any(field in note.text for note in found.notes)
 
 
-def test_never_forgives_no_failure() -> None:
+def test_restart_policy_never_allows_no_restart() -> None:
     specs = {"Master": {**replica(), "restartPolicy": "Never"}}
     assert spec_of(convert_object(job(pytorchReplicaSpecs=specs)))["restart"] == {"maxRestarts": 0}
 
@@ -133,7 +131,7 @@ def test_a_plain_script_stays_one_process_of_a_pod_with_many_gpus() -> None:
     assert "nprocPerNode" not in spec_of(convert_object(job(pytorchReplicaSpecs=specs)))
 
 
-def test_a_shell_that_takes_ranks_for_pods_is_told_of() -> None:
+def test_shell_that_uses_ranks_as_node_ranks_gets_a_note() -> None:
     line = "torchrun --nproc_per_node=4 --node_rank=$RANK --nnodes=$WORLD_SIZE train.py"
     specs = {"Master": replica(), "Worker": replica(2, command=["sh", "-c", line])}
     found = convert_object(job(pytorchReplicaSpecs=specs))
@@ -142,7 +140,7 @@ def test_a_shell_that_takes_ranks_for_pods_is_told_of() -> None:
     assert any("PET_NODE_RANK" in note.text for note in found.notes)
 
 
-def test_kueue_holds_the_pods_and_nobody_the_job() -> None:
+def test_job_in_a_queue_of_kueue_is_not_suspended() -> None:
     labels = {"kueue.x-k8s.io/queue-name": "gpus", "kueue.x-k8s.io/priority-class": "high"}
     document = job(pytorchReplicaSpecs={"Master": replica()}, runPolicy={"suspend": True}) | {
         "metadata": {"name": "digits", "labels": labels}
@@ -155,7 +153,7 @@ def test_kueue_holds_the_pods_and_nobody_the_job() -> None:
     assert spec["template"]["metadata"]["labels"] == {"kueue.x-k8s.io/priority-class": "high"}
 
 
-def test_what_no_ddpjob_can_be_says_the_field() -> None:
+def test_job_that_cannot_be_a_ddpjob_names_the_field() -> None:
     document = load(PYTORCHJOB)
     document["metadata"]["name"] = "x" * 60
     found = convert_object(document)
@@ -167,7 +165,7 @@ def test_what_no_ddpjob_can_be_says_the_field() -> None:
     assert found.problem.startswith("spec.pytorchReplicaSpecs.Master.replicas: ")
 
 
-def test_others_who_look_for_the_master_are_told_of() -> None:
+def test_other_containers_that_use_the_master_get_a_note() -> None:
     worker: dict[str, Any] = replica(2)
     wait = {"name": "wait", "image": "i", "command": ["nslookup", "digits-master-0"]}
     worker["template"]["spec"]["initContainers"] = [wait]
@@ -180,7 +178,7 @@ def test_others_who_look_for_the_master_are_told_of() -> None:
     ]
 
 
-def test_volcanos_queue_and_kueues_are_not_confused() -> None:
+def test_queue_of_volcano_wins_and_kueues_label_is_noted() -> None:
     found = convert(PYTORCHJOB)
     assert "metadata.labels[kueue.x-k8s.io/queue-name]" in fields(found)
     assert spec_of(found)["suspend"] is True

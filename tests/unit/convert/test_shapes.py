@@ -85,7 +85,7 @@ def trainer_of(found: Conversion) -> Json:
     return first
 
 
-def told(found: Conversion) -> str:
+def notes(found: Conversion) -> str:
     return "\n".join(map(str, found.notes))
 
 
@@ -97,7 +97,7 @@ def told(found: Conversion) -> str:
         *("gpu.intel.com/xe", "huawei.com/Ascend910", "amd.com/cpx_nps4"),
     ],
 )
-def test_processes_are_counted_by_accelerators_and_never_by_cpus(resource: str) -> None:
+def test_accelerators_and_not_cpus_give_the_number_of_processes(resource: str) -> None:
     resources = {"limits": {resource: 8}, "requests": {resource: 8, "cpu": "96"}}
     spec = spec_of(
         convert_object(trainjob(command=["torchrun", "a.py"], resourcesPerNode=resources))
@@ -105,7 +105,7 @@ def test_processes_are_counted_by_accelerators_and_never_by_cpus(resource: str) 
     assert spec.get("nprocPerNode", "auto") == "auto"
 
 
-def test_cpus_do_not_count_where_devices_are_claimed() -> None:
+def test_cpus_do_not_count_beside_resource_claims() -> None:
     resources = {"claims": [{"name": "gpus"}], "requests": {"cpu": 96}}
     found = convert_object(trainjob(command=["torchrun", "a.py"], resourcesPerNode=resources))
     assert "nprocPerNode" not in spec_of(found)
@@ -119,7 +119,7 @@ def test_cpus_do_not_count_where_devices_are_claimed() -> None:
         *(["uv", "run", "torchrun"], ["tini", "--", "torchrun"]),
     ],
 )
-def test_flags_for_the_place_are_taken_out_of_any_torchrun(command: list[str]) -> None:
+def test_flags_about_nodes_are_removed_from_any_torchrun(command: list[str]) -> None:
     trainer = container("pytorch", *command, "--nnodes=3", "--node_rank", "0", "a.py", "--x")
     found = convert_object(pytorchjob(pod(trainer | {"resources": gpus()})))
     assert trainer_of(found)["command"] == [*command, "a.py", "--x"]
@@ -134,23 +134,23 @@ def test_flags_for_the_place_are_taken_out_of_any_torchrun(command: list[str]) -
         ("torchrun --nproc_per_node=$GPUS train.py", None),
     ],
 )
-def test_processes_are_read_of_a_shells_line(line: str, processes: int | None) -> None:
+def test_processes_are_read_from_a_shell_line(line: str, processes: int | None) -> None:
     trainer = container("pytorch", "bash", "-c", line, resources=gpus())
     found = convert_object(pytorchjob(pod(trainer)))
     assert spec_of(found).get("nprocPerNode") == processes
-    assert "torchrun's flags override the operator's variables" in told(found)
+    assert "torchrun's flags override the operator's variables" in notes(found)
 
 
 def test_an_entrypoint_may_start_a_process_for_each_gpu() -> None:
     found = convert_object(pytorchjob(pod(container("pytorch", args=["--x"], resources=gpus()))))
     assert "nprocPerNode" not in spec_of(found)
-    assert "set spec.nprocPerNode: 1 if it starts one" in told(found)
+    assert "set spec.nprocPerNode: 1 if it starts one" in notes(found)
 
 
-def test_another_launcher_is_told_that_it_has_flags_of_its_own() -> None:
+def test_other_launcher_gets_a_note_about_its_flags() -> None:
     line = "accelerate launch --num_machines $WORLD_SIZE --machine_rank $RANK a.py"
     found = convert_object(pytorchjob(pod(container("pytorch", "sh", "-c", line))))
-    assert "accelerate takes processes and pods from its own flags" in told(found)
+    assert "accelerate takes processes and pods from its own flags" in notes(found)
 
 
 @pytest.mark.parametrize(
@@ -167,14 +167,14 @@ def test_another_launcher_is_told_that_it_has_flags_of_its_own() -> None:
 def test_the_trainer_is_found_behind_a_side_car(template: Json) -> None:
     found = convert_object(jobset(template))
     assert trainer_of(found)["name"] == "main"
-    assert "main is used as the trainer" in told(found)
+    assert "main is used as the trainer" in notes(found)
 
 
-def test_a_container_that_only_its_controller_knew_is_called_trainer() -> None:
+def test_container_that_the_controller_chose_is_renamed_to_trainer() -> None:
     side_car = container("viz", resources=gpus(count=1))
     found = convert_object(pytorchjob(pod(side_car, container("pytorch", "python", "a.py"))))
     assert trainer_of(found)["name"] == "trainer"
-    assert "pytorch is renamed to trainer" in told(found)
+    assert "pytorch is renamed to trainer" in notes(found)
 
 
 def test_hosts_of_all_pods_are_renamed() -> None:
@@ -186,7 +186,7 @@ def test_hosts_of_all_pods_are_renamed() -> None:
         f"$(MASTER_ADDR):1,{first}:2,{second}.ns.svc:3",
         "job-worker-$(I)",
     ]
-    assert "it builds host names from job-worker-;" in told(found)
+    assert "it builds host names from job-worker-;" in notes(found)
 
 
 def test_hosts_of_a_jobset_are_renamed_by_job_and_pod() -> None:
@@ -199,15 +199,15 @@ def test_hosts_of_a_jobset_are_renamed_by_job_and_pod() -> None:
     ]
 
 
-def test_another_container_that_speaks_of_any_pod_is_told_of() -> None:
+def test_host_names_in_another_container_get_a_note() -> None:
     wait = container("wait", "sh", "-c", "nslookup job-worker-2")
     found = convert_object(
         pytorchjob(pod(container("pytorch", "python", "a.py"), initContainers=[wait]))
     )
-    assert "a container other than the trainer uses the pods' host names" in told(found)
+    assert "a container other than the trainer uses the pods' host names" in notes(found)
 
 
-def test_references_to_labels_of_the_old_project_are_renamed_or_told_of() -> None:
+def test_references_to_old_labels_are_renamed_or_noted() -> None:
     domain = "training.kubeflow.org"
     volume = {"path": "role", "fieldRef": {"fieldPath": f"metadata.labels['{domain}/job-role']"}}
     template = pod(
@@ -221,78 +221,63 @@ def test_references_to_labels_of_the_old_project_are_renamed_or_told_of() -> Non
     field = trainer_of(found)["env"][0]["valueFrom"]["fieldRef"]["fieldPath"]
     assert field == "metadata.labels['ddp-operator.io/job-name']"
     where = "spec.pytorchReplicaSpecs.Worker.template.spec"
-    assert f"{where}.containers[log].env[T]: is empty: the pods have no {domain}/r" in told(found)
-    assert f"{where}.volumes[info].downwardAPI.items[0]: is empty" in told(found)
+    assert f"{where}.containers[log].env[T]: is empty: the pods have no {domain}/r" in notes(found)
+    assert f"{where}.volumes[info].downwardAPI.items[0]: is empty" in notes(found)
 
 
 @pytest.mark.parametrize("kind", ["matchLabels", "matchExpressions"])
 def test_selectors_of_the_old_projects_labels_are_renamed(kind: str) -> None:
     name = "jobset.sigs.k8s.io/jobset-name"
-    selector: Json = {"matchLabels": {name: "set"}}
-    if kind == "matchExpressions":
-        selector = {kind: [{"key": name, "operator": "In", "values": ["set"]}]}
+    expression = {"key": name, "operator": "In", "values": ["set"]}
+    selector: Json = {kind: {name: "set"} if kind == "matchLabels" else [expression]}
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     spread = {"topologyKey": "zone", "maxSkew": 1, "labelSelector": {"matchLabels": {name: "set"}}}
-    found = convert_object(
-        jobset(
-            pod(
-                container("t", "torchrun", "a.py"),
-                affinity=affinity,
-                topologySpreadConstraints=[spread],
-            )
-        )
-    )
+    trainer = container("t", "torchrun", "a.py")
+    template = pod(trainer, affinity=affinity, topologySpreadConstraints=[spread])
+    found = convert_object(jobset(template))
     text = str(spec_of(found)["template"])
     assert name not in text
     assert text.count("ddp-operator.io/job-name") == 2
-    assert "topologySpreadConstraints[0].labelSelector: now uses the label" in told(found)
+    assert "topologySpreadConstraints[0].labelSelector: now uses the label" in notes(found)
 
 
-def test_a_selector_that_finds_no_pod_any_more_is_told_of() -> None:
+def test_selector_that_matches_no_pod_gets_a_note() -> None:
     labels = {"training.kubeflow.org/replica-type": "worker", "app": "mine"}
     spread = {"topologyKey": "zone", "labelSelector": {"matchLabels": labels}}
     template = pod(container("pytorch", "python", "a.py"), topologySpreadConstraints=[spread])
     found = convert_object(pytorchjob(template))
     said = "selects no pod, because they have no label training.kubeflow.org/replica-type"
-    assert said in told(found)
+    assert said in notes(found)
     template["metadata"] = {"labels": {"role": "x"}}
     template["spec"]["topologySpreadConstraints"] = [
         {"topologyKey": "zone", "labelSelector": {"matchLabels": {"role": "x"}}}
     ]
-    assert "labelSelector" not in told(convert_object(pytorchjob(template)))
+    assert "labelSelector" not in notes(convert_object(pytorchjob(template)))
 
 
-def test_an_autoscalers_bound_asks_for_no_pods() -> None:
-    policy = {"minReplicas": 1, "maxReplicas": 96}
-    found = convert_object(
-        pytorchjob(pod(container("pytorch", "torchrun", "a.py")), elasticPolicy=policy)
-    )
-    assert spec_of(found)["elastic"] == {"minReplicas": 1}
-    assert "not carried over: spec.elasticPolicy.maxReplicas" in told(found)
-
-
-def test_a_range_of_nodes_is_an_elastic_group() -> None:
+def test_range_of_nodes_is_an_elastic_group() -> None:
     found = of_command_line(["torchrun", "--nnodes=1:3", "train.py"])
     assert spec_of(found)["replicas"] == 3
     assert spec_of(found)["elastic"] == {"minReplicas": 1}
-    assert "set spec.launcher: inject" in told(found)
-    found = convert_object(
-        pytorchjob(pod(container("pytorch", "torchrun", "--nnodes=1:3", "a.py")))
-    )
-    assert "--nnodes=1:3: only this project's launcher can change the group's size" in told(found)
+    assert "set spec.launcher: inject" in notes(found)
+    trainer = container("pytorch", "torchrun", "--nnodes=1:3", "a.py")
+    text = notes(convert_object(pytorchjob(pod(trainer))))
+    assert "--nnodes=1:3: only this project's launcher can change the group's size" in text
 
 
-def test_a_field_that_a_ddpjob_has_elsewhere_is_named() -> None:
+def test_field_at_another_place_of_a_ddpjob_is_named() -> None:
     document = pytorchjob(pod(container("pytorch", "python", "a.py")), ttlSecondsAfterFinished=9)
-    assert "set spec.ttlSecondsAfterFinished of the DDPJob" in told(convert_object(document))
+    assert "set spec.ttlSecondsAfterFinished of the DDPJob" in notes(convert_object(document))
     document = jobset(pod(container("t", "torchrun", "a.py")))
     document["spec"]["replicatedJobs"][0]["template"]["spec"]["ttlSecondsAfterFinished"] = 9
-    assert "set spec.ttlSecondsAfterFinished to delete the DDPJob" in told(convert_object(document))
+    assert "set spec.ttlSecondsAfterFinished to delete the DDPJob" in notes(
+        convert_object(document)
+    )
 
 
 @pytest.mark.parametrize("where", ["labels", "annotations"])
-def test_an_app_wrapper_is_unwrapped_and_told_of(where: str) -> None:
+def test_app_wrapper_is_unwrapped_with_a_note(where: str) -> None:
     inner = pytorchjob(pod(container("pytorch", "torchrun", "a.py")), name="inner")
     wrapper = {
         "apiVersion": "workload.codeflare.dev/v1beta2",
@@ -305,7 +290,7 @@ def test_an_app_wrapper_is_unwrapped_and_told_of(where: str) -> None:
     assert spec_of(found)["scheduling"] == {"queueName": "team"}
     [about, _] = of_manifests(str(wrapper))
     assert about.source == "AppWrapper outer"
-    assert "only the wrapped objects and the queue are converted" in told(about)
+    assert "only the wrapped objects and the queue are converted" in notes(about)
 
 
 def test_an_indexed_job_is_a_group() -> None:
@@ -342,14 +327,14 @@ def test_success_of_index_0_is_success_of_rank_0(rules: list[Json], policy: str 
     trains = container("t", "torchrun", "a.py")
     found = convert_object(batch_job(pod(trains), successPolicy={"rules": rules}))
     assert spec_of(found).get("successPolicy") == policy
-    assert ("spec.successPolicy.rules" in told(found)) == (policy is None)
+    assert ("spec.successPolicy.rules" in notes(found)) == (policy is None)
 
 
 def test_a_job_that_prepares_data_stays_a_job() -> None:
     document = batch_job(pod(container("get", "python", "fetch.py")), pods=1)
     [found] = of_manifests(str(document))
     assert (found.manifest, found.problem) == (None, "")
-    assert "apply it unchanged" in told(found)
+    assert "apply it unchanged" in notes(found)
 
 
 def test_a_stateful_set_that_trains_is_a_group() -> None:
@@ -369,63 +354,53 @@ def test_a_stateful_set_that_trains_is_a_group() -> None:
     found = convert_object(document)
     assert spec_of(found)["replicas"] == 2
     assert "--master_addr=$(MASTER_ADDR) a.py" in trainer_of(found)["command"][2]
-    assert "volumeClaimTemplates: pods get no claims of their own" in told(found)
-    assert "a StatefulSet restarts containers forever" in told(found)
+    assert "volumeClaimTemplates: pods get no claims of their own" in notes(found)
+    assert "a StatefulSet restarts containers forever" in notes(found)
 
 
 @pytest.mark.parametrize(
-    ("version", "kind", "spec", "remedy"),
+    ("kind", "spec", "remedy"),
     [
-        ("v1", "Pod", {"containers": [container("t", "torchrun", "a.py")]}, COMMAND_LINE),
+        ("v1 Pod", {"containers": [container("t", "torchrun", "a.py")]}, COMMAND_LINE),
+        ("apps/v1 Deployment", {"template": pod(container("t", "torchrun", "a.py"))}, COMMAND_LINE),
         (
-            "apps/v1",
-            "Deployment",
-            {"template": pod(container("t", "torchrun", "a.py"))},
-            COMMAND_LINE,
-        ),
-        (
-            "leaderworkerset.x-k8s.io/v1",
-            "LeaderWorkerSet",
+            "leaderworkerset.x-k8s.io/v1 LeaderWorkerSet",
             {"leaderWorkerTemplate": {"workerTemplate": pod(container("t", resources=gpus()))}},
             COMMAND_LINE,
         ),
         (
-            "sagemaker.amazonaws.com/v1",
-            "HyperPodPyTorchJob",
+            "sagemaker.amazonaws.com/v1 HyperPodPyTorchJob",
             {"nprocPerNode": "8"},
             "with the template of replicaSpecs[0]",
         ),
         (
-            "batch.volcano.sh/v1alpha1",
-            "Job",
+            "batch.volcano.sh/v1alpha1 Job",
             {"minAvailable": 2, "tasks": [{"name": "w", "replicas": 2}]},
             "spec.scheduling.gang: volcano",
         ),
     ],
 )
-def test_what_trains_and_cannot_be_converted_is_a_problem(
-    version: str, kind: str, spec: Json, remedy: str
-) -> None:
-    found = convert_object(
-        {"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, "spec": spec}
-    )
-    assert found.problem.startswith(f"{version} {kind}: cannot be converted; ")
-    assert remedy in found.problem
+def test_job_of_an_unsupported_kind_gets_a_remedy(kind: str, spec: Json, remedy: str) -> None:
+    version, name = kind.split()
+    document = {"apiVersion": version, "kind": name, "metadata": {"name": "x"}, "spec": spec}
+    problem = convert_object(document).problem
+    assert problem.startswith(f"{kind}: cannot be converted; ")
+    assert remedy in problem
 
 
-def test_what_trains_nothing_is_left_alone() -> None:
+def test_object_that_trains_nothing_is_left_unchanged() -> None:
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {}}
     [found] = of_manifests(str(service))
     assert found.problem == ""
-    assert "the operator creates one with the job's name" in told(found)
+    assert "the operator creates one with the job's name" in notes(found)
 
 
-def test_torchtunes_command_that_its_controller_completes_is_a_problem() -> None:
+def test_torchtune_command_that_kubeflow_completes_is_refused() -> None:
     found = convert_object(trainjob(command=["tune", "run"], args=["dtype=bf16"]))
     assert "trainer.command: Kubeflow completes tune run" in found.problem
 
 
-def test_what_kueue_reads_goes_to_the_pods() -> None:
+def test_annotations_of_kueue_move_to_the_pods() -> None:
     document = jobset(pod(container("t", "bash", "run.sh", resources=gpus())))
     asked = {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": "600"}
     document["metadata"]["annotations"] = asked
@@ -436,29 +411,29 @@ def test_what_kueue_reads_goes_to_the_pods() -> None:
 
 
 @pytest.mark.parametrize("value", ["job-worker-", "--hosts job-worker- --port 1"])
-def test_the_beginning_of_host_names_is_told_of(value: str) -> None:
+def test_prefix_of_host_names_gets_a_note(value: str) -> None:
     env = [{"name": "HOSTS", "value": value}]
     found = convert_object(pytorchjob(pod(container("pytorch", "bash", "run.sh", env=env))))
-    assert "env[HOSTS]: it builds host names from job-worker-;" in told(found)
+    assert "env[HOSTS]: it builds host names from job-worker-;" in notes(found)
 
 
-def test_a_pods_name_is_no_place_in_the_group() -> None:
+def test_pod_name_used_as_host_name_gets_a_note() -> None:
     env = [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
     trainer = container("pytorch", "torchrun", "a.py", env=env)
-    assert "a pod's name (metadata.name) is not its host name" in told(
+    assert "a pod's name (metadata.name) is not its host name" in notes(
         convert_object(pytorchjob(pod(trainer)))
     )
-    assert "metadata.name" not in told(convert_object(batch_job(pod(trainer), backoffLimit=0)))
+    assert "metadata.name" not in notes(convert_object(batch_job(pod(trainer), backoffLimit=0)))
 
 
-def test_a_script_that_means_pods_is_told_how() -> None:
+def test_script_gets_a_note_about_node_rank_variables() -> None:
     trainer = container("pytorch", "bash", "/scripts/train.sh", resources=gpus())
-    assert "use PET_NODE_RANK and PET_NNODES" in told(convert_object(pytorchjob(pod(trainer))))
+    assert "use PET_NODE_RANK and PET_NNODES" in notes(convert_object(pytorchjob(pod(trainer))))
 
 
-def test_a_templates_own_restart_policy_is_told_of() -> None:
+def test_ignored_restart_policy_of_a_template_gets_a_note() -> None:
     template = pod(container("pytorch", "torchrun", "a.py"), restartPolicy="Never")
     said = "restartPolicy: Never; as in Kubeflow, the replicas' policy OnFailure is used"
-    assert said in told(convert_object(pytorchjob(template)))
+    assert said in notes(convert_object(pytorchjob(template)))
     template = pod(container("pytorch", "torchrun", "a.py"), restartPolicy="OnFailure")
-    assert "the replicas' policy" not in told(convert_object(pytorchjob(template)))
+    assert "the replicas' policy" not in notes(convert_object(pytorchjob(template)))

@@ -46,7 +46,7 @@ def test_the_whole_example() -> None:
     assert "spec.initializer" in fields(found)
 
 
-def test_the_runtimes_own_numbers_where_the_job_says_none() -> None:
+def test_numbers_of_the_runtime_are_the_default() -> None:
     job = load(TRAINJOB)
     del job["spec"]["trainer"]["numNodes"]
     del job["spec"]["trainer"]["numProcPerNode"]
@@ -65,7 +65,7 @@ def test_torchrun_without_gpus_starts_a_process_for_each_cpu() -> None:
     assert "nprocPerNode" not in spec_of(convert_object(job, runtime))
 
 
-def test_the_built_in_runtime_is_known_and_said_to_be_assumed() -> None:
+def test_built_in_runtime_is_known_and_noted_as_an_assumption() -> None:
     job = load(TRAINJOB)
     job["spec"]["runtimeRef"] = {"name": "torch-distributed"}
     found = convert_object(job)
@@ -73,7 +73,7 @@ def test_the_built_in_runtime_is_known_and_said_to_be_assumed() -> None:
     assert "spec.runtimeRef.name" in fields(found)
 
 
-def test_any_other_runtime_has_to_be_in_the_file() -> None:
+def test_runtime_that_is_not_in_the_file_is_a_problem() -> None:
     found = convert(TRAINJOB)
     assert found.problem.startswith("spec.runtimeRef.name: TrainingRuntime ours is not in the file")
 
