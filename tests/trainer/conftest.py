@@ -1,4 +1,4 @@
-"""What the tests of whole runs have in common."""
+"""Fixtures of tests with whole runs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import pytest
 from tests.trainer.support.pods import Job, job
 from tests.trainer.support.runs import Undisturbed, run_to_its_end
 
-LAUNCHERS_WORDS = ("RANK", "DDP_BACKEND", "DDP_CHECKPOINT_DIR", "DDP_STATUS_FILE", "DDP_REPORT_FD")
+LAUNCHERS_VARIABLES = (
+    "RANK",
+    "DDP_BACKEND",
+    "DDP_CHECKPOINT_DIR",
+    "DDP_STATUS_FILE",
+    "DDP_REPORT_FD",
+)
 
 
 @pytest.fixture
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is a job of its own."""
-    for name in LAUNCHERS_WORDS:
+    """Make this process a job of its own."""
+    for name in LAUNCHERS_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """One run of each kind, for all tests."""
+    """Return one run of each kind, for all tests."""
     known: dict[tuple[int, str], Job] = {}
 
     def run(ranks: int, forkserver: str) -> Job:

@@ -1,8 +1,8 @@
-"""A copy of a large state in page-locked memory, twice: what it takes.
+"""Copies a large state to page-locked memory, twice, and measures it.
 
     python -m tests.trainer.gpu.big_state GIB
 
-Prints for both how long the copy took, and how much of the machine's memory it holds.
+Prints for both copies the time, and the memory of the machine that they hold.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ddp_trainer.checkpoints.snapshot import Snapshot
 from torch import Tensor
 
 _TENSOR_BYTES = 600 << 20
-"""Not a power of two, as the weights of models are not."""
+"""Not a power of two, like the weights of models."""
 
 
 def state_on_gpu(gib: int) -> dict[int, Tensor]:
-    """Return tensors that are not of powers of two."""
+    """Return tensors with sizes that are no powers of two."""
     return {
         number: torch.full((_TENSOR_BYTES // 4,), float(number), device="cuda")
         for number in range((gib << 30) // _TENSOR_BYTES)
@@ -29,7 +29,7 @@ def state_on_gpu(gib: int) -> dict[int, Tensor]:
 
 
 def main(gib: int) -> None:
-    """Copy."""
+    """Copy the state twice."""
     state = state_on_gpu(gib)
     count, before, snapshot = len(state), free_bytes(), Snapshot()
     for _ in range(2):
@@ -53,7 +53,7 @@ def main(gib: int) -> None:
 
 
 def free_bytes() -> int:
-    """Of the machine."""
+    """Return the free memory of the machine."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

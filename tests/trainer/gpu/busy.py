@@ -1,9 +1,9 @@
-"""Looks whether the GPU has come to a mark, while it is busy and other threads take its memory.
+"""Polls a mark on a busy GPU while other threads allocate its memory.
 
     python -m tests.trainer.gpu.busy SECONDS
 
-Prints the longest time in which Python's lock was not to be had, in seconds: while a mark of the
-trainer was looked at, and while torch's own event was.
+Prints the longest time in seconds without Python's lock: while it polls a mark of the trainer, and
+while it polls torch's event.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALLOCATED_BYTES = 64 << 20
 
 
 def main(seconds: float) -> None:
-    """Look by both."""
+    """Poll both."""
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     torch.zeros(1, device=device)
@@ -37,7 +37,7 @@ def main(seconds: float) -> None:
 
 
 def cycles_of(seconds: float) -> int:
-    """How long the GPU has to count for that, by a short try."""
+    """Return the cycles of this time, from a short measurement."""
     tried = 10**8
     torch.cuda.synchronize()
     begun = time.monotonic()
@@ -47,7 +47,7 @@ def cycles_of(seconds: float) -> int:
 
 
 def longest_pause(event: Event) -> tuple[float, float]:
-    """Of a thread that does nothing but look at the clock; and when the event came."""
+    """Return the longest pause of a thread that reads the clock, and the event's time."""
     over = threading.Event()
     longest = 0.0
 

@@ -1,8 +1,8 @@
-"""What a comparison of replicas takes on a GPU: the sum over all bits of transformers and AdamW.
+"""Measures a comparison of replicas on a GPU: the sum of all bits of transformers and AdamW.
 
     python -m tests.trainer.gpu.checks REPEAT
 
-Prints for each model how much is read, in how many tensors, and the milliseconds: median, least and
+Prints for each model the size and number of its tensors, and the milliseconds: median, least and
 most.
 """
 

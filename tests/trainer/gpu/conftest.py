@@ -1,4 +1,4 @@
-"""These tests are asked for by name: without a GPU they fail, and are not left out."""
+"""Without a GPU these tests fail and are not skipped, because they run only by name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import torch
 
 @pytest.fixture(scope="session", autouse=True)
 def gpu() -> None:
-    """There is one."""
-    # Asks NVML: the forks of this process must find CUDA untouched.
+    """Check that the machine has a GPU."""
+    # This asks NVML, because CUDA must not be initialised before forks.
     assert torch.cuda.device_count() > 0, "these tests need a GPU"

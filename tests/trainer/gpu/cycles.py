@@ -1,8 +1,8 @@
-"""Forms a group, gives it up and forms it again, as the only rank.
+"""Forms a group of one rank, leaves it and forms it again.
 
     python -m tests.trainer.gpu.cycles COUNT
 
-Prints after a tenth of them and at the end what the process holds, and how long they took.
+Prints the resources of the process and the times, after a tenth of the groups and at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import distributed as dist
 
 
 def main(count: int) -> None:
-    """Form so many groups."""
+    """Form this many groups."""
     prepare_nccl()
     world = World(
         Environment.from_env(os.environ), group_timeout_seconds=600, heartbeat_timeout_seconds=5
@@ -39,7 +39,7 @@ def main(count: int) -> None:
                 torch.cuda.synchronize()
                 forming.append(time.monotonic() - begun)
                 begun = time.monotonic()
-                raise BrokenGroupError("the test gives it up")
+                raise BrokenGroupError("the test leaves it")
         except BrokenGroupError:
             leaving.append(time.monotonic() - begun)
         if number in (count // 10, count):
@@ -48,7 +48,7 @@ def main(count: int) -> None:
 
 
 def held(forming: list[float], leaving: list[float]) -> dict[str, object]:
-    """What this process holds, and what a group took, in seconds: median and longest."""
+    """Return this process's resources, and a group's seconds: median and longest."""
     free, total = torch.cuda.mem_get_info()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {

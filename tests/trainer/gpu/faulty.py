@@ -1,8 +1,8 @@
-"""A script whose one rank suffers a fault in its first life.
+"""A script with one rank, which has a fault in its first process.
 
     python -m tests.trainer.gpu.faulty FAULT FILE [FRACTION]
 
-FILE is written before the fault. FRACTION: of the GPU's memory, which the script holds meanwhile.
+FILE is written before the fault. FRACTION is the part of the GPU's memory that the script holds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FAULTS: dict[str, Callable[[], object]] = {
 }
 
 
-def main(fault: str, was_here: Path, fraction: float) -> None:
+def main(fault: str, marker: Path, fraction: float) -> None:
     """Train."""
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -57,8 +57,8 @@ def main(fault: str, was_here: Path, fraction: float) -> None:
                 outputs = net(inputs.to(job.device))
                 loss = (outputs - targets.to(job.device)).square().mean()
                 loss.backward()
-                if job.steps_done == FAULT_AT and not was_here.exists():
-                    was_here.touch()
+                if job.steps_done == FAULT_AT and not marker.exists():
+                    marker.touch()
                     FAULTS[fault]()
                 job.step(loss)
         print("took all its steps", flush=True)

@@ -21,14 +21,14 @@ NCCL = {"DDP_BACKEND": "nccl"}
 
 
 def pods(folder: Path, *plan: FaultAt, ranks: int = 2) -> AbstractContextManager[Job]:
-    """A job of pods that share the GPU, with a rank each."""
+    """Create a job of pods with a rank each, which share the GPU."""
     folder.mkdir(exist_ok=True)
     variables = fault_injection.environment(list(plan), folder / "faults") if plan else {}
     return job(folder, nodes=ranks, forkserver=GPU, extra_environment={**NCCL, **variables})
 
 
 def run_to_the_end(of: Job, *more: str) -> list[Pod]:
-    """Its pods, which end well."""
+    """Run a job's pods until they complete; return them."""
     started = of.start_all(*flags(of), "--deterministic", *more)
     for pod in started:
         assert pod.wait() == 0, "\n".join(each.log for each in started)
@@ -36,7 +36,7 @@ def run_to_the_end(of: Job, *more: str) -> list[Pod]:
 
 
 def run_script(folder: Path, script: str, *arguments: str) -> Pod:
-    """A pod whose one rank runs a script of this folder, started as in a container, to its end."""
+    """Run a script of this folder as the one rank of a pod, started as in a container."""
     with job(folder, nodes=1, imports_torch=True, extra_environment=NCCL) as started:
         module = f"tests.trainer.gpu.{script}"
         [pod] = started.start_all("--", sys.executable, "-m", module, *arguments)
@@ -45,7 +45,7 @@ def run_script(folder: Path, script: str, *arguments: str) -> Pod:
 
 
 def run_alone(script: str, *arguments: str) -> list[dict[str, Any]]:
-    """What a script of this folder prints, a JSON object in each line, as the only rank."""
+    """Run a script of this folder as the only rank; return the JSON objects that it prints."""
     variables = {**contract(port=free_port()), **NCCL, "RANK": "0", "LOCAL_RANK": "0"}
     done = subprocess.run(
         [sys.executable, "-m", f"tests.trainer.gpu.{script}", *arguments],

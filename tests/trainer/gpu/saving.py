@@ -1,8 +1,8 @@
-"""`memory.save` of a large state on a GPU, several times: how long training waits.
+"""Saves a large state on a GPU with `memory.save`, several times, and measures the wait.
 
     python -m tests.trainer.gpu.saving GIB
 
-Prints for each how long it took, and how long a copy of the state to page-locked memory takes.
+Prints for each save its time, and the time of a copy of the state to page-locked memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.trainer.gpu.big_state import state_on_gpu
 
 
 def main(gib: int) -> None:
-    """Save."""
+    """Save the state several times."""
     state = state_on_gpu(gib)
     copies = list(page_locked_like(list(state.values())))
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
@@ -39,8 +39,12 @@ def main(gib: int) -> None:
             begun = time.perf_counter()
             saved = memory.save(step, state)
             took = time.perf_counter() - begun
-            told = {"saved": saved, "seconds": round(took, 3), "a copy, seconds": round(copied, 3)}
-            print(json.dumps(told), flush=True)
+            result = {
+                "saved": saved,
+                "seconds": round(took, 3),
+                "a copy, seconds": round(copied, 3),
+            }
+            print(json.dumps(result), flush=True)
             # As the launcher does once a step is complete.
             *older, _newest = sorted(own.glob("*.snapshot"), key=lambda file: file.stat().st_mtime)
             for file in older:

@@ -1,4 +1,4 @@
-"""Several ranks share one GPU: NCCL takes them for ranks of several nodes."""
+"""Several ranks share one GPU: NCCL treats them as ranks of several nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def share_gpu(number: str) -> None:
-    """Make this process, and those that it starts, a rank that no other has the `number` of."""
+    """Let this process and its children share a GPU; `number` differs for each rank."""
     os.environ["NCCL_HOSTID"] = f"pod-{number}"
     os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     os.environ["NCCL_IB_DISABLE"] = "1"

@@ -1,4 +1,4 @@
-"""Who ends a process whose GPU failed, in which words; and what a killed process leaves behind."""
+"""A process with a failed GPU is restarted, and a killed process leaves its memory free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "error"),
     [
         ("device assert", "CUDA error: device-side assert triggered"),
         ("illegal address", "CUDA error: an illegal memory access was encountered"),
@@ -20,20 +20,18 @@ pytestmark = [pytest.mark.timeout(600)]
         ("kill", "was killed (SIGKILL)"),
     ],
 )
-def test_a_process_whose_device_failed_is_started_again(
-    fault: str, words: str, tmp_path: Path
-) -> None:
-    pod = run_script(tmp_path, "faulty", fault, str(tmp_path / "was here"))
+def test_process_with_a_failed_device_is_restarted(fault: str, error: str, tmp_path: Path) -> None:
+    pod = run_script(tmp_path, "faulty", fault, str(tmp_path / "marker"))
     print(pod.log)
     assert pod.process.poll() == 0, pod.log
     assert pod.log.count("restarting it") == 1, pod.log
-    assert words in pod.log
+    assert error in pod.log
     assert "took all its steps" in pod.log
 
 
 def test_the_successor_of_a_killed_rank_finds_the_memory_free(tmp_path: Path) -> None:
-    """It takes three quarters of it at once, as its predecessor did."""
-    pod = run_script(tmp_path, "faulty", "kill", str(tmp_path / "was here"), "0.75")
+    """It allocates three quarters at once, like its predecessor."""
+    pod = run_script(tmp_path, "faulty", "kill", str(tmp_path / "marker"), "0.75")
     print(pod.log)
     assert pod.process.poll() == 0, pod.log
     assert "out of memory" not in pod.log

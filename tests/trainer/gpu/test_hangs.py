@@ -1,4 +1,4 @@
-"""A rank that hangs is named by what NCCL's flight recorder shows of ranks that share a GPU."""
+"""A rank that hangs is named from NCCL's flight recorder, with ranks that share a GPU."""
 
 from __future__ import annotations
 

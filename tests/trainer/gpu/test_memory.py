@@ -1,4 +1,4 @@
-"""Snapshots of a model that FSDP2 has sharded on a GPU: all resume from memory, to the bit."""
+"""Snapshots of a model that FSDP2 shards on a GPU: all ranks resume from memory, to the bit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_lost_pod_resumes_from_the_memory_of_another(tmp_path: Path) -> None:
 
 
 def test_a_save_takes_as_long_as_a_copy() -> None:
-    """To memory that CUDA has locked; the first save to each of two files has to lock it."""
+    """CUDA locks the memory of both files at the first saves."""
     *_, last = seen = run_alone("saving", "4")
     print(*seen, sep="\n")
     assert last["saved"]

@@ -1,4 +1,4 @@
-"""Ranks that share a GPU die while they train with NCCL: all end as undisturbed, to the bit."""
+"""Ranks that share a GPU die while they train with NCCL; the result is the same to the bit."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ pytestmark = [pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """The same run that nothing has happened to."""
+    """Return the same run without faults."""
     with pods(tmp_path_factory.mktemp("undisturbed")) as run:
         run_to_the_end(run)
-    # Of ranks that are numbered by pods, each pod having one.
+    # Each pod has one rank.
     return replace(run, local_world_size=2)
 
 
 def assert_same_end(folder: Path, plan: list[FaultAt], undisturbed: Job) -> str:
-    """All die as planned, and nothing else comes of it; the logs."""
+    """Check that all planned faults happen and the result is the same; return the logs."""
     with pods(folder, *plan) as wounded:
         ended = run_to_the_end(wounded)
     log = "\n".join(pod.log for pod in ended)

@@ -1,4 +1,4 @@
-"""Ranks of a model that FSDP2 has sharded on a GPU die; the others keep their processes."""
+"""Ranks of a model that FSDP2 shards on a GPU die; the others keep their processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL's watchdog ends a rank whose collective timed out; dumps name the rank that was missing."""
+"""NCCL's watchdog ends a rank after a timed-out collective; dumps name the missing rank."""
 
 from __future__ import annotations
 

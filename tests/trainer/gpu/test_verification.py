@@ -1,6 +1,4 @@
-"""Bits flip in the memory of a GPU, or it computes wrong gradients; the right rank ends, and the
-others return.
-"""
+"""Ranks with flipped bits or wrong gradients on a GPU end, and the others return."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ def run_to_its_end(
 
 
 def ends_after_a_fault(folder: Path, variables: Mapping[str, str]) -> tuple[list[str], str]:
-    """Run three ranks, of which rank 1 ends and has a successor; all ends, and rank 0's log."""
+    """Run three ranks; rank 1 ends and has a successor. Return all ends and rank 0's log."""
     with script_job(folder, **settings_of(3), variables={**variables, **NCCL}) as job:
         first, failed, last = job.start_all("--epochs", "2")
         assert failed.wait() == ExitCode.FLIPPED_BITS, failed.log
@@ -49,7 +47,7 @@ def ends_after_a_fault(folder: Path, variables: Mapping[str, str]) -> tuple[list
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """How three ranks end to which nothing has happened."""
+    """Return the ends of three ranks without faults."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return ends_of(
         run_to_its_end(folder, test_verification.variables(folder, [], every=0), ranks=3)

@@ -1,9 +1,9 @@
-"""A step of a loop written by hand against one with the library, in turns, in one process.
+"""Compares a step of a loop written by hand with one of the library, in one process.
 
     python -m tests.trainer.gpu.throughput WIDTH LAYERS BATCH STEPS ROUNDS
 
-A transformer in bfloat16 with AdamW, in a group of one rank. Prints milliseconds a step of each
-round: all steps, to the moment at which the GPU has done them.
+It trains a transformer in bfloat16 with AdamW, in a group of one rank. It prints the milliseconds a
+step of each round, until the GPU has done all steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WARM_UP_STEPS = 10
 
 
 class Model(nn.Module):
-    """Tokens to scores of the next one."""
+    """A model of the next token."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Model(nn.Module):
 
 
 def main(width: int, layers: int, batch: int, steps: int, rounds: int) -> None:
-    """Train by turns."""
+    """Train with both in turns."""
     torch.manual_seed(0)
     data = TensorDataset(torch.randint(VOCABULARY, (batch * steps, LENGTH)))
     loader = DataLoader(data, batch_size=batch)
@@ -89,7 +89,7 @@ def main(width: int, layers: int, batch: int, steps: int, rounds: int) -> None:
 
 
 def timed(train: Callable[[Callable[[], None]], None]) -> float:
-    """Milliseconds a step, without the first ones."""
+    """Return the milliseconds a step, without the first steps."""
     count, begun = 0, 0.0
 
     def stamp() -> None:

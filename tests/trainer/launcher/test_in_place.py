@@ -75,22 +75,6 @@ def test_failure_restarts_all_ranks_in_their_pods(tmp_path: Path) -> None:
         assert second.message == {"exitCode": 0, "rank": 0}
 
 
-def test_failure_of_rank_0s_pod_is_in_its_own_news(tmp_path: Path) -> None:
-    with world_job(tmp_path) as job:
-        only = job.start(0, nodes=1, local_world_size=2)
-        only.wait_for(1)
-        number = only.news()["number"]
-        only.end(1, 3, local_rank=1)
-        [failure] = only.news(after=number, wait=25)["failures"]
-        assert (failure["pod"], failure["nodeRank"]) == (only.name, 0)
-        assert json.loads(failure["message"])["rank"] == 1
-        only.tell(2, 0, nodes=1)
-        assert only.wait_for(2)["WORLD_SIZE"] == "2"
-        until(lambda: len(only.began(1)) == 2, "the other rank")
-        job.finish()
-        assert only.wait() == 0
-
-
 def test_old_repeated_and_foreign_assignments_change_nothing(tmp_path: Path) -> None:
     with world_job(tmp_path) as job:
         pod = job.start(1)
@@ -209,16 +193,6 @@ def test_first_ranks_wait_for_their_order_up_to_a_limit(tmp_path: Path) -> None:
         assert wrong.wait() == 64
 
 
-def test_ranks_that_ignore_sigterm_are_killed_after_their_grace(tmp_path: Path) -> None:
-    prelude = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    with world_job(tmp_path, prelude=prelude) as job:
-        pod = job.start(0)
-        stubborn = pod.wait_for(1)["pid"]
-        assert pod.tell(2, 0, graceSeconds=0)[0] == 200
-        pod.wait_for(2)
-        assert not is_alive(stubborn)
-
-
 def test_rank_that_exits_0_after_sigterm_is_restarted(tmp_path: Path) -> None:
     prelude = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))"
     with world_job(tmp_path, prelude=prelude) as job:
@@ -322,9 +296,7 @@ def test_node_rank_0_waits_for_all_pods_before_it_ends_ranks(tmp_path: Path) -> 
         assert [line["generation"] for line in first.began()] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("scope", "code"), [("", 3), ("Pod", 3), ("Gang", 3), ("Auto", 64), ("InPlace", 64)]
-)
+@pytest.mark.parametrize(("scope", "code"), [("Gang", 3), ("Auto", 64)])
 def test_pods_of_other_scopes_or_with_exit_code_64_do_not_ask(
     scope: str, code: int, tmp_path: Path
 ) -> None:
@@ -346,20 +318,6 @@ def test_sigterm_ends_a_pod_that_waits_for_its_answer(tmp_path: Path) -> None:
         assert pod.news(after=number, wait=25)["failures"]
         pod.process.send_signal(signal.SIGTERM)
         assert pod.wait() == 3
-
-
-def test_launcher_that_dies_after_its_answer_takes_its_ranks_along(tmp_path: Path) -> None:
-    with world_job(tmp_path) as job:
-        pod = job.start(0)
-        before = pod.wait_for(1)["pid"]
-        assert pod.tell(2, 1)[0] == 200
-        pod.process.kill()
-        pod.process.wait()
-        until(lambda: not is_alive(before), "its rank to go with it")
-        again = job.start(0, index=0)  # the same pod, with the same assignment again
-        again.wait_for(1)
-        assert again.tell(2, 1)[0] == 200
-        assert again.wait_for(2)["RANK"] == "1"
 
 
 def test_spare_waits_gets_an_assignment_and_loses_it(tmp_path: Path) -> None:
@@ -400,16 +358,6 @@ def test_spare_is_warm_and_can_be_stopped(tmp_path: Path) -> None:
         assert pod.wait() == 143
         assert pod.message == {"exitCode": 143}
         until(lambda: not is_alive(server), "the forkserver to end")
-
-
-@pytest.mark.nightly
-def test_spare_gets_an_assignment_in_the_bundled_training(tmp_path: Path) -> None:
-    with world_job(tmp_path) as job:
-        pod = job.start(None, command=["--epochs", "1"])
-        pod.wait_for_log("generation 1: waiting for an assignment")
-        assert pod.tell(2, 0, nodes=1)[0] == 200
-        assert pod.wait() == 0, pod.log
-        assert pod.message["step"] == pod.message["totalSteps"]
 
 
 def test_spare_that_cannot_receive_an_assignment_fails(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def begun(job: WorldJob) -> Sequence[WorldPod]:
 
 
 def explained(pods: Sequence[WorldPod]) -> Hang:
-    """Wait until both pods report that there are dumps, and read those as the operator does."""
+    """Wait until both pods report dumps, and read them as the operator does."""
     pods[0].wait_to_listen()
 
     def messages() -> list[str]:
@@ -86,7 +86,7 @@ def test_the_missing_rank_is_named_after_all_ranks_have_ended(tmp_path: Path) ->
 
 
 def test_malicious_dump_of_the_missing_rank_names_none(tmp_path: Path) -> None:
-    """`test_dumps` has files that are not read at all."""
+    """`test_dumps` has files that are not read."""
     written(tmp_path, missing=b"\x80\x02cposix\nsystem\n.")
     with world_job(tmp_path, prelude=PRELUDE) as job:
         assert explained(begun(job)) == NOTHING_KNOWN

@@ -27,7 +27,7 @@ def form_group() -> None:
 
 
 def training(mesh: DeviceMesh, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a model whose parts do not divide evenly, and its optimizer."""
+    """Return a model with parts that do not divide evenly, and its optimizer."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
     fully_shard(model, mesh=mesh)

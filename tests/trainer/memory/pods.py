@@ -65,12 +65,12 @@ class Launcher:
 
     environment: Environment
     answers: list[tuple[int, Any]]
-    asked: list[Mapping[str, Any]] = field(default_factory=list)
+    requests: list[Mapping[str, Any]] = field(default_factory=list)
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Answer a request, or refuse one that is not signed."""
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
-        self.asked.append(json.loads(body))
+        self.requests.append(json.loads(body))
         status, document = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         request = admission.Request(method=handler.command, target=handler.path, body=body)
         if handler.path != "/memory/restore" or not admission.admits(

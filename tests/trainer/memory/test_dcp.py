@@ -103,13 +103,13 @@ def test_without_memory_nothing_is_saved(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("environment")
-def test_what_cannot_be_saved_is_named() -> None:
+def test_part_that_cannot_be_saved_is_named() -> None:
     with pytest.raises(CheckpointException, match=r'state\["objects"\]\["path"\].*PosixPath'):
         dcp_save({"path": Path("/")}, storage_writer=Writer(1))
 
 
 @pytest.mark.usefixtures("environment")
-def test_options_that_the_memory_cannot_follow_are_refused() -> None:
+def test_unsupported_options_are_refused() -> None:
     with pytest.raises(ValueError, match="checkpoint_id is 'x': leave it out"):
         dcp_save({"epoch": 1}, storage_writer=Writer(1), checkpoint_id="x")
     with pytest.raises(ValueError, match="checkpoint_id is 'x': leave it out"):

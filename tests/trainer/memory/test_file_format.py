@@ -1,4 +1,4 @@
-"""States come out of a snapshot file as they went in, and a damaged file does no harm."""
+"""Snapshot files return states unchanged, and damaged files are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class QuantisedLike(torch.Tensor):
 
 
 @given(states())
-def test_a_state_comes_out_as_it_went_in(state: Any) -> None:
+def test_state_survives_its_file(state: Any) -> None:
     assert same(restored(snapshot_file(state)), state)
 
 
@@ -100,14 +100,14 @@ def test_tied_weights_are_saved_once_and_stay_tied() -> None:
     assert same(found["half"], weight[:50])
 
 
-def test_lazily_conjugated_tensors_are_saved_as_they_look() -> None:
+def test_conjugated_tensor_has_its_own_buffer() -> None:
     value = torch.randn(3, dtype=torch.complex64)
     buffers = flatten([value, value.conj()]).buffers
     assert len(buffers) == 2
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "error"),
     [
         ({"optimizer": {"foo": {1}}}, 'state["optimizer"]["foo"] is of type set'),
         ([defaultdict(list)], "state[0] is of type defaultdict"),
@@ -122,8 +122,8 @@ def test_lazily_conjugated_tensors_are_saved_as_they_look() -> None:
         ([1 << 5000], "state[0]: the number"),
     ],
 )
-def test_the_place_of_what_cannot_be_saved_is_named(state: Any, said: str) -> None:
-    with pytest.raises(TypeError, match=re.escape(said)):
+def test_part_that_cannot_be_saved_is_named(state: Any, error: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(error)):
         flatten(state)
 
 
@@ -140,7 +140,7 @@ def test_long_plain_data_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("saved", "into", "said"),
+    ("saved", "into", "error"),
     [
         ({"a": torch.ones(2)}, {"b": torch.ones(2)}, 'only the snapshot has state["a"]'),
         ({}, {"b": torch.ones(2)}, 'only `into` has state["b"]'),
@@ -153,8 +153,8 @@ def test_long_plain_data_is_refused() -> None:
         ([torch.ones(1)], [torch.ones(1)] * 2, "state is a sequence of 1"),
     ],
 )
-def test_a_state_of_another_structure_is_refused(saved: Any, into: Any, said: str) -> None:
-    with pytest.raises(MismatchError, match=re.escape(said)):
+def test_a_state_of_another_structure_is_refused(saved: Any, into: Any, error: str) -> None:
+    with pytest.raises(MismatchError, match=re.escape(error)):
         restored(snapshot_file(saved), into)
 
 
@@ -242,7 +242,7 @@ def test_many_references_to_one_array_make_one_array() -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "\xff", '{"version":' + "1" * 5000 + "}"])
-def test_what_is_no_json_is_refused(text: str) -> None:
+def test_invalid_json_is_refused(text: str) -> None:
     begin = text.encode("latin-1")
     with pytest.raises(DamagedSnapshotError):
         restored(bytearray((_PREFIX.pack(b"DDPSNAP\n", len(begin)) + begin).ljust(1 << 20, b"\0")))
@@ -271,7 +271,7 @@ def test_files_that_are_cut_off_are_refused(length: int) -> None:
         restored(snapshot_file([torch.ones(4)])[:length])
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(states(), st.data())
 def test_changed_bytes_raise_no_other_error(state: Any, data: st.DataObject) -> None:
     file = snapshot_file(state)

@@ -1,4 +1,4 @@
-"""A rank loads the snapshot that its launcher names, or fails; it never picks one itself."""
+"""A rank loads the snapshot that its launcher names, or fails."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ready(path: Path) -> tuple[int, Any]:
     return 200, {"path": str(path), "step": 7, "generation": 1, "reason": ""}
 
 
-def test_it_returns_the_step_and_the_state_once_the_snapshot_is_there(
+def test_load_returns_step_and_state_once_the_snapshot_is_there(
     environment: Environment, path: Path
 ) -> None:
     with launcher(environment, (0, ""), (202, {}), (202, {}), ready(path)) as pod:
@@ -60,7 +60,7 @@ def test_it_returns_the_step_and_the_state_once_the_snapshot_is_there(
         assert found is not None
         assert found[0] == 7
         assert same(found[1], STATE)
-        assert pod.asked == [{"rank": 0, "generation": 2}] * 4
+        assert pod.requests == [{"rank": 0, "generation": 2}] * 4
         assert same(memory.load(), (7, STATE))
 
 
@@ -73,7 +73,7 @@ def test_the_loaded_state_is_apart_from_the_file(environment: Environment, path:
     assert same(found[1]["weight"], torch.arange(1.0, 7.0).view(2, 3))
 
 
-def test_it_fills_the_tensors_of_the_training(environment: Environment, path: Path) -> None:
+def test_load_fills_the_tensors_of_the_training(environment: Environment, path: Path) -> None:
     parameter = torch.nn.Parameter(torch.zeros(2, 3))
     with launcher(environment, ready(path)):
         found = memory.load(into={"weight": parameter, "epoch": 0})
@@ -110,10 +110,10 @@ def test_without_a_snapshot_the_checkpoint_is_used(
 def test_a_rank_without_the_snapshot_of_the_others_fails(
     environment: Environment, answer: tuple[int, Any]
 ) -> None:
-    said = answer[1]["reason"] if isinstance(answer[1], dict) else answer[1]
+    reason = answer[1]["reason"] if isinstance(answer[1], dict) else answer[1]
     with launcher(environment, answer), pytest.raises(NoSnapshotError) as error:
         memory.load()
-    assert str(error.value) == f"rank 0 got no snapshot: {said}"
+    assert str(error.value) == f"rank 0 got no snapshot: {reason}"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"path": 5}', '{"step": "x"}', "x" * 100_000])
@@ -122,11 +122,11 @@ def test_an_answer_of_another_form_is_no_snapshot(environment: Environment, text
         memory.load()
 
 
-def test_it_waits_no_longer_than_its_deadline(environment: Environment) -> None:
+def test_load_ends_at_its_deadline(environment: Environment) -> None:
     with launcher(environment, (202, {"reason": "pods 1 and 3 are missing"})) as pod:
         with pytest.raises(NoSnapshotError, match=r"within 0 s: pods 1 and 3 are missing"):
             loading.ask(environment, seconds=0.3)
-        assert pod.asked
+        assert pod.requests
 
 
 def test_a_launcher_that_does_not_answer_is_named(environment: Environment) -> None:
@@ -175,7 +175,7 @@ def outside(path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "error"),
     [
         (rewritten(rank=1, world_size=2), "of another rank or world size"),
         (rewritten(world_size=2), "of another rank or world size"),
@@ -193,10 +193,10 @@ def outside(path: Path) -> Path:
         (lambda path: path.parent, "directory"),
     ],
 )
-def test_a_file_of_something_else_is_refused(
-    environment: Environment, path: Path, change: Callable[[Path], Path], said: str
+def test_other_file_is_refused(
+    environment: Environment, path: Path, change: Callable[[Path], Path], error: str
 ) -> None:
-    with launcher(environment, ready(change(path))), pytest.raises(NoSnapshotError, match=said):
+    with launcher(environment, ready(change(path))), pytest.raises(NoSnapshotError, match=error):
         memory.load()
 
 
@@ -208,7 +208,7 @@ def test_any_ranks_snapshot_of_a_replicated_state_is_loaded(
         assert same(memory.load(), (7, STATE))
 
 
-def test_a_snapshot_that_is_recycled_meanwhile_is_not_used(
+def test_snapshot_that_is_recycled_meanwhile_is_refused(
     environment: Environment, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def recycle(file: memoryview) -> Any:

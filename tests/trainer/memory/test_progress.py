@@ -1,4 +1,4 @@
-"""A script that reports no progress is reported by its snapshots."""
+"""Snapshots report the progress of a script that does not report it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_saved_and_resumed_steps_are_reported(path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"step": 2, "loss": 0.5}', "{", "[]", "\xff", ""])
-def test_what_a_script_reports_itself_is_left_alone(path: Path, text: str) -> None:
+def test_own_report_of_a_script_is_kept(path: Path, text: str) -> None:
     progress = Progress(path)
     progress.saved(1)
     path.write_text(text, encoding="latin-1")
@@ -52,7 +52,7 @@ def test_what_a_script_reports_itself_is_left_alone(path: Path, text: str) -> No
     assert path.read_text(encoding="latin-1") == text
 
 
-def test_a_status_that_cannot_be_written_ends_nothing(
+def test_status_that_cannot_be_written_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     progress = Progress(tmp_path / "missing" / "status.json")

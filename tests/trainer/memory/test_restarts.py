@@ -1,4 +1,4 @@
-"""Launchers and ranks together: what they lose, they resume from memory, bit for bit."""
+"""Launchers and ranks resume from memory after a loss, bit for bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLAIN, _DCP = (*_SCRIPT, "plain"), (*_SCRIPT, "dcp")
 
 
 def complete_after(step: int, job: MemoryJob) -> list[int]:
-    """Wait until a step is complete; return the process IDs of the ranks, which wait there."""
+    """Wait until a step is complete; return the process IDs of the ranks, which wait."""
     for pod in job.job.pods:
         pod.wait_to_listen()
     for each in range(1, step + 1):
@@ -32,7 +32,7 @@ def complete_after(step: int, job: MemoryJob) -> list[int]:
 
 
 def check_end(pods: list[WorldPod], generation: int) -> None:
-    """All ranks resume at the newest complete step, and end as without a loss."""
+    """Check that all ranks resume at the newest complete step and end as without a loss."""
     codes = [pod.wait() for pod in pods]
     logs = "\n".join(pod.log for pod in pods)
     assert codes == [0] * _NODES, logs

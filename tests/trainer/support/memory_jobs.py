@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +15,6 @@ from ddp_trainer.memory.volume import SnapshotName
 from tests.ports import free_port
 from tests.trainer.support.pods import until
 from tests.trainer.support.worlds import WorldJob, WorldPod, world_job
-
-STUB = ("--no-preload", "--", sys.executable, "-m", "tests.trainer.launcher.memory.rank")
 
 
 class MemoryJob:
@@ -61,11 +58,6 @@ class MemoryJob:
             **self.sizes,
         )
 
-    def save(self, step: int) -> None:
-        """Let all ranks save a step, and wait until all pods know that it is complete."""
-        self.job.folder.joinpath(f"save-{step}").touch()
-        self.wait_until_complete(step)
-
     def wait_until_complete(self, step: int) -> None:
         """Wait until all pods know that a step is complete."""
         until(lambda: self.memory().get("step") == step, f"step {step} to be complete")
@@ -90,15 +82,15 @@ class MemoryJob:
         slots = ",".join(str(int(pod.address.rpartition(".")[2]) - 1) for pod in pods)
         for start in (False, True):
             for node_rank, pod in enumerate(pods):
-                told: dict[str, Any] = {"start": start, "nodes": len(pods)}
+                settings: dict[str, Any] = {"start": start, "nodes": len(pods)}
                 if node_rank == 0:
-                    told["members"] = slots
-                ended = partial(_has_ended, pod, generation, node_rank, told)
+                    settings["members"] = slots
+                ended = partial(_has_ended, pod, generation, node_rank, settings)
                 until(ended, f"{pod.name} to end its ranks")
 
 
-def _has_ended(pod: WorldPod, generation: int, node_rank: int, told: dict[str, Any]) -> bool:
-    status, answer = pod.put(generation, node_rank, query="?wait=5", **told)
+def _has_ended(pod: WorldPod, generation: int, node_rank: int, settings: dict[str, Any]) -> bool:
+    status, answer = pod.put(generation, node_rank, query="?wait=5", **settings)
     assert status == 200
     return bool(answer["ended"])
 
@@ -109,7 +101,7 @@ def memory_job(
     *,
     nodes: int,
     local_world_size: int = 1,
-    command: Sequence[str] = STUB,
+    command: Sequence[str],
     size: int = 1 << 20,
 ) -> Iterator[MemoryJob]:
     """Create a job; its pods and volumes are removed at the end in any case."""

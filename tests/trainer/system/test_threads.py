@@ -25,10 +25,11 @@ def ask():
     except DistStoreError:
         print("timed out", flush=True)
 
-if sys.argv[1] == "ours":
-    start_thread("ask", ask)
-else:
-    threading.Thread(target=ask, daemon=True).start()
+def start_plain_thread(name, work):
+    threading.Thread(target=work, daemon=True).start()
+
+start = start_thread if sys.argv[1] == "ours" else start_plain_thread
+start("ask", ask)
 asking.wait()
 time.sleep(0.1)
 sys.exit(7)

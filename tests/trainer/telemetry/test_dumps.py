@@ -1,4 +1,4 @@
-"""The dumps that ranks leave are bounded, whatever a rank puts in their place."""
+"""Dumps of ranks are bounded, also if a rank writes other files in their place."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_dumps_are_shown_until_other_processes_start(status: Path, prefix: str) 
     assert dumps.read(status, RANKS) == {}
 
 
-def test_the_users_own_place_stays(status: Path) -> None:
+def test_folder_that_the_user_chose_is_kept(status: Path) -> None:
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         assert dumps.prepare(status, {name: "/traces/rank_"}) == {}
     assert not dumps.exist(status, RANKS)
@@ -59,7 +59,7 @@ def test_only_regular_files_of_bounded_size_are_read(status: Path, prefix: str) 
     assert dumps.read(status, RANKS).keys() == {3}
 
 
-def test_all_dumps_of_an_answer_have_a_limit(status: Path, prefix: str) -> None:
+def test_dumps_of_an_answer_have_a_common_limit(status: Path, prefix: str) -> None:
     for rank in RANKS:  # random bytes cannot be compressed
         Path(f"{prefix}{rank}").write_bytes(os.urandom(300 * 1024))
     assert dumps.read(status, RANKS).keys() == {0, 1}
@@ -76,14 +76,14 @@ def test_a_link_in_place_of_the_folder_is_not_followed(status: Path, prefix: str
     assert (elsewhere / "rank_1").exists()
 
 
-def test_ranks_of_a_torchrun_are_not_the_pods(status: Path, prefix: str) -> None:
+def test_dumps_of_nested_ranks_are_ignored(status: Path, prefix: str) -> None:
     for rank in (3, 4):
         Path(f"{prefix}{rank}").write_bytes(b"dump")
     assert not dumps.exist(status, RANKS)
     assert dumps.read(status, RANKS) == {}
 
 
-def test_a_dump_that_the_process_survived_is_of_another_incident(status: Path, prefix: str) -> None:
+def test_old_dump_is_ignored(status: Path, prefix: str) -> None:
     path = Path(f"{prefix}1")
     path.write_bytes(b"dump")
     long_ago = time.time() - dumps._RECENT_SECONDS - 60

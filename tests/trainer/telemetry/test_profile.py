@@ -1,4 +1,4 @@
-"""Ranks profile a few of their steps when somebody asks, and train on."""
+"""Ranks profile a few of their steps on request, and continue to train."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.trainer.support.status_requests import ask
 __all__ = ["server"]
 
 
-def told(server: Server, path: str) -> tuple[int, bytes]:
+def post(server: Server, path: str) -> tuple[int, bytes]:
     return ask(server.port, path, method="POST", token=TOKEN)
 
 
@@ -29,7 +29,7 @@ def traced(server: Server, rank: int) -> dict[str, Any]:
     answers: list[bytes] = []
 
     def is_there() -> bool:
-        code, body = told(server, f"/trace?ranks={rank}")
+        code, body = post(server, f"/trace?ranks={rank}")
         assert code in (200, 202), body
         answers.append(body)
         return code == 200
@@ -49,16 +49,16 @@ def test_ranks_of_the_bundled_trainer_are_profiled(tmp_path: Path, server: Serve
     with job(tmp_path, **settings) as digits:
         pod = digits.start(0, "--epochs", "100000", "--step-delay-seconds", "0.02")
         until(lambda: server.status().get("step", 0) > 0, "the training to begin")
-        assert told(server, "/trace?ranks=0")[0] == 400  # nobody has asked
-        assert told(server, "/profile?ranks=0,1&steps=3") == (202, b"")
-        code, said = told(server, "/profile?ranks=0&steps=3")
+        assert post(server, "/trace?ranks=0")[0] == 400  # no request yet
+        assert post(server, "/profile?ranks=0,1&steps=3") == (202, b"")
+        code, error = post(server, "/profile?ranks=0&steps=3")
         traces = [traced(server, rank) for rank in (0, 1)]
-        assert (code, b"not done" in said) == (400, True)
+        assert (code, b"not done" in error) == (400, True)
         for trace in traces:
             assert steps(trace) == 3
             assert any("addmm" in str(e.get("name")) for e in trace["traceEvents"])
-        assert told(server, "/trace?ranks=0")[0] == 400  # it is kept for nobody else
-        assert told(server, "/profile?ranks=2&steps=3")[1] == b"rank 2 does not run in this pod\n"
+        assert post(server, "/trace?ranks=0")[0] == 400  # a trace is returned once
+        assert post(server, "/profile?ranks=2&steps=3")[1] == b"rank 2 does not run in this pod\n"
         before = server.status()["step"]
         until(lambda: server.status()["step"] > before, "the training to continue")
         pod.stop()
@@ -69,13 +69,13 @@ def test_a_script_is_profiled(tmp_path: Path, server: Server) -> None:
     variables = {"DDP_STATUS_PORT": str(server.port)}
     with script_job(tmp_path, ranks=1, variables=variables) as scripts:
         [pod] = scripts.start_all("--epochs", "100000", "--step-delay-seconds", "0.05")
-        until(lambda: told(server, "/profile?ranks=0&steps=2")[0] == 202, "the script to begin")
+        until(lambda: post(server, "/profile?ranks=0&steps=2")[0] == 202, "the script to begin")
         assert steps(traced(server, 0)) == 2
         pod.stop()
         pod.wait()
 
 
-def test_what_ranks_and_steps_may_be() -> None:
+def test_ranks_and_steps_of_a_request_are_checked() -> None:
     assert wanted({"ranks": ["1,0", "1"], "steps": ["5"]}) == ([0, 1], 5)
     queries: tuple[dict[str, list[str]], ...] = (
         {},
@@ -87,7 +87,7 @@ def test_what_ranks_and_steps_may_be() -> None:
             wanted(query)
 
 
-def test_a_request_is_done_once_and_a_forgotten_one_is_in_nobodys_way(
+def test_request_is_done_once_and_a_forgotten_one_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status = tmp_path / "status.json"
@@ -112,7 +112,7 @@ def test_a_request_is_done_once_and_a_forgotten_one_is_in_nobodys_way(
         asking.answer()
 
 
-def rank_that_was_asked(folder: Path) -> tuple[Profiling, ProfileFiles]:
+def rank_with_a_request(folder: Path) -> tuple[Profiling, ProfileFiles]:
     status = folder / "status.json"
     rank = Profiling({"DDP_STATUS_FILE": str(status)}, 0)
     asking = ProfileFiles(status, 0)
@@ -120,8 +120,8 @@ def rank_that_was_asked(folder: Path) -> tuple[Profiling, ProfileFiles]:
     return rank, asking
 
 
-def test_a_training_that_ends_says_so(tmp_path: Path) -> None:
-    rank, asking = rank_that_was_asked(tmp_path)
+def test_request_fails_when_the_training_ends(tmp_path: Path) -> None:
+    rank, asking = rank_with_a_request(tmp_path)
     rank.step()
     assert asking.answer() is None
     rank.close()
@@ -129,17 +129,17 @@ def test_a_training_that_ends_says_so(tmp_path: Path) -> None:
         asking.answer()
 
 
-def test_a_profiler_that_fails_is_no_matter_of_the_training(
+def test_failing_profiler_does_not_end_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(**_: object) -> None:
-        raise RuntimeError("somebody profiles already")
+        raise RuntimeError("another profiler runs")
 
-    rank, asking = rank_that_was_asked(tmp_path)
+    rank, asking = rank_with_a_request(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(torch.profiler, "profile", broken)
         rank.step()
-    with pytest.raises(ProfileError, match="torch's profiler: somebody profiles already"):
+    with pytest.raises(ProfileError, match="torch's profiler: another profiler runs"):
         asking.answer()
     asking.ask(1)  # and the next one can be made
     for _ in range(2):
@@ -147,11 +147,9 @@ def test_a_profiler_that_fails_is_no_matter_of_the_training(
     assert asking.answer() is not None
 
 
-def test_a_trace_that_is_too_large_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_trace_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_trainer.library.profiling.MAX_BYTES", 10)
-    rank, asking = rank_that_was_asked(tmp_path)
+    rank, asking = rank_with_a_request(tmp_path)
     for _ in range(3):
         rank.step()
     with pytest.raises(ProfileError, match="request fewer steps"):

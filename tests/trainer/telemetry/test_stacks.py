@@ -44,13 +44,13 @@ exit $?
 """
 
 
-def asked(server: Server) -> dict[int, dict[str, Any]]:
+def stacks_of(server: Server) -> dict[int, dict[str, Any]]:
     code, text = server.ask("/stacks", method="POST")
     assert code == 200, text
     return {each["rank"]: each for each in json.loads(text)["ranks"]}
 
 
-def test_any_command_shows_where_it_stands(tmp_path: Path, server: Server) -> None:
+def test_any_command_shows_its_stacks(tmp_path: Path, server: Server) -> None:
     (tmp_path / "image").mkdir()
     (tmp_path / "image/sitecustomize.py").write_text("OWN = 'the image has one'\n")
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -64,7 +64,7 @@ def test_any_command_shows_where_it_stands(tmp_path: Path, server: Server) -> No
             until((tmp_path / f"ready-{rank}").exists, "the script to start")
         assert (tmp_path / "next-0").read_text() == "the image has one"
         for _ in range(2):  # earlier stacks are not repeated
-            found = asked(server)
+            found = stacks_of(server)
             for rank in (0, 1):
                 assert found[rank]["stacks"].count("in wait_for_the_end") == 1
                 assert found[rank]["stacks"].count("in wait_in_a_thread") == 1
@@ -75,7 +75,7 @@ def test_any_command_shows_where_it_stands(tmp_path: Path, server: Server) -> No
         assert "wait_for_the_end" not in pod.log
 
         os.kill(found[1]["process"], signal.SIGSTOP)
-        found = asked(server)
+        found = stacks_of(server)
         assert "in wait_for_the_end" in found[0]["stacks"]
         assert found[1]["problem"] == "no answer within 2 s: it is stopped (SIGSTOP)"
         os.kill(found[1]["process"], signal.SIGCONT)
@@ -88,25 +88,14 @@ def test_any_command_shows_where_it_stands(tmp_path: Path, server: Server) -> No
         pod.wait()
 
 
-def test_ranks_of_the_bundled_trainer_show_where_they_stand(tmp_path: Path, server: Server) -> None:
-    settings = served_by(server, nodes=1, local_world_size=2)
-    with job(tmp_path, **settings) as digits:
-        pod = digits.start(0, "--epochs", "100000", "--log-every-steps", "2")
-        pod.wait_for_log("step 2/")  # a status is there before that
-        found = asked(server)
-        assert [each["process"] for each in found.values()] == pod.rank_pids()
-        for each in found.values():
-            assert "in train" in each["stacks"]
-
-
-def test_processes_that_would_be_killed_are_not_asked(tmp_path: Path) -> None:
+def test_signal_is_not_sent_to_other_processes(tmp_path: Path) -> None:
     status = tmp_path / "status.json"
-    Path(stacks_file(str(status), os.getpid())).touch()  # left by another of the same number
-    [told] = stacks.read_stacks({0: os.getpid()}, status)
-    assert told.problem == "it is not a Python process, or is still starting"
+    Path(stacks_file(str(status), os.getpid())).touch()  # of an earlier process with the same ID
+    [answer] = stacks.read_stacks({0: os.getpid()}, status)
+    assert answer.problem == "it is not a Python process, or is still starting"
 
 
-def test_what_is_too_long_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_stacks_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "stacks"
     path.write_bytes(b"\xff" * 100)
     monkeypatch.setattr(stacks, "_MOST_BYTES", 10)

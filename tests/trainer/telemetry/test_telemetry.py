@@ -1,4 +1,4 @@
-"""Reports of a training, without processes."""
+"""Reports of a training, without its processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ MEASURED = Measurements(
 )
 
 
-def test_the_status_in_json() -> None:
+def test_status_survives_json() -> None:
     status = from_json(Status, json.dumps(CONTRACT | {"unknown": [1]}))
     assert status.total_steps == 960
     assert status.checkpoint is not None
@@ -73,7 +73,7 @@ def test_the_status_in_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "complaint"),
+    ("document", "error"),
     [
         ("", "Expecting value"),
         ("[1]", "the document must be a JSON object"),
@@ -89,12 +89,12 @@ def test_the_status_in_json() -> None:
         ('{"step": 7, "checkpoint": {"step": 5, "path": 1}}', "path must be a string"),
     ],
 )
-def test_what_is_no_status(document: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+def test_invalid_status_is_refused(document: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
         from_json(Status, document)
 
 
-def test_the_status_file(tmp_path: Path) -> None:
+def test_status_file_has_the_last_status(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     file = StatusFile.from_env({"DDP_STATUS_FILE": str(path)})
     assert StatusFile.from_env({}) is None
@@ -109,7 +109,7 @@ def test_the_status_file(tmp_path: Path) -> None:
         file.read()
 
 
-def test_metrics_of_a_whole_status() -> None:
+def test_metrics_of_a_complete_status() -> None:
     status = from_json(Status, json.dumps(CONTRACT))
     bare = parse(render(status, rank_restarts=3))
     assert bare == {
@@ -148,28 +148,28 @@ def test_metrics_of_a_whole_status() -> None:
     assert parse(render(None, rank_restarts=0)) == {"ddp_rank_restarts_total": 0}
 
 
-def test_a_time_that_is_none_is_left_out() -> None:
+def test_invalid_time_is_left_out() -> None:
     status = Status(step=1, checkpoint=CheckpointStatus(step=1, time="yesterday"))
     values = parse(render(status, rank_restarts=0))
     assert "ddp_checkpoint_timestamp_seconds" not in values
     assert values["ddp_checkpoint_step"] == 1
 
 
-def test_histogram() -> None:
+def test_histogram_counts_values_up_to_its_bounds() -> None:
     histogram = Histogram()
     for value in (0.0, BOUNDS[0], BOUNDS[0] * 1.01, 1e9):
         histogram.observe(value)
     assert histogram.counts[:2] == [2, 1]
     assert histogram.counts[-1] == 1
     assert sum(histogram.counts) == 4
-    going_on = Histogram(histogram.counts, total=histogram.total)
-    going_on.observe(1.0)
-    assert sum(going_on.counts) == 5
+    continued = Histogram(histogram.counts, total=histogram.total)
+    continued.observe(1.0)
+    assert sum(continued.counts) == 5
     assert sum(Histogram([1, 2]).counts) == 0  # of another version, with other buckets
 
 
 def pace(own_seconds: list[float]) -> Pace:
-    """Of so many ranks."""
+    """Return the comparison of this many ranks."""
     slowest = max(own_seconds)
     others = (sum(own_seconds) - slowest) / max(len(own_seconds) - 1, 1)
     rank = own_seconds.index(slowest)
@@ -189,14 +189,16 @@ def pace(own_seconds: list[float]) -> Pace:
         ([0.1], None),
     ],
 )
-def test_who_is_a_straggler(own_seconds: list[float], named: int | None) -> None:
+def test_straggler_is_much_slower_than_the_others(
+    own_seconds: list[float], named: int | None
+) -> None:
     watch = StragglerWatch()
     found = [watch.compare(pace(own_seconds)) for _ in range(IN_A_ROW)]
     assert found[:-1] == [None] * (IN_A_ROW - 1)
     assert (found[-1].rank if found[-1] is not None else None) == named
 
 
-def test_a_straggler_is_named_as_long_as_it_is_one() -> None:
+def test_straggler_is_named_while_it_is_slow() -> None:
     watch = StragglerWatch()
     for _ in range(IN_A_ROW):
         straggler = watch.compare(pace([0.1, 0.1, 0.25]))
@@ -205,15 +207,27 @@ def test_a_straggler_is_named_as_long_as_it_is_one() -> None:
         "2.5 times the mean of the others"
     )
     assert watch.compare(pace([0.1, 0.1, 0.3])) is not None
-    assert watch.compare(pace([0.3, 0.1, 0.1])) is None  # another one, and perhaps just a hiccup
+    assert watch.compare(pace([0.3, 0.1, 0.1])) is None  # another rank, perhaps only once
     assert watch.compare(pace([0.1, 0.1, 0.3])) is None
+
+
+def status_in(file: StatusFile) -> Status:
+    """Return the status in a file, which must have one."""
+    status = file.read()
+    assert status is not None
+    return status
+
+
+def publisher_of(file: StatusFile | None, *histories: History) -> Publisher:
+    """Return a publisher that has measured nothing yet."""
+    return Publisher(file, list(histories), StepTimer(moments_of(torch.device("cpu"))))
 
 
 def lines(path: Path) -> list[tuple[str, int]]:
     return [(line["kind"], line["step"]) for line in map(json.loads, path.open())]
 
 
-def test_history_of_a_run_that_goes_back_to_a_checkpoint(tmp_path: Path) -> None:
+def test_history_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
     path = tmp_path / "not yet there" / "metrics.jsonl"
     first = History(path)
     first.rewind(0)
@@ -241,9 +255,7 @@ def test_history_of_a_run_that_goes_back_to_a_checkpoint(tmp_path: Path) -> None
     assert lines(path)[4:] == [("training", 40), ("evaluation", 45)]
 
 
-def test_history_survives_what_it_cannot_write(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_history_survives_a_failed_write(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "metrics.jsonl"
     path.mkdir()
     history = History(path)
@@ -256,7 +268,7 @@ def test_history_survives_what_it_cannot_write(
     assert lines(path) == [("training", 30)]
 
 
-def test_history_survives_a_disk_that_is_full_when_the_file_is_closed(
+def test_history_survives_a_full_disk_at_its_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -264,7 +276,7 @@ def test_history_survives_a_disk_that_is_full_when_the_file_is_closed(
     history.append("training", step=10)
     close = os.close
 
-    def failing(fd: int) -> None:  # as over a network: the descriptor is gone all the same
+    def failing(fd: int) -> None:  # as over a network: the descriptor is closed anyway
         close(fd)
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -277,28 +289,26 @@ def test_history_survives_a_disk_that_is_full_when_the_file_is_closed(
     assert lines(path) == [("training", 10), ("training", 20)]
 
 
-def test_a_status_that_could_not_be_written_for_a_while(
+def test_status_that_cannot_be_written_is_removed_until_it_can(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = StatusFile(tmp_path / "status.json")
-    publisher = Publisher(file, [], StepTimer(moments_of(torch.device("cpu"))))
+    publisher = publisher_of(file)
     publisher.begin(1, total_steps=9)
     assert file.read() is not None
     in_the_way = tmp_path / ".status.json.next"
     in_the_way.mkdir()
     publisher.begin(2, total_steps=9)
     publisher.begin(3, total_steps=9)
-    # A step that stands still would be taken for a training that hangs.
+    # An old step would look like a training that hangs.
     assert file.read() is None
     assert caplog.text.count("cannot write the status") == 1
     in_the_way.rmdir()
     publisher.begin(4, total_steps=9)
-    status = file.read()
-    assert status is not None
-    assert status.step == 4
+    assert status_in(file).step == 4
 
 
-def test_without_a_place_for_the_status_there_is_none(
+def test_no_status_without_a_folder_for_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def read_only(*_arguments: object, **_settings: object) -> NoReturn:
@@ -310,13 +320,13 @@ def test_without_a_place_for_the_status_there_is_none(
     assert "Read-only file system" in caplog.text
 
 
-def test_what_is_left_of_the_status_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_left_in_the_status_folder_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_empty(*_arguments: object, **_settings: object) -> NoReturn:
         raise OSError(errno.ENOTEMPTY, "Directory not empty")
 
-    with monkeypatch.context() as orphan_writes, status_file({}) as path:
+    with monkeypatch.context() as busy_folder, status_file({}) as path:
         assert path is not None
-        orphan_writes.setattr(os, "rmdir", not_empty)
+        busy_folder.setattr(os, "rmdir", not_empty)
     path.parent.rmdir()
 
 
@@ -345,7 +355,7 @@ def test_the_folder_of_a_killed_launcher_is_removed(
     assert {each.name for each in tmp_path.iterdir()} == {"ddp-launcher-file", "ddp-launcher-link"}
 
 
-def test_the_bar_stays_below_the_log() -> None:
+def test_bar_stays_below_the_log() -> None:
     assert draw(0, 10, "step 0", columns=80) == f"[{'-' * 30}] step 0"
     assert draw(5, 10, "step 5", columns=80) == f"[{'#' * 15}{'-' * 15}] step 5"
     assert draw(10, 10, "a long text", columns=24) == f"[{'#' * 9}] a long text"
@@ -376,7 +386,7 @@ class LaggingMoment:
         return (end.time - self.time) * 1e3
 
 
-def test_laps_of_a_device_that_is_behind() -> None:
+def test_laps_of_a_device_that_lags() -> None:
     moments: list[LaggingMoment] = []
 
     def mark() -> LaggingMoment:
@@ -396,7 +406,7 @@ def test_laps_of_a_device_that_is_behind() -> None:
     assert timer.own_seconds() == 0
 
 
-def test_the_lap_of_computing_ends_before_what_backward_waits_for() -> None:
+def test_computing_ends_before_backward_waits() -> None:
     ticks = count()
     looks: list[str] = []
     place = "backward"
@@ -432,7 +442,7 @@ def test_the_lap_of_computing_ends_before_what_backward_waits_for() -> None:
     assert timer.seconds[Phase.COMMUNICATION] == 2
 
 
-def test_counters_go_on_in_the_next_process(tmp_path: Path) -> None:
+def test_counters_continue_in_the_next_process(tmp_path: Path) -> None:
     file = StatusFile(tmp_path / "status.json")
 
     def publisher() -> Publisher:
@@ -441,10 +451,9 @@ def test_counters_go_on_in_the_next_process(tmp_path: Path) -> None:
         return Publisher(file, [], timer)
 
     def measured() -> Measurements:
-        status = file.read()
-        assert status is not None
-        assert status.measurements is not None
-        return status.measurements
+        measurements = status_in(file).measurements
+        assert measurements is not None
+        return measurements
 
     first = publisher()
     first.begin(0, total_steps=9)
@@ -468,41 +477,39 @@ def test_counters_go_on_in_the_next_process(tmp_path: Path) -> None:
     assert after.reform_seconds > before.reform_seconds
 
 
-def test_where_the_present_group_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_has_the_start_of_the_present_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 1795230000.0
     monkeypatch.setattr(time, "time", lambda: now)
     file = StatusFile(tmp_path / "status.json")
-    publisher = Publisher(file, [], StepTimer(moments_of(torch.device("cpu"))))
+    publisher = publisher_of(file)
     for begins in (0, 5, 3):
         now += 1
         publisher.begin(begins, total_steps=9)
         began = Resumption(step=begins, time=utc_to_the_millisecond(now))
-        status = file.read()
-        assert status is not None
+        status = status_in(file)
         assert (status.resumed, status.trained_seconds) == (began, None)
         for step in (begins + 1, begins + 2):
             publisher.step(step, trained_seconds=step / 2)
             publisher.close()
-            status = file.read()
-            assert status is not None
+            status = status_in(file)
             assert (status.resumed, status.trained_seconds) == (began, step / 2)
 
 
-def test_the_first_steps_of_groups_outlive_processes_and_removed_lines(tmp_path: Path) -> None:
+def test_first_steps_of_groups_outlive_processes_and_removed_lines(tmp_path: Path) -> None:
     file, path = StatusFile(tmp_path / "status.json"), tmp_path / "metrics.jsonl"
     began: list[int] = []
     for begins in (0, 5, 3, 3):
-        publisher = Publisher(file, [History(path)], StepTimer(moments_of(torch.device("cpu"))))
+        publisher = publisher_of(file, History(path))
         publisher.begin(begins, total_steps=9)
-        status = file.read()
-        assert status is not None
+        status = status_in(file)
         assert [each.step for each in status.first_steps or ()] == began
         for step in (begins + 1, begins + 2):
             publisher.step(step)
         publisher.close()
         began.append(begins + 1)
-    status = file.read()
-    assert status is not None
+    status = status_in(file)
     assert status.first_steps is not None
     assert (
         status.first_steps[-1].time == json.loads(path.read_text().splitlines()[-1])["lastStepTime"]
@@ -513,24 +520,21 @@ def test_the_first_steps_of_groups_outlive_processes_and_removed_lines(tmp_path:
     assert (history.first_steps, lines(path)) == ((), [("start", 1)])
 
 
-def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not when a group has formed, an evaluation has ended or a status was written."""
+def test_last_step_time_is_that_of_the_last_complete_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new group, an evaluation or a new status does not change it."""
     now = 1795230000.0
     monkeypatch.setattr(time, "time", lambda: now)
     file, path = StatusFile(tmp_path / "status.json"), tmp_path / "metrics.jsonl"
 
-    def told() -> tuple[int, str | None]:
-        status = file.read()
-        assert status is not None
+    def last_step() -> tuple[int, str | None]:
+        status = status_in(file)
         return status.step, status.last_step_time
 
-    def publisher() -> Publisher:
-        timer = StepTimer(moments_of(torch.device("cpu")))
-        return Publisher(file, [History(path)], timer)
-
-    first = publisher()
+    first = publisher_of(file, History(path))
     first.begin(0, total_steps=9)
-    assert told() == (0, None), "none was"
+    assert last_step() == (0, None), "no step yet"
     now += 1.0625
     first.step(1)
     now += 10
@@ -539,17 +543,17 @@ def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.Mon
     first.pause(time.monotonic())
     now += 10
     first.begin(1, total_steps=9)
-    assert told() == (1, "2026-11-21T03:00:01.062Z")
+    assert last_step() == (1, "2026-11-21T03:00:01.062Z")
     first.close()
 
-    second = publisher()
+    second = publisher_of(file, History(path))
     now += 10
     second.begin(1, total_steps=9)
-    assert told() == (1, "2026-11-21T03:00:01.062Z"), "its predecessor's, in the same pod"
+    assert last_step() == (1, "2026-11-21T03:00:01.062Z"), "of its predecessor in the same pod"
     now += 1
     second.step(2)
     second.close()
-    assert told() == (2, "2026-11-21T03:00:32.062Z")
+    assert last_step() == (2, "2026-11-21T03:00:32.062Z")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["kind"], line["lastStepTime"]) for line in lines] == [
         ("start", "2026-11-21T03:00:01.062Z"),
@@ -561,11 +565,11 @@ def test_when_the_last_step_was_complete(tmp_path: Path, monkeypatch: pytest.Mon
     assert starts == ["2026-11-21T03:00:00.000Z", "2026-11-21T03:00:31.062Z"]
 
 
-def test_the_history_tells_what_a_checkpoint_took_and_who_was_slowest(tmp_path: Path) -> None:
+def test_history_has_the_time_of_a_checkpoint_and_the_slowest_rank(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    publisher = Publisher(None, [History(path)], StepTimer(moments_of(torch.device("cpu"))))
+    publisher = publisher_of(None, History(path))
     publisher.begin(0, total_steps=9)
-    publisher.saved(CheckpointStatus(step=0))  # by the process before: it took none of this one
+    publisher.saved(CheckpointStatus(step=0))  # by the previous process
     publisher.step(1)
     publisher.step(2)
     publisher.interval(step=2, epoch=1, loss=0.5, samples_per_second=1.0, pace=pace([0.1, 0.3]))
@@ -580,39 +584,33 @@ def test_the_history_tells_what_a_checkpoint_took_and_who_was_slowest(tmp_path: 
     assert checkpoint["savedTime"] == "2026-11-21T03:00:00Z"
 
 
-def test_the_last_comparison_of_a_group_is_told(tmp_path: Path) -> None:
+def test_status_has_the_last_comparison_of_the_group(tmp_path: Path) -> None:
     file = StatusFile(tmp_path / "status.json")
-    publisher = Publisher(file, [], StepTimer(moments_of(torch.device("cpu"))))
+    publisher = publisher_of(file)
 
-    def told(own_seconds: list[float], step: int) -> PaceStatus | None:
+    def pace_after(own_seconds: list[float], step: int) -> PaceStatus | None:
         publisher.interval(
             step=step, epoch=1, loss=0.5, samples_per_second=1.0, pace=pace(own_seconds)
         )
         publisher.close()
-        status = file.read()
-        assert status is not None
-        return status.pace
+        return status_in(file).pace
 
     publisher.begin(0, total_steps=9)
     wanted = PaceStatus(step=2, rank=1, seconds=0.3, others_seconds=0.1)
-    assert told([0.1, 0.3], 2) == wanted
-    assert told([0.3], 4) is None, "there is no other rank"
-    assert told([0.1, 0.3], 2) == wanted
+    assert pace_after([0.1, 0.3], 2) == wanted
+    assert pace_after([0.3], 4) is None, "there is no other rank"
+    assert pace_after([0.1, 0.3], 2) == wanted
     publisher.begin(2, total_steps=9)
-    status = file.read()
-    assert status is not None
-    assert status.pace is None, "of a group that is over"
+    assert status_in(file).pace is None, "of an earlier group"
 
 
-def test_the_first_step_of_a_group_is_told_at_once(tmp_path: Path) -> None:
+def test_first_step_of_a_group_is_in_the_status_at_once(tmp_path: Path) -> None:
     file = StatusFile(tmp_path / "status.json")
-    publisher = Publisher(file, [], StepTimer(moments_of(torch.device("cpu"))))
+    publisher = publisher_of(file)
     for step in (3, 7):
         publisher.begin(step, total_steps=9)
         publisher.step(step + 1)
-        status = file.read()
-        assert status is not None
-        assert status.step == step + 1
+        assert status_in(file).step == step + 1
 
 
 def test_only_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

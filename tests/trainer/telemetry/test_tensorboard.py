@@ -1,4 +1,4 @@
-"""Event files tell what `metrics.jsonl` tells, also of steps that are trained again."""
+"""Event files have the numbers of `metrics.jsonl`, also after repeated steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def drawn(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_numbers_are_drawn_and_nothing_else(tmp_path: Path) -> None:
+def test_only_numbers_are_drawn(tmp_path: Path) -> None:
     events = EventFiles(tmp_path)
     events.rewind(0)
     events.append("training", step=1, loss=0.5, epoch=1, time="now", slowest=None)
@@ -44,7 +44,7 @@ def test_numbers_are_drawn_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("same_process", [True, False])
-def test_what_is_trained_again_is_drawn_once(tmp_path: Path, same_process: bool) -> None:
+def test_repeated_steps_are_drawn_once(tmp_path: Path, same_process: bool) -> None:
     events = EventFiles(tmp_path)
     events.rewind(0)
     for step in range(1, 11):
@@ -61,7 +61,7 @@ def test_what_is_trained_again_is_drawn_once(tmp_path: Path, same_process: bool)
     ]
 
 
-def test_a_group_that_goes_on_where_it_was_begins_no_file(tmp_path: Path) -> None:
+def test_new_group_at_the_same_step_begins_no_file(tmp_path: Path) -> None:
     events = EventFiles(tmp_path)
     for step in range(5):
         events.rewind(step)
@@ -70,11 +70,11 @@ def test_a_group_that_goes_on_where_it_was_begins_no_file(tmp_path: Path) -> Non
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_disk_that_takes_nothing_ends_no_training(
+def test_disk_that_refuses_writes_ends_no_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    events = EventFiles(tmp_path / "file")  # which can be no folder
+    events = EventFiles(tmp_path / "file")  # not a folder
     for step in range(3):
         events.rewind(step)
         events.append("training", step=step, loss=0.0)
@@ -82,7 +82,9 @@ def test_a_disk_that_takes_nothing_ends_no_training(
     assert [record.message for record in caplog.records if "cannot write" in record.message]
 
 
-def test_what_cannot_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_folder_and_package_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tensorboard.check(tmp_path)
     with pytest.raises(ConfigurationError, match=r"no DDP_CHECKPOINT_DIR .* set spec.checkpoint"):
         tensorboard.check(None)
@@ -91,7 +93,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         tensorboard.check(tmp_path)
 
 
-def test_rank_0_is_killed_and_the_events_are_those_of_the_history(tmp_path: Path) -> None:
+def test_events_match_the_history_after_a_killed_rank_0(tmp_path: Path) -> None:
     with job(tmp_path, nodes=1, local_world_size=2) as wounded:
         flags = ("--tensorboard", "--log-every-steps", "1", "--step-delay-seconds", "0.1")
         [pod] = wounded.start_all(*flags, "--epochs", "2", "--batch-size", "64")
@@ -99,10 +101,10 @@ def test_rank_0_is_killed_and_the_events_are_those_of_the_history(tmp_path: Path
         os.kill(pod.pids_of_ranks()[0], signal.SIGKILL)
         assert pod.wait() == 0, pod.log
         lines = (wounded.checkpoints / FILE_NAME).read_text().splitlines()
-        told = [line for line in map(json.loads, lines) if line["kind"] == "training"]
+        history = [line for line in map(json.loads, lines) if line["kind"] == "training"]
         losses = drawn(wounded.checkpoints / FOLDER)["training/loss"]
         steps = [step for step, _ in losses]
-        found = [line for line in told if line["step"] in steps]
+        found = [line for line in history if line["step"] in steps]
         assert steps == [line["step"] for line in found]
         assert [loss for _, loss in losses] == pytest.approx([line["loss"] for line in found])
-        assert len(found) >= len(told) - 1, "what it was about to tell as it was killed"
+        assert len(found) >= len(history) - 1, "at most the line in progress is missing"

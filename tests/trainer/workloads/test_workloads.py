@@ -1,4 +1,4 @@
-"""Workloads: the bundled ones learn, anybody's own can be named, wrong options are explained."""
+"""Bundled workloads learn, users name their own, and wrong options get an explanation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL_GPT = {"layers": "1", "width": "32", "context": "32", "text_bytes": "40000
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Threads that wait for each other make tiny models slow on busy machines."""
+    """Use one thread: several make tiny models slow on busy machines."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -28,7 +28,7 @@ def one_thread() -> Iterator[None]:
 
 
 def losses(workload: Workload, *, steps: int, batch_size: int = 32) -> list[float]:
-    """Train in this process alone; the loss of every step."""
+    """Train in this process; return the loss of every step."""
     torch.manual_seed(0)
     model = workload.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -62,7 +62,7 @@ def test_bundled_workloads_learn(name: str, options: dict[str, str]) -> None:
     assert bool(((scores >= 0) & (scores <= 1)).all())
 
 
-def test_gpt_sees_nothing_of_the_future() -> None:
+def test_gpt_does_not_see_later_bytes() -> None:
     torch.manual_seed(0)
     model = GPT(layers=2, heads=2, width=16, context=8, dropout=0.0)
     text = torch.randint(256, (1, 8), dtype=torch.uint8)
@@ -73,7 +73,7 @@ def test_gpt_sees_nothing_of_the_future() -> None:
     assert not torch.allclose(before[0, 5:], after[0, 5:])
 
 
-def test_gpt_predicts_the_byte_that_follows_and_tests_on_text_of_its_own() -> None:
+def test_gpt_predicts_the_next_byte_and_tests_on_other_text() -> None:
     workload = workloads.load("gpt", SMALL_GPT)
     text = read_text(None, most=40_000)
     parts = [part.batch(range(len(part))) for part in (workload.train, workload.test)]
@@ -119,14 +119,14 @@ def without(*, purpose: str):
 
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of a user's, importable."""
+    """Return the name of a user's module that can be imported."""
     (tmp_path / "own_workload.py").write_text(OWN_WORKLOAD)
     (tmp_path / "own_broken.py").write_text("import a_library_that_is_missing\n")
     monkeypatch.syspath_prepend(tmp_path)
     return "own_workload"
 
 
-def test_a_workload_of_ones_own_with_typed_options(own_module: str) -> None:
+def test_own_workload_gets_typed_options(own_module: str) -> None:
     options = {"shout": "true", "scale": "2.5", "where": "/data", "samples": "50"}
     workload = workloads.load(f"{own_module}:make", options)
     assert importlib.import_module(own_module).made == (True, 2.5, Path("/data"))
@@ -163,7 +163,7 @@ def test_a_workload_of_ones_own_with_typed_options(own_module: str) -> None:
         ("ddp_trainer.none:thing", {}, "there is no module ddp_trainer.none; install it"),
     ],
 )
-def test_what_cannot_be_loaded_is_explained(
+def test_workload_that_cannot_be_loaded_is_explained(
     name: str, options: dict[str, str], message: str, own_module: str
 ) -> None:
     assert own_module
@@ -171,13 +171,13 @@ def test_what_cannot_be_loaded_is_explained(
         workloads.load(name, options)
 
 
-def test_a_failing_import_inside_a_workload_is_not_blamed_on_its_name(own_module: str) -> None:
+def test_failing_import_inside_a_workload_is_its_own_error(own_module: str) -> None:
     assert own_module
     with pytest.raises(ModuleNotFoundError, match="a_library_that_is_missing"):
         workloads.load("own_broken:make")
 
 
-def test_flags() -> None:
+def test_workload_flags_are_parsed() -> None:
     options = Options.parse(
         ["--workload=a.b:c", "--workload-option=x=1=2", "--workload-option", "y="]
     )
@@ -193,13 +193,13 @@ def test_flags() -> None:
         (["--workload-option=layers"], "'layers' is not of the form NAME=VALUE"),
     ],
 )
-def test_bad_flags(flags: list[str], message: str) -> None:
+def test_bad_workload_flags_are_refused(flags: list[str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Options.parse(flags)
 
 
 class Squares(Dataset[tuple[torch.Tensor, int]]):
-    """A dataset as users have them."""
+    """A map-style dataset of a user."""
 
     def __len__(self) -> int:
         return 10
@@ -208,7 +208,7 @@ class Squares(Dataset[tuple[torch.Tensor, int]]):
         return torch.full((2,), float(index)), index**2
 
 
-def test_map_style_datasets() -> None:
+def test_map_style_dataset_has_batches() -> None:
     samples = MapSamples(Squares())
     inputs, targets = samples.batch([3, 1])
     assert inputs.tolist() == [[3.0, 3.0], [1.0, 1.0]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ddp_trainer.launcher.memory.choice import Choice, choose
-from ddp_trainer.memory.volume import Key, SnapshotName
+from ddp_trainer.memory.volume import SnapshotName
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,39 +13,6 @@ from tests.trainer.launcher.memory.files import snapshot as name
 
 def chosen(*pods: list[SnapshotName], world_size: int = 2, silent: tuple[int, ...] = ()) -> Choice:
     return choose(dict(enumerate(pods)), world_size=world_size, generation=3, silent=silent)
-
-
-def test_newest_step_of_all_ranks_wins_in_any_pods() -> None:
-    choice = chosen(
-        [name(10, 0), name(20, 0), name(30, 0), name(20, 1)],
-        [name(10, 1), name(10, 0)],
-    )
-    assert choice.key == Key(1, 20)
-    assert choice.holders == {name(20, 0): [0], name(20, 1): [0]}
-    assert not choice.reason
-
-
-def test_a_later_generation_is_newer_whatever_its_step() -> None:
-    early = [name(90, rank) for rank in range(2)]
-    late = [name(10, rank, generation=2) for rank in range(2)]
-    assert chosen(early, late).key == Key(2, 10)
-
-
-def test_the_snapshots_of_the_present_generation_are_too_new() -> None:
-    now = [name(90, rank, generation=3) for rank in range(2)]
-    assert chosen(now).key is None
-
-
-def test_replicated_snapshot_fits_any_number_of_ranks() -> None:
-    choice = chosen([name(10, 0)], [name(20, 3, world_size=4, replicated=True), name(10, 1)])
-    assert choice.key == Key(1, 20)
-    assert [*choice.holders.values()] == [[1]]
-
-
-def test_replicated_and_sharded_snapshots_of_a_step_are_never_mixed() -> None:
-    choice = chosen([name(10, 0)], [name(10, 1, replicated=True)])
-    assert {one.replicated for one in choice.holders} == {True}
-    assert chosen([name(10, 0)], [name(9, 1)]).key is None
 
 
 @pytest.mark.parametrize(
@@ -88,6 +55,7 @@ def test_choice_has_one_step_and_kind_and_is_the_newest(
 ) -> None:
     choice = chosen(*pods)
     assert (choice.key is None) == bool(choice.reason)
+    assert choice.key is None or choice.key.generation < 3, "too new"
     everything = {one for pod in pods for one in pod if one.key.generation < 3}
     for one in everything:
         of_step = {other for other in everything if other.key == one.key}

@@ -114,7 +114,7 @@ if os.environ["RANK"] == "0":
     print("\\r 10%", end="")
     wait_for("line")
     print("\\r100%", end="")
-else:
+if os.environ["RANK"] == "1":
     wait_for("bar")
     print("a", "line")
     pathlib.Path(sys.argv[1], "printed").touch()
