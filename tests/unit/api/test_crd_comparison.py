@@ -21,12 +21,12 @@ def crd() -> Json:
     return custom_resource_definition()
 
 
-def test_the_same_does_not_differ(crd: Json) -> None:
+def test_same_crd_does_not_differ(crd: Json) -> None:
     assert compare(crd) == Difference()
 
 
-def test_what_says_nothing_of_fields_does_not_count(crd: Json) -> None:
-    """People write their own descriptions, and leave rules out."""
+def test_descriptions_rules_and_defaults_are_ignored(crd: Json) -> None:
+    """Administrators may write their own descriptions, or omit rules."""
     spec = schema_of(crd)["spec"]
     del spec["x-kubernetes-validations"]
     spec["description"] = "A job."
@@ -36,7 +36,7 @@ def test_what_says_nothing_of_fields_does_not_count(crd: Json) -> None:
     assert compare(crd) == Difference()
 
 
-def test_an_older_one_lacks_fields_and_words(crd: Json) -> None:
+def test_older_crd_lacks_fields_and_words(crd: Json) -> None:
     schema = schema_of(crd)
     del schema["spec"]["properties"]["restart"]
     del schema["status"]["properties"]["failures"]["items"]["properties"]["rank"]
@@ -50,7 +50,7 @@ def test_an_older_one_lacks_fields_and_words(crd: Json) -> None:
     assert found.unknown == frozenset()
 
 
-def test_a_newer_one_has_more(crd: Json) -> None:
+def test_newer_crd_has_unknown_fields_and_words(crd: Json) -> None:
     schema = schema_of(crd)
     novelty = {"type": "object", "properties": {"count": {"type": "integer"}}}
     schema["spec"]["properties"]["novelty"] = novelty
@@ -66,7 +66,7 @@ def test_a_newer_one_has_more(crd: Json) -> None:
     assert found.lacking == frozenset()
 
 
-def test_one_may_be_both(crd: Json) -> None:
+def test_renamed_field_is_lacking_and_unknown(crd: Json) -> None:
     properties = schema_of(crd)["spec"]["properties"]
     properties["renamed"] = properties.pop("suspend")
     assert compare(crd) == Difference(frozenset({"spec.suspend"}), frozenset({"spec.renamed"}))
@@ -76,6 +76,6 @@ def test_one_may_be_both(crd: Json) -> None:
     "versions",
     [[], [{"name": "v1"}], [{"name": "v1alpha1"}], [{"name": "v1alpha1", "schema": {}}]],
 )
-def test_one_without_a_schema_knows_nothing(versions: list[Json]) -> None:
+def test_crd_without_a_schema_lacks_everything(versions: list[Json]) -> None:
     found = compare({"spec": {"versions": versions}})
     assert found == Difference(lacking=frozenset({"spec", "status"}))

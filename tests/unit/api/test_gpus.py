@@ -12,7 +12,7 @@ _ROW = re.compile(
 )
 
 
-def test_the_page_has_every_gpu_as_it_is() -> None:
+def test_page_has_the_table_of_gpus() -> None:
     shown = {row["type"]: row for row in _ROW.finditer(PAGE.read_text())}
     assert list(shown) == list(GPUS)
     for name, gpu in GPUS.items():

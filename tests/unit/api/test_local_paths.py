@@ -1,4 +1,4 @@
-"""Paths in which a checkpoint is one pod's own."""
+"""Paths on a pod's own disk, where checkpoints are lost with the pod."""
 
 from typing import Any
 
@@ -35,14 +35,14 @@ def spec(volume: dict[str, Any] | None, path: str, *argv: str, **fields: Any) ->
         ({"name": "own", "hostPath": {"path": "/mnt"}}, "/checkpoints/", False),
     ],
 )
-def test_where_checkpoints_die_with_their_pods(
+def test_checkpoints_outside_of_a_shared_volume_die_with_their_pods(
     volume: dict[str, Any] | None, path: str, *, dies: bool
 ) -> None:
     assert dies_with_pods(spec(volume, path)) is dies
 
 
 @pytest.mark.parametrize("where", [{"persistentVolumeClaim": "c"}, {"gcsBucket": "abc"}])
-def test_a_volume_of_the_spec_outlives_pods(where: dict[str, str]) -> None:
+def test_checkpoint_volume_outlives_pods(where: dict[str, str]) -> None:
     job = fresh_job(replicas=2, checkpoint=where)
     assert not dies_with_pods(job.spec)
     assert "DDP_LOCAL_PATHS" not in environment(job, Identity(0, 0), token="")
@@ -61,17 +61,17 @@ def test_a_volume_of_the_spec_outlives_pods(where: dict[str, str]) -> None:
         (["python", "train.py", "--save-dir", "/elsewhere/out"], []),
     ],
 )
-def test_paths_that_a_command_saves_to(argv: list[str], named: list[str]) -> None:
-    found = spec(OWN, "/own", *argv)
-    assert list(named_paths(found)) == named
-    assert set(local_paths(found)) == {"/checkpoints", *named}
+def test_output_paths_in_a_command(argv: list[str], named: list[str]) -> None:
+    parsed = spec(OWN, "/own", *argv)
+    assert list(named_paths(parsed)) == named
+    assert set(local_paths(parsed)) == {"/checkpoints", *named}
 
 
-def test_paths_that_the_environment_saves_to() -> None:
+def test_output_paths_in_the_environment() -> None:
     env = [{"name": "SNAPSHOT", "value": "/own/s"}, {"name": "HF_HOME", "value": "/own/hub"}]
-    found = spec(OWN, "/own", "python", "train.py", env=[*env, {"name": "N", "valueFrom": {}}])
-    assert list(named_paths(found)) == ["/own/s"]
+    parsed = spec(OWN, "/own", "python", "train.py", env=[*env, {"name": "N", "valueFrom": {}}])
+    assert list(named_paths(parsed)) == ["/own/s"]
 
 
-def test_one_pod_is_not_asked() -> None:
+def test_job_of_one_pod_has_no_local_paths() -> None:
     assert "DDP_LOCAL_PATHS" not in environment(fresh_job(replicas=1), Identity(0, 0), token="")

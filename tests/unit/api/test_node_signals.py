@@ -56,7 +56,7 @@ def judged(rules: Rules = DEFAULT_RULES, **node: Any) -> Signals:
         ),
     ],
 )
-def test_what_is_known_to_mean_a_broken_node(node: dict[str, Any], words: str) -> None:
+def test_default_signals_of_a_broken_node(node: dict[str, Any], words: str) -> None:
     assert judged(**node) == Signals(boot_id="b0", bad=words)
 
 
@@ -79,7 +79,7 @@ def test_what_is_known_to_mean_a_broken_node(node: dict[str, Any], words: str) -
         ),
     ],
 )
-def test_what_is_known_to_mean_a_node_that_goes(node: dict[str, Any], words: str) -> None:
+def test_default_signals_of_a_node_that_leaves(node: dict[str, Any], words: str) -> None:
     assert judged(**node) == Signals(boot_id="b0", leaving=words)
 
 
@@ -94,11 +94,11 @@ def test_what_is_known_to_mean_a_node_that_goes(node: dict[str, Any], words: str
         {"taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]},
     ],
 )
-def test_what_means_nothing_yet(node: dict[str, Any]) -> None:
+def test_other_conditions_labels_and_taints_are_ignored(node: dict[str, Any]) -> None:
     assert judged(**node) == Signals(boot_id="b0")
 
 
-def test_a_node_that_says_nothing() -> None:
+def test_node_without_status_has_no_signals() -> None:
     assert signals({"metadata": {"name": "node-a"}}, DEFAULT_RULES) == Signals()
 
 
@@ -111,12 +111,12 @@ def test_a_node_that_says_nothing() -> None:
         ("9" * 100_000, None),
     ],
 )
-def test_when_its_machine_ends(text: str, ends_at: datetime | None) -> None:
-    said = judged(annotations={"node.gke.io/machine-termination-datetime": text})
-    assert said == Signals(boot_id="b0", ends_at=ends_at)
+def test_termination_time_of_the_machine(text: str, ends_at: datetime | None) -> None:
+    result = judged(annotations={"node.gke.io/machine-termination-datetime": text})
+    assert result == Signals(boot_id="b0", ends_at=ends_at)
 
 
-def test_administrators_have_signals_of_their_own() -> None:
+def test_administrators_can_add_and_replace_signals() -> None:
     bad = read_rules(["label:rack=7", "annotation:example.com/broken"], DEFAULT_BAD)
     rules = Rules(bad=bad)
     assert judged(rules, labels={"rack": "7"}).bad == "label rack=7"
@@ -137,13 +137,13 @@ def test_administrators_have_signals_of_their_own() -> None:
     "text",
     ["", "GpuMemWatch", "event:x", "taint:", "taint:a b", "label:a=b=c", "taint:" + "a" * 400],
 )
-def test_what_is_no_signal_is_refused_with_what_one_looks_like(text: str) -> None:
+def test_invalid_signal_is_refused_with_the_form(text: str) -> None:
     with pytest.raises(ValueError, match="condition:TYPE=STATUS") as refused:
         Rule.read(text)
     assert len(str(refused.value)) < 500
 
 
-def test_there_may_be_a_hundred_of_them() -> None:
+def test_at_most_100_signals() -> None:
     texts = [f"taint:key-{number}" for number in range(101)]
     with pytest.raises(ValueError, match="at most 100"):
         read_rules(["none", *texts], DEFAULT_LEAVING)
@@ -151,23 +151,25 @@ def test_there_may_be_a_hundred_of_them() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--bad-node", "--leaving-node"])
-def test_the_command_line_says_what_is_wrong(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_names_the_invalid_signal(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", flag, "condition:A", flag, "GpuMemWatch"]) == 64
-    said = capsys.readouterr().err
-    assert f"{flag}: 'GpuMemWatch' is not a node signal" in said
+    errors = capsys.readouterr().err
+    assert f"{flag}: 'GpuMemWatch' is not a node signal" in errors
 
 
-def test_hostile_words_are_cut() -> None:
-    said = judged(
+def test_long_texts_are_cut() -> None:
+    result = judged(
         conditions=[{"type": "XidCriticalError", "status": "True", "reason": "x" * 100_000}],
         boot_id="b" * 100_000,
     )
-    assert len(said.bad) == 200
-    assert len(said.boot_id) == 64
+    assert len(result.bad) == 200
+    assert len(result.boot_id) == 64
 
 
-def test_of_a_node_no_more_is_kept_than_decides() -> None:
-    """A heartbeat, or a value that no rule reads, does not change the node."""
+def test_heartbeats_do_not_change_a_cached_node() -> None:
+    """Values that no rule reads are not cached."""
     node = manifest(
         taints=[TERMINATION, {"key": "a", "effect": "PreferNoSchedule"}],
         conditions=[{"type": "Ready", "status": "True", "lastHeartbeatTime": "1"}],

@@ -13,14 +13,14 @@ def spec(**fields: Any) -> DDPJobSpec:
     return DDPJobSpec.model_validate(job(**fields)["spec"])
 
 
-def test_a_pod_that_nobody_names_is_plain() -> None:
+def test_pod_without_an_override_has_the_spec_of_the_job() -> None:
     plain = spec(replicas=4, overrides=[{"indexes": ["1-2"], "nprocPerNode": 3}])
     assert spec_of(plain, 0) is plain
     assert spec_of(plain, 3) is plain
     assert spec_of(plain, 1).nproc_per_node == spec_of(plain, 2).nproc_per_node == 3
 
 
-def test_an_accelerator_is_replaced_as_a_whole() -> None:
+def test_accelerator_of_an_override_replaces_all_of_it() -> None:
     two = spec(
         accelerator={"type": "nvidia-l4", "count": 4, "provisioning": "spot"},
         overrides=[{"indexes": ["0"], "accelerator": {"type": "nvidia-l4", "count": 2}}],
@@ -40,7 +40,7 @@ def test_an_accelerator_is_replaced_as_a_whole() -> None:
         ({"metadata": {"labels": {"a": "b"}}}, {"zone": "a"}),
     ],
 )
-def test_a_template_is_merged(patch: Json, expected: Json | None) -> None:
+def test_template_of_an_override_is_merged(patch: Json, expected: Json | None) -> None:
     before = template(nodeSelector={"zone": "a"})
     patched = spec(template=before, overrides=[{"indexes": ["0"], "template": patch}])
     after = spec_of(patched, 0).template
@@ -50,7 +50,7 @@ def test_a_template_is_merged(patch: Json, expected: Json | None) -> None:
     assert patched.template == template(nodeSelector={"zone": "a"})
 
 
-def test_every_pod_is_of_one_kind() -> None:
+def test_kinds_of_pods() -> None:
     overrides = [
         {"indexes": ["5-7", "0"], "nprocPerNode": 1},
         {"indexes": ["2-3"], "nprocPerNode": 2},
@@ -61,9 +61,6 @@ def test_every_pod_is_of_one_kind() -> None:
         (2, [range(2, 4)]),
         (3, [range(1, 2), range(4, 5), range(8, 10)]),
     ]
-
-
-def test_there_is_no_kind_without_pods() -> None:
     found = kinds(spec(replicas=2, overrides=[{"indexes": ["0-1"], "nprocPerNode": 2}]))
-    assert [kind.nproc_per_node for kind, _ in found] == [2]
+    assert [kind.nproc_per_node for kind, _ in found] == [2], "no kind is without pods"
     assert [list(pods) for _, pods in kinds(spec(replicas=2))] == [[range(2)]]

@@ -1,5 +1,5 @@
-"""What a namespace enforces, and how refusals are read. Their texts are those of Kubernetes 1.36,
-which the integration tests have the API server say.
+"""Levels of Pod Security, and refusals with the texts of Kubernetes 1.36, which integration tests
+compare with a real API server.
 """
 
 import pytest
@@ -91,17 +91,17 @@ def refusal(checks: str, *, pod: str = "digits-0-0", level: str = "restricted") 
         ("a check of tomorrow", "change this: a check of tomorrow"),
     ],
 )
-def test_a_refusal_says_what_to_change(checks: str, remedy: str) -> None:
+def test_refusal_becomes_a_remedy(checks: str, remedy: str) -> None:
     found = read_refusal(refusal(checks), POD)
     assert found is not None
     assert (found.level, found.remedy) == ("restricted", remedy)
 
 
-def test_what_is_asked_for_is_bounded() -> None:
+def test_remedy_is_bounded() -> None:
     many = ", ".join(f'"container-{number}"' for number in range(1000))
-    said = f"privileged (containers {many} must not set securityContext.privileged=true)"
+    checks = f"privileged (containers {many} must not set securityContext.privileged=true)"
     pod = {"containers": [{"name": f"container-{number}"} for number in range(1000)]}
-    found = read_refusal(refusal(said), pod)
+    found = read_refusal(refusal(checks), pod)
     assert found is not None
     assert found.remedy == (
         "set containers[container-0, container-1, container-2 and 997 more]"
@@ -113,11 +113,11 @@ def test_what_is_asked_for_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("said", ["", "exceeded quota: pods", "violates PodSecurity"])
-def test_others_refusals_are_not_read(said: str) -> None:
+def test_other_refusals_are_ignored(said: str) -> None:
     assert read_refusal(said, POD) is None
 
 
-def test_a_job_says_in_which_of_its_templates() -> None:
+def test_message_names_the_template() -> None:
     own = {"spec": {"containers": [container(), container("logs")]}}
     labels = {"metadata": {"labels": {"a": "b"}}}
     overrides = [{"indexes": ["1"], "template": labels}, {"indexes": ["2"], "template": own}]
@@ -130,7 +130,7 @@ def test_a_job_says_in_which_of_its_templates() -> None:
     assert said.startswith(f"{head}spec.overrides[1].template.spec set containers[logs].")
 
 
-def test_a_volume_that_the_operator_adds_is_traced_to_its_field() -> None:
+def test_volume_that_the_operator_adds_is_traced_to_its_field() -> None:
     job = fresh_job(checkpoint={"hostPath": "/saved"})
     said = explain_refusal(
         job, refusal('hostPath volumes (volume "ddp-checkpoints")', level="baseline")
@@ -154,5 +154,7 @@ def test_a_volume_that_the_operator_adds_is_traced_to_its_field() -> None:
         ({ENFORCE: "Privileged"}, PodSecurity("restricted")),  # as the API server takes it
     ],
 )
-def test_what_a_namespace_enforces(labels: dict[str, str], found: PodSecurity | None) -> None:
+def test_level_in_the_labels_of_a_namespace(
+    labels: dict[str, str], found: PodSecurity | None
+) -> None:
     assert PodSecurity.of_labels(labels) == found

@@ -33,9 +33,9 @@ def test_quantities(written: int | str, number: Decimal | int) -> None:
 @pytest.mark.parametrize(
     "written", ["", "Gi", "16 Gi", "16gi", "1e", "1Ki5", "٣", "1\n", "0x1", "."]
 )
-def test_what_is_no_quantity(written: str) -> None:
+def test_invalid_quantities(written: str) -> None:
     assert quantity(written) is None
 
 
-def test_a_size_is_rounded_up_to_whole_bytes() -> None:
+def test_size_is_rounded_up_to_whole_bytes() -> None:
     assert MemoryCheckpoint(size_limit="0.001Mi").size_bytes == 1049

@@ -1,4 +1,4 @@
-"""Which ranks are whose, in jobs of equal and of unequal pods."""
+"""Ranks of each pod, in jobs of equal and of unequal pods."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.unit.job.builders import fresh_job
 
 
 def sizes_of(sizes: list[int], plain: int = 2) -> dict[str, Any]:
-    """A spec whose pods have these numbers of processes."""
+    """Return a spec for pods with these numbers of processes."""
     overrides = [
         {"indexes": [str(i) for i, own in enumerate(sizes) if own == size], "nprocPerNode": size}
         for size in sorted(set(sizes) - {plain})
@@ -24,7 +24,7 @@ def sizes_of(sizes: list[int], plain: int = 2) -> dict[str, Any]:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=12))
-def test_ranks_count_over_the_pods_before(sizes: list[int]) -> None:
+def test_ranks_count_across_pods(sizes: list[int]) -> None:
     job = fresh_job(**sizes_of(sizes))
     owners = [index for index, size in enumerate(sizes) for _ in range(size)]
     assert ranks.world_size(job.spec) == len(owners)
@@ -32,25 +32,25 @@ def test_ranks_count_over_the_pods_before(sizes: list[int]) -> None:
         assert [owners[rank] for rank in ranks.ranks(job.spec, index)] == [index] * size
     assert [ranks.pod_of(job.spec, rank) for rank in range(len(owners))] == owners
     assert ranks.pod_of(job.spec, len(owners)) == len(sizes) - 1, "of no pod: the last"
-    told = ranks.pod_sizes(job.spec)
-    assert bool(told) is (len(set(sizes)) > 1)
-    runs = (run.partition("x") for run in told.split(",") if run)
+    text = ranks.pod_sizes(job.spec)
+    assert bool(text) is (len(set(sizes)) > 1)
+    runs = (run.partition("x") for run in text.split(",") if run)
     read = [int(size) for size, _, pods in runs for _ in range(int(pods or 1))]
-    assert read == (sizes if told else [])
+    assert read == (sizes if text else [])
 
 
-def test_what_pods_of_unequal_sizes_are_told() -> None:
+def test_environment_of_unequal_pods() -> None:
     job = fresh_job(**sizes_of([4, 1, 2, 2]))
     names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "NODE_RANK", "RANK")
-    told = [environment(job, Identity(index, 0), token="") for index in range(4)]
-    assert [tuple(one.get(name) for name in names) for one in told] == [
+    variables = [environment(job, Identity(index, 0), token="") for index in range(4)]
+    assert [tuple(one.get(name) for name in names) for one in variables] == [
         ("9", "4", "4", "0", None),
         ("9", "1", "4", "1", "4"),
         ("9", "2", "4", "2", None),
         ("9", "2", "4", "3", None),
     ]
-    assert {one["DDP_POD_SIZES"] for one in told} == {"4,1,2x2"}
-    assert [one["PET_NPROC_PER_NODE"] for one in told] == ["4", "1", "2", "2"]
+    assert {one["DDP_POD_SIZES"] for one in variables} == {"4,1,2x2"}
+    assert [one["PET_NPROC_PER_NODE"] for one in variables] == ["4", "1", "2", "2"]
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_what_pods_of_unequal_sizes_are_told() -> None:
         ({"template": template(container(resources=gpus(gpu=1)))}, "nccl"),
     ],
 )
-def test_one_backend_serves_all_pods(override: dict[str, Any], backend: str) -> None:
+def test_all_pods_have_one_backend(override: dict[str, Any], backend: str) -> None:
     job = fresh_job(
         template=template(container(resources=gpus(gpu=2))),
         overrides=[{"indexes": ["1"], **override}],
     )
-    told = {environment(job, Identity(index, 0), token="")["DDP_BACKEND"] for index in range(2)}
-    assert told == {backend}
+    backends = {environment(job, Identity(index, 0), token="")["DDP_BACKEND"] for index in range(2)}
+    assert backends == {backend}

@@ -21,7 +21,7 @@ STORED_CONDITION = {
 
 
 def overlong() -> DDPJobStatus:
-    """As only a mistake could make it: more of everything than the schema allows."""
+    """Return a status with more of everything than the schema allows."""
     condition = Condition(type="Running", status="True", reason="Ready", last_transition_time=NOW)
     condition = condition.model_copy(update={"reason": LONG, "message": LONG})
     failure = Failure(time=NOW, attempt=0, index=0, pod="p", reason="r", class_="Application")
@@ -38,7 +38,7 @@ def overlong() -> DDPJobStatus:
     )
 
 
-def test_what_is_written_is_bounded() -> None:
+def test_written_status_is_bounded() -> None:
     stored = as_stored(overlong())
     assert {name: len(stored[name]) for name in ("reason", "message", "ready")} == {
         "reason": 256,
@@ -52,14 +52,14 @@ def test_what_is_written_is_bounded() -> None:
     assert {name: len(failure[name]) for name in LONG_IN_FAILURES} == LONG_IN_FAILURES
 
 
-def test_the_newest_are_kept() -> None:
+def test_newest_entries_are_kept() -> None:
     status = overlong().bounded()
     assert [failure.attempt for failure in status.failures] == list(range(10, 20))
     assert status.excluded_nodes[-1] == "node-199"
 
 
 @pytest.mark.parametrize(
-    "strange",
+    "unknown",
     [
         {"phase": "Dreaming"},
         {"conditions": [{"type": "Dreaming", "status": "True"}, STORED_CONDITION]},
@@ -72,20 +72,20 @@ def test_the_newest_are_kept() -> None:
         {"excludedNodes": [f"node-{number}" for number in range(101)]},
         {"dreams": {"of": "another version"}},
     ],
-    ids=lambda strange: next(iter(strange)),
+    ids=lambda unknown: next(iter(unknown)),
 )
-def test_what_another_version_has_written_fails_no_job(strange: dict[str, Any]) -> None:
-    stored = {"attempt": 3, "conditions": [STORED_CONDITION], **strange}
+def test_status_of_another_version_fails_no_job(unknown: dict[str, Any]) -> None:
+    stored = {"attempt": 3, "conditions": [STORED_CONDITION], **unknown}
     status = DDPJobStatus.model_validate(stored)
     assert status.attempt == 3
     assert status.is_true("Running")
 
 
-def test_counters_are_not_guessed() -> None:
+def test_invalid_counter_is_refused() -> None:
     with pytest.raises(ValueError, match="attempt"):
         DDPJobStatus.model_validate({"attempt": "many"})
 
 
-def test_the_full_status_is_full() -> None:
+def test_full_status_has_every_field() -> None:
     everything = DDPJobStatus.model_validate(FULL_STATUS).model_dump(mode="json", by_alias=True)
     assert everything == FULL_STATUS

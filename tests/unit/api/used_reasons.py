@@ -1,5 +1,5 @@
-"""Finds every reason in the operator's source. It follows the arguments of Events, conditions and
-recorded failures back to the place of the word.
+"""Find every reason in the operator's source. The search follows the arguments of Events,
+conditions and recorded failures back to the literal text.
 """
 
 import ast
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-_SAID_BY: Final = {"Event": 0, "Condition": None, "Failure": None}
+_CLASSES: Final = {"Event": 0, "Condition": None, "Failure": None}
 """Classes with a reason, and its place among the arguments if it may be positional."""
 _READ: Final = {"reason", "waiting", "disruption"}
 """Attributes with a word that was read from a pod, or from a record of the operator."""
@@ -52,7 +52,7 @@ class Source:
         found: set[str] = set()
         for call in self._calls:
             name = _called(call)
-            if name in _SAID_BY and (given := _argument(call, "reason", _SAID_BY[name])):
+            if name in _CLASSES and (given := _argument(call, "reason", _CLASSES[name])):
                 found |= self._words(given)
         return found - {""}
 
@@ -148,7 +148,7 @@ class Source:
 
     def _unknown(self, node: ast.expr) -> UnknownReasonError:
         where = f"{self._module_of[node]}, line {node.lineno}"
-        return UnknownReasonError(f"{where}: where does this word come from? {ast.unparse(node)}")
+        return UnknownReasonError(f"{where}: cannot find the text of {ast.unparse(node)}")
 
 
 def operator_source(folder: Path) -> Source:
