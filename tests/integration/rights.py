@@ -1,5 +1,5 @@
-"""The rights that the operator is installed with, as those of a user of the tests, and a life of a
-job that uses every one of them.
+"""The operator's installed permissions, granted to a user of the tests, and a job that uses all of
+them.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _AUTHORIZATION: Final = "/apis/rbac.authorization.k8s.io/v1"
 
 
 def roles_in(*files: str) -> list[Manifest]:
-    """The operator's ClusterRoles and Roles in some of the manifests."""
+    """Return the operator's ClusterRoles and Roles in some of the manifests."""
     return [
         document
         for file in files
@@ -42,7 +42,7 @@ def roles_in(*files: str) -> list[Manifest]:
 
 
 def permissions(roles: Iterable[Manifest]) -> list[tuple[str, str]]:
-    """All (verb, resource) that roles grant."""
+    """Return each (verb, resource) that the roles grant."""
     return sorted(
         {
             (verb, resource)
@@ -59,7 +59,7 @@ ABOUT_OBJECTS: Final = (
     *("/api/v1/", f"{JOBS.root}/", LEASES.root, NETWORK_POLICIES.root),
     f"{CUSTOM_RESOURCE_DEFINITIONS.root}/",
 )
-"""How paths begin of requests about what roles are about; others ask what is served or allowed."""
+"""Prefixes of paths that roles cover; other requests ask what is served or allowed."""
 INSTALLED: Final = roles_in("install/rbac.yaml")
 INSTALLED_IN_ONE_NAMESPACE: Final = [
     *(role for role in INSTALLED if role["kind"] == "Role"),
@@ -75,8 +75,9 @@ OPERATOR: Final[Manifest] = {
 
 
 class Roles:
-    """Somebody's rights, as in the manifests but for what a test takes away; `namespace` is the
-    operator's own.
+    """The rights of a subject, as in the manifests, without what a test removes.
+
+    `namespace` is the operator's own.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Roles:
         return f"{_AUTHORIZATION}{where}/{kind.lower()}s"
 
     async def grant(self, *, without: tuple[str, str] | None = None) -> None:
-        """Write the roles, complete or without one verb of one resource."""
+        """Write the roles, either completely or without one verb of one resource."""
         for role in self._roles:
             name, path = self._name(role), self._path(role["kind"])
             rules = [
@@ -112,7 +113,6 @@ class Roles:
                 await self._admin.request("POST", path, body=body)
 
     async def bind(self) -> None:
-        """Give the roles to the subject."""
         group = {"apiGroup": "rbac.authorization.k8s.io"}
         for role in self._roles:
             binding = {
@@ -123,7 +123,7 @@ class Roles:
             await self._admin.request("POST", self._path(f"{role['kind']}Binding"), body=binding)
 
     async def remove(self) -> None:
-        """Take all of it away again."""
+        """Delete the roles and bindings."""
         for role in self._roles:
             for path in (self._path(f"{role['kind']}Binding"), self._path(role["kind"])):
                 await self._admin.request("DELETE", f"{path}/{self._name(role)}")
@@ -133,7 +133,7 @@ class Roles:
 async def granted(
     admin: ApiClient, namespace: str, roles: Sequence[Manifest], *, to: Manifest = OPERATOR
 ) -> AsyncIterator[Roles]:
-    """Give somebody, by default the user `operator`, these roles for the length of the block."""
+    """Bind the roles to a subject, by default the user `operator`, during the block."""
     rights = Roles(admin, namespace, roles, to)
     await rights.grant()
     await rights.bind()
@@ -146,8 +146,9 @@ async def granted(
 async def until_said(
     kubeconfig: Path, lease_namespace: str, expected: str, *, serves: str | None = None
 ) -> None:
-    """Wait until the start-up checks say this, or, with nothing missing, are content with the
-    namespace that is served: the server learns of changed roles a moment later.
+    """Wait until the start-up checks fail with this message, or pass if it is empty.
+
+    The server applies changed roles a moment later.
     """
     said = ""
 
@@ -172,7 +173,7 @@ _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": 
 
 
 def question(seen: Seen) -> tuple[str, str]:
-    """The permission that the server asks for when it gets this request."""
+    """Return the permission that the server requires for this request."""
     parts = seen.path.split("/")
     if "namespaces" in parts:
         rest = parts[parts.index("namespaces") + 2 :]
@@ -187,8 +188,8 @@ def question(seen: Seen) -> tuple[str, str]:
 
 
 async def use_every_permission(proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubelet) -> None:
-    """Take a job through everything for which the operator asks the server for something else."""
-    # An answer that is lost makes the operator look for what it has created.
+    """Make the operator use each of its permissions for a job."""
+    # After a lost answer the operator reads what it has created.
     proxy.lose_answers(write("POST", "/pods"), times=1)
     proxy.lose_answers(write("POST", "/services"), times=1)
     restart = {"scope": "Pod"}
@@ -201,7 +202,7 @@ async def use_every_permission(proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubele
     )
     await jobs.create(manifest)
     await jobs.until_pods("job-0-0", "job-0-1")
-    # A new attempt makes the NetworkPolicy again as it should be.
+    # A new attempt corrects the NetworkPolicy.
     await jobs.let_all_in()
     await jobs.until(lambda status: status.is_true("PodsCreated"))
     await jobs.annotate(restart_requested="1")
@@ -224,7 +225,7 @@ async def use_every_permission(proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubele
         return not await jobs.exists()
 
     await eventually(gone, interval_seconds=0.05)
-    # A request is seen when its answer passes, the job's deletion perhaps after the job is gone.
+    # The proxy records a request when its answer passes, perhaps after the job is gone.
     await eventually(lambda: is_answered(proxy, "DELETE", "/ddpjobs/"))
     await eventually(lambda: is_answered(proxy, "PUT", "/leases/"))  # renewed
 
@@ -234,6 +235,6 @@ def is_answered(proxy: HttpProxy, method: str, resource: str) -> bool:
 
 
 def namespace_of(seen: Seen) -> str:
-    """The namespace that a request is about; empty for requests about all of them."""
+    """Return the namespace of a request; empty for requests about all namespaces."""
     _, _, rest = seen.path.partition("/namespaces/")
     return rest.split("/")[0]

@@ -1,4 +1,4 @@
-"""The operator's metrics: for everybody, or for whom the API server lets see them."""
+"""The operator's metrics: public, or only for permitted users."""
 
 import contextlib
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ REVIEWER, READER = roles_in("components/metrics-auth/rbac.yaml")
 
 
 async def scrape(port: int, token: str | None = None) -> tuple[int, str]:
-    """Status and body; 0 while nobody listens."""
+    """Return status and body; 0 while nobody listens."""
     headers: Mapping[str, str] = {"Authorization": f"Bearer {token}"} if token else {}
     url = f"http://127.0.0.1:{port}/metrics"
     with contextlib.suppress(aiohttp.ClientConnectionError):
@@ -32,7 +32,7 @@ async def scrape(port: int, token: str | None = None) -> tuple[int, str]:
 
 
 async def until_scraped(port: int, token: str | None, status: int, text: str = "") -> None:
-    """Wait until a scrape is answered so."""
+    """Wait until a scrape has this status, and this text in it."""
     answer = (0, "")
 
     async def as_expected() -> bool:
@@ -48,16 +48,7 @@ def port() -> int:
     return free_port()
 
 
-async def test_everybody_sees_them_unless_told_otherwise(
-    control_plane: cluster.ControlPlane, jobs: Jobs, port: int, tmp_path: Path
-) -> None:
-    with running_operator(
-        control_plane.kubeconfig, tmp_path / "log", namespace=jobs.namespace, metrics_port=port
-    ):
-        await until_scraped(port, None, 200, LEADS)
-
-
-async def test_what_the_api_server_refuses_is_counted(
+async def test_everybody_sees_metrics_and_api_errors_are_counted(
     admin: ApiClient, control_plane: cluster.ControlPlane, jobs: Jobs, port: int, tmp_path: Path
 ) -> None:
     taken = {"metadata": {"name": "job"}, "spec": {"clusterIP": "None", "selector": {"a": "b"}}}
@@ -66,11 +57,12 @@ async def test_what_the_api_server_refuses_is_counted(
     with running_operator(
         control_plane.kubeconfig, tmp_path / "log", namespace=jobs.namespace, metrics_port=port
     ):
+        await until_scraped(port, None, 200, LEADS)
         await until_scraped(port, None, 200, '\nddp_operator_api_errors_total{code="409"} ')
 
 
 async def token_of(admin: ApiClient, namespace: str, account: str) -> str:
-    """Make a service account and return a token of it."""
+    """Create a service account and return a token for it."""
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     await admin.request("POST", accounts, body={"metadata": {"name": account}})
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
@@ -80,7 +72,7 @@ async def token_of(admin: ApiClient, namespace: str, account: str) -> str:
 
 
 async def until_allowed(kubeconfig: Path) -> None:
-    """Wait until the operator may ask who asks."""
+    """Wait until the operator may review tokens and access."""
 
     async def nothing_is_missing() -> bool:
         async with ApiClient(load_credentials(kubeconfig=str(kubeconfig))) as client:
@@ -89,7 +81,7 @@ async def until_allowed(kubeconfig: Path) -> None:
     await eventually(nothing_is_missing, interval_seconds=0.05)
 
 
-async def test_only_whom_the_server_allows_sees_them(
+async def test_with_metrics_auth_only_permitted_users_see_metrics(
     admin: ApiClient, as_operator: Path, jobs: Jobs, port: int, tmp_path: Path
 ) -> None:
     own = jobs.namespace
@@ -111,11 +103,11 @@ async def test_only_whom_the_server_allows_sees_them(
             assert (await scrape(port, token))[0] == 403
             async with granted(admin, own, [READER], to=account):
                 await until_scraped(port, token, 200, LEADS)
-            # What was allowed counts for a minute.
+            # The answer is cached for a minute.
             assert (await scrape(port, token))[0] == 200
 
 
-async def test_without_the_right_to_ask_it_ends_with_one_line(
+async def test_metrics_auth_without_permission_ends_with_one_line(
     admin: ApiClient, as_operator: Path, jobs: Jobs, port: int, tmp_path: Path
 ) -> None:
     async with granted(admin, jobs.namespace, INSTALLED_IN_ONE_NAMESPACE):

@@ -1,10 +1,11 @@
-"""What happens to jobs while the API server refuses, forgets or dies, or the operator does: a real
-operator process behind a proxy.
+"""Jobs while the API server refuses, forgets or dies, or the operator does.
+
+A real operator process reaches the API server through a proxy.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from tests.cluster import ControlPlane
 from tests.good_manifests import job
 from tests.integration.http_proxy import HttpProxy, Seen, any_write, http_proxy, write
 from tests.integration.jobs import Jobs
-from tests.integration.kubelet import FakeKubelet
+from tests.integration.kubelet import FakeKubelet, start
 from tests.integration.operator_process import OperatorProcess, running_operator
 from tests.waiting import eventually
 
 REPLICAS = 3
-PODS_OF_ATTEMPT_0 = tuple(f"job-0-{index}" for index in range(REPLICAS))
+CREATED = {"services": 1, "pods": REPLICAS}
+"""Creations for each job; the first one of a namespace also gets a Secret."""
 
 
 @pytest.fixture
@@ -41,21 +43,30 @@ async def operator(
         yield process
 
 
-async def live(jobs: Jobs, kubelet: FakeKubelet) -> None:
+async def live(jobs: Jobs, kubelet: FakeKubelet, name: str = "job") -> None:
     """Bring a job to Running and to its end."""
-    await jobs.until_pods(*PODS_OF_ATTEMPT_0)
-    await jobs.until(lambda status: status.is_true("PodsCreated"))
-    for pod in PODS_OF_ATTEMPT_0:
+    pods = tuple(f"{name}-0-{index}" for index in range(REPLICAS))
+    await jobs.until_pods(*pods, name=name)
+    await jobs.until(lambda status: status.is_true("PodsCreated"), name)
+    for pod in pods:
         await kubelet.run(pod)
-    await jobs.until_phase("Running")
-    for pod in PODS_OF_ATTEMPT_0:
+    await jobs.until_phase("Running", name)
+    for pod in pods:
         await kubelet.succeed(pod)
-    status = await jobs.until_phase("Succeeded")
+    status = await jobs.until_phase("Succeeded", name)
     assert (status.restarts, status.disruptions, status.attempt) == (0, 0, 0)
 
 
+async def run_one(jobs: Jobs, kubelet: FakeKubelet, name: str) -> None:
+    """Bring a job of one pod to Running."""
+    await jobs.create(job(name))
+    await jobs.until_pods(f"{name}-0-0", name=name)
+    await kubelet.run(f"{name}-0-0")
+    await jobs.until_phase("Running", name)
+
+
 def creations(proxy: HttpProxy) -> Counter[str]:
-    """How many creations of each kind the server has accepted."""
+    """Return how many creations of each kind the server has accepted, with a lost answer or not."""
     return Counter(
         seen.path.rsplit("/", 1)[1]
         for seen in proxy.seen
@@ -64,10 +75,10 @@ def creations(proxy: HttpProxy) -> Counter[str]:
 
 
 @pytest.mark.usefixtures("operator")
-async def test_a_job_that_succeeds_costs_few_writes_and_no_reads(
+async def test_job_that_succeeds_costs_few_writes_and_no_reads(
     proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
-    # The watch on jobs is open once it has told of a job.
+    # The watch on jobs is open as soon as the operator has seen a job.
     await jobs.create(job("first", suspend=True))
     await jobs.until_phase("Suspended", "first")
     proxy.seen.clear()
@@ -77,63 +88,57 @@ async def test_a_job_that_succeeds_costs_few_writes_and_no_reads(
     assert [seen for seen in requests if not seen.is_write] == []
     writes = Counter((seen.method, seen.path.rsplit("/", 1)[1]) for seen in requests)
     patches = writes.pop(("PATCH", "status"))
-    made = {"secrets": 1, "services": 1, "pods": REPLICAS}  # the Secret once for the namespace
-    assert writes == {("POST", kind): count for kind, count in made.items()}
+    created = CREATED | {"secrets": 1}
+    assert writes == {("POST", kind): count for kind, count in created.items()}
     # Created, Running, Succeeded; and the counts of ready pods in between, when that takes long.
     assert 2 <= patches <= 3 + REPLICAS
 
 
-@pytest.mark.usefixtures("operator")
-@pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_server_that_is_busy_for_a_while(
-    proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubelet, status: int
-) -> None:
-    headers = {"Retry-After": "1"} if status == 429 else None
-    proxy.refuse(any_write, times=7, status=status, headers=headers)
-    await jobs.create(job(replicas=REPLICAS))
-    await live(jobs, kubelet)
-    assert proxy.faults_left == 0
-    assert creations(proxy) == {"secrets": 1, "services": 1, "pods": REPLICAS}
-
-
-@pytest.mark.usefixtures("operator")
-async def test_a_conflict_is_no_creation_and_no_status(
-    proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubelet
-) -> None:
-    """As quotas and concurrent writers cause them."""
+def refuse_conflicts(proxy: HttpProxy) -> None:
+    """Refuse writes as quotas and concurrent writers cause it."""
     proxy.refuse(write("POST", "/pods"), times=3, status=409)
     proxy.refuse(write("PATCH", "/status"), times=3, status=409)
-    await jobs.create(job(replicas=REPLICAS))
-    await live(jobs, kubelet)
-    assert proxy.faults_left == 0
-    assert creations(proxy) == {"secrets": 1, "services": 1, "pods": REPLICAS}
 
 
-@pytest.mark.usefixtures("operator")
-async def test_lost_answers_are_found_out(
-    proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubelet
-) -> None:
+def lose_answers(proxy: HttpProxy) -> None:
     proxy.lose_answers(write("POST", "/services"), times=1)
     proxy.lose_answers(write("POST", "/pods"), times=2)
     proxy.lose_answers(write("PATCH", "/status"), times=2)
-    await jobs.create(job(replicas=REPLICAS))
-    await live(jobs, kubelet)
-    assert proxy.faults_left == 0
-    assert "services/job" in _read(proxy.seen)
 
 
-def _read(seen: list[Seen]) -> set[str]:
-    return {"/".join(one.path.split("/")[-2:]) for one in seen if one.method == "GET"}
+FAULTS: dict[str, Callable[[HttpProxy], None]] = {
+    "slow-down": lambda proxy: proxy.refuse(
+        any_write, times=7, status=429, headers={"Retry-After": "1"}
+    ),
+    "error": lambda proxy: proxy.refuse(any_write, times=7, status=500),
+    "busy": lambda proxy: proxy.refuse(any_write, times=7, status=503),
+    "conflicts": refuse_conflicts,
+    "lost-answers": lose_answers,
+}
 
 
 @pytest.mark.usefixtures("operator")
-async def test_a_lost_answer_to_a_counted_restart_counts_once(
+async def test_refusals_and_lost_answers_lose_and_repeat_nothing(
     proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
-    await jobs.create(job(replicas=1))
-    await jobs.until_pods("job-0-0")
-    await kubelet.run("job-0-0")
-    await jobs.until_phase("Running")
+    for name, add_faults in FAULTS.items():
+        proxy.seen.clear()
+        add_faults(proxy)
+        await jobs.create(job(name, replicas=REPLICAS))
+        await live(jobs, kubelet, name)
+        assert proxy.faults_left == 0
+        created = creations(proxy)
+        del created["secrets"]
+        assert created == CREATED, name
+    reads = {seen.path for seen in proxy.seen if seen.method == "GET"}
+    assert any(path.endswith("services/lost-answers") for path in reads)
+
+
+@pytest.mark.usefixtures("operator")
+async def test_lost_answer_to_a_counted_restart_counts_once(
+    proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubelet
+) -> None:
+    await run_one(jobs, kubelet, "job")
     proxy.lose_answers(write("PATCH", "/status"), times=1)
     await kubelet.fail("job-0-0")
     await jobs.until_pods("job-1-0")
@@ -144,43 +149,36 @@ async def test_a_lost_answer_to_a_counted_restart_counts_once(
 
 @pytest.mark.usefixtures("operator")
 @pytest.mark.parametrize("expired", [False, True])
-async def test_nothing_is_missed_while_the_watches_are_cut(
+async def test_changes_during_cut_watches_are_noticed(
     proxy: HttpProxy,
     jobs: Jobs,
     kubelet: FakeKubelet,
     *,
     expired: bool,
 ) -> None:
-    for name in ("job", "doomed", "reborn"):
-        await jobs.create(job(name))
-        await jobs.until_pods(f"{name}-0-0", name=name)
-        await kubelet.run(f"{name}-0-0")
-        await jobs.until_phase("Running", name)
+    for name in ("job", "deleted", "recreated"):
+        await run_one(jobs, kubelet, name)
     proxy.open = False
-    proxy.cut_watches()
+    proxy.cut()
     await jobs.create(job("new"))
     await kubelet.finish("job-0-0")
-    for name in ("doomed", "reborn"):
+    for name in ("deleted", "recreated"):
         await jobs.discard(name)
-    await jobs.create(job("reborn", replicas=2))
+    await jobs.create(job("recreated", replicas=2))
     if expired:
         proxy.expire_watches(times=2)
     proxy.open = True
     await jobs.until_pods("new-0-0", name="new")
     await jobs.until_pods("job-1-0")
-    await jobs.until_pods("reborn-0-0", "reborn-0-1", name="reborn")
-    assert await jobs.pods("doomed") == {}
+    await jobs.until_pods("recreated-0-0", "recreated-0-1", name="recreated")
+    assert await jobs.pods("deleted") == {}
     assert proxy.faults_left == 0
 
 
-async def test_the_api_server_is_restarted(
+async def test_job_restarts_after_the_api_server_did(
     control_plane: ControlPlane, operator: OperatorProcess, jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
-    await jobs.create(job(replicas=2))
-    await jobs.until_pods("job-0-0", "job-0-1")
-    for pod in ("job-0-0", "job-0-1"):
-        await kubelet.run(pod)
-    await jobs.until_phase("Running")
+    await start(jobs, kubelet)
     await asyncio.to_thread(control_plane.restart_apiserver)
     await kubelet.fail("job-0-1")
     await kubelet.let_go("job-0-0")
@@ -190,18 +188,17 @@ async def test_the_api_server_is_restarted(
     assert operator.running
 
 
-@pytest.mark.parametrize("written", [1, 3, 5])
-async def test_the_operator_is_killed_in_the_middle_of_a_start(
-    proxy: HttpProxy, operator: OperatorProcess, jobs: Jobs, kubelet: FakeKubelet, written: int
+async def test_killed_operator_continues_a_start_without_repeats(
+    proxy: HttpProxy, operator: OperatorProcess, jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
-    """With SIGKILL, right after one of its writes; `test_crashes` goes through all of them."""
-    count = 0
+    """Send SIGKILL after the third write; `test_crashes` has a crash after each of them."""
+    writes = 0
 
     def kill(seen: Seen) -> None:
-        nonlocal count
-        count += any_write(seen)
-        if count == written and proxy.open:
-            proxy.open = False  # what it has sent but not heard of is lost
+        nonlocal writes
+        writes += any_write(seen)
+        if writes == 3 and proxy.open:
+            proxy.open = False  # the answer to this write is lost
             operator.kill()
 
     proxy.on_write = kill
@@ -210,17 +207,14 @@ async def test_the_operator_is_killed_in_the_middle_of_a_start(
     proxy.open = True
     operator.start()
     await live(jobs, kubelet)
-    assert creations(proxy) == {"secrets": 1, "services": 1, "pods": REPLICAS}
+    assert creations(proxy) == CREATED | {"secrets": 1}
 
 
-async def test_what_happened_while_no_operator_ran_is_made_up_for(
+async def test_changes_without_an_operator_are_handled_by_the_next_one(
     operator: OperatorProcess, jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
     for name in ("job", "lost", "done"):
-        await jobs.create(job(name))
-        await jobs.until_pods(f"{name}-0-0", name=name)
-        await kubelet.run(f"{name}-0-0")
-        await jobs.until_phase("Running", name)
+        await run_one(jobs, kubelet, name)
     operator.kill()
     await kubelet.fail("job-0-0")
     await kubelet.finish("lost-0-0")
@@ -233,11 +227,6 @@ async def test_what_happened_while_no_operator_ran_is_made_up_for(
     assert (await jobs.status("lost")).disruptions == 1
     await jobs.until_phase("Succeeded", "done")
     await jobs.until_pods("new-0-0", name="new")
-
-
-async def test_sigterm_ends_it_in_order(operator: OperatorProcess, jobs: Jobs) -> None:
-    await jobs.create(job())
-    await jobs.until_pods("job-0-0")
     operator.terminate()
     assert await operator.exit_code() == 0
     assert "Traceback" not in operator.log
