@@ -1,4 +1,4 @@
-"""The user's side of the tests: jobs of one namespace, and what can be seen of them."""
+"""The user's side of the tests: jobs of one namespace and their objects."""
 
 import contextlib
 from collections.abc import Awaitable, Callable
@@ -20,16 +20,14 @@ _POLL_SECONDS = 0.05
 
 
 class Jobs:
-    """Creates, changes and watches the DDPJobs of one namespace; all of them named `job` unless
-    said otherwise.
-    """
+    """Creates, changes and watches the DDPJobs of one namespace, by default one named `job`."""
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client = client
         self.namespace = namespace
 
     async def create(self, manifest: Json, *, name: str | None = None) -> Json:
-        """Create a job, under another name if asked; returns it as stored."""
+        """Create a job, perhaps under another name, and return it as stored."""
         manifest = deepcopy(manifest)
         manifest["metadata"]["name"] = name or manifest["metadata"]["name"]
         created: Json = await self._client.request(
@@ -38,14 +36,12 @@ class Jobs:
         return created
 
     async def get(self, name: str = "job") -> Json:
-        """A job as stored."""
         found: Json = await self._client.request(
             "GET", JOBS.path(namespace=self.namespace, name=name)
         )
         return found
 
     async def set_spec(self, name: str = "job", **fields: Any) -> None:
-        """Change fields of a job's spec."""
         path = JOBS.path(namespace=self.namespace, name=name)
         body = {"spec": fields}
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
@@ -58,21 +54,19 @@ class Jobs:
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def delete_pod(self, pod: str) -> None:
-        """Delete a pod as a person or another controller does."""
         await self._client.request("DELETE", PODS.path(namespace=self.namespace, name=pod))
 
     async def delete(self, name: str = "job") -> None:
-        """Delete a job; what it owns is left to the garbage collector."""
+        """Delete a job, but leave its dependents to the garbage collector."""
         await self._client.request("DELETE", JOBS.path(namespace=self.namespace, name=name))
 
     async def collect(self, name: str = "job") -> None:
-        """Delete the pods of a job that is gone, as the garbage collector does."""
+        """Delete the pods of a deleted job, as the garbage collector does."""
         for pod in await self.live_pods(name):
             with contextlib.suppress(NotFoundError):
                 await self.delete_pod(pod)
 
     async def exists(self, name: str = "job") -> bool:
-        """Whether there is such a job."""
         try:
             await self.get(name)
         except NotFoundError:
@@ -86,7 +80,7 @@ class Jobs:
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def discard(self, name: str = "job") -> None:
-        """Delete a job with all it owns, as the garbage collector does sooner or later."""
+        """Delete a job and its dependents without waiting for the garbage collector."""
         await self.delete(name)
         now = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
         children = [PODS.path(namespace=self.namespace, name=pod) for pod in await self.pods(name)]
@@ -95,13 +89,13 @@ class Jobs:
                 await self._client.request("DELETE", path, body=now)
 
     async def status(self, name: str = "job") -> DDPJobStatus:
-        """A job's status; the empty one before the operator has written any."""
+        """Return a job's status, which is empty before the operator has written one."""
         return DDPJobStatus.model_validate((await self.get(name)).get("status") or {})
 
     async def until(
         self, condition: Callable[[DDPJobStatus], bool], name: str = "job"
     ) -> DDPJobStatus:
-        """Wait until a job's status fulfils a condition, and return it."""
+        """Wait until a job's status meets a condition, and return it."""
         seen = DDPJobStatus()
 
         async def holds() -> bool:
@@ -113,25 +107,25 @@ class Jobs:
         return seen
 
     async def until_phase(self, phase: str, name: str = "job") -> DDPJobStatus:
-        """Wait until the operator has found a job to be in a phase."""
+        """Wait until a job is in a phase, and return its status."""
         return await self.until(
             lambda status: status.observed_generation > 0 and status.phase == phase, name
         )
 
     async def pods(self, name: str = "job") -> dict[str, Json]:
-        """The pods labelled with a job's name, by name; terminating ones included."""
+        """Return the pods with a job's label by name, including terminating ones."""
         params = {"labelSelector": f"{LABEL_JOB_NAME}={name}"}
         path = PODS.path(namespace=self.namespace)
         answer = await self._client.request("GET", path, params=params)
         return {item["metadata"]["name"]: item for item in answer["items"]}
 
     async def live_pods(self, name: str = "job") -> set[str]:
-        """The names of the pods that nobody has deleted."""
+        """Return the names of the pods that are not deleted."""
         pods = await self.pods(name)
         return {pod for pod, item in pods.items() if "deletionTimestamp" not in item["metadata"]}
 
     async def until_pods(self, *expected: str, name: str = "job") -> dict[str, Json]:
-        """Wait until exactly these pods exist that nobody has deleted; returns all pods."""
+        """Wait until exactly these pods exist, besides terminating ones; return all pods."""
         seen: set[str] = set()
 
         async def holds() -> bool:
@@ -143,7 +137,7 @@ class Jobs:
         return await self.pods(name)
 
     async def until_settled(self, name: str = "job") -> None:
-        """Wait until the status tells the number of ready pods as it is."""
+        """Wait until the status has the current number of ready pods."""
 
         async def settled() -> bool:
             ready = sum(_is_ready(pod) for pod in (await self.pods(name)).values())
@@ -173,26 +167,25 @@ class Jobs:
         return seen[reason]
 
     async def events(self, name: str = "job") -> dict[str, str]:
-        """The messages of the Events about a job, by reason."""
+        """Return the messages of the Events about a job, by reason."""
         path = EVENTS.path(namespace=self.namespace)
         params = {"fieldSelector": f"involvedObject.name={name}"}
         answer = await self._client.request("GET", path, params=params)
         return {item["reason"]: item["message"] for item in answer["items"]}
 
     async def service(self, name: str = "job") -> Json:
-        """A job's Service."""
         path = SERVICES.path(namespace=self.namespace, name=name)
         found: Json = await self._client.request("GET", path)
         return found
 
     async def let_all_in(self, name: str = "job") -> None:
-        """Change a job's NetworkPolicy by hand."""
+        """Change a job's NetworkPolicy to admit all traffic."""
         path = NETWORK_POLICIES.path(namespace=self.namespace, name=name)
         body: Json = {"spec": {"ingress": [{}]}}
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def network_policy(self, name: str = "job") -> Json | None:
-        """A job's NetworkPolicy; None where there is none."""
+        """Return a job's NetworkPolicy, or None."""
         path = NETWORK_POLICIES.path(namespace=self.namespace, name=name)
         try:
             found: Json = await self._client.request("GET", path)
@@ -207,7 +200,7 @@ class Jobs:
 
 
 def _is_ready(pod: Json) -> bool:
-    """Whether a pod counts as ready: one that has ended well does."""
+    """Return whether a pod counts as ready; a succeeded one does."""
     status = pod["status"]
     conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
     succeeded: bool = status["phase"] == "Succeeded"

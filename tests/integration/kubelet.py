@@ -1,10 +1,8 @@
-"""Plays scheduler and kubelet: gives pods a node and reports, as a kubelet does, how they fare."""
+"""A fake scheduler and kubelet: binds pods to nodes and reports their states."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final
 
 from ddp_operator.api.values.bounded import format_time
@@ -22,7 +20,7 @@ _STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 
 
 class FakeKubelet:
-    """Reports the state of one namespace's pods; every method takes a pod's name."""
+    """Reports the states of one namespace's pods; every method takes a pod's name."""
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client = client
@@ -30,20 +28,18 @@ class FakeKubelet:
         self.cordoned: set[str] = set()
         """Nodes on which `live` starts no pod."""
         self.binds = True
-        """Whether `live` gives pods their nodes; a scheduler does it otherwise."""
+        """False if a scheduler, not `live`, gives pods their nodes."""
 
     async def run(self, pod: str, *, ip: str = "", node: str = "") -> None:
-        """Schedule a pod, run its containers and find them ready, at an address and on a node if
-        they are given.
-        """
+        """Schedule a pod, run its containers and report them ready."""
         manifest = await self.schedule(pod, node)
         running = {"running": {"startedAt": _now()}}
-        address = {"podIP": ip, "podIPs": [{"ip": ip}]} if ip else {}
-        await self._report(manifest, phase="Running", ready=True, state=running, address=address)
+        await self._report(manifest, "Running", running, ip=ip)
 
     async def schedule(self, pod: str, node: str = "") -> Json:
-        """Bind a pod to this node, or to the one that its selector names, else to `node-1`, unless
-        it has one; returns the pod.
+        """Bind a pod to this node, or to the node of its selector, or to `node-1`; return the pod.
+
+        A pod that has a node keeps it.
         """
         path = PODS.path(namespace=self._namespace, name=pod)
         manifest: Json = await self._client.request("GET", path)
@@ -59,42 +55,37 @@ class FakeKubelet:
         return manifest
 
     async def cannot_start(self, pod: str, *, reason: str, message: str) -> None:
-        """Schedule a pod whose containers wait for something that does not come."""
+        """Schedule a pod and report its containers as waiting."""
         manifest = await self.schedule(pod)
         waiting = {"waiting": {"reason": reason, "message": message}}
-        await self._report(manifest, phase="Pending", ready=False, state=waiting)
+        await self._report(manifest, "Pending", waiting)
 
     async def succeed(self, pod: str, *, message: str = "", in_seconds: float = 0) -> None:
-        """End a pod well; `message` is the trainer's termination message.
+        """Succeed a pod; `message` is the trainer's termination message.
 
-        `in_seconds`: when it ended, by its node's clock, from now on.
+        `in_seconds`: how much later than now it ended, by its node's clock.
         """
-        await self._end(
-            pod,
-            "Succeeded",
-            exit_code=0,
-            reason="Completed",
-            message=message,
-            in_seconds=in_seconds,
-        )
+        ended = {"exitCode": 0, "reason": "Completed", "message": message}
+        await self._end(pod, "Succeeded", ended, in_seconds=in_seconds)
 
     async def fail(
         self, pod: str, *, exit_code: int = 1, reason: str = "Error", message: str = ""
     ) -> None:
-        """End a pod with an exit code."""
-        await self._end(pod, "Failed", exit_code=exit_code, reason=reason, message=message)
+        ended = {"exitCode": exit_code, "reason": reason, "message": message}
+        await self._end(pod, "Failed", ended)
 
     async def evict(self, pod: str, *, reason: str = "EvictionByEvictionAPI") -> None:
-        """End a pod because its node is drained: it is marked as disrupted, then killed."""
-        await self._end(pod, "Failed", exit_code=137, reason="Error", disruption=reason)
+        """Fail a pod as a drain of its node does: marked as disrupted, then killed."""
+        ended = {"exitCode": 137, "reason": "Error"}
+        await self._end(pod, "Failed", ended, _condition("DisruptionTarget", reason))
 
     async def gate(self, pod: str) -> None:
-        """Say of a pod what the API server says of one with a scheduling gate."""
+        """Report a pod as the API server reports one with a scheduling gate."""
         gated = _condition("PodScheduled", "SchedulingGated", value=False)
         await self._patch_status(pod, {"conditions": [gated]})
 
     async def evict_for_quota(self, pod: str, *, message: str) -> None:
-        """Say of a pod what Kueue says before it deletes it."""
+        """Mark a pod as Kueue does before it deletes it."""
         target = {**_condition("TerminationTarget", "WorkloadEvicted"), "message": message}
         await self._patch_status(pod, {"conditions": [target]})
 
@@ -103,7 +94,7 @@ class FakeKubelet:
         await self._patch_status(pod, {"conditions": [_condition("DisruptionTarget", reason)]})
 
     async def finish(self, pod: str) -> None:
-        """End the termination of a deleted pod: it is gone afterwards."""
+        """Remove a deleted pod."""
         path = PODS.path(namespace=self._namespace, name=pod)
         now = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
         try:
@@ -112,7 +103,7 @@ class FakeKubelet:
             return
 
     async def let_go(self, *pods: str) -> None:
-        """End the termination of pods as soon as somebody asks for their deletion."""
+        """Remove pods as soon as they are deleted."""
 
         async def told(pod: str) -> bool:
             path = PODS.path(namespace=self._namespace, name=pod)
@@ -127,12 +118,12 @@ class FakeKubelet:
             await self.finish(pod)
 
     async def live(self) -> None:
-        """Do once what a kubelet does by itself: run pods that may run, and end deleted ones."""
+        """Run the pods that may run and remove deleted ones, once."""
         answer = await self._client.request("GET", PODS.path(namespace=self._namespace))
         for pod in answer["items"]:
             name = pod["metadata"]["name"]
             ended = pod["status"]["phase"] in ("Failed", "Succeeded")
-            with contextlib.suppress(ClusterError):  # it has changed meanwhile
+            with contextlib.suppress(ClusterError):  # it changed in the meantime
                 if pod["metadata"].get("deletionGracePeriodSeconds"):
                     if not ended:
                         await self.fail(name, exit_code=143)
@@ -148,57 +139,33 @@ class FakeKubelet:
         return not (placed or spec.get("schedulingGates") or _node_of(spec) in self.cordoned)
 
     async def _end(
-        self,
-        pod: str,
-        phase: str,
-        *,
-        exit_code: int,
-        reason: str,
-        message: str = "",
-        disruption: str = "",
-        in_seconds: float = 0,
+        self, pod: str, phase: str, ended: Json, *conditions: Json, in_seconds: float = 0
     ) -> None:
         manifest = await self.schedule(pod)
-        ended = {
-            "exitCode": exit_code,
-            "reason": reason,
-            "message": message,
-            "finishedAt": _now(in_seconds),
-        }
-        await self._report(
-            manifest,
-            phase=phase,
-            ready=False,
-            state={"terminated": ended},
-            further=[_condition("DisruptionTarget", disruption)] if disruption else [],
-        )
+        state = {"terminated": {**ended, "finishedAt": _now(in_seconds)}}
+        await self._report(manifest, phase, state, *conditions)
 
     async def _report(
-        self,
-        manifest: Json,
-        *,
-        phase: str,
-        ready: bool,
-        state: Json,
-        further: Sequence[Json] = (),
-        address: Mapping[str, Any] = MappingProxyType({}),
+        self, manifest: Json, phase: str, state: Json, *conditions: Json, ip: str = ""
     ) -> None:
-        containers = manifest["spec"]["containers"]
-        status: Json = {
-            **address,
+        """Write a pod's status, with one state for all its containers."""
+        ready = phase == "Running"
+        containers = [
+            {
+                "name": container["name"],
+                "image": container["image"],
+                "imageID": "",
+                "ready": ready,
+                "restartCount": 0,
+                "state": state,
+            }
+            for container in manifest["spec"]["containers"]
+        ]
+        status = {
             "phase": phase,
-            "conditions": [_condition("Ready", "", value=ready), *further],
-            "containerStatuses": [
-                {
-                    "name": container["name"],
-                    "image": container["image"],
-                    "imageID": "",
-                    "ready": ready,
-                    "restartCount": 0,
-                    "state": state,
-                }
-                for container in containers
-            ],
+            "conditions": [_condition("Ready", "", value=ready), *conditions],
+            "containerStatuses": containers,
+            **({"podIP": ip, "podIPs": [{"ip": ip}]} if ip else {}),
         }
         await self._patch_status(manifest["metadata"]["name"], status)
 
@@ -209,14 +176,18 @@ class FakeKubelet:
 
 
 async def start(jobs: Jobs, kubelet: FakeKubelet, **spec: Any) -> None:
-    """Bring a job of two pods, or as `spec` says, to Running."""
-    await jobs.create(job(**{"replicas": 2, **spec}))
+    """Create a job, by default of two pods, and bring it to Running.
+
+    It restarts without a pause, unless `spec` has another backoff.
+    """
+    restart = {"backoff": {"initialSeconds": 0}, **spec.pop("restart", {})}
+    await jobs.create(job(**{"replicas": 2, **spec}, restart=restart))
     await jobs.until(lambda status: status.is_true("PodsCreated"))
     await run_all(jobs, kubelet)
 
 
 async def run_all(jobs: Jobs, kubelet: FakeKubelet) -> None:
-    """Bring all pods that nobody has deleted to life."""
+    """Run all pods that are not deleted."""
     for pod in await jobs.live_pods():
         await kubelet.run(pod)
     status = await jobs.until_phase("Running")
@@ -224,7 +195,7 @@ async def run_all(jobs: Jobs, kubelet: FakeKubelet) -> None:
 
 
 def _node_of(spec: Json) -> str:
-    """The node that a pod has, or that its selector names; else `node-1`."""
+    """Return the pod's node, or its selector's, or `node-1`."""
     selector = spec.get("nodeSelector") or {}
     return str(spec.get("nodeName") or selector.get(HOSTNAME, NODE))
 

@@ -1,4 +1,4 @@
-"""The operator as a process of its own, as it runs in production but for the container."""
+"""The operator as a process, as in production but without a container."""
 
 import os
 import re
@@ -8,41 +8,45 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NotRequired, TypedDict, Unpack
 
 from tests.waiting import eventually
 
 _POLL_SECONDS = 0.05
 
 
-class OperatorProcess:
-    """`python -m ddp_operator run`, for one namespace or for all, with further options."""
+class Options(TypedDict):
+    """How to run the operator."""
 
-    def __init__(
-        self,
-        kubeconfig: Path,
-        log: Path,
-        *,
-        namespace: str | None,
-        health_port: int = 0,
-        metrics_port: int = 0,
-        options: Sequence[str] = (),
-    ) -> None:
+    namespace: str | None
+    """None: it serves all namespaces."""
+    health_port: NotRequired[int]
+    metrics_port: NotRequired[int]
+    options: NotRequired[Sequence[str]]
+    """Further options of its command line."""
+
+
+class OperatorProcess:
+    """`python -m ddp_operator run` for one namespace or for all."""
+
+    def __init__(self, kubeconfig: Path, log: Path, **options: Unpack[Options]) -> None:
+        namespace = options["namespace"]
         self._log = log
         self._arguments = [
             *(sys.executable, "-m", "ddp_operator", "run"),
             *("--kubeconfig", str(kubeconfig)),
-            *("--health-port", str(health_port)),
-            *("--metrics-port", str(metrics_port)),
+            *("--health-port", str(options.get("health_port", 0))),
+            *("--metrics-port", str(options.get("metrics_port", 0))),
             *(("--namespace", namespace) if namespace else ()),
-            *("--launcher-image", "ddp-operator"),  # in no pod, it could not tell
-            *options,
+            *("--launcher-image", "ddp-operator"),  # outside a pod it does not know its own
+            *options.get("options", ()),
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self.told_to_end = False
 
     def start(self) -> None:
-        """Start it; returns at once."""
+        """Start it without waiting."""
         assert not self.running
         self._starts += 1
         self.told_to_end = False
@@ -53,24 +57,23 @@ class OperatorProcess:
 
     @property
     def log(self) -> str:
-        """All that it and its predecessors have written."""
+        """Return the output of all its starts."""
         return self._log.read_text() if self._log.exists() else ""
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def peak_mebibytes(self) -> float:
-        """The most memory that it has had so far (VmHWM)."""
+        """Return its peak memory so far (VmHWM)."""
         assert self._process is not None
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         [kibibytes] = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
         return int(kibibytes) / 1024
 
     async def serving(self) -> None:
-        """Wait until it says that it serves."""
+        """Wait until it serves."""
         await eventually(
             lambda: self.log.count(": serving ") == self._starts,
             interval_seconds=_POLL_SECONDS,
@@ -78,19 +81,19 @@ class OperatorProcess:
         )
 
     def kill(self) -> None:
-        """End it as the kernel does when memory is short: at once."""
+        """Kill it, as the kernel does when memory is short."""
         assert self._process is not None
         self.told_to_end = True
         self._process.kill()
         self._process.wait()
 
     def freeze(self) -> None:
-        """Take the CPU away from it, as a paused virtual machine does."""
+        """Freeze it, as in a paused virtual machine."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen one go on as if nothing had happened."""
+        """Resume the frozen process."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
@@ -101,7 +104,7 @@ class OperatorProcess:
         self._process.send_signal(signal.SIGTERM)
 
     async def exit_code(self) -> int:
-        """Wait until it has ended by itself, and return its exit code."""
+        """Wait for its end and return its exit code."""
         process = self._process
         assert process is not None
         await eventually(
@@ -114,27 +117,14 @@ class OperatorProcess:
 
 @contextmanager
 def running_operator(
-    kubeconfig: Path,
-    log: Path,
-    *,
-    namespace: str | None,
-    health_port: int = 0,
-    metrics_port: int = 0,
-    options: Sequence[str] = (),
+    kubeconfig: Path, log: Path, **options: Unpack[Options]
 ) -> Iterator[OperatorProcess]:
-    """Start an operator and end it afterwards; what it wrote is shown when the test fails.
+    """Start an operator, kill it afterwards, and print its log.
 
-    An operator that ends without being told to is a failure; one that is told to must be waited for
-    in the test.
+    The test fails if the operator ends without a request. After `terminate`, the test waits for
+    the end itself.
     """
-    process = OperatorProcess(
-        kubeconfig,
-        log,
-        namespace=namespace,
-        health_port=health_port,
-        metrics_port=metrics_port,
-        options=options,
-    )
+    process = OperatorProcess(kubeconfig, log, **options)
     process.start()
     try:
         yield process
@@ -147,9 +137,9 @@ def running_operator(
 
 @contextmanager
 def flawless_operator(
-    kubeconfig: Path, log: Path, *, namespace: str | None, options: Sequence[str] = ()
+    kubeconfig: Path, log: Path, **options: Unpack[Options]
 ) -> Iterator[OperatorProcess]:
-    """The same, and no error of the operator's own is in its log afterwards."""
-    with running_operator(kubeconfig, log, namespace=namespace, options=options) as process:
+    """Run an operator; the test fails if its log has a traceback."""
+    with running_operator(kubeconfig, log, **options) as process:
         yield process
         assert "Traceback" not in process.log

@@ -38,6 +38,7 @@ async def test_commands_show_a_job_from_start_to_failure(
     await shows_stacks_installation_and_bundle(ddp, tmp_path / "bundle.tar.gz")
 
     await kubelet.fail("job-0-1", message="ValueError: bad <b>batch</b>")
+    await kubelet.let_go("job-0-0")
     await jobs.until_pods("job-1-0", "job-1-1")
     await run_all(jobs, kubelet)
     await jobs.until(lambda status: status.restarts == 1 and status.phase == "Running")

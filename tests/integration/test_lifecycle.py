@@ -1,24 +1,22 @@
-"""A job's life as its user sees it: a real operator process on a real API server; the tests play
-user and kubelet.
-"""
+"""A job's life as its user sees it, with a real operator and API server.
 
-import contextlib
-from datetime import UTC, datetime, timedelta
+The tests play user and kubelet.
+"""
 
 import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME, LABEL_SERVING
-from ddp_operator.kube import NETWORK_POLICIES, PODS, SERVICES, ApiClient
+from ddp_operator.kube import NETWORK_POLICIES, SERVICES, ApiClient
 from ddp_operator.ports import InvalidError, NotFoundError
 
 from tests.good_manifests import container, job, template
 from tests.integration.jobs import Jobs
-from tests.integration.kubelet import FakeKubelet, start
+from tests.integration.kubelet import FakeKubelet, run_all, start
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("shared_operator")
 
 
-async def test_a_whole_life(jobs: Jobs, kubelet: FakeKubelet) -> None:
+async def test_job_runs_from_pending_to_succeeded(jobs: Jobs, kubelet: FakeKubelet) -> None:
     stored = await jobs.create(job(replicas=2))
     status = await jobs.until_phase("Pending")
     assert status.start_time is not None
@@ -55,7 +53,7 @@ async def test_a_whole_life(jobs: Jobs, kubelet: FakeKubelet) -> None:
     assert "accuracy" in await jobs.until_told("Succeeded")
 
 
-async def test_children_know_their_job_and_find_each_other(jobs: Jobs) -> None:
+async def test_pods_and_service_belong_to_their_job_and_match(jobs: Jobs) -> None:
     stored = await jobs.create(job(replicas=2, masterPort=23456))
     pods = await jobs.until_pods("job-0-0", "job-0-1")
     await eventually(lambda: jobs_service_exists(jobs))
@@ -87,26 +85,16 @@ async def jobs_service_exists(jobs: Jobs) -> bool:
     return True
 
 
-async def test_what_keeps_a_pod_from_starting_is_said(jobs: Jobs, kubelet: FakeKubelet) -> None:
-    await jobs.create(job(replicas=2))
-    await jobs.until_pods("job-0-0", "job-0-1")
-    await kubelet.cannot_start("job-0-1", reason="ErrImagePull", message="no such image")
-    status = await jobs.until(lambda status: status.reason == "ErrImagePull")
-    assert "pod job-0-1 cannot start: ErrImagePull: no such image" in status.message
-    assert "no such image" in await jobs.until_told("ErrImagePull")
-    await kubelet.run("job-0-0")
-    await kubelet.run("job-0-1")
-    assert (await jobs.until_phase("Running")).reason == "PodsReady"
-
-
-async def test_a_wrong_image_can_be_corrected_until_a_pod_has_run(
+async def test_wrong_image_is_named_and_changed_until_a_pod_has_run(
     jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
     await jobs.create(job(replicas=2))
     await jobs.until_pods("job-0-0", "job-0-1")
     for pod in ("job-0-0", "job-0-1"):
         await kubelet.cannot_start(pod, reason="ErrImagePull", message="no such image")
-    await jobs.until(lambda status: status.reason == "ErrImagePull")
+    status = await jobs.until(lambda status: status.reason == "ErrImagePull")
+    assert "pod job-0-0 cannot start: ErrImagePull: no such image" in status.message
+    assert "no such image" in await jobs.until_told("ErrImagePull")
     await jobs.set_spec(template=template(container(image="registry.example/trainer:2")))
     await kubelet.let_go("job-0-0", "job-0-1")
     pods = await jobs.until_pods("job-1-0", "job-1-1")
@@ -123,60 +111,32 @@ async def test_a_wrong_image_can_be_corrected_until_a_pod_has_run(
     assert "set spec.suspend to true" in refusal.value.message
 
 
-async def test_suspend_and_resume(jobs: Jobs, kubelet: FakeKubelet) -> None:
+async def test_replicas_changed_while_suspended_apply_on_resume(
+    jobs: Jobs, kubelet: FakeKubelet
+) -> None:
     await start(jobs, kubelet)
     await jobs.set_spec(suspend=True)
-    status = await jobs.until_phase("Suspended")
+    await jobs.until_phase("Suspended")
     await jobs.until_pods()
     await kubelet.finish("job-0-0")
+    await jobs.set_spec(replicas=3)
+    await jobs.until(lambda status: status.ready.endswith("/3"))
     await jobs.set_spec(suspend=False)
     # The other old pod still terminates.
-    status = await jobs.until(lambda status: status.reason == "WaitingForOldPods")
+    await jobs.until(lambda status: status.reason == "WaitingForOldPods")
     assert (await jobs.pods()).keys() == {"job-0-1"}
     await kubelet.finish("job-0-1")
-    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
-    pods = await jobs.until_pods("job-1-0", "job-1-1")
-    assert pods.keys() == {"job-1-0", "job-1-1"}
-    for pod in ("job-1-0", "job-1-1"):
-        await kubelet.run(pod)
-    status = await jobs.until_phase("Running")
+    pods = await jobs.until_pods("job-1-0", "job-1-1", "job-1-2")
+    environment = pods["job-1-2"]["spec"]["containers"][0]["env"]
+    assert {"name": "WORLD_SIZE", "value": "3"} in environment
+    await run_all(jobs, kubelet)
+    status = await jobs.until(lambda status: status.ready == "3/3")
     assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 0)
     for reason in ("Suspended", "Resumed"):
         await jobs.until_told(reason)
 
 
-async def test_created_suspended_then_started(jobs: Jobs) -> None:
-    await jobs.create(job(replicas=2, suspend=True))
-    status = await jobs.until_phase("Suspended")
-    assert status.start_time is None
-    assert await jobs.pods() == {}
-    await jobs.set_spec(suspend=False)
-    await jobs.until_pods("job-0-0", "job-0-1")
-    # The pods are there before the status that speaks of them.
-    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
-    assert status.phase == "Pending"
-    assert status.start_time is not None
-
-
-async def test_replicas_change_while_suspended(jobs: Jobs, kubelet: FakeKubelet) -> None:
-    await start(jobs, kubelet)
-    await jobs.set_spec(suspend=True)
-    await jobs.until_phase("Suspended")
-    await jobs.set_spec(replicas=3)
-    await jobs.until(lambda status: status.ready.endswith("/3"))
-    await kubelet.let_go("job-0-0", "job-0-1")
-    await jobs.set_spec(suspend=False)
-    pods = await jobs.until_pods("job-1-0", "job-1-1", "job-1-2")
-    environment = pods["job-1-2"]["spec"]["containers"][0]["env"]
-    assert {"name": "WORLD_SIZE", "value": "3"} in environment
-    for pod in await jobs.live_pods():
-        await kubelet.run(pod)
-    assert (await jobs.until_phase("Running")).ready == "3/3"
-
-
-async def test_a_restart_that_a_person_wants_is_not_charged(
-    jobs: Jobs, kubelet: FakeKubelet
-) -> None:
+async def test_requested_restart_is_not_charged(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await start(jobs, kubelet, restart={"maxRestarts": 0})
     await jobs.annotate(restart_requested="2026-11-22")
     await kubelet.let_go("job-0-0", "job-0-1")
@@ -189,17 +149,17 @@ async def test_a_restart_that_a_person_wants_is_not_charged(
 @pytest.mark.parametrize(
     ("policy", "left"), [("Running", {"job-0-0"}), ("All", set()), ("None", {"job-0-0", "job-0-1"})]
 )
-async def test_clean_pod_policy_when_a_job_fails(
+async def test_failed_job_keeps_pods_of_its_clean_pod_policy(
     jobs: Jobs, kubelet: FakeKubelet, policy: str, left: set[str]
 ) -> None:
     await start(jobs, kubelet, cleanPodPolicy=policy, restart={"maxRestarts": 0})
     await kubelet.fail("job-0-0")
     await jobs.until_phase("Failed")
     await jobs.until_pods(*left)
-    assert await jobs.service(), "it goes with the job"
+    assert await jobs.service(), "it is deleted with the job"
 
 
-async def test_a_finished_job_is_deleted_after_its_time(jobs: Jobs, kubelet: FakeKubelet) -> None:
+async def test_finished_job_is_deleted_after_its_ttl(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await start(jobs, kubelet, replicas=1, ttlSecondsAfterFinished=1)
     await kubelet.succeed("job-0-0")
 
@@ -209,7 +169,7 @@ async def test_a_finished_job_is_deleted_after_its_time(jobs: Jobs, kubelet: Fak
     await eventually(gone, interval_seconds=0.1)
 
 
-async def test_too_long_a_life_ends_as_a_failure(jobs: Jobs, kubelet: FakeKubelet) -> None:
+async def test_job_fails_at_its_active_deadline(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await start(jobs, kubelet, activeDeadlineSeconds=2)
     status = await jobs.until_phase("Failed")
     assert status.reason == "DeadlineExceeded"
@@ -217,38 +177,8 @@ async def test_too_long_a_life_ends_as_a_failure(jobs: Jobs, kubelet: FakeKubele
     await jobs.until_pods()
 
 
-async def test_deletion_while_starting(jobs: Jobs, kubelet: FakeKubelet) -> None:
-    await jobs.create(job(replicas=3))
-    await jobs.until_pods("job-0-0", "job-0-1", "job-0-2")
-    await kubelet.run("job-0-0")
-    await jobs.discard()
-    # A job under the same name is another one, and starts from the beginning.
-    stored = await jobs.create(job(replicas=1))
-    pods = await jobs.until_pods("job-0-0")
-    assert pods["job-0-0"]["metadata"]["ownerReferences"][0]["uid"] == stored["metadata"]["uid"]
-    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
-    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 0)
-
-
-@pytest.mark.slow
-async def test_what_a_job_owns_goes_with_it(jobs: Jobs, kubelet: FakeKubelet) -> None:
-    """By the server's garbage collector, which may take half a minute to learn of a new CRD."""
-    await start(jobs, kubelet)
-    await jobs.delete()
-
-    async def gone() -> bool:
-        with contextlib.suppress(NotFoundError):
-            await jobs.service()
-            return False
-        # No kubelet lets go of these.
-        return await jobs.live_pods() == set()
-
-    await eventually(gone, timeout_seconds=180, interval_seconds=0.2)
-    assert (await jobs.pods()).keys() <= {"job-0-0", "job-0-1"}, "none was replaced"
-
-
-async def test_a_job_that_is_on_its_way_out_is_left_alone(jobs: Jobs, kubelet: FakeKubelet) -> None:
-    """Something else may hold a deleted job back for a while, with a finalizer."""
+async def test_job_that_is_being_deleted_is_left_alone(jobs: Jobs, kubelet: FakeKubelet) -> None:
+    """Another controller holds the deleted job back with a finalizer."""
     manifest = job(replicas=2)
     manifest["metadata"]["finalizers"] = ["example.com/hold"]
     await jobs.create(manifest)
@@ -257,7 +187,7 @@ async def test_a_job_that_is_on_its_way_out_is_left_alone(jobs: Jobs, kubelet: F
     await jobs.delete()
     for pod in ("job-0-0", "job-0-1"):
         await kubelet.finish(pod)
-    # Whatever the operator would do about the lost pods comes before what it does for a new job.
+    # The operator handles the lost pods before the new job.
     await jobs.create(job("witness"))
     await jobs.until_pods("witness-0-0", name="witness")
     assert "deletionTimestamp" in (await jobs.get())["metadata"]
@@ -266,7 +196,7 @@ async def test_a_job_that_is_on_its_way_out_is_left_alone(jobs: Jobs, kubelet: F
     await jobs.release()
 
 
-async def test_the_name_of_the_service_is_taken(
+async def test_job_waits_while_the_name_of_its_service_is_taken(
     jobs: Jobs, admin: ApiClient, namespace: str
 ) -> None:
     path = SERVICES.path(namespace=namespace)
@@ -283,29 +213,17 @@ async def test_the_name_of_the_service_is_taken(
     assert "/job already exists and has no owner" in status.message
     assert status.phase == "Pending"
     await jobs.until_told("NameTaken")
-    assert await jobs.pods() == {}, "pods that cannot find each other would only waste their nodes"
+    assert await jobs.pods() == {}, "pods that cannot find each other would waste their nodes"
     await admin.request("DELETE", f"{path}/job")
     await jobs.until_pods("job-0-0", "job-0-1")
-    # The pods are there before the status that speaks of them.
+    # The pods are created before this status is written.
     status = await jobs.until(lambda status: status.reason == "PodsStarting")
     assert status.phase == "Pending"
     selector = (await jobs.service())["spec"]["selector"]
     assert selector == {LABEL_JOB_NAME: "job", LABEL_SERVING: "true"}
 
 
-async def test_the_name_of_a_pod_is_taken(jobs: Jobs, admin: ApiClient, namespace: str) -> None:
-    path = PODS.path(namespace=namespace)
-    theirs = {"metadata": {"name": "job-0-1"}, "spec": template()["spec"]}
-    await admin.request("POST", path, body=theirs)
-    await jobs.create(job(replicas=2))
-    status = await jobs.until(lambda status: status.reason == "NameTaken")
-    assert "/job-0-1 already exists and has no owner" in status.message
-    await admin.request("DELETE", f"{path}/job-0-1")
-    await jobs.until(lambda status: status.is_true("PodsCreated"))
-    await jobs.until_pods("job-0-0", "job-0-1")
-
-
-async def test_a_quota_is_shown_and_waited_for(
+async def test_job_names_an_exceeded_quota_and_waits(
     jobs: Jobs, admin: ApiClient, namespace: str
 ) -> None:
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
@@ -328,24 +246,7 @@ async def test_a_quota_is_shown_and_waited_for(
     assert (await jobs.until(lambda status: status.reason == "PodsStarting")).phase == "Pending"
 
 
-async def test_time_runs_on_from_the_first_start_but_not_while_suspended(
-    jobs: Jobs, kubelet: FakeKubelet
-) -> None:
-    await start(jobs, kubelet, activeDeadlineSeconds=3600)
-    first = await jobs.status()
-    await jobs.set_spec(suspend=True)
-    suspended = await jobs.until_phase("Suspended")
-    await jobs.set_spec(suspend=False)
-    resumed = await jobs.until_phase("Pending")
-    assert resumed.start_time == first.start_time
-    condition = suspended.condition("Suspended")
-    assert condition is not None
-    elapsed = datetime.now(UTC) - condition.last_transition_time
-    counted = resumed.bookkeeping.suspended_seconds
-    assert 0 <= counted <= (elapsed + timedelta(seconds=1)).total_seconds()
-
-
-async def test_a_job_is_left_alone_as_long_as_it_asks_for_it(
+async def test_isolation_adds_and_removes_a_network_policy(
     jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
     await start(jobs, kubelet, isolation="Job")
@@ -354,7 +255,7 @@ async def test_a_job_is_left_alone_as_long_as_it_asks_for_it(
     assert policy is not None
     [owner] = policy["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("DDPJob", (await jobs.get())["metadata"]["uid"])
-    # This operator runs outside of the cluster: there is no pod of it to let in.
+    # This operator runs outside of the cluster, so the policy admits no pod of it.
     own = {LABEL_JOB_NAME: "job"}
     assert policy["spec"] == {
         "podSelector": {"matchLabels": own},
@@ -374,7 +275,7 @@ async def test_a_job_is_left_alone_as_long_as_it_asks_for_it(
     uids = {name: pod["metadata"]["uid"] for name, pod in pods.items()}
     assert {name: pod["metadata"]["uid"] for name, pod in (await jobs.pods()).items()} == uids
 
-    await jobs.delete()  # it goes with the job
+    await jobs.delete()
 
     async def gone() -> bool:
         return await jobs.network_policy() is None
@@ -382,7 +283,7 @@ async def test_a_job_is_left_alone_as_long_as_it_asks_for_it(
     await eventually(gone, interval_seconds=0.05)
 
 
-async def test_a_policy_of_somebody_else_is_left_alone(
+async def test_foreign_network_policy_is_left_alone(
     jobs: Jobs, kubelet: FakeKubelet, admin: ApiClient
 ) -> None:
     path = NETWORK_POLICIES.path(namespace=jobs.namespace)

@@ -1,32 +1,34 @@
-"""Good and bad manifests as the operator judges them: what it refuses, and in which words.
+"""Good and bad manifests as the operator judges them, with its messages.
 
-The CRD here has no CEL rules, as for jobs from before a rule; `test_crd_rules.py` has the API
-server's judgement.
+The CRD here has no CEL rules, as for jobs from before a rule; `test_crd_rules.py` tests the API
+server's rules.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import pytest
+from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.job import DDPJob
-from ddp_operator.kube import ApiClient, Resource, load_credentials
-from ddp_operator.ports import InvalidError
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.kube import PODS, ApiClient, Resource, load_credentials
 
 from tests import cluster
-from tests.bad_manifests import BAD_MANIFESTS, BadManifest
+from tests.bad_manifests import BAD_MANIFESTS
 from tests.good_manifests import GOOD_MANIFESTS, Json, container, job, template
 from tests.integration import pod_groups
 from tests.integration.conftest import change_crd, install_crd
-from tests.integration.jobs import Jobs
+from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet, start
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("without_rules", "with_gangs", "shared_operator")
 
 
 @pytest.fixture(scope="module")
 def without_rules(control_plane: cluster.ControlPlane) -> Iterator[None]:
-    """Has the API server forget the CRD's rules."""
+    """Make the API server ignore the CRD's rules."""
 
     async def serve(*, with_rules: bool) -> None:
         async with ApiClient(load_credentials(kubeconfig=str(control_plane.kubeconfig))) as client:
@@ -40,7 +42,7 @@ def without_rules(control_plane: cluster.ControlPlane) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def with_gangs(control_plane: cluster.ControlPlane) -> Iterator[None]:
-    """Has the API server know all PodGroups, as where all schedulers are installed."""
+    """Make the API server serve all PodGroups, as where all schedulers are installed."""
 
     async def for_each(act: Callable[[ApiClient, Resource], Awaitable[None]]) -> None:
         async with ApiClient(load_credentials(kubeconfig=str(control_plane.kubeconfig))) as client:
@@ -52,94 +54,127 @@ def with_gangs(control_plane: cluster.ControlPlane) -> Iterator[None]:
     asyncio.run(for_each(pod_groups.remove))
 
 
-def test_there_are_bad_manifests_of_every_kind() -> None:
-    assert len(BAD_MANIFESTS) >= 25
-    assert {bad.refused_by for bad in BAD_MANIFESTS} == {"schema", "cel", "pod"}
+Listed = Callable[[Resource], Awaitable[list[Json]]]
 
 
-@pytest.mark.parametrize("name", GOOD_MANIFESTS)
-async def test_a_good_manifest_gets_its_pods(jobs: Jobs, name: str) -> None:
-    manifest: Json = GOOD_MANIFESTS[name]
-    stored = await jobs.create(manifest)
-    spec, job_name = stored["spec"], stored["metadata"]["name"]
-    if DDPJob.parse(stored).spec.managed_elsewhere:  # and the operator does nothing
-        await jobs.create(job("other"))
-        await jobs.until(lambda status: status.is_true("PodsCreated"), "other")
-        assert (await jobs.get(job_name)).get("status") is None
-        assert await jobs.pods(job_name) == {}
-        return
-    if spec["suspend"]:
-        await jobs.until_phase("Suspended", job_name)
-        assert await jobs.pods(job_name) == {}
-        return
-    status = await jobs.until(lambda status: status.is_true("PodsCreated"), job_name)
-    assert status.phase == "Pending"
-    expected = {f"{job_name}-0-{index}" for index in range(_pods_at_first(spec))}
-    assert (await jobs.pods(job_name)).keys() == expected
-    assert await jobs.service(job_name)
+@pytest.fixture
+def listed(admin: ApiClient, namespace: str) -> Listed:
+    """Return all objects of a kind in the test's namespace."""
+
+    async def items(resource: Resource) -> list[Json]:
+        answer = await admin.request("GET", resource.path(namespace=namespace))
+        return list(answer["items"])
+
+    return items
 
 
-@pytest.mark.parametrize("bad", BAD_MANIFESTS, ids=lambda bad: bad.name)
-async def test_a_bad_manifest_is_refused_in_words(jobs: Jobs, bad: BadManifest) -> None:
-    if bad.refused_by == "schema":
-        with pytest.raises(InvalidError) as refusal:
-            await jobs.create(bad.manifest)
-        assert refusal.value.status == 422
-        assert bad.says in refusal.value.message
-        return
-    stored = await jobs.create(bad.manifest)
-    name = stored["metadata"]["name"]
-    status = await jobs.until_phase("Failed", name)
-    reason = "InvalidSpec" if bad.refused_by == "cel" else "InvalidPodTemplate"
-    assert status.reason == reason
-    assert bad.says in status.message
-    assert status.observed_generation == stored["metadata"]["generation"]
-    assert status.completion_time is not None
-    assert bad.says in await jobs.until_told(reason, name)
-    assert await jobs.pods(name) == {}
+async def until_phase_of_each(
+    listed: Listed, phase: str, names: Iterable[str]
+) -> dict[str, DDPJobStatus]:
+    """Wait until the operator has written a status with this phase for each job; return all."""
+    statuses: dict[str, DDPJobStatus] = {}
+
+    def waiting() -> set[str]:
+        return {
+            name for name in names if statuses[name].phase != phase or not statuses[name].reason
+        }
+
+    async def all_are_in_it() -> bool:
+        statuses.update(
+            (stored["metadata"]["name"], DDPJobStatus.model_validate(stored.get("status") or {}))
+            for stored in await listed(JOBS)
+        )
+        return not waiting()
+
+    await eventually(all_are_in_it, interval_seconds=0.2, describe=waiting)
+    return statuses
 
 
-async def test_the_operator_keeps_serving_others(jobs: Jobs) -> None:
+async def pods_by_job(listed: Listed) -> dict[str, set[str]]:
+    pods: dict[str, set[str]] = defaultdict(set)
+    for pod in await listed(PODS):
+        pods[pod["metadata"]["labels"][LABEL_JOB_NAME]].add(pod["metadata"]["name"])
+    return pods
+
+
+async def test_each_good_manifest_gets_its_pods(jobs: Jobs, listed: Listed) -> None:
+    expected = {}
+    suspended, elsewhere = set(), set()
+    for number, manifest in enumerate(GOOD_MANIFESTS.values()):
+        name = f"good-{number}" if manifest["metadata"]["name"] == "job" else None
+        stored = await jobs.create(manifest, name=name)
+        name, spec = stored["metadata"]["name"], stored["spec"]
+        if DDPJob.parse(stored).spec.managed_elsewhere:  # and the operator does nothing
+            elsewhere.add(name)
+        elif spec["suspend"]:
+            suspended.add(name)
+        else:
+            expected[name] = {f"{name}-0-{index}" for index in range(_pods_at_first(spec))}
+    await until_phase_of_each(listed, "Pending", expected)
+    statuses = await until_phase_of_each(listed, "Suspended", suspended)
+    assert {statuses[name].observed_generation for name in elsewhere} == {0}
+
+    async def all_pods_exist() -> bool:
+        return await pods_by_job(listed) == expected
+
+    await eventually(all_pods_exist, interval_seconds=0.2)
+
+
+async def test_bad_manifests_fail_with_messages_while_a_good_job_starts(
+    jobs: Jobs, listed: Listed
+) -> None:
     accepted = [bad for bad in BAD_MANIFESTS if bad.refused_by != "schema"]
-    assert len(accepted) >= 8
-    names = {
-        bad.name: "a" * 51 + str(i) if "long" in bad.name else f"bad-{i}"
-        for i, bad in enumerate(accepted)
-        if "name that" not in bad.name and "name with" not in bad.name
-    }
-    await asyncio.gather(*(jobs.create(bad.manifest, name=names.get(bad.name)) for bad in accepted))
+    bad_jobs = {}
+    for number, bad in enumerate(accepted):
+        # Some manifests are bad because of their names.
+        name = f"bad-{number}" if bad.manifest["metadata"]["name"] == "job" else None
+        bad_jobs[(await jobs.create(bad.manifest, name=name))["metadata"]["name"]] = bad
+    assert len(bad_jobs) == len(accepted) >= 100
     await jobs.create(job("good", replicas=2))
     await jobs.until_pods("good-0-0", "good-0-1", name="good")
     assert (await jobs.until_phase("Pending", "good")).reason == "PodsStarting"
 
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("replicas", 3),
-        ("nprocPerNode", 2),
-        ("backend", "gloo"),
-        ("masterPort", 29600),
-        ("statusPort", 29601),
-        ("template", template(container(image="registry.example/trainer:2"))),
-        ("template", template(terminationGracePeriodSeconds=5)),
-        ("accelerator", {"type": "nvidia-l4"}),
-        ("checkpoint", {"hostPath": "/mnt"}),
-    ],
-)
-async def test_what_shapes_the_pods_of_a_job_that_is_not_suspended(
-    jobs: Jobs, field: str, value: Any
-) -> None:
-    """Where nothing compares it with what was before, all pods start anew with it."""
-    await jobs.create(job(replicas=2))
-    await jobs.until(lambda status: status.is_true("PodsCreated"))
-    await jobs.set_spec(**{field: value})
-    assert "spec changed" in await jobs.until_told("Restarting")
-    count = value if field == "replicas" else 2
-    await jobs.until_pods(*(f"job-1-{index}" for index in range(count)))
+    statuses = await until_phase_of_each(listed, "Failed", bad_jobs)
+    for name, bad in bad_jobs.items():
+        status = statuses[name]
+        reason = "InvalidSpec" if bad.refused_by == "cel" else "InvalidPodTemplate"
+        assert status.reason == reason, bad.name
+        assert bad.says in status.message, bad.name
+        assert status.observed_generation == 1
+        assert status.completion_time is not None
+    for name in list(bad_jobs)[::20]:
+        assert bad_jobs[name].says in await jobs.until_told(statuses[name].reason, name)
+    assert (await pods_by_job(listed)).keys() == {"good"}
 
 
-async def test_a_changed_template_starts_all_pods_anew_and_is_not_charged(
+CHANGES: list[Json] = [
+    {"replicas": 3},
+    {"nprocPerNode": 2},
+    {"backend": "gloo"},
+    {"masterPort": 29600},
+    {"statusPort": 29601},
+    {"template": template(container(image="registry.example/trainer:2"))},
+    {"template": template(terminationGracePeriodSeconds=5)},
+    {"accelerator": {"type": "nvidia-l4"}},
+    {"checkpoint": {"hostPath": "/mnt"}},
+]
+
+
+async def test_each_change_that_shapes_pods_restarts_all_of_them(jobs: Jobs) -> None:
+    """Without the CRD's rules nothing compares the spec with the one before."""
+
+    async def change(name: str, fields: Json) -> None:
+        await jobs.create(job(name, replicas=2))
+        await jobs.until(lambda status: status.is_true("PodsCreated"), name)
+        await jobs.set_spec(name, **fields)
+        assert "spec changed" in await jobs.until_told("Restarting", name)
+        count = fields.get("replicas", 2)
+        await jobs.until_pods(*(f"{name}-1-{index}" for index in range(count)), name=name)
+
+    await asyncio.gather(*(change(f"job-{n}", fields) for n, fields in enumerate(CHANGES)))
+
+
+async def test_changed_template_restarts_all_pods_uncharged(
     jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
     await start(jobs, kubelet)
@@ -154,8 +189,9 @@ async def test_a_changed_template_starts_all_pods_anew_and_is_not_charged(
 
 
 def _pods_at_first(spec: Json) -> int:
-    """How many pods exist before any of them has a node: in a queue also the spares, and of an
-    elastic job only those that it needs.
+    """Return how many pods exist before any of them has a node.
+
+    In a queue these include the spares, and an elastic job has only the pods that it needs.
     """
     pods: int = spec["replicas"]
     scheduling = spec.get("scheduling") or {}

@@ -1,6 +1,7 @@
-"""Failures and what becomes of them: a real operator process on a real API server; the tests play
-user, kubelet and bad luck.
-"""
+"""Failures and recovery, with a real operator and API server; the tests play user and kubelet."""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from ddp_operator.api.constants import (
@@ -8,6 +9,9 @@ from ddp_operator.api.constants import (
     EXIT_PEER_LOST,
     LABEL_SERVING,
 )
+from ddp_operator.kube import NODES, ApiClient
+from ddp_operator.kube.client import MERGE_PATCH
+from ddp_operator.ports import ClusterError
 
 from tests.good_manifests import container, job, template
 from tests.integration.jobs import Jobs
@@ -16,7 +20,9 @@ from tests.integration.kubelet import NODE, FakeKubelet, run_all, start
 pytestmark = pytest.mark.usefixtures("shared_operator")
 
 
-async def test_a_failed_pod_restarts_the_gang(jobs: Jobs, kubelet: FakeKubelet) -> None:
+async def test_failed_pod_restarts_the_gang_after_old_pods_end(
+    jobs: Jobs, kubelet: FakeKubelet
+) -> None:
     limited = container(resources={"limits": {"memory": "1Gi"}})
     await start(jobs, kubelet, template=template(limited))
     await kubelet.fail("job-0-1", exit_code=137, reason="OOMKilled", message="too much")
@@ -35,23 +41,23 @@ async def test_a_failed_pod_restarts_the_gang(jobs: Jobs, kubelet: FakeKubelet) 
     assert (failure.action, failure.charged) == ("RestartGang", True)
     assert (failure.exit_code, failure.signal, failure.reason) == (137, 9, "OOMKilled")
     assert failure.message == "too much"
-    said = await jobs.until_told("Restarting")
-    assert "(restart 1 of 3; no launcher answers)" in said
+    message = await jobs.until_told("Restarting")
+    assert "(restart 1 of 3; no launcher answers)" in message
     await run_all(jobs, kubelet)
     status = await jobs.until_phase("Running")
     assert not status.is_true("Restarting")
 
 
-async def test_the_first_failure_is_the_cause(jobs: Jobs, kubelet: FakeKubelet) -> None:
+async def test_first_failure_is_the_cause(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await start(jobs, kubelet, replicas=3, restart={"maxRestarts": 0})
-    # Rank 0 lost its peer because rank 2 failed; the news of both may come in any order.
+    # Rank 0 lost its peer because rank 2 failed; the operator may see them in any order.
     await kubelet.fail("job-0-2", exit_code=1, message="the cause")
     await kubelet.fail("job-0-0", exit_code=EXIT_PEER_LOST, message="a consequence")
     status = await jobs.until_phase("Failed")
     assert status.failures[-1].pod == "job-0-2"
 
 
-async def test_restarts_are_used_up(jobs: Jobs, kubelet: FakeKubelet) -> None:
+async def test_job_fails_once_its_restarts_are_used_up(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await start(jobs, kubelet, restart={"maxRestarts": 1})
     await kubelet.fail("job-0-0", message="first")
     await kubelet.let_go("job-0-1")
@@ -69,7 +75,7 @@ async def test_restarts_are_used_up(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await jobs.until_told("MaxRestartsExceeded")
 
 
-async def test_a_wrong_configuration_is_not_tried_again(jobs: Jobs, kubelet: FakeKubelet) -> None:
+async def test_configuration_error_fails_the_job_at_once(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await start(jobs, kubelet)
     await kubelet.fail("job-0-0", exit_code=EXIT_CONFIGURATION, message="no such data set")
     status = await jobs.until_phase("Failed")
@@ -78,7 +84,7 @@ async def test_a_wrong_configuration_is_not_tried_again(jobs: Jobs, kubelet: Fak
     assert status.restarts == 0
 
 
-async def test_an_image_name_that_cannot_be_fails_the_job(jobs: Jobs, kubelet: FakeKubelet) -> None:
+async def test_invalid_image_name_fails_the_job_at_once(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await jobs.create(job())
     await jobs.until_pods("job-0-0")
     await kubelet.cannot_start("job-0-0", reason="InvalidImageName", message="bad reference")
@@ -87,7 +93,7 @@ async def test_an_image_name_that_cannot_be_fails_the_job(jobs: Jobs, kubelet: F
     assert "bad reference" in status.message
 
 
-async def test_rules_decide(jobs: Jobs, kubelet: FakeKubelet) -> None:
+async def test_restart_rules_decide_about_failures(jobs: Jobs, kubelet: FakeKubelet) -> None:
     requeue = {"exitCodes": [42], "action": "RestartPod", "charged": False}
     ignore = {"ranks": [2], "classes": ["Application"], "action": "Ignore"}
     restart = {"maxRestarts": 0, "rules": [requeue, ignore]}
@@ -95,7 +101,7 @@ async def test_rules_decide(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await kubelet.fail("job-0-2")
     assert "spec.restart.rules[1]" in await jobs.until_told("FailureIgnored")
     await kubelet.fail("job-0-0", exit_code=42)
-    # A lone replacement would find pod 2 gone: the rule's RestartPod takes the gang.
+    # A replacement would miss pod 2, so RestartPod restarts the gang.
     await kubelet.let_go("job-0-1")
     await jobs.until_pods("job-1-0", "job-1-1", "job-1-2")
     await run_all(jobs, kubelet)
@@ -110,9 +116,7 @@ async def test_rules_decide(jobs: Jobs, kubelet: FakeKubelet) -> None:
     ]
 
 
-async def test_in_pod_scope_only_the_failed_pod_is_replaced(
-    jobs: Jobs, kubelet: FakeKubelet
-) -> None:
+async def test_pod_scope_replaces_only_the_failed_pod(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await start(jobs, kubelet, replicas=3, restart={"scope": "Pod"})
     before = await jobs.pods()
     await kubelet.fail("job-0-1")
@@ -128,49 +132,40 @@ async def test_in_pod_scope_only_the_failed_pod_is_replaced(
     await jobs.until_pods("job-0-0", "job-0-1-r2", "job-0-2")
 
 
-async def test_after_replacements_a_new_gang_starts_with_plain_names(
-    jobs: Jobs, kubelet: FakeKubelet
-) -> None:
-    await start(jobs, kubelet, restart={"scope": "Pod"})
-    await kubelet.fail("job-0-1")
-    await jobs.until_pods("job-0-0", "job-0-1-r1")
-    await run_all(jobs, kubelet)
-    await kubelet.succeed("job-0-0")
-    # Nobody is left with whom a single replacement could form a group.
-    await kubelet.fail("job-0-1-r1")
-    await jobs.until_pods("job-1-0", "job-1-1")
-    status = await jobs.until(lambda status: status.attempt == 1)
-    assert status.bookkeeping.replacements == {}
-    assert status.restarts == 2
-
-
+@pytest.mark.parametrize("lose", [FakeKubelet.evict, FakeKubelet.finish], ids=["evict", "vanish"])
 @pytest.mark.parametrize(
     ("scope", "expected"),
     [("Gang", ("job-1-0", "job-1-1")), ("Pod", ("job-0-0", "job-0-1-r1"))],
 )
-async def test_a_disruption_is_not_charged(
-    jobs: Jobs, kubelet: FakeKubelet, scope: str, expected: tuple[str, str]
+async def test_lost_pod_is_replaced_uncharged(
+    jobs: Jobs,
+    kubelet: FakeKubelet,
+    scope: str,
+    expected: tuple[str, str],
+    lose: Callable[[FakeKubelet, str], Awaitable[None]],
 ) -> None:
     await start(jobs, kubelet, restart={"scope": scope, "maxRestarts": 0})
-    await kubelet.evict("job-0-1")
+    await lose(kubelet, "job-0-1")
     if scope == "Gang":
         await kubelet.let_go("job-0-0")
     await jobs.until_pods(*expected)
     status = await jobs.until(lambda status: status.is_true("PodsCreated"))
     assert (status.restarts, status.disruptions) == (0, 1)
     [failure] = status.failures
+    assert failure.pod == "job-0-1"
     assert failure.disruption
-    assert failure.reason == "EvictionByEvictionAPI"
+    if lose is FakeKubelet.evict:
+        assert failure.reason == "EvictionByEvictionAPI"
     await run_all(jobs, kubelet)
 
 
-async def test_a_pod_deleted_from_outside_is_replaced_and_fenced(
+async def test_pod_deleted_from_outside_is_replaced_and_fenced(
     jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
     await start(jobs, kubelet, restart={"scope": "Pod", "maxRestarts": 0})
     await jobs.delete_pod("job-0-1")
     pods = await jobs.until_pods("job-0-0", "job-0-1-r1")
-    # The old one terminates, under the same host name, and must leave the Service.
+    # The old pod terminates under the same host name, so it must leave the Service.
     assert pods["job-0-1"]["spec"]["hostname"] == pods["job-0-1-r1"]["spec"]["hostname"]
     assert LABEL_SERVING not in pods["job-0-1"]["metadata"]["labels"]
     assert pods["job-0-1-r1"]["metadata"]["labels"][LABEL_SERVING] == "true"
@@ -180,27 +175,37 @@ async def test_a_pod_deleted_from_outside_is_replaced_and_fenced(
     assert (status.restarts, status.disruptions) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("scope", "expected"),
-    [("Gang", ("job-1-0", "job-1-1")), ("Pod", ("job-0-0", "job-0-1-r1"))],
-)
-async def test_a_pod_that_vanished_is_replaced(
-    jobs: Jobs, kubelet: FakeKubelet, scope: str, expected: tuple[str, str]
+@pytest.fixture
+async def nodes(admin: ApiClient) -> AsyncIterator[None]:
+    """Four nodes. All pods are on one; no kubelet runs, so the nodes are tainted."""
+    names = [NODE, "node-2", "node-3", "node-4"]
+    for name in names:
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+        await admin.request("POST", NODES.path(), body=body)
+    yield
+    for name in names:
+        with contextlib.suppress(ClusterError):
+            await admin.request("DELETE", NODES.path(name=name))
+
+
+@pytest.mark.usefixtures("nodes")
+async def test_job_leaves_a_node_before_its_termination(
+    jobs: Jobs, kubelet: FakeKubelet, admin: ApiClient
 ) -> None:
-    await start(jobs, kubelet, restart={"scope": scope, "maxRestarts": 0})
-    await kubelet.finish("job-0-1")  # gone at once, as with its node
-    if scope == "Gang":
-        await kubelet.let_go("job-0-0")
-    await jobs.until_pods(*expected)
-    status = await jobs.until(lambda status: status.is_true("PodsCreated"))
+    await start(jobs, kubelet, template=template(tolerations=[{"operator": "Exists"}]))
+    body = {"metadata": {"labels": {"cloud.google.com/active-node-maintenance": "ONGOING"}}}
+    await admin.request("PATCH", NODES.path(name=NODE), body=body, content_type=MERGE_PATCH)
+    await kubelet.let_go("job-0-0", "job-0-1")
+    await jobs.until_pods("job-1-0", "job-1-1")
+    status = await jobs.status()
+    [failure] = status.failures
+    assert (failure.reason, failure.node, failure.charged) == ("NodeLeaving", NODE, False)
     assert (status.restarts, status.disruptions) == (0, 1)
-    assert status.failures[-1].pod == "job-0-1"
-
-
-async def test_all_pods_lost_in_pod_scope_start_as_a_new_gang(
-    jobs: Jobs, kubelet: FakeKubelet
-) -> None:
-    await start(jobs, kubelet, replicas=1, restart={"scope": "Pod"})
-    await kubelet.fail("job-0-0")
-    await jobs.until_pods("job-1-0")
-    assert (await jobs.until(lambda status: status.attempt == 1)).restarts == 1
+    assert status.excluded_nodes == (NODE,)
+    message = await jobs.until_told("Restarting")
+    assert f"node {NODE} is about to be terminated (label cloud.google.com/active-node-" in message
+    new = (await jobs.pods())["job-1-0"]
+    assert f"'values': ['{NODE}']" in str(new["spec"]["affinity"])
+    await run_all(jobs, kubelet)  # on the same node again
+    status = await jobs.until_phase("Running")
+    assert status.bookkeeping.left_nodes == (NODE,)

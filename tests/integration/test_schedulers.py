@@ -1,4 +1,6 @@
-"""Queues and gangs on a real API server, where the tests play the schedulers."""
+"""Queues and gangs on a real API server; the tests play the schedulers."""
+
+from pathlib import Path
 
 import pytest
 from ddp_operator.kube import ApiClient, Resource
@@ -6,13 +8,13 @@ from ddp_operator.kube import ApiClient, Resource
 from tests.good_manifests import Json, job
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
-from tests.integration.operator_process import OperatorProcess
+from tests.integration.operator_process import OperatorProcess, running_operator
 from tests.integration.pod_groups import COSCHEDULING, VOLCANO, group_of, served
-from tests.waiting import eventually
+from tests.integration.rights import INSTALLED, granted, roles_in, until_said
 
 
 def version(manifest: Json) -> int:
-    """The server's count of writes when this one was made."""
+    """Return the server's count of writes when this one was made."""
     return int(manifest["metadata"]["resourceVersion"])
 
 
@@ -20,7 +22,7 @@ def version(manifest: Json) -> int:
     ("gang", "resource"), [("coscheduling", COSCHEDULING), ("volcano", VOLCANO)]
 )
 @pytest.mark.usefixtures("shared_operator")
-async def test_a_gang_has_its_group_from_before_its_pods_until_it_goes(
+async def test_gang_has_its_group_before_its_pods_and_keeps_it(
     admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, gang: str, resource: Resource
 ) -> None:
     async with served(admin, resource):
@@ -45,15 +47,9 @@ async def test_a_gang_has_its_group_from_before_its_pods_until_it_goes(
         for pod in await jobs.live_pods():
             await kubelet.run(pod)
         await jobs.until_phase("Running")
-        await jobs.delete()
-
-        async def gone() -> bool:
-            return await group_of(admin, resource, jobs.namespace) is None
-
-        await eventually(gone, interval_seconds=0.2, describe=lambda: "its PodGroup stays")
 
 
-async def test_a_queue_is_waited_in_and_what_it_takes_away_comes_back(
+async def test_queued_job_waits_and_restarts_uncharged_after_eviction(
     jobs: Jobs, kubelet: FakeKubelet, shared_operator: OperatorProcess
 ) -> None:
     await jobs.create(job(replicas=2, scheduling={"queueName": "team-a"}))
@@ -73,13 +69,43 @@ async def test_a_queue_is_waited_in_and_what_it_takes_away_comes_back(
     for pod in pods:
         await kubelet.evict_for_quota(pod, message="Preempted to accommodate a workload")
         await jobs.delete_pod(pod)
+        await kubelet.finish(pod)
     pods = await jobs.until_pods("job-1-0", "job-1-1")
     [again] = {
         pods[pod]["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"]
         for pod in ("job-1-0", "job-1-1")
     }
-    assert first == again, "Kueue keeps the job's place in the queue"
+    assert first == again, "Kueue keeps the job's position in the queue"
     status = await jobs.status()
     assert (status.restarts, status.disruptions) == (0, 1)
     assert "Preempted to accommodate a workload" in status.failures[-1].message
     assert "Traceback" not in shared_operator.log
+
+
+async def test_gang_names_its_missing_parts_until_they_are_there(
+    admin: ApiClient, as_operator: Path, jobs: Jobs, tmp_path: Path
+) -> None:
+    own = jobs.namespace
+    options = ["--leader-elect", "--lease-namespace", own]
+    async with granted(admin, own, INSTALLED):
+        await until_said(as_operator, own, "")
+        log = tmp_path / "log"
+        with running_operator(as_operator, log, namespace=own, options=options) as process:
+            await jobs.create(job(replicas=2, scheduling={"gang": "volcano"}))
+            needs = "spec.scheduling.gang: volcano needs Volcano's PodGroups"
+            await until_message(jobs, "is forbidden", needs, "manifests/components/gangs")
+            async with granted(admin, own, roles_in("components/gangs/rbac.yaml")):
+                missing = f"the API server does not serve {VOLCANO} {VOLCANO.version}: {needs}"
+                await until_message(jobs, missing)
+                status = await jobs.status()
+                assert (status.phase, status.reason) == ("Pending", "PodsForbidden")
+                assert await jobs.pods() == {}
+                async with served(admin, VOLCANO):
+                    await jobs.until_pods("job-0-0", "job-0-1")
+                    await jobs.discard()
+            assert "Traceback" not in process.log
+
+
+async def until_message(jobs: Jobs, *parts: str) -> None:
+    """Wait until the job's message contains all parts."""
+    await jobs.until(lambda status: all(part in status.message for part in parts))
