@@ -1,7 +1,7 @@
-"""An HTTP proxy between the operator and the API server: counts requests, and answers some of them
-as an overloaded or dying server does.
+"""An HTTP proxy between the operator and the API server.
 
-Unlike `TcpProxy`, which breaks connections, it reads what passes.
+It records requests, answers some of them like an overloaded or dying server, and cuts or silences
+connections.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp import web
 
 _WRITES: Final = frozenset({"POST", "PATCH", "PUT", "DELETE"})
-# Headers of one connection only (RFC 9110, section 7.6.1), or wrong once a body is unpacked.
+# Headers of one connection (RFC 9110, section 7.6.1), or wrong after a body is unpacked.
 _NOT_FORWARDED: Final = frozenset(
     {"connection", "transfer-encoding", "content-length", "content-encoding", "host"}
 )
@@ -26,7 +26,7 @@ _NOT_FORWARDED: Final = frozenset(
 
 @dataclass(frozen=True)
 class Seen:
-    """A request that came by, and the status that it was answered with."""
+    """A request, and the status of its answer."""
 
     method: str
     path: str
@@ -35,12 +35,12 @@ class Seen:
 
     @property
     def is_write(self) -> bool:
-        """Whether it changes something that stays: no question in the form of a POST."""
+        """Return whether it changes stored objects; some questions are a POST, too."""
         return self.method in _WRITES and "/selfsubjectaccessreviews" not in self.path
 
     @property
     def about_event(self) -> bool:
-        """Whether it concerns a Kubernetes Event."""
+        """Return whether it is about a Kubernetes Event."""
         return self.path.endswith("/events")
 
 
@@ -49,38 +49,41 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def write(method: str, ending: str) -> Matches:
-    """Match requests of one method whose path ends so."""
+    """Match requests of one method with this end of the path."""
     return lambda seen: seen.method == method and seen.path.endswith(ending)
 
 
 def any_write(seen: Seen) -> bool:
-    """Match every write but those of Events."""
+    """Match every write except those of Events."""
     return seen.is_write and not seen.about_event
 
 
 class HttpProxy:
-    """Forwards requests to `server`, except those that a test has asked to fail."""
+    """Forwards requests to `server`, except those that a test makes fail."""
 
     def __init__(self, server: str, certificate: ssl.SSLContext) -> None:
         self._server = server
         self._certificate = certificate
         self._faults: list[tuple[Matches, Answer]] = []
-        self._watches: list[web.Request] = []  # requests are unhashable
+        self._requests: list[web.Request] = []  # requests are unhashable
+        self._flowing = asyncio.Event()
+        self._flowing.set()
         self._session: aiohttp.ClientSession | None = None
         self.seen: list[Seen] = []
+        self.accepted = 0
         self.url = ""
         self.open = True
         self.on_write: Callable[[Seen], None] = lambda _: None
 
     @property
     def faults_left(self) -> int:
-        """How many of the faults asked for have not happened yet."""
+        """Return how many of the added faults have not happened yet."""
         return len(self._faults)
 
     def refuse(
         self, matches: Matches, *, times: int, status: int, headers: dict[str, str] | None = None
     ) -> None:
-        """Answer the next requests that match without forwarding them."""
+        """Refuse the next matching requests without forwarding them."""
 
         async def refused(_: web.Request) -> web.StreamResponse:
             body = {"kind": "Status", "code": status, "message": "refused by the test"}
@@ -89,16 +92,15 @@ class HttpProxy:
         self._faults += [(matches, refused)] * times
 
     def lose_answers(self, matches: Matches, *, times: int) -> None:
-        """Forward the next requests that match, and break the connection instead of answering."""
+        """Forward the next matching requests, and break the connection instead of answering."""
 
         async def lost(request: web.Request) -> web.StreamResponse:
-            await self._forward(request)
-            return _broken(request)
+            return _broken(request, (await self._forward(request)).status)
 
         self._faults += [(matches, lost)] * times
 
     def expire_watches(self, *, times: int) -> None:
-        """Answer the next watches with the error of a version that the server has forgotten."""
+        """Answer the next watches with the error for an expired resource version."""
 
         async def expired(_: web.Request) -> web.StreamResponse:
             status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
@@ -107,10 +109,18 @@ class HttpProxy:
 
         self._faults += [(lambda seen: seen.watch, expired)] * times
 
-    def cut_watches(self) -> None:
-        """Break the watches that are open."""
-        for request in list(self._watches):
+    def cut(self) -> None:
+        """Break all connections with open requests, such as watches."""
+        for request in list(self._requests):
             _broken(request)
+
+    def silence(self) -> None:
+        """Keep all connections, old and new, but forward nothing from now on."""
+        self._flowing.clear()
+
+    def resume(self) -> None:
+        """Forward again, including what arrived in the meantime."""
+        self._flowing.set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["HttpProxy"]:
@@ -129,10 +139,20 @@ class HttpProxy:
             try:
                 yield self
             finally:
-                self.cut_watches()
+                self.resume()
+                self.cut()
                 await runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.accepted += 1
+        self._requests.append(request)
+        try:
+            return await self._answer(request)
+        finally:
+            self._requests.remove(request)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        await self._flowing.wait()
         if not self.open:
             return _broken(request)
         watch = request.query.get("watch") == "true"
@@ -173,22 +193,20 @@ class HttpProxy:
             self.seen.append(Seen(request.method, request.path, answer.status, watch=True))
             headers = _forwarded(answer.headers.items())
             response = web.StreamResponse(status=answer.status, headers=headers)
-            self._watches.append(request)
             try:
                 await response.prepare(request)
                 async for chunk in answer.content.iter_any():
+                    await self._flowing.wait()
                     await response.write(chunk)
             except ConnectionResetError:
                 return _broken(request)
-            finally:
-                self._watches.remove(request)
             return response
 
 
-def _broken(request: web.Request) -> web.StreamResponse:
+def _broken(request: web.Request, status: int = 499) -> web.StreamResponse:
     if request.transport is not None:
         request.transport.abort()
-    return web.Response(status=499)
+    return web.Response(status=status)
 
 
 def _forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -197,7 +215,7 @@ def _forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def http_proxy(kubeconfig: Path, target: Path) -> AsyncIterator[HttpProxy]:
-    """Run a proxy to the server of a kubeconfig, and write one to `target` that goes through it."""
+    """Run a proxy to the server of `kubeconfig`, and write the proxy's kubeconfig to `target`."""
     config = json.loads(await asyncio.to_thread(kubeconfig.read_text))
     cluster = config["clusters"][0]["cluster"]
     certificate = await asyncio.to_thread(_trusting, cluster.pop("certificate-authority-data"))

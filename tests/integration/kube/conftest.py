@@ -1,18 +1,15 @@
-"""What tests of the client, the reflector and KubeCluster have in common."""
+"""Fixtures for tests of the client, the reflector and KubeCluster."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_operator.kube import (
-    ApiClient,
-    load_credentials,
-)
+from ddp_operator.kube import ApiClient, load_credentials
 
 from tests.cluster import ControlPlane
-from tests.integration.kube.view import JOBS, View, rewritten, viewing
-from tests.integration.tcp_proxy import TcpProxy
+from tests.integration.http_proxy import HttpProxy, http_proxy
+from tests.integration.kube.view import JOBS, View, viewing
 
 
 @pytest.fixture
@@ -22,28 +19,22 @@ async def view(admin: ApiClient, namespace: str) -> AsyncIterator[View]:
 
 
 @pytest.fixture
-async def proxy(control_plane: ControlPlane) -> AsyncIterator[TcpProxy]:
-    async with TcpProxy(control_plane.server).running() as running:
+async def proxy(control_plane: ControlPlane, tmp_path: Path) -> AsyncIterator[HttpProxy]:
+    async with http_proxy(control_plane.kubeconfig, tmp_path / "proxied") as running:
         yield running
 
 
 @pytest.fixture
-async def proxied(
-    control_plane: ControlPlane, proxy: TcpProxy, tmp_path: Path
-) -> AsyncIterator[ApiClient]:
+async def proxied(proxy: HttpProxy, tmp_path: Path) -> AsyncIterator[ApiClient]:  # noqa: ARG001
     """A client that reaches the API server through `proxy`."""
-
-    def through_proxy(config: dict[str, Any]) -> None:
-        config["clusters"][0]["cluster"]["server"] = proxy.url
-
-    path = rewritten(control_plane.kubeconfig, tmp_path / "proxied", through_proxy)
-    async with ApiClient(load_credentials(kubeconfig=path)) as client:
+    credentials = load_credentials(kubeconfig=str(tmp_path / "proxied"))
+    async with ApiClient(credentials) as client:
         yield client
 
 
 @pytest.fixture
 async def job(admin: ApiClient, namespace: str) -> dict[str, Any]:
-    """The object that owns pods in these tests."""
+    """The owner of pods in these tests."""
     manifest = {
         "apiVersion": f"{JOBS.group}/{JOBS.version}",
         "kind": "Ingress",

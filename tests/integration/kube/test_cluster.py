@@ -1,39 +1,36 @@
-"""Writes of KubeCluster: they are seen at once, mean the same twice, and are refused in words."""
+"""Writes of KubeCluster: visible at once, idempotent, and refused with clear messages."""
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ddp_operator.kube import (
     PODS,
+    SERVICES,
     ApiClient,
     KubeCluster,
+    check_served,
     list_uids,
+    load_credentials,
 )
 from ddp_operator.ports import (
     AlreadyExistsError,
     ConflictError,
-    Event,
     ForbiddenError,
     InvalidError,
     Key,
     NotFoundError,
 )
 
-from tests.integration.kube.view import (
-    JOBS,
-    LABEL,
-    View,
-    owner_reference,
-    pod,
-    status,
-    viewing,
-)
-from tests.integration.tcp_proxy import TcpProxy
+from tests.cluster import ControlPlane
+from tests.integration.http_proxy import HttpProxy
+from tests.integration.kube.view import JOBS, LABEL, View, owner_reference, pod, status, viewing
 from tests.waiting import eventually
 
 
-async def test_a_created_pod_is_visible_at_once_and_creating_it_twice_is_one(
+async def test_pod_created_twice_is_one_and_visible_at_once(
     view: View, job: dict[str, Any], namespace: str
 ) -> None:
     await view.cluster.create_pod(pod(namespace, "a", job=job))
@@ -42,7 +39,7 @@ async def test_a_created_pod_is_visible_at_once_and_creating_it_twice_is_one(
     assert view.pods() == {"a": "Pending"}
 
 
-async def test_a_foreign_object_of_that_name_is_named(
+async def test_foreign_object_with_the_same_name_is_named(
     view: View, admin: ApiClient, job: dict[str, Any], namespace: str
 ) -> None:
     service = {
@@ -65,7 +62,7 @@ async def test_a_foreign_object_of_that_name_is_named(
         await view.cluster.create_pod(pod(namespace, "b", job=job))
 
 
-async def test_an_unscheduled_pod_is_deleted_at_once(
+async def test_unscheduled_pod_is_deleted_at_once(
     view: View, admin: ApiClient, namespace: str
 ) -> None:
     await view.cluster.create_pod(pod(namespace, "a"))
@@ -78,17 +75,17 @@ async def test_an_unscheduled_pod_is_deleted_at_once(
     await view.cluster.patch_pod(Key(namespace, "a"), {"labels": {"x": "y"}})
 
 
-async def test_the_servers_answer_to_an_immediate_deletion_shows_it_as_deleted(
+async def test_answer_to_immediate_deletion_has_a_deletion_timestamp(
     admin: ApiClient, namespace: str
 ) -> None:
-    """What `delete_pod` relies on to tell a pod that is going from one that stays."""
+    """Check the server's behaviour on which `delete_pod` relies."""
     await admin.request("POST", PODS.path(namespace=namespace), body=pod(namespace, "a"))
     answer = await admin.request("DELETE", PODS.path(namespace=namespace, name="a"))
     assert answer["kind"] == "Pod"
     assert answer["metadata"]["deletionTimestamp"]
 
 
-async def test_a_scheduled_pod_is_terminating_until_its_kubelet_lets_go(
+async def test_scheduled_pod_terminates_until_its_kubelet_removes_it(
     view: View, admin: ApiClient, namespace: str
 ) -> None:
     await view.cluster.create_pod(pod(namespace, "a", node="node-1"))
@@ -100,41 +97,41 @@ async def test_a_scheduled_pod_is_terminating_until_its_kubelet_lets_go(
     await view.shows({})
 
 
-async def test_a_pod_that_vanished_unseen_is_not_shown_after_deleting_it(
-    admin: ApiClient, proxied: ApiClient, proxy: TcpProxy, namespace: str
+async def test_deleting_a_pod_that_vanished_unseen_hides_it(
+    admin: ApiClient, proxied: ApiClient, proxy: HttpProxy, namespace: str
 ) -> None:
     async with viewing(proxied, namespace) as view:
         await view.cluster.create_pod(pod(namespace, "a"))
-        blind = KubeCluster(admin, job_resource=JOBS, pods=view.reflector)
+        uninformed = KubeCluster(admin, job_resource=JOBS, pods=view.reflector)
         proxy.silence()
         await admin.request("DELETE", PODS.path(namespace=namespace, name="a"))
         assert view.pods() == {"a": "Pending"}
-        await blind.delete_pod(Key(namespace, "a"), grace_seconds=None)
+        await uninformed.delete_pod(Key(namespace, "a"), grace_seconds=None)
         assert view.pods() == {}
         proxy.resume()
         await view.cluster.create_pod(pod(namespace, "b"))
         await view.shows({"b": "Pending"})
 
 
-async def test_another_pod_that_has_taken_the_name_is_left_as_it_is(
+async def test_new_pod_with_the_same_name_stays_unchanged(
     view: View, admin: ApiClient, namespace: str
 ) -> None:
     key = Key(namespace, "a")
     await view.cluster.create_pod(pod(namespace, "a"))
-    meant = view.cluster.uid_of(key)
+    old = view.cluster.uid_of(key)
     await admin.request("DELETE", PODS.path(namespace=namespace, name="a"))
     await view.shows({})
-    other = await admin.request("POST", PODS.path(namespace=namespace), body=pod(namespace, "a"))
+    new = await admin.request("POST", PODS.path(namespace=namespace), body=pod(namespace, "a"))
     await view.shows({"a": "Pending"})
-    await view.cluster.patch_pod(key, {"labels": {"x": "y"}}, uid=meant)
-    await view.cluster.delete_pod(key, grace_seconds=None, uid=meant)
+    await view.cluster.patch_pod(key, {"labels": {"x": "y"}}, uid=old)
+    await view.cluster.delete_pod(key, grace_seconds=None, uid=old)
     stored = await admin.request("GET", PODS.path(namespace=namespace, name="a"))
-    assert stored["metadata"]["uid"] == other["metadata"]["uid"] != meant
+    assert stored["metadata"]["uid"] == new["metadata"]["uid"] != old
     assert "x" not in stored["metadata"]["labels"]
     assert view.pods() == {"a": "Pending"}
 
 
-async def test_labels_are_patched_and_move_a_pod(
+async def test_patched_labels_move_a_pod_to_another_job(
     view: View, admin: ApiClient, namespace: str
 ) -> None:
     await view.cluster.create_pod(pod(namespace, "a"))
@@ -147,7 +144,7 @@ async def test_labels_are_patched_and_move_a_pod(
     assert stored["metadata"]["labels"] == {"x": "y"}
 
 
-async def test_a_status_patch_holds_only_for_the_version_it_was_made_for(
+async def test_status_patch_applies_only_to_its_resource_version(
     view: View, job: dict[str, Any]
 ) -> None:
     version = job["metadata"]["resourceVersion"]
@@ -164,7 +161,7 @@ async def test_a_status_patch_holds_only_for_the_version_it_was_made_for(
         await view.cluster.patch_status(other, {}, resource_version=None)
 
 
-async def test_a_job_is_deleted_only_under_its_uid(
+async def test_job_is_deleted_only_with_its_uid(
     view: View, admin: ApiClient, job: dict[str, Any], namespace: str
 ) -> None:
     await view.cluster.delete_job(view.job, uid="00000000-0000-0000-0000-000000000000")
@@ -174,25 +171,7 @@ async def test_a_job_is_deleted_only_under_its_uid(
     await view.cluster.delete_job(view.job, uid=job["metadata"]["uid"])
 
 
-async def test_an_event_is_read_where_people_look(
-    view: View, admin: ApiClient, job: dict[str, Any], namespace: str
-) -> None:
-    await view.cluster.emit_event(job, Event("Restarting", "rank 1 failed", warning=True))
-    await view.cluster.close(timeout_seconds=30)
-    params = {"fieldSelector": f"involvedObject.uid={job['metadata']['uid']}"}
-    path = f"/api/v1/namespaces/{namespace}/events"
-    [event] = (await admin.request("GET", path, params=params))["items"]
-    assert (event["type"], event["reason"], event["message"], event["count"]) == (
-        "Warning",
-        "Restarting",
-        "rank 1 failed",
-        1,
-    )
-
-
-async def test_the_servers_words_about_an_invalid_pod_pass_through(
-    view: View, namespace: str
-) -> None:
+async def test_error_quotes_the_server_about_an_invalid_pod(view: View, namespace: str) -> None:
     invalid = pod(namespace, "a")
     invalid["spec"]["containers"][0]["name"] = "Not A Name"
     with pytest.raises(InvalidError, match=r"spec\.containers\[0\]\.name: Invalid value") as e:
@@ -204,27 +183,30 @@ async def test_the_servers_words_about_an_invalid_pod_pass_through(
     assert e.value.status == 400
 
 
-async def test_a_quota_refuses_for_now(view: View, admin: ApiClient, namespace: str) -> None:
-    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
-    path = f"/api/v1/namespaces/{namespace}/resourcequotas"
-    await admin.request("POST", path, body=quota)
-
-    async def observed() -> bool:
-        return "used" in (await admin.request("GET", f"{path}/few")).get("status", {})
-
-    await eventually(observed)
-    await view.cluster.create_pod(pod(namespace, "a"))
-    with pytest.raises(ForbiddenError, match="exceeded quota"):
-        await view.cluster.create_pod(pod(namespace, "b"))
-
-
 async def test_many_creations_under_a_quota_all_succeed(
     view: View, admin: ApiClient, namespace: str
 ) -> None:
-    """The server counts them in one object, and answers a collision there with a 409."""
+    """The server counts them in one object, and answers a conflict there with status 409."""
     quota = {"metadata": {"name": "enough"}, "spec": {"hard": {"pods": "100"}}}
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     await admin.request("POST", path, body=quota)
     names = [f"p{index:02}" for index in range(40)]
     await asyncio.gather(*(view.cluster.create_pod(pod(namespace, name)) for name in names))
     assert sorted(view.pods()) == names
+
+
+async def test_unknown_token_is_refused(control_plane: ControlPlane, tmp_path: Path) -> None:
+    config = json.loads(control_plane.kubeconfig.read_text())
+    config["users"][0]["user"]["token"] = "wrong"
+    (tmp_path / "wrong").write_text(json.dumps(config))
+    async with ApiClient(load_credentials(kubeconfig=str(tmp_path / "wrong"))) as client:
+        with pytest.raises(ForbiddenError, match="Unauthorized") as raised:
+            await client.request("GET", PODS.path())
+    assert raised.value.status == 401
+
+
+async def test_served_resources_are_recognized(admin: ApiClient) -> None:
+    assert await check_served(admin, JOBS)
+    assert await check_served(admin, SERVICES)
+    assert not await check_served(admin, JOBS._replace(version="v2"))
+    assert not await check_served(admin, JOBS._replace(plural="holidays"))

@@ -1,4 +1,4 @@
-"""The view of the pods is the truth in the end, whatever happens to server and connections."""
+"""The view of the pods becomes correct again after faults of server and connections."""
 
 import asyncio
 import random
@@ -6,31 +6,17 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from ddp_operator.kube import (
-    PODS,
-    ApiClient,
-    KubeCluster,
-    list_uids,
-)
+from ddp_operator.kube import PODS, ApiClient, KubeCluster, list_uids
 from ddp_operator.kube.errors import GoneError
-from ddp_operator.ports import (
-    Key,
-    UnavailableError,
-)
+from ddp_operator.ports import Key, UnavailableError
 
 from tests.cluster import ControlPlane
-from tests.integration.kube.view import (
-    JOBS,
-    View,
-    pod,
-    project,
-    viewing,
-)
-from tests.integration.tcp_proxy import TcpProxy
+from tests.integration.http_proxy import HttpProxy
+from tests.integration.kube.view import JOBS, View, pod, project, viewing
 from tests.waiting import eventually
 
 
-async def test_lists_come_in_pages(admin: ApiClient, namespace: str) -> None:
+async def test_lists_are_read_in_pages(admin: ApiClient, namespace: str) -> None:
     names = [f"p{index:02}" for index in range(25)]
     path = PODS.path(namespace=namespace)
     for name in names:
@@ -42,7 +28,7 @@ async def test_lists_come_in_pages(admin: ApiClient, namespace: str) -> None:
         await view.shows({name: "Pending" for name in names if name != "p07"})
 
 
-async def test_a_restart_of_the_api_server_loses_nothing(
+async def test_restarted_server_loses_nothing_and_has_no_old_versions(
     control_plane: ControlPlane, view: View, admin: ApiClient, namespace: str
 ) -> None:
     await view.cluster.create_pod(pod(namespace, "a"))
@@ -51,28 +37,22 @@ async def test_a_restart_of_the_api_server_loses_nothing(
         await view.cluster.create_pod(pod(namespace, "b"))
     assert view.pods() == {"a": "Pending"}
     await asyncio.to_thread(control_plane.start_apiserver)
+    # A server that has just started remembers no earlier version.
+    late = View(admin, namespace)
+    late.reflector._cache.version = 1
+    with pytest.raises(GoneError, match="too old resource version"):
+        await late.reflector._watch()
     path = PODS.path(namespace=namespace)
     await admin.request("POST", path, body=pod(namespace, "c"))
     await admin.request("DELETE", f"{path}/a")
     await view.shows({"c": "Pending"})
 
 
-async def test_a_version_that_the_server_forgot_is_gone(
-    control_plane: ControlPlane, admin: ApiClient, namespace: str
-) -> None:
-    # A server that has just started remembers nothing from before.
-    await asyncio.to_thread(control_plane.restart_apiserver)
-    view = View(admin, namespace)
-    view.reflector._cache.version = 1
-    with pytest.raises(GoneError, match="too old resource version"):
-        await view.reflector._watch()
-
-
-async def test_what_vanished_while_the_watch_was_cut_and_forgotten_is_reported(
+async def test_changes_during_a_cut_and_expired_watch_are_reported(
     control_plane: ControlPlane,
     admin: ApiClient,
     proxied: ApiClient,
-    proxy: TcpProxy,
+    proxy: HttpProxy,
     namespace: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -95,8 +75,8 @@ async def test_what_vanished_while_the_watch_was_cut_and_forgotten_is_reported(
     assert "too far behind, listing again" in caplog.text
 
 
-async def test_a_watch_that_only_looks_alive_is_replaced(
-    admin: ApiClient, proxied: ApiClient, proxy: TcpProxy, namespace: str
+async def test_silent_watch_is_replaced(
+    admin: ApiClient, proxied: ApiClient, proxy: HttpProxy, namespace: str
 ) -> None:
     async with viewing(proxied, namespace, watch_seconds=3600, watch_slack_seconds=-3598.0) as view:
         await eventually(lambda: proxy.accepted >= 1)
@@ -108,17 +88,17 @@ async def test_a_watch_that_only_looks_alive_is_replaced(
         await view.shows({"a": "Pending"})
 
 
-async def test_through_churn_and_cuts_the_view_ends_as_the_truth(
-    admin: ApiClient, proxied: ApiClient, proxy: TcpProxy, namespace: str
+async def test_view_is_correct_after_churn_and_cuts(
+    admin: ApiClient, proxied: ApiClient, proxy: HttpProxy, namespace: str
 ) -> None:
-    """Our own writes, someone else's, and cuts, all at once; never a pod of ours out of sight."""
+    """Write pods here and elsewhere during cuts; the view never misses a pod of its own client."""
     dice = random.Random(7)
     path = PODS.path(namespace=namespace)
 
     async with viewing(proxied, namespace, page_size=5) as view:
         ours = KubeCluster(admin, job_resource=JOBS, pods=view.reflector)
 
-        async def we(index: int) -> None:
+        async def write_here(index: int) -> None:
             for step in range(6):
                 name = f"ours-{index}-{step}"
                 await ours.create_pod(pod(namespace, name, node="node-1"))
@@ -127,22 +107,22 @@ async def test_through_churn_and_cuts_the_view_ends_as_the_truth(
                     await ours.delete_pod(Key(namespace, name), grace_seconds=30)
                     assert view.pods()[name] == "Terminating"
 
-        async def they(index: int) -> None:
+        async def write_elsewhere(index: int) -> None:
             for step in range(6):
                 name = f"theirs-{index}-{step}"
                 await admin.request("POST", path, body=pod(namespace, name))
                 if dice.random() < 0.5:
                     await admin.request("DELETE", f"{path}/{name}")
 
-        async def the_network(work: "asyncio.Future[Any]") -> None:
+        async def cut_until_done(work: "asyncio.Future[Any]") -> None:
             while not work.done():
                 proxy.cut()
                 await asyncio.sleep(dice.uniform(0.02, 0.2))
 
-        everyone: list[Awaitable[None]] = [we(i) for i in range(5)]
-        everyone += [they(i) for i in range(5)]
-        work = asyncio.gather(*everyone)
-        await asyncio.gather(work, the_network(work))
-        truth = (await admin.request("GET", path))["items"]
-        await view.shows(dict(project(manifest) for manifest in truth))
-        assert len(truth) >= 30
+        writers: list[Awaitable[None]] = [write_here(i) for i in range(5)]
+        writers += [write_elsewhere(i) for i in range(5)]
+        work = asyncio.gather(*writers)
+        await asyncio.gather(work, cut_until_done(work))
+        stored = (await admin.request("GET", path))["items"]
+        await view.shows(dict(project(manifest) for manifest in stored))
+        assert len(stored) >= 30

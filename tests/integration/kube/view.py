@@ -1,28 +1,18 @@
-"""A KubeCluster at work on one namespace of a real API server, and the pods that it is shown."""
+"""A KubeCluster for one namespace of a real API server, and its view of the pods."""
 
 import asyncio
 import contextlib
-import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
-from ddp_operator.kube import (
-    PODS,
-    ApiClient,
-    KubeCluster,
-    Reflector,
-    Resource,
-)
-from ddp_operator.ports import (
-    Key,
-)
+from ddp_operator.kube import PODS, ApiClient, KubeCluster, Reflector, Resource
+from ddp_operator.ports import Key
 
 from tests.waiting import eventually
 
-# An Ingress stands for the job: it has a group, a spec and a status subresource that, without an
-# ingress controller, nobody else writes.
+# An Ingress replaces the job: it has a group, a spec and a status subresource, which nobody else
+# writes without an ingress controller.
 JOBS = Resource("networking.k8s.io", "v1", "ingresses")
 LABEL = "kube-test.example.com/job"
 
@@ -50,7 +40,7 @@ def owner_reference(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def project(manifest: Any) -> tuple[str, str]:
-    """A pod's name, and whether it is terminating or in which phase."""
+    """Return a pod's name, and its phase or `Terminating`."""
     metadata = manifest["metadata"]
     state = "Terminating" if "deletionTimestamp" in metadata else manifest["status"]["phase"]
     return metadata["name"], state
@@ -63,7 +53,7 @@ def group(manifest: Any) -> Key | None:
 
 
 class View:
-    """A KubeCluster at work on one namespace."""
+    """A KubeCluster for one namespace."""
 
     def __init__(self, client: ApiClient, namespace: str, **options: Any) -> None:
         self.job = Key(namespace, "job")
@@ -104,13 +94,6 @@ async def viewing(client: ApiClient, namespace: str, **options: Any) -> AsyncIte
             await task
 
 
-def rewritten(kubeconfig: Path, target: Path, change: Callable[[dict[str, Any]], None]) -> str:
-    config = json.loads(kubeconfig.read_text())
-    change(config)
-    target.write_text(json.dumps(config))
-    return str(target)
-
-
 def status(address: str) -> dict[str, Any]:
-    """A status that the server takes for an Ingress."""
+    """Return a valid status of an Ingress."""
     return {"loadBalancer": {"ingress": [{"ip": address}]}}
