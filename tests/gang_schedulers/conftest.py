@@ -1,4 +1,4 @@
-"""A control plane with a real gang scheduler; the tests still play the kubelet."""
+"""A control plane with a real gang scheduler; the tests play the kubelet."""
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +19,7 @@ __all__ = ["admin", "jobs", "kubelet", "namespace", "shared_operator"]
 
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[cluster.ControlPlane]:
-    """A control plane whose only scheduler is for gangs."""
+    """A control plane with only a gang scheduler."""
     with contextlib.ExitStack() as stack:
         try:
             running = stack.enter_context(cluster.control_plane(controllers=True, scheduler=False))
@@ -38,7 +38,7 @@ async def pool(admin: ApiClient, namespace: str) -> AsyncIterator[NodePool]:
 
 @pytest.fixture
 async def life(kubelet: FakeKubelet) -> AsyncIterator[None]:
-    """Pods that have a node come to life, and deleted ones end, by themselves."""
+    """Run scheduled pods and remove deleted ones automatically."""
     kubelet.binds = False
     async with playing(kubelet):
         yield

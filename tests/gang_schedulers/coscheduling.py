@@ -1,4 +1,4 @@
-"""A scheduler with the plugin Coscheduling as a plain process beside a control plane."""
+"""A scheduler with the plugin Coscheduling, as a process beside a control plane."""
 
 import json
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from tests.cluster.preparation import coscheduling
 from tests.integration.queues.queue import is_true
 
 SCHEDULER: Final = "gangs"
-"""What a pod's template names."""
+"""The scheduler's name in a pod's template."""
 
 
 def start(beside: ControlPlane) -> None:
     """Start a scheduler with the plugin, and its controller of PodGroups.
 
-    Raises ClusterUnavailableError where they have not been built.
+    Raises ClusterUnavailableError if they are not built.
     """
     programs = coscheduling.find()
     plugin = {"name": "Coscheduling"}
@@ -27,7 +27,7 @@ def start(beside: ControlPlane) -> None:
         "multiPoint": {"enabled": [plugin]},
         "queueSort": {"enabled": [plugin], "disabled": [{"name": "*"}]},
     }
-    # How long pods hold their nodes for the rest of their group.
+    # Pods hold their nodes this long for the rest of their group.
     settings = {**plugin, "args": {"permitWaitingTimeSeconds": 2}}
     config = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -39,7 +39,7 @@ def start(beside: ControlPlane) -> None:
     file = beside.logs.parent / "coscheduling.json"
     file.write_text(json.dumps(config))
     _install(beside.client, coscheduling.crds())
-    # The plugin misses that nodes become free, so a gang waits until the scheduler tries all again.
+    # The plugin misses free nodes, so a gang waits until the scheduler retries all pods.
     options = [f"--config={file}", "--secure-port=0", "--pod-max-in-unschedulable-pods-duration=5s"]
     beside.spawn_beside("coscheduling", [programs / "scheduler", *options])
     options = [f"--kubeconfig={beside.kubeconfig}", "--metricsAddr=0", "--probeAddr=0"]
@@ -48,12 +48,12 @@ def start(beside: ControlPlane) -> None:
 
 def _install(client: ApiClient, files: Sequence[Path]) -> None:
     """Create CRDs, and wait until they are served."""
-    definitions = [each for file in files for each in documents(file.read_text())]
+    definitions = [d for file in files for d in documents(file.read_text())]
     for definition in definitions:
         create(client, definition)
 
     def served() -> bool:
-        found = [client.get(location(each)) for each in definitions]
-        return all(is_true(each, "Established") for each in found)
+        stored = [client.get(location(definition)) for definition in definitions]
+        return all(is_true(definition, "Established") for definition in stored)
 
     wait_until(served, what="CRDs of Coscheduling", deadline_s=START_DEADLINE_S)

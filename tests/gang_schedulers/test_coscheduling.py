@@ -1,4 +1,4 @@
-"""Gangs as Coscheduling places them on four nodes with one chip each."""
+"""Gangs on four nodes with one chip each, scheduled by Coscheduling."""
 
 from typing import Any
 
@@ -23,13 +23,13 @@ def users(jobs: Jobs) -> "Users":
 
 
 class Users:
-    """Creates gangs of pods that take a node each, and looks where they are."""
+    """Creates gangs with one node for each pod, and finds their nodes."""
 
     def __init__(self, jobs: Jobs) -> None:
         self.jobs = jobs
 
     async def create(self, name: str, replicas: int, **spec: Any) -> None:
-        """Create a gang in the test's nodes."""
+        """Create a gang for the test's nodes."""
         pods = template(
             container(resources={"limits": {CHIP: 1}}),
             nodeSelector={POOL: self.jobs.namespace},
@@ -40,7 +40,7 @@ class Users:
         await self.jobs.create(manifest, name=name)
 
     async def placed(self, name: str) -> set[str]:
-        """Return the pods of a job that have a node, deleted ones included."""
+        """Return the pods of a job that have a node, including deleted ones."""
         pods = await self.jobs.pods(name)
         return {pod for pod, manifest in pods.items() if "nodeName" in manifest["spec"]}
 
@@ -49,13 +49,13 @@ class Users:
         await self.jobs.until(lambda status: status.reason == "Unschedulable", name)
 
 
-async def test_a_gang_waits_until_all_of_it_fits(users: Users) -> None:
+async def test_gang_waits_until_all_of_its_pods_fit(users: Users) -> None:
     await users.create("first", 2)
     await users.jobs.until_phase("Running", "first")
     await users.create("job", 3)
     await users.until_refused("job")
     assert await users.placed("job") == set()
-    # Two nodes are free, and the gang that waits keeps nobody from them.
+    # Two nodes are free, and the waiting gang does not block them.
     await users.create("small", 2)
     await users.jobs.until_phase("Running", "small")
     assert await users.placed("job") == set()
@@ -66,7 +66,9 @@ async def test_a_gang_waits_until_all_of_it_fits(users: Users) -> None:
     assert (status.restarts, status.disruptions) == (0, 0)
 
 
-async def test_a_gang_restarts(users: Users, admin: ApiClient, kubelet: FakeKubelet) -> None:
+async def test_gang_restarts_in_the_same_group(
+    users: Users, admin: ApiClient, kubelet: FakeKubelet
+) -> None:
     await users.create("job", 3, restart={"scope": "Gang", "backoff": {"initialSeconds": 0}})
     await users.jobs.until_phase("Running")
     before = await group_of(admin, COSCHEDULING, users.jobs.namespace)
@@ -80,7 +82,7 @@ async def test_a_gang_restarts(users: Users, admin: ApiClient, kubelet: FakeKube
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
 
 
-async def test_one_pod_is_replaced_in_its_gang(users: Users, kubelet: FakeKubelet) -> None:
+async def test_failed_pod_is_replaced_in_its_gang(users: Users, kubelet: FakeKubelet) -> None:
     await users.create("job", 3, **SINGLE)
     await users.jobs.until_phase("Running")
     pods = await users.jobs.pods()
@@ -93,7 +95,7 @@ async def test_one_pod_is_replaced_in_its_gang(users: Users, kubelet: FakeKubele
         assert now[kept]["metadata"]["uid"] == pods[kept]["metadata"]["uid"]
 
 
-async def test_of_two_gangs_one_has_all_nodes_after_a_restart(
+async def test_after_a_restart_one_of_two_gangs_has_all_nodes(
     users: Users, kubelet: FakeKubelet
 ) -> None:
     restart = {"scope": "Gang", "backoff": {"initialSeconds": 0}}
@@ -102,31 +104,18 @@ async def test_of_two_gangs_one_has_all_nodes_after_a_restart(
     await users.create("job", 3, restart=restart)
     await users.until_refused("job")
     await kubelet.fail("first-0-1")
-    found: dict[str, set[str]] = {}
+    placed: dict[str, set[str]] = {}
 
     async def one_has_all() -> bool:
-        nonlocal found
-        found = {name: await users.placed(name) for name in ("first", "job")}
-        live = {name: found[name] & await users.jobs.live_pods(name) for name in found}
+        nonlocal placed
+        placed = {name: await users.placed(name) for name in ("first", "job")}
+        live = {name: placed[name] & await users.jobs.live_pods(name) for name in placed}
         return sorted(map(len, live.values())) == [0, 3]
 
     await users.jobs.until(lambda status: status.restarts == 1, "first")
-    await eventually(one_has_all, interval_seconds=0.1, describe=lambda: f"{found} are placed")
-    [winner] = [name for name, pods in found.items() if pods & await users.jobs.live_pods(name)]
+    await eventually(one_has_all, interval_seconds=0.1, describe=lambda: f"{placed} are placed")
+    [winner] = [name for name, pods in placed.items() if pods & await users.jobs.live_pods(name)]
     await users.jobs.until_phase("Running", winner)
     await users.jobs.delete(winner)
-    [other] = found.keys() - {winner}
+    [other] = placed.keys() - {winner}
     await users.jobs.until_phase("Running", other)
-
-
-async def test_a_deleted_job_leaves_no_group(users: Users, admin: ApiClient) -> None:
-    await users.create("job", 2)
-    await users.jobs.until_phase("Running")
-    assert await group_of(admin, COSCHEDULING, users.jobs.namespace)
-    await users.jobs.delete()
-
-    async def gone() -> bool:
-        groups = await admin.request("GET", COSCHEDULING.path(namespace=users.jobs.namespace))
-        return not (groups["items"] or await users.jobs.pods())
-
-    await eventually(gone, interval_seconds=0.2, describe=lambda: "its PodGroup or pods stay")

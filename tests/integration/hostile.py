@@ -1,4 +1,4 @@
-"""The user of one namespace who does all that the API server lets him do to the operator."""
+"""A user of one namespace who does everything that the API server permits to harm the operator."""
 
 import asyncio
 import contextlib
@@ -22,10 +22,10 @@ from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet
 
 _MB: Final = 1_200_000
-"""About as much as an object may have. All of it is in texts and lists: for each key of a map
-the server also stores who manages it."""
+"""About the maximal size of an object. Strings and lists have all of it, because the server also
+stores the manager of each key of a map."""
 _WORDS: Final = "é" * 2000
-"""A termination message as long as a kubelet takes one."""
+"""The longest termination message that a kubelet accepts."""
 
 _SLOW: Final = 20
 
@@ -40,7 +40,7 @@ _JUNK: Final[list[Json]] = [
 
 
 class Hostile:
-    """Has jobs, pods and trainers in a namespace; `trainer` is the port of one on loopback."""
+    """Has jobs, pods and trainers in a namespace; `trainer` is a trainer's port on loopback."""
 
     def __init__(self, admin: ApiClient, namespace: str, *, trainer: int) -> None:
         self._admin = admin
@@ -50,8 +50,8 @@ class Hostile:
         self._trainer = trainer
 
     async def store(self) -> None:
-        """Leave there what an operator finds when it starts."""
-        lists: list[Any] = [[]] * (_MB // 3)  # what takes most memory for its length
+        """Store large and invalid objects that an operator finds when it starts."""
+        lists: list[Any] = [[]] * (_MB // 3)  # most memory for its length
         for i in range(4):
             large = job(f"large-{i}", template={**template(), "x": lists})
             await self._admin.request("POST", JOBS.path(namespace=self._namespace), body=large)
@@ -67,27 +67,27 @@ class Hostile:
         await self._jobs.until_pods(*(f"slow-0-{i}" for i in range(_SLOW)), name="slow")
 
     async def fail(self) -> None:
-        """Have the twenty pods of `slow` fail, with words that sixteen rules look through."""
+        """Fail the twenty pods of `slow` with messages that sixteen rules search."""
         for i in range(_SLOW):
             await self._kubelet.fail(f"slow-0-{i}", message=f"{_WORDS}{i}")
 
     async def keep_asked(self) -> None:
-        """Run trainers that never end their answers."""
+        """Run trainers with endless answers."""
         for i in range(4):
             await self._jobs.create(job(f"endless-{i}", statusPort=self._trainer))
             await self._jobs.until_pods(f"endless-{i}-0-0", name=f"endless-{i}")
             await self._kubelet.run(f"endless-{i}-0-0", ip="127.0.0.1")
 
     async def churn(self, name: str) -> None:
-        """Change one job without an end.
+        """Change one job again and again.
 
-        Three of these that pause for twice as long as they took keep the API server busy with one
-        request, as its fairness between users would. What they write is large: without pauses they
-        starve the server itself, and no operator can renew its lease then.
+        Each turn is followed by a pause of twice its length, so that three of these keep the API
+        server busy with one request, as its fairness between users would. Without pauses these
+        large writes would starve the server itself, and no operator could renew its lease.
         """
         for turn in itertools.count():
             began = time.monotonic()
-            with contextlib.suppress(ClusterError):  # of what the last turn has left
+            with contextlib.suppress(ClusterError):  # the last turn may have left the job
                 await self._jobs.create(job(name, replicas=3))
                 await self._jobs.annotate(name, restart_requested="x" * 100_000 + str(turn))
                 await self._jobs.set_spec(name, suspend=True)
@@ -103,7 +103,7 @@ class Hostile:
         await self._admin.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def _forge(self) -> None:
-        """Create pods that seem to be a job's."""
+        """Create pods that look like a job's."""
         owned = await self._jobs.create(job("forged", replicas=2, suspend=True))
         labels: list[dict[str, Any]] = [
             {LABEL_INDEX: "0", LABEL_ATTEMPT: "0"},
@@ -124,7 +124,7 @@ class Hostile:
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
             await self._admin.request("POST", PODS.path(namespace=self._namespace), body=pod)
         for i in range(0, 15, 2):
-            with contextlib.suppress(NotFoundError):  # whose owner never was, is collected
+            with contextlib.suppress(NotFoundError):  # the garbage collector was faster
                 await self._jobs.delete_pod(f"forged-0-{i}")
 
 

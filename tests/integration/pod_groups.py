@@ -1,6 +1,6 @@
-"""The PodGroups of gang schedulers, as the smallest CRDs that they could bring.
+"""Minimal CRDs for the PodGroups of gang schedulers.
 
-Those of Kubernetes itself are built in; a server serves no CRD in a group that it has built in.
+Kubernetes' own PodGroups are built in, and a server serves no CRD in a built-in group.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _SPECS: Final[dict[Resource, dict[str, Any]]] = {
 
 
 async def group_of(admin: ApiClient, resource: Resource, namespace: str) -> Json | None:
-    """The PodGroup of the namespace's job; None where there is none."""
+    """Return the PodGroup of the namespace's job, or None."""
     try:
         found: Json = await admin.request("GET", resource.path(namespace=namespace, name="job"))
     except NotFoundError:
@@ -64,7 +64,7 @@ async def install(admin: ApiClient, resource: Resource) -> None:
 
 
 async def remove(admin: ApiClient, resource: Resource) -> None:
-    """Remove the CRD, and all PodGroups with it; returns when it may be installed again."""
+    """Remove the CRD with all PodGroups, and wait until it may be installed again."""
     path = f"{CRDS}/{resource}"
     await admin.request("DELETE", path)
 
@@ -80,7 +80,7 @@ async def remove(admin: ApiClient, resource: Resource) -> None:
 
 @contextlib.asynccontextmanager
 async def served(admin: ApiClient, resource: Resource) -> AsyncIterator[None]:
-    """Have the server know a scheduler's PodGroups for the length of the block."""
+    """Serve a scheduler's PodGroups during the block."""
     await install(admin, resource)
     try:
         yield

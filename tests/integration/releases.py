@@ -19,7 +19,7 @@ NAME = "ddp"
 
 
 class Release:
-    """The release `ddp` of a namespace. Helm works in threads, since it waits for the server."""
+    """The release `ddp` of a namespace. Helm works in threads, because it waits for the server."""
 
     def __init__(self, kubeconfig: Path, admin: ApiClient, namespace: str) -> None:
         self._kubeconfig = kubeconfig
@@ -49,19 +49,19 @@ class Release:
         await asyncio.to_thread(call)
 
     async def deployment(self) -> Json:
-        """What would run the operator."""
+        """Return the operator's Deployment."""
         path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/ddp-operator"
         found: Json = await self._admin.request("GET", path)
         return found
 
     async def arguments(self) -> list[str]:
-        """What the operator is told."""
+        """Return the operator's arguments."""
         pod = (await self.deployment())["spec"]["template"]["spec"]
         [container] = pod["containers"]
         return list(container["args"])
 
     async def kubeconfig_of(self, account: str, folder: Path) -> Path:
-        """The kubeconfig of one of the release's ServiceAccounts, with all its rights."""
+        """Write a kubeconfig with the rights of one of the release's ServiceAccounts."""
         path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/{account}/token"
         body: Json = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = (await self._admin.request("POST", path, body=body))["status"]["token"]
@@ -76,7 +76,7 @@ class Release:
 
     @contextmanager
     def operator(self, kubeconfig: Path, arguments: list[str]) -> Iterator[OperatorProcess]:
-        """Run it as the Deployment says, with the rights in a kubeconfig."""
+        """Run the operator with the Deployment's arguments and the rights in a kubeconfig."""
         command, *options = arguments
         assert command == "run"
         log = kubeconfig.with_suffix(".log")

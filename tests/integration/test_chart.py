@@ -1,11 +1,10 @@
-"""The chart on a real API server: installed, tried, upgraded under running jobs, uninstalled, back.
+"""The chart on a real API server: installed, tested, upgraded, uninstalled and installed again.
 
-The server is these tests' own, for the CRD there belongs to a release.
+The server is used by these tests alone, because its CRD belongs to a release.
 """
 
 import asyncio
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -34,7 +33,7 @@ INSTALL = "manifests/install"
 CRD = f"{CRDS}/ddpjobs.ddp-operator.io"
 TEST_POD = "ddp-operator-test"
 ALONE: Json = {"crds": {"enabled": False}, "userRoles": False}
-"""Of a second release in a cluster."""
+"""Values of a second release in a cluster."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ async def admin(server: cluster.ControlPlane) -> AsyncIterator[ApiClient]:
 async def releases(
     server: cluster.ControlPlane, admin: ApiClient
 ) -> AsyncIterator[tuple[Release, Release]]:
-    """Two that nobody has installed, in namespaces of their own; afterwards nothing is left."""
+    """Two releases that are not installed, in their own namespaces; nothing is left at the end."""
     both = (
         Release(server.kubeconfig, admin, "ddp-operator"),
         Release(server.kubeconfig, admin, "training"),
@@ -88,12 +87,12 @@ async def find_crd(admin: ApiClient) -> Json | None:
 
 
 async def uids(jobs: Jobs) -> dict[str, str]:
-    """Of the job's pods and of the job, by name."""
+    """Return the UIDs of the job's pods by name, and of the job under an empty name."""
     found = {name: pod["metadata"]["uid"] for name, pod in (await jobs.pods()).items()}
     return {**found, "": (await jobs.get())["metadata"]["uid"]}
 
 
-async def test_a_release_comes_and_goes_over_a_job_that_stays(
+async def test_upgrade_rollback_and_uninstall_keep_the_jobs(
     releases: tuple[Release, Release], admin: ApiClient, namespace: str, tmp_path: Path
 ) -> None:
     release, _ = releases
@@ -102,22 +101,22 @@ async def test_a_release_comes_and_goes_over_a_job_that_stays(
     crd = await find_crd(admin)
     assert crd
     rights = await release.kubeconfig_of("ddp-operator", tmp_path)
-    told = await release.arguments()
-    with release.operator(rights, told):
+    arguments = await release.arguments()
+    with release.operator(rights, arguments):
         await start(jobs, kubelet)
         before = await uids(jobs)
         assert before.keys() == {"job-0-0", "job-0-1", ""}
         await release.upgrade({"logFormat": "json", "replicas": 3})
         deployment = await release.deployment()
         assert deployment["spec"]["replicas"] == 3
-        assert await release.arguments() == [*told, "--log-format=json"]
+        assert await release.arguments() == [*arguments, "--log-format=json"]
         await release.rollback()
-        assert await release.arguments() == told
+        assert await release.arguments() == arguments
         assert await uids(jobs) == before
     await release.uninstall()
     with pytest.raises(NotFoundError):
         await release.deployment()
-    # The jobs, and with them the pods, stay as long as the CRD does.
+    # Jobs and pods stay as long as the CRD does.
     assert await uids(jobs) == before
     await release.install()
     found = await find_crd(admin)
@@ -176,7 +175,7 @@ async def test_helm_test_runs_a_job_to_its_end(
 
 
 async def run_pod(pod: Json, kubeconfig: Path) -> str:
-    """Run a pod's command as a process; returns what it writes when it ends well."""
+    """Run a pod's command as a process until it succeeds; return its output."""
     [container] = pod["spec"]["containers"]
     given = {variable["name"]: variable["value"] for variable in container["env"]}
     process = await asyncio.create_subprocess_exec(
@@ -197,7 +196,7 @@ async def run_pod(pod: Json, kubeconfig: Path) -> str:
 
 
 async def only_job(admin: ApiClient, namespace: str) -> str:
-    """Wait until there is one, and return its name."""
+    """Wait until there is one job, and return its name."""
     names: list[str] = []
 
     async def there() -> bool:
@@ -209,6 +208,7 @@ async def only_job(admin: ApiClient, namespace: str) -> str:
     return names[0]
 
 
+@pytest.mark.nightly
 async def test_releases_with_a_namespace_each_serve_only_that(
     releases: tuple[Release, Release], admin: ApiClient, tmp_path: Path
 ) -> None:
@@ -230,7 +230,7 @@ async def test_releases_with_a_namespace_each_serve_only_that(
         await jobs.discard()
 
 
-async def test_helm_takes_over_every_object_that_kubectl_installed(
+async def test_helm_takes_over_all_objects_of_kubectl(
     server: cluster.ControlPlane, admin: ApiClient, kubectl_program: str
 ) -> None:
     environment = {**os.environ, "KUBECONFIG": str(server.kubeconfig)}
@@ -270,7 +270,7 @@ async def test_helm_takes_over_every_object_that_kubectl_installed(
         replica_sets = await admin.request(
             "GET", "/apis/apps/v1/namespaces/ddp-operator/replicasets"
         )
-        assert len(replica_sets["items"]) == 1, "its pods are those of before"
+        assert len(replica_sets["items"]) == 1, "its pods are the same"
     finally:
         await asyncio.to_thread(uninstall)
         await remove_crd(admin)
@@ -280,22 +280,8 @@ def _name(manifest: Json) -> tuple[str, str]:
     return manifest["kind"], manifest["metadata"]["name"]
 
 
-async def test_what_another_release_has_is_not_taken_from_it(
-    releases: tuple[Release, Release], admin: ApiClient
-) -> None:
-    first, second = releases
-    await first.install()
-    with pytest.raises(helm.HelmReleaseError, match=r"ddpjobs\.ddp-operator\.io.*ddp-operator"):
-        await second.install()
-    with pytest.raises(NotFoundError):
-        await second.deployment()
-    crd = await find_crd(admin)
-    assert crd
-    assert json.dumps(crd["metadata"]["annotations"]).count('"ddp-operator"') == 1
-
-
-async def test_the_server_takes_whatever_the_values_make(releases: tuple[Release, Release]) -> None:
-    """But for what only later servers, or those with a Prometheus operator, know."""
+async def test_objects_of_all_values_are_admitted(releases: tuple[Release, Release]) -> None:
+    """Leave out values that need a later server or a Prometheus operator."""
     release, _ = releases
     terms = [{"matchExpressions": [{"key": "pool", "operator": "Exists"}]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}

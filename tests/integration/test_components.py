@@ -1,4 +1,4 @@
-"""The installation with its components, as kubectl puts them together."""
+"""The installation with its components, as `kubectl kustomize` renders it."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ CLUSTER_WIDE: Final = ("CustomResourceDefinition", "ClusterRole", "ValidatingAdm
 
 @pytest.fixture
 def render(kubectl_program: str, tmp_path: Path) -> Render:
-    """Renders the installation with some components, by kind and name."""
+    """Render the installation with some components, by kind and name."""
     manifests = Path(os.path.relpath(MANIFESTS, tmp_path))
 
     def render(*components: str, **fields: str) -> dict[tuple[str, str], Json]:
@@ -41,14 +41,14 @@ def render(kubectl_program: str, tmp_path: Path) -> Render:
 
 
 def container(rendered: dict[tuple[str, str], Json]) -> Json:
-    """The operator's."""
+    """Return the operator's container."""
     pod = rendered["Deployment", "ddp-operator"]["spec"]["template"]["spec"]
     [found] = pod["containers"]
     assert isinstance(found, dict)
     return found
 
 
-def test_each_component_adds_what_it_is_for(render: Render) -> None:
+def test_each_component_adds_only_its_objects(render: Render) -> None:
     bare = render()
     assert container(bare)["args"] == ["run", "--leader-elect"]
     added = {name: sorted(render(name).keys() - bare.keys()) for name in components()}
@@ -94,11 +94,11 @@ def components() -> list[str]:
     return sorted(path.name for path in (MANIFESTS / "components").iterdir())
 
 
-def test_in_one_namespace_nothing_is_granted_elsewhere(render: Render) -> None:
+def test_component_one_namespace_grants_nothing_elsewhere(render: Render) -> None:
     rendered = render("one-namespace", namespace="training")
     kinds = {kind for kind, _ in rendered}
     assert "ClusterRoleBinding" not in kinds
-    # The namespace is the user's: nothing of it is changed.
+    # The namespace belongs to the user and stays unchanged.
     assert "Namespace" not in kinds
     assert {name for kind, name in rendered if kind == "ClusterRole"} == {
         "ddpjobs-edit",

@@ -1,5 +1,5 @@
-"""What the user of one namespace does, the jobs of all others do not notice: a real operator on a
-real API server.
+"""A hostile user of one namespace does not disturb jobs in others, with a real operator and API
+server.
 """
 
 import asyncio
@@ -23,7 +23,8 @@ MEMORY_MEBIBYTES = 512
 """The container's limit (manifests/install/deployment.yaml)."""
 
 
-async def test_one_namespace_keeps_no_other_from_training(
+@pytest.mark.nightly
+async def test_hostile_namespace_does_not_disturb_other_jobs(
     control_plane: cluster.ControlPlane,
     admin: ApiClient,
     jobs: Jobs,
@@ -42,16 +43,16 @@ async def test_one_namespace_keeps_no_other_from_training(
             await operator.serving()
             await hostile.store()
             await train(jobs, kubelet, ["before"])
-            # Started anew, it finds all of that at once.
+            # After a restart the operator finds all of that at once.
             operator.terminate()
             await operator.exit_code()
             await hostile.fail()
             operator.start()
             await operator.serving()
             lease = await lease_of(admin, jobs.namespace)
-            async with asyncio.TaskGroup() as doings:
-                churning = [doings.create_task(hostile.churn(f"churned-{i}")) for i in range(3)]
-                doings.create_task(hostile.keep_asked())
+            async with asyncio.TaskGroup() as tasks:
+                churning = [tasks.create_task(hostile.churn(f"churned-{i}")) for i in range(3)]
+                tasks.create_task(hostile.keep_asked())
                 await train(jobs, kubelet, [f"ordinary-{i}" for i in range(ORDINARY)])
                 for task in churning:
                     task.cancel()
@@ -70,7 +71,7 @@ async def test_one_namespace_keeps_no_other_from_training(
 
 
 async def train(jobs: Jobs, kubelet: FakeKubelet, names: Sequence[str]) -> None:
-    """Have jobs come to run, all at once."""
+    """Bring jobs to Running, all at the same time."""
 
     async def one(name: str) -> None:
         await jobs.create(job(name))
@@ -82,7 +83,7 @@ async def train(jobs: Jobs, kubelet: FakeKubelet, names: Sequence[str]) -> None:
 
 
 async def lease_of(admin: ApiClient, namespace: str) -> Json:
-    """What the Lease says."""
+    """Return the spec of the Lease."""
     path = LEASES.path(namespace=namespace, name=LEASE)
     spec: Json = (await admin.request("GET", path))["spec"]
     return spec

@@ -1,4 +1,4 @@
-"""Sixty-four nodes with the labels of a topology, placed on by the real scheduler."""
+"""Topology on sixty-four labelled nodes, with the real scheduler."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -21,14 +21,14 @@ from tests.waiting import eventually
 
 TOPOLOGY: Final = "cloud.google.com/gce-topology-"
 BLOCKS, SUB_BLOCKS, HOSTS = 4, 4, 4
-"""Of the cluster, of each block, of each sub-block."""
+"""Blocks of the cluster, sub-blocks of each block, hosts of each sub-block."""
 DEVICE: Final = "example.com/device"
-"""A node has one, and each pod takes one."""
+"""Each node has one, and each pod requests one."""
 
 
 @pytest.fixture(scope="module")
 def control_plane() -> Iterator[cluster.ControlPlane]:
-    """One of its own: a scheduler would take the pods of other tests, too."""
+    """A separate control plane, because its scheduler would also place the pods of other tests."""
     try:
         with cluster.control_plane(controllers=True, scheduler=True) as running:
             asyncio.run(prepare(running))
@@ -46,7 +46,7 @@ async def prepare(running: cluster.ControlPlane) -> None:
 
 
 async def add_node(client: ApiClient, number: int) -> None:
-    """A node that no kubelet runs: Ready, with room for one pod that takes a device."""
+    """Add a node without a kubelet: Ready, with one device."""
     sub_block, block = number // HOSTS, number // (HOSTS * SUB_BLOCKS)
     places = {"block": f"block-{block}", "subblock": f"sub-{sub_block}", "host": f"host-{number}"}
     name = f"node-{number}"
@@ -60,7 +60,7 @@ async def add_node(client: ApiClient, number: int) -> None:
     path = NODES.path(name=name)
     change = {"status": status}
     await client.request("PATCH", f"{path}/status", body=change, content_type=MERGE_PATCH)
-    # The server taints each new node as not ready, and no controller is there to see that it is.
+    # The server taints each new node as not ready, and no controller removes the taint.
     untainted = {"spec": {"taints": None}}
     await client.request("PATCH", path, body=untainted, content_type=MERGE_PATCH)
 
@@ -77,7 +77,7 @@ def placing_operator(
 
 @pytest.fixture
 async def users(admin: ApiClient, placing_operator: OperatorProcess) -> AsyncIterator[Jobs]:
-    """A user of a namespace of its own, whose pods give back their nodes in the end."""
+    """The user of a new namespace; its pods release their nodes at the end."""
     assert placing_operator.running
     async with new_namespace(admin) as namespace:
         jobs = Jobs(admin, namespace)
@@ -87,8 +87,8 @@ async def users(admin: ApiClient, placing_operator: OperatorProcess) -> AsyncIte
                 await jobs.discard(name)
 
 
-def asking(replicas: int, *, pod: Json | None = None, **topology: Any) -> Json:
-    """A job of pods that take a node each."""
+def a_job(replicas: int, *, pod: Json | None = None, **topology: Any) -> Json:
+    """Return a job with pods that need a node each."""
     pods = template(container(resources={"limits": {DEVICE: 1}}), **(pod or {}))
     scheduling = {"topology": topology} if topology else {}
     return job(replicas=replicas, template=pods, scheduling=scheduling)
@@ -99,7 +99,7 @@ def is_placed(pod: Json) -> bool:
 
 
 async def nodes_of(jobs: Jobs, *, count: int, name: str = "job") -> list[int]:
-    """The numbers of the nodes that the pods of a job were given, once so many were."""
+    """Wait until so many pods of a job have a node, and return the nodes' numbers."""
     placed: list[Json] = []
 
     async def enough() -> bool:
@@ -116,25 +116,25 @@ def blocks(nodes: Sequence[int]) -> set[int]:
 
 
 async def run(jobs: Jobs, admin: ApiClient, name: str = "job") -> DDPJobStatus:
-    """Play the kubelets of a job's pods; returns its status when all of them run."""
+    """Run all pods of a job; return its status when it is Running."""
     kubelet = FakeKubelet(admin, jobs.namespace)
     for pod in await jobs.pods(name):
         await kubelet.run(pod)
     return await jobs.until_phase("Running", name)
 
 
-async def test_a_job_of_sixteen_lands_in_one_block(users: Jobs, admin: ApiClient) -> None:
-    await users.create(asking(16, level="block", required=True))
+async def test_sixteen_pods_run_in_one_block(users: Jobs, admin: ApiClient) -> None:
+    await users.create(a_job(16, level="block", required=True))
     assert len(blocks(await nodes_of(users, count=16))) == 1
     status = await run(users, admin)
     assert status.placement == "16 hosts, 4 sub-blocks, 1 block"
-    told = await users.until_told("Spread")
-    assert told.startswith("the pods run in 4 sub-blocks: 4 in sub-")
-    assert told.endswith(" and 4 elsewhere")
+    message = await users.until_told("Spread")
+    assert message.startswith("the pods run in 4 sub-blocks: 4 in sub-")
+    assert message.endswith(" and 4 elsewhere")
 
 
-async def test_a_job_that_no_block_can_take_says_why_it_waits(users: Jobs) -> None:
-    await users.create(asking(17, level="block", required=True))
+async def test_job_too_large_for_a_block_reports_its_cause(users: Jobs) -> None:
+    await users.create(a_job(17, level="block", required=True))
     assert len(blocks(await nodes_of(users, count=16))) == 1
     status = await users.until(lambda status: status.reason == "Unschedulable")
     assert status.phase == "Pending"
@@ -143,39 +143,39 @@ async def test_a_job_that_no_block_can_take_says_why_it_waits(users: Jobs) -> No
     assert status.placement == ""
 
 
-async def test_what_is_preferred_is_together_as_far_as_it_goes(
+async def test_job_too_large_for_its_preferred_block_uses_two(
     users: Jobs, admin: ApiClient
 ) -> None:
-    await users.create(asking(17, level="block"))
+    await users.create(a_job(17, level="block"))
     assert len(blocks(await nodes_of(users, count=17))) == 2
     status = await run(users, admin)
     assert status.placement.endswith(" 2 blocks")
     assert (await users.until_told("Spread")).startswith("the pods run in 2 blocks: 16 in block-")
 
 
-async def test_pods_follow_the_first_one_also_where_there_is_no_room(users: Jobs) -> None:
-    """What README warns of: nobody counts before the first pod is placed."""
+async def test_pods_follow_the_first_into_a_block_without_room(users: Jobs) -> None:
+    """Reproduce what README warns of: nothing counts places before the first pod is placed."""
     first = {f"{TOPOLOGY}block": "block-0"}
-    await users.create(asking(13, pod={"nodeSelector": first}), name="filler")
+    await users.create(a_job(13, pod={"nodeSelector": first}), name="filler")
     assert blocks(await nodes_of(users, count=13, name="filler")) == {0}
     [(key, value)] = first.items()
-    wish = {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}
-    wishes = {
-        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": wish}]
+    term = {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}
+    preferred = {
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": term}]
     }
-    pod = {"affinity": {"nodeAffinity": wishes}}
-    await users.create(asking(4, pod=pod, level="block", required=True))
+    pod = {"affinity": {"nodeAffinity": preferred}}
+    await users.create(a_job(4, pod=pod, level="block", required=True))
     assert blocks(await nodes_of(users, count=3)) == {0}, "three blocks are empty"
     status = await users.until(lambda status: status.reason == "Unschedulable")
     assert "didn't match pod affinity" in status.message
 
 
-async def test_of_two_native_gangs_with_room_for_one_the_other_gets_no_node(
+async def test_of_two_native_gangs_with_room_for_one_the_other_waits(
     users: Jobs, admin: ApiClient
 ) -> None:
     if not await check_served(admin, pod_groups.NATIVE):
         pytest.skip(f"this server does not offer {pod_groups.NATIVE}: Kubernetes 1.37 does")
-    gang = asking(40)
+    gang = a_job(40)
     gang["spec"]["scheduling"] = {"gang": "native"}
     await users.create(gang, name="filler")
     await nodes_of(users, count=40, name="filler")

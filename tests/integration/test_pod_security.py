@@ -21,7 +21,7 @@ CONTAINER: Json = {"allowPrivilegeEscalation": False, "capabilities": {"drop": [
 
 @pytest.fixture
 async def namespace(admin: ApiClient) -> AsyncIterator[str]:
-    """The name of a fresh namespace, in place of one that admits all pods."""
+    """The name of a new namespace, instead of one that admits all pods."""
     async with new_namespace(admin, enforce="restricted") as name:
         yield name
 
@@ -38,8 +38,8 @@ async def namespace(admin: ApiClient) -> AsyncIterator[str]:
 )
 async def test_pods_of_run_are_admitted(ddp: Ddp, jobs: Jobs, options: tuple[str, ...]) -> None:
     line = ("run", "job", "--image", "registry.example/t:1", "--replicas", "2", "--yes", "--detach")
-    made = await ddp(*line, *options, "--", "python", "train.py")
-    assert made.exit_code == 0, made.stderr
+    result = await ddp(*line, *options, "--", "python", "train.py")
+    assert result.exit_code == 0, result.stderr
     await jobs.until_pods("job-0-0", "job-0-1")
     await jobs.until(lambda status: status.is_true("PodsCreated"))
 
@@ -52,7 +52,7 @@ async def test_pods_of_the_python_client_are_admitted(
     await jobs.until_pods("job-0-0")
 
 
-async def test_what_the_operator_adds_to_a_template_is_admitted(jobs: Jobs) -> None:
+async def test_parts_added_by_the_operator_are_admitted(jobs: Jobs) -> None:
     trainer = container(command=["python", "train.py"], securityContext=CONTAINER)
     own = template(trainer, securityContext=POD)
     spec: Json = {"template": own, "launcher": "inject", "checkpoint": {"gcsBucket": "saved"}}
@@ -60,7 +60,7 @@ async def test_what_the_operator_adds_to_a_template_is_admitted(jobs: Jobs) -> N
     await jobs.until_pods("job-0-0", "job-0-1")
 
 
-async def test_a_job_that_is_refused_says_what_its_template_lacks(ddp: Ddp, jobs: Jobs) -> None:
+async def test_refused_job_names_the_missing_fields_of_its_template(ddp: Ddp, jobs: Jobs) -> None:
     await jobs.create(job(template=template(container(), container("logs"))))
     status = await jobs.until(lambda status: status.reason == "PodsForbidden")
     assert status.message == (
@@ -79,17 +79,17 @@ async def test_a_job_that_is_refused_says_what_its_template_lacks(ddp: Ddp, jobs
         container(securityContext=CONTAINER),
         container("logs", securityContext=CONTAINER),
     )
-    await jobs.create(job(template=template(*containers, securityContext=POD)), name="mended")
-    await jobs.until_pods("mended-0-0", name="mended")
+    await jobs.create(job(template=template(*containers, securityContext=POD)), name="corrected")
+    await jobs.until_pods("corrected-0-0", name="corrected")
 
 
-async def test_what_the_namespace_demands_is_told(ddp: Ddp) -> None:
-    found = " ".join((await ddp("doctor")).stdout.split())
-    assert "enforces restricted (latest): spec.template.spec needs securityContext.runAs" in found
+async def test_doctor_reports_the_level_of_the_namespace(ddp: Ddp) -> None:
+    report = " ".join((await ddp("doctor")).stdout.split())
+    assert "enforces restricted (latest): spec.template.spec needs securityContext.runAs" in report
 
 
-async def test_every_check_of_this_server_is_understood(admin: ApiClient, namespace: str) -> None:
-    """Those that have no field to set, in the server's own words."""
+async def test_remedy_covers_every_check_of_this_server(admin: ApiClient, namespace: str) -> None:
+    """Quote the server's message for checks without a field to set."""
     trainer: Json = {
         "name": "trainer",
         "image": "registry.example/t:1",

@@ -1,5 +1,6 @@
-"""Progress, hangs and goodput: a real operator process on a real API server asks a real HTTP server
-on loopback, where all pods of these tests seem to be.
+"""Progress, hangs and goodput, with a real operator and API server.
+
+The address of all pods is loopback, where an HTTP server answers the operator's requests.
 """
 
 import base64
@@ -45,9 +46,9 @@ async def trainer() -> AsyncIterator[TrainerServer]:
 
 
 async def token_of(client: ApiClient, pod: Json) -> str:
-    """What a pod's kubelet reads of the Secret that its environment names."""
+    """Return the token in the Secret that the pod's environment names."""
     variables = pod["spec"]["containers"][0]["env"]
-    [variable] = [each for each in variables if each["name"] == "DDP_TOKEN"]
+    [variable] = [v for v in variables if v["name"] == "DDP_TOKEN"]
     assert "value" not in variable
     reference = variable["valueFrom"]["secretKeyRef"]
     path = SECRETS.path(namespace=pod["metadata"]["namespace"], name=reference["name"])
@@ -59,7 +60,7 @@ def reported_step(status: DDPJobStatus) -> int | None:
     return status.progress.step if status.progress else None
 
 
-async def test_progress_is_told_and_a_hang_is_ended(
+async def test_progress_is_shown_and_a_hang_ends_at_the_deadline(
     operator: OperatorProcess,
     jobs: Jobs,
     kubelet: FakeKubelet,
@@ -82,7 +83,7 @@ async def test_progress_is_told_and_a_hang_is_ended(
     assert (status.progress.total_steps, status.progress.loss) == (960, 0.5)
     assert status.checkpoint is not None
     assert (status.checkpoint.step, status.checkpoint.path) == (100, "/checkpoints/step-100")
-    # Nothing moves any more.
+    # No step follows.
     await jobs.set_spec(progressDeadlineSeconds=2)
     status = await jobs.until(lambda status: status.attempt == 1)
     [failure] = status.failures
@@ -91,17 +92,16 @@ async def test_progress_is_told_and_a_hang_is_ended(
     await kubelet.let_go("job-0-0", "job-0-1")
     await jobs.until_pods("job-1-0", "job-1-1")
     assert trainer.asked.count("dump-stacks") == 2
-    # The operator has the token that the pods have, signs with it, and sends it to nobody.
+    # The operator signs with the token of the pods and never sends it.
     [token] = {await token_of(admin, pod) for pod in (await jobs.pods()).values()}
     assert all(header.startswith("DDP-HMAC-SHA256 ") for header in trainer.tokens)
-    assert not any(token in header for header in trainer.tokens), "whatever it asks for"
+    assert not any(token in header for header in trainer.tokens)
     assert len(trainer.tokens) >= 2
-    told = await jobs.until_told("Restarting")
-    assert "stuck at step 120" in told
+    assert "stuck at step 120" in await jobs.until_told("Restarting")
     assert status.goodput is not None
     assert status.goodput.steps_lost == 0
-    # Training resumes from its checkpoint: steps are lost once they are trained again, and every
-    # second is accounted for.
+    # Training resumes from its checkpoint. Steps count as lost when they are trained again, and
+    # every second is accounted for.
     resumed = {"step": 100, "time": datetime.now(UTC).isoformat()}
     trainer.answer = {**trainer.answer, "step": 101, "resumed": resumed}
     for pod in ("job-1-0", "job-1-1"):
@@ -119,7 +119,7 @@ async def test_progress_is_told_and_a_hang_is_ended(
     assert operator.running
 
 
-async def test_a_job_that_reports_nothing_is_told_of_and_left_alone(
+async def test_job_without_reports_is_left_alone_and_says_so(
     operator: OperatorProcess, jobs: Jobs, kubelet: FakeKubelet, trainer: TrainerServer
 ) -> None:
     port = int(trainer.address.rpartition(":")[2])
@@ -133,7 +133,7 @@ async def test_a_job_that_reports_nothing_is_told_of_and_left_alone(
     assert operator.running
 
 
-async def test_a_spare_takes_the_place_of_a_slow_rank_once(
+async def test_spare_replaces_a_slow_rank_once(
     operator: OperatorProcess,
     jobs: Jobs,
     kubelet: FakeKubelet,
@@ -166,7 +166,6 @@ async def test_a_spare_takes_the_place_of_a_slow_rank_once(
     assert (failure.rank, failure.pod, failure.node) == (1, "job-0-1", NODE)
     assert status.world is not None
     assert (status.world.members, status.excluded_nodes) == ("0,2", (NODE,))
-    # Its successor is told of in the same words.
     assert "is slow: its own time per step is 1.75 times" in await jobs.until_told("SlowRank")
     assert "spare job-0-2 becomes node rank 1 (not charged)" in await jobs.until_told("Restarting")
     await kubelet.let_go("job-0-1")

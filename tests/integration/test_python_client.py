@@ -1,4 +1,4 @@
-"""The Python client with a real operator and API server, in ordinary code beside a running loop."""
+"""The Python client with a real operator and API server, asynchronous and in a thread."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("shared_operator")
 
 
 def train(steps: int) -> None:
-    """Is sent, and not run: there is no kubelet."""
+    """Print the argument. The function is sent, but no kubelet runs it."""
     print(steps)
 
 
@@ -28,10 +28,10 @@ async def until(job: AsyncJob, phase: str) -> DDPJobStatus:
     async for status in job.watch(timeout=120):
         if status.phase == phase:
             return status
-    raise AssertionError(f"it has ended before it was {phase}")
+    raise AssertionError(f"the job ended before it was {phase}")
 
 
-async def test_a_function_from_its_submission_to_its_end(
+async def test_function_runs_from_submission_to_deletion(
     control_plane: cluster.ControlPlane, admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
     async with AsyncClient(kubeconfig=control_plane.kubeconfig, namespace=jobs.namespace) as client:
@@ -47,14 +47,14 @@ async def test_a_function_from_its_submission_to_its_end(
             await job.wait(timeout=0.1)
         await run_all(jobs, kubelet)
         await until(job, "Running")
-        seen: list[str] = []
+        phases: list[str] = []
         waiting = asyncio.create_task(
-            job.wait(timeout=120, on_progress=lambda status: seen.append(status.phase))
+            job.wait(timeout=120, on_progress=lambda status: phases.append(status.phase))
         )
         await kubelet.succeed("job-0-0")
         await kubelet.succeed("job-0-1")
         assert (await waiting).phase == "Succeeded"
-        assert (seen[0], seen[-1]) == ("Running", "Succeeded")
+        assert (phases[0], phases[-1]) == ("Running", "Succeeded")
 
         await job.delete()
         with pytest.raises(JobGoneError):
@@ -70,10 +70,10 @@ async def test_a_function_from_its_submission_to_its_end(
         await eventually(gone, describe=lambda: "its ConfigMap stays")
 
 
-async def test_stopped_failed_and_refused(
+async def test_client_stops_resumes_and_reports_failure_and_refusal(
     control_plane: cluster.ControlPlane, jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
-    def in_a_program() -> dict[str, Any]:
+    def program() -> dict[str, Any]:
         found: dict[str, Any] = {}
         with Client(kubeconfig=control_plane.kubeconfig, namespace=jobs.namespace) as client:
             job = client.apply(manifest(replicas=2, restart={"maxRestarts": 0}))
@@ -85,7 +85,7 @@ async def test_stopped_failed_and_refused(
                 job.wait(timeout=120)
             except JobFailedError as error:
                 found["failed"] = str(error.diagnosis)
-            found["jobs"] = [each.name for each in client.jobs()]
+            found["jobs"] = [job.name for job in client.jobs()]
             try:
                 client.apply(manifest("bad", replicas=-1))
             except InvalidError as error:
@@ -93,7 +93,7 @@ async def test_stopped_failed_and_refused(
         return found
 
     loop, resumed = asyncio.get_running_loop(), asyncio.Event()
-    running = asyncio.create_task(asyncio.to_thread(in_a_program))
+    running = asyncio.create_task(asyncio.to_thread(program))
     async with asyncio.timeout(120):
         await resumed.wait()
     await jobs.until(lambda status: status.is_true("PodsCreated"))

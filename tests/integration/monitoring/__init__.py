@@ -1,1 +1,1 @@
-"""What the chart has Prometheus ask, asked of Prometheus."""
+"""The chart's alerts and dashboards, evaluated by Prometheus."""

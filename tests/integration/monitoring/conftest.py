@@ -1,4 +1,4 @@
-"""Prometheus' own programs."""
+"""Prometheus' programs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A Prometheus that scrapes one operator as it would in a cluster, every second."""
+"""A Prometheus that scrapes one operator every second."""
 
 import contextlib
 import math
@@ -15,7 +15,7 @@ from tests.ports import free_port
 from tests.waiting import eventually
 
 _INSTALLED: Final = {"namespace": "ddp-operator", "pod": "ddp-operator-0"}
-"""What a PodMonitor adds to all that it scrapes of an operator that the chart has installed."""
+"""Labels that a PodMonitor adds to the metrics of an operator from the chart."""
 
 
 class Prometheus:
@@ -27,7 +27,7 @@ class Prometheus:
         self._log = log
 
     async def values(self, expression: str) -> list[float]:
-        """Ask a query; what is no number is left out."""
+        """Return the numbers in the answer to a query, without NaN."""
         answer = await self._get("query", query=expression)
         return [
             value
@@ -36,18 +36,18 @@ class Prometheus:
         ]
 
     async def until_answered(self, expression: str, *, above: float = -math.inf) -> None:
-        """Wait until a query has an answer, one of whose numbers is above this."""
-        seen: list[float] = []
+        """Wait until one number in the answer to a query is above this."""
+        values: list[float] = []
 
         async def answered() -> bool:
-            nonlocal seen
-            seen = await self.values(expression)
-            return any(value > above for value in seen)
+            nonlocal values
+            values = await self.values(expression)
+            return any(value > above for value in values)
 
-        await eventually(answered, interval_seconds=0.2, describe=lambda: f"{expression}: {seen}")
+        await eventually(answered, interval_seconds=0.2, describe=lambda: f"{expression}: {values}")
 
     async def rules(self) -> list[dict[str, Any]]:
-        """Return the rules as it has evaluated them."""
+        """Return the evaluated rules."""
         [group] = (await self._get("rules"))["groups"]
         found: list[dict[str, Any]] = group["rules"]
         return found
@@ -65,15 +65,16 @@ class Prometheus:
 
     async def _get(self, what: str, **parameters: str) -> Any:
         async with self._session.get(f"{self._url}/api/v1/{what}", params=parameters) as answer:
-            said = await answer.json()
-        assert said["status"] == "success", (parameters, said)
-        return said["data"]
+            body = await answer.json()
+        assert body["status"] == "success", (parameters, body)
+        return body["data"]
 
 
 @contextlib.asynccontextmanager
 async def scraping(programs: Path, folder: Path, *, target: int) -> AsyncIterator[Prometheus]:
-    """Run one with the chart's rules, which scrapes a port of this machine; it keeps its data in
-    `folder`.
+    """Run a Prometheus with the chart's rules that scrapes a port of this machine.
+
+    Its data is in `folder`.
     """
     scraped = {"targets": [f"127.0.0.1:{target}"], "labels": _INSTALLED}
     config = {

@@ -1,4 +1,4 @@
-"""Every alert fires when it should, not before, and not when all is well: Prometheus' own tests."""
+"""Unit tests of the alerts, run by Prometheus' promtool."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ def promtool(programs: Path, *words: str) -> str:
     return ended.stdout
 
 
-def test_the_rules_and_the_templates_in_them_can_be_read(programs: Path) -> None:
+def test_rules_and_their_templates_are_valid(programs: Path) -> None:
     found = promtool(programs, "check", "rules", str(ALERTS))
     assert f"SUCCESS: {len(rules())} rules found" in found
 
@@ -30,24 +30,24 @@ def test_alerts_fire_when_they_should(programs: Path) -> None:
     assert "SUCCESS" in promtool(programs, "test", "rules", str(TESTS))
 
 
-def fired(question: dict[str, Any]) -> set[str]:
-    text = " ".join(sample["labels"] for sample in question["exp_samples"])
+def expected_alerts(case: dict[str, Any]) -> set[str]:
+    text = " ".join(sample["labels"] for sample in case["exp_samples"])
     return set(re.findall(r'alertname="(\w+)"', text))
 
 
 @pytest.mark.parametrize("alert", [rule["alert"] for rule in rules()])
-def test_it_is_asked_of_every_alert_whether_it_fires_too_early(alert: str) -> None:
+def test_every_alert_has_a_case_before_it_fires(alert: str) -> None:
     tests = yaml.safe_load(TESTS.read_text())["tests"]
-    histories = [[alert in fired(question) for question in t["promql_expr_test"]] for t in tests]
+    histories = [[alert in expected_alerts(case) for case in t["promql_expr_test"]] for t in tests]
     assert any(any(history) and not history[0] for history in histories)
 
 
-def test_it_is_asked_where_all_is_well() -> None:
-    well = yaml.safe_load(TESTS.read_text())["tests"][0]
-    asked = {
+def test_healthy_case_has_every_metric_and_no_alert() -> None:
+    healthy = yaml.safe_load(TESTS.read_text())["tests"][0]
+    queried = {
         metric
         for rule in rules()
         for metric in re.findall(r"(?:ddp_operator|ddpjob)_\w+", rule["expr"])
     }
-    assert asked == {series["series"].partition("{")[0] for series in well["input_series"]}
-    assert not any(fired(question) for question in well["promql_expr_test"])
+    assert queried == {series["series"].partition("{")[0] for series in healthy["input_series"]}
+    assert not any(expected_alerts(case) for case in healthy["promql_expr_test"])

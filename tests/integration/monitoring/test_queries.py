@@ -1,5 +1,6 @@
-"""What dashboards and alerts ask has answers: a real Prometheus scrapes a real operator, whose jobs
-run, hang, fail, restart, are suspended and refused.
+"""Queries of dashboards and alerts return data: a real Prometheus scrapes a real operator.
+
+Its jobs run, hang, fail, restart, are suspended and refused.
 """
 
 import itertools
@@ -26,7 +27,7 @@ from tests.ports import free_port
 from tests.trainer_server import TrainerServer
 
 VARIABLES: Final = {"$namespace": "ddp-operator", "$__rate_interval": "5m", "$__range": "6h"}
-"""As Grafana fills them in, in the dashboard of the operator."""
+"""Values of the variables in the operator's dashboard."""
 
 ABOVE: Final = {
     "Acting replicas: A": 0,
@@ -39,7 +40,7 @@ ABOVE: Final = {
     "Time to recover: A": 0,
     "Failed requests to the API server: A": 0,
 }
-"""Panels in which these jobs are to be seen, besides zeros."""
+"""Panels in which these jobs cause values above zero."""
 
 COMPARED: Final = re.compile(r"\s(?:[<>]=?|==)\s\d+")
 
@@ -70,7 +71,7 @@ async def prometheus(
     port: int,
     tmp_path: Path,
 ) -> AsyncIterator[Prometheus]:
-    """One that sees the operator from before the first job on."""
+    """Scrapes the operator from before its first job."""
     await operator.serving()
     async with scraping(programs, tmp_path, target=port) as prometheus:
         await prometheus.until_answered("ddp_operator_leader", above=0)
@@ -86,7 +87,7 @@ async def begin(jobs: Jobs, kubelet: FakeKubelet, name: str, *, ip: str = "", **
 
 
 async def refuse_gpus(admin: ApiClient, namespace: str) -> None:
-    """Have the API server refuse pods that ask for GPUs, and no others."""
+    """Make the API server refuse only pods that request GPUs."""
     quota = {"metadata": {"name": "none"}, "spec": {"hard": {"requests.nvidia.com/gpu": "0"}}}
     await admin.request("POST", f"/api/v1/namespaces/{namespace}/resourcequotas", body=quota)
 
@@ -95,35 +96,35 @@ async def jobs_in_many_states(
     admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, trainer: TrainerServer
 ) -> None:
     saved = {"step": 100, "time": format_time(datetime.now(UTC))}
-    said = {
+    report = {
         "step": 120,
         "totalSteps": 100_000,
         "loss": 0.5,
         "samplesPerSecond": 8,
         "checkpoint": saved,
     }
-    trainer.answer = said
+    trainer.answer = report
     in_memory = {"step": 115, "time": saved["time"], "copies": 0}
     world = {"number": 1, "generation": 0, "memory": in_memory}
     trainer.world = 200, json.dumps(world).encode()
-    told = int(trainer.address.rpartition(":")[2])
+    port = int(trainer.address.rpartition(":")[2])
     await refuse_gpus(admin, jobs.namespace)
     memory = {"sizeLimit": "16Mi", "copies": 0}
-    await begin(jobs, kubelet, "runs", ip="127.0.0.1", statusPort=told, memoryCheckpoint=memory)
+    await begin(jobs, kubelet, "runs", ip="127.0.0.1", statusPort=port, memoryCheckpoint=memory)
     await jobs.until(
         lambda status: None not in (status.checkpoint, status.memory_checkpoint), "runs"
     )
     hangs: Json = {"progressDeadlineSeconds": 1, "restart": {"scope": "Gang"}}
-    await begin(jobs, kubelet, "hangs", ip="127.0.0.1", statusPort=told, **hangs)
+    await begin(jobs, kubelet, "hangs", ip="127.0.0.1", statusPort=port, **hangs)
     await jobs.until(lambda status: status.attempt == 1, "hangs")
     steps = itertools.count(121)
 
-    def on_the_move() -> web.Response:
+    def progressing() -> web.Response:
         step = next(steps)
         pace = {"step": step, "rank": 0, "seconds": 0.8, "othersSeconds": 0.4}
-        return web.json_response(said | {"step": step, "pace": pace})
+        return web.json_response(report | {"step": step, "pace": pace})
 
-    trainer.answer = on_the_move
+    trainer.answer = progressing
     await begin(jobs, kubelet, "restarts")
     await kubelet.fail("restarts-0-0")
     await jobs.until_pods("restarts-1-0", name="restarts")
@@ -134,13 +135,13 @@ async def jobs_in_many_states(
     await jobs.until_phase("Failed", "fails")
     await jobs.create(job(suspend=True), name="waits")
     await jobs.until_phase("Suspended", "waits")
-    wants = template(container(resources=gpus(gpu=1)))
-    await jobs.create(job(template=wants), name="refused")
+    with_gpu = template(container(resources=gpus(gpu=1)))
+    await jobs.create(job(template=with_gpu), name="refused")
     await jobs.until(lambda status: status.slow_rank is not None, "runs")
 
 
 def of_panels(uid: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """What the panels of a dashboard ask, by their titles."""
+    """Return the queries of a dashboard's panels, by title."""
     filled = re.compile("|".join(re.escape(name) for name in variables))
     return {
         title: filled.sub(lambda found: variables[found[0]], expression)
@@ -149,11 +150,11 @@ def of_panels(uid: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_rules() -> dict[str, str]:
-    """What the rules compare, and so are never without, by the alerts' names."""
+    """Return the left side of each rule's comparison, by the alert's name."""
     return {rule["alert"]: COMPARED.sub("", rule["expr"]) for rule in rules()}
 
 
-async def test_no_query_is_empty(
+async def test_every_query_has_data_and_only_the_hang_alerts(
     prometheus: Prometheus, admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet
 ) -> None:
     async with TrainerServer() as trainer:
@@ -165,10 +166,11 @@ async def test_no_query_is_empty(
             await prometheus.until_answered(expression)
         for expression in of_rules().values():
             await prometheus.until_answered(expression)
-        # Each rule is evaluated, and of all alerts the one fires that is to, in words that are
-        # filled in.
+        # All rules are evaluated, and only the alert for the hang fires.
         await prometheus.until_answered('ALERTS{alertstate="firing"}')
-        seen = await prometheus.rules()
-        assert {rule["name"]: rule["health"] for rule in seen} == dict.fromkeys(of_rules(), "ok")
-        firing = {rule["name"] for rule in seen if rule["state"] == "firing"}
+        evaluated = await prometheus.rules()
+        assert {rule["name"]: rule["health"] for rule in evaluated} == dict.fromkeys(
+            of_rules(), "ok"
+        )
+        firing = {rule["name"] for rule in evaluated if rule["state"] == "firing"}
         assert firing == {"DDPJobStalled"}

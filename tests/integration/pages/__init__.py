@@ -1,1 +1,1 @@
-"""Pages, opened in a real browser."""
+"""Pages in a real browser."""

@@ -1,4 +1,4 @@
-"""A headless Chromium that reaches nothing but files and this machine."""
+"""A headless Chromium that can reach only files and this machine."""
 
 import shutil
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ _FLAGS = (
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[webdriver.Chrome]:
-    """One for all pages."""
+    """One browser for all pages."""
     try:
         packages.check(packages.BROWSER)
     except ClusterUnavailableError as reason:

@@ -1,4 +1,4 @@
-"""The live page as a browser shows it, of a cluster that is played."""
+"""The live page of a fake cluster in a real browser."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ _LOADED = "return performance.getEntriesByType('resource')"
 
 @dataclass
 class Live:
-    """A page that is open, and what is behind it."""
+    """An open page and its server."""
 
     access: PageAccess
     chromium: webdriver.Chrome
@@ -48,8 +48,8 @@ class Live:
         await eventually(found, timeout_seconds=60)
 
 
-async def written(run: ProgramRun) -> int:
-    """What a trainer has written, when it is asked for in its pod."""
+async def print_metrics(run: ProgramRun) -> int:
+    """Print a trainer's metrics, as the program in its pod does."""
     content = "\n".join(metrics()).encode() + b"\n"
     await run.print(f"{len(content)}\n".encode())
     await run.print(content)
@@ -63,7 +63,7 @@ async def live(
     server: FakeApiServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Live]:
-    """The table of two jobs, one of which says what could be taken for HTML."""
+    """The table of two jobs; the words of one look like HTML."""
     for module in (polling, pages):
         monkeypatch.setattr(module, "LIST_SECONDS", 0.1)
         monkeypatch.setattr(module, "REPORT_SECONDS", 0.1)
@@ -72,7 +72,7 @@ async def live(
     first = pod(0)
     first["metadata"]["ownerReferences"][0]["uid"] = uid
     server.create("pods", first)
-    server.programs[first["metadata"]["name"]] = written
+    server.programs[first["metadata"]["name"]] = print_metrics
     hostile = training(placement=HOSTILE, failures=[failure(message=HOSTILE)])
     hostile["metadata"]["name"] = "hostile"
     hostile["status"] |= {"phase": "Failed", "reason": HOSTILE, "message": HOSTILE}
@@ -87,7 +87,7 @@ async def live(
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-async def test_from_the_table_to_a_job_without_the_token(live: Live) -> None:
+async def test_links_lead_to_a_job_and_back_without_the_token(live: Live) -> None:
     assert live.chromium.current_url == f"http://127.0.0.1:{live.access.port}/"
     assert live.chromium.title == "Jobs of all namespaces"
     await live.ask("[...document.querySelectorAll('a')].find(a => a.innerText == 'digits').click()")
@@ -99,18 +99,18 @@ async def test_from_the_table_to_a_job_without_the_token(live: Live) -> None:
     await live.shows("hostile")
 
 
-async def test_words_stay_words_and_nothing_is_loaded_from_elsewhere(live: Live) -> None:
+async def test_hostile_words_stay_text_and_nothing_else_is_loaded(live: Live) -> None:
     for path in ("/", f"/jobs/{NAMESPACE}/hostile"):
         address = f"http://127.0.0.1:{live.access.port}"
         await asyncio.to_thread(live.chromium.get, address + path)
         assert "document.title='taken'" in await live.text()
-        # Also what the script puts in.
+        # The script updates the page, too.
 
-        async def looked_twice() -> bool:
+        async def updated_twice() -> bool:
             loaded = await live.ask(_LOADED + ".map(entry => entry.initiatorType)")
             return int(loaded.count("fetch")) >= 2
 
-        await eventually(looked_twice, timeout_seconds=60)
+        await eventually(updated_twice, timeout_seconds=60)
         assert "taken" not in live.chromium.title
         assert await live.ask("return document.querySelectorAll('img, iframe').length") == 0
         loaded = await live.ask(_LOADED + ".map(entry => entry.name)")
@@ -118,7 +118,9 @@ async def test_words_stay_words_and_nothing_is_loaded_from_elsewhere(live: Live)
     assert live.chromium.get_log("browser") == []
 
 
-async def test_it_is_kept_up_to_date_where_the_reader_is(live: Live, server: FakeApiServer) -> None:
+async def test_list_is_updated_and_keeps_scroll_and_focus(
+    live: Live, server: FakeApiServer
+) -> None:
     await live.ask(
         "window.mark = 1; document.querySelector('a').focus();"
         "document.body.style.minHeight = '3000px'; window.scrollTo(0, 500)"
@@ -137,40 +139,42 @@ async def test_it_is_kept_up_to_date_where_the_reader_is(live: Live, server: Fak
     await eventually(gone, timeout_seconds=60)
 
 
-async def test_a_report_is_kept_up_to_date_and_its_tables_stay_open(
+async def test_report_is_updated_and_its_tables_stay_open(
     live: Live, server: FakeApiServer
 ) -> None:
     page = f"http://127.0.0.1:{live.access.port}/jobs/{NAMESPACE}/{NAME}"
     await asyncio.to_thread(live.chromium.get, page)
     await live.ask("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    server.update("ddpjobs", NAMESPACE, NAME, {"status": {"message": "it goes on"}})
-    await live.shows("it goes on")
+    server.update("ddpjobs", NAMESPACE, NAME, {"status": {"message": "still training"}})
+    await live.shows("still training")
     opened = await live.ask("return [...document.querySelectorAll('details')].map(d => d.open)")
     assert opened
     assert all(opened)
 
 
-async def test_a_cluster_that_is_away_and_comes_back(live: Live, server: FakeApiServer) -> None:
+async def test_lost_cluster_is_announced_until_it_is_back(
+    live: Live, server: FakeApiServer
+) -> None:
     server.faults.append(Fault("GET", 500, path_part="ddpjobs", times=10**6))
     await live.shows("The page shows the last known state.")
     assert NAME in await live.text()
     server.faults.clear()
 
-    async def all_is_well() -> bool:
+    async def recovered() -> bool:
         return "last known state" not in await live.text()
 
-    await eventually(all_is_well, timeout_seconds=60)
+    await eventually(recovered, timeout_seconds=60)
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-async def test_it_is_readable_by_day_and_by_night(live: Live, mode: str) -> None:
+async def test_page_has_enough_contrast(live: Live, mode: str) -> None:
     found = await asyncio.to_thread(contrasts, live.chromium, mode)
     assert len(found) > 20
     assert min(found) >= 4.5, "WCAG 2, level AA"
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-async def test_nothing_sticks_out(live: Live, width: int) -> None:
+async def test_page_fits_the_width_of_the_window(live: Live, width: int) -> None:
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     await asyncio.to_thread(live.chromium.execute_cdp_cmd, METRICS, size)
     for path in ("/", f"/jobs/{NAMESPACE}/hostile"):

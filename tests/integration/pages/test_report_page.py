@@ -1,4 +1,4 @@
-"""The report as who it is forwarded to sees it."""
+"""The report page in a real browser."""
 
 import base64
 import re
@@ -18,7 +18,7 @@ PICTURES = 8
 MEDIA = "Emulation.setEmulatedMedia"
 METRICS = "Emulation.setDeviceMetricsOverride"
 
-# Of a CSS colour, its relative luminance as WCAG 2 defines it.
+# The relative luminance of a CSS colour as WCAG 2 defines it.
 _LUMINANCE = """
 const light = color => {
   const [r, g, b] = color.match(/[0-9.]+/g).slice(0, 3).map(part => part / 255)
@@ -30,7 +30,7 @@ const light = color => {
 
 @pytest.fixture
 def page(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[webdriver.Chrome]:
-    """A report of a job with a failure, whose pod said what could be taken for HTML."""
+    """The report of a job with a failure; its message looks like HTML."""
     hostile = job(failures=[failure(time=at(150), message=HOSTILE)], message=HOSTILE)
     file = tmp_path / "digits.html"
     file.write_text(as_html(build(facts(hostile))))
@@ -46,7 +46,7 @@ def ask(page: webdriver.Chrome, script: str) -> Any:
 
 
 def contrasts(page: webdriver.Chrome, mode: str) -> list[float]:
-    """How far all text is from what is behind it, in a colour scheme."""
+    """Return the contrast of each text with its background in a colour scheme."""
     features = [{"name": "prefers-color-scheme", "value": mode}]
     page.execute_cdp_cmd(MEDIA, {"features": features})
     found: list[float] = ask(
@@ -65,7 +65,7 @@ def contrasts(page: webdriver.Chrome, mode: str) -> list[float]:
     return found
 
 
-def test_it_says_what_happened_and_nothing_is_loaded(page: webdriver.Chrome) -> None:
+def test_report_shows_words_as_text_and_loads_nothing(page: webdriver.Chrome) -> None:
     assert page.title == "Report of job digits"
     assert page.get_log("browser") == []
     assert ask(page, "return performance.getEntriesByType('resource').length") == 0
@@ -74,11 +74,11 @@ def test_it_says_what_happened_and_nothing_is_loaded(page: webdriver.Chrome) -> 
     )
     text = ask(page, "return document.body.innerText")
     assert "Failures and recoveries" in text
-    assert "document.title='taken'" in text, "as words"
+    assert "document.title='taken'" in text
     assert "test accuracy" in text
 
 
-def test_pictures_have_a_size_and_words(page: webdriver.Chrome) -> None:
+def test_pictures_have_sizes_names_and_texts_inside(page: webdriver.Chrome) -> None:
     boxes = ask(
         page,
         """return [...document.querySelectorAll('svg')].map(svg => {
@@ -95,7 +95,6 @@ def test_pictures_have_a_size_and_words(page: webdriver.Chrome) -> None:
     drawn = ask(page, "return [...document.querySelectorAll('svg text')].map(t => t.textContent)")
     assert "seconds since the failure" in drawn
     assert any("digits-1-0" in word and "rank 0" in word for word in drawn)
-    # Nothing of a picture lies outside of it.
     outside = ask(
         page,
         """return [...document.querySelectorAll('svg')].flatMap(svg => {
@@ -109,7 +108,7 @@ def test_pictures_have_a_size_and_words(page: webdriver.Chrome) -> None:
     assert outside == []
 
 
-def test_each_picture_has_its_table(page: webdriver.Chrome) -> None:
+def test_each_picture_has_a_table(page: webdriver.Chrome) -> None:
     without = ask(
         page,
         """return [...document.querySelectorAll('figure')].filter(
@@ -119,7 +118,7 @@ def test_each_picture_has_its_table(page: webdriver.Chrome) -> None:
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
-def test_it_is_readable_by_day_and_by_night(page: webdriver.Chrome, mode: str) -> None:
+def test_report_has_enough_contrast(page: webdriver.Chrome, mode: str) -> None:
     found = contrasts(page, mode)
     assert len(found) > 100
     assert min(found) >= 4.5, "WCAG 2, level AA"
@@ -128,14 +127,14 @@ def test_it_is_readable_by_day_and_by_night(page: webdriver.Chrome, mode: str) -
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_nothing_sticks_out(page: webdriver.Chrome, width: int) -> None:
+def test_report_fits_the_width_of_the_window(page: webdriver.Chrome, width: int) -> None:
     page.execute_cdp_cmd(
         METRICS, {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     )
     assert ask(page, "return document.documentElement.scrollWidth") <= width
 
 
-def test_it_is_readable_on_paper(page: webdriver.Chrome) -> None:
+def test_printed_report_fits_on_white_paper(page: webdriver.Chrome) -> None:
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
     page.execute_cdp_cmd(MEDIA, {"media": "print", "features": dark})
     a4 = {"width": 680, "height": 960, "deviceScaleFactor": 1, "mobile": False}  # without margins
