@@ -57,19 +57,6 @@ path.write_text(json.dumps({name: os.environ[name] for name in names}))
         assert pod.message == {"exitCode": 0, "rank": 2}
 
 
-def test_the_first_failure_ends_the_pod(tmp_path: Path) -> None:
-    text = """
-import os, signal, sys
-if os.environ["RANK"] == "1":
-    sys.exit(3)
-signal.pause()
-"""
-    with job(tmp_path, nodes=1, local_world_size=2) as scripts:
-        pod = scripts.start(0, *script(tmp_path, text))
-        assert pod.wait() == 3
-        assert pod.message == {"exitCode": 3, "rank": 1, "error": "rank 1 ended with exit code 3"}
-
-
 def test_a_rank_that_does_not_stop_is_killed(tmp_path: Path) -> None:
     text = """
 import os, pathlib, signal, sys, time

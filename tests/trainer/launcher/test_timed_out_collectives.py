@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -90,18 +89,3 @@ def test_malicious_dump_of_the_missing_rank_names_none(tmp_path: Path) -> None:
     written(tmp_path, missing=b"\x80\x02cposix\nsystem\n.")
     with world_job(tmp_path, prelude=PRELUDE) as job:
         assert explained(begun(job)) == NOTHING_KNOWN
-
-
-def test_dumps_stay_in_a_folder_that_a_user_chooses(tmp_path: Path) -> None:
-    written(tmp_path)
-    (place := tmp_path / "traces").mkdir()
-    with world_job(tmp_path, prelude=PRELUDE) as job:
-        chosen = {"TORCH_FR_DUMP_TEMP_FILE": f"{place}/rank_"}
-        for rank in range(1, 4):
-            (tmp_path / f"written-{rank}").touch()
-        pod = job.start(0, nodes=1, local_world_size=1, variables=chosen)
-        pod.wait_to_listen()
-        until(lambda: bool(pod.news(wait=1)["failures"]), "the failure")
-        [failure] = pod.news()["failures"]
-        assert not last_words(failure["message"]).dumps
-        assert os.listdir(place) == ["rank_0"]

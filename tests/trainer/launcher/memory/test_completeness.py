@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from ddp_trainer.launcher.memory.completeness import Completeness, targets
 from ddp_trainer.launcher.memory.protocol.messages import Held, KeysReport
@@ -125,11 +123,3 @@ def test_copies_are_in_other_pods_far_apart(data: st.DataObject, nodes: int, cop
     assert len(places) == 1 + len(found)
     gaps = [(b - a) % nodes for a, b in zip(places, [*places[1:], places[0]], strict=True)]
     assert len(places) == 1 or min(gaps) >= nodes // len(places)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "copies", "expected"),
-    [(1, 0, []), (1, 1, []), (2, 1, [1]), (4, 1, [2]), (3, 2, [1, 2]), (8, 1, [4]), (0, 1, [])],
-)
-def test_a_copy_is_half_the_group_away(nodes: int, copies: int, expected: Sequence[int]) -> None:
-    assert targets(0, nodes=nodes, copies=copies) == expected
