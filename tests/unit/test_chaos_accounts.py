@@ -87,7 +87,7 @@ def account(
     )
 
 
-def test_nothing_to_complain_about() -> None:
+def test_consistent_account_has_no_complaints() -> None:
     assert account().complaints() == []
 
 
@@ -105,11 +105,11 @@ def test_nothing_to_complain_about() -> None:
         ({"excludedNodes": ["node"]}, "there is no other node"),
     ],
 )
-def test_a_status_that_does_not_fit_is_found(status: dict[str, Any], complaint: str) -> None:
+def test_inconsistent_status_is_found(status: dict[str, Any], complaint: str) -> None:
     assert any(complaint in text for text in account(status=status).complaints())
 
 
-def test_pods_that_were_created_again_for_another_node_are_no_decision() -> None:
+def test_rescheduled_pods_are_not_a_decision() -> None:
     fewer = account(status={"disruptions": 0, "failures": [KILLED]})
     assert any("but 2 new attempts" in text for text in fewer.complaints())
     for attempt, reason in [(0, ""), (1, "PodFailed"), (2, "Rescheduled"), (2, "Rescheduled")]:
@@ -119,7 +119,7 @@ def test_pods_that_were_created_again_for_another_node_are_no_decision() -> None
     assert fewer.record.rescheduled == {"train": {2}}
 
 
-def test_pods_that_should_not_be_there_are_found() -> None:
+def test_unexpected_pods_are_found() -> None:
     good = account()
     left = replace(good, pods=[*good.pods, pod("train-1-1")])
     assert "its pods should be" in left.complaints()[0]
@@ -127,7 +127,7 @@ def test_pods_that_should_not_be_there_are_found() -> None:
     assert "its pods should be" in unfinished.complaints()[0]
 
 
-def test_replacements_count_for_single_pods_alone() -> None:
+def test_replacements_count_only_in_scope_pod() -> None:
     three = {"disruptions": 1, "restarts": 1, "attempt": 1}
     one_replaced = account(status=three, names=["train-1-0-r1"], scope="Pod")
     (complaint,) = one_replaced.complaints()[:1]
@@ -159,13 +159,13 @@ def test_each_decision_in_place_has_a_generation_or_an_attempt(
     assert any("generations" in text for text in found.complaints()) is not fits
 
 
-def test_a_pod_that_is_created_twice_is_found() -> None:
+def test_pod_created_twice_is_found() -> None:
     doubled = account()
     doubled.record.see(pod("train-2-1", uid="another"))
     assert doubled.complaints() == ["train: train-2-1 was created more than once"]
 
 
-def test_two_pods_that_serve_as_one_rank_are_found() -> None:
+def test_two_pods_serving_one_rank_are_found() -> None:
     record = Record()
     record.see(pod("train-0-1"))
     record.see(pod("train-0-1", serving=False))
@@ -175,7 +175,7 @@ def test_two_pods_that_serve_as_one_rank_are_found() -> None:
     assert record.doubles == {"train-0-1-r1 and train-0-1-r2"}
 
 
-def test_a_seed_gives_the_same_schedule_again() -> None:
+def test_same_seed_gives_the_same_schedule() -> None:
     steps = schedule(Random(7))
     assert steps == schedule(Random(7))
     assert steps != schedule(Random(8))
@@ -191,7 +191,7 @@ def begun(pod: str, first: int, *steps: int) -> list[Begun]:
     return [Begun(first + number, pod, step) for number, step in enumerate(steps)]
 
 
-def test_steps_are_those_of_known_pods() -> None:
+def test_steps_of_unknown_pods_are_found() -> None:
     found = replace(account(), steps=[begun("", 0, 1, 2), begun(A, 0, 1, 2)])
     assert "train: steps were begun in pods that nobody saw: ['']" in found.complaints()
 
@@ -208,13 +208,13 @@ def blow(seconds: float, pod: str, kind: Kind = Kind.FORCE_DELETE_POD) -> Deed:
     return Deed(seconds, kind, "train", pod)
 
 
-def test_one_step_may_be_begun_again_and_others_are_not_redone_without_a_reason() -> None:
+def test_only_one_step_may_be_repeated_without_a_fault() -> None:
     assert not went_back(begun(A, 0, 1, 2, 2, 3), begun(B, 0, 1, 2, 3, 2, 3), blows=())
     assert went_back(begun(A, 0, 1, 2, 3, 1), blows=())
     assert went_back(begun(A, 0, 1, 2, 3, 1), begun(B, 0, 1, 2, 3, 1), blows=[blow(2.5, B)])
 
 
-def test_steps_are_redone_after_a_blow_to_the_only_one_that_had_the_state() -> None:
+def test_steps_may_be_repeated_after_a_fault_of_the_only_copy() -> None:
     both = [blow(2.5, B), blow(5.5, A)]
     alone = begun(A, 0, 1, 2, 3, 4, 5, 6)
     assert not went_back(alone + begun(C, 9, 1), begun(B, 0, 1, 2, 3), blows=both)
@@ -222,14 +222,14 @@ def test_steps_are_redone_after_a_blow_to_the_only_one_that_had_the_state() -> N
     assert went_back(alone + begun(C, 9, 1), taken_over, blows=both)
 
 
-def test_whoever_has_not_taken_the_state_over_for_minutes_is_no_excuse() -> None:
+def test_pod_without_the_state_for_minutes_excuses_nothing() -> None:
     alone = begun(A, 0, *range(1, 200)) + begun(C, 300, 1)
     for second, found in ((100.0, False), (190.0, True)):
         blows = [blow(2.5, B), blow(second, A)]
         assert went_back(alone, begun(B, 0, 1, 2, 3), blows=blows) is found
 
 
-def test_a_new_process_in_the_same_pod_has_the_state_as_soon_as_it_trains() -> None:
+def test_new_process_has_the_state_once_it_trains() -> None:
     blows = [blow(2.5, B, Kind.KILL_RANK), blow(6.5, A)]
     alone = begun(A, 0, 1, 2, 3, 4, 5, 6) + begun(B, 9, 1)
     assert not went_back(alone, begun(B, 0, 1, 2, 3), blows=blows)

@@ -38,12 +38,12 @@ def parsed(manifest: dict[str, Any]) -> DDPJob:
     return DDPJob.parse({**manifest, "metadata": metadata})
 
 
-def test_the_page_has_a_job_for_each_kind_of_machine() -> None:
+def test_page_has_a_job_for_each_machine_type() -> None:
     assert [one["metadata"]["name"] for one in JOBS] == [*list(FABRICS)[1:], "digits-l4"]
 
 
 @pytest.mark.parametrize("manifest", JOBS, ids=lambda one: one["metadata"]["name"])
-def test_its_jobs_are_good_ones(manifest: dict[str, Any]) -> None:
+def test_jobs_of_the_page_are_valid(manifest: dict[str, Any]) -> None:
     job = parsed(manifest)
     assert job.status == DDPJobStatus()
     accelerator = job.spec.accelerator
@@ -57,7 +57,7 @@ def test_its_jobs_are_good_ones(manifest: dict[str, Any]) -> None:
     assert kinds == (["ResourceClaimTemplate"] if accelerator.fabric == "dranet" else [])
 
 
-def test_its_queue_is_that_of_its_job() -> None:
+def test_queue_of_the_page_fits_its_job() -> None:
     named = {(one["kind"], one["metadata"]["name"]): one for one in OBJECTS}
     [queued] = [job for job in map(parsed, JOBS) if job.spec.scheduling]
     assert queued.spec.scheduling is not None
@@ -81,7 +81,7 @@ POOL = re.compile(r"--machine-type=(\S+) --accelerator=type=(\S+?),count=(\d+)")
 NAMED = re.compile(r"CARDS=(\d) MACHINE=(\S+) GPU=(\S+) .*: (\d), (\S+), (\S+)$", re.M)
 
 
-def test_its_machines_have_the_gpus_that_it_says() -> None:
+def test_machines_of_the_page_have_their_gpus() -> None:
     pools = [(machine, gpu, int(count)) for machine, gpu, count in POOL.findall(PAGE)]
     [named] = NAMED.findall(PAGE)
     pools.remove(("$MACHINE", "$GPU", 8))
@@ -92,7 +92,7 @@ def test_its_machines_have_the_gpus_that_it_says() -> None:
         assert count in GPUS[gpu].counts
 
 
-def test_it_makes_as_many_networks_as_pods_ask_for() -> None:
+def test_page_creates_all_networks_of_the_pods() -> None:
     [(cards, _, gpu, other_cards, _, other_gpu)] = NAMED.findall(PAGE)
     for number, type_ in ((cards, gpu), (other_cards, other_gpu)):
         job = fresh_job(accelerator={"type": type_, "count": 8, "network": "auto"})
@@ -101,5 +101,5 @@ def test_it_makes_as_many_networks_as_pods_ask_for() -> None:
         assert networks == [f"vpc{card}" for card in range(1, int(number) + 1)]
 
 
-def test_readme_leads_to_it() -> None:
+def test_readme_links_to_the_page() -> None:
     assert "(docs/how-to/gke.md)" in (MANIFESTS.parent / "README.md").read_text()

@@ -49,12 +49,12 @@ SEEN = Seen(
 EXPECTED = Expected(words="Deleted", new_pods=range(1, 2))
 
 
-def test_an_expected_incident_passes() -> None:
+def test_expected_incident_passes() -> None:
     assert SEEN.complaints(EXPECTED) == []
     assert SEEN.seconds_without_step() == 5.0
 
 
-def test_a_job_that_does_not_end_is_without_a_step_until_now() -> None:
+def test_time_without_a_step_of_a_running_job_lasts_until_now() -> None:
     last = SEEN.steps[0][-1].seconds
     assert SEEN.seconds_without_step(until=last + 100) == 105.0
 
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_found(seen: Seen, complaint: str) -> None:
         ([1, 2, 3, 2, 3, 4], ["rank 0 trained steps more than once, again from [2]"]),
     ],
 )
-def test_a_rank_may_repeat_the_step_under_way(steps: list[int], found: list[str]) -> None:
+def test_rank_may_repeat_only_the_running_step(steps: list[int], found: list[str]) -> None:
     seen = replace(SEEN, steps=[[Begun(0.5 * step, "a", step) for step in steps]])
     assert seen.complaints(EXPECTED) == []
     assert seen.complaints(replace(EXPECTED, keeps_steps=True)) == found
@@ -113,19 +113,19 @@ class TestTable:
     PASSED: ClassVar = [Row(incident, "passed", 5.0, 1, 0) for incident in INCIDENTS]
     ENDED: ClassVar = {incident.name: "finished" for incident in INCIDENTS if incident.torchrun}
 
-    def test_a_whole_run_writes_all(self) -> None:
+    def test_complete_run_writes_all_cells(self) -> None:
         found = lines_of(updated(self.PAGE, self.PASSED, self.ENDED))
         assert found == {
             incident.what: f"passed, {'finished' if incident.torchrun else 'not tried'}"
             for incident in INCIDENTS
         }
 
-    def test_each_part_can_be_run_alone(self) -> None:
+    def test_each_part_can_run_alone(self) -> None:
         whole = updated(self.PAGE, self.PASSED, self.ENDED)
         assert updated(updated(self.PAGE, [], self.ENDED), self.PASSED, {}) == whole
         assert updated(updated(self.PAGE, self.PASSED, {}), [], self.ENDED) == whole
 
-    def test_only_a_whole_run_changes_the_operators_cells(self) -> None:
+    def test_only_a_complete_run_changes_the_operators_cells(self) -> None:
         whole = updated(self.PAGE, self.PASSED, self.ENDED)
         slower = [replace(row, seconds_without_step=60.0) for row in self.PASSED]
         failed = [*slower[1:], replace(slower[0], verdict="rank 0 did not train")]
@@ -133,7 +133,7 @@ class TestTable:
         assert updated(whole, failed, {}) == whole
         assert updated(whole, slower[1:], {}) == whole
 
-    def test_an_incident_that_was_not_tried_gets_its_cells(self) -> None:
+    def test_new_incident_gets_its_cells(self) -> None:
         new, *others = self.PASSED
         page = updated(self.PAGE, others, {})
         assert lines_of(page)[new.incident.what].startswith("not tried, ")

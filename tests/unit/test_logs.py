@@ -20,7 +20,7 @@ def record(message: str, *args: object, failing: bool = False) -> logging.LogRec
     return logging.LogRecord("name", logging.INFO, "file", 1, message, args, exc_info)
 
 
-def test_what_would_look_like_another_record_is_escaped() -> None:
+def test_line_breaks_and_control_characters_are_escaped() -> None:
     line = OneLineFormatter().format(record("%s: %s", "pod-0", FORGED))
     assert line.endswith(
         "INFO name: pod-0: boom\\n2026-01-01 00:00:00,000 INFO ddp_operator: all is well"
@@ -28,30 +28,30 @@ def test_what_would_look_like_another_record_is_escaped() -> None:
     )
 
 
-def test_a_traceback_is_one_line_as_well() -> None:
+def test_traceback_is_one_line() -> None:
     line = OneLineFormatter().format(record("failed", failing=True))
     assert line.endswith("name: failed\\nValueError: one\\ntwo")
 
 
 @pytest.mark.parametrize("text", ["naïve «Größe» 漢字 🙂", "step 3/10, loss 0.5", ""])
-def test_what_people_write_stays(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert one_line(text) == text
 
 
-def test_no_record_is_without_end() -> None:
+def test_record_has_a_limited_length() -> None:
     assert one_line("x" * 10**6).startswith("x" * 1000)
     assert len(one_line("x" * 10**6)) < 17_000
     assert one_line("x" * 10**6).endswith(f"({10**6 - 16 * 1024} more characters)")
 
 
 @given(st.text(st.characters()))
-def test_any_text_becomes_one_line_that_can_be_written(text: str) -> None:
+def test_any_text_becomes_one_encodable_line(text: str) -> None:
     line = one_line(text)
     assert len(line.splitlines()) <= 1
     line.encode()
 
 
-def test_a_json_record_says_the_same_and_forges_nothing() -> None:
+def test_json_record_escapes_forged_lines() -> None:
     logged = record("%s: %s", "pod-0", FORGED)
     logged.created = 1795440184.25
     line = JsonFormatter().format(logged)
@@ -65,14 +65,14 @@ def test_a_json_record_says_the_same_and_forges_nothing() -> None:
     }
 
 
-def test_a_traceback_is_part_of_a_json_records_message() -> None:
+def test_json_message_includes_the_traceback() -> None:
     found = json.loads(JsonFormatter().format(record("failed", failing=True)))
     assert found["message"] == "failed\nValueError: one\ntwo"
 
 
 @pytest.mark.parametrize("character", ["x", "\n", "ß", "🙂"])
 @pytest.mark.parametrize("count", [1365, 3000, 10**6])
-def test_no_json_record_is_without_end(character: str, count: int) -> None:
+def test_json_record_has_a_limited_length(character: str, count: int) -> None:
     line = JsonFormatter().format(record("%s", character * count))
     assert len(line) < 16_600
     message = json.loads(line)["message"]
@@ -86,7 +86,7 @@ def test_no_json_record_is_without_end(character: str, count: int) -> None:
 @pytest.mark.parametrize(
     ("log_format", "formatter"), [("text", OneLineFormatter), ("json", JsonFormatter)]
 )
-def test_the_format_is_chosen(
+def test_log_format_selects_the_formatter(
     monkeypatch: pytest.MonkeyPatch, log_format: str, formatter: type
 ) -> None:
     chosen: dict[str, list[logging.Handler]] = {}
@@ -100,6 +100,6 @@ def test_the_format_is_chosen(
     assert type(handler.formatter) is formatter
 
 
-def test_a_format_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_log_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--log-format", "xml"]) == 64
     assert "'xml'" in capsys.readouterr().err

@@ -32,18 +32,18 @@ def said() -> list[Message]:
     return [one for folder in FOLDERS for one in messages(folder) if one.has_words]
 
 
-def test_errors_and_logs_speak_with_one_voice(said: list[Message]) -> None:
+def test_errors_and_logs_follow_the_style(said: list[Message]) -> None:
     found = {one: wrong for one in said if not one.is_printed if (wrong := list(faults(one.text)))}
     assert found == {}
 
 
-def test_who_is_refused_is_told_what_to_do(said: list[Message]) -> None:
+def test_errors_about_input_have_a_remedy(said: list[Message]) -> None:
     refusals = [one for one in said if one.by in REFUSALS and not one.ends_elsewhere]
     assert {one.by for one in refusals} == REFUSALS
     assert {one: wrong for one in refusals if (wrong := list(faults_of_refusal(one.text)))} == {}
 
 
-def test_commands_speak_in_whole_sentences_or_in_none(said: list[Message]) -> None:
+def test_printed_messages_follow_the_style(said: list[Message]) -> None:
     printed = [one for one in said if one.is_printed]
     assert len(printed) > 10
     lines = {one: one.text.strip() for one in printed}
@@ -58,12 +58,12 @@ def test_commands_speak_in_whole_sentences_or_in_none(said: list[Message]) -> No
     + [NAME_CEL[1]]
     + [rule.message for rule in TRANSITION_RULES],
 )
-def test_the_api_refuses_a_job_with_a_remedy(message: str) -> None:
+def test_messages_of_crd_rules_have_a_remedy(message: str) -> None:
     words = _LISTED.sub(" …", message)
     assert list(faults_of_refusal(words)) == []
 
 
-def test_a_stack_trace_is_only_logged_where_the_fault_is_ours(said: list[Message]) -> None:
+def test_tracebacks_are_logged_only_for_bugs(said: list[Message]) -> None:
     traced = {one.where.rpartition(":")[0] for one in said if one.by == "exception"}
     assert traced == {
         "ddp_operator/engine/engine.py",
@@ -96,20 +96,20 @@ def test_what_is_wrong_is_found(message: str, wrong: str) -> None:
 @pytest.mark.parametrize(
     "message", ["WORLD_SIZE is 3", "GPUs are gone", "pod a failed: exit code 1"]
 )
-def test_what_is_right_passes(message: str) -> None:
+def test_good_message_has_no_faults(message: str) -> None:
     assert list(faults(message)) == []
 
 
-def test_a_refusal_without_a_remedy_is_found() -> None:
+def test_refusal_without_a_remedy_is_found() -> None:
     assert list(faults_of_refusal("spec.replicas is wrong")) == ["does not say what to do"]
 
 
-def test_what_begins_as_a_sentence_ends_as_one() -> None:
+def test_incomplete_sentence_is_found() -> None:
     assert list(faults_at_terminal("There are no jobs"))
     assert not list(faults_at_terminal("There are no jobs."))
 
 
-def test_messages_are_found_as_they_stand(tmp_path: Path) -> None:
+def test_messages_are_found_in_source(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "def f(x):\n"
         "    _logger.info('pod %s is %d', x, 1)\n"

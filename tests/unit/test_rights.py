@@ -65,7 +65,7 @@ def amount(rules: list[Any]) -> int:
     return sum(len(rule["resources"]) * len(rule["verbs"]) for rule in rules)
 
 
-def test_cluster_roles_grant_what_serving_all_namespaces_takes() -> None:
+def test_cluster_roles_grant_exactly_what_all_namespaces_need() -> None:
     needed = startup.needed(None, secret=SECRET, lease=LEASE)
     granted = [*EVERYWHERE["ClusterRole", "ddp-operator"], *TO_LEAD]
     assert [permission for permission in needed if not covers(granted, permission)] == []
@@ -84,7 +84,7 @@ def test_cluster_roles_grant_what_serving_all_namespaces_takes() -> None:
     assert amount(crd) == 1
 
 
-def test_roles_grant_what_serving_one_namespace_takes() -> None:
+def test_roles_grant_exactly_what_one_namespace_needs() -> None:
     needed = startup.needed(
         "training",
         secret=Key("training", SECRET.name),
@@ -102,7 +102,7 @@ def test_roles_grant_what_serving_one_namespace_takes() -> None:
     assert {kind for kind, _ in IN_ONE_NAMESPACE} == {"Role"}
 
 
-def test_claims_take_two_more() -> None:
+def test_claims_need_two_more_permissions() -> None:
     granted = CLAIMS["ClusterRole", "ddp-operator-claims"]
     templates = Resource("resource.k8s.io", "v1", "resourceclaimtemplates")
     needed = [Permission(verb, templates) for verb in ("get", "create")]
@@ -110,7 +110,7 @@ def test_claims_take_two_more() -> None:
     assert amount(granted) == len(needed)
 
 
-def test_gangs_take_three_more_of_each_scheduler() -> None:
+def test_gangs_need_three_permissions_for_each_scheduler() -> None:
     granted = GANGS["ClusterRole", "ddp-operator-gangs"]
     for gang in ("native", "coscheduling", "volcano"):
         [needed] = prerequisites(fresh_job(scheduling={"gang": gang}))
@@ -121,7 +121,7 @@ def test_gangs_take_three_more_of_each_scheduler() -> None:
     assert (len(groups), amount(granted)) == (3, 3)
 
 
-def test_multikueue_takes_five_more_of_workloads_and_one_of_each_priority_class() -> None:
+def test_multikueue_needs_seven_more_permissions() -> None:
     granted = MULTIKUEUE["ClusterRole", "ddp-operator-multikueue"]
     job = fresh_job(managedBy="kueue.x-k8s.io/multikueue", scheduling={"queueName": "team"})
     resource = resource_of(multikueue.workload(job, None))
@@ -139,13 +139,13 @@ def test_multikueue_takes_five_more_of_workloads_and_one_of_each_priority_class(
     assert amount(granted) == 7
 
 
-def test_boosts_take_one_more() -> None:
+def test_boosts_need_one_more_permission() -> None:
     granted = BOOSTS["ClusterRole", "ddp-operator-workloads"]
     assert covers(granted, Permission("patch", WORKLOADS))
     assert amount(granted) == 1
 
 
-def test_asking_who_asks_for_metrics_takes_two_more() -> None:
+def test_reviews_of_metrics_need_two_more_permissions() -> None:
     granted = REVIEWS["ClusterRole", "ddp-operator-metrics-auth"]
     assert all(covers(granted, permission) for permission in startup.NEEDED_TO_REVIEW)
     assert amount(granted) == len(startup.NEEDED_TO_REVIEW)
@@ -153,7 +153,7 @@ def test_asking_who_asks_for_metrics_takes_two_more() -> None:
     assert reader == {"nonResourceURLs": [PATH], "verbs": ["get"]}
 
 
-def test_every_role_is_given_to_the_operator_alone() -> None:
+def test_every_role_is_bound_only_to_the_operator() -> None:
     for path in FILES:
         documents = list(yaml.safe_load_all((MANIFESTS / path).read_text()))
         bindings = {

@@ -58,7 +58,7 @@ async def users(total: int) -> AsyncIterator[Users]:
     assert (made.slots.in_use, made.slots.wanted) == (0, 0), "all came back"
 
 
-async def test_one_that_wants_all_leaves_most_to_the_others() -> None:
+async def test_owner_that_wants_all_slots_leaves_most_to_others() -> None:
     async with users(100) as made:
         await made.ask("greedy", 2000)
         assert made.held["greedy"] == 40
@@ -67,7 +67,7 @@ async def test_one_that_wants_all_leaves_most_to_the_others() -> None:
 
 
 @pytest.mark.parametrize("many", [1, 2, 9, 20])
-async def test_next_to_any_number_that_want_all_a_new_one_has_its_slot_at_once(many: int) -> None:
+async def test_new_owner_gets_a_slot_beside_any_number_of_greedy_ones(many: int) -> None:
     async with users(100) as made:
         for number in range(many):
             await made.ask(f"greedy-{number}", 100)
@@ -75,7 +75,7 @@ async def test_next_to_any_number_that_want_all_a_new_one_has_its_slot_at_once(m
         assert made.held["new"] == 1
 
 
-async def test_what_is_given_back_goes_round_among_those_that_wait() -> None:
+async def test_returned_slots_go_round_among_waiting_owners() -> None:
     async with users(2) as made:
         for owner in ("a", "b", "c", "c", "d"):
             await made.ask(owner)
@@ -88,7 +88,7 @@ async def test_what_is_given_back_goes_round_among_those_that_wait() -> None:
         assert made.order == ["a", "b", "c", "d", "c"]
 
 
-async def test_one_that_gives_up_waiting_takes_nothing_with_it() -> None:
+async def test_owner_that_stops_waiting_keeps_no_slot() -> None:
     async with users(1) as made:
         await made.ask("a")
         await made.ask("b")
@@ -98,7 +98,7 @@ async def test_one_that_gives_up_waiting_takes_nothing_with_it() -> None:
         assert made.order == ["a", "c"]
 
 
-async def test_one_that_gives_up_as_it_is_called_hands_its_slot_on() -> None:
+async def test_owner_cancelled_with_its_slot_passes_it_on() -> None:
     async with users(1) as made:
         for owner in "abc":
             await made.ask(owner)
@@ -110,7 +110,7 @@ async def test_one_that_gives_up_as_it_is_called_hands_its_slot_on() -> None:
         assert made.order == ["a", "c"]
 
 
-async def test_fewer_hold_once_there_are_fewer_and_more_at_once_when_there_are_more() -> None:
+async def test_changed_total_takes_effect() -> None:
     async with users(4) as made:
         for owner in "abcdef":
             await made.ask(owner)

@@ -19,7 +19,7 @@ OPERATOR = {"name": "operator", "image": "registry.example/operator:1"}
 MESH = {"name": "mesh", "image": "mesh:2"}
 
 
-async def test_it_gives_up_at_its_deadline_with_the_last_answer() -> None:
+async def test_waiting_for_the_server_ends_at_its_deadline() -> None:
     async def look() -> None:
         raise UnavailableError("connection refused")
 
@@ -27,7 +27,7 @@ async def test_it_gives_up_at_its_deadline_with_the_last_answer() -> None:
         await startup.when_reachable(look, seconds=0)
 
 
-async def test_it_says_that_it_waits_and_returns_the_first_answer(
+async def test_waiting_for_the_server_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(startup, "_RETRY_SECONDS", 0.0)
@@ -43,7 +43,7 @@ async def test_it_says_that_it_waits_and_returns_the_first_answer(
     assert caplog.messages == ["waiting for the API server: connection refused"] * 2
 
 
-async def test_a_server_that_has_just_come_back_may_not_know_the_crd_yet(
+async def test_missing_crd_is_retried_after_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(startup, "_RETRY_SECONDS", 0.0)
@@ -59,7 +59,7 @@ async def test_a_server_that_has_just_come_back_may_not_know_the_crd_yet(
         await startup.when_reachable(look)
 
 
-async def test_what_time_will_not_heal_is_raised_at_once() -> None:
+async def test_permanent_error_is_raised_at_once() -> None:
     async def look() -> None:
         raise ForbiddenError("no such user", status=401)
 
@@ -68,7 +68,7 @@ async def test_what_time_will_not_heal_is_raised_at_once() -> None:
 
 
 @pytest.mark.parametrize("version", ["v1.29.9", "v1.20.2-gke.5"])
-async def test_it_refuses_a_server_that_is_too_old(version: str) -> None:
+async def test_old_kubernetes_is_refused(version: str) -> None:
     with pytest.raises(startup.StartupError) as refusal:
         await check(with_version(version))
     assert str(refusal.value) == (
@@ -77,7 +77,7 @@ async def test_it_refuses_a_server_that_is_too_old(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["v1.30.0-gke.1", "v1.36.3", "unknown", None])
-async def test_it_goes_on_to_look_for_the_crd(version: str | None) -> None:
+async def test_supported_kubernetes_is_checked_for_the_crd(version: str | None) -> None:
     with pytest.raises(startup.StartupError, match="install the CRD first"):
         await check(with_version(version))
 
@@ -103,7 +103,7 @@ def with_version(version: str | None) -> ApiClient:
     return cast(ApiClient, Bare())
 
 
-def test_the_secret_is_the_only_one_that_the_manifests_let_it_read() -> None:
+def test_manifests_allow_reading_only_the_operators_secret() -> None:
     rbac = Path(__file__).parents[2] / "manifests/install/rbac.yaml"
     rules = [
         (document["kind"], document["metadata"].get("namespace"), rule)
@@ -129,7 +129,7 @@ def test_the_secret_is_the_only_one_that_the_manifests_let_it_read() -> None:
         ({"tcpx": f"a@sha256:{'0' * 64}"}, SideCars(tcpx=f"a@sha256:{'0' * 64}")),
     ],
 )
-async def test_an_administrators_side_cars_are_read(
+async def test_side_cars_of_the_config_map_are_read(
     data: dict[str, str] | None, expected: SideCars
 ) -> None:
     assert await startup.side_cars(with_config_map(data), "operators") == expected
@@ -145,7 +145,7 @@ async def test_an_administrators_side_cars_are_read(
         (None, AssertionError("a pod of that name is another's"), ""),
     ],
 )
-async def test_it_finds_out_which_image_it_runs_from(
+async def test_operator_finds_its_own_image(
     namespace: str | None, answer: dict[str, Any] | Exception, image: str
 ) -> None:
     class Pods:
@@ -170,7 +170,7 @@ async def test_it_finds_out_which_image_it_runs_from(
         ({"tcpxo": ""}, "data.tcpxo: not an image"),
     ],
 )
-async def test_side_cars_that_cannot_be_are_named(data: dict[str, str], says: str) -> None:
+async def test_invalid_side_cars_are_named(data: dict[str, str], says: str) -> None:
     with pytest.raises(startup.StartupError) as refusal:
         await startup.side_cars(with_config_map(data), "operators")
     assert str(refusal.value).startswith("the ConfigMap operators/ddp-operator-side-cars: data.")
@@ -218,14 +218,14 @@ async def told(server: Server, caplog: pytest.LogCaptureFixture) -> tuple[Differ
     return found, [f"{record.levelname} {record.message}" for record in caplog.records]
 
 
-async def test_a_crd_of_this_release_is_nothing_to_talk_about(
+async def test_crd_of_this_release_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert await told(Server(custom_resource_definition()), caplog) == (Difference(), [])
     assert await told(Server(None), caplog) == (Difference(), [])
 
 
-async def test_what_to_do_about_a_crd_of_another_release_is_said(
+async def test_log_about_another_crd_release_has_a_remedy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     crd = custom_resource_definition()
@@ -243,7 +243,7 @@ async def test_what_to_do_about_a_crd_of_another_release_is_said(
     assert line.endswith("with spec.novelty unchanged: upgrade the operator")
 
 
-async def test_without_the_right_to_read_the_crd_that_is_said(
+async def test_missing_permission_to_read_the_crd_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     found, [line] = await told(Server(None, allowed=False), caplog)

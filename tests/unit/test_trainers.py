@@ -25,20 +25,20 @@ async def trainers() -> AsyncIterator[HttpTrainers]:
     await trainers.close()
 
 
-async def test_an_answer_is_handed_over_as_it_is(trainers: HttpTrainers) -> None:
+async def test_response_is_returned_unchanged(trainers: HttpTrainers) -> None:
     async with TrainerServer() as server:
         server.answer = lambda: web.Response(body=b'{"step": 7}')
         assert await trainers.status(server.address) == b'{"step": 7}'
 
 
 @pytest.mark.parametrize("status", [404, 500, 503])
-async def test_another_status_is_no_answer(trainers: HttpTrainers, status: int) -> None:
+async def test_other_http_status_is_an_error_text(trainers: HttpTrainers, status: int) -> None:
     async with TrainerServer() as server:
         server.answer = lambda: web.Response(status=status, text='{"step": 7}')
         assert await trainers.status(server.address) == f"HTTP status {status}"
 
 
-async def test_nobody_is_sent_elsewhere(trainers: HttpTrainers) -> None:
+async def test_redirects_of_a_trainer_are_not_followed(trainers: HttpTrainers) -> None:
     async with TrainerServer() as elsewhere, TrainerServer() as server:
         headers = {"Location": f"http://{elsewhere.address}/status"}
         server.answer = lambda: web.Response(status=302, headers=headers)
@@ -46,13 +46,13 @@ async def test_nobody_is_sent_elsewhere(trainers: HttpTrainers) -> None:
         assert elsewhere.asked == []
 
 
-async def test_an_endless_answer_is_broken_off(trainers: HttpTrainers) -> None:
+async def test_endless_response_is_cut(trainers: HttpTrainers) -> None:
     async with TrainerServer() as server:
         server.answer = ENDLESS
         assert "more than 65536 bytes" in str(await trainers.status(server.address))
 
 
-async def test_a_compressed_answer_is_not_blown_up(trainers: HttpTrainers) -> None:
+async def test_compressed_response_is_not_decompressed(trainers: HttpTrainers) -> None:
     async with TrainerServer() as server:
 
         def bomb() -> web.Response:
@@ -66,7 +66,7 @@ async def test_a_compressed_answer_is_not_blown_up(trainers: HttpTrainers) -> No
         assert len(answer) < 65536
 
 
-async def test_no_proxy_of_the_environment_stands_between(
+async def test_proxy_of_the_environment_is_ignored(
     trainers: HttpTrainers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
@@ -74,7 +74,7 @@ async def test_no_proxy_of_the_environment_stands_between(
         assert await trainers.status(server.address) == b'{"step": 1}'
 
 
-async def test_nobody_there_is_said_in_words(trainers: HttpTrainers) -> None:
+async def test_unreachable_trainer_is_an_error_text(trainers: HttpTrainers) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # no process listens
         address = f"127.0.0.1:{held.getsockname()[1]}"
@@ -82,7 +82,7 @@ async def test_nobody_there_is_said_in_words(trainers: HttpTrainers) -> None:
         assert not await trainers.dump_stacks(address, token=TOKEN)
 
 
-async def test_one_that_does_not_answer_is_given_up() -> None:
+async def test_silent_trainer_ends_at_the_timeout() -> None:
     trainers = HttpTrainers(timeout_seconds=0.05)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -95,7 +95,7 @@ async def test_one_that_does_not_answer_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(("status", "offered"), [(202, True), (404, False), (405, False)])
-async def test_stacks_are_dumped_where_that_is_offered(
+async def test_stacks_are_dumped_if_the_trainer_can(
     trainers: HttpTrainers, status: int, *, offered: bool
 ) -> None:
     async with TrainerServer() as server:
@@ -107,7 +107,7 @@ async def test_stacks_are_dumped_where_that_is_offered(
         assert TOKEN not in header
 
 
-async def test_traces_are_larger_and_signed(trainers: HttpTrainers) -> None:
+async def test_traces_are_signed_and_may_be_larger(trainers: HttpTrainers) -> None:
     async with TrainerServer() as server:
         server.traces = 200, b" " * 1_000_000
         assert await trainers.traces(server.address, token=TOKEN) == b" " * 1_000_000
@@ -122,7 +122,7 @@ async def test_traces_are_larger_and_signed(trainers: HttpTrainers) -> None:
 
 
 @pytest.mark.parametrize(("status", "accepted"), [(202, True), (404, False), (403, False)])
-async def test_a_checkpoint_is_asked_for(
+async def test_checkpoint_request_returns_whether_it_was_accepted(
     trainers: HttpTrainers, status: int, *, accepted: bool
 ) -> None:
     async with TrainerServer() as server:
@@ -134,7 +134,7 @@ async def test_a_checkpoint_is_asked_for(
         assert TOKEN not in header
 
 
-async def test_a_token_is_taken_nowhere_else(trainers: HttpTrainers) -> None:
+async def test_signed_request_is_not_redirected(trainers: HttpTrainers) -> None:
     async with TrainerServer() as elsewhere, TrainerServer() as server:
         server.dump_status = 307  # the same method again, at another place
         server.dump_headers = {"Location": f"http://{elsewhere.address}/dump-stacks"}
@@ -176,7 +176,7 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", STREAMS)
-async def test_no_answer_is_waited_for_to_its_end(name: str) -> None:
+async def test_response_that_never_ends_is_cut_at_the_timeout(name: str) -> None:
     head, body = STREAMS[name]
 
     def never_end(asking: socket.socket) -> None:
@@ -191,7 +191,7 @@ async def test_no_answer_is_waited_for_to_its_end(name: str) -> None:
     assert isinstance(said, str) or said == b""
 
 
-async def test_little_of_an_answer_is_read_at_once() -> None:
+async def test_little_of_a_response_is_read_at_once() -> None:
     """The event loop parses at once only what the kernel holds."""
     asked, may_send, sent_all = threading.Event(), threading.Event(), threading.Event()
     sent = 0
@@ -236,7 +236,7 @@ async def test_little_of_an_answer_is_read_at_once() -> None:
         (404, b"", None),
     ],
 )
-async def test_a_launcher_says_what_it_knows_of_the_group(
+async def test_assignment_returns_the_launchers_group(
     trainers: HttpTrainers, status: int, content: bytes, knows: tuple[Any, ...] | None
 ) -> None:
     async with TrainerServer() as server:
@@ -253,7 +253,7 @@ async def test_a_launcher_says_what_it_knows_of_the_group(
     assert await told is None
 
 
-async def test_a_launcher_is_listened_to(trainers: HttpTrainers) -> None:
+async def test_poll_returns_the_launchers_response(trainers: HttpTrainers) -> None:
     async with TrainerServer() as server:
         asked = trainers.poll_world(server.address, after=3, wait_seconds=20, token=TOKEN)
         assert await asked == b'{"generation": 1}'

@@ -57,7 +57,7 @@ def metrics(reviews: Reviews | None = None) -> MetricsEndpoint:
     return endpoint
 
 
-async def test_each_port_answers_for_itself_alone() -> None:
+async def test_each_port_serves_only_its_own_paths() -> None:
     health, ports = HealthEndpoint(), (free_port(), free_port())
     async with (
         health.serving(ports[0]),
@@ -76,12 +76,12 @@ async def test_each_port_answers_for_itself_alone() -> None:
         assert (await scrape("/healthz"))[0] == 404
 
 
-async def test_without_a_port_nobody_listens() -> None:
+async def test_port_0_opens_no_socket() -> None:
     async with HealthEndpoint().serving(0), metrics().serving(0):
         pass
 
 
-async def test_a_port_that_is_taken_is_named_with_its_flag() -> None:
+async def test_error_for_a_taken_port_names_its_flag() -> None:
     port = free_port()
     async with HealthEndpoint().serving(port):
         with pytest.raises(ListenError, match=rf"port {port} \(--metrics-port\): .*in use"):
@@ -89,7 +89,7 @@ async def test_a_port_that_is_taken_is_named_with_its_flag() -> None:
                 pytest.fail("two listen on one port")
 
 
-async def test_only_whom_the_api_server_allows_sees_metrics() -> None:
+async def test_metrics_require_a_token_that_the_api_server_allows() -> None:
     reviews = Reviews(
         {
             "friend": Verdict.ALLOWED,
@@ -117,7 +117,7 @@ async def test_only_whom_the_api_server_allows_sees_metrics() -> None:
         assert (await scrape("/metrics"))[0] == 401
 
 
-async def test_trouble_with_the_api_server_is_no_verdict_and_logged_once(
+async def test_unavailable_reviews_answer_503_and_are_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     port = free_port()
@@ -143,7 +143,7 @@ def make_certificate(folder: Path) -> str:
     return (folder / "tls.crt").read_text()
 
 
-async def test_a_certificate_that_is_renewed_counts_from_then_on(
+async def test_renewed_certificate_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(certificate, "_LOOK_SECONDS", 0.01)
@@ -171,7 +171,7 @@ async def test_a_certificate_that_is_renewed_counts_from_then_on(
             assert await answer.text() == TEXT
 
 
-async def test_a_certificate_that_is_missing_is_said_at_once(tmp_path: Path) -> None:
+async def test_missing_certificate_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ListenError, match=r"--metrics-cert-dir.*tls\.crt and tls\.key"):
         async with metrics().serving(free_port(), certificates=tmp_path):
             pytest.fail("it serves without a certificate")
@@ -186,7 +186,7 @@ async def test_a_certificate_that_is_missing_is_said_at_once(tmp_path: Path) -> 
         (["--health-port=-1"], "invalid port '-1'"),
     ],
 )
-def test_flags_that_make_no_sense_are_refused(
+def test_contradicting_flags_are_refused(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *arguments]) == 64

@@ -31,7 +31,7 @@ def token_of(
     return access.token_of(namespace, uid, source)
 
 
-def test_a_token_in_plain_text_is_the_jobs_alone() -> None:
+def test_token_depends_on_the_job_and_the_secret_only() -> None:
     assert token_of() == hmac.new(b"s" * 32, b"7d1c", hashlib.sha256).hexdigest()
     assert token_of() == token_of(access=Access(secret=b"s" * 32)), "another replica"
     assert token_of() == token_of(namespace="other")
@@ -39,13 +39,13 @@ def test_a_token_in_plain_text_is_the_jobs_alone() -> None:
     assert token_of() != token_of(access=Access(secret=b"t" * 32))
 
 
-def test_who_knows_no_signature_is_sent_the_token() -> None:
+def test_pod_without_signatures_receives_the_token_itself() -> None:
     assert not isinstance(token_of(), SentToken)
     assert isinstance(token_of(source=TokenSource.SENT), SentToken)
     assert token_of(source=TokenSource.SENT) == token_of()
 
 
-def test_a_secret_has_the_tokens_of_all_jobs_of_its_namespace() -> None:
+def test_secret_has_the_tokens_of_all_jobs_in_its_namespace() -> None:
     manifest = ACCESS.secret_manifest("research")
     assert manifest["immutable"] is True
     assert len(manifest["data"]) == len(set(manifest["data"].values())) == 256
@@ -59,7 +59,7 @@ def test_a_secret_has_the_tokens_of_all_jobs_of_its_namespace() -> None:
     assert len({token_of(uid, source=SECRET) for uid in uids}) > 70, "few jobs share a token"
 
 
-def test_a_secret_is_of_one_namespace_and_one_operator() -> None:
+def test_secrets_of_namespaces_and_operators_differ() -> None:
     others = (ACCESS, "other"), (Access(secret=b"t" * 32), "research")
     own = ACCESS.secret_manifest("research")
     for access, namespace in others:
@@ -79,7 +79,7 @@ def test_a_secret_is_of_one_namespace_and_one_operator() -> None:
         ((SECRET,), False, SECRET),
     ],
 )
-def test_pods_of_an_attempt_have_one_token(
+def test_all_pods_of_an_attempt_have_the_same_token_source(
     existing: tuple[TokenSource, ...], has_secrets: bool, expected: TokenSource
 ) -> None:
     access = replace(ACCESS, has_secrets=has_secrets)
@@ -95,11 +95,11 @@ def fresh_pod(*, attempt: int = 1, owner_uid: str = "uid") -> PodState:
     return PodState(key, owner_uid, identity, spec_hash="", phase="Running")
 
 
-def test_the_secret_is_not_printed() -> None:
+def test_repr_hides_the_secret() -> None:
     assert "sss" not in repr(ACCESS)
 
 
-def test_the_trainer_alone_is_told_the_token() -> None:
+def test_only_the_trainer_container_receives_the_token() -> None:
     told = manifests.pod(fresh_job(), Identity(0, 0), token="of-the-job")
     assert {"name": "DDP_TOKEN", "value": "of-the-job"} in told["spec"]["containers"][0]["env"]
     hidden = manifests.pod(fresh_job(), Identity(0, 0), token=SecretKey("tokens", "7d"))

@@ -64,7 +64,7 @@ async def fail_for(world: World, seconds: int, error: ClusterError) -> None:
 @pytest.mark.parametrize(
     "call", ["create_pod", "create_service", "apply NetworkPolicy", "apply PodGroup"]
 )
-async def test_what_keeps_pods_from_being_created_is_shown_and_forgotten(
+async def test_error_that_blocks_pods_is_in_the_status_until_it_ends(
     world: World, call: str, error: ClusterError
 ) -> None:
     world.apply(job(isolation="Job", scheduling={"gang": "coscheduling"}))
@@ -81,7 +81,7 @@ async def test_what_keeps_pods_from_being_created_is_shown_and_forgotten(
     assert len(world.cluster.pods) == 2
 
 
-async def test_a_running_job_goes_on_and_says_so(world: World) -> None:
+async def test_running_job_shows_the_error_and_continues(world: World) -> None:
     world.apply(job())
     await world.reconcile()
     for index in range(2):
@@ -99,7 +99,7 @@ async def test_a_running_job_goes_on_and_says_so(world: World) -> None:
 
 
 @pytest.mark.parametrize("call", ["delete_pod", "patch_pod"])
-async def test_old_pods_that_cannot_go_are_shown(world: World, call: str) -> None:
+async def test_error_that_blocks_old_pods_is_in_the_status(world: World, call: str) -> None:
     world.apply(job(restart={"scope": "Pod"}))
     await world.reconcile()
     world.cluster.set_pod_status("train-0-0", READY)
@@ -114,7 +114,7 @@ async def test_old_pods_that_cannot_go_are_shown(world: World, call: str) -> Non
     assert world.status["restarts"] == 1
 
 
-async def test_a_suspended_job_whose_pods_cannot_go_says_so_until_they_have(world: World) -> None:
+async def test_suspended_job_shows_errors_until_its_pods_are_deleted(world: World) -> None:
     world.apply(job())
     await world.reconcile()
     stored = world.cluster.jobs[KEY]
@@ -132,7 +132,7 @@ async def test_a_suspended_job_whose_pods_cannot_go_says_so_until_they_have(worl
     assert not world.cluster.pods
 
 
-async def test_of_a_job_that_has_ended_an_event_tells_once(world: World) -> None:
+async def test_failed_cleanup_of_an_ended_job_makes_one_event(world: World) -> None:
     world.apply(job(cleanPodPolicy="All", restart={"maxRestarts": 0}))
     await world.reconcile()
     world.cluster.set_pod_status("train-0-1", CRASHED)
@@ -151,7 +151,7 @@ async def test_of_a_job_that_has_ended_an_event_tells_once(world: World) -> None
     ],
     ids=lambda error: f"{error.status}",
 )
-async def test_of_a_status_that_cannot_be_written_an_event_tells_once(
+async def test_status_that_cannot_be_written_makes_one_event(
     world: World, error: ClusterError
 ) -> None:
     world.apply(job())
@@ -168,7 +168,7 @@ async def test_of_a_status_that_cannot_be_written_an_event_tells_once(
     assert len(warnings(world)) == 2, "it is another time"
 
 
-async def test_a_server_that_names_a_long_pause_is_shown_before_it(world: World) -> None:
+async def test_long_retry_after_is_in_the_status_at_once(world: World) -> None:
     world.apply(job())
     error = UnavailableError("come back later", status=429, retry_after_seconds=3600)
     world.cluster.refuse["create_pod"] = error
@@ -176,7 +176,7 @@ async def test_a_server_that_names_a_long_pause_is_shown_before_it(world: World)
     assert shown(world) == ("APIServerError", FAIL + "come back later")
 
 
-async def test_a_refusal_keeps_its_own_reason_however_long_it_lasts(world: World) -> None:
+async def test_long_refusal_keeps_its_own_reason(world: World) -> None:
     world.apply(job())
     error = ForbiddenError("exceeded quota: three-pods", status=403)
     world.cluster.refuse["create_pod"] = error

@@ -50,22 +50,20 @@ def workload(world: World) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("invalid", [{}, {"replicas": 0}], ids=["valid", "invalid"])
-async def test_a_job_of_another_controller_is_left_alone(
-    world: World, invalid: dict[str, Any]
-) -> None:
+async def test_job_of_another_controller_is_ignored(world: World, invalid: dict[str, Any]) -> None:
     world.apply(job(managedBy="example.com/other", **invalid))
     assert await world.reconcile() == []
     world.apply(job(managedBy="example.com/other", ttlSecondsAfterFinished=0) | {"status": ENDED})
     assert await world.reconcile() == []
 
 
-async def test_a_job_that_names_this_operator_is_its_own(world: World) -> None:
+async def test_job_managed_by_this_operator_runs(world: World) -> None:
     world.apply(job(managedBy="ddp-operator.io/ddpjob-controller"))
     await world.reconcile_until_quiet()
     assert len(world.cluster.pods) == 2
 
 
-async def test_multikueue_gets_a_workload_once_and_no_pods(world: World) -> None:
+async def test_multikueue_job_has_one_workload_and_no_pods(world: World) -> None:
     world.apply(elsewhere())
     made = ["read Workload train-u1-0", "apply Workload train-u1-0", "read Workload train-u1-0"]
     assert await world.reconcile() == made
@@ -77,7 +75,7 @@ async def test_multikueue_gets_a_workload_once_and_no_pods(world: World) -> None
     assert workload(world)["spec"]["active"]
 
 
-async def test_a_suspended_job_leaves_the_other_cluster(world: World) -> None:
+async def test_suspended_job_deactivates_its_workload(world: World) -> None:
     for generation, suspend in enumerate((True, False, True)):
         world.apply(elsewhere(generation=generation, suspend=suspend))
         await world.reconcile()
@@ -100,7 +98,7 @@ async def test_a_suspended_job_leaves_the_other_cluster(world: World) -> None:
     ],
     ids=["of Kueue", "of pods"],
 )
-async def test_its_priority_is_that_of_its_class(
+async def test_workload_has_the_priority_of_its_class(
     world: World, labels: dict[str, str], pods: dict[str, str], reference: dict[str, str]
 ) -> None:
     world.cluster.applied[reference["kind"]] = {Key("", "high"): {"value": 1000}}
@@ -120,7 +118,7 @@ async def test_its_priority_is_that_of_its_class(
     ],
     ids=["not served", "forbidden", "no class"],
 )
-async def test_what_is_missing_is_told_in_an_event_alone(
+async def test_missing_object_makes_an_event_and_no_status(
     world: World, call: str, error: ClusterError
 ) -> None:
     world.cluster.refuse = {call: error}
@@ -141,7 +139,7 @@ async def test_what_is_missing_is_told_in_an_event_alone(
 
 
 @pytest.mark.parametrize(("reason", "requeued"), [("Preempted", "True"), ("Deactivated", "False")])
-async def test_what_is_evicted_gives_its_quota_back(
+async def test_evicted_workload_releases_its_quota(
     world: World, reason: str, requeued: str
 ) -> None:
     def condition(name: str, status: str = "True") -> dict[str, str]:
@@ -170,7 +168,7 @@ async def test_what_is_evicted_gives_its_quota_back(
 
 
 @pytest.mark.parametrize("is_evicted", [True, False])
-async def test_a_workload_that_ended_because_its_job_was_taken_away_is_made_anew(
+async def test_workload_without_its_remote_job_is_created_again(
     world: World, is_evicted: bool
 ) -> None:
     def conditions(evicted: str) -> list[dict[str, str]]:
@@ -199,7 +197,7 @@ async def test_a_workload_that_ended_because_its_job_was_taken_away_is_made_anew
     ("told", "phase", "reason"),
     [("Succeeded", "Succeeded", "Completed"), ("Failed", "Failed", "WorkloadFailed")],
 )
-async def test_a_finished_workload_ends_a_job_whose_last_status_is_missing(
+async def test_finished_workload_ends_a_job_without_its_last_status(
     world: World, told: str, phase: str, reason: str
 ) -> None:
     running = {"phase": "Running", "restarts": 2}
@@ -219,7 +217,7 @@ async def test_a_finished_workload_ends_a_job_whose_last_status_is_missing(
     assert await world.reconcile() == []
 
 
-async def test_the_last_status_of_the_other_cluster_is_never_overwritten(world: World) -> None:
+async def test_last_status_of_the_other_cluster_is_kept(world: World) -> None:
     world.apply(elsewhere(status={"phase": "Running"}))
     await world.reconcile()
     condition = {"type": "Finished", "status": "True", "reason": "Failed", "message": ""}
@@ -231,7 +229,7 @@ async def test_the_last_status_of_the_other_cluster_is_never_overwritten(world: 
     assert world.cluster.jobs[Key("default", "train")]["status"] == ENDED
 
 
-async def test_a_finished_job_goes_when_its_time_has_come(world: World) -> None:
+async def test_finished_job_is_deleted_after_its_ttl(world: World) -> None:
     world.apply(elsewhere(status=ENDED, ttlSecondsAfterFinished=60))
     assert await world.reconcile() == []
     world.now = NOW + timedelta(seconds=60)

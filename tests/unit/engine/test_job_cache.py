@@ -21,7 +21,7 @@ def stored(version: int, *, uid: str = "u1", **spec: Any) -> dict[str, Any]:
     return manifest
 
 
-def test_an_entry_in_use_stays_as_it_was_when_news_arrive() -> None:
+def test_entry_in_use_does_not_change() -> None:
     jobs = JobCache()
     assert jobs.put(stored(1, replicas=2))
     planned_from = jobs.get(KEY)
@@ -34,7 +34,7 @@ def test_an_entry_in_use_stays_as_it_was_when_news_arrive() -> None:
     assert now.job.spec.replicas == 3
 
 
-def test_a_spec_is_read_again_when_its_content_changes_and_only_then() -> None:
+def test_spec_is_parsed_again_only_after_a_change() -> None:
     jobs = JobCache()
 
     def put(version: int, **spec: Any) -> DDPJob:
@@ -55,7 +55,7 @@ def test_a_spec_is_read_again_when_its_content_changes_and_only_then() -> None:
     assert put(4, replicas=2).spec == first.spec
 
 
-def test_a_late_answer_about_an_earlier_job_of_that_name_is_no_news() -> None:
+def test_late_response_about_an_earlier_job_is_ignored() -> None:
     jobs = JobCache()
     assert jobs.put(stored(5, uid="u2"))
     assert not jobs.put(stored(4, uid="u1"), written_at=datetime(2026, 1, 1, tzinfo=UTC))
@@ -64,7 +64,7 @@ def test_a_late_answer_about_an_earlier_job_of_that_name_is_no_news() -> None:
     assert now.uid == "u2"
 
 
-def test_the_time_of_the_last_write_is_kept_through_news_but_not_for_another_job() -> None:
+def test_time_of_the_last_write_is_kept_until_the_uid_changes() -> None:
     jobs = JobCache()
     written = datetime(2026, 1, 1, tzinfo=UTC)
     jobs.put(stored(1))
@@ -79,7 +79,7 @@ def test_the_time_of_the_last_write_is_kept_through_news_but_not_for_another_job
     assert entry.status_written_at < written
 
 
-def test_an_answer_that_the_watch_has_overtaken_still_tells_when_it_was_written() -> None:
+def test_overtaken_response_still_sets_the_time_of_the_write() -> None:
     jobs = JobCache()
     written = datetime(2026, 1, 1, tzinfo=UTC)
     jobs.put(stored(2))
@@ -89,7 +89,7 @@ def test_an_answer_that_the_watch_has_overtaken_still_tells_when_it_was_written(
     assert entry.status_written_at == written
 
 
-def test_a_job_that_takes_a_name_while_names_are_listed_is_not_forgotten() -> None:
+def test_job_that_reuses_a_name_during_a_list_is_kept() -> None:
     jobs = JobCache()
     jobs.put(stored(1))
     known = jobs.uids()
@@ -99,7 +99,7 @@ def test_a_job_that_takes_a_name_while_names_are_listed_is_not_forgotten() -> No
     assert jobs.uids() == {KEY: "u2"}
 
 
-def test_a_job_that_is_gone_is_forgotten_also_where_another_has_its_name() -> None:
+def test_deleted_job_is_removed_although_another_has_its_name() -> None:
     for existing in ({}, {KEY: "u2"}):
         jobs = JobCache()
         jobs.put(stored(1))
@@ -107,7 +107,7 @@ def test_a_job_that_is_gone_is_forgotten_also_where_another_has_its_name() -> No
         assert jobs.get(KEY) is None
 
 
-def test_what_comes_after_the_list_was_begun_is_not_forgotten() -> None:
+def test_job_added_during_a_list_is_kept() -> None:
     jobs = JobCache()
     known = jobs.uids()
     jobs.put(stored(1))
@@ -115,7 +115,7 @@ def test_what_comes_after_the_list_was_begun_is_not_forgotten() -> None:
     assert jobs.uids() == {KEY: "u1"}
 
 
-def test_what_nobody_reads_again_is_not_kept() -> None:
+def test_cache_keeps_only_fields_that_are_read_again() -> None:
     bulky = stored(1)
     bulky["metadata"] |= {
         "managedFields": [{"manager": "kubectl"}],
@@ -132,7 +132,7 @@ def test_what_nobody_reads_again_is_not_kept() -> None:
     assert "managedFields" in bulky["metadata"], "what was given is left alone"
 
 
-def test_the_spec_of_a_job_that_cannot_be_understood_is_kept_for_its_rejection() -> None:
+def test_spec_of_an_invalid_job_is_kept_for_its_rejection() -> None:
     jobs = JobCache()
     jobs.put(stored(1, replicas="many", ttlSecondsAfterFinished=60))
     entry = jobs.get(KEY)
@@ -143,7 +143,7 @@ def test_the_spec_of_a_job_that_cannot_be_understood_is_kept_for_its_rejection()
     assert entry.job.__context__ is None
 
 
-def test_a_job_takes_few_kilobytes() -> None:
+def test_cached_job_takes_few_kilobytes() -> None:
     """Its template has a tenth of a kilobyte as JSON here; the rest is the same for each job."""
     status = {
         "phase": "Running",

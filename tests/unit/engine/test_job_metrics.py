@@ -57,7 +57,7 @@ def training(**status: Any) -> DDPJob:
     return with_status(job, phase="Running", ready_replicas=2, goodput=BOOKS, **status)
 
 
-def test_all_that_is_known_of_a_job_that_trains() -> None:
+def test_running_job_has_all_metrics() -> None:
     in_memory = MemoryCheckpointRecord(step=115, time=later(80))
     job = training(
         progress=TOLD,
@@ -95,7 +95,7 @@ def test_all_that_is_known_of_a_job_that_trains() -> None:
     }
 
 
-def test_what_is_not_known_is_not_said() -> None:
+def test_unknown_values_are_left_out() -> None:
     found = of(fresh_job())
     assert found['ddpjob_phase{phase="Pending"}'] == 1
     assert found["ddpjob_gpus"] == 0
@@ -103,14 +103,14 @@ def test_what_is_not_known_is_not_said() -> None:
     assert not {"ddpjob_loss", "ddpjob_samples_per_second", "ddpjob_goodput_ratio"} & found.keys()
 
 
-def test_a_rate_is_of_a_training_that_runs() -> None:
+def test_rate_is_left_out_unless_the_job_trains() -> None:
     stands = with_status(training(progress=TOLD), phase="Restarting")
     found = of(stands)
     assert "ddpjob_samples_per_second" not in found
     assert found["ddpjob_step"] == 120
 
 
-def test_a_slow_rank_is_one_of_a_training_that_runs() -> None:
+def test_slow_rank_is_left_out_unless_the_job_trains() -> None:
     slow = SlowRank(rank=3, ratio=1.75, seconds_per_step=0.5, since=NOW)
     assert of(training(progress=TOLD, slow_rank=slow))["ddpjob_slow_rank_ratio"] == 1.75
     assert "ddpjob_slow_rank_ratio" not in of(training(progress=TOLD))
@@ -118,18 +118,18 @@ def test_a_slow_rank_is_one_of_a_training_that_runs() -> None:
     assert "ddpjob_slow_rank_ratio" not in of(ended)
 
 
-def test_a_number_that_is_none_is_left_out() -> None:
+def test_value_that_is_no_number_is_left_out() -> None:
     for loss in (float("nan"), float("inf")):
         job = training(progress=TOLD.model_copy(update={"loss": loss}))
         assert "ddpjob_loss" not in of(job)
 
 
-def test_a_job_whose_pods_differ_tells_no_number_of_gpus() -> None:
+def test_gpus_are_left_out_if_pods_differ() -> None:
     other = {"indexes": ["0"], "nprocPerNode": 2}
     assert "ddpjob_gpus" not in of(fresh_job(overrides=[other]))
 
 
-def test_only_names_and_words_of_the_operator_are_labels() -> None:
+def test_labels_hold_only_names_and_words_of_the_operator() -> None:
     job = with_status(training(progress=TOLD, checkpoint=SAVED), message="mine", reason="Mine")
     said = text_of([job], now=later(100)).lower()
     assert "secret" not in said
@@ -164,7 +164,7 @@ def chosen(entries: Iterable[Entry], limit: int, now: datetime = NOW) -> Chosen:
     return choose(entries, limit=limit, now=now)
 
 
-def test_those_that_train_come_first_and_those_that_are_over_last() -> None:
+def test_training_jobs_come_first_and_ended_ones_last() -> None:
     jobs = [
         a_job("over", phase="Succeeded", ended=0),
         a_job("waits", phase="Pending"),
@@ -177,7 +177,7 @@ def test_those_that_train_come_first_and_those_that_are_over_last() -> None:
     assert names(chosen(jobs, 2)) == ["runs", "restarts"]
 
 
-def test_thousands_of_jobs_of_one_namespace_displace_no_other() -> None:
+def test_thousands_of_jobs_do_not_displace_another_namespace() -> None:
     flood = [a_job(f"flood-{i}", namespace="hostile", created=i) for i in range(3000)]
     late = [a_job(f"late-{i}", namespace="victim", created=5000 + i) for i in range(3)]
     found = chosen([*flood, *late], 10)
@@ -186,7 +186,7 @@ def test_thousands_of_jobs_of_one_namespace_displace_no_other() -> None:
     assert found.left_out == 2993
 
 
-def test_a_job_that_is_told_of_stays_when_a_later_one_comes() -> None:
+def test_job_with_metrics_keeps_them_when_a_new_job_appears() -> None:
     before = [a_job("first"), a_job("second", created=1)]
     after = [a_job("a-later-one", created=2), *before]
     assert set(names(chosen(after, 2))) == set(names(chosen(before, 2)))
@@ -198,7 +198,7 @@ def test_a_finished_job_leaves_after_an_hour() -> None:
     assert chosen(jobs, 9, later(3600)) == Chosen([], left_out=0)
 
 
-def test_a_job_that_is_not_understood_is_none_that_is_left_out() -> None:
+def test_invalid_job_does_not_count_as_left_out() -> None:
     assert chosen([Entry("", "", "", NewerJobError("later"))], 1) == Chosen([], left_out=0)
 
 
@@ -209,7 +209,7 @@ def engine(*, limit: int, jobs: int) -> Engine:
     return engine
 
 
-def test_only_the_replica_that_acts_tells_of_jobs() -> None:
+def test_only_the_leader_serves_metrics_of_jobs() -> None:
     replica = engine(limit=2, jobs=3)
     found = samples(replica.metrics_text(leading=True))
     assert len([name for name in found if name.startswith("ddpjob_phase")]) == 2
@@ -219,20 +219,20 @@ def test_only_the_replica_that_acts_tells_of_jobs() -> None:
     assert stands_by["ddp_operator_left_out_jobs"] == 0
 
 
-def test_without_room_nobody_is_told_of() -> None:
+def test_limit_0_serves_metrics_of_no_job() -> None:
     found = samples(engine(limit=0, jobs=1).metrics_text(leading=True))
     assert not [name for name in found if name.startswith("ddpjob_")]
     assert found["ddp_operator_left_out_jobs"] == 0
 
 
-def test_a_deleted_job_is_gone_with_the_next_scrape() -> None:
+def test_deleted_job_is_missing_in_the_next_scrape() -> None:
     replica = engine(limit=9, jobs=2)
     assert 'job_name="job-1"' in replica.metrics_text(leading=True)
     replica.job_gone(Key("research", "job-1"))
     assert 'job_name="job-1"' not in replica.metrics_text(leading=True)
 
 
-def test_a_scrape_of_as_many_jobs_as_are_told_of_keeps_nobody_waiting() -> None:
+def test_scrape_of_the_maximum_of_jobs_takes_little_time() -> None:
     job = training(progress=TOLD, checkpoint=SAVED)
     entries = [
         Entry("", "", "", replace(job, name=f"job-{i}", namespace=f"team-{i % 50}"))
@@ -248,8 +248,6 @@ def test_a_scrape_of_as_many_jobs_as_are_told_of_keeps_nobody_waiting() -> None:
 
 
 @pytest.mark.parametrize("number", ["-1", "10001", "many"])
-def test_a_number_of_jobs_that_makes_no_sense_is_refused(
-    number: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_number_of_jobs_is_refused(number: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", f"--metrics-jobs={number}"]) == 64
     assert f"invalid number of jobs {number!r}" in capsys.readouterr().err

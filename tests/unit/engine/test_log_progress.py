@@ -25,16 +25,16 @@ PATTERN = r"step (?P<step>[\d,]+)(?:/(?P<totalSteps>\d+))?|loss[=:] ?(?P<loss>\S
         (b"\xff\xfe step 4\n\xff\n", TrainerStatus(step=4)),
     ],
 )
-def test_of_each_group_the_newest_is_read(log: bytes, said: TrainerStatus) -> None:
+def test_last_match_of_each_group_counts(log: bytes, said: TrainerStatus) -> None:
     assert read(PATTERN, log) == said
 
 
 @pytest.mark.parametrize("log", [b"", b"step 12", b"\n", b"loss=0.5\n", b"steps\n", b"\0" * 100])
-def test_without_a_whole_line_with_a_step_nothing_is_known(log: bytes) -> None:
+def test_log_without_a_complete_line_with_a_step_is_unknown(log: bytes) -> None:
     assert read(PATTERN, log) is None
 
 
-def test_a_line_whose_beginning_was_cut_off_says_nothing() -> None:
+def test_line_without_its_beginning_is_ignored() -> None:
     end = b"00 steps done\n"
     assert read(r"(?P<step>\d+) steps", b"12" + end) == TrainerStatus(step=1200)
     cut = end + b"x" * (LOG_END_BYTES - len(end) - 1) + b"\n"
@@ -42,17 +42,17 @@ def test_a_line_whose_beginning_was_cut_off_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", ["twelve", "1.5", "-3", "9" * 400, "inf"])
-def test_a_step_that_is_no_number_of_steps_is_refused(text: str) -> None:
+def test_invalid_step_is_refused(text: str) -> None:
     with pytest.raises(InvalidAnswerError, match="step"):
         read(r"step=(?P<step>\S+)", f"step={text}\n".encode())
 
 
-def test_what_is_far_to_the_right_of_a_line_is_not_looked_for() -> None:
+def test_end_of_a_very_long_line_is_not_searched() -> None:
     assert read(PATTERN, b"x" * 1100 + b"step 4\n") is None
     assert read(r"(?P<step>\d)", b"1234567890\n") == TrainerStatus(step=8)
 
 
-def test_no_pattern_takes_long_over_the_worst_of_logs() -> None:
+def test_any_pattern_takes_little_time_on_the_worst_log() -> None:
     worst = r"(?:.?.?){190}(?P<step>\d+)[XY]$"
     log = (b"ab" * 500 + b"\n") * (LOG_END_BYTES // 1001)
     begun = time.process_time()

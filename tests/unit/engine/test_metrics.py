@@ -64,7 +64,7 @@ async def test_jobs_restarts_and_failures_are_counted() -> None:
     assert found['ddp_operator_reconcile_duration_seconds_bucket{le="+Inf"}'] == count
 
 
-def test_restarts_count_apart_until_a_later_checkpoint() -> None:
+def test_restarts_without_progress_are_counted_separately() -> None:
     metrics, status = Metrics(), DDPJobStatus()
     for attempt, step in enumerate((10, 10, 10, 20, 20)):
         reached = status.model_copy(update={"checkpoint": CheckpointRecord(step=step)})
@@ -98,7 +98,7 @@ def recoveries(*statuses: DDPJobStatus) -> tuple[float, float]:
     return found[f"{name}_count"], found[f"{name}_sum"]
 
 
-def test_a_recovery_lasts_until_a_step_is_completed() -> None:
+def test_recovery_ends_with_a_completed_step() -> None:
     ready_again, pods = restarted()
     went_on = look(ready_again, pods, 131, said(103, 131, attempt=1))
     went_further = look(went_on, pods, 151, said(110, 151, attempt=1))
@@ -106,7 +106,7 @@ def test_a_recovery_lasts_until_a_step_is_completed() -> None:
     assert recoveries(*told) == (1, 19)
 
 
-def test_a_recovery_of_a_training_that_says_nothing_lasts_until_its_pods_are_ready() -> None:
+def test_recovery_without_reports_ends_when_pods_are_ready() -> None:
     running, pods = trained()
     fails = look(running, [pods[0], ended(running, 1, code=1, at=110)], 112)
     pods = [ready(fails, index) for index in range(2)]
@@ -117,7 +117,7 @@ def test_a_recovery_of_a_training_that_says_nothing_lasts_until_its_pods_are_rea
     assert recoveries(*told) == (1, 8)
 
 
-def test_a_start_is_no_recovery_and_one_that_was_given_up_has_no_end() -> None:
+def test_start_and_suspended_recovery_are_not_recoveries() -> None:
     running, _ = trained()
     assert recoveries(fresh_job().status, running.status) == (0, 0)
     ready_again, _ = restarted()
@@ -128,7 +128,7 @@ def test_a_start_is_no_recovery_and_one_that_was_given_up_has_no_end() -> None:
     assert recoveries(ready_again.status, suspended.status) == (0, 0)
 
 
-def test_what_is_counted_begins_with_zero() -> None:
+def test_counters_begin_with_zero() -> None:
     found = samples(Metrics().text(Totals(), queued=0, leading=True))
     classes = {name for name in found if name.startswith("ddp_operator_restarts_total{")}
     assert len(classes) == 4
@@ -138,14 +138,14 @@ def test_what_is_counted_begins_with_zero() -> None:
         assert found[f'ddp_operator_failures_total{{class="{name}",reason="NoProgress"}}'] == 0
 
 
-def test_times_that_there_are_are_told() -> None:
+def test_unknown_time_has_no_metric() -> None:
     metrics = Metrics()
     found = samples(metrics.text(Totals(oldest_step=NOW), queued=0, leading=True))
     assert found["ddp_operator_oldest_step_timestamp_seconds"] == NOW.timestamp()
     assert "ddp_operator_oldest_checkpoint_timestamp_seconds" not in found
 
 
-def test_errors_of_the_api_server_are_told() -> None:
+def test_errors_of_the_api_server_are_counted_by_code() -> None:
     metrics = Metrics()
     metrics.api_errors = {"503": 2, "none": 1}
     found = samples(metrics.text(Totals(), queued=0, leading=True))
@@ -153,7 +153,7 @@ def test_errors_of_the_api_server_are_told() -> None:
     assert found['ddp_operator_api_errors_total{code="none"}'] == 1
 
 
-def test_jobs_of_a_newer_operator_count_as_no_failures() -> None:
+def test_jobs_of_a_newer_operator_do_not_count_as_failed() -> None:
     engine = Engine(FakeCluster(), settings=SETTINGS)
     engine.job_changed(stored_job(name="newer", novelty=1))
     engine.job_changed(stored_job(name="wrong", replicas=0))
@@ -166,7 +166,7 @@ def test_jobs_of_a_newer_operator_count_as_no_failures() -> None:
     assert phases['ddp_operator_jobs{phase="Pending"}'] == 1
 
 
-def test_the_histogram_only_grows_from_bucket_to_bucket() -> None:
+def test_histogram_is_cumulative() -> None:
     metrics = Metrics()
     for _ in range(3):
         with metrics.reconciling():

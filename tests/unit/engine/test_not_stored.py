@@ -25,7 +25,7 @@ async def running(world: World) -> None:
 @pytest.mark.parametrize(
     "field", ["bookkeeping", "bookkeeping.replacements", "restarts", "failures"]
 )
-async def test_what_was_not_stored_whole_is_taken_back_and_charged_nothing(field: str) -> None:
+async def test_decision_that_is_stored_in_part_is_undone_and_not_charged(field: str) -> None:
     world = World()
     world.cluster.lost_fields = {field}
     await running(world)
@@ -50,7 +50,7 @@ async def test_what_was_not_stored_whole_is_taken_back_and_charged_nothing(field
     assert world.status["reason"] != "StatusNotStored"
 
 
-async def test_it_is_tried_again_once_a_minute_whatever_else_happens() -> None:
+async def test_decision_is_retried_once_a_minute() -> None:
     world = World()
     world.cluster.lost_fields = {"failures"}
     await running(world)
@@ -61,7 +61,7 @@ async def test_it_is_tried_again_once_a_minute_whatever_else_happens() -> None:
     assert calls == ["patch_status train", "patch_status train"], "stored, and taken back"
 
 
-async def test_what_is_for_people_alone_may_be_lost() -> None:
+async def test_fields_that_only_people_read_may_be_lost() -> None:
     world = World()
     world.cluster.lost_fields = {"ready", "selector", "placement", "goodput"}
     await running(world)
@@ -70,7 +70,7 @@ async def test_what_is_for_people_alone_may_be_lost() -> None:
     assert "train-0-1-r1" in {key.name for key in world.cluster.pods}
 
 
-async def test_a_job_that_ends_needs_nothing_more_to_be_remembered() -> None:
+async def test_job_ends_although_its_failures_are_lost() -> None:
     world = World()
     world.cluster.lost_fields = {"failures"}
     world.apply(job(restart={"maxRestarts": 0}))
@@ -80,7 +80,7 @@ async def test_a_job_that_ends_needs_nothing_more_to_be_remembered() -> None:
     assert (world.status["phase"], world.status["reason"]) == ("Failed", "MaxRestartsExceeded")
 
 
-async def test_a_group_that_would_be_stored_in_part_is_none() -> None:
+async def test_group_that_is_stored_in_part_starts_no_pods() -> None:
     world = World()
     world.cluster.lost_fields = {"world.members"}
     world.apply(job(elastic={"minReplicas": 1}))

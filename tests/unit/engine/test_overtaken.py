@@ -54,7 +54,7 @@ def deleted(calls: list[str]) -> int:
     return sum(call.startswith("delete_pod") for call in calls)
 
 
-async def test_a_suspension_ends_a_creation_under_way(
+async def test_suspension_interrupts_creation(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     after_writes(world, monkeypatch, "create_pod", 30, lambda: world.apply(suspended(world)))
@@ -69,7 +69,7 @@ async def test_a_suspension_ends_a_creation_under_way(
     assert world.cluster.pods == {}
 
 
-async def test_the_end_of_a_job_ends_a_creation_under_way(
+async def test_deleted_job_interrupts_creation(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     after_writes(world, monkeypatch, "create_pod", 30, lambda: world.jobs.remove(KEY))
@@ -80,9 +80,7 @@ async def test_the_end_of_a_job_ends_a_creation_under_way(
     assert await world.reconcile() == []
 
 
-async def test_a_failure_ends_a_creation_under_way(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failure_interrupts_creation(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash() -> None:
         world.cluster.set_pod_status("train-0-7", CRASHED)
 
@@ -98,7 +96,7 @@ async def test_a_failure_ends_a_creation_under_way(
     assert {pod.name for pod in world.cluster.pods} == {f"train-1-{i}" for i in range(REPLICAS)}
 
 
-async def test_a_pod_that_fails_before_anybody_saw_it_live_ends_a_creation(
+async def test_pod_that_fails_at_once_interrupts_creation(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash_the_newest() -> None:
@@ -109,7 +107,7 @@ async def test_a_pod_that_fails_before_anybody_saw_it_live_ends_a_creation(
     assert 30 <= created(await world.reconcile()) <= 30 + AT_ONCE
 
 
-async def test_pods_that_come_up_end_no_creation(
+async def test_starting_pods_do_not_interrupt_creation(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run() -> None:
@@ -122,7 +120,7 @@ async def test_pods_that_come_up_end_no_creation(
     assert calls[-1] == "patch_status train"
 
 
-async def test_a_resumption_ends_a_deletion_under_way(
+async def test_resumption_interrupts_deletion(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.apply(job(replicas=REPLICAS))
@@ -144,7 +142,7 @@ async def test_a_resumption_ends_a_deletion_under_way(
 
 
 @pytest.mark.parametrize("call", ["create_pod", "delete_pod"])
-async def test_a_plan_is_made_again_for_news_of_failures_alone_however_many_writes_it_makes(
+async def test_own_writes_do_not_cause_a_new_plan(
     world: World, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     plans = 0

@@ -75,12 +75,12 @@ def workload(name: str, group: int = 0) -> Key:
 
 
 @pytest.mark.parametrize("boost", ["-1", "1001", "high"])
-def test_a_boost_out_of_range_is_refused(boost: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_boost_out_of_range_is_refused(boost: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", f"--priority-boost={boost}"]) == 64
     assert f"invalid boost {boost!r}: use 0 to 1000" in capsys.readouterr().err
 
 
-async def test_a_boost_is_written_when_it_changes() -> None:
+async def test_boost_is_written_when_it_changes() -> None:
     world = World("one")
     wrote = {seconds: await world.write(seconds) for seconds in range(0, 7200, 30)}
     assert {seconds: calls for seconds, calls in wrote.items() if calls} == {
@@ -92,14 +92,14 @@ async def test_a_boost_is_written_when_it_changes() -> None:
     assert world.cluster.boosts == {workload("one"): 3}
 
 
-async def test_a_job_that_restarts_has_none() -> None:
+async def test_restarting_job_has_no_boost() -> None:
     world = World("one")
     await world.write(7200)
     world.store("one", phase="Restarting")
     assert await world.write(7230) == ["one-7d1c-0 0"]
 
 
-async def test_an_operator_that_restarts_writes_them_again() -> None:
+async def test_restarted_operator_writes_boosts_again() -> None:
     world = World("one")
     await world.write(7200)
     world.store("one", phase="Restarting")
@@ -108,7 +108,7 @@ async def test_an_operator_that_restarts_writes_them_again() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Starting"])
-async def test_a_job_that_waits_has_none(phase: str) -> None:
+async def test_waiting_job_has_no_boost(phase: str) -> None:
     world = World("one")
     world.store("one", phase=phase)
     assert await world.write(7200) == ["one-7d1c-0 0"]
@@ -116,13 +116,15 @@ async def test_a_job_that_waits_has_none(phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Suspended", "Succeeded", "Failed"])
-async def test_workloads_that_ended_are_left_alone(phase: str) -> None:
+async def test_ended_workload_is_not_changed(phase: str) -> None:
     world = World("one")
     world.store("one", phase=phase)
     assert await world.write(7200) == []
 
 
-async def test_a_job_that_stops_running_loses_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_job_that_stops_running_loses_its_boost_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(priority_boosts, "_LEAST_SECONDS", 0.01)
     world = World("one")
     world.now = later(7200)
@@ -136,7 +138,7 @@ async def test_a_job_that_stops_running_loses_it_at_once(monkeypatch: pytest.Mon
     running.cancel()
 
 
-async def test_jobs_outside_a_queue_have_no_workload() -> None:
+async def test_job_outside_a_queue_has_no_boost() -> None:
     world = World()
     world.store("one", scheduling=None)
     world.jobs.put({**stored_job(name="bad"), "spec": {"replicas": "many"}})
@@ -153,7 +155,7 @@ async def test_another_group_has_another_workload() -> None:
     assert await world.write(7290) == []
 
 
-async def test_a_missing_right_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_missing_permission_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     world = World("one", "two")
     world.cluster.refuse["set_priority_boost"] = ForbiddenError("may not patch", status=403)
     for seconds in (7200, 7230, 7260):
@@ -170,7 +172,7 @@ async def test_a_missing_right_is_logged_once(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("error", [UnavailableError("timeout"), NotLeaderError("lost")])
-async def test_a_server_that_is_away_is_asked_in_the_next_round(error: ClusterError) -> None:
+async def test_unavailable_server_is_retried_in_the_next_round(error: ClusterError) -> None:
     world = World("one", "two")
     world.cluster.refuse["set_priority_boost"] = error
     assert len(await world.write(7200)) == 1
@@ -178,14 +180,14 @@ async def test_a_server_that_is_away_is_asked_in_the_next_round(error: ClusterEr
     assert len(await world.write(7230)) == 2
 
 
-async def test_a_refused_workload_does_not_stop_the_others() -> None:
+async def test_refused_workload_does_not_stop_the_others() -> None:
     world = World("one", "two")
     world.cluster.refuse["set_priority_boost"] = InvalidError("odd", status=422)
     assert len(await world.write(7200)) == 2
 
 
 @pytest.mark.parametrize(("most", "written"), [(0, None), (2, 2)])
-async def test_the_engine_writes_them_if_asked(most: int, written: int | None) -> None:
+async def test_engine_writes_boosts_if_enabled(most: int, written: int | None) -> None:
     world = World("one")
     engine = Engine(
         world.cluster,

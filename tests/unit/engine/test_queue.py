@@ -13,7 +13,7 @@ async def take(queue: WorkQueue[str]) -> str:
     return await asyncio.wait_for(queue.get(), SOON)
 
 
-async def test_a_waiting_name_is_not_queued_twice() -> None:
+async def test_waiting_name_is_not_queued_twice() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a")
     queue.add("b")
@@ -22,7 +22,7 @@ async def test_a_waiting_name_is_not_queued_twice() -> None:
     assert [await take(queue), await take(queue)] == ["a", "b"]
 
 
-async def test_a_name_in_work_is_given_to_no_second_worker_and_comes_again_afterwards() -> None:
+async def test_name_added_during_work_comes_again_afterwards() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a")
     assert await take(queue) == "a"
@@ -36,7 +36,7 @@ async def test_a_name_in_work_is_given_to_no_second_worker_and_comes_again_after
     assert len(queue) == 0
 
 
-async def test_a_worker_that_waits_is_woken() -> None:
+async def test_waiting_worker_is_woken() -> None:
     queue: WorkQueue[str] = WorkQueue()
     workers = [asyncio.create_task(take(queue)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -45,7 +45,7 @@ async def test_a_worker_that_waits_is_woken() -> None:
     assert sorted(await asyncio.gather(*workers)) == ["a", "b", "c"]
 
 
-async def test_a_worker_that_is_cancelled_passes_its_call_on() -> None:
+async def test_cancelled_worker_passes_its_wake_up_on() -> None:
     queue: WorkQueue[str] = WorkQueue()
     first, second = (asyncio.create_task(queue.get()) for _ in range(2))
     await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def test_a_worker_that_is_cancelled_passes_its_call_on() -> None:
     assert await asyncio.wait_for(second, SOON) == "a"
 
 
-async def test_of_two_delays_the_sooner_counts() -> None:
+async def test_earlier_of_two_delays_counts() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add_after("a", 3600.0)
     queue.add_after("a", 0.01)
@@ -64,7 +64,7 @@ async def test_of_two_delays_the_sooner_counts() -> None:
     queue.close()
 
 
-async def test_a_delayed_name_that_is_added_is_due_at_once_and_only_once() -> None:
+async def test_delayed_name_that_is_added_is_due_at_once_and_once() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add_after("a", 0.05)
     queue.add("a")
@@ -74,7 +74,7 @@ async def test_a_delayed_name_that_is_added_is_due_at_once_and_only_once() -> No
     assert await take(queue) == "b"  # not a: its delay was overtaken
 
 
-async def test_what_comes_in_a_burst_is_one_piece_of_work() -> None:
+async def test_burst_of_changes_is_one_piece_of_work() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add_rested("a", 0.2)
     assert len(queue) == 1, "it was never given out: it need not rest"
@@ -89,7 +89,7 @@ async def test_what_comes_in_a_burst_is_one_piece_of_work() -> None:
     queue.close()
 
 
-async def test_a_name_that_rests_is_given_out_at_once_when_it_is_added() -> None:
+async def test_resting_name_that_is_added_is_due_at_once() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a")
     await take(queue)
@@ -99,7 +99,7 @@ async def test_a_name_that_rests_is_given_out_at_once_when_it_is_added() -> None
     assert len(queue) == 1
 
 
-async def test_what_comes_during_work_that_fails_does_not_shorten_the_wait() -> None:
+async def test_change_during_failing_work_does_not_shorten_the_backoff() -> None:
     queue: WorkQueue[str] = WorkQueue(first_backoff_seconds=3600.0, last_backoff_seconds=3600.0)
     queue.add("a")
     await take(queue)
@@ -110,7 +110,7 @@ async def test_what_comes_during_work_that_fails_does_not_shorten_the_wait() -> 
     queue.close()
 
 
-async def test_failures_wait_longer_each_time_until_a_success() -> None:
+async def test_backoff_grows_until_a_success() -> None:
     queue: WorkQueue[str] = WorkQueue(first_backoff_seconds=0.001, last_backoff_seconds=0.004)
     waits = []
     for _ in range(4):
@@ -125,7 +125,7 @@ async def test_failures_wait_longer_each_time_until_a_success() -> None:
     assert queue.failed("a") == 0.001
 
 
-async def test_the_servers_wish_prolongs_the_wait() -> None:
+async def test_retry_after_extends_the_backoff() -> None:
     queue: WorkQueue[str] = WorkQueue(first_backoff_seconds=0.001)
     queue.add("a")
     await take(queue)
@@ -133,7 +133,7 @@ async def test_the_servers_wish_prolongs_the_wait() -> None:
     queue.close()
 
 
-async def test_a_closed_queue_gives_out_nothing() -> None:
+async def test_closed_queue_gives_out_nothing() -> None:
     queue: WorkQueue[str] = WorkQueue()
     worker = asyncio.create_task(queue.get())
     await asyncio.sleep(0)

@@ -47,32 +47,32 @@ def marks(world: World) -> list[str]:
     ]
 
 
-async def test_a_job_that_trains_needs_no_writes(world: World) -> None:
+async def test_training_job_needs_no_writes(world: World) -> None:
     assert marks(world) == []
     assert await world.reconcile() == []
 
 
-async def test_a_failed_job_ends_its_group(world: World) -> None:
+async def test_failed_job_ends_its_group(world: World) -> None:
     world.cluster.set_pod_status("train-0-0", CRASHED)
     await world.reconcile_until_quiet()
     assert world.status["phase"] == "Failed"
     assert marks(world) == ["train-0-1"]
 
 
-async def test_a_job_that_is_gone_is_read_once_and_its_group_ends(world: World) -> None:
+async def test_deleted_job_is_read_once_and_its_group_ends(world: World) -> None:
     lose_job(world)
     assert await world.reconcile() == ["patch_status train", "patch_pod train-0-0"]
     assert marks(world) == ["train-0-0"]
     assert await world.reconcile() == []
 
 
-async def test_a_job_that_the_watch_has_not_reported_keeps_its_group(world: World) -> None:
+async def test_job_missing_in_the_watch_keeps_its_group(world: World) -> None:
     world.jobs.remove(KEY)
     assert await world.reconcile() == ["patch_status train"]
     assert marks(world) == []
 
 
-async def test_the_pods_of_an_earlier_job_end_their_group(world: World) -> None:
+async def test_pods_of_an_earlier_job_end_their_group(world: World) -> None:
     world.jobs.remove(KEY)
     other = job(scheduling={"queueName": "team"})
     other["metadata"]["uid"] = "u2"
@@ -81,7 +81,7 @@ async def test_the_pods_of_an_earlier_job_end_their_group(world: World) -> None:
     assert marks(world) == ["train-0-0"]
 
 
-async def test_a_pod_that_waits_when_it_is_deleted_is_released(world: World) -> None:
+async def test_waiting_pod_that_is_deleted_is_released(world: World) -> None:
     lose_job(world)
     for index in (0, 1):
         del pod(world, index)["spec"]["nodeName"]
@@ -92,7 +92,7 @@ async def test_a_pod_that_waits_when_it_is_deleted_is_released(world: World) -> 
     assert marks(world) == [], "no pod of the group has run"
 
 
-async def test_a_pod_whose_node_is_silent_is_forced_to_go(world: World) -> None:
+async def test_pod_on_a_silent_node_is_deleted_by_force(world: World) -> None:
     pod(world, 1)["metadata"] |= ENDING
     world.now = NOW + timedelta(seconds=39)
     assert "delete_pod train-0-1" not in await world.reconcile(), "its kubelet may report its end"
@@ -102,7 +102,7 @@ async def test_a_pod_whose_node_is_silent_is_forced_to_go(world: World) -> None:
     assert Key("default", "train-0-1") not in world.cluster.pods
 
 
-async def test_no_group_ends_while_it_is_unknown_which_is_the_jobs(world: World) -> None:
+async def test_no_group_ends_while_the_jobs_group_is_unknown(world: World) -> None:
     world.cluster.lose_answers.add("patch_status")
     world.cluster.set_pod_status("train-0-0", CRASHED)
     with pytest.raises(UnavailableError):
@@ -113,7 +113,7 @@ async def test_no_group_ends_while_it_is_unknown_which_is_the_jobs(world: World)
     assert marks(world) == ["train-0-1"]
 
 
-async def test_the_end_of_a_job_is_news_for_its_pods(world: World) -> None:
+async def test_deleted_job_is_reconciled_for_its_pods(world: World) -> None:
     engine = Engine(world.cluster, settings=SETTINGS, clock=lambda: NOW)
     engine.start()
     engine.job_changed(world.cluster.jobs.pop(KEY))
@@ -122,7 +122,7 @@ async def test_the_end_of_a_job_is_news_for_its_pods(world: World) -> None:
     await engine.stop()
 
 
-async def test_pods_of_a_namespace_that_is_deleted_can_go(world: World) -> None:
+async def test_pods_of_a_deleted_namespace_are_released(world: World) -> None:
     """Kubernetes deletes them before their jobs, and creates nothing in their place."""
     world.cluster.pods.pop(Key("default", "train-0-0"))
     words = "unable to create new content in namespace default because it is being terminated"

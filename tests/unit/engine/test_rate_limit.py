@@ -26,14 +26,14 @@ def key(number: int) -> Key:
     return Key("default", f"job-{number}")
 
 
-def test_all_have_their_turns_one_after_the_other(loop: VirtualLoop) -> None:
+def test_jobs_get_turns_in_order(loop: VirtualLoop) -> None:
     limiter = RateLimiter(per_second=10)
     waits: list[float] = []
     at(loop, 1.0, lambda: waits.extend(limiter.wait_seconds(key(i)) for i in range(5)))
     assert waits == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
 
-def test_who_asks_again_keeps_its_turn(loop: VirtualLoop) -> None:
+def test_job_that_asks_again_keeps_its_turn(loop: VirtualLoop) -> None:
     limiter = RateLimiter(per_second=10)
     waits: list[float] = []
     at(loop, 1.0, lambda: waits.extend(limiter.wait_seconds(key(i)) for i in (0, 1, 1)))
@@ -42,7 +42,7 @@ def test_who_asks_again_keeps_its_turn(loop: VirtualLoop) -> None:
     assert waits == pytest.approx([0.0, 0.1, 0.1, 0.05, 0.0])
 
 
-def test_who_has_written_queues_up_behind_the_others(loop: VirtualLoop) -> None:
+def test_job_that_has_written_queues_behind_the_others(loop: VirtualLoop) -> None:
     limiter = RateLimiter(per_second=10)
     waits: list[float] = []
 
@@ -55,7 +55,7 @@ def test_who_has_written_queues_up_behind_the_others(loop: VirtualLoop) -> None:
     assert waits == pytest.approx([0.0, 0.1, 0.2, 0.3])
 
 
-def test_time_that_nobody_used_is_not_saved_up(loop: VirtualLoop) -> None:
+def test_unused_time_is_not_saved(loop: VirtualLoop) -> None:
     limiter = RateLimiter(per_second=10)
     waits: list[float] = []
     at(loop, 1.0, lambda: waits.append(limiter.wait_seconds(key(0))))
@@ -63,7 +63,7 @@ def test_time_that_nobody_used_is_not_saved_up(loop: VirtualLoop) -> None:
     assert waits == pytest.approx([0.0, 0.0, 0.1])
 
 
-def test_turns_of_jobs_that_are_gone_do_not_pile_up(loop: VirtualLoop) -> None:
+def test_turns_of_deleted_jobs_expire(loop: VirtualLoop) -> None:
     limiter = RateLimiter(per_second=10)
     left = iter(range(1000))
 

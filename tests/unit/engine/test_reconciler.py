@@ -110,7 +110,7 @@ def world() -> World:
     return World()
 
 
-async def test_a_new_job_costs_its_pods_a_service_and_one_status(world: World) -> None:
+async def test_new_job_takes_its_pods_one_service_and_one_status(world: World) -> None:
     world.apply(job())
     calls = await world.reconcile()
     assert sorted(calls) == [
@@ -125,7 +125,7 @@ async def test_a_new_job_costs_its_pods_a_service_and_one_status(world: World) -
 
 @pytest.mark.parametrize("marks", ["labels", "annotations"])
 @pytest.mark.parametrize("of_override", [False, True])
-async def test_no_key_of_ours_in_a_template_hides_pods_or_makes_more(
+async def test_operator_labels_in_a_template_are_ignored(
     world: World, marks: str, *, of_override: bool
 ) -> None:
     keys = ("generation", "attempt", "replica-index", "replacement", "serving", "job-name")
@@ -145,7 +145,7 @@ async def test_no_key_of_ours_in_a_template_hides_pods_or_makes_more(
     assert "abc" not in changed.values()
 
 
-async def test_all_pods_of_a_job_have_one_token_in_all_attempts(world: World) -> None:
+async def test_pods_of_all_attempts_have_the_same_token(world: World) -> None:
     def tokens() -> set[str]:
         return {
             entry["value"]
@@ -163,7 +163,7 @@ async def test_all_pods_of_a_job_have_one_token_in_all_attempts(world: World) ->
     assert tokens() == {TOKEN}
 
 
-async def test_a_job_is_isolated_before_it_has_pods(world: World) -> None:
+async def test_network_policy_is_created_before_pods(world: World) -> None:
     world.apply(job(isolation="Job"))
     assert await world.reconcile() == [
         "patch_status train",
@@ -180,9 +180,7 @@ async def test_a_job_is_isolated_before_it_has_pods(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", [AlreadyExistsError, ForbiddenError])
-async def test_a_job_that_may_not_be_isolated_gets_no_pods(
-    world: World, kind: type[ClusterError]
-) -> None:
+async def test_refused_network_policy_prevents_pods(world: World, kind: type[ClusterError]) -> None:
     world.apply(job(isolation="Job"))
     world.cluster.refuse["apply NetworkPolicy"] = kind("not this policy")
     with pytest.raises(kind):
@@ -196,7 +194,7 @@ async def test_a_job_that_may_not_be_isolated_gets_no_pods(
     assert world.status["bookkeeping"]["isolation"] == "Job"
 
 
-async def test_the_isolation_of_a_running_job_changes_nothing_else(world: World) -> None:
+async def test_isolation_of_a_running_job_changes_only_the_policy(world: World) -> None:
     manifest = job()
     world.apply(manifest)
     await world.reconcile()
@@ -215,7 +213,7 @@ async def test_the_isolation_of_a_running_job_changes_nothing_else(world: World)
     assert world.cluster.applied["NetworkPolicy"] == {}
 
 
-async def test_a_restart_is_recorded_before_anything_is_created_or_deleted(world: World) -> None:
+async def test_restart_is_recorded_before_pods_are_deleted(world: World) -> None:
     world.apply(job())
     await world.reconcile()
     world.cluster.set_pod_status("train-0-1", CRASHED)
@@ -233,7 +231,7 @@ async def test_a_restart_is_recorded_before_anything_is_created_or_deleted(world
     assert world.cluster.graces == {Key("default", f"train-0-{i}"): 15 for i in (0, 1)}
 
 
-async def test_a_job_that_changed_meanwhile_is_not_acted_upon(world: World) -> None:
+async def test_job_changed_meanwhile_gets_no_further_writes(world: World) -> None:
     world.apply(job())
     await world.reconcile()
     world.cluster.set_pod_status("train-0-1", CRASHED)
@@ -244,7 +242,7 @@ async def test_a_job_that_changed_meanwhile_is_not_acted_upon(world: World) -> N
     assert world.cluster.calls[before:] == ["patch_status train"]
 
 
-async def test_a_template_that_the_server_refuses_fails_the_job_in_its_words(world: World) -> None:
+async def test_invalid_template_fails_the_job_with_the_servers_message(world: World) -> None:
     world.cluster.refuse["create_pod"] = InvalidError(
         "spec.containers[0].image: Required value", permanent=True
     )
@@ -265,7 +263,7 @@ async def test_a_template_that_the_server_refuses_fails_the_job_in_its_words(wor
     ],
     ids=lambda refusal: refusal.message,
 )
-async def test_a_denial_is_shown_and_tried_again(world: World, refusal: ClusterError) -> None:
+async def test_denied_pod_is_in_the_status_and_retried(world: World, refusal: ClusterError) -> None:
     world.cluster.refuse["create_pod"] = refusal
     world.apply(job())
     with pytest.raises(type(refusal)):
@@ -283,7 +281,7 @@ async def test_a_denial_is_shown_and_tried_again(world: World, refusal: ClusterE
     assert world.status["reason"] == "PodsStarting"
 
 
-async def test_what_was_accepted_once_is_no_fault_of_the_template(world: World) -> None:
+async def test_template_that_was_accepted_before_does_not_fail_the_job(world: World) -> None:
     """A field may be refused later, by a policy that names it or by a server that was updated."""
     world.apply(job())
     await world.reconcile()
@@ -297,7 +295,7 @@ async def test_what_was_accepted_once_is_no_fault_of_the_template(world: World) 
     assert {key.name for key in world.cluster.pods} >= {"train-1-0", "train-1-1"}
 
 
-async def test_an_older_crd_is_said_once_and_makes_nothing_loop(
+async def test_older_crd_is_logged_once_and_causes_no_loop(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.cluster.lost_fields = {"completedIndexes", "bookkeeping", "ready"}
@@ -318,7 +316,7 @@ async def test_an_older_crd_is_said_once_and_makes_nothing_loop(
     assert world.cluster.jobs[KEY]["metadata"]["resourceVersion"] == version
 
 
-async def test_a_job_for_a_newer_operator_is_left_alone(world: World) -> None:
+async def test_job_for_a_newer_operator_keeps_its_pods(world: World) -> None:
     """A new CRD also gives the defaults of its new fields to running jobs."""
     world.apply(job())
     await world.reconcile()
@@ -339,7 +337,7 @@ async def test_a_job_for_a_newer_operator_is_left_alone(world: World) -> None:
     assert "train-1-0" in {key.name for key in world.cluster.pods}, "the newer one goes on"
 
 
-async def test_a_denial_to_delete_is_tried_again_for_jobs_that_failed(world: World) -> None:
+async def test_denied_deletion_is_retried_for_failed_jobs(world: World) -> None:
     world.apply(job())
     await world.reconcile()
     world.apply(job(replicas=0))
@@ -352,7 +350,7 @@ async def test_a_denial_to_delete_is_tried_again_for_jobs_that_failed(world: Wor
     assert not world.cluster.pods
 
 
-async def test_a_denial_to_delete_changes_no_verdict(world: World) -> None:
+async def test_denied_deletion_does_not_change_the_outcome(world: World) -> None:
     world.apply(job(cleanPodPolicy="All", restart={"maxRestarts": 0}))
     await world.reconcile()
     world.cluster.set_pod_status("train-0-1", CRASHED)
@@ -370,7 +368,7 @@ async def test_a_denial_to_delete_changes_no_verdict(world: World) -> None:
     assert not world.cluster.pods
 
 
-async def test_a_quota_for_a_few_pods_costs_few_refusals(
+async def test_quota_for_few_pods_causes_few_refusals(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create = world.cluster.create_pod
@@ -393,7 +391,7 @@ async def test_a_quota_for_a_few_pods_costs_few_refusals(
 @pytest.mark.parametrize(
     "refusal", [ForbiddenError("exceeded quota"), InvalidError("a policy says no", status=422)]
 )
-async def test_what_was_seen_is_on_record_though_a_pod_is_refused(
+async def test_status_is_written_although_a_pod_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch, refusal: ClusterError
 ) -> None:
     create = world.cluster.create_pod
@@ -418,7 +416,7 @@ async def test_what_was_seen_is_on_record_though_a_pod_is_refused(
     assert "gaps" not in world.status
 
 
-async def test_a_service_of_somebody_else_is_named(world: World) -> None:
+async def test_service_of_another_owner_is_named(world: World) -> None:
     world.cluster.services[KEY] = {"metadata": {"namespace": "default", "name": "train"}}
     world.apply(job())
     with pytest.raises(Exception, match="has no owner"):
@@ -426,7 +424,7 @@ async def test_a_service_of_somebody_else_is_named(world: World) -> None:
     assert world.status["reason"] == "NameTaken"
 
 
-async def test_a_server_that_does_not_answer_changes_nothing(world: World) -> None:
+async def test_unavailable_server_changes_nothing(world: World) -> None:
     world.cluster.refuse["create_pod"] = UnavailableError("no answer")
     world.apply(job())
     with pytest.raises(UnavailableError):
@@ -434,7 +432,7 @@ async def test_a_server_that_does_not_answer_changes_nothing(world: World) -> No
     assert "status" not in world.cluster.jobs[KEY]
 
 
-async def test_minor_news_are_written_no_more_often_than_the_interval_allows(world: World) -> None:
+async def test_minor_changes_wait_for_the_interval(world: World) -> None:
     world.apply(job(replicas=3))
     await world.reconcile()
     world.cluster.set_pod_status("train-0-0", READY)
@@ -448,7 +446,7 @@ async def test_minor_news_are_written_no_more_often_than_the_interval_allows(wor
     assert world.status["ready"] == "1/3"
 
 
-async def test_minor_news_do_not_wait_for_a_clock_that_was_set_back(world: World) -> None:
+async def test_minor_changes_do_not_wait_after_a_clock_is_set_back(world: World) -> None:
     world.apply(job(replicas=3))
     await world.reconcile()
     world.cluster.set_pod_status("train-0-0", READY)
@@ -456,7 +454,7 @@ async def test_minor_news_do_not_wait_for_a_clock_that_was_set_back(world: World
     assert await world.reconcile() == ["patch_status train"]
 
 
-async def test_running_is_told_at_once(world: World) -> None:
+async def test_running_is_written_at_once(world: World) -> None:
     world.apply(job())
     await world.reconcile()
     for index in range(2):
@@ -465,7 +463,7 @@ async def test_running_is_told_at_once(world: World) -> None:
     assert world.status["phase"] == "Running"
 
 
-async def test_a_job_that_cannot_be_parsed_fails_and_gives_up_its_pods(world: World) -> None:
+async def test_job_that_becomes_invalid_fails_and_releases_its_pods(world: World) -> None:
     world.apply(job())
     await world.reconcile()
     broken = {**world.cluster.jobs[KEY]}
@@ -478,7 +476,7 @@ async def test_a_job_that_cannot_be_parsed_fails_and_gives_up_its_pods(world: Wo
     assert await world.reconcile() == []
 
 
-async def test_a_job_that_vanished_is_forgotten(world: World) -> None:
+async def test_vanished_job_is_removed_from_the_cache(world: World) -> None:
     world.apply(job())
     del world.cluster.jobs[KEY]
     await world.reconcile()
@@ -487,7 +485,7 @@ async def test_a_job_that_vanished_is_forgotten(world: World) -> None:
     assert await world.reconcile() == []
 
 
-async def test_a_finished_job_goes_when_its_time_has_come(world: World) -> None:
+async def test_finished_job_is_deleted_after_its_ttl(world: World) -> None:
     world.apply(job(ttlSecondsAfterFinished=60))
     await world.reconcile()
     for index in range(2):
@@ -499,7 +497,7 @@ async def test_a_finished_job_goes_when_its_time_has_come(world: World) -> None:
     assert await world.reconcile() == ["delete_job train"]
 
 
-async def test_progress_alone_is_written_once_in_an_interval() -> None:
+async def test_progress_alone_is_written_once_per_interval() -> None:
     world = World()
     said = {"step": 1}
 
@@ -528,7 +526,7 @@ async def test_progress_alone_is_written_once_in_an_interval() -> None:
     assert world.status["progress"]["step"] == 3
 
 
-async def test_progress_of_all_jobs_together_is_written_so_often_a_second() -> None:
+async def test_progress_of_all_jobs_shares_a_rate_limit() -> None:
     world = World()
     keys = [Key("default", f"train-{i}") for i in range(5)]
 
@@ -562,7 +560,7 @@ async def test_progress_of_all_jobs_together_is_written_so_often_a_second() -> N
     assert (stored["restarts"], stored["progress"]["step"]) == (1, world.now.timestamp())
 
 
-async def test_after_a_write_without_an_answer_it_reads_before_it_acts(world: World) -> None:
+async def test_write_without_response_is_followed_by_a_read(world: World) -> None:
     world.apply(job())
     world.cluster.lose_answers = {"patch_status"}
     with pytest.raises(UnavailableError):
@@ -576,7 +574,7 @@ async def test_after_a_write_without_an_answer_it_reads_before_it_acts(world: Wo
     assert "create_pod train-0-0" not in calls
 
 
-async def test_it_plans_from_nothing_that_it_knows_to_be_outdated(world: World) -> None:
+async def test_outdated_job_is_not_planned_with(world: World) -> None:
     world.apply(job())
     await world.reconcile()
     suspended = job(suspend=True)
@@ -590,7 +588,7 @@ async def test_it_plans_from_nothing_that_it_knows_to_be_outdated(world: World) 
     assert world.cluster.pods == {}
 
 
-async def test_a_job_that_is_gone_is_not_read_for_ever(world: World) -> None:
+async def test_deleted_job_is_read_once(world: World) -> None:
     world.apply(job())
     world.cluster.refuse["patch_status"] = UnavailableError("no answer")
     with pytest.raises(UnavailableError):
@@ -601,7 +599,7 @@ async def test_a_job_that_is_gone_is_not_read_for_ever(world: World) -> None:
     assert await world.reconcile() == []
 
 
-async def test_a_storage_that_was_restored_from_a_backup_is_believed(world: World) -> None:
+async def test_restored_backup_is_accepted(world: World) -> None:
     world.apply(job())
     await world.reconcile()
     earlier = world.cluster.jobs[KEY]
@@ -613,7 +611,7 @@ async def test_a_storage_that_was_restored_from_a_backup_is_believed(world: Worl
     assert world.status["attempt"] == 1
 
 
-async def test_claims_have_their_template_before_the_first_pod(world: World) -> None:
+async def test_claim_template_is_created_before_the_first_pod(world: World) -> None:
     world.apply(job(accelerator={"type": "nvidia-b200", "count": 8, "network": "dranet"}))
     calls = await world.reconcile()
     first = calls.index("create_service train")
@@ -625,7 +623,7 @@ async def test_claims_have_their_template_before_the_first_pod(world: World) -> 
 
 
 @pytest.mark.parametrize("kind", [NotServedError, ForbiddenError])
-async def test_what_cannot_be_had_beforehand_is_waited_for_in_words(
+async def test_missing_prerequisite_is_named_and_waited_for(
     world: World, kind: type[ClusterError]
 ) -> None:
     world.cluster.refuse["apply ResourceClaimTemplate"] = kind("there is none")
@@ -640,7 +638,7 @@ async def test_what_cannot_be_had_beforehand_is_waited_for_in_words(
     assert len(world.cluster.pods) == 2
 
 
-async def test_a_gang_has_its_group_before_the_first_pod_and_after_a_resize(world: World) -> None:
+async def test_gang_has_its_group_before_pods_and_after_a_resize(world: World) -> None:
     manifest = job(scheduling={"gang": "coscheduling"})
     world.apply(manifest)
     calls = await world.reconcile()
@@ -663,7 +661,7 @@ async def test_a_gang_has_its_group_before_the_first_pod_and_after_a_resize(worl
 
 
 @pytest.mark.parametrize(("first", "then"), [("low", "high"), (None, "high"), ("low", None)])
-async def test_a_gang_of_kubernetes_own_takes_another_priority_while_suspended(
+async def test_native_gang_takes_a_new_priority_while_suspended(
     world: World, first: str | None, then: str | None
 ) -> None:
     def of_class(name: str | None) -> dict[str, Any]:
@@ -690,7 +688,7 @@ async def test_a_gang_of_kubernetes_own_takes_another_priority_while_suspended(
         assert made["metadata"]["ownerReferences"][0]["uid"] == "u1"
 
 
-async def test_a_gang_without_its_scheduler_waits_and_says_so(world: World) -> None:
+async def test_gang_without_its_scheduler_waits(world: World) -> None:
     world.cluster.refuse["apply PodGroup"] = NotServedError("there are none", status=404)
     world.apply(job(scheduling={"gang": "volcano"}))
     with pytest.raises(NotServedError):
@@ -703,7 +701,7 @@ async def test_a_gang_without_its_scheduler_waits_and_says_so(world: World) -> N
     assert len(world.cluster.pods) == 2
 
 
-async def test_an_operator_that_has_no_launcher_to_give_says_so(world: World) -> None:
+async def test_injection_without_a_launcher_image_is_refused(world: World) -> None:
     world.apply(job(launcher="inject", template=template(container(command=["./train"]))))
     with pytest.raises(ForbiddenError):
         await world.reconcile()
@@ -711,7 +709,7 @@ async def test_an_operator_that_has_no_launcher_to_give_says_so(world: World) ->
     assert "start the operator with --launcher-image, or remove launcher" in world.status["message"]
 
 
-async def test_pods_get_the_side_cars_that_an_administrator_has_chosen(world: World) -> None:
+async def test_pods_have_the_side_cars_of_the_configuration(world: World) -> None:
     world.reconciler = Reconciler(
         world.cluster,
         world.jobs,

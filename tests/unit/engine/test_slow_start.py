@@ -26,7 +26,7 @@ class Doer:
             raise ValueError(item)
 
 
-async def test_each_success_allows_one_more_at_the_same_time_up_to_a_limit() -> None:
+async def test_each_success_allows_one_more_call_up_to_a_limit() -> None:
     doer = Doer(good=100)
     assert await slow_start(doer.do, range(40), most=8) == []
     assert sorted(doer.done) == list(range(40))
@@ -46,14 +46,14 @@ def test_failures_are_at_most_one_more_than_successes(items: int, good: int, mos
         assert len(doer.done) == items
 
 
-async def test_what_is_no_longer_wanted_is_not_begun() -> None:
+async def test_calls_no_longer_needed_are_not_started() -> None:
     doer = Doer(good=100)
     errors = await slow_start(doer.do, range(40), most=8, wanted=lambda: len(doer.begun) < 10)
     assert errors == []
     assert doer.done == list(range(10)), "what was begun was waited for"
 
 
-async def test_cancelling_ends_what_is_under_way() -> None:
+async def test_cancelling_ends_running_calls() -> None:
     ended: list[int] = []
 
     async def never(item: int) -> None:

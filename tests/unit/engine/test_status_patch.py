@@ -26,12 +26,12 @@ objects = st.dictionaries(st.sampled_from("abcd"), values, max_size=4)
 
 
 @given(old=objects, new=objects)
-def test_the_patch_turns_old_into_new(old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_patch_turns_old_into_new(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert merged(old, merge_patch(old, new)) == new
 
 
 @given(old=objects)
-def test_nothing_changed_needs_no_patch(old: dict[str, Any]) -> None:
+def test_unchanged_object_needs_no_patch(old: dict[str, Any]) -> None:
     assert merge_patch(old, old) == {}
 
 
@@ -44,7 +44,7 @@ def test_empty_strings_are_left_out_at_any_depth() -> None:
     assert stored["failures"] == [failure]
 
 
-def test_progress_may_wait_longest_then_counts_and_counters_never() -> None:
+def test_changes_rank_as_progress_counts_or_state() -> None:
     status = DDPJobStatus()
 
     def changed(**fields: Any) -> News:
@@ -58,7 +58,7 @@ def test_progress_may_wait_longest_then_counts_and_counters_never() -> None:
     assert changed(phase="Running", progress=progress) == News.STATE
 
 
-def test_a_status_is_stored_without_empty_fields_but_with_zeros() -> None:
+def test_status_is_stored_with_zeros_and_without_empty_fields() -> None:
     condition = Condition(
         type="Running", status="True", reason="PodsReady", last_transition_time=datetime.now(UTC)
     )
@@ -69,14 +69,14 @@ def test_a_status_is_stored_without_empty_fields_but_with_zeros() -> None:
     assert DDPJobStatus.model_validate(stored).conditions[0].message == ""
 
 
-def test_what_a_newer_operator_has_stored_stays() -> None:
+def test_fields_of_a_newer_operator_are_kept() -> None:
     novelty = {"node": "a"}
     old = {**as_stored(DDPJobStatus(reason="PodsStarting")), "novelty": novelty}
     patch = status_patch(old, as_stored(DDPJobStatus(phase="Running")))
     assert patch == {"phase": "Running", "reason": None}
 
 
-def test_what_an_older_crd_drops_is_noticed() -> None:
+def test_fields_dropped_by_an_older_crd_are_found() -> None:
     status = DDPJobStatus(phase="Running", ready="2/2")
     stored = as_stored(status)
     assert pruned(as_stored(status), {**stored, "of": "others"}) == frozenset()

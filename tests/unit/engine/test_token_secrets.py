@@ -71,7 +71,7 @@ def count(calls: list[str]) -> int:
     return calls.count("create_secret default")
 
 
-async def test_a_secret_is_created_before_the_first_pods(world: HidingWorld) -> None:
+async def test_secret_is_created_before_the_first_pods(world: HidingWorld) -> None:
     world.apply(job())
     calls = await world.reconcile()
     assert calls.index("create_secret default") < calls.index("create_pod train-0-0")
@@ -81,7 +81,7 @@ async def test_a_secret_is_created_before_the_first_pods(world: HidingWorld) -> 
     assert TOKEN not in str(world.cluster.pods)
 
 
-async def test_it_is_created_once_for_all_jobs_and_attempts(world: HidingWorld) -> None:
+async def test_secret_is_created_once_for_all_attempts(world: HidingWorld) -> None:
     world.apply(job())
     await world.reconcile()
     world.cluster.set_pod_status("train-0-1", CRASHED)
@@ -90,7 +90,7 @@ async def test_it_is_created_once_for_all_jobs_and_attempts(world: HidingWorld) 
     assert count(world.cluster.calls) == 1
 
 
-async def test_jobs_that_start_together_create_one() -> None:
+async def test_jobs_that_start_together_create_one_secret() -> None:
     cluster = FakeCluster()
     engine = Engine(cluster, settings=PodSettings(access=HIDING))
     engine.start()
@@ -104,7 +104,7 @@ async def test_jobs_that_start_together_create_one() -> None:
     assert len(set(tokens(cluster).values())) > 10
 
 
-async def test_a_refused_secret_is_told_and_no_pod_is_created(world: HidingWorld) -> None:
+async def test_refused_secret_is_in_the_status_and_prevents_pods(world: HidingWorld) -> None:
     quota = f'secrets "{NAME}" is forbidden: exceeded quota: objects'
     world.cluster.refuse["create_secret"] = ForbiddenError(quota, status=403)
     world.apply(job())
@@ -119,7 +119,7 @@ async def test_a_refused_secret_is_told_and_no_pod_is_created(world: HidingWorld
     assert len(world.cluster.pods) == 2
 
 
-async def test_an_answer_that_is_lost_is_asked_for_again(world: HidingWorld) -> None:
+async def test_lost_response_is_followed_by_a_retry(world: HidingWorld) -> None:
     world.cluster.refuse["create_secret"] = UnavailableError("timeout")
     world.apply(job())
     with pytest.raises(UnavailableError):
@@ -129,7 +129,7 @@ async def test_an_answer_that_is_lost_is_asked_for_again(world: HidingWorld) -> 
     assert len(set(tokens(world.cluster).values())) == 1
 
 
-async def test_pods_of_an_earlier_operator_and_their_replacements_have_one_token(
+async def test_replacement_keeps_the_token_of_an_earlier_operator(
     world: HidingWorld,
 ) -> None:
     world.restart_operator(has_secrets=False)
@@ -144,7 +144,7 @@ async def test_pods_of_an_earlier_operator_and_their_replacements_have_one_token
     assert count(world.cluster.calls) == 0
 
 
-async def test_a_new_attempt_no_longer_has_it_in_plain_text(world: HidingWorld) -> None:
+async def test_new_attempt_reads_the_token_from_the_secret(world: HidingWorld) -> None:
     world.restart_operator(has_secrets=False)
     world.apply(job())
     await world.reconcile()
@@ -155,7 +155,7 @@ async def test_a_new_attempt_no_longer_has_it_in_plain_text(world: HidingWorld) 
     assert TOKEN not in str(world.cluster.pods)
 
 
-async def test_a_full_quota_does_not_matter_while_pods_show_that_it_exists(
+async def test_full_quota_does_not_matter_while_the_secret_exists(
     world: HidingWorld,
 ) -> None:
     world.apply(job(restart={"scope": "Pod"}))
@@ -169,7 +169,7 @@ async def test_a_full_quota_does_not_matter_while_pods_show_that_it_exists(
     assert len(set(tokens(world.cluster).values())) == 1
 
 
-async def test_a_secret_that_is_deleted_is_created_again(
+async def test_deleted_secret_is_created_again(
     world: HidingWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.apply(job())
@@ -185,7 +185,7 @@ async def test_a_secret_that_is_deleted_is_created_again(
     assert count(await world.reconcile()) == 0, "all pods of a job report it at once"
 
 
-async def test_a_job_does_not_fail_for_want_of_the_operators_secret(world: HidingWorld) -> None:
+async def test_missing_secret_is_a_disruption_and_not_charged(world: HidingWorld) -> None:
     world.apply(job(restart={"maxRestarts": 0}))
     await world.reconcile()
     world.cluster.refuse["create_secret"] = ForbiddenError("exceeded quota", status=403)

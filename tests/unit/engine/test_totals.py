@@ -22,7 +22,7 @@ def seconds(*jobs: DDPJob, at: float) -> dict[str, int]:
     return {kind: amount for kind, amount in totals.seconds.items() if amount}
 
 
-def test_a_job_is_in_one_phase_and_one_of_a_newer_operator_in_none() -> None:
+def test_job_of_a_newer_operator_counts_in_no_phase() -> None:
     running, _ = trained()
     jobs: list[DDPJob | InvalidJobError] = [running, fresh_job()]
     jobs += [InvalidJobError("no"), NewerJobError("later")]
@@ -36,14 +36,14 @@ def test_a_job_is_in_one_phase_and_one_of_a_newer_operator_in_none() -> None:
     assert totals.newer_jobs == 1
 
 
-def test_time_counts_while_it_passes() -> None:
+def test_running_time_is_counted_up_to_now() -> None:
     job, _ = trained()
     assert seconds(job, at=62) == {"pending": 5, "starting": 7, "training": 50}
     assert seconds(fresh_job(), at=9) == {"pending": 9}
     assert seconds(job, fresh_job(), at=62) == {"pending": 67, "starting": 7, "training": 50}
 
 
-def test_what_is_said_in_between_is_what_is_stored_when_it_is_over() -> None:
+def test_running_totals_equal_the_stored_ones() -> None:
     job, pods = restarted()
     assert seconds(job, at=131)["lost"] == 41  # ready pods do not train yet
     job = look(job, pods, 131, said(103, 131, attempt=1))
@@ -53,14 +53,14 @@ def test_what_is_said_in_between_is_what_is_stored_when_it_is_over() -> None:
     assert seconds(job, at=200.9) == before
 
 
-def test_a_job_that_has_ended_grows_no_older() -> None:
+def test_time_of_an_ended_job_does_not_grow() -> None:
     job, _ = trained()
     job = look(job, [ended(job, index, code=0) for index in range(2)], 112)
     assert seconds(job, at=500) == seconds(job, at=112)
     assert seconds(job, at=500)["training"] == 100
 
 
-def test_a_clock_that_was_set_back_takes_nothing_away() -> None:
+def test_clock_that_was_set_back_subtracts_nothing() -> None:
     job, _ = trained()
     assert seconds(job, at=-100) == seconds(job, at=12)
 
@@ -74,7 +74,7 @@ def at_step(phase: str, *, step: float | None, saved: float | None = None) -> DD
     return replace(fresh_job(), status=DDPJobStatus().model_copy(update=changes))
 
 
-def test_the_one_that_waits_longest_is_told() -> None:
+def test_oldest_step_and_checkpoint_of_active_jobs_count() -> None:
     jobs = [
         at_step("Running", step=50, saved=20),
         at_step("Restarting", step=30, saved=25),
@@ -87,7 +87,7 @@ def test_the_one_that_waits_longest_is_told() -> None:
     assert totals.oldest_checkpoint == later(20)
 
 
-def test_where_nobody_reports_nothing_is_told() -> None:
+def test_jobs_without_reports_have_no_oldest_step() -> None:
     jobs = [fresh_job(), at_step("Running", step=None)]
     totals = count_jobs([entry(job) for job in jobs], now=later(60))
     assert (totals.oldest_step, totals.oldest_checkpoint) == (None, None)

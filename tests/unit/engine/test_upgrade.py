@@ -38,7 +38,7 @@ _values: dict[str, st.SearchStrategy[Any]] = {
 _notes = st.fixed_dictionaries(_values).map(Bookkeeping.model_validate)
 
 
-def test_the_records_have_notes() -> None:
+def test_stored_jobs_have_bookkeeping() -> None:
     notes = [stored_jobs.load(name).status["bookkeeping"] for name in stored_jobs.NAMES]
     assert len(notes) == 4
     found = {name for each in notes for name, value in each.items() if value}
@@ -48,7 +48,7 @@ def test_the_records_have_notes() -> None:
 
 
 @pytest.mark.parametrize("name", stored_jobs.NAMES)
-async def test_a_job_of_before_keeps_its_pods(name: str) -> None:
+async def test_job_of_an_earlier_operator_keeps_its_pods(name: str) -> None:
     world, record = World(), stored_jobs.load(name)
     world.now = datetime.fromisoformat(record.status["goodput"]["accountedUntil"])
     world.cluster.pods = dict(record.pods)
@@ -64,12 +64,12 @@ async def test_a_job_of_before_keeps_its_pods(name: str) -> None:
 
 
 @given(_notes)
-def test_notes_survive_being_stored(notes: Bookkeeping) -> None:
+def test_bookkeeping_survives_being_stored(notes: Bookkeeping) -> None:
     status = DDPJobStatus(attempt=1, bookkeeping=notes)
     assert DDPJobStatus.model_validate(as_stored(status)) == status
 
 
-def test_notes_of_a_newer_operator_stay() -> None:
+def test_bookkeeping_of_a_newer_operator_is_kept() -> None:
     stored = as_stored(DDPJobStatus(phase="Running"))
     stored["bookkeeping"]["novelty"] = 2
     wanted = as_stored(DDPJobStatus(phase="Running").noting(scheduling_retries=1))

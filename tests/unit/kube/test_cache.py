@@ -41,7 +41,7 @@ def cache() -> ObjectCache[int]:
     return ObjectCache(project=project, group=group)
 
 
-def test_an_offered_object_is_visible_at_once_and_its_echo_changes_nothing(
+def test_offered_object_is_visible_before_the_watch_reports_it(
     cache: ObjectCache[int],
 ) -> None:
     assert cache.offer(pod(11)) == {JOB}
@@ -51,7 +51,7 @@ def test_an_offered_object_is_visible_at_once_and_its_echo_changes_nothing(
     assert cache.members(JOB) == [12]
 
 
-def test_an_echo_is_not_projected_again() -> None:
+def test_known_version_is_not_projected_again() -> None:
     projected: list[int] = []
 
     def counted(manifest: Any) -> int:
@@ -66,7 +66,7 @@ def test_an_echo_is_not_projected_again() -> None:
     assert cache.version == 11
 
 
-def test_a_change_of_nothing_that_is_kept_touches_no_group() -> None:
+def test_change_outside_the_projection_touches_no_group() -> None:
     cache = ObjectCache(project=lambda manifest: manifest["metadata"]["labels"], group=group)
     cache.changed(pod(11))
     assert cache.changed(pod(12)) == set()
@@ -77,34 +77,34 @@ def test_a_change_of_nothing_that_is_kept_touches_no_group() -> None:
     assert cache.members(OTHER) == []
 
 
-def test_older_events_never_undo_an_offered_state(cache: ObjectCache[int]) -> None:
+def test_older_event_does_not_undo_an_offer(cache: ObjectCache[int]) -> None:
     cache.changed(pod(10))
     cache.offer(pod(15))
     assert cache.changed(pod(12)) == set()
     assert cache.members(JOB) == [15]
 
 
-def test_an_offer_that_the_watch_has_passed_is_ignored(cache: ObjectCache[int]) -> None:
+def test_offer_older_than_the_watch_is_ignored(cache: ObjectCache[int]) -> None:
     cache.changed(pod(11))
     cache.deleted(pod(12))
     assert cache.offer(pod(11)) == set()
     assert cache.members(JOB) == []
 
 
-def test_a_bookmark_counts_as_progress(cache: ObjectCache[int]) -> None:
+def test_bookmark_advances_the_version(cache: ObjectCache[int]) -> None:
     cache.bookmark({"metadata": {"resourceVersion": "20"}})
     assert cache.offer(pod(19)) == set()
     assert cache.offer(pod(21)) == {JOB}
 
 
-def test_the_end_of_an_object_does_not_take_its_successor_away(cache: ObjectCache[int]) -> None:
+def test_deletion_of_an_object_keeps_its_successor(cache: ObjectCache[int]) -> None:
     cache.changed(pod(10, uid="old"))
     cache.offer(pod(13, uid="new"))
     assert cache.deleted(pod(12, uid="old")) == set()
     assert cache.members(JOB) == [13]
 
 
-def test_a_list_removes_what_it_lacks(cache: ObjectCache[int]) -> None:
+def test_list_removes_missing_objects(cache: ObjectCache[int]) -> None:
     cache.changed(pod(10))
     cache.changed(pod(11, name="kept", uid="u2", job="other"))
     entries = [cache.entry_of(pod(11, name="kept", uid="u2", job="other"))]
@@ -114,7 +114,7 @@ def test_a_list_removes_what_it_lacks(cache: ObjectCache[int]) -> None:
     assert len(cache) == 1
 
 
-def test_a_list_older_than_an_offer_does_not_forget_it(cache: ObjectCache[int]) -> None:
+def test_list_older_than_an_offer_keeps_the_object(cache: ObjectCache[int]) -> None:
     cache.replace([], version=5)
     cache.offer(pod(12))  # the response came while a list as of 10 was being read
     assert cache.replace([], version=10) == set()
@@ -123,14 +123,14 @@ def test_a_list_older_than_an_offer_does_not_forget_it(cache: ObjectCache[int]) 
     assert cache.members(JOB) == []
 
 
-def test_a_list_older_than_an_offer_does_not_undo_it(cache: ObjectCache[int]) -> None:
+def test_list_older_than_an_offer_keeps_its_version(cache: ObjectCache[int]) -> None:
     listed = [cache.entry_of(pod(8))]
     cache.offer(pod(12))
     assert cache.replace(listed, version=10) == set()
     assert cache.members(JOB) == [12]
 
 
-def test_a_forgotten_object_never_comes_back(cache: ObjectCache[int]) -> None:
+def test_forgotten_object_does_not_return(cache: ObjectCache[int]) -> None:
     cache.changed(pod(10))
     listed = [cache.entry_of(pod(10))]
     assert cache.forget(POD, uid="u1") == {JOB}
@@ -143,7 +143,7 @@ def test_a_forgotten_object_never_comes_back(cache: ObjectCache[int]) -> None:
     assert cache.members(JOB) == [14]
 
 
-def test_a_list_older_than_a_forgotten_object_does_not_bring_it_back(
+def test_list_before_a_forgotten_object_does_not_return_it(
     cache: ObjectCache[int],
 ) -> None:
     cache.replace([], version=5)
@@ -154,13 +154,13 @@ def test_a_list_older_than_a_forgotten_object_does_not_bring_it_back(
     assert cache.members(JOB) == []
 
 
-def test_forgetting_means_one_uid(cache: ObjectCache[int]) -> None:
+def test_forget_ignores_another_uid(cache: ObjectCache[int]) -> None:
     cache.changed(pod(10, uid="new"))
     assert cache.forget(POD, uid="old") == set()
     assert cache.members(JOB) == [10]
 
 
-def test_late_answers_about_an_earlier_object_of_that_name_bring_nothing_back(
+def test_late_responses_about_earlier_objects_are_ignored(
     cache: ObjectCache[int],
 ) -> None:
     cache.offer(pod(4, uid="u2"))
@@ -172,7 +172,7 @@ def test_late_answers_about_an_earlier_object_of_that_name_bring_nothing_back(
     assert cache.members(JOB) == []
 
 
-def test_what_is_gone_is_not_remembered_for_ever(cache: ObjectCache[int]) -> None:
+def test_record_of_deleted_objects_is_bounded(cache: ObjectCache[int]) -> None:
     cache.changed(pod(10))
     cache.forget(POD, uid="u1")
     cache.deleted(pod(11))
@@ -182,7 +182,7 @@ def test_what_is_gone_is_not_remembered_for_ever(cache: ObjectCache[int]) -> Non
     assert cache._gone == {}
 
 
-def test_a_changed_label_moves_the_object_and_touches_both_groups(
+def test_changed_label_moves_the_object_to_another_group(
     cache: ObjectCache[int],
 ) -> None:
     cache.changed(pod(10))
@@ -200,7 +200,7 @@ def test_versions_are_compared_as_numbers(cache: ObjectCache[int]) -> None:
     assert cache.members(JOB) == [100]
 
 
-def test_a_malformed_state_keeps_the_last_good_one(cache: ObjectCache[int]) -> None:
+def test_malformed_object_keeps_its_last_good_state(cache: ObjectCache[int]) -> None:
     cache.changed(pod(10))
     with pytest.raises(ValueError, match="malformed"):
         cache.changed({**pod(11), "malformed": True})
@@ -210,7 +210,7 @@ def test_a_malformed_state_keeps_the_last_good_one(cache: ObjectCache[int]) -> N
     assert cache.members(JOB) == [10]
 
 
-def test_a_restored_backup_replaces_everything(cache: ObjectCache[int]) -> None:
+def test_restored_backup_replaces_everything(cache: ObjectCache[int]) -> None:
     cache.replace([cache.entry_of(pod(900))], version=1000)
     touched = cache.replace([cache.entry_of(pod(400, uid="u9", job="other"))], version=500)
     assert touched == {JOB, OTHER}

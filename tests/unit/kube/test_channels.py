@@ -37,9 +37,7 @@ async def never_ends(_: ProgramRun) -> int:
     return 0
 
 
-async def test_what_a_program_prints_and_how_it_ends(
-    client: ApiClient, server: FakeApiServer
-) -> None:
+async def test_output_and_exit_code_are_returned(client: ApiClient, server: FakeApiServer) -> None:
     server.programs[POD.name] = says_hello
     assert await ran(client, "echo", "a b", "&c=d") == Ran(b"echo a b &c=d", b"careful", 3)
     [request] = server.requests
@@ -49,7 +47,7 @@ async def test_what_a_program_prints_and_how_it_ends(
 
 
 @pytest.mark.parametrize("protocol", ["v4.channel.k8s.io", "v5.channel.k8s.io"])
-async def test_typing_into_a_program(
+async def test_input_and_window_size_reach_the_program(
     client: ApiClient, server: FakeApiServer, protocol: str
 ) -> None:
     runs: list[ProgramRun] = []
@@ -78,7 +76,9 @@ async def test_typing_into_a_program(
     assert runs[0].tty
 
 
-async def test_a_program_that_cannot_be_started(client: ApiClient, server: FakeApiServer) -> None:
+async def test_program_that_cannot_start_is_an_error(
+    client: ApiClient, server: FakeApiServer
+) -> None:
     async def missing(_: ProgramRun) -> int:
         return -1
 
@@ -87,7 +87,7 @@ async def test_a_program_that_cannot_be_started(client: ApiClient, server: FakeA
         await ran(client, "nothing")
 
 
-async def test_a_connection_that_breaks_is_no_end(client: ApiClient, server: FakeApiServer) -> None:
+async def test_broken_connection_is_an_error(client: ApiClient, server: FakeApiServer) -> None:
     async def broken(run: ProgramRun) -> int:
         await run.print(b"so far")
         await run.break_connection()
@@ -98,7 +98,7 @@ async def test_a_connection_that_breaks_is_no_end(client: ApiClient, server: Fak
         await ran(client, "train")
 
 
-async def test_too_much_output_is_not_read(client: ApiClient, server: FakeApiServer) -> None:
+async def test_output_over_the_limit_is_not_read(client: ApiClient, server: FakeApiServer) -> None:
     async def talks(run: ProgramRun) -> int:
         with contextlib.suppress(ConnectionError):
             for _ in range(10_000):
@@ -110,13 +110,13 @@ async def test_too_much_output_is_not_read(client: ApiClient, server: FakeApiSer
         await ran(client, "yes", limit=5000)
 
 
-async def test_a_program_that_does_not_end(client: ApiClient, server: FakeApiServer) -> None:
+async def test_program_ends_at_its_timeout(client: ApiClient, server: FakeApiServer) -> None:
     server.programs[POD.name] = never_ends
     with pytest.raises(UnavailableError, match=r"job-0-0: sleep did not end within 0\.2 s"):
         await ran(client, "sleep", seconds=0.2)
 
 
-async def test_the_server_says_why_it_refuses(client: ApiClient, server: FakeApiServer) -> None:
+async def test_refusal_has_the_servers_message(client: ApiClient, server: FakeApiServer) -> None:
     with pytest.raises(NotFoundError, match='pods "job-0-0" not found'):
         await ran(client, "ls")
     server.denied.add(("get", "pods/exec"))
@@ -124,21 +124,23 @@ async def test_the_server_says_why_it_refuses(client: ApiClient, server: FakeApi
         await ran(client, "ls")
 
 
-async def test_a_container_that_is_not_there(client: ApiClient, server: FakeApiServer) -> None:
+async def test_missing_container_is_an_error(client: ApiClient, server: FakeApiServer) -> None:
     said = {"message": "container nobody is not valid for pod job-0-0"}
     server.faults = [Fault("GET", 400, body=said, times=2, path_part="/exec")]
     with pytest.raises(InvalidError, match="container nobody is not valid"):
         await ran(client, "ls")
 
 
-async def test_a_proxy_that_knows_no_websockets(client: ApiClient, server: FakeApiServer) -> None:
+async def test_proxy_without_websockets_is_an_error(
+    client: ApiClient, server: FakeApiServer
+) -> None:
     server.programs[POD.name] = says_hello
     server.faults = [Fault("GET", 400, body={"message": "Bad Request"}, path_part="/exec")]
     with pytest.raises(InvalidError, match="pods/job-0-0/exec: no connection, HTTP 400"):
         await ran(client, "ls")
 
 
-async def test_a_server_that_speaks_another_language(
+async def test_server_without_the_subprotocol_is_an_error(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.programs[POD.name] = says_hello
@@ -147,7 +149,7 @@ async def test_a_server_that_speaks_another_language(
         await ran(client, "ls")
 
 
-async def test_credentials_are_renewed(client: ApiClient, server: FakeApiServer) -> None:
+async def test_refused_credentials_are_renewed(client: ApiClient, server: FakeApiServer) -> None:
     server.programs[POD.name] = says_hello
     server.bearer_token = "second"
     with pytest.raises(ForbiddenError):  # the kubeconfig's token is the first one, and stays
@@ -155,7 +157,7 @@ async def test_credentials_are_renewed(client: ApiClient, server: FakeApiServer)
     assert server.count("GET", "/exec") == 2
 
 
-async def test_a_port_of_a_pod(client: ApiClient, server: FakeApiServer) -> None:
+async def test_port_forwards_data_both_ways(client: ApiClient, server: FakeApiServer) -> None:
     server.ports[POD.name, 29501] = FakePort()
     async with open_port(client, POD, 29501) as port:
         await port.write(b"hello ")
@@ -163,7 +165,9 @@ async def test_a_port_of_a_pod(client: ApiClient, server: FakeApiServer) -> None
         assert b"".join([piece async for piece in port.received()]) == b"HELLO GOOD BYE"
 
 
-async def test_a_port_on_which_nobody_listens(client: ApiClient, server: FakeApiServer) -> None:
+async def test_port_without_a_listener_is_an_error(
+    client: ApiClient, server: FakeApiServer
+) -> None:
     server.ports[POD.name, 80] = FakePort(listens=False)
     async with open_port(client, POD, 80) as port:
         with pytest.raises(UnavailableError, match="connection refused"):

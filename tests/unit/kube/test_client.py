@@ -43,7 +43,7 @@ def pod(name: str) -> dict[str, Any]:
     return {"metadata": {"namespace": "ns", "name": name}}
 
 
-async def test_a_request_carries_who_we_are(client: ApiClient, server: FakeApiServer) -> None:
+async def test_request_has_token_and_user_agent(client: ApiClient, server: FakeApiServer) -> None:
     created = await client.request("POST", PODS_PATH, body=pod("a"))
     assert created["metadata"]["name"] == "a"
     [request] = server.requests
@@ -52,7 +52,7 @@ async def test_a_request_carries_who_we_are(client: ApiClient, server: FakeApiSe
     assert request.headers["Content-Type"] == "application/json"
 
 
-async def test_a_serialised_body_travels_as_it_is(client: ApiClient, server: FakeApiServer) -> None:
+async def test_serialized_body_is_sent_unchanged(client: ApiClient, server: FakeApiServer) -> None:
     await client.request("POST", PODS_PATH, body=b'{"metadata":{"namespace":"ns","name":"b"}}')
     assert server.requests[0].body == pod("b")
 
@@ -67,7 +67,7 @@ def as_the_process() -> Iterator[None]:
 
 @pytest.mark.usefixtures("as_the_process")
 @pytest.mark.parametrize("depth", [900, 1100, 9990])
-async def test_answers_are_read_however_deep_they_are(
+async def test_deeply_nested_response_is_read(
     client: ApiClient, server: FakeApiServer, depth: int
 ) -> None:
     """A user's object with thousands of levels is in every list of all jobs."""
@@ -78,7 +78,7 @@ async def test_answers_are_read_however_deep_they_are(
 
 
 @pytest.mark.usefixtures("as_the_process")
-async def test_answers_that_no_api_server_gives_are_none(
+async def test_response_nested_too_deep_is_unavailable(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.faults.append(Fault("GET", 200, "[" * 100_000))
@@ -99,7 +99,7 @@ async def test_answers_that_no_api_server_gives_are_none(
         (422, "Invalid", InvalidError),
     ],
 )
-async def test_a_refusal_becomes_its_error_at_the_first_attempt(
+async def test_refusal_raises_its_error_without_a_retry(
     client: ApiClient, server: FakeApiServer, code: int, reason: str, expected: type[ClusterError]
 ) -> None:
     server.faults = [Fault("POST", code, status(code, reason, "words of the server"), times=9)]
@@ -111,7 +111,7 @@ async def test_a_refusal_becomes_its_error_at_the_first_attempt(
     assert server.count("POST") == 1
 
 
-async def test_a_refusal_tells_that_the_namespace_ends(
+async def test_refusal_in_a_terminating_namespace_has_its_own_error(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     causes = [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]
@@ -131,7 +131,7 @@ async def test_a_refusal_tells_that_the_namespace_ends(
         ("none", False),
     ],
 )
-async def test_a_refusal_that_names_fields_is_permanent(
+async def test_refusal_that_names_fields_is_permanent(
     client: ApiClient, server: FakeApiServer, causes: object, *, expected: bool
 ) -> None:
     refusal = {**status(422, "Invalid", "no"), "details": {"causes": causes}}
@@ -148,7 +148,7 @@ async def test_a_refusal_that_names_fields_is_permanent(
         ('admission webhook "a.b" denied the request: Pod in version "v1" cannot be', False),
     ],
 )
-async def test_what_the_server_cannot_read_is_refused_permanently(
+async def test_body_that_the_server_cannot_parse_is_permanently_refused(
     client: ApiClient, server: FakeApiServer, message: str, *, expected: bool
 ) -> None:
     server.faults = [Fault("POST", 400, status(400, "BadRequest", message), times=9)]
@@ -157,18 +157,14 @@ async def test_what_the_server_cannot_read_is_refused_permanently(
     assert raised.value.permanent is expected
 
 
-async def test_a_conflict_of_a_patch_is_a_conflict(
-    client: ApiClient, server: FakeApiServer
-) -> None:
+async def test_conflict_of_a_patch_is_not_retried(client: ApiClient, server: FakeApiServer) -> None:
     server.faults = [Fault("PATCH", 409, status(409, "Conflict", "modified"), times=9)]
     with pytest.raises(ConflictError):
         await client.request("PATCH", f"{PODS_PATH}/a", body={})
     assert server.count("PATCH") == 1
 
 
-async def test_a_conflict_of_a_creation_is_the_servers_own_and_passes(
-    client: ApiClient, server: FakeApiServer
-) -> None:
+async def test_conflict_of_a_creation_is_retried(client: ApiClient, server: FakeApiServer) -> None:
     server.faults = [Fault("POST", 409, status(409, "Conflict", "resourcequotas"), times=2)]
     await client.request("POST", PODS_PATH, body=pod("a"))
     assert server.count("POST") == 3
@@ -177,7 +173,7 @@ async def test_a_conflict_of_a_creation_is_the_servers_own_and_passes(
         await client.request("POST", PODS_PATH, body=pod("b"))
 
 
-async def test_an_error_page_is_quoted(client: ApiClient, server: FakeApiServer) -> None:
+async def test_error_page_is_quoted(client: ApiClient, server: FakeApiServer) -> None:
     server.faults = [Fault("PATCH", 502, "<h1>Bad\n Gateway</h1>")]
     with pytest.raises(UnavailableError, match=r"^<h1>Bad Gateway</h1>$"):
         await client.request("PATCH", f"{PODS_PATH}/a", body={})
@@ -185,7 +181,7 @@ async def test_an_error_page_is_quoted(client: ApiClient, server: FakeApiServer)
 
 @pytest.mark.parametrize("code", [None, 500, 503, 504])
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-async def test_what_may_be_repeated_is_repeated(
+async def test_failed_request_is_retried_if_that_is_safe(
     client: ApiClient, server: FakeApiServer, method: str, code: int | None
 ) -> None:
     server.create("pods", pod("a"))
@@ -196,7 +192,7 @@ async def test_what_may_be_repeated_is_repeated(
 
 
 @pytest.mark.parametrize("code", [None, 500])
-async def test_a_patch_whose_fate_is_unknown_is_not_repeated(
+async def test_patch_with_unknown_result_is_not_retried(
     client: ApiClient, server: FakeApiServer, code: int | None
 ) -> None:
     server.create("pods", pod("a"))
@@ -206,7 +202,7 @@ async def test_a_patch_whose_fate_is_unknown_is_not_repeated(
     assert server.count("PATCH") == 1
 
 
-async def test_a_creation_whose_answer_was_lost_meets_itself(
+async def test_retried_creation_finds_its_own_object(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.faults = [Fault("POST", None, after_effect=True)]
@@ -216,7 +212,7 @@ async def test_a_creation_whose_answer_was_lost_meets_itself(
 
 
 @pytest.mark.parametrize("method", ["PATCH", "POST"])
-async def test_a_busy_server_is_asked_again(
+async def test_busy_server_is_retried(
     client: ApiClient, server: FakeApiServer, method: str
 ) -> None:
     server.create("pods", pod("a"))
@@ -227,7 +223,7 @@ async def test_a_busy_server_is_asked_again(
     assert server.count(method) == 3
 
 
-async def test_a_server_that_stays_busy_says_when_to_come_back(
+async def test_error_of_a_busy_server_has_its_retry_after(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     busy = status(429, "TooManyRequests", "busy")
@@ -250,7 +246,7 @@ async def test_a_server_that_stays_busy_says_when_to_come_back(
     assert raised.value.retry_after_seconds == 3600
 
 
-async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+async def test_missing_server_is_unavailable(tmp_path: Path) -> None:
     async with FakeApiServer().running() as server:
         url = server.url
     config = {
@@ -265,14 +261,14 @@ async def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None
             await client.request("GET", "/api")
 
 
-async def test_a_request_ends_at_its_deadline(client: ApiClient, server: FakeApiServer) -> None:
+async def test_request_ends_at_its_timeout(client: ApiClient, server: FakeApiServer) -> None:
     server.frozen = True
     params = {"watch": "true", "resourceVersion": "100", "timeoutSeconds": "600"}
     with pytest.raises(UnavailableError, match=r"no answer in 0\.05 s"):
         await client.request("GET", PODS_PATH, params=params, timeout_seconds=0.05)
 
 
-async def test_a_wait_that_would_pass_the_deadline_is_not_begun(
+async def test_request_fails_at_once_if_retry_after_exceeds_its_timeout(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     busy = status(429, "TooManyRequests", "busy")
@@ -281,7 +277,7 @@ async def test_a_wait_that_would_pass_the_deadline_is_not_begun(
         await client.request("POST", PODS_PATH, body=pod("a"), timeout_seconds=5)
 
 
-async def test_writes_in_flight_are_bounded(
+async def test_writes_in_flight_are_limited(
     credentials: Credentials, server: FakeApiServer
 ) -> None:
     in_flight = 0
@@ -335,7 +331,7 @@ async def test_refused_credentials_are_loaded_again_once(
         assert server.count("GET") == 4
 
 
-async def test_an_answer_that_is_no_json_is_unavailable(
+async def test_response_that_is_no_json_is_unavailable(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.faults = [Fault("GET", 200, "<html>", times=9)]
@@ -349,9 +345,7 @@ async def test_redirects_are_not_followed(client: ApiClient, server: FakeApiServ
         await client.request("GET", PODS_PATH)
 
 
-async def test_no_more_of_an_answer_is_taken_than_asked_for(
-    client: ApiClient, server: FakeApiServer
-) -> None:
+async def test_response_over_max_bytes_is_refused(client: ApiClient, server: FakeApiServer) -> None:
     server.create("pods", {**pod("large"), "spec": "x" * 100_000})
     answer = await client.request("GET", PODS_PATH, max_bytes=101_000)
     assert len(answer["items"][0]["spec"]) == 100_000
@@ -361,7 +355,7 @@ async def test_no_more_of_an_answer_is_taken_than_asked_for(
     assert {request.headers["Accept-Encoding"] for request in server.requests} == {"identity"}
 
 
-async def test_lines_of_any_length_are_streamed_whole(
+async def test_stream_yields_complete_lines_of_any_length(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     long = {"metadata": {"namespace": "ns", "name": "long", "annotations": {"x": "y" * 2**20}}}
@@ -378,7 +372,7 @@ async def test_lines_of_any_length_are_streamed_whole(
     assert all(line.endswith(b"}") for line in lines)
 
 
-async def test_a_silent_stream_is_cut(client: ApiClient, server: FakeApiServer) -> None:
+async def test_silent_stream_ends_at_its_timeout(client: ApiClient, server: FakeApiServer) -> None:
     server.frozen = True
     params = {"watch": "true", "resourceVersion": "100", "timeoutSeconds": "600"}
     with pytest.raises(UnavailableError, match="Timeout"):
@@ -386,12 +380,12 @@ async def test_a_silent_stream_is_cut(client: ApiClient, server: FakeApiServer) 
             pass
 
 
-async def test_a_client_says_when_it_is_not_open(credentials: Credentials) -> None:
+async def test_request_of_a_closed_client_is_an_error(credentials: Credentials) -> None:
     with pytest.raises(RuntimeError, match="async with"):
         await ApiClient(credentials).request("GET", "/api")
 
 
-async def test_failed_attempts_are_counted_by_their_answers(
+async def test_failed_attempts_are_counted_by_status(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     await client.request("POST", PODS_PATH, body=pod("a"))
@@ -412,7 +406,7 @@ async def test_failed_attempts_are_counted_by_their_answers(
     assert client.errors["403"] == 1
 
 
-async def test_what_is_not_sent_is_no_error_of_the_server(credentials: Credentials) -> None:
+async def test_refused_write_does_not_count_as_an_error(credentials: Credentials) -> None:
     def refuse() -> None:
         raise NotLeaderError("another one leads")
 

@@ -82,17 +82,17 @@ async def blind(server: FakeApiServer, cluster: KubePods) -> KubePods:
     return cluster
 
 
-def test_it_is_a_cluster(cluster: KubePods) -> None:
+def test_kube_cluster_implements_the_port(cluster: KubePods) -> None:
     port: Cluster[tuple[str, str]] = cluster
     assert port.pods_of(JOB) == []
 
 
-async def test_a_created_pod_is_visible_at_once(blind: KubePods) -> None:
+async def test_created_pod_is_visible_at_once(blind: KubePods) -> None:
     await blind.create_pod(owned("a"))
     assert blind.pods_of(JOB) == [("a", "")]
 
 
-async def test_a_priority_boost_is_an_annotation_of_a_workload(
+async def test_priority_boost_is_an_annotation_of_the_workload(
     cluster: KubePods, server: FakeApiServer
 ) -> None:
     workload = {"metadata": {"namespace": "ns", "name": "job-1", "annotations": {"own": "x"}}}
@@ -106,7 +106,7 @@ async def test_a_priority_boost_is_an_annotation_of_a_workload(
     assert server.count("PATCH", path) == 1
 
 
-async def test_a_creation_whose_answer_was_lost_succeeds(
+async def test_creation_with_a_lost_response_succeeds(
     blind: KubePods, server: FakeApiServer
 ) -> None:
     server.faults = [Fault("POST", None, after_effect=True)]
@@ -122,7 +122,7 @@ async def test_a_creation_whose_answer_was_lost_succeeds(
         (owned("a", uid="earlier"), r"belongs to Training job of another UID \(earlier\)"),
     ],
 )
-async def test_a_foreign_pod_is_named(
+async def test_pod_of_another_owner_is_named(
     blind: KubePods, server: FakeApiServer, existing: dict[str, Any], message: str
 ) -> None:
     server.create("pods", existing)
@@ -131,7 +131,7 @@ async def test_a_foreign_pod_is_named(
     assert blind.pods_of(JOB) == []
 
 
-async def test_a_name_that_comes_and_goes_ends_as_unavailable(
+async def test_name_that_keeps_appearing_is_unavailable(
     blind: KubePods, server: FakeApiServer
 ) -> None:
     exists = {"reason": "AlreadyExists", "message": "it exists"}
@@ -150,7 +150,7 @@ async def test_services_are_created_like_pods(blind: KubePods, server: FakeApiSe
     assert server.count("POST", "/services") == 3
 
 
-async def test_a_secret_that_exists_is_taken_as_right_and_not_read(
+async def test_existing_secret_is_neither_read_nor_changed(
     blind: KubePods, server: FakeApiServer
 ) -> None:
     manifest = {"metadata": {"namespace": "ns", "name": "tokens"}, "data": {"7d": "b3Vycw=="}}
@@ -166,7 +166,7 @@ def claims(**owner: str) -> dict[str, Any]:
     return {**owned("claims", **owner), **kind, "spec": {"spec": {}}}
 
 
-async def test_claim_templates_are_created_and_never_changed(
+async def test_claim_template_is_created_and_never_changed(
     blind: KubePods, server: FakeApiServer
 ) -> None:
     await blind.apply(claims())
@@ -176,7 +176,7 @@ async def test_claim_templates_are_created_and_never_changed(
         await blind.apply(claims(uid="other"))
 
 
-async def test_a_server_without_objects_of_a_kind_is_told_of(
+async def test_kind_that_is_not_served_has_its_own_error(
     blind: KubePods, server: FakeApiServer
 ) -> None:
     gone = {"reason": "NotFound", "message": "the server could not find the requested resource"}
@@ -198,7 +198,7 @@ def policy(port: int = 1, **owner: str) -> dict[str, Any]:
 NET = ("networkpolicies", "ns", "net")
 
 
-async def test_a_network_policy_becomes_what_it_is_to_be(
+async def test_network_policy_is_changed_only_if_it_differs(
     blind: KubePods, server: FakeApiServer
 ) -> None:
     await blind.apply(policy())
@@ -214,7 +214,7 @@ async def test_a_network_policy_becomes_what_it_is_to_be(
     assert server.objects[NET]["spec"] == policy(port=2)["spec"]
 
 
-async def test_the_status_of_an_object_is_changed_as_it_was_read(
+async def test_status_patch_and_deletion_need_the_version_that_was_read(
     blind: KubePods, server: FakeApiServer
 ) -> None:
     with pytest.raises(NotFoundError):
@@ -237,9 +237,7 @@ async def test_the_status_of_an_object_is_changed_as_it_was_read(
     await blind.delete({**stored, **kind})
 
 
-async def test_what_the_server_has_filled_in_is_neither_changed_nor_dropped(
-    blind: KubePods, server: FakeApiServer
-) -> None:
+async def test_defaults_of_the_server_are_kept(blind: KubePods, server: FakeApiServer) -> None:
     await blind.apply(policy())
     server.objects[NET]["spec"]["priority"] = 7
     await blind.apply(policy())
@@ -248,7 +246,7 @@ async def test_what_the_server_has_filled_in_is_neither_changed_nor_dropped(
     assert server.objects[NET]["spec"] == {**policy(port=2)["spec"], "priority": 7}
 
 
-async def test_a_network_policy_is_deleted_by_its_owner_alone(
+async def test_network_policy_is_deleted_only_for_its_owner(
     blind: KubePods, server: FakeApiServer
 ) -> None:
     name = Key("ns", "net")
@@ -266,7 +264,7 @@ async def test_a_network_policy_is_deleted_by_its_owner_alone(
 
 
 @pytest.mark.parametrize("status", [404, 409])
-async def test_a_network_policy_that_goes_meanwhile_is_gone(
+async def test_deletion_of_a_vanished_network_policy_succeeds(
     blind: KubePods, server: FakeApiServer, status: int
 ) -> None:
     await blind.apply(policy())
@@ -280,7 +278,7 @@ ENDING = {"name": "a", "namespace": "ns", "deletionTimestamp": "2026-01-01T00:00
 
 
 @pytest.mark.parametrize("node", [None, "node-1"])
-async def test_a_deleted_pod_is_terminating_at_once(
+async def test_deleted_pod_is_terminating_at_once(
     blind: KubePods, view: Running, server: FakeApiServer, node: str | None
 ) -> None:
     manifest = {**owned("a"), "spec": {"nodeName": node} if node else {}}
@@ -295,7 +293,7 @@ async def test_a_deleted_pod_is_terminating_at_once(
     await view.shows({})
 
 
-async def test_the_grace_period_is_passed_on(blind: KubePods, server: FakeApiServer) -> None:
+async def test_deletion_has_the_grace_period(blind: KubePods, server: FakeApiServer) -> None:
     await blind.create_pod(owned("a"))
     await blind.create_pod(owned("b"))
     await blind.delete_pod(Key("ns", "a"), grace_seconds=7)
@@ -314,7 +312,7 @@ async def test_the_grace_period_is_passed_on(blind: KubePods, server: FakeApiSer
         Fault("DELETE", 200, {"kind": "Pod", "metadata": ENDING}, after_effect=True),
     ],
 )
-async def test_a_pod_that_is_gone_vanishes_and_stays_away(
+async def test_pod_that_is_already_deleted_vanishes_at_once(
     blind: KubePods, view: Running, server: FakeApiServer, answer: Fault
 ) -> None:
     await blind.create_pod(owned("a"))
@@ -330,7 +328,7 @@ async def test_a_pod_that_is_gone_vanishes_and_stays_away(
     assert view.changes[JOB] == before + 2
 
 
-async def test_a_pod_that_goes_while_its_labels_are_set_vanishes(
+async def test_pod_deleted_during_a_patch_vanishes(
     blind: KubePods, server: FakeApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     await blind.create_pod(owned("a"))
@@ -340,7 +338,7 @@ async def test_a_pod_that_goes_while_its_labels_are_set_vanishes(
     assert not caplog.records
 
 
-async def test_another_pod_that_bears_the_name_by_now_is_not_deleted(
+async def test_later_pod_of_the_same_name_is_not_deleted(
     blind: KubePods, view: Running, server: FakeApiServer
 ) -> None:
     await blind.create_pod(owned("a"))
@@ -354,7 +352,7 @@ async def test_another_pod_that_bears_the_name_by_now_is_not_deleted(
     await view.shows({"a": ""})
 
 
-async def test_deleting_what_nobody_knows_is_done(blind: KubePods) -> None:
+async def test_deletion_of_an_unknown_pod_succeeds(blind: KubePods) -> None:
     await blind.delete_pod(Key("ns", "never"), grace_seconds=None)
     await blind.patch_pod(Key("ns", "never"), {"labels": {"x": "y"}})
 
@@ -371,7 +369,7 @@ async def test_labels_are_set_and_removed(
     assert view.changes == {JOB: 2, Key("ns", "other"): 1}
 
 
-async def test_a_status_patch_returns_the_job(cluster: KubePods, server: FakeApiServer) -> None:
+async def test_status_patch_returns_the_job(cluster: KubePods, server: FakeApiServer) -> None:
     stored = server.create("trainings", job())
     version = stored["metadata"]["resourceVersion"]
     answer = await cluster.patch_status(JOB, {"phase": "Running"}, resource_version=version)
@@ -386,7 +384,7 @@ async def test_a_status_patch_returns_the_job(cluster: KubePods, server: FakeApi
         await cluster.patch_status(Key("ns", "no"), {}, resource_version=None)
 
 
-async def test_a_job_is_deleted_with_its_dependents_and_only_under_its_uid(
+async def test_job_is_deleted_by_uid_with_its_dependents(
     cluster: KubePods, server: FakeApiServer
 ) -> None:
     uid = server.create("trainings", job())["metadata"]["uid"]
@@ -399,7 +397,7 @@ async def test_a_job_is_deleted_with_its_dependents_and_only_under_its_uid(
     assert {option["propagationPolicy"] for option in options} == {"Background"}
 
 
-async def test_an_event_is_posted_in_the_background_and_said_once(
+async def test_repeated_event_is_posted_once_in_the_background(
     cluster: KubePods, server: FakeApiServer
 ) -> None:
     event = Event("Restarting", "rank 1 failed", warning=True)
@@ -413,7 +411,7 @@ async def test_an_event_is_posted_in_the_background_and_said_once(
     assert sorted(said) == [("Normal", "rank 2 failed"), ("Warning", "rank 1 failed")]
 
 
-async def test_a_lost_event_is_a_log_line(
+async def test_failed_event_is_logged(
     cluster: KubePods, server: FakeApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.faults = [Fault("POST", 500, {"message": "out of order"}, times=9)]
@@ -423,7 +421,7 @@ async def test_a_lost_event_is_a_log_line(
     assert server.count("POST") == 1
 
 
-async def test_an_event_is_said_again_after_a_while(
+async def test_event_is_posted_again_after_a_while(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     now = 0.0
@@ -434,7 +432,7 @@ async def test_an_event_is_said_again_after_a_while(
     assert server.count("POST", "/events") == 2
 
 
-async def test_events_of_long_ago_are_not_remembered(client: ApiClient) -> None:
+async def test_record_of_posted_events_is_bounded(client: ApiClient) -> None:
     now = 0.0
     recorder = EventRecorder(client, clock=lambda: now)
     for i in range(100):
@@ -444,7 +442,7 @@ async def test_events_of_long_ago_are_not_remembered(client: ApiClient) -> None:
     assert len(recorder._said) <= 31
 
 
-def test_an_event_names_its_job_and_fits_the_server() -> None:
+def test_event_names_its_job_and_has_a_limited_length() -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     first = event_manifest(job(), Event("R", "m" * 5000), now=now)
     second = event_manifest(job(), Event("R", "m" * 5000), now=now)
@@ -461,7 +459,7 @@ def test_an_event_names_its_job_and_fits_the_server() -> None:
     }
 
 
-async def test_of_a_log_the_end_is_read(cluster: KubePods, server: FakeApiServer) -> None:
+async def test_end_of_a_log_is_read(cluster: KubePods, server: FakeApiServer) -> None:
     server.logs["a"] = b"x" * LOG_END_BYTES + b"\nstep 7\n"
     end = await cluster.log_end(Key("default", "a"), "trainer")
     assert len(end) == LOG_END_BYTES
@@ -470,12 +468,12 @@ async def test_of_a_log_the_end_is_read(cluster: KubePods, server: FakeApiServer
     assert (asked["tailLines"], asked["limitBytes"]) == ("100", str(2 * 1024 * 1024))
 
 
-async def test_a_log_that_is_not_there_is_told_of(cluster: KubePods) -> None:
+async def test_missing_log_is_an_error(cluster: KubePods) -> None:
     with pytest.raises(ClusterError):
         await cluster.log_end(Key("default", "none"), "trainer")
 
 
-async def test_nodes_are_looked_at_anew_when_they_have_changed(
+async def test_nodes_are_read_again_after_a_change(
     client: ApiClient, server: FakeApiServer, view: Running
 ) -> None:
     clusters: list[KubePods] = []

@@ -43,7 +43,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return cert, key
 
 
-async def test_a_kubeconfig_with_a_token(tmp_path: Path) -> None:
+async def test_kubeconfig_with_a_token(tmp_path: Path) -> None:
     path = write_kubeconfig(tmp_path / "config", user={"token": "secret"})
     credentials = load_credentials(environ={"KUBECONFIG": path})
     assert credentials.server == "https://one:6443"
@@ -53,14 +53,14 @@ async def test_a_kubeconfig_with_a_token(tmp_path: Path) -> None:
     assert credentials.ssl_context.verify_mode is ssl.CERT_REQUIRED
 
 
-async def test_a_context_by_name(tmp_path: Path) -> None:
+async def test_context_by_name(tmp_path: Path) -> None:
     path = write_kubeconfig(tmp_path / "config", user={"token": "secret"})
     credentials = load_credentials(kubeconfig=path, context="two", environ={})
     assert credentials.default_namespace == "lab"
     assert credentials.pod_namespace is None
 
 
-async def test_the_default_kubeconfig_comes_before_the_service_account(tmp_path: Path) -> None:
+async def test_default_kubeconfig_comes_before_the_service_account(tmp_path: Path) -> None:
     (tmp_path / ".kube").mkdir()
     write_kubeconfig(tmp_path / ".kube" / "config", user={"token": "secret"})
     environ = {"HOME": str(tmp_path), "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
@@ -71,7 +71,7 @@ def content(path: Path | str) -> bytes:
     return Path(path).read_bytes()
 
 
-async def test_client_certificates_and_an_authority(
+async def test_client_certificate_and_authority(
     tmp_path: Path, certificate: tuple[Path, Path]
 ) -> None:
     cert, key = certificate
@@ -92,7 +92,7 @@ async def test_client_certificates_and_an_authority(
     assert (connection.scheme, connection.token) == (None, None)
 
 
-async def test_an_unverified_server(tmp_path: Path) -> None:
+async def test_insecure_server_is_not_verified(tmp_path: Path) -> None:
     cluster = {"server": "https://one", "insecure-skip-tls-verify": True}
     path = write_kubeconfig(tmp_path / "config", user={"token": "t"}, cluster=cluster)
     credentials = load_credentials(kubeconfig=path, environ={})
@@ -101,7 +101,7 @@ async def test_an_unverified_server(tmp_path: Path) -> None:
     assert (await credentials.connection()).insecure
 
 
-async def test_a_password(tmp_path: Path) -> None:
+async def test_password_is_basic_authorization(tmp_path: Path) -> None:
     path = write_kubeconfig(tmp_path / "config", user={"username": "me", "password": "pw"})
     credentials = load_credentials(kubeconfig=path, environ={})
     expected = base64.b64encode(b"me:pw").decode()
@@ -110,7 +110,7 @@ async def test_a_password(tmp_path: Path) -> None:
     assert (connection.scheme, connection.token) == ("Basic", expected)
 
 
-async def test_an_exec_plugin_is_asked_again_when_its_token_expires(tmp_path: Path) -> None:
+async def test_exec_plugin_runs_again_when_its_token_expires(tmp_path: Path) -> None:
     counter = tmp_path / "count"
     plugin = tmp_path / "plugin"
     answer = {
@@ -158,7 +158,7 @@ def in_cluster(tmp_path: Path) -> dict[str, str]:
     }
 
 
-async def test_in_a_cluster_the_token_is_read_again(tmp_path: Path, service_account: Path) -> None:
+async def test_service_account_token_is_read_again(tmp_path: Path, service_account: Path) -> None:
     now = 0.0
     credentials = load_credentials(
         environ=in_cluster(tmp_path),
@@ -177,7 +177,7 @@ async def test_in_a_cluster_the_token_is_read_again(tmp_path: Path, service_acco
     assert connection.ca_path == str(service_account / "ca.crt")
 
 
-async def test_a_refused_token_is_read_again_at_most_every_few_seconds(
+async def test_refused_token_is_read_again_every_few_seconds_at_most(
     tmp_path: Path, service_account: Path
 ) -> None:
     now = 0.0
@@ -198,14 +198,14 @@ async def test_a_refused_token_is_read_again_at_most_every_few_seconds(
     assert await credentials.authorization() == "bearer second"
 
 
-async def test_the_connection_is_what_kopf_takes(tmp_path: Path) -> None:
+async def test_kopf_accepts_the_connection(tmp_path: Path) -> None:
     path = write_kubeconfig(tmp_path / "config", user={"token": "secret"})
     connection = await load_credentials(kubeconfig=path, environ={}).connection()
     info = kopf.ConnectionInfo(**asdict(connection))
     assert info.as_http_headers()["Authorization"] == "Bearer secret"
 
 
-async def test_a_proxy_is_used_unless_the_host_is_exempt(
+async def test_proxy_is_used_unless_the_host_is_exempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = {"server": "https://one", "proxy-url": "http://proxy:3128"}
@@ -215,7 +215,7 @@ async def test_a_proxy_is_used_unless_the_host_is_exempt(
     assert load_credentials(kubeconfig=path, environ={}).proxy_url is None
 
 
-def test_no_configuration_names_what_to_do(tmp_path: Path) -> None:
+def test_missing_configuration_names_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(CredentialsError, match=r"set KUBECONFIG .*KUBERNETES_SERVICE_HOST") as e:
         load_credentials(environ={"HOME": str(tmp_path)})
     assert "\n" not in str(e.value)
@@ -249,7 +249,7 @@ def test_no_configuration_names_what_to_do(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_broken_kubeconfig_is_one_clear_line(
+def test_error_for_a_broken_kubeconfig_is_one_line(
     tmp_path: Path, content: str | None, message: str
 ) -> None:
     path = tmp_path / "config"
@@ -260,12 +260,12 @@ def test_a_broken_kubeconfig_is_one_clear_line(
     assert "\n" not in str(raised.value)
 
 
-def test_an_unknown_context_is_named(tmp_path: Path) -> None:
+def test_unknown_context_is_named(tmp_path: Path) -> None:
     path = write_kubeconfig(tmp_path / "config", user={"token": "secret"})
     with pytest.raises(CredentialsError, match="three"):
         load_credentials(kubeconfig=path, context="three", environ={})
 
 
-def test_a_service_account_without_a_token_says_so(tmp_path: Path) -> None:
+def test_service_account_without_a_token_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CredentialsError, match="token file does not exist"):
         load_credentials(environ=in_cluster(tmp_path), service_account_dir=tmp_path)

@@ -81,7 +81,7 @@ def test_next_step(candidate: Candidate, now: float, expected: Step) -> None:
     assert candidate.next_step(now) == expected
 
 
-def test_only_a_holder_may_act_and_only_until_its_deadline() -> None:
+def test_only_a_holder_may_act_until_its_deadline() -> None:
     assert not ME.may_act(100.0)
     assert not STANDBY.may_act(1e9)
     assert LEADER.may_act(100.0)
@@ -90,13 +90,13 @@ def test_only_a_holder_may_act_and_only_until_its_deadline() -> None:
     assert not replace(LEADER, lost="stolen").may_act(100.0)
 
 
-def test_a_late_success_is_worth_only_what_is_left_of_it() -> None:
+def test_late_success_counts_from_the_time_of_its_request() -> None:
     late = ME.read(None, at=100.0).wrote(record("me"), sent_at=100.0)
     assert late.may_act(106.0)
     assert isinstance(late.next_step(108.0), Lost)
 
 
-def test_times_that_leave_no_margin_are_refused() -> None:
+def test_timing_without_a_margin_is_refused() -> None:
     with pytest.raises(ValueError, match="must stop before others"):
         Timing(lease_duration=10, renew_deadline=10.0)
     with pytest.raises(ValueError, match="able to renew"):

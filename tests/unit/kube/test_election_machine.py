@@ -214,7 +214,7 @@ PROBABILITIES = st.floats(0.0, 0.6)
     seed=st.integers(0, 2**32),
     incidents=INCIDENTS,
 )
-def test_no_two_may_ever_act_and_one_does_in_the_end(
+def test_no_two_replicas_act_and_one_does_in_the_end(
     speeds: list[float],
     loss: float,
     slow: float,

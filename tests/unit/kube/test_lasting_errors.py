@@ -38,7 +38,7 @@ def told(server: FakeApiServer) -> list[Mapping[str, Any]]:
     ],
     ids=["webhook", "gateway", "busy", "gone", "connection lost", "silence"],
 )
-async def test_what_a_server_answers_for_a_while_reaches_whoever_made_the_job(
+async def test_persistent_error_of_the_server_is_in_the_jobs_status(
     server: FakeApiServer, credentials: Credentials, fault: Fault, words: str
 ) -> None:
     fault.times = 10_000

@@ -19,7 +19,7 @@ def stored(server: FakeApiServer) -> dict[str, Any]:
     return server.objects["secrets", *WHERE]
 
 
-async def test_the_first_makes_it_and_all_others_read_it(
+async def test_first_replica_creates_the_key_and_others_read_it(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     first = await own_secret(client, WHERE)
@@ -30,19 +30,19 @@ async def test_the_first_makes_it_and_all_others_read_it(
     assert (stored(server)["type"], stored(server)["immutable"]) == ("Opaque", True)
 
 
-async def test_another_cluster_has_another(client: ApiClient, server: FakeApiServer) -> None:
+async def test_key_of_another_cluster_differs(client: ApiClient, server: FakeApiServer) -> None:
     first = await own_secret(client, WHERE)
     server.delete("secrets", *WHERE)
     assert await own_secret(client, WHERE) != first
 
 
-async def test_replicas_that_start_at_once_agree(client: ApiClient, server: FakeApiServer) -> None:
+async def test_replicas_that_start_together_agree(client: ApiClient, server: FakeApiServer) -> None:
     found = await asyncio.gather(*(own_secret(client, WHERE) for _ in range(8)))
     assert len(set(found)) == 1
     assert base64.b64decode(stored(server)["data"]["key"]) == found[0]
 
 
-async def test_an_answer_that_is_lost_changes_nothing(
+async def test_lost_response_keeps_the_created_key(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.faults = [Fault("POST", None, after_effect=True)]
@@ -50,7 +50,7 @@ async def test_an_answer_that_is_lost_changes_nothing(
     assert base64.b64decode(stored(server)["data"]["key"]) == found
 
 
-async def test_one_that_comes_and_goes_is_given_up(
+async def test_secret_that_keeps_appearing_is_unavailable(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.faults = [Fault("POST", 409, EXISTS, times=9)]
@@ -58,9 +58,7 @@ async def test_one_that_comes_and_goes_is_given_up(
         await own_secret(client, WHERE)
 
 
-async def test_a_refusal_is_no_reason_to_make_another(
-    client: ApiClient, server: FakeApiServer
-) -> None:
+async def test_refused_read_creates_no_secret(client: ApiClient, server: FakeApiServer) -> None:
     server.faults = [Fault("GET", 403, {"message": "no"}, times=9)]
     with pytest.raises(ForbiddenError):
         await own_secret(client, WHERE)
@@ -77,7 +75,7 @@ async def test_a_refusal_is_no_reason_to_make_another(
         {"data": {"key": base64.b64encode(b"short").decode()}},
     ],
 )
-async def test_what_is_no_secret_is_refused_with_the_remedy(
+async def test_invalid_secret_is_refused_with_a_remedy(
     client: ApiClient, server: FakeApiServer, content: dict[str, Any]
 ) -> None:
     server.create("secrets", {"metadata": {"namespace": "ns", "name": "tokens"}, **content})

@@ -16,7 +16,7 @@ from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 JOBS = Resource("example.com", "v1", "trainings")
 
 
-def test_paths_are_those_of_the_api() -> None:
+def test_paths_of_resources() -> None:
     assert PODS.path() == "/api/v1/pods"
     assert PODS.path(namespace="ns", name="a") == "/api/v1/namespaces/ns/pods/a"
     assert (
@@ -52,7 +52,7 @@ async def test_missing_permissions_are_listed_in_order(
     } in attributes
 
 
-async def test_a_resource_is_served_or_not(client: ApiClient, server: FakeApiServer) -> None:
+async def test_missing_resource_is_not_served(client: ApiClient, server: FakeApiServer) -> None:
     assert not await check_served(client, JOBS)
     server.resource_lists = {JOBS.root: ["others"]}
     assert not await check_served(client, JOBS)
@@ -60,7 +60,7 @@ async def test_a_resource_is_served_or_not(client: ApiClient, server: FakeApiSer
     assert await check_served(client, JOBS)
 
 
-async def test_a_server_in_trouble_does_not_count_as_not_served(
+async def test_unavailable_server_does_not_count_as_not_served(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.faults = [Fault("GET", 503, {"message": "starting"}, times=99)]
@@ -77,7 +77,7 @@ async def test_uids_are_listed_by_metadata_alone(client: ApiClient, server: Fake
     assert all("PartialObjectMetadataList" in r.headers["Accept"] for r in server.requests)
 
 
-async def test_a_list_that_expires_is_begun_again(client: ApiClient, server: FakeApiServer) -> None:
+async def test_expired_list_starts_again(client: ApiClient, server: FakeApiServer) -> None:
     for index in range(3):
         server.create("trainings", {"metadata": {"namespace": "ns", "name": f"j{index}"}})
     gone = {"message": "expired"}

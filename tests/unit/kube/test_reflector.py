@@ -77,7 +77,7 @@ async def running(client: ApiClient, **options: Any) -> AsyncIterator[Running]:
             await task
 
 
-async def test_what_exists_is_listed_and_what_happens_is_seen(
+async def test_objects_are_listed_and_changes_are_watched(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.create("pods", pod("a"))
@@ -96,7 +96,7 @@ async def test_what_exists_is_listed_and_what_happens_is_seen(
         assert view.changes == {JOB: 4, OTHER: 1}
 
 
-async def test_a_large_list_comes_in_pages(client: ApiClient, server: FakeApiServer) -> None:
+async def test_large_list_comes_in_pages(client: ApiClient, server: FakeApiServer) -> None:
     for index in range(25):
         server.create("pods", pod(f"p{index:02}"))
     async with running(client, page_size=10) as view:
@@ -105,7 +105,7 @@ async def test_a_large_list_comes_in_pages(client: ApiClient, server: FakeApiSer
     assert [r.query.get("limit") for r in server.requests if "watch" not in r.query] == ["10"] * 3
 
 
-async def test_a_page_of_large_objects_has_few(client: ApiClient, server: FakeApiServer) -> None:
+async def test_page_of_large_objects_has_few(client: ApiClient, server: FakeApiServer) -> None:
     for index in range(12):
         server.create("pods", pod(f"p{index:02}", spec="x" * (MAX_PAGE_BYTES // 3)))
     async with running(client, page_size=10) as view:
@@ -120,7 +120,7 @@ async def test_a_page_of_large_objects_has_few(client: ApiClient, server: FakeAp
     assert begin >= 12
 
 
-async def test_a_list_that_expires_between_its_pages_begins_anew(
+async def test_list_that_expires_between_pages_starts_again(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     for index in range(3):
@@ -137,7 +137,7 @@ async def test_a_list_that_expires_between_its_pages_begins_anew(
         assert sorted(view.pods()) == ["late", "p0", "p1", "p2"]
 
 
-async def test_a_broken_watch_goes_on_where_it_was(
+async def test_broken_watch_continues_at_its_version(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.create("pods", pod("a"))
@@ -153,7 +153,7 @@ async def test_a_broken_watch_goes_on_where_it_was(
         assert server.count("GET", "/pods", watch=True) == 2
 
 
-async def test_a_watch_that_the_server_ends_is_opened_again(
+async def test_watch_that_the_server_ends_is_opened_again(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     async with running(client, watch_seconds=0) as view:
@@ -163,9 +163,7 @@ async def test_a_watch_that_the_server_ends_is_opened_again(
         assert server.count("GET", "/pods") == 1
 
 
-async def test_a_watch_too_far_behind_lists_again_and_reports_what_vanished(
-    client: ApiClient, server: FakeApiServer
-) -> None:
+async def test_watch_too_far_behind_lists_again(client: ApiClient, server: FakeApiServer) -> None:
     server.create("pods", pod("a"))
     server.create("pods", pod("b", job="other"))
     async with running(client) as view:
@@ -184,7 +182,7 @@ async def test_a_watch_too_far_behind_lists_again_and_reports_what_vanished(
 
 
 @pytest.mark.parametrize("code", [410, 500])
-async def test_an_error_within_the_stream_lists_again(
+async def test_error_in_the_stream_lists_again(
     client: ApiClient, server: FakeApiServer, code: int
 ) -> None:
     async with running(client) as view:
@@ -207,9 +205,7 @@ async def test_garbage_in_the_stream_lists_again(client: ApiClient, server: Fake
         await view.shows({"a": ""})
 
 
-async def test_a_silent_watch_is_cut_and_opened_again(
-    client: ApiClient, server: FakeApiServer
-) -> None:
+async def test_silent_watch_is_opened_again(client: ApiClient, server: FakeApiServer) -> None:
     server.frozen = True
     async with running(client, watch_seconds=3600, watch_slack_seconds=-3599.9) as view:
         await eventually(lambda: server.count("GET", "/pods", watch=True) >= 2)
@@ -218,7 +214,7 @@ async def test_a_silent_watch_is_cut_and_opened_again(
         await view.shows({"a": ""})
 
 
-async def test_a_refused_watch_lists_again(client: ApiClient, server: FakeApiServer) -> None:
+async def test_refused_watch_lists_again(client: ApiClient, server: FakeApiServer) -> None:
     refusal = Fault("GET", 403, {"message": "not you"}, times=2, path_part="watch=true")
     server.faults = [refusal]
     async with running(client) as view:
@@ -228,7 +224,7 @@ async def test_a_refused_watch_lists_again(client: ApiClient, server: FakeApiSer
         await view.shows({"a": ""})
 
 
-async def test_a_bad_object_is_skipped_and_its_last_state_kept(
+async def test_malformed_object_is_skipped_and_its_last_state_kept(
     client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.create("pods", pod("bad-from-the-start", status="malformed"))
@@ -247,7 +243,7 @@ async def test_a_bad_object_is_skipped_and_its_last_state_kept(
     assert "ns/bad-from-the-start cannot be parsed and is ignored" in caplog.text
 
 
-async def test_a_failing_listener_ends_nothing(
+async def test_failing_listener_does_not_end_the_watch(
     client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(client) as view:
@@ -261,7 +257,7 @@ async def test_a_failing_listener_ends_nothing(
     assert "the listener failed on a change of ns/job" in caplog.text
 
 
-async def test_an_offer_is_visible_at_once_and_reported_once(
+async def test_offer_is_visible_at_once_and_reported_once(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     async with running(client) as view:
@@ -275,9 +271,7 @@ async def test_an_offer_is_visible_at_once_and_reported_once(
         assert view.changes[JOB] == 2
 
 
-async def test_an_offer_while_a_list_is_being_read_survives_it(
-    client: ApiClient, server: FakeApiServer
-) -> None:
+async def test_offer_during_a_list_is_kept(client: ApiClient, server: FakeApiServer) -> None:
     for index in range(4):
         server.create("pods", pod(f"p{index}"))
     async with running(client, page_size=2) as view:
@@ -304,7 +298,7 @@ async def test_an_offer_while_a_list_is_being_read_survives_it(
         assert all(pods["p0"] == "Failed" for pods in seen[1:])
 
 
-async def test_an_unreadable_offer_is_ignored(
+async def test_malformed_offer_is_ignored(
     client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(client) as view:
@@ -314,7 +308,7 @@ async def test_an_unreadable_offer_is_ignored(
     assert "ns/a cannot be parsed and is ignored" in caplog.text
 
 
-async def test_what_anyone_can_make_is_ignored_in_one_line(
+async def test_forged_object_is_ignored_with_one_log_line(
     client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(client) as view:
@@ -324,7 +318,7 @@ async def test_what_anyone_can_make_is_ignored_in_one_line(
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_waiting_for_the_first_list_ends_with_the_reason(
+async def test_timeout_of_the_first_list_has_its_reason(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.faults = [Fault("GET", 403, {"message": "pods is forbidden"}, times=10**6)]
@@ -339,7 +333,7 @@ async def test_waiting_for_the_first_list_ends_with_the_reason(
     task.cancel()
 
 
-async def test_the_same_trouble_is_logged_once(
+async def test_repeated_error_is_logged_once(
     client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="ddp_operator.kube.view.reflector")
@@ -353,7 +347,7 @@ async def test_the_same_trouble_is_logged_once(
     assert said[0].levelno == logging.INFO
 
 
-async def test_a_refresh_sees_what_a_late_watch_has_not_told(
+async def test_refresh_sees_changes_before_the_watch(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.create("pods", pod("old"))
@@ -370,7 +364,7 @@ async def test_a_refresh_sees_what_a_late_watch_has_not_told(
         await view.shows({"new": "", "newer": ""})
 
 
-async def test_a_refresh_does_not_wait_for_a_backoff(
+async def test_refresh_does_not_wait_for_a_backoff(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     async with running(client, first_backoff_seconds=3600.0, last_backoff_seconds=3600.0) as view:
@@ -384,7 +378,7 @@ async def test_a_refresh_does_not_wait_for_a_backoff(
         assert view.pods() == {"new": ""}
 
 
-async def test_a_refresh_that_fails_says_why(
+async def test_failed_refresh_has_its_reason(
     credentials: Credentials, server: FakeApiServer
 ) -> None:
     async with ApiClient(credentials, max_attempts=1) as client, running(client) as view:

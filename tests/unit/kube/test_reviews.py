@@ -47,7 +47,7 @@ def asked(server: FakeApiServer) -> tuple[int, int]:
     return server.count("POST", "/tokenreviews"), server.count("POST", "/subjectaccessreviews")
 
 
-async def test_the_bearer_is_found_out_and_his_rights_with_all_that_is_known_of_him(
+async def test_reviews_send_the_token_and_all_attributes_of_its_user(
     asking: AccessReviews, server: FakeApiServer
 ) -> None:
     assert await asking.verdict(TOKEN) is Verdict.ALLOWED
@@ -67,7 +67,7 @@ async def test_the_bearer_is_found_out_and_his_rights_with_all_that_is_known_of_
     assert asked(server) == (3, 2)
 
 
-async def test_verdicts_count_for_a_while(
+async def test_verdicts_are_cached_for_a_while(
     asking: AccessReviews, server: FakeApiServer, clock: Clock
 ) -> None:
     for _ in range(3):
@@ -85,7 +85,7 @@ async def test_verdicts_count_for_a_while(
     assert asked(server) == (4, 2)
 
 
-async def test_strangers_make_nobody_forgotten_who_may(
+async def test_unknown_tokens_do_not_evict_allowed_ones(
     asking: AccessReviews, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reviews, "_KEPT", 3)
@@ -101,14 +101,14 @@ async def test_strangers_make_nobody_forgotten_who_may(
 
 
 @pytest.mark.parametrize("token", ["", " ", "a b", "a=b", "ä", "\udcff", "a\n", "a" * 100 + "\0"])
-async def test_what_is_no_token_is_not_asked_about(
+async def test_invalid_token_is_not_reviewed(
     asking: AccessReviews, server: FakeApiServer, token: str
 ) -> None:
     assert await asking.verdict(token) is Verdict.UNKNOWN
     assert server.requests == []
 
 
-async def test_the_same_token_at_once_is_reviewed_once_or_twice(
+async def test_simultaneous_requests_share_a_review(
     asking: AccessReviews, server: FakeApiServer
 ) -> None:
     verdicts = await asyncio.gather(*(asking.verdict(TOKEN) for _ in range(20)))
@@ -116,7 +116,7 @@ async def test_the_same_token_at_once_is_reviewed_once_or_twice(
     assert asked(server)[0] <= reviews._SLOTS
 
 
-async def test_more_than_a_few_at_once_are_sent_away(
+async def test_requests_over_the_limit_are_refused(
     asking: AccessReviews, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reviews, "_SLOT_SECONDS", 3600.0)
@@ -131,7 +131,7 @@ async def test_more_than_a_few_at_once_are_sent_away(
     assert asked(server) == (reviews._SLOTS, 0)
 
 
-async def test_slots_come_back_after_their_pause(
+async def test_slots_return_after_their_pause(
     asking: AccessReviews, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reviews, "_SLOT_SECONDS", 0.05)
@@ -143,9 +143,7 @@ async def test_slots_come_back_after_their_pause(
     assert asked(server) == (10, 0)
 
 
-async def test_a_server_that_cannot_be_asked_gives_no_verdict_that_lasts(
-    asking: AccessReviews, server: FakeApiServer
-) -> None:
+async def test_failed_review_is_not_cached(asking: AccessReviews, server: FakeApiServer) -> None:
     server.faults = [Fault("POST", 403, {"message": "you may not"}, path_part="tokenreviews")]
     with pytest.raises(ForbiddenError, match="you may not"):
         await asking.verdict(TOKEN)
