@@ -6,6 +6,7 @@ from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Bookkeeping, DDPJobStatus
+from ddp_operator.api.status.world import World
 from ddp_operator.job.membership.rank_order import follows_topology, present
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
@@ -123,6 +124,17 @@ def condition(planned: Plan, type_: str) -> tuple[str, str]:
 def key(name: str) -> Key:
     """Return the key of a pod of the job."""
     return Key(NAMESPACE, name)
+
+
+def group(of: Plan | DDPJob) -> World:
+    """Return the recorded group of a plan or a job."""
+    assert of.status.world is not None
+    return of.status.world
+
+
+def listening(pod: PodState) -> PodState:
+    """Return the pod with a started launcher that has an address."""
+    return replace(pod, address=f"10.0.0.{pod.identity.slot}:29501", started=later(1))
 
 
 def does_nothing(planned: Plan) -> bool:

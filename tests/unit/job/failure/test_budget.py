@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from ddp_operator.api.job import DDPJob
@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.job.builders import NOW, ended, later, ready, running_job, stored, with_status
+from tests.unit.job.status.test_goodput import look
 from tests.unit.job.status.test_progress import report
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
@@ -68,18 +69,12 @@ class TestProgress:
             job = running_again(job, planned)
         assert job.status.restarts == 3
 
-    @pytest.mark.parametrize("step", [10, 5])
-    def test_same_or_earlier_checkpoint_refills_nothing(self, step: int) -> None:
-        job = start(maxRestarts=1)
+    @pytest.mark.parametrize(("step", "resets"), [(10, True), (5, True), (20, False)])
+    def test_same_or_earlier_checkpoint_refills_nothing(self, step: int, resets: bool) -> None:
+        job = start(maxRestarts=1, resetAfterProgress=resets)
         job = running_again(job, fails(checkpointed(job, 10)))
         planned = fails(checkpointed(job, step))
         assert (planned.status.phase, planned.status.reason) == ("Failed", "MaxRestartsExceeded")
-
-    def test_reset_after_progress_false_counts_all_restarts(self) -> None:
-        job = start(maxRestarts=1, resetAfterProgress=False)
-        job = running_again(job, fails(checkpointed(job, 10)))
-        planned = fails(checkpointed(job, 20))
-        assert planned.status.reason == "MaxRestartsExceeded"
 
     def test_max_restarts_without_checkpoints_is_a_plain_limit(self) -> None:
         job = start(maxRestarts=2)
@@ -92,8 +87,10 @@ class TestProgress:
 class TestLostCheckpoints:
     """Repeated steps after lost checkpoints count as progress, but not repeatedly."""
 
+    RUN: ClassVar = [(0, 50), *((step, step + 1000) for step in range(50, 9000, 1000))]
+
     def lives(
-        self, lives: Sequence[tuple[int, int]], *, says: bool = True, **restart: Any
+        self, lives: Sequence[tuple[int, int]], *, reported: bool = True, **restart: Any
     ) -> DDPJob:
         """Run attempts that each start at one step, save another one and fail."""
         job, now = start(**restart), 20.0
@@ -102,46 +99,44 @@ class TestLostCheckpoints:
                 break
             attempt = job.status.attempt
             said: dict[str, Any] = {"checkpoint": {"step": saves}}
-            if says:
+            if reported:
                 said["resumed"] = {"step": begins, "time": later(now).isoformat()}
             pods = [ready(job, index) for index in (0, 1)]
             for step in (begins + 1, saves + 1):
                 now += 10
                 heard = report(step, received=now, attempt=attempt, **said)
-                job = stored(job, plan(job, pods, later(now), report=heard))
+                job = look(job, pods, now, heard)
             now += 1
-            pods[1] = ended(job, 1, code=1, at=now)
-            while (planned := plan(job, pods, later(now))).decided:
-                job = stored(job, planned)
+            job = look(job, [pods[0], ended(job, 1, code=1, at=now)], now)
             now = max(now, ((job.status.next_start_time or NOW) - NOW).total_seconds()) + 1
-            job = stored(job, plan(job, [], later(now)))
-            job = stored(job, plan(job, [ready(job, index) for index in (0, 1)], later(now)))
+            job = look(job, [], now)
+            job = look(job, [ready(job, index) for index in (0, 1)], now)
         return job
 
-    @pytest.mark.parametrize("says", [True, False])
-    @pytest.mark.parametrize("limit", [2, 3])
-    def test_new_run_in_the_same_job_refills_the_budget(self, limit: int, says: bool) -> None:
-        run = [(0, 50), *((step, step + 1000) for step in range(50, 9000, 1000))]
-        job = self.lives([(0, 9000), *run], says=says, maxRestarts=limit)
+    @pytest.mark.parametrize(("limit", "reported"), [(2, True), (3, False)])
+    def test_new_run_in_the_same_job_refills_the_budget(self, limit: int, reported: bool) -> None:
+        job = self.lives([(0, 9000), *self.RUN], reported=reported, maxRestarts=limit)
         assert not job.status.finished
-        assert job.status.restarts == len(run) + 1
+        assert job.status.restarts == len(self.RUN) + 1
 
-    @pytest.mark.parametrize("says", [True, False])
-    def test_job_that_restarts_at_step_0_each_time_fails(self, says: bool) -> None:
-        job = self.lives([(0, 50)] * 9, says=says, maxRestarts=3)
-        assert (job.status.reason, job.status.restarts) == ("MaxRestartsExceeded", 3)
-
-    def test_job_that_gets_further_from_step_0_each_time_fails(self) -> None:
-        job = self.lives([(0, 50 + n) for n in range(9)], maxRestarts=3)
-        assert (job.status.reason, job.status.restarts) == ("MaxRestartsExceeded", 3)
-
-    def test_job_with_checkpoints_wiped_repeatedly_fails(self) -> None:
-        job = self.lives([(0, 50), (50, 1050)] * 9, maxRestarts=3)
-        assert job.status.reason == "MaxRestartsExceeded"
+    @pytest.mark.parametrize(
+        ("lives", "reported", "restarts"),
+        [
+            ([(0, 50)] * 9, True, 3),
+            ([(0, 50)] * 9, False, 3),
+            ([(0, 50 + n) for n in range(9)], True, 3),
+            ([(0, 50), (50, 1050)] * 9, True, 6),
+        ],
+        ids=["same step", "same step, unreported", "growing", "wiped repeatedly"],
+    )
+    def test_job_that_restarts_at_step_0_each_time_fails(
+        self, lives: list[tuple[int, int]], reported: bool, restarts: int
+    ) -> None:
+        job = self.lives(lives, reported=reported, maxRestarts=3)
+        assert (job.status.reason, job.status.restarts) == ("MaxRestartsExceeded", restarts)
 
     def test_job_beyond_its_lost_steps_may_lose_them_again(self) -> None:
-        run = [(0, 50), *((step, step + 1000) for step in range(50, 9000, 1000))]
-        job = self.lives([(0, 3000), *run, *run], maxRestarts=2)
+        job = self.lives([(0, 3000), *self.RUN, *self.RUN], maxRestarts=2)
         assert not job.status.finished
 
     def test_older_checkpoint_shows_lost_steps(self) -> None:
@@ -171,25 +166,22 @@ class TestBackoff:
             job = running_again(job, planned)
         return pauses
 
-    def test_backoff_doubles_up_to_max_seconds(self) -> None:
-        job = start(maxRestarts=9, backoff={"initialSeconds": 5, "maxSeconds": 30})
-        assert self.pauses(job, 6) == [0, 5, 10, 20, 30, 30]
-
-    def test_backoff_of_0_restarts_at_once(self) -> None:
-        job = start(maxRestarts=9, backoff={"initialSeconds": 0, "maxSeconds": 0})
-        assert self.pauses(job, 3) == [0, 0, 0]
-
-    def test_progress_resets_the_backoff(self) -> None:
-        job = start(maxRestarts=9)
-        for _ in range(3):
-            job = running_again(job, fails(job))
-        assert fails(checkpointed(job, 10)).status.next_start_time is None
+    @pytest.mark.parametrize(
+        ("initial", "most", "pauses"), [(5, 30, [0, 5, 10, 20, 30, 30]), (0, 0, [0, 0, 0])]
+    )
+    def test_backoff_doubles_up_to_max_seconds(
+        self, initial: int, most: int, pauses: list[float]
+    ) -> None:
+        job = start(maxRestarts=9, backoff={"initialSeconds": initial, "maxSeconds": most})
+        assert self.pauses(job, len(pauses)) == pauses
 
     def test_disruption_has_no_backoff(self) -> None:
         job = start(maxRestarts=9)
         for _ in range(3):
             job = running_again(job, fails(job))
+        assert fails(job).status.next_start_time is not None
         assert fails(job, disruption="PreemptionByScheduler").status.next_start_time is None
+        assert fails(checkpointed(job, 10)).status.next_start_time is None, "progress resets it"
 
     def test_uncharged_restarts_back_off_until_progress(self) -> None:
         rule = {"exitCodes": [7], "action": "RestartGang", "charged": False}

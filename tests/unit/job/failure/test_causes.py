@@ -29,39 +29,41 @@ def cause_of(job: DDPJob, *pods: PodState) -> tuple[int, str, bool]:
     return failure.index, failure.class_, failure.charged
 
 
-class TestVanishedAndFailed:
-    def test_primary_failure_is_the_cause(self) -> None:
-        job, _ = running_job()
-        assert cause_of(job, ended(job, 1, code=1)) == (1, "Application", True)
-
-    @pytest.mark.parametrize("how", [{"code": 75}, {"code": 1, "message": LOST_PEER}])
-    def test_vanished_pod_is_the_cause_of_a_secondary_failure(self, how: dict[str, Any]) -> None:
-        job, _ = running_job()
-        assert cause_of(job, ended(job, 1, **how)) == (0, "Disruption", False)
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({"code": 1}, (1, "Application", True)),
+        ({"code": 75}, (0, "Disruption", False)),
+        ({"code": 1, "message": LOST_PEER}, (0, "Disruption", False)),
+    ],
+    ids=["own failure", "exit code 75", "lost peer"],
+)
+def test_vanished_pod_is_the_cause_of_a_secondary_failure(
+    how: dict[str, Any], expected: tuple[int, str, bool]
+) -> None:
+    job, _ = running_job()
+    assert cause_of(job, ended(job, 1, **how)) == expected
 
 
 class TestDisruptedAndFailed:
     """Deletions have the API server's time, which differs from a node's."""
 
     @pytest.mark.parametrize(
-        ("failed_at", "expected"),
+        ("failed_at", "deleted_at", "expected"),
         [
-            (20, (1, "Application", True)),
-            (28, (0, "Disruption", False)),
-            (31, (0, "Disruption", False)),
+            (20, 30, (1, "Application", True)),
+            (28, 30, (0, "Disruption", False)),
+            (31, 30, (0, "Disruption", False)),
+            (0, None, (0, "Disruption", False)),
         ],
     )
     def test_earlier_of_failure_and_deletion_is_the_cause(
-        self, failed_at: float, expected: tuple[int, str, bool]
+        self, failed_at: float, deleted_at: float | None, expected: tuple[int, str, bool]
     ) -> None:
         job, pods = running_job()
-        going = replace(pods[0], deleting=True, disrupted_at=later(30))
+        disrupted_at = None if deleted_at is None else later(deleted_at)
+        going = replace(pods[0], deleting=True, disrupted_at=disrupted_at)
         assert cause_of(job, going, ended(job, 1, code=1, at=failed_at)) == expected
-
-    def test_deletion_without_a_time_is_the_cause(self) -> None:
-        job, pods = running_job()
-        going = replace(pods[0], deleting=True)
-        assert cause_of(job, going, ended(job, 1, code=1))[1] == "Disruption"
 
 
 class TestPlainScripts:

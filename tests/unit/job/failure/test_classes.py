@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import records
 from ddp_operator.job.failure.classes import is_hopeless, is_secondary, of_pod
 from ddp_operator.job.pods.state import PodState
@@ -17,8 +18,6 @@ from tests.unit.job.builders import NOW, ended, fresh_job, pod
 
 BAD_COMMAND = 'exec: "trian.py": executable file not found in $PATH: unknown'
 
-Case = tuple[dict[str, Any], str]
-
 
 def printed(words: str) -> str:
     """Return the launcher's report about a script that printed `words` and failed."""
@@ -26,81 +25,56 @@ def printed(words: str) -> str:
     return json.dumps({"exitCode": 1, "rank": 0, "error": error, "printed": True})
 
 
-BY_END: dict[str, Case] = {
-    "error": ({"code": 1}, "Application"),
-    "crash": ({"code": 139}, "Application"),
-    "lost its peer": ({"code": 75}, "Application"),
-    "some script's exit code 71": ({"code": 71}, "Application"),
-    "over its own memory limit": ({"code": 137, "oom": True}, "Application"),
-    "no limit, and the node ran out": (
-        {"code": 137, "oom": True, "memory_limited": False},
-        "Infrastructure",
-    ),
-    "broken GPU": (
-        {"code": 1, "message": "CUDA error: uncorrectable ECC error"},
-        "Infrastructure",
-    ),
-    "broken GPU, under the launcher": (
-        {"code": 1, "message": printed("CUDA error: uncorrectable ECC error encountered")},
-        "Infrastructure",
-    ),
-    "flipped bits": (
-        {
-            "code": 71,
-            "message": "rank 2 differs from the other ranks after step 40; last equal at step 30: "
-            "flipped bits in memory",
+ECC = "CUDA error: uncorrectable ECC error encountered"
+DIFFERS = "rank 2 differs from the other ranks after step 40; "
+FLIPPED = "last equal at step 30: flipped bits in memory"
+BY_END: dict[str, dict[str, dict[str, Any]]] = {
+    "Application": {
+        "error": {"code": 1},
+        "crash": {"code": 139},
+        "lost its peer": {"code": 75},
+        "some script's exit code 71": {"code": 71},
+        "over its own memory limit": {"code": 137, "oom": True},
+        "an own failure, under the launcher": {"code": 1, "message": printed("ValueError: no")},
+        "pod's own deadline": {"code": 143, "reason": "DeadlineExceeded"},
+    },
+    "Infrastructure": {
+        "no limit, and the node ran out": {"code": 137, "oom": True, "memory_limited": False},
+        "broken GPU": {"code": 1, "message": ECC},
+        "broken GPU, under the launcher": {"code": 1, "message": printed(ECC)},
+        "flipped bits": {"code": 71, "message": DIFFERS + FLIPPED},
+        "wrong gradients": {"code": 71, "message": f"{DIFFERS}gradients {FLIPPED}"},
+        "runtime cannot start it": {
+            "code": 128,
+            "exit_reason": "StartError",
+            "message": "nvidia-container-cli: timeout",
         },
-        "Infrastructure",
-    ),
-    "wrong gradients": (
-        {
-            "code": 71,
-            "message": "rank 2 differs from the other ranks after step 40; gradients last equal at "
-            "step 30: flipped bits in memory",
+    },
+    "Configuration": {
+        "wrong configuration": {"code": 64},
+        "command does not exist": {
+            "code": 128,
+            "exit_reason": "StartError",
+            "message": BAD_COMMAND,
         },
-        "Infrastructure",
-    ),
-    "an own failure, under the launcher": (
-        {"code": 1, "message": printed("ValueError: no")},
-        "Application",
-    ),
-    "runtime cannot start it": (
-        {"code": 128, "exit_reason": "StartError", "message": "nvidia-container-cli: timeout"},
-        "Infrastructure",
-    ),
-    "command does not exist": (
-        {"code": 128, "exit_reason": "StartError", "message": BAD_COMMAND},
-        "Configuration",
-    ),
-    "wrong configuration": ({"code": 64}, "Configuration"),
-    "wrong configuration, but evicted": ({"code": 64, "reason": "Evicted"}, "Disruption"),
-    "evicted": ({"code": 137, "reason": "Evicted"}, "Disruption"),
-    "node rebooted": ({"code": 137, "exit_reason": "ContainerStatusUnknown"}, "Disruption"),
-    "preempted": ({"code": 143, "disruption": "PreemptionByScheduler"}, "Disruption"),
-    "pod's own deadline": ({"code": 143, "reason": "DeadlineExceeded"}, "Application"),
+    },
+    "Disruption": {
+        "wrong configuration, but evicted": {"code": 64, "reason": "Evicted"},
+        "evicted": {"code": 137, "reason": "Evicted"},
+        "node rebooted": {"code": 137, "exit_reason": "ContainerStatusUnknown"},
+        "preempted": {"code": 143, "disruption": "PreemptionByScheduler"},
+    },
 }
-WITHOUT_END: dict[str, Case] = {
-    "device plugin fails": (
-        {"phase": "Failed", "reason": "UnexpectedAdmissionError"},
-        "Infrastructure",
-    ),
-    "its devices lie too far apart": (
-        {"phase": "Failed", "reason": "TopologyAffinityError"},
-        "Infrastructure",
-    ),
-    "kubelet does not know its node": (
-        {"phase": "Failed", "reason": "InvalidNodeInfo"},
-        "Infrastructure",
-    ),
-    "node is full": ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, "Disruption"),
-    "node was relabelled": ({"phase": "Failed", "reason": "NodeAffinity"}, "Disruption"),
-    "node was tainted": ({"phase": "Failed", "reason": "TaintToleration"}, "Disruption"),
-    "port is taken": ({"phase": "Failed", "reason": "NodePorts"}, "Disruption"),
-    "taken away": ({"deleting": True}, "Disruption"),
-    "no image": ({"waiting": "ImagePullBackOff"}, "Configuration"),
-    "no Secret": ({"waiting": "CreateContainerConfigError"}, "Configuration"),
-    "runtime cannot start it yet": ({"waiting": "RunContainerError"}, "Infrastructure"),
+REFUSED = {
+    "UnexpectedAdmissionError": "Infrastructure",
+    "TopologyAffinityError": "Infrastructure",
+    "InvalidNodeInfo": "Infrastructure",
+    "OutOfnvidia.com/gpu": "Disruption",
+    "NodeAffinity": "Disruption",
+    "TaintToleration": "Disruption",
+    "NodePorts": "Disruption",
 }
+"""Reasons of pods that a kubelet refused, and their classes."""
 
 
 def end(
@@ -111,12 +85,29 @@ def end(
     return replace(found, **state)
 
 
-@pytest.mark.parametrize(("how", "expected"), BY_END.values(), ids=BY_END)
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        pytest.param(how, class_, id=name)
+        for class_, cases in BY_END.items()
+        for name, how in cases.items()
+    ],
+)
 def test_class_of_a_pod_that_ended(how: dict[str, Any], expected: str) -> None:
     assert of_pod(end(**how)) == expected
 
 
-@pytest.mark.parametrize(("state", "expected"), WITHOUT_END.values(), ids=WITHOUT_END)
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        *(({"phase": "Failed", "reason": reason}, class_) for reason, class_ in REFUSED.items()),
+        ({"deleting": True}, "Disruption"),
+        ({"waiting": "ImagePullBackOff"}, "Configuration"),
+        ({"waiting": "CreateContainerConfigError"}, "Configuration"),
+        ({"waiting": "RunContainerError"}, "Infrastructure"),
+    ],
+    ids=str,
+)
 def test_class_of_a_pod_that_never_ran(state: dict[str, Any], expected: str) -> None:
     assert of_pod(pod(fresh_job(), 0, **state)) == expected
 
@@ -158,57 +149,50 @@ def test_secondary_failures(how: dict[str, Any], *, secondary: bool) -> None:
     assert is_secondary(end(**how)) is secondary
 
 
+def record_of(job: DDPJob, index: int = 0, **how: Any) -> Failure:
+    return records.of_pod(job, ended(job, index, **how), NOW)
+
+
 class TestRecord:
     def test_launcher_report_gives_rank_and_error(self) -> None:
         job = fresh_job(nprocPerNode=4)
-        said = json.dumps({"step": 7, "rank": 6, "exitCode": 3, "error": "ValueError: no"})
-        record = records.of_pod(job, ended(job, 1, code=3, message=said), NOW)
+        report = json.dumps({"step": 7, "rank": 6, "exitCode": 3, "error": "ValueError: no"})
+        record = record_of(job, 1, code=3, message=report)
         assert (record.index, record.rank, record.message) == (1, 6, "ValueError: no")
         assert "(node rank 1, rank 6) exited with code 3" in records.describe(record)
+        of_another_pod = record_of(job, 1, code=3, message='{"rank": 0}')
+        assert of_another_pod.rank is None
 
     def test_output_of_a_script_under_the_launcher_is_its_message(self) -> None:
-        job = fresh_job()
-        words = printed('ValueError: --lr "-3" is no learning rate')
-        record = records.of_pod(job, ended(job, 0, code=1, message=words), NOW)
-        assert record.message.endswith('\nValueError: --lr "-3" is no learning rate')
-        said = records.describe(record)
-        assert said.endswith(': ValueError: --lr "-3" is no learning rate')
-
-    def test_reported_rank_of_another_pod_is_ignored(self) -> None:
-        job = fresh_job(nprocPerNode=4)
-        record = records.of_pod(job, ended(job, 1, code=3, message='{"rank": 0}'), NOW)
-        assert record.rank is None
+        error = 'ValueError: --lr "-3" is no learning rate'
+        record = record_of(fresh_job(), code=1, message=printed(error))
+        assert record.message.endswith(f"\n{error}")
+        assert records.describe(record).endswith(f": {error}")
 
     @pytest.mark.parametrize("message", ["{", '{"rank": "one"}', "{}", '{"error": 3}'])
     def test_invalid_report_is_kept_as_the_message(self, message: str) -> None:
-        job = fresh_job()
-        record = records.of_pod(job, ended(job, 1, code=3, message=message), NOW)
+        record = record_of(fresh_job(), 1, code=3, message=message)
         assert (record.rank, record.message) == (1, message)
 
     def test_end_of_a_long_log_is_kept(self) -> None:
-        job = fresh_job()
-        log = "x\n" * 2000 + "ValueError: no"
-        record = records.of_pod(job, ended(job, 1, code=1, message=log), NOW)
+        record = record_of(fresh_job(), 1, code=1, message="x\n" * 2000 + "ValueError: no")
         assert record.message.endswith("ValueError: no")
         assert records.describe(record).endswith("on node node-a: ValueError: no")
 
     def test_injected_launcher_without_python_is_explained(self) -> None:
-        trainer = container(command=["./train"])
-        job = fresh_job(launcher="inject", template=template(trainer))
-        said = 'exec: "python3": executable file not found in $PATH: unknown'
-        failed = ended(job, 0, code=128, reason="StartError", message=said)
-        record = records.of_pod(job, failed, NOW)
+        trainer = template(container(command=["./train"]))
+        job, plain = fresh_job(launcher="inject", template=trainer), fresh_job(template=trainer)
+        error = 'exec: "python3": executable file not found in $PATH: unknown'
+        not_started: dict[str, Any] = {"code": 128, "reason": "StartError", "message": error}
+        record = record_of(job, **not_started)
         assert record.class_ == "Configuration"
-        words = records.describe(record)
+        text = records.describe(record)
         assert (
-            "spec.launcher: inject needs Python 3.11 or newer in the image; take an image" in words
+            "spec.launcher: inject needs Python 3.11 or newer in the image; take an image" in text
         )
-        assert words.endswith(said)
-        plain = fresh_job(template=template(trainer))
-        assert records.of_pod(plain, failed, NOW).message == said
-        # The same message from a script that has started is its own.
-        failed = ended(job, 0, code=1, message=said)
-        assert records.of_pod(job, failed, NOW).message == said
+        assert text.endswith(error)
+        assert record_of(plain, **not_started).message == error
+        assert record_of(job, code=1, message=error).message == error, "the script has started"
 
     def test_record_of_a_pod_that_cannot_start(self) -> None:
         stuck = pod(fresh_job(), 0, waiting="ImagePullBackOff", waiting_message="no such image")

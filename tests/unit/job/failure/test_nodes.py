@@ -35,6 +35,7 @@ FLIPPED = (
     "rank 1 differs from the other ranks after step 40; last equal at step 30: "
     "flipped bits in memory"
 )
+NODE: FailureClass = "Infrastructure"
 EIGHT = [Node(f"node-{letter}", {"zone": "1"}) for letter in "abcdefgh"]
 
 
@@ -66,15 +67,20 @@ def test_application_failures_on_one_node_only_exclude_it() -> None:
     assert judged(fresh_job(), on_a, elsewhere, on_a).excluded_nodes == ()
 
 
-@pytest.mark.parametrize("class_", ["Disruption", "Configuration"])
-def test_other_classes_are_not_charged_to_the_node(class_: FailureClass) -> None:
-    status = judged(fresh_job(), *[failure("node-a", class_)] * 5)
-    assert (status.node_failures, status.excluded_nodes) == ({}, ())
-
-
-@pytest.mark.parametrize("how", [{"exit_code": 75}, {"exit_code": 42, "action": "Ignore"}], ids=str)
-def test_secondary_or_ignored_failure_is_not_charged_to_the_node(how: dict[str, Any]) -> None:
-    other = failure("node-a", "Application").model_copy(update=how)
+@pytest.mark.parametrize(
+    ("class_", "more"),
+    [
+        ("Disruption", {}),
+        ("Configuration", {}),
+        ("Application", {"exit_code": 75}),
+        ("Application", {"exit_code": 42, "action": "Ignore"}),
+    ],
+    ids=["disruption", "configuration", "secondary", "ignored"],
+)
+def test_other_failures_are_not_charged_to_the_node(
+    class_: FailureClass, more: dict[str, Any]
+) -> None:
+    other = failure("node-a", class_).model_copy(update=more)
     status = judged(fresh_job(), *[other] * 5)
     assert (status.node_failures, status.excluded_nodes) == ({}, ())
 
@@ -155,15 +161,21 @@ def test_more_excluded_nodes_than_fit_keep_the_newest() -> None:
     assert kept == (*before[1:], "node-500")
 
 
-def test_next_pods_avoid_the_excluded_node() -> None:
-    job, pods = running_job(restart={"nodeFailureLimit": 1})
-    broken = ended(job, 1, code=1, node="node-a")
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [(1, ""), (2, "NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus.")],
+    ids=["limit", "lost GPU"],
+)
+def test_next_pods_avoid_the_excluded_node(limit: int, message: str) -> None:
+    job, pods = running_job(restart={"nodeFailureLimit": limit})
+    broken = ended(job, 1, code=1, node="node-a", message=message)
     job = stored(job, plan(job, [pods[0], broken], later(60), nodes=EIGHT))
     assert job.status.excluded_nodes == ("node-a",)
-    [term] = node_terms(job)
-    assert term == {
-        "matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]}]
-    }
+    assert node_terms(job) == [{"matchFields": [avoided("node-a")]}]
+
+
+def avoided(node: str) -> dict[str, object]:
+    return {"key": "metadata.name", "operator": "NotIn", "values": [node]}
 
 
 def node_terms(job: DDPJob) -> list[dict[str, object]]:
@@ -181,14 +193,10 @@ def test_users_node_affinity_is_kept() -> None:
         "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []},
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required},
     }
-    job = with_status(
-        fresh_job(template=template(affinity=affinity)), excluded_nodes=("node-a", "node-b")
-    )
-    not_there = [
-        {"key": "metadata.name", "operator": "NotIn", "values": [node]}
-        for node in ("node-a", "node-b")
-    ]
-    assert node_terms(job) == [{**zone, "matchFields": not_there} for zone in zones]
+    job = fresh_job(template=template(affinity=affinity))
+    job = with_status(job, excluded_nodes=("node-a", "node-b"))
+    fields = [avoided("node-a"), avoided("node-b")]
+    assert node_terms(job) == [{**zone, "matchFields": fields} for zone in zones]
     assert "podAntiAffinity" in manifests.pod(job, Identity(0, 0))["spec"]["affinity"]
     assert "matchFields" not in zones[0], "the template was changed"
 
@@ -218,55 +226,31 @@ def test_never_more_than_a_quarter_is_excluded(
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "class_", "excluded"),
     [
-        "NVRM: Xid (PCI:0000:65:00): 79, pid=1234, GPU has fallen off the bus.",
-        "NVRM: Xid 48",
-        "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
-        FLIPPED,
+        ("NVRM: Xid (PCI:0000:65:00): 79, pid=1234, GPU has fallen off the bus.", NODE, True),
+        ("NVRM: Xid 48", NODE, True),
+        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", NODE, True),
+        (FLIPPED, NODE, True),
+        ("NVRM: Xid (PCI:0000:65:00): 31, pid=1234, Ch 00000008", NODE, False),
+        ("nvidia-container-cli: initialization error", NODE, False),
+        ("NVRM: Xid 79", "Disruption", False),
     ],
 )
-def test_lost_gpu_excludes_its_node_at_once(message: str) -> None:
-    lost = failure("node-a").model_copy(update={"message": message})
-    assert judged(fresh_job(), lost).excluded_nodes == ("node-a",)
+def test_lost_gpu_excludes_its_node_at_once(
+    message: str, class_: FailureClass, *, excluded: bool
+) -> None:
+    lost = failure("node-a", class_).model_copy(update={"message": message})
+    assert judged(fresh_job(), lost).excluded_nodes == (("node-a",) if excluded else ())
     never = fresh_job(restart={"nodeFailureLimit": 0})
     assert judged(never, lost).excluded_nodes == ()
-
-
-@pytest.mark.parametrize(
-    ("message", "class_"),
-    [
-        ("NVRM: Xid (PCI:0000:65:00): 31, pid=1234, Ch 00000008", "Infrastructure"),
-        ("nvidia-container-cli: initialization error", "Infrastructure"),
-        ("NVRM: Xid 79", "Disruption"),
-    ],
-)
-def test_other_node_errors_exclude_no_node_at_once(message: str, class_: FailureClass) -> None:
-    once = failure("node-a", class_).model_copy(update={"message": message})
-    assert judged(fresh_job(), once).excluded_nodes == ()
-
-
-def test_lost_gpu_excludes_the_node_of_the_next_pod() -> None:
-    job, pods = running_job()
-    words = "NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus."
-    broken = ended(job, 1, code=1, node="node-a", message=words)
-    job = stored(job, plan(job, [pods[0], broken], later(60), nodes=EIGHT))
-    assert job.status.excluded_nodes == ("node-a",)
-    assert job.status.failures[0].class_ == "Infrastructure"
 
 
 def test_flipped_bits_exclude_the_node_and_name_rank_and_pod() -> None:
     job, pods = running_job()
     words = json.dumps({"exitCode": 71, "rank": 1, "error": FLIPPED})
-    job = stored(
-        job,
-        plan(
-            job,
-            [pods[0], ended(job, 1, code=71, node="node-a", message=words)],
-            later(60),
-            nodes=EIGHT,
-        ),
-    )
+    broken = ended(job, 1, code=71, node="node-a", message=words)
+    job = stored(job, plan(job, [pods[0], broken], later(60), nodes=EIGHT))
     [failure] = job.status.failures
     assert (failure.class_, failure.charged, failure.rank) == ("Infrastructure", False, 1)
     assert job.status.excluded_nodes == ("node-a",)
@@ -283,22 +267,12 @@ class TestSignals:
         assert decision.decided
         job = stored(fresh_job(), decision)
         assert job.status.excluded_nodes == ("node-h", "node-g")
-        [term] = node_terms(job)
-        fields = [
-            {"key": "metadata.name", "operator": "NotIn", "values": [node]}
-            for node in ("node-h", "node-g")
-        ]
-        assert term == {"matchFields": fields}
+        assert node_terms(job) == [{"matchFields": [avoided("node-h"), avoided("node-g")]}]
         again = plan(job, [], NOW, nodes=nodes)
         assert not again.decided, "the same nodes are avoided already"
         assert len(again.create) == 2
-
-    def test_node_that_is_well_again_is_used(self) -> None:
-        bad = [replace(EIGHT[0], bad="condition y"), *EIGHT[1:]]
-        job = stored(fresh_job(), plan(fresh_job(), [], NOW, nodes=bad))
-        assert job.status.excluded_nodes == ("node-a",)
-        job = stored(job, plan(job, [], NOW, nodes=EIGHT))
-        assert job.status.excluded_nodes == ()
+        well = stored(job, plan(job, [], NOW, nodes=EIGHT))
+        assert well.status.excluded_nodes == ()
 
     def test_failed_node_comes_before_bad_ones(self) -> None:
         nodes = [*EIGHT[:5], *(replace(node, bad="condition y") for node in EIGHT[5:])]
@@ -306,10 +280,8 @@ class TestSignals:
         assert status.excluded_nodes == ("node-a", "node-f"), "a quarter of eight"
         status = with_bad_nodes(fresh_job(), status, Nodes(EIGHT))
         assert status.excluded_nodes == ("node-a",)
-
-    def test_bad_node_comes_before_leaving_ones(self) -> None:
-        nodes = [*(replace(node, leaving="taint x") for node in EIGHT[:7]), EIGHT[7]]
-        nodes[7] = replace(nodes[7], bad="condition y")
+        leaving = [replace(node, leaving="taint x") for node in EIGHT[:7]]
+        nodes = [*leaving, replace(EIGHT[7], bad="condition y")]
         assert judged(fresh_job(), nodes=nodes).excluded_nodes == ("node-h", "node-a")
 
     def test_unusable_leaving_nodes_are_not_excluded(self) -> None:
@@ -322,11 +294,8 @@ class TestSignals:
         nodes = [replace(EIGHT[0], bad="condition y"), *EIGHT[1:]]
         assert judged(never, nodes=nodes).excluded_nodes == ()
         assert not plan(never, [], NOW, nodes=nodes).decided
-
-    def test_bad_node_changes_no_running_job(self) -> None:
         job, pods = running_job()
-        nodes = [replace(EIGHT[0], bad="condition y"), *EIGHT[1:]]
-        assert does_nothing(plan(job, pods, later(20), nodes=nodes))
+        assert does_nothing(plan(job, pods, later(20), nodes=nodes)), "a running job is kept"
 
 
 class TestBootIds:

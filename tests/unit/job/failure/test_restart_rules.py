@@ -68,19 +68,17 @@ def test_rule_matches_if_all_its_matchers_match(matchers: dict[str, Any], *, mat
     assert verdict.rule == ("spec.restart.rules[0]" if matches else "")
 
 
-@pytest.mark.parametrize(("rank", "matches"), [(2, True), (3, True), (1, False), (4, False)])
-def test_unknown_rank_matches_any_rank_of_its_pod(rank: int, *, matches: bool) -> None:
-    rules = [{"ranks": [rank], "action": "FailJob"}]
-    verdict = judge(fresh_job(nprocPerNode=2, restart={"rules": rules}), failure(rank=None))
-    assert (verdict.action == "FailJob") is matches
-
-
-@pytest.mark.parametrize(("rank", "matches"), [(0, False), (2, False), (3, True), (4, False)])
-def test_ranks_of_unequal_pods_follow_the_pods_before(rank: int, *, matches: bool) -> None:
-    rules = [{"ranks": [rank], "action": "FailJob"}]
-    three_first = [{"indexes": ["0"], "nprocPerNode": 3}]
-    verdict = judge(fresh_job(overrides=three_first, restart={"rules": rules}), failure(rank=None))
-    assert (verdict.action == "FailJob") is matches
+@pytest.mark.parametrize(
+    ("first_pod", "matching"), [(2, {2, 3}), (3, {3})], ids=["equal pods", "unequal pods"]
+)
+def test_unknown_rank_matches_any_rank_of_its_pod(first_pod: int, matching: set[int]) -> None:
+    own = [{"indexes": ["0"], "nprocPerNode": first_pod}]
+    processes = 2 if first_pod == 2 else 1
+    for rank in range(5):
+        rules = [{"ranks": [rank], "action": "FailJob"}]
+        job = fresh_job(nprocPerNode=processes, overrides=own, restart={"rules": rules})
+        verdict = judge(job, failure(rank=None))
+        assert (verdict.action == "FailJob") is (rank in matching)
 
 
 @pytest.mark.parametrize(("said", "known"), [(2, None), (3, 3), (4, 4), (5, None)])
@@ -126,7 +124,7 @@ def after_failure(rule: dict[str, Any], *, code: int = 42, **restart: Any) -> tu
     return job, plan(job, [pods[0], ended(job, 1, code=code), pods[2]], later(60))
 
 
-class TestWhatIsDone:
+class TestActions:
     def test_restart_pod_in_scope_gang(self) -> None:
         _, planned = after_failure(RESTART_POD)
         assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (0, {"1": 1})
@@ -134,10 +132,13 @@ class TestWhatIsDone:
         assert (noted.action, noted.charged) == ("RestartPod", True)
         assert "(restart 1 of 3, spec.restart.rules[0])" in planned.status.message
 
-    def test_restart_gang_in_scope_pod(self) -> None:
-        _, planned = after_failure({"exitCodes": [42], "action": "RestartGang"}, scope="Pod")
-        assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (1, {})
-        assert planned.status.failures[0].action == "RestartGang"
+    @pytest.mark.parametrize(("code", "scope"), [(42, "Pod"), (64, "Gang")])
+    def test_restart_gang_in_scope_pod_or_after_exit_64(self, code: int, scope: str) -> None:
+        rule = {"exitCodes": [code], "action": "RestartGang", "charged": True}
+        _, planned = after_failure(rule, code=code, scope=scope)
+        status = planned.status
+        assert (status.attempt, status.restarts, status.bookkeeping.replacements) == (1, 1, {})
+        assert status.failures[0].action == "RestartGang"
 
     def test_fail_job(self) -> None:
         _, planned = after_failure({"exitCodes": [42], "action": "FailJob"})
@@ -145,11 +146,6 @@ class TestWhatIsDone:
         assert "spec.restart.rules[0]" in planned.status.message
         assert "digits-0-1" in planned.status.message
         assert (planned.status.restarts, planned.status.failures[0].action) == (0, "FailJob")
-
-    def test_restart_after_a_configuration_error(self) -> None:
-        rule = {"exitCodes": [64], "action": "RestartGang", "charged": True}
-        _, planned = after_failure(rule, code=64)
-        assert (planned.status.attempt, planned.status.restarts) == (1, 1)
 
     def test_charged_false(self) -> None:
         rule = {"exitCodes": [42], "action": "RestartGang", "charged": False}

@@ -87,17 +87,13 @@ def test_no_pod_leaves_without_a_free_node() -> None:
     job, pods = spread(restart={"scope": "Pod"})
     nodes = with_leaving("node-b")
     busy = [replace(node, schedulable=False) for node in nodes[2:]]
-    assert not planned(job, pods, [*nodes[:2], *busy]).decided
     bad = [replace(node, bad="condition GpuMemWatch") for node in nodes[2:]]
-    assert not planned(job, pods, [*nodes[:2], *bad]).decided
-    one = [*nodes[:2], *busy[:5], nodes[7]]
-    taint = {
-        "key": "cloud.google.com/impending-node-termination",
-        "value": "",
-        "effect": "NoSchedule",
-    }
-    one[1] = replace(one[1], taints=(taint,))
-    assert planned(job, pods, one).decided, "one free node is enough"
+    for others in (busy, bad):
+        assert not planned(job, pods, [*nodes[:2], *others]).decided
+    key = "cloud.google.com/impending-node-termination"
+    nodes[1] = replace(nodes[1], taints=({"key": key, "value": "", "effect": "NoSchedule"},))
+    one_free = [*nodes[:2], *busy[:5], nodes[7]]
+    assert planned(job, pods, one_free).decided
 
 
 @pytest.mark.parametrize(("scope", "required", "leaves"), [
@@ -145,35 +141,23 @@ def test_node_is_left_once_per_boot() -> None:
     assert planned(job, back, rebooted).decided, "a rebooted node counts as another one"
 
 
-def test_recovering_or_starting_job_leaves_no_node() -> None:
+def test_recovering_starting_ending_or_suspended_job_leaves_no_node() -> None:
     job, pods = spread(restart={"scope": "Pod"})
     nodes = with_leaving("node-b")
-    failed = [ended(job, 0, code=1), pods[1]]
-    decision = planned(job, failed, nodes)
+    completed = ended(job, 0, code=0, node="node-a")
+    assert not planned(job, [completed, pods[1]], nodes).decided
+    terminating = replace(pods[1], deleting=True, disrupted_at=later(50))
+    decision = planned(job, [pods[0], terminating], nodes)
+    assert decision.status.bookkeeping.left_nodes == ()
+    decision = planned(job, [ended(job, 0, code=1), pods[1]], nodes)
     assert [failure.reason for failure in decision.status.failures] == ["Error"]
     job = stored(job, decision)
     assert not planned(job, [pods[1]], nodes).decided
     starting = fresh_job()
     starting = stored(starting, plan(starting, [], later(0)))
     assert not planned(starting, [replace(pod, ready=False) for pod in pods], nodes).decided
-
-
-@pytest.mark.parametrize("state", [{"deleting": True, "disrupted_at": later(50)}])
-def test_terminating_pod_is_not_counted_as_departure(state: dict[str, Any]) -> None:
-    job, pods = spread(restart={"scope": "Pod"})
-    decision = planned(job, [pods[0], replace(pods[1], **state)], with_leaving("node-b"))
-    assert decision.status.bookkeeping.left_nodes == ()
-
-
-def test_completing_job_leaves_no_node() -> None:
-    job, pods = spread()
-    over = ended(job, 0, code=0, node="node-a")
-    assert not planned(job, [over, pods[1]], with_leaving("node-b")).decided
-
-
-def test_suspended_job_leaves_no_node() -> None:
-    job, pods = spread(suspend=True)
-    decision = planned(job, pods, with_leaving("node-b"))
+    suspended, pods = spread(suspend=True)
+    decision = planned(suspended, pods, nodes)
     assert decision.status.is_true("Suspended")
     assert decision.status.failures == ()
 

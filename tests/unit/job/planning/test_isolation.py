@@ -56,12 +56,10 @@ class TestPolicy:
             ],
             "ports": [{"protocol": "TCP", "port": 2345}],
         }
+        outside = network_policy(job, operator_namespace=None)
+        assert outside["spec"]["ingress"] == [from_pods]
         for field in ("name", "namespace", "labels", "ownerReferences"):
             assert policy["metadata"][field] == service["metadata"][field]
-
-    def test_policy_for_an_operator_outside_admits_only_pods(self) -> None:
-        policy = network_policy(fresh_job(isolation="Job"), operator_namespace=None)
-        assert len(policy["spec"]["ingress"]) == 1
 
     @pytest.mark.parametrize(("value", "port"), [("8080", 8080), ("80", 28737), (None, 28737)])
     def test_policy_admits_the_operator_to_the_status_port(
@@ -156,11 +154,11 @@ def test_policy_is_made_again_with_each_attempt() -> None:
 
 def test_taken_pod_name_makes_one_policy() -> None:
     job = fresh_job(isolation="Job")
-    stranger = ready(job, owner_uid="an earlier job's")
-    job = stored(job, plan(job, [stranger], later(0)))
-    planned = plan(job, [stranger], later(COLLECTION_SECONDS))
+    earlier = ready(job, owner_uid="an earlier job's")
+    job = stored(job, plan(job, [earlier], later(0)))
+    planned = plan(job, [earlier], later(COLLECTION_SECONDS))
     assert (planned.create_service, planned.isolate) == (True, True)
-    again = plan(stored(job, planned), [stranger], later(COLLECTION_SECONDS + 5))
+    again = plan(stored(job, planned), [earlier], later(COLLECTION_SECONDS + 5))
     assert (again.create_service, again.isolate) == (True, None)
 
 

@@ -116,12 +116,8 @@ class TestTheLastOfTheBudget:
         planned = plan(job, [ready(job, 0), ended(job, 1, code=75, at=90)], later(100))
         assert planned.status.reason == "MaxRestartsExceeded"
 
-    def test_primary_failure_without_budget_fails(self) -> None:
-        job, pods = running_job(restart={"maxRestarts": 0})
-        planned = plan(job, [pods[0], ended(job, 1, code=1)], later(60))
-        assert planned.status.reason == "MaxRestartsExceeded"
-
-    def test_secondary_failure_of_a_single_pod_fails(self) -> None:
-        job, _ = running_job(replicas=1, restart={"maxRestarts": 0})
-        planned = plan(job, [ended(job, 0, code=75)], later(60))
+    @pytest.mark.parametrize(("replicas", "code"), [(2, 1), (1, 75)])
+    def test_primary_or_only_failure_without_budget_fails(self, replicas: int, code: int) -> None:
+        job, pods = running_job(replicas=replicas, restart={"maxRestarts": 0})
+        planned = plan(job, [*pods[:-1], ended(job, replicas - 1, code=code)], later(60))
         assert planned.status.reason == "MaxRestartsExceeded"

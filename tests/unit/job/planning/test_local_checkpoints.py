@@ -10,7 +10,7 @@ from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 
 from tests.good_manifests import container, template
-from tests.unit.job.builders import ended, event_reasons, fresh_job, later, stored
+from tests.unit.job.builders import ended, event_reasons, fresh_job, group, later, stored
 from tests.unit.job.planning.group.test_elasticity import born, elastic_job, settled
 from tests.unit.job.planning.group.test_in_place import (
     LISTENS,
@@ -94,8 +94,7 @@ def test_no_pod_joins_if_rank_0_saved_in_its_pod() -> None:
     waiting = born(job, 2)
     known = knowing([*pods, waiting], 1)
     planned = plan(job, [*pods, waiting], later(900), launchers=replace(saying(), **known))
-    assert planned.status.world is not None
-    assert planned.status.world.members == "0-1"
+    assert group(planned).members == "0-1"
     without = job.status.noting(saved_in_pod=None)
     job = replace(job, status=without)
     planned = plan(job, [*pods, waiting], later(900), launchers=replace(LISTENS, **known))

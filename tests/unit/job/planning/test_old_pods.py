@@ -29,7 +29,7 @@ def restarting(**restart: Any) -> tuple[DDPJob, PodState, PodState]:
     return job, pods[0], failed
 
 
-def told_to_end(pod: PodState, at: float, grace: float = 15) -> PodState:
+def terminating(pod: PodState, at: float, grace: float = 15) -> PodState:
     return replace(pod, deleting=True, ends_by=later(at + grace))
 
 
@@ -41,7 +41,7 @@ def test_new_gang_waits_for_the_old_pods() -> None:
     assert planned.status.phase == "Restarting"
     assert planned.status.message == "waiting for old pods to end: digits-0-0"
     job = stored(job, planned)
-    going = told_to_end(old, 61)
+    going = terminating(old, 61)
     waiting = plan(job, [going], later(70))
     assert (waiting.create, waiting.delete) == ((), ())
     assert waiting.requeue_at == later(61 + 15 + SILENT_SECONDS)
@@ -53,7 +53,7 @@ def test_new_gang_waits_for_the_old_pods() -> None:
 def test_wait_for_an_old_pod_ends() -> None:
     """Usually the node of such a pod is lost for an unknown time."""
     job, old, _ = restarting()
-    going = told_to_end(old, 61)
+    going = terminating(old, 61)
     assert plan(job, [going], later(61 + 14 + SILENT_SECONDS)).create == ()
     planned = plan(job, [going], later(61 + 15 + SILENT_SECONDS))
     assert len(planned.create) == 2
@@ -81,7 +81,7 @@ def test_replace_when_decides_about_a_single_replacement(
     wanted: dict[str, str], created: int
 ) -> None:
     job, pods = running_job(restart={"scope": "Pod", **wanted})
-    leaving = told_to_end(pods[1], 60)
+    leaving = terminating(pods[1], 60)
     job = stored(job, plan(job, [pods[0], leaving], later(60)))
     assert job.status.bookkeeping.replacing == (1,)
     planned = plan(job, [pods[0], leaving], later(60))
@@ -93,12 +93,12 @@ def test_replace_when_decides_about_a_single_replacement(
 class TestEarlierJob:
     """Pods of an earlier job with the same name may still run."""
 
-    def stranger(self, job: DDPJob, **state: Any) -> PodState:
+    def earlier(self, job: DDPJob, **state: Any) -> PodState:
         return ready(job, 0, attempt=3, owner_uid="another", **state)
 
     def test_terminating_pod_of_an_earlier_job_is_waited_for(self) -> None:
         job = fresh_job()
-        going = self.stranger(job, deleting=True, ends_by=later(30))
+        going = self.earlier(job, deleting=True, ends_by=later(30))
         planned = plan(job, [going], later(1))
         assert (planned.create, planned.delete) == ((), ())
         assert (planned.status.phase, planned.status.reason) == ("Pending", "WaitingForOldPods")
@@ -106,8 +106,8 @@ class TestEarlierJob:
 
     def test_running_pod_of_an_earlier_job_is_waited_for_briefly(self) -> None:
         job = fresh_job()
-        planned = plan(job, [self.stranger(job)], later(1))
+        planned = plan(job, [self.earlier(job)], later(1))
         assert planned.create == ()
         assert planned.requeue_at == later(COLLECTION_SECONDS)
         # No garbage collector deletes them.
-        assert len(plan(job, [self.stranger(job)], later(COLLECTION_SECONDS)).create) == 2
+        assert len(plan(job, [self.earlier(job)], later(COLLECTION_SECONDS)).create) == 2

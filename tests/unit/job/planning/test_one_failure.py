@@ -13,7 +13,7 @@ from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Node
 
-from tests.unit.job.builders import ended, later, pod, ready, running_job, stored
+from tests.unit.job.builders import ended, later, listening, pod, ready, running_job, stored
 
 LOST_PEER = "RuntimeError: Connection closed by peer"
 SCOPES = ("InPlace", "Pod")
@@ -25,11 +25,6 @@ def running(scope: str, **spec: Any) -> tuple[DDPJob, list[PodState]]:
     job, pods = running_job(replicas=3, restart=restart, **spec)
     pods = [listening(each) for each in pods]
     return look(job, pods, 20), pods
-
-
-def listening(each: PodState) -> PodState:
-    address = f"10.0.0.{each.identity.slot}:29501"
-    return replace(each, address=address, started=later(1))
 
 
 def look(

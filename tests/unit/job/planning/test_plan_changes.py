@@ -27,24 +27,18 @@ FAILED = ContainerExit(code=1, signal=0, reason="Error", message="", finished=NO
 
 
 class TestSuspension:
-    def test_job_created_suspended_creates_nothing(self) -> None:
-        job = fresh_job(suspend=True)
-        planned = plan(job, [], NOW)
-        assert planned.decided
-        assert planned.status.phase == "Suspended"
-        assert planned.status.start_time is None
-        job = stored(job, planned)
-        assert does_nothing(plan(job, [], later(1)))
-
     def test_job_created_suspended_starts_with_attempt_0(self) -> None:
         job = fresh_job(suspend=True, activeDeadlineSeconds=100)
-        job = stored(job, plan(job, [], NOW))
+        planned = plan(job, [], NOW)
+        assert planned.decided
+        assert (planned.status.phase, planned.status.start_time) == ("Suspended", None)
+        job = stored(job, planned)
+        assert does_nothing(plan(job, [], later(1)))
         job = edited(job, suspend=False)
         planned = plan(job, [], later(500))
         assert planned.decided
         assert (planned.status.attempt, planned.status.bookkeeping.suspended_seconds) == (0, 0)
-        job = stored(job, planned)
-        planned = plan(job, [], later(500))
+        planned = plan(stored(job, planned), [], later(500))
         assert planned.create == (Identity(0, 0), Identity(1, 0))
         assert planned.requeue_at == later(600)
 
@@ -69,25 +63,27 @@ class TestSuspension:
         assert does_nothing(planned)
         assert planned.status.phase == "Suspended"
 
-    def test_resumed_job_starts_a_new_attempt(self) -> None:
+    @pytest.mark.parametrize("replicas", [2, 3])
+    def test_resumed_job_starts_a_new_attempt(self, replicas: int) -> None:
         job, pods = running_job()
         job = with_status(job, replacements={"1": 2})
         job = edited(job, suspend=True)
         job = stored(job, plan(job, pods, later(60)))
-        job = edited(job, suspend=False)
+        job = edited(job, suspend=False, replicas=replicas)
         planned = plan(job, [], later(160))
         assert planned.decided
-        assert (planned.status.attempt, planned.status.bookkeeping.replacements) == (1, {})
-        assert planned.status.restarts == 0
-        assert planned.status.disruptions == 0
-        assert planned.status.bookkeeping.suspended_seconds == 100
-        assert planned.status.phase == "Pending"
-        assert planned.status.message == "spec.suspend is false again; pods are created"
+        status = planned.status
+        assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 0)
+        assert status.bookkeeping.replacements == {}
+        assert status.bookkeeping.suspended_seconds == 100
+        assert status.phase == "Pending"
+        assert status.message == "spec.suspend is false again; pods are created"
         planned = plan(stored(job, planned), pods, later(160))
         assert planned.create == (), "the old pods still save"
         assert len(planned.delete) == 2
         planned = plan(stored(job, planned), [], later(165))
-        assert planned.create == (Identity(0, 1), Identity(1, 1))
+        assert planned.create == tuple(Identity(index, 1) for index in range(replicas))
+        assert planned.status.ready == f"0/{replicas}"
 
     def test_job_resumed_before_its_first_pods_were_recorded(self) -> None:
         """The operator stopped after creating them; then the user suspended and resumed."""
@@ -101,16 +97,6 @@ class TestSuspension:
         planned = plan(job, going, later(1))
         assert not planned.decided
         assert planned.create == (Identity(0, 1), Identity(1, 1))
-
-    def test_replicas_changed_while_suspended(self) -> None:
-        job, pods = running_job()
-        job = edited(job, suspend=True)
-        job = stored(job, plan(job, pods, later(60)))
-        job = edited(job, suspend=False, replicas=3)
-        job = stored(job, plan(job, [], later(70)))
-        planned = plan(job, [], later(70))
-        assert planned.create == (Identity(0, 1), Identity(1, 1), Identity(2, 1))
-        assert planned.status.ready == "0/3"
 
 
 class TestSpecChange:
@@ -170,14 +156,11 @@ class TestSpecChange:
 
 
 class TestDeadline:
-    def test_plan_is_due_at_the_deadline(self) -> None:
+    def test_deadline_fails_the_job(self) -> None:
         job, pods = running_job(activeDeadlineSeconds=100)
         planned = plan(job, pods, later(99.9))
         assert does_nothing(planned)
         assert planned.requeue_at == later(100)
-
-    def test_deadline_fails_the_job(self) -> None:
-        job, pods = running_job(activeDeadlineSeconds=100)
         planned = plan(job, pods, later(100))
         assert planned.decided
         assert (planned.status.phase, planned.status.reason) == ("Failed", "DeadlineExceeded")
@@ -210,15 +193,16 @@ class TestRestartRequested:
         planned = plan(self.wanted(job, "1"), pods, later(60))
         assert planned.decided
         assert condition(planned, "Restarting") == ("True", "RestartRequested")
-        [told] = planned.events
-        assert (told.warning, "restart-requested" in told.message) == (False, True)
+        [event] = planned.events
+        assert (event.warning, "restart-requested" in event.message) == (False, True)
         status = planned.status
         assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 0)
-        job = self.wanted(stored(job, planned), "1")
-        after = plan(job, pods, later(61))
+        job = stored(job, planned)
+        after = plan(self.wanted(job, "1"), pods, later(61))
         assert not after.decided
         assert set(after.delete) == {pod.key for pod in pods}
         assert plan(self.wanted(job, "2"), pods, later(62)).status.attempt == 2
+        assert plan(self.wanted(job, ""), pods, later(62)).status.attempt == 1, "it was removed"
 
     def test_annotation_before_the_first_pods_is_no_request(self) -> None:
         job = self.wanted(fresh_job(), "1")
@@ -226,19 +210,9 @@ class TestRestartRequested:
         assert (job.status.attempt, job.status.bookkeeping.restart_requested) == (0, "1")
         assert len(plan(job, [], NOW).create) == 2
 
-    def test_removed_annotation_is_no_request(self) -> None:
-        job, pods = running_job()
-        job = stored(job, plan(self.wanted(job, "1"), pods, later(60)))
-        assert plan(job, [], later(61)).status.attempt == 1
-
     def test_resumed_job_with_annotation_starts_once(self) -> None:
         job, pods = running_job()
         job = stored(job, plan(edited(job, suspend=True), pods, later(60)))
         job = self.wanted(edited(job, suspend=False), "1")
         resumed = plan(job, [], later(70))
         assert (resumed.status.attempt, resumed.status.bookkeeping.restart_requested) == (1, "1")
-
-    def test_annotation_restarts_no_finished_job(self) -> None:
-        job, _ = running_job()
-        job = stored(job, plan(job, [ended(job, i, code=0) for i in (0, 1)], later(60)))
-        assert plan(self.wanted(job, "1"), [], later(61)).status.attempt == 0

@@ -8,7 +8,7 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.job.failure.causes import CAUSE_WAIT_SECONDS
 from ddp_operator.job.planning.failures.recovery import DISRUPTED_START_PAUSE_SECONDS
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
 
 from tests.unit.job.builders import (
     condition,
@@ -24,11 +24,13 @@ from tests.unit.job.builders import (
     with_status,
 )
 
+ERROR = ContainerExit(code=1, signal=0, reason="Error", message="", finished=later(0))
 FAILURES: dict[str, dict[str, Any]] = {
     "exit code": {"code": 1},
     "out of memory": {"code": 137, "reason": "OOMKilled"},
     "SIGTERM from an unknown sender": {"code": 143},
     "lost its peer": {"code": 75},
+    "error, and deleted later": {"code": 1, "deleting": True},
 }
 DISRUPTIONS: dict[str, dict[str, Any]] = {
     "node drained": {"code": 143, "disruption": "EvictionByEvictionAPI"},
@@ -71,23 +73,14 @@ class TestFailure:
         assert (planned.status.phase, planned.status.reason) == ("Restarting", "Disrupted")
         assert planned.status.failures[-1].disruption
 
-    def test_deleted_running_pod_is_a_disruption(self, scope: str) -> None:
+    def test_deleted_or_vanished_pod_is_a_disruption(self, scope: str) -> None:
         job, pods = running_job(restart={"scope": scope})
-        planned = plan(job, [pods[0], replace(pods[1], deleting=True)], later(60))
-        assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
-
-    def test_vanished_pod_is_a_disruption(self, scope: str) -> None:
-        job, pods = running_job(restart={"scope": scope})
-        planned = plan(job, [pods[0]], later(60))
-        assert planned.decided
-        assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
-        assert planned.status.failures[-1].reason == "Vanished"
-        assert planned.status.failures[-1].pod == "digits-0-1"
-
-    def test_failed_pod_that_is_deleted_later_stays_a_failure(self, scope: str) -> None:
-        job, pods = running_job(restart={"scope": scope})
-        planned = plan(job, [pods[0], ended(job, 1, code=1, deleting=True)], later(60))
-        assert (planned.status.restarts, planned.status.disruptions) == (1, 0)
+        for rest, reason in (([replace(pods[1], deleting=True)], "Deleted"), ([], "Vanished")):
+            planned = plan(job, [pods[0], *rest], later(60))
+            assert planned.decided
+            assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
+            [failure] = planned.status.failures
+            assert (failure.reason, failure.pod) == (reason, "digits-0-1")
 
     def test_all_pods_lost_start_a_new_attempt(self, scope: str) -> None:
         job, _ = running_job(restart={"scope": scope})
@@ -134,14 +127,6 @@ class TestFailure:
         planned = plan(job, [ended(job, 0, code=1, at=5), ended(job, 1, code=2, at=4)], later(60))
         assert [(f.index, f.time) for f in planned.status.failures] == [(1, later(4))]
 
-    def test_only_the_latest_ten_failures_are_kept(self, scope: str) -> None:
-        job, pods = running_job(restart={"scope": scope, "maxRestarts": 99})
-        for _ in range(12):
-            gone = ended(job, 1, code=1)
-            kept = stored(job, plan(job, [pods[0], gone], later(60)))
-            job = with_status(job, failures=kept.status.failures, restarts=kept.status.restarts)
-        assert (len(job.status.failures), job.status.restarts) == (10, 12)
-
 
 class TestGangRestart:
     def test_replace_when_terminating_creates_all_pods_at_once(self) -> None:
@@ -169,57 +154,42 @@ class TestGangRestart:
         assert planned.create == (Identity(1, 1),)
         assert planned.status.restarts == 1
 
-    def test_running_again_ends_restarting(self) -> None:
+    def test_running_new_pods_end_restarting(self) -> None:
         job, pods = running_job()
         job = stored(job, plan(job, [pods[0], ended(job, 1, code=1)], later(60)))
         job = stored(job, plan(job, [], later(60)))
         assert job.status.phase == "Restarting"
-        planned = plan(job, [ready(job, 0), ready(job, 1)], later(70))
-        assert planned.status.phase == "Running"
-        assert condition(planned, "Restarting")[0] == "False"
-
-    def test_waiting_reason_of_new_pods_is_reported(self) -> None:
-        job, pods = running_job()
-        job = stored(job, plan(job, [pods[0], ended(job, 1, code=1)], later(60)))
-        job = stored(job, plan(job, [], later(60)))
         stuck = pod(job, 1, waiting="Unschedulable", waiting_message="no room")
         planned = plan(job, [ready(job, 0), stuck], later(70))
         assert (planned.status.phase, planned.status.reason) == ("Restarting", "Unschedulable")
         assert "no room" in planned.status.message
+        planned = plan(job, [ready(job, 0), ready(job, 1)], later(70))
+        assert planned.status.phase == "Running"
+        assert condition(planned, "Restarting")[0] == "False"
 
 
 class TestPodReplacement:
-    def test_only_the_failed_pod_is_replaced_and_fenced(self) -> None:
+    @pytest.mark.parametrize(
+        ("state", "deleted", "fenced"),
+        [
+            ({"deleting": True}, False, True),
+            ({"deleting": True, "serving": False}, False, False),
+            ({"phase": "Failed", "exit": ERROR}, True, False),
+            ({"phase": "Running", "exit": ERROR}, True, True),
+        ],
+        ids=["terminating", "fenced already", "ended", "ended with a running side car"],
+    )
+    def test_only_the_failed_pod_is_replaced_and_fenced_while_dns_lists_it(
+        self, state: dict[str, Any], deleted: bool, fenced: bool
+    ) -> None:
         job, pods = running_job(replicas=3, restart={"scope": "Pod"})
-        pods = [pods[0], replace(pods[1], deleting=True), pods[2]]
+        pods[1] = replace(pods[1], **state)
         job = stored(job, plan(job, pods, later(60)))
         assert (job.status.attempt, job.status.bookkeeping.replacements) == (0, {"1": 1})
         planned = plan(job, pods, later(60))
         assert planned.create == (Identity(1, 0, 1),)
-        assert planned.delete == (), "the pod is terminating already"
-        assert planned.fence == (key("digits-0-1"),)
-
-    def test_ended_pod_is_deleted_without_a_fence(self) -> None:
-        job, pods = running_job(replicas=3, restart={"scope": "Pod"})
-        pods = [pods[0], ended(job, 1, code=1), pods[2]]
-        job = stored(job, plan(job, pods, later(60)))
-        planned = plan(job, pods, later(60))
-        assert (planned.delete, planned.fence) == ((key("digits-0-1"),), ())
-
-    def test_pod_with_a_running_side_car_is_fenced(self) -> None:
-        """Otherwise DNS would return its address under the rank's host name."""
-        job, pods = running_job(replicas=3, restart={"scope": "Pod"})
-        pods = [pods[0], ended(job, 1, code=1, phase="Running"), pods[2]]
-        job = stored(job, plan(job, pods, later(60)))
-        planned = plan(job, pods, later(60))
-        assert (planned.delete, planned.fence) == ((key("digits-0-1"),), (key("digits-0-1"),))
-
-    def test_fenced_pod_is_not_fenced_again(self) -> None:
-        job, pods = running_job(replicas=3, restart={"scope": "Pod"})
-        going = replace(pods[1], deleting=True)
-        job = stored(job, plan(job, [pods[0], going, pods[2]], later(60)))
-        planned = plan(job, [pods[0], replace(going, serving=False), pods[2]], later(60))
-        assert planned.fence == ()
+        lost = (key("digits-0-1"),)
+        assert (planned.delete, planned.fence) == (lost * deleted, lost * fenced)
 
     def test_replacements_count_up(self) -> None:
         job, pods = running_job(restart={"scope": "Pod", "maxRestarts": 9})
@@ -314,27 +284,16 @@ class TestConsequenceSeenFirst:
         decided = plan(job, [lost, crashed], later(62))
         assert decided.status.failures[-1].reason == "OOMKilled"
         assert decided.status.restarts == 1
+        disrupted = plan(job, [lost, replace(pods[1], deleting=True)], later(60))
+        assert (disrupted.status.restarts, disrupted.status.disruptions) == (0, 1)
+        late = plan(job, [lost, pods[1]], later(60 + CAUSE_WAIT_SECONDS))
+        assert late.decided
+        assert late.status.failures[-1].exit_code == 75
 
-    def test_wait_for_a_cause_ends(self) -> None:
+    def test_no_cause_is_awaited_without_running_pods_or_with_a_clock_ahead(self) -> None:
         job, pods = running_job()
-        lost = ended(job, 0, code=75, at=60)
-        decided = plan(job, [lost, pods[1]], later(60 + CAUSE_WAIT_SECONDS))
-        assert decided.decided
-        assert decided.status.failures[-1].exit_code == 75
-
-    def test_no_cause_is_awaited_when_no_pod_is_left(self) -> None:
-        job, _ = running_job()
         assert plan(job, [ended(job, i, code=75, at=60) for i in (0, 1)], later(60)).decided
-
-    def test_clock_ahead_delays_nothing(self) -> None:
-        job, pods = running_job()
         assert plan(job, [ended(job, 0, code=75, at=4000), pods[1]], later(60)).decided
-
-    def test_disruption_is_the_cause_at_once(self) -> None:
-        job, pods = running_job()
-        taken = replace(pods[1], deleting=True)
-        decided = plan(job, [ended(job, 0, code=75, at=60), taken], later(60))
-        assert (decided.status.restarts, decided.status.disruptions) == (0, 1)
 
 
 class TestGrace:
@@ -369,11 +328,11 @@ class TestGrace:
 
 
 class TestWords:
-    def test_message_about_thousands_of_pods_keeps_the_cause(self) -> None:
-        job, pods = running_job(replicas=3000, restart={"scope": "Pod"})
+    def test_message_about_many_pods_keeps_the_cause(self) -> None:
+        job, pods = running_job(replicas=300, restart={"scope": "Pod"})
         lost = [replace(each, deleting=True, node="spot-1") for each in pods[:-1]]
         message = plan(job, [*lost, pods[-1]], later(60)).status.message
-        assert message.startswith("replacing the pods of node ranks 0-2998")
+        assert message.startswith("replacing the pods of node ranks 0-298")
         assert message.endswith(
             "was disrupted: Deleted on node spot-1: the cluster or a user deleted the pod"
         )

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS
+from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
@@ -193,8 +194,7 @@ class TestElastic:
 
     def test_elastic_job_queues_with_min_replicas(self) -> None:
         job = self.begun()
-        assert job.status.world is not None
-        assert job.status.world.members == "0-1"
+        assert world_of(job).members == "0-1"
         assert slots(plan(job, [], NOW).create) == [0, 1]
         assert {group(job, Identity(index, 0))[1] for index in range(2)} == {"2"}
 

@@ -137,23 +137,16 @@ class TestQuota:
         assert not plan(job, [placed(job, 0)], later(99999)).decided
 
 
-def test_gang_without_any_node_waits() -> None:
-    job = created()
-    patient = plan(job, [waiting(job, index) for index in range(3)], later(6000))
-    assert not patient.decided
-    assert patient.requeue_at is None
-
-
-def test_gang_with_all_nodes_waits() -> None:
-    job = created()
-    starting = plan(job, [placed(job, index) for index in range(3)], later(6000))
-    assert not starting.decided
-    assert starting.requeue_at is None
-
-
-def test_gang_without_timeout_waits() -> None:
-    job = created(schedulingTimeoutSeconds=None)
-    assert not plan(job, [placed(job, 0), waiting(job, 1), waiting(job, 2)], later(99999)).decided
+@pytest.mark.parametrize(
+    ("placed_pods", "timeout"), [(0, 600), (3, 600), (1, None)], ids=["none", "all", "no timeout"]
+)
+def test_gang_without_a_partial_placement_or_timeout_waits(
+    placed_pods: int, timeout: int | None
+) -> None:
+    job = created(schedulingTimeoutSeconds=timeout)
+    pods = [placed(job, i) if i < placed_pods else waiting(job, i) for i in range(3)]
+    planned = plan(job, pods, later(99999))
+    assert (planned.decided, planned.requeue_at) == (False, None)
 
 
 def test_running_gang_resets_its_retries() -> None:

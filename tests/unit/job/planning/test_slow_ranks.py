@@ -9,10 +9,10 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import SlowRank
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.pods.state import Identity, PodState
-from ddp_operator.ports import Key, Node
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.ports import Node
 
-from tests.unit.job.builders import condition, later, running_job, stored, with_status
+from tests.unit.job.builders import condition, group, later, ready, running_job, stored, with_status
 from tests.unit.job.status.test_progress import report
 
 NODES = [Node(f"node-{letter}", {}, boot_id=f"boot-{letter}") for letter in "abcdefgh"]
@@ -42,17 +42,7 @@ def planned(
 
 
 def spare(job: DDPJob, node: str) -> PodState:
-    identity = Identity(3, 0)
-    return PodState(
-        key=Key(job.namespace, identity.pod_name(job.name)),
-        owner_uid=job.uid,
-        identity=identity,
-        spec_hash=job.spec_hash,
-        phase="Running",
-        started=later(0),
-        node=node,
-        address="10.0.0.9",
-    )
+    return ready(job, 3, node=node, started=later(0), address="10.0.0.9")
 
 
 def refusal(decision: Plan) -> str:
@@ -91,8 +81,7 @@ def test_slow_pod_is_replaced_on_another_node() -> None:
 def test_spare_replaces_a_slow_pod() -> None:
     job, pods = slow_job(spares=1)
     decision = planned(job, [*pods, spare(job, "node-d")])
-    assert decision.status.world is not None
-    assert decision.status.world.members == "0,3,2"
+    assert group(decision).members == "0,3,2"
     assert decision.status.excluded_nodes == ("node-b",)
     assert "spare digits-0-3 becomes node rank 1 (not charged)" in decision.events[0].message
 
@@ -103,79 +92,51 @@ def test_spare_on_the_same_node_replaces_no_slow_pod() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "changes", "spec"),
+    ("at", "changes", "restart"),
     [
-        pytest.param(599, {}, {}, id="not for long enough"),
-        pytest.param(
-            600, {"slow_rank": SLOW.updated(faster_in_a_row=1)}, {}, id="faster at the moment"
-        ),
-        pytest.param(
-            600, {}, {"restart": {"scope": "Pod", "slowRank": {"for": "10m"}}}, id="only reported"
-        ),
-        pytest.param(600, {}, {"restart": {"scope": "Pod"}}, id="nothing asked"),
-        pytest.param(
-            600, {"slow_rank": SLOW.updated(pod="digits-0-1-r1")}, {}, id="another pod was slow"
-        ),
+        (599, {}, {}),
+        (600, {"faster_in_a_row": 1}, {}),
+        (600, {"pod": "digits-0-1-r1"}, {}),
+        (600, {}, {"slowRank": {"for": "10m"}}),
+        (600, {}, {"slowRank": None}),
     ],
+    ids=["too early", "faster now", "another pod", "only reported", "not requested"],
 )
-def test_slow_pod_is_kept(at: float, changes: dict[str, Any], spec: dict[str, Any]) -> None:
-    job, pods = slow_job(**spec)
-    decision = planned(with_status(job, **changes), pods, at=at)
+def test_slow_pod_is_kept(at: float, changes: dict[str, Any], restart: dict[str, Any]) -> None:
+    job, pods = slow_job(restart={**REPLACE, **restart})
+    job = with_status(job, slow_rank=SLOW.updated(**changes))
+    decision = planned(job, pods, at=at)
     assert not decision.decided
     assert not decision.status.failures
     assert not decision.delete
 
 
-def test_slow_pod_without_reports_is_kept() -> None:
+def test_slow_pod_is_kept_without_reports_or_while_pods_start() -> None:
     job, pods = slow_job()
     assert not planned(job, pods, reported=False).status.failures
-
-
-def test_slow_pod_is_kept_while_pods_start() -> None:
-    job, pods = slow_job()
     waiting = [*pods[:2], replace(pods[2], phase="Pending", ready=False, node="")]
     assert not planned(job, waiting).status.failures
 
 
 @pytest.mark.parametrize(
-    ("nodes", "spec", "notes", "words"),
+    ("nodes", "restart", "notes", "reason"),
     [
-        pytest.param(NODES[:3], {}, {}, "no other node", id="all nodes are taken"),
-        pytest.param((), {}, {}, "no other node", id="nodes are unknown"),
-        pytest.param(
-            NODES, {"restart": {**REPLACE, "scope": "Auto"}}, {}, "no launcher", id="no launcher"
-        ),
-        pytest.param(NODES, {}, {"slow_replaced": (1,)}, "another node too", id="a successor"),
-        pytest.param(
-            NODES,
-            {},
-            {"slow_replaced": (2,), "slow_replaced_at": later(1)},
-            "a short time ago",
-            id="another rank a moment ago",
-        ),
-        pytest.param(
-            NODES,
-            {"restart": {**REPLACE, "rules": [{"reasons": ["SlowRank"], "action": "FailJob"}]}},
-            {},
-            "alone",
-            id="a rule that ends the job",
-        ),
-        pytest.param(
-            NODES,
-            {"restart": {**REPLACE, "rules": [{"ranks": [1], "action": "RestartGang"}]}},
-            {},
-            "alone",
-            id="a rule that restarts all",
-        ),
+        (NODES[:3], {}, {}, "no other node"),
+        ((), {}, {}, "no other node"),
+        (NODES, {"scope": "Auto"}, {}, "no launcher"),
+        (NODES, {}, {"slow_replaced": (1,)}, "another node too"),
+        (NODES, {}, {"slow_replaced": (2,), "slow_replaced_at": later(1)}, "a short time ago"),
+        (NODES, {"rules": [{"reasons": ["SlowRank"], "action": "FailJob"}]}, {}, "alone"),
+        (NODES, {"rules": [{"ranks": [1], "action": "RestartGang"}]}, {}, "alone"),
     ],
 )
 def test_status_explains_why_a_slow_pod_is_kept(
-    nodes: Sequence[Node], spec: dict[str, Any], notes: dict[str, Any], words: str
+    nodes: Sequence[Node], restart: dict[str, Any], notes: dict[str, Any], reason: str
 ) -> None:
-    job, pods = slow_job(**spec)
+    job, pods = slow_job(restart={**REPLACE, **restart})
     job = with_status(job, **notes)
     decision = planned(job, pods, nodes=nodes)
-    assert words in refusal(decision)
+    assert reason in refusal(decision)
     again = planned(stored(job, decision), pods, nodes=nodes)
     assert not again.decided, "the reason is stored once"
 

@@ -168,7 +168,7 @@ def test_stacks_of_hung_pods_are_requested_before_deletion() -> None:
 class TestLaunchersShowTheRank:
     """Traces from the launchers explain a hang before the restart."""
 
-    ASKED = ((0, "10.0.0.0:29501"), (1, "10.0.0.1:29501"))
+    REQUESTS = ((0, "10.0.0.0:29501"), (1, "10.0.0.1:29501"))
     FOUND = Hang(
         (1,), "rank 1 did not enter all_reduce 4; 1 rank waits; it is at data.py:7 in load"
     )
@@ -183,7 +183,7 @@ class TestLaunchersShowTheRank:
         job, pods, heard = self.hanging()
         asking = plan(job, pods, later(81), report=heard, hang=None)
         assert does_nothing(asking)
-        assert asking.ask_traces == self.ASKED
+        assert asking.ask_traces == self.REQUESTS
         early = plan(job, pods, later(80), report=report(7, received=80), hang=None)
         assert early.ask_traces == ()
 
@@ -198,26 +198,24 @@ class TestLaunchersShowTheRank:
         assert failure.message == f"stuck at step 7 for 61 s; {self.FOUND.sentence}"
         assert self.FOUND.sentence in planned.events[0].message
 
-    @pytest.mark.parametrize("kind", ["stopped", "kernel", "unreachable", "device"])
-    def test_hang_outside_the_script_is_not_charged(self, kind: HangKind) -> None:
+    @pytest.mark.parametrize(
+        ("kinds", "class_", "charged"),
+        [
+            (("stopped", "kernel", "unreachable", "device"), "Infrastructure", False),
+            (("script", "gil", "ended", "unknown"), "Application", True),
+        ],
+    )
+    def test_hang_outside_the_script_is_not_charged(
+        self, kinds: tuple[HangKind, ...], class_: str, *, charged: bool
+    ) -> None:
         job, pods, heard = self.hanging()
-        found = Hang((1,), "it is stopped", kind)
-        planned = plan(job, pods, later(81), report=heard, hang=found)
-        [failure] = planned.status.failures
-        assert (failure.class_, failure.charged, failure.node) == (
-            "Infrastructure",
-            False,
-            "node-b",
-        )
-        assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
-        assert "(not charged" in planned.events[0].message
-
-    @pytest.mark.parametrize("kind", ["script", "gil", "ended", "unknown"])
-    def test_hang_in_the_script_is_charged(self, kind: HangKind) -> None:
-        job, pods, heard = self.hanging()
-        planned = plan(job, pods, later(81), report=heard, hang=Hang((1,), "it waits", kind))
-        assert planned.status.failures[-1].class_ == "Application"
-        assert (planned.status.restarts, planned.status.disruptions) == (1, 0)
+        for kind in kinds:
+            planned = plan(job, pods, later(81), report=heard, hang=Hang((1,), "it waits", kind))
+            [failure] = planned.status.failures
+            assert (failure.class_, failure.charged) == (class_, charged)
+            assert failure.node == "node-b"
+            assert (planned.status.restarts, planned.status.disruptions) == (charged, not charged)
+            assert ("(not charged" in planned.events[0].message) is not charged
 
     @pytest.mark.parametrize("kind", ["stopped", "network", "script"])
     def test_job_that_always_hangs_fails(self, kind: HangKind) -> None:
@@ -256,12 +254,21 @@ class TestLaunchersShowTheRank:
         planned = plan(job, pods, later(81), report=heard, hang=elsewhere, nodes=nodes)
         assert planned.status.failures[-1].class_ == "Application"
 
-    def test_hung_ranks_of_one_pod_name_its_node(self) -> None:
+    @pytest.mark.parametrize(
+        ("hang", "rank", "node"),
+        [
+            (Hang((4, 5, 6, 7), "ranks 4-7 did not come", "unreachable"), None, "node-b"),
+            (Hang((0, 4), "deadlock"), None, ""),
+            (Hang(), None, ""),
+        ],
+        ids=["one pod", "two pods", "no traces"],
+    )
+    def test_hung_ranks_of_one_pod_name_its_node(
+        self, hang: Hang, rank: int | None, node: str
+    ) -> None:
         job, pods, heard = self.hanging(nprocPerNode=4)
-        found = Hang((4, 5, 6, 7), "ranks 4-7 did not come", "unreachable")
-        planned = plan(job, pods, later(81), report=heard, hang=found)
-        [failure] = planned.status.failures
-        assert (failure.index, failure.rank, failure.node) == (1, None, "node-b")
+        [failure] = plan(job, pods, later(81), report=heard, hang=hang).status.failures
+        assert (failure.index, failure.rank, failure.node) == (int(bool(node)), rank, node)
 
     @given(st.data())
     def test_steps_within_the_deadline_request_no_traces(self, data: st.DataObject) -> None:
@@ -284,17 +291,6 @@ class TestLaunchersShowTheRank:
         heard = replace(report(0, received=at), status=None)
         planned = plan(job, pods, later(at), report=heard, hang=None)
         assert (planned.ask_traces, planned.decided) == ((), False)
-
-    def test_hung_ranks_of_several_pods_name_no_node(self) -> None:
-        job, pods, heard = self.hanging()
-        found = Hang((0, 1), "deadlock")
-        [failure] = plan(job, pods, later(81), report=heard, hang=found).status.failures
-        assert (failure.rank, failure.node) == (None, "")
-
-    def test_hang_without_traces_restarts(self) -> None:
-        job, pods, heard = self.hanging()
-        [failure] = plan(job, pods, later(81), report=heard, hang=Hang()).status.failures
-        assert (failure.rank, failure.node) == (None, "")
 
     def test_unreachable_pod_skips_the_traces(self) -> None:
         job, pods, heard = self.hanging()
@@ -339,8 +335,7 @@ class TestBeforeTheFirstStep:
     def test_first_step_has_three_times_a_long_deadline(self) -> None:
         job, pods = running_job(progressDeadlineSeconds=1000, restart={"scope": "Pod"})
         due = RUNNING_SINCE + 3 * 1001
-        early = due - 1
-        assert does_nothing(plan(job, pods, later(early), report=self.lives(early)))
+        assert does_nothing(plan(job, pods, later(due - 1), report=self.lives(due - 1)))
         assert plan(job, pods, later(due), report=self.lives(due)).decided
 
     def test_script_that_never_reported_is_no_hang(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, get_args
 
 import pytest
@@ -30,6 +30,7 @@ from tests.unit.job.builders import (
 from tests.unit.job.status.test_progress import report
 
 SCHEDULED_AT, READY_AT = 5, 12
+SAVED_AT_100: dict[str, Any] = {"checkpoint": {"step": 100, "time": later(90).isoformat()}}
 
 
 def look(job: DDPJob, pods: Sequence[PodState], at: float, heard: Report | None = None) -> DDPJob:
@@ -65,6 +66,23 @@ def trained(**spec: object) -> tuple[DDPJob, list[PodState]]:
     return look(job, pods, READY_AT + 0.75), pods
 
 
+def after_failure(
+    job: DDPJob, at: float, ready_at: float, heard: Report | None = None
+) -> tuple[DDPJob, list[PodState]]:
+    """Return the job after its pod 1 failed and all pods are ready again, and the pods."""
+    first, second = current(job)
+    end = ended(job, 1, code=1, at=at).exit
+    failed = replace(second, phase="Failed", ready=False, exit=end)
+    job = look(job, [first, failed], at, heard)
+    return look(job, current(job), ready_at), current(job)
+
+
+def current(job: DDPJob) -> list[PodState]:
+    """Return the two ready pods that the job has now."""
+    replaced = job.status.bookkeeping.replacements
+    return [ready(job, index, replacement=replaced.get(str(index), 0)) for index in range(2)]
+
+
 def test_pending_and_starting_are_separate() -> None:
     job, _ = trained()
     books = goodput(job)
@@ -85,19 +103,14 @@ def test_running_job_is_accounted_for_when_it_ends() -> None:
 
 def test_restart_loses_time_since_the_checkpoint() -> None:
     job, pods = trained()
-    heard = report(
-        120,
-        received=100,
-        totalSteps=960,
-        checkpoint={"step": 100, "time": later(90).isoformat()},
-    )
+    heard = report(120, received=100, totalSteps=960, **SAVED_AT_100)
     job = look(job, [pods[0], ended(job, 1, code=1, at=110)], 112.5, heard)
     books = goodput(job)
     assert (books.training_seconds, books.lost_seconds) == (78, 22)
     assert books.steps_lost == 0, "no step is repeated yet"
     # The restart takes ten more seconds; lost steps are not lost twice.
-    job = look(job, [ready(job, index) for index in range(2)], 122.5)
-    job = look(job, [ready(job, index) for index in range(2)], 124, report(104, attempt=1))
+    job = look(job, current(job), 122.5)
+    job = look(job, current(job), 124, report(104, attempt=1))
     books = goodput(job)
     assert (books.training_seconds, books.lost_seconds) == (78, 32)
     assert books.steps_lost == 20
@@ -113,23 +126,20 @@ def test_checkpoint_of_an_earlier_attempt_saves_nothing() -> None:
 
 def test_restart_without_a_checkpoint_time_loses_nothing_yet() -> None:
     job, pods = trained()
-    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112, report(120, received=100))
+    failed = ended(job, 1, code=1, at=112)
+    job = look(job, [pods[0], failed], 112, report(120, received=100))
     books = goodput(job)
     assert (books.training_seconds, books.lost_seconds, books.steps_lost) == (100, 0, 0)
     # The next report shows the lost steps.
-    pods = [ready(job, index) for index in range(2)]
+    pods = current(job)
     job = look(look(job, pods, 120), pods, 124, report(30, received=124, attempt=1))
     assert goodput(job).steps_lost == 90
 
 
 def test_replaced_pod_with_training_peers_loses_no_step() -> None:
-    job, pods = trained(restart={"scope": "Pod"})
-    saved = {"step": 100, "time": later(90).isoformat()}
-    heard = report(120, received=100, checkpoint=saved)
-    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112, heard)
-    pods = [pods[0], ready(job, 1, replacement=1)]
-    job = look(look(job, pods, 115), pods, 118, report(121, received=118))
-    books = goodput(job)
+    job, _ = trained(restart={"scope": "Pod"})
+    job, pods = after_failure(job, 112, 115, report(120, received=100, **SAVED_AT_100))
+    books = goodput(look(job, pods, 118, report(121, received=118)))
     assert (books.training_seconds, books.lost_seconds, books.steps_lost) == (100, 3, 0)
 
 
@@ -138,17 +148,11 @@ def resumed(step: int, at: float) -> dict[str, Any]:
     return {"resumed": {"step": step, "time": later(at).isoformat()}}
 
 
-SAVED_AT_100: dict[str, Any] = {"checkpoint": {"step": 100, "time": later(90).isoformat()}}
-
-
 def after_blow(scope: str, **spec: Any) -> tuple[DDPJob, list[PodState]]:
     """Return a job that lost a pod at step 120 and has ready pods again."""
     job, pods = trained(restart={"scope": scope}, **spec)
     job = look(job, pods, 100, report(120, received=100, **SAVED_AT_100, **resumed(0, 13)))
-    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112)
-    replaced = job.status.attempt == 0
-    pods = [ready(job, 0), ready(job, 1, replacement=int(replaced))]
-    return look(job, pods, 120), pods
+    return after_failure(job, 112, 120)
 
 
 @pytest.mark.parametrize("scope", ["Gang", "Pod"])
@@ -175,23 +179,21 @@ def test_late_first_report_of_a_group_counts_repeated_steps() -> None:
     assert goodput(job).steps_lost == 20
 
 
-def test_checkpoint_shows_where_a_group_resumed() -> None:
-    says_nothing: dict[str, Any] = {}
-    for saved, lost in ((SAVED_AT_100, 20), (says_nothing, 20)):
-        job, pods = trained()
-        job = look(job, pods, 100, report(120, received=100, **SAVED_AT_100))
-        job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112)
-        pods = [ready(job, index) for index in range(2)]
-        job = look(look(job, pods, 120), pods, 160, report(300, received=160, attempt=1, **saved))
-        assert goodput(job).steps_lost == lost
-    # The pod saved when it was deleted.
+@pytest.mark.parametrize(
+    ("saved", "lost"),
+    [
+        (SAVED_AT_100, 20),
+        ({}, 20),
+        ({"checkpoint": {"step": 125, "time": later(113).isoformat()}}, 0),
+    ],
+    ids=["same checkpoint", "no checkpoint", "saved when it was deleted"],
+)
+def test_checkpoint_shows_where_a_group_resumed(saved: dict[str, Any], lost: int) -> None:
     job, pods = trained()
     job = look(job, pods, 100, report(120, received=100, **SAVED_AT_100))
-    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112)
-    pods = [ready(job, index) for index in range(2)]
-    last: dict[str, Any] = {"checkpoint": {"step": 125, "time": later(113).isoformat()}}
-    job = look(look(job, pods, 120), pods, 160, report(130, received=160, attempt=1, **last))
-    assert goodput(job).steps_lost == 0
+    job, pods = after_failure(job, 112, 120)
+    job = look(job, pods, 160, report(300, received=160, attempt=1, **saved))
+    assert goodput(job).steps_lost == lost
 
 
 def test_spare_resuming_from_memory_loses_no_step() -> None:
@@ -214,14 +216,12 @@ def test_upgraded_operator_sees_no_new_group() -> None:
     assert goodput(job).steps_lost == 0
 
 
-def test_changed_spec_and_suspension_lose_nothing() -> None:
-    saved = {"step": 100, "time": later(90).isoformat()}
-    for change in ({"suspend": True}, {"masterPort": 2000}):
-        job, pods = trained()
-        heard = report(120, received=100, checkpoint=saved)
-        books = goodput(look(edited(job, **change), pods, 112, heard))
-        assert (books.training_seconds, books.lost_seconds) == (100, 0)
-        assert books.steps_lost == 0
+@pytest.mark.parametrize("change", [{"suspend": True}, {"masterPort": 2000}])
+def test_changed_spec_and_suspension_lose_nothing(change: dict[str, Any]) -> None:
+    job, pods = trained()
+    heard = report(120, received=100, **SAVED_AT_100)
+    books = goodput(look(edited(job, **change), pods, 112, heard))
+    assert (books.training_seconds, books.lost_seconds, books.steps_lost) == (100, 0, 0)
 
 
 def test_suspension_is_accounted_for() -> None:
@@ -290,11 +290,6 @@ def test_final_phase_without_its_condition_counts_as_pending(phase: Phase) -> No
 
 
 def test_job_created_in_the_future_has_no_age() -> None:
-    job = replace(fresh_job(), created=NOW + timedelta(seconds=30))
+    job = replace(fresh_job(), created=later(30))
     job = look(look(job, [], 0), [pod(job, index, node="node-a") for index in range(2)], 5)
-    assert goodput(job) == Goodput(accounted_until=datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC))
-
-
-def test_builder_of_running_jobs_balances() -> None:
-    job, _ = running_job()
-    assert goodput(job).pending_seconds == 10
+    assert goodput(job) == Goodput(accounted_until=later(30))

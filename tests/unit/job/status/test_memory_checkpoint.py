@@ -19,7 +19,14 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.progress import Report
 
 from tests.good_manifests import Json
-from tests.unit.job.builders import does_nothing, event_reasons, later, running_job, stored
+from tests.unit.job.builders import (
+    does_nothing,
+    event_reasons,
+    later,
+    listening,
+    running_job,
+    stored,
+)
 from tests.unit.job.status.test_goodput import goodput
 from tests.unit.job.status.test_progress import report
 
@@ -29,11 +36,7 @@ SAVED: Json = {"step": 120, "time": later(60).isoformat(), "bytes": 4096, "copie
 
 def training(**spec: Any) -> tuple[DDPJob, list[PodState]]:
     job, pods = running_job(replicas=2, **{"memoryCheckpoint": MEMORY, **spec})
-    addresses = [f"10.0.0.{pod.identity.index}:28737" for pod in pods]
-    pods = [
-        replace(pod, address=address, started=later(1))
-        for pod, address in zip(pods, addresses, strict=True)
-    ]
+    pods = [listening(pod) for pod in pods]
     return stored(job, looked(job, pods, None, at=50)), pods
 
 

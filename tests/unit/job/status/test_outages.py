@@ -1,6 +1,7 @@
 """Tests of outages: the lost time is the added duration of the job."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.job.builders import edited, ended, later, ready
-from tests.unit.job.status.test_goodput import goodput, look, trained
+from tests.unit.job.status.test_goodput import after_failure, current, goodput, look, trained
 from tests.unit.job.status.test_progress import report
 
 POLL_SECONDS = 10
@@ -33,16 +34,40 @@ def said(step: int, at: float, *, attempt: int = 0, **more: Any) -> Report:
 
 def restarted(*, saved: bool = True) -> tuple[DDPJob, list[PodState]]:
     """Return a gang that failed in step 121, at second 112, and is ready since 120."""
-    job, pods = trained()
+    job, _ = trained()
     checkpoint = {"step": 100} | ({"time": later(90).isoformat()} if saved else {})
-    heard = said(120, 110, checkpoint=checkpoint)
-    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112, heard)
-    pods = [ready(job, index) for index in range(2)]
-    return look(job, pods, 120), pods
+    return after_failure(job, 112, 120, said(120, 110, checkpoint=checkpoint))
 
 
 def lost(job: DDPJob) -> int:
     return goodput(job).lost_seconds
+
+
+def begun(step: int, at: float) -> dict[str, Any]:
+    """Return the trainer's report about the start of its group."""
+    return {"resumed": {"step": step, "time": later(at).isoformat()}}
+
+
+def firsts(*steps: tuple[int, float]) -> dict[str, Any]:
+    """Return the trainer's report about the first steps of groups."""
+    return {"firstSteps": [{"step": n, "time": later(at).isoformat()} for n, at in steps]}
+
+
+def counted(seconds: float, formed: float, first: tuple[int, float]) -> dict[str, Any]:
+    """Return the report of a trainer that counts its training time."""
+    resumed = begun(first[0] - 1, formed)
+    return {**resumed, **firsts(first), "trainedSeconds": seconds}
+
+
+def unheard(scope: str = "Gang") -> tuple[DDPJob, list[PodState]]:
+    """Return a job that failed at 112 before its first report, and is ready since 120."""
+    job, _ = trained(restart={"scope": scope})
+    return after_failure(job, 112, 120)
+
+
+def spent(job: DDPJob) -> tuple[int, int, int]:
+    books = goodput(job)
+    return books.starting_seconds, books.training_seconds, books.lost_seconds
 
 
 def test_outage_continues_until_the_first_step() -> None:
@@ -52,6 +77,58 @@ def test_outage_continues_until_the_first_step() -> None:
     assert (goodput(job).training_seconds, lost(job)) == (78, 41)
     assert goodput(job).outage is None
     assert goodput(job).accounted_until == later(131)
+
+
+def checkpoint(step: int, at: float) -> dict[str, Any]:
+    return {"checkpoint": {"step": step, "time": later(at).isoformat()}}
+
+
+@pytest.mark.parametrize(
+    ("before", "step", "at", "more", "expected"),
+    [
+        (restarted, 119, 131, checkpoint(118, 108) | counted(96, 130, (119, 131)), (7, 96, 23)),
+        (restarted, 111, 141, checkpoint(110, 140), (7, 78, 51)),
+        (restarted, 111, 141, checkpoint(110, 140) | counted(93, 125, (101, 126)), (7, 78, 36)),
+        (restarted, 101, 226, checkpoint(110, 100) | counted(100, 125, (1, 126)), (7, 0, 114)),
+        (
+            restarted,
+            181,
+            210,
+            counted(158, 126, (101, 130)) | firsts((1, 12), (101, 130)),
+            (7, 78, 40),
+        ),
+        (restarted, 103, 131, {"trainedSeconds": 5}, (7, 78, 41)),
+        (restarted, 103, 131, counted(0, 125, (101, 129)), (7, 0, 117)),
+        (restarted, 103, 131, counted(1e9, 125, (101, 129)), (7, 117, 0)),
+        (unheard, 31, 131, begun(30, 130), (7, 100, 19)),
+        (unheard, 31, 131, begun(30, 130) | {"trainedSeconds": 29}, (7, 29, 90)),
+        (trained, 10, 60, begun(0, 30) | firsts((1, 50)), (45, 0, 0)),
+    ],
+    ids=[
+        "checkpoint after the last report is kept",
+        "checkpoint of the new group keeps nothing",
+        "checkpoint of the new group keeps nothing, counted",
+        "group that starts at step 0 keeps nothing",
+        "late report ends the outage at the first step",
+        "count without a group is ignored",
+        "low count changes only the time after the start",
+        "high count changes only the time after the start",
+        "unreported group without counts has trained",
+        "unreported group without first steps is lost",
+        "reported first step ends the start",
+    ],
+)
+def test_first_report_after_a_restart_books_its_time(
+    before: Callable[[], tuple[DDPJob, list[PodState]]],
+    step: int,
+    at: float,
+    more: dict[str, Any],
+    expected: tuple[int, int, int],
+) -> None:
+    job, pods = before()
+    job = look(job, pods, at + 1, said(step, at, attempt=job.status.attempt, **more))
+    assert spent(job) == expected
+    assert (goodput(job).outage, goodput(job).unreported) == (None, ())
 
 
 @pytest.mark.parametrize("at", [-500, 0, 111, 112])
@@ -94,19 +171,10 @@ def test_outage_without_a_checkpoint_time_includes_repeats() -> None:
     assert (goodput(job).training_seconds, lost(job)) == (100, 33)
 
 
-def test_checkpoint_after_the_last_report_is_kept() -> None:
-    job, pods = restarted()
-    saved = {"step": 118, "time": later(108).isoformat()}
-    more = counted(96, 130, (119, 131))
-    heard = said(119, 131, attempt=1, checkpoint=saved, **more)
-    assert spent(look(job, pods, 131, heard)) == (7, 96, 23)
-
-
 def test_failure_before_the_next_step_continues_the_outage() -> None:
     job, pods = restarted()
-    job = look(job, [pods[0], ended(job, 1, code=1, at=125)], 125)
-    pods = [ready(job, index) for index in range(2)]
-    job = look(look(job, pods, 150), pods, 160, said(101, 160, attempt=2))
+    job, pods = after_failure(job, 125, 150)
+    job = look(job, pods, 160, said(101, 160, attempt=2))
     assert (goodput(job).training_seconds, lost(job)) == (78, 70)
 
 
@@ -128,11 +196,6 @@ def test_report_without_step_time_starts_no_outage() -> None:
     assert goodput(job).outage is None
 
 
-def begun(step: int, at: float) -> dict[str, Any]:
-    """Return the trainer's report about the start of its group."""
-    return {"resumed": {"step": step, "time": later(at).isoformat()}}
-
-
 def test_start_ends_with_the_first_step() -> None:
     job, pods = trained()
     assert (goodput(job).starting_seconds, goodput(job).accounted_until) == (7, later(12))
@@ -148,7 +211,7 @@ def test_start_ends_with_the_first_step() -> None:
 def test_restart_before_the_first_step_is_lost_until_that_step() -> None:
     job, pods = trained()
     job = look(job, [pods[0], ended(job, 1, code=1, at=20)], 20)
-    pods = [ready(job, index) for index in range(2)]
+    pods = current(job)
     heard = said(10, 50, attempt=1, **counted(9, 40, (1, 41)))
     assert spent(look(look(job, pods, 30), pods, 51, heard)) == (15, 9, 21)
 
@@ -171,33 +234,16 @@ def test_node_loss_is_lost_from_the_last_step() -> None:
     assert (job.status.failures[-1].reason, lost(job)) == ("DeletionByTaintManager", 55)
 
 
-def test_checkpoint_of_the_new_group_keeps_nothing() -> None:
-    for more, expected in (({}, 51), (counted(78 + 15, 125, (101, 126)), 36)):
-        job, pods = restarted()
-        saved = {"step": 110, "time": later(140).isoformat()}
-        job = look(job, pods, 141, said(111, 141, attempt=1, checkpoint=saved, **more))
-        assert (goodput(job).training_seconds, lost(job)) == (78, expected)
-
-
-def test_group_that_starts_at_step_0_keeps_nothing() -> None:
-    job, pods = restarted()
-    unusable = {"step": 110, "time": later(100).isoformat()}
-    more = counted(100, 125, (1, 126))
-    job = look(job, pods, 227, said(101, 226, attempt=1, checkpoint=unusable, **more))
-    assert (goodput(job).outage, spent(job)) == (None, (7, 0, 114))
-
-
 def test_repeats_of_earlier_groups_steps_are_lost() -> None:
     job, pods = trained(restart={"scope": "Gang"})
     saved = {"step": 10, "time": later(20).isoformat()}
     job = look(job, pods, 111, said(100, 110, checkpoint=saved, **begun(0, 12)))
     # A group that continued at step 100 also fails; the next one starts at step 10.
     job = look(edited(job, masterPort=2000), pods, 112)
-    pods = [ready(job, index) for index in range(2)]
+    pods = current(job)
     job = look(look(job, pods, 120), pods, 125, said(101, 125, attempt=1, **begun(100, 122)))
-    job = look(job, [pods[0], ended(job, 1, code=1, at=130)], 130)
-    pods = [ready(job, index) for index in range(2)]
-    job = look(look(job, pods, 140), pods, 150, said(11, 150, attempt=2, **begun(10, 148)))
+    job, pods = after_failure(job, 130, 140)
+    job = look(job, pods, 150, said(11, 150, attempt=2, **begun(10, 148)))
     books = goodput(job)
     assert books.outage is not None
     assert books.outage.until_step == 101
@@ -315,31 +361,6 @@ def test_lost_time_is_the_added_duration(
     assert abs(run.books.lost_seconds - longer) <= tolerance * len(failures)
 
 
-def firsts(*steps: tuple[int, float]) -> dict[str, Any]:
-    """Return the trainer's report about the first steps of groups."""
-    return {"firstSteps": [{"step": n, "time": later(at).isoformat()} for n, at in steps]}
-
-
-def counted(seconds: float, formed: float, first: tuple[int, float]) -> dict[str, Any]:
-    """Return the report of a trainer that counts its training time."""
-    resumed = begun(first[0] - 1, formed)
-    return {**resumed, **firsts(first), "trainedSeconds": seconds}
-
-
-def unheard(scope: str = "Gang") -> tuple[DDPJob, list[PodState]]:
-    """Return a job that failed at 112 before its first report, and is ready since 120."""
-    job, pods = trained(restart={"scope": scope})
-    job = look(job, [pods[0], ended(job, 1, code=1, at=112)], 112)
-    replaced = int(job.status.attempt == 0)
-    pods = [ready(job, 0), ready(job, 1, replacement=replaced)]
-    return look(job, pods, 120), pods
-
-
-def spent(job: DDPJob) -> tuple[int, int, int]:
-    books = goodput(job)
-    return books.starting_seconds, books.training_seconds, books.lost_seconds
-
-
 @pytest.mark.parametrize(
     ("scope", "resumed", "saved_at", "expected"),
     [
@@ -388,9 +409,7 @@ def test_late_report_of_a_lost_group_is_counted_once() -> None:
 
 def test_two_unreported_groups_are_both_booked() -> None:
     job, pods = unheard()
-    job = look(job, [pods[0], ended(job, 1, code=1, at=150)], 150)
-    pods = [ready(job, index) for index in range(2)]
-    job = look(job, pods, 160)
+    job, pods = after_failure(job, 150, 160)
     steps = firsts((1, 42), (31, 140), (41, 171))
     # The first group saved step 30, and the second one step 40.
     heard = said(41, 171, attempt=2, **begun(40, 170), **steps, trainedSeconds=29 + 9)
@@ -404,36 +423,17 @@ def test_report_of_the_lost_group_books_nothing() -> None:
     assert (goodput(job).counted_group, len(goodput(job).unreported)) == (None, 1)
 
 
-def test_unreported_group_without_counts_has_trained() -> None:
-    job, pods = unheard()
-    job = look(job, pods, 132, said(31, 131, attempt=1, **begun(30, 130)))
-    assert (spent(job), goodput(job).unreported) == ((7, 100, 19), ())
-
-
-def test_unreported_group_without_first_steps_is_lost() -> None:
-    job, pods = unheard()
-    heard = said(31, 131, attempt=1, **begun(30, 130), trainedSeconds=29)
-    assert spent(look(job, pods, 132, heard)) == (7, 29, 90)
-
-
 def test_completed_job_has_no_unreported_group() -> None:
     job, _ = unheard()
     job = look(job, [ended(job, index, code=0, at=200) for index in range(2)], 200)
     assert (job.status.phase, goodput(job).unreported) == ("Succeeded", ())
 
 
-def test_reported_first_step_ends_the_start() -> None:
-    job, pods = trained()
-    heard = said(10, 60, **begun(0, 30), **firsts((1, 50)))
-    assert spent(look(job, pods, 61, heard)) == (45, 0, 0)
-
-
 def test_start_after_a_suspension_ends_with_its_first_step() -> None:
     job, pods = restarted()
     job = look(job, pods, 125, said(101, 124, attempt=1))
-    job = look(job, [pods[0], ended(job, 1, code=1, at=130)], 130)
-    pods = [ready(job, index) for index in range(2)]
-    job = look(look(job, pods, 135), pods, 138, said(50, 137, attempt=2))
+    job, pods = after_failure(job, 130, 135)
+    job = look(job, pods, 138, said(50, 137, attempt=2))
     assert goodput(job).outage is not None
     job = look(edited(job, suspend=True), pods, 140)
     job = look(edited(job, suspend=False), [], 150)
@@ -441,7 +441,7 @@ def test_start_after_a_suspension_ends_with_its_first_step() -> None:
     starting = goodput(job).starting_seconds
     attempt = job.status.attempt
     job = look(job, [ready(job, index) for index in range(2)], 160)
-    pods = [ready(job, index) for index in range(2)]
+    pods = current(job)
     job = look(
         job, pods, 190, said(51, 189, attempt=attempt, **begun(50, 188), **firsts((51, 189)))
     )
@@ -451,7 +451,7 @@ def test_start_after_a_suspension_ends_with_its_first_step() -> None:
 def test_checkpoint_before_the_first_of_two_failures_is_kept() -> None:
     job, pods = restarted()
     job = look(job, [pods[0], ended(job, 1, code=1, at=125)], 125)
-    pods = [ready(job, index) for index in range(2)]
+    pods = current(job)
     # The pod saved at its end, after its last report.
     saved = {"step": 122, "time": later(113).isoformat()}
     more = counted(100, 159, (123, 160))
@@ -460,20 +460,11 @@ def test_checkpoint_before_the_first_of_two_failures_is_kept() -> None:
     assert spent(job) == (7, 100, 48)
 
 
-def test_late_report_ends_the_outage_at_the_first_step() -> None:
-    job, pods = restarted()
-    # This is the first report since the restart.
-    more = {**begun(100, 126), **firsts((1, 12), (101, 130)), "trainedSeconds": 78 + 80}
-    heard = said(181, 210, attempt=1, **more)
-    job = look(job, pods, 211, heard)
-    assert (goodput(job).outage, spent(job)) == (None, (7, 78, 40))
-
-
 def test_unreported_group_during_an_outage_is_booked() -> None:
     job, pods = restarted()
     # The unreported group trained from 130 to its checkpoint at 139.
     job = look(job, [pods[0], ended(job, 1, code=1, at=150)], 160)
-    pods = [ready(job, index) for index in range(2)]
+    pods = current(job)
     steps = firsts((1, 12), (101, 130), (111, 180))
     heard = said(111, 180, attempt=2, **begun(110, 175), **steps, trainedSeconds=78 + 9)
     job = look(look(job, pods, 170), pods, 181, heard)
@@ -522,14 +513,6 @@ def test_count_in_the_termination_message_is_booked() -> None:
     assert (job.status.phase, spent(job)) == ("Succeeded", (7, 78 + 20 + 3, 40))
 
 
-@pytest.mark.parametrize("seconds", [0, 1e9])
-def test_wrong_count_changes_only_the_time_after_the_start(seconds: float) -> None:
-    job, pods = restarted()
-    job = look(job, pods, 132, said(103, 131, attempt=1, **counted(seconds, 125, (101, 129))))
-    starting, training, lost = spent(job)
-    assert (starting, training, lost) == (7, *((117, 0) if seconds else (0, 117)))
-
-
 def test_start_without_first_steps_is_not_counted() -> None:
     job, pods = unheard("Pod")
     # The next group fails after 4 reported seconds; then its rank 0 is lost.
@@ -554,16 +537,10 @@ def test_only_the_first_group_ends_a_start() -> None:
     # After a suspension there is another start.
     job = look(edited(job, suspend=True), pods, 70)
     job = look(edited(job, suspend=False), [], 80)
-    pods = [ready(job, index) for index in range(2)]
+    pods = current(job)
     job = look(look(job, pods, 85), pods, 90)
     attempt = job.status.attempt
     heard = said(26, 101, attempt=attempt, **counted(13 + 11 + 1, 95, (25, 100)))
     starting, training, lost = spent(look(job, pods, 102, heard))
     assert (training, lost) == (13 + 11, 36)
     assert starting > 5 + 10
-
-
-def test_count_without_a_group_is_ignored() -> None:
-    job, pods = restarted()
-    job = look(job, pods, 131, said(103, 131, attempt=1, trainedSeconds=5))
-    assert (goodput(job).outage, spent(job)) == (None, (7, 78, 41))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import SlowRank
 from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import PodState
@@ -47,12 +48,16 @@ def trained(
     return told(job, pods, reports(paces, begin=begin, others=others))
 
 
+def slow_rank(job: DDPJob) -> SlowRank:
+    assert job.status.slow_rank is not None
+    return job.status.slow_rank
+
+
 def test_rank_is_slow_after_three_comparisons() -> None:
     job, events = trained((3, 1.8), (3, 1.6))
     assert (job.status.slow_rank, events) == (None, [])
     job, events = trained((3, 1.8), (3, 1.6), (3, 1.75), others=2.0)
-    slow = job.status.slow_rank
-    assert slow is not None
+    slow = slow_rank(job)
     assert (slow.rank, slow.pod, slow.node) == (3, "digits-0-3", "node-a")
     assert (slow.ratio, slow.seconds_per_step) == (1.75, 1.5)
     assert slow.since == later(10)
@@ -104,20 +109,18 @@ def test_same_comparison_counts_once() -> None:
 
 def test_ranks_of_one_pod_count_together() -> None:
     job, events = trained((6, 1.8), (7, 1.6), (6, 1.7), nprocPerNode=2)
-    assert job.status.slow_rank is not None
-    assert (job.status.slow_rank.rank, job.status.slow_rank.pod) == (6, "digits-0-3")
+    assert (slow_rank(job).rank, slow_rank(job).pod) == (6, "digits-0-3")
     assert len(events) == 1
 
 
 def test_slow_rank_stays_until_it_is_clearly_faster() -> None:
     job, events = trained(*[(3, 1.8)] * 3, *[(3, 1.3)] * 9)  # above half of the excess
-    assert job.status.slow_rank is not None
-    assert job.status.slow_rank.ratio == 1.3
-    assert job.status.slow_rank.since == later(10)
+    assert slow_rank(job).ratio == 1.3
+    assert slow_rank(job).since == later(10)
     assert len(events) == 1
     job, events = trained(*[(3, 1.8)] * 3, (3, 1.2), (2, 1.1), (3, 1.3), (3, 1.2), (1, 1.1))
     assert job.status.slow_rank is not None, "three in a row are needed"
-    assert job.status.slow_rank.faster_in_a_row == 2
+    assert slow_rank(job).faster_in_a_row == 2
     job, events = trained(*[(3, 1.8)] * 3, (3, 1.2), (2, 1.1), (1, 1.7))
     assert job.status.slow_rank is None
     assert [event.reason for event in events] == ["SlowRank", "SlowRankOver"]
@@ -126,8 +129,7 @@ def test_slow_rank_stays_until_it_is_clearly_faster() -> None:
 
 def test_slower_rank_replaces_the_slow_rank() -> None:
     job, events = trained(*[(3, 1.8)] * 3, *[(1, 1.9)] * 3)
-    assert job.status.slow_rank is not None
-    assert job.status.slow_rank.rank == 1
+    assert slow_rank(job).rank == 1
     assert [event.reason for event in events] == ["SlowRank", "SlowRankOver", "SlowRank"]
 
 
@@ -137,8 +139,7 @@ def test_one_of_two_alternating_pods_is_slow() -> None:
     assert (job.status.slow_rank, events) == (None, [])
     for length in range(5, len(turns)):
         job, events = trained(*turns[:length])
-        slow = job.status.slow_rank
-        assert slow is not None
+        slow = slow_rank(job)
         assert (slow.rank, slow.since, slow.ratio) == (3, later(10), 1.8)
         assert slow.faster_in_a_row == (length + 1) % 2
         assert [event.reason for event in events] == ["SlowRank"]
@@ -146,11 +147,9 @@ def test_one_of_two_alternating_pods_is_slow() -> None:
 
 def test_pod_that_is_slowest_more_often_is_slow() -> None:
     job, _ = trained((2, 1.7), (3, 1.8), (3, 1.8), (2, 1.7), (3, 1.8))
-    assert job.status.slow_rank is not None
-    assert (job.status.slow_rank.rank, job.status.slow_rank.since) == (3, later(20))
+    assert (slow_rank(job).rank, slow_rank(job).since) == (3, later(20))
     job, _ = trained((2, 1.7), (3, 1.8), (3, 1.8), (2, 1.7), (2, 1.7))
-    assert job.status.slow_rank is not None
-    assert (job.status.slow_rank.rank, job.status.slow_rank.since) == (2, later(10))
+    assert (slow_rank(job).rank, slow_rank(job).since) == (2, later(10))
 
 
 def test_second_slow_pod_is_named_after_the_first_is_replaced() -> None:
@@ -158,8 +157,7 @@ def test_second_slow_pod_is_named_after_the_first_is_replaced() -> None:
     job, _ = told(job, pods, reports([(3, 1.8), (2, 1.7)] * 3))
     job = with_status(job, replacements={"3": 1})
     job, events = told(job, pods, reports([(2, 1.7)], begin=7))
-    assert job.status.slow_rank is not None
-    assert job.status.slow_rank.rank == 2
+    assert slow_rank(job).rank == 2
     assert [event.reason for event in events] == ["SlowRankOver", "SlowRank"]
 
 
@@ -178,8 +176,7 @@ def test_replacement_of_a_slow_pod_is_not_slow_yet() -> None:
     assert event.reason == "SlowRankOver"
     assert "its pod was replaced" in event.message
     job, events = told(job, pods, reports([(3, 1.8)], begin=6))
-    assert job.status.slow_rank is not None
-    assert job.status.slow_rank.pod == "digits-0-3-r1"
+    assert slow_rank(job).pod == "digits-0-3-r1"
 
 
 @pytest.mark.parametrize(

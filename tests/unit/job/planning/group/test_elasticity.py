@@ -20,13 +20,15 @@ from tests.unit.job.builders import (
     ended,
     event_reasons,
     fresh_job,
+    group,
     key,
     later,
+    listening,
     pod,
     ready,
     stored,
 )
-from tests.unit.job.planning.group.test_in_place import knowing, listening
+from tests.unit.job.planning.group.test_in_place import knowing
 
 JOINS = LauncherStates(scope="Pod")
 
@@ -64,9 +66,8 @@ def told(job: DDPJob, pods: Sequence[PodState], now: datetime, **launchers: Any)
 
 
 def members(planned: Plan) -> str:
-    assert planned.status.world is not None
-    assert planned.status.world.size == len(world.slots_of(planned.status.world, 0, elastic=True))
-    return planned.status.world.members
+    assert group(planned).size == len(world.slots_of(group(planned), 0, elastic=True))
+    return group(planned).members
 
 
 def test_first_group_is_recorded_before_its_pods_are_created() -> None:
@@ -176,8 +177,7 @@ def test_waiting_pod_joins_last_after_grow_after_seconds() -> None:
     planned = told(job, all_of_them, later(183), **known)
     assert members(planned) == "1-3,0"
     assert event_reasons(planned) == ["GroupGrown"]
-    assert planned.status.world is not None
-    assert planned.status.world.lost == 0, "no member was lost"
+    assert group(planned).lost == 0, "no member was lost"
     job = stored(job, planned)
     planned = told(job, all_of_them, later(183), **known)
     assert {t.pod: t.document["nodeRank"] for t in planned.assignments}["digits-0-0-r1"] == 3

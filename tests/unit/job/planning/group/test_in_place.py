@@ -16,7 +16,17 @@ from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.environment import environment
 from ddp_operator.job.pods.state import Identity, PodState
 
-from tests.unit.job.builders import condition, ended, later, pod, ready, running_job, stored
+from tests.unit.job.builders import (
+    condition,
+    ended,
+    group,
+    later,
+    listening,
+    pod,
+    ready,
+    running_job,
+    stored,
+)
 
 LISTENS = LauncherStates(scope="InPlace")
 
@@ -27,11 +37,6 @@ def in_place(**spec: Any) -> tuple[DDPJob, list[PodState]]:
     job, pods = running_job(replicas=3, restart=restart, **spec)
     pods = [listening(each) for each in pods]
     return stored(job, plan(job, pods, later(20), launchers=LISTENS)), pods
-
-
-def listening(each: PodState) -> PodState:
-    address = f"10.0.0.{each.identity.index}:29501"
-    return replace(each, address=address, started=later(1))
 
 
 def failure(of: PodState, *, generation: int = 0, code: int = 1, at: float = 59) -> PodFailure:
@@ -57,10 +62,11 @@ def test_failed_process_restarts_all_processes_and_no_pod() -> None:
     planned = plan(job, pods, later(60), launchers=launchers(failure(pods[1])))
     assert planned.decided
     assert planned.assignments == (), "the decision is stored first"
-    world = planned.status.world
-    assert world is not None
+    world = group(planned)
     assert (world.generation, world.size, world.members) == (1, 3, "0-2")
     assert world.grace_seconds == 15
+    of_rank_0 = plan(job, pods, later(60), launchers=launchers(failure(pods[0])))
+    assert group(of_rank_0).grace_seconds == 0, "only rank 0 saves"
     assert (planned.status.restarts, planned.status.attempt) == (1, 0)
     assert planned.status.bookkeeping.replacements == {}
     [failed] = planned.status.failures
@@ -72,14 +78,13 @@ def test_failed_process_restarts_all_processes_and_no_pod() -> None:
     planned = plan(job, pods, later(60), launchers=launchers(failure(pods[1])))
     assert not planned.decided
     assert (planned.create, planned.delete) == ((), ())
-    assert [telling.document["nodeRank"] for telling in planned.assignments] == [0, 1, 2]
-    assert not any(telling.start for telling in planned.assignments), "old processes may still run"
+    assert [assignment.document["nodeRank"] for assignment in planned.assignments] == [0, 1, 2]
+    assert not any(starts(planned).values()), "old processes may still run"
     some = told(job, pods, later(61), **knowing(pods[:2], 1, start=False))
-    assert [(telling.pod, telling.start) for telling in some.assignments] == [
-        (pods[2].key.name, False)
-    ]
+    assert starts(some) == {pods[2].key.name: False}
     planned = told(job, pods, later(61), **knowing(pods, 1, start=False))
-    assert all(telling.start and telling.generation == 1 for telling in planned.assignments)
+    assert all(starts(planned).values())
+    assert {assignment.generation for assignment in planned.assignments} == {1}
     assert planned.assignments[2].document == {
         "jobUid": job.uid,
         "attempt": 0,
@@ -104,43 +109,35 @@ def test_launcher_that_confirmed_gets_no_second_assignment() -> None:
     job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
     both = {**knowing(pods, 1, start=False)["told"], **knowing(pods[:2], 1)["told"]}
     some = told(job, pods, later(61), told=both)
-    assert [(telling.pod, telling.start) for telling in some.assignments] == [
-        (pods[2].key.name, True)
-    ]
+    assert starts(some) == {pods[2].key.name: True}
     assert condition(some, "Running")[0] == "False"
     done = told(job, pods, later(61), **knowing(pods, 1))
     assert done.assignments == ()
     assert condition(done, "Running") == ("True", "PodsReady")
 
 
-def test_failed_rank_0_leaves_no_grace_to_save() -> None:
-    job, pods = in_place()
-    planned = plan(job, pods, later(60), launchers=launchers(failure(pods[0])))
-    assert planned.status.world is not None
-    assert planned.status.world.grace_seconds == 0
+def starts(planned: Plan) -> dict[str, bool]:
+    """Return the pods that get an assignment, and if they start."""
+    return {assignment.pod: assignment.start for assignment in planned.assignments}
 
 
 def test_others_wait_for_the_replacement_of_a_lost_pod() -> None:
     job, pods = in_place()
     lost = ended(job, 2, code=137, at=59)
     planned = plan(job, [*pods[:2], lost], later(63), launchers=LISTENS)
-    assert planned.status.world is not None
-    assert planned.status.world.generation == 1
+    assert group(planned).generation == 1
     assert planned.status.bookkeeping.replacements == {"2": 1}
     job = stored(job, planned)
 
     planned = plan(job, [*pods[:2], lost], later(63), launchers=LISTENS)
     assert [each.replacement for each in planned.create] == [1]
-    assert [(telling.pod, telling.start) for telling in planned.assignments] == [
-        (pods[0].key.name, False),
-        (pods[1].key.name, False),
-    ]
+    assert starts(planned) == {pod.key.name: False for pod in pods[:2]}
     new = pod(job, 2, replacement=1, generation=1)
     waiting = told(job, [*pods[:2], new], later(64), **knowing(pods[:2], 1, start=False))
     assert waiting.assignments == ()
     new = listening(ready(job, 2, replacement=1, generation=1))
     going = told(job, [*pods[:2], new], later(65), **knowing(pods[:2], 1, start=False))
-    assert [telling.start for telling in going.assignments] == [True, True, True], (
+    assert [assignment.start for assignment in going.assignments] == [True, True, True], (
         "the new pod waits for its assignment"
     )
     done = told(job, [*pods[:2], new], later(66), **knowing([*pods[:2], new], 1))
@@ -159,7 +156,7 @@ def test_ranks_wait_while_a_terminating_pod_may_save(policy: Any, waits: bool) -
     job = stored(job, plan(job, there, later(65), launchers=LISTENS))
     knows = knowing(pods[1:], 1, start=False)
     planned = told(job, there, later(65), **knows)
-    assert [telling.start for telling in planned.assignments] == ([] if waits else [True] * 3)
+    assert [assignment.start for assignment in planned.assignments] == ([] if waits else [True] * 3)
     assert condition(planned, "Running")[0] == "False"
     assert planned.requeue_at is not None
     for seen, when in ((there[1:], 66), (there, 101)):  # it is gone, or its time is over
@@ -170,11 +167,9 @@ def test_ranks_wait_while_a_terminating_pod_may_save(policy: Any, waits: bool) -
 
 def test_failures_of_another_generation_or_pod_are_ignored() -> None:
     job, pods = in_place()
-    assert not plan(
-        job, pods, later(60), launchers=launchers(failure(pods[1], generation=3))
-    ).decided
-    stranger = PodFailure(pod="another", generation=0, exit_code=1, time=later(59))
-    assert not plan(job, pods, later(60), launchers=launchers(stranger)).decided
+    foreign = PodFailure(pod="another", generation=0, exit_code=1, time=later(59))
+    for other in (failure(pods[1], generation=3), foreign):
+        assert not plan(job, pods, later(60), launchers=launchers(other)).decided
 
 
 @pytest.mark.parametrize("code", [64, 1])
@@ -216,7 +211,7 @@ def test_gang_restarts_where_no_launcher_has_answered(spec: dict[str, Any], says
 def test_backoff_holds_processes_back() -> None:
     job, pods = in_place()
     for number in range(2):
-        generation = job.status.world.generation if job.status.world else 0
+        generation = group(job).generation if job.status.world else 0
         fault = launchers(failure(pods[1], generation=generation, at=60 + number))
         fault = replace(fault, **knowing(pods, generation))
         job = stored(job, plan(job, pods, later(60 + number), launchers=fault))
@@ -224,7 +219,7 @@ def test_backoff_holds_processes_back() -> None:
     held = told(job, pods, later(62), **knowing(pods, 2, start=False))
     assert held.assignments == ()
     after = told(job, pods, later(600), **knowing(pods, 2, start=False))
-    assert [telling.start for telling in after.assignments] == [True] * 3
+    assert [assignment.start for assignment in after.assignments] == [True] * 3
 
 
 def test_pod_with_an_unreachable_launcher_is_replaced() -> None:
@@ -237,8 +232,7 @@ def test_pod_with_an_unreachable_launcher_is_replaced() -> None:
     [*_, lost] = late.status.failures
     assert (lost.reason, lost.index, lost.charged) == ("LauncherUnreachable", 2, False)
     assert late.status.bookkeeping.replacements == {"2": 1}
-    assert late.status.world is not None
-    assert late.status.world.generation == 2
+    assert group(late).generation == 2
 
 
 def test_training_group_outlives_an_operator_that_cannot_reach_it() -> None:
@@ -257,8 +251,7 @@ def test_restarted_gang_continues_the_generations() -> None:
     fault = launchers(failure(pods[1], generation=1, code=9, at=70), **knowing(pods, 1))
     planned = plan(job, pods, later(70), launchers=fault)
     assert planned.status.attempt == 1
-    assert planned.status.world is not None
-    assert planned.status.world.generation == 2
+    assert group(planned).generation == 2
 
 
 @pytest.mark.parametrize(

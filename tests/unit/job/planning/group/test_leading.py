@@ -22,7 +22,9 @@ from tests.unit.job.builders import (
     condition,
     ended,
     event_reasons,
+    group,
     later,
+    listening,
     ready,
     running_job,
     stored,
@@ -37,10 +39,7 @@ def training(**spec: Any) -> tuple[DDPJob, list[PodState]]:
     """Return a training job of three pods as an operator left it."""
     restart = {"scope": "InPlace", **spec.pop("restart", {})}
     job, pods = running_job(replicas=3, restart=restart, **spec)
-    pods = [
-        replace(each, address=f"10.0.0.{each.identity.index}:29501", started=later(1))
-        for each in pods
-    ]
+    pods = [listening(pod) for pod in pods]
     return stored(job, plan(job, pods, later(20), launchers=LauncherStates(scope="InPlace"))), pods
 
 
@@ -203,14 +202,13 @@ def test_failure_of_the_current_generation_restarts_the_ranks() -> None:
     said = launchers(blow(pods[1], 0, 100), blow(pods[2], 1, HOUR - 5), led={1: 101})
     planned = look(job, pods, HOUR, said)
     assert planned.status.restarts == 2
-    assert planned.status.world is not None
-    assert planned.status.world.generation == 2
+    assert group(planned).generation == 2
     assert planned.assignments
 
 
 def test_changed_group_gets_a_generation_above_the_leaders() -> None:
     job, pods = training(spares=1)
-    spare = replace(ready(job, 3), address="10.0.0.3:29501", started=later(1))
+    spare = listening(ready(job, 3))
     lost = ended(job, 2, code=137, at=59)
     listens = LauncherStates(scope="InPlace")
     job = stored(job, plan(job, [*pods, spare], later(30), launchers=listens))
@@ -219,10 +217,9 @@ def test_changed_group_gets_a_generation_above_the_leaders() -> None:
     said = launchers(blow(pods[0], 0, 58, code=75), led={1: 90})
     for now_led in (said, launchers(blow(pods[0], 1, 95), led={1: 90, 2: 100})):
         planned = look(job, [*pods[:2], spare], 120, now_led)
-        assert planned.status.world is not None
-        assert planned.status.world.members == "0-1,3"
+        assert group(planned).members == "0-1,3"
         assert now_led.leader is not None
-        assert planned.status.world.generation == now_led.leader.generation + 1
+        assert group(planned).generation == now_led.leader.generation + 1
         assert {telling.generation for telling in planned.assignments} == {
             now_led.leader.generation + 1
         }
@@ -240,8 +237,7 @@ def test_new_rank_0_gets_a_generation_above_its_predecessors() -> None:
     waits = plan(job, [new, *pods[1:]], later(80), launchers=replace(refused, leader=None))
     assert not waits.decided, "its launcher has not answered yet"
     planned = look(job, [new, *pods[1:]], 80, refused)
-    assert planned.status.world is not None
-    assert planned.status.world.generation == 5
+    assert group(planned).generation == 5
     assert planned.status.restarts == 0
 
 

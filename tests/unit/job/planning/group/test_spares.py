@@ -8,7 +8,6 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.membership import world
 from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates
-from ddp_operator.job.planning.gaps import UNREACHABLE_SECONDS
 from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.plan import plan
@@ -21,14 +20,16 @@ from tests.unit.job.builders import (
     condition,
     ended,
     fresh_job,
+    group,
     later,
+    listening,
     ready,
     running_job,
     stored,
     with_status,
 )
 from tests.unit.job.builders import pod as one_pod
-from tests.unit.job.planning.group.test_in_place import failure, knowing, listening
+from tests.unit.job.planning.group.test_in_place import failure, knowing
 
 
 def with_spares(
@@ -65,10 +66,10 @@ def test_spares_are_created_once_the_group_is_scheduled() -> None:
     planned = plan(job, pods, later(20))
     assert names(planned.create_spares) == ["digits-0-3", "digits-0-4"]
     assert planned.status.ready == "3/3 +0"
-    told = environment(job, planned.create_spares[0], token="secret")
-    assert told["DDP_POD"] == "digits-0-3"
-    assert {"MASTER_PORT", "LOCAL_WORLD_SIZE", "DDP_GENERATION", "DDP_TOKEN"} <= told.keys()
-    assert not {"RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "PET_NNODES"} & told.keys()
+    confirmed = environment(job, planned.create_spares[0], token="secret")
+    assert confirmed["DDP_POD"] == "digits-0-3"
+    assert {"MASTER_PORT", "LOCAL_WORLD_SIZE", "DDP_GENERATION", "DDP_TOKEN"} <= confirmed.keys()
+    assert not {"RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "PET_NNODES"} & confirmed.keys()
     there = [*pods, *(listening(ready(job, slot)) for slot in (3, 4))]
     planned = plan(job, there, later(21))
     assert planned.create_spares == ()
@@ -97,8 +98,7 @@ def test_spare_replaces_a_lost_pod_in_the_write_that_records_it(victim: int) -> 
     seen = [lost if each.identity.index == victim else each for each in pods]
     planned = plan(job, seen, later(63))
     job = recorded(job, planned)
-    found = planned.status.world
-    assert found is not None
+    found = group(planned)
     assert (found.generation, found.size) == (1, 3)
     assert found.members == ("3,1-2" if victim == 0 else "0-1,3")
     assert planned.status.bookkeeping.replacements == {str(victim): 1}
@@ -149,8 +149,8 @@ def test_spares_replace_pods_repeatedly() -> None:
         now = later(60 + 60 * round_)
         lost = replace(by_slot.pop(slot), phase="Failed", reason="Evicted")
         job = recorded(job, plan(job, [*by_slot.values(), lost], now))
-        told = replace(NO_LAUNCHERS, **knowing(list(by_slot.values()), round_))
-        planned = plan(job, list(by_slot.values()), now, launchers=told)
+        confirmed = replace(NO_LAUNCHERS, **knowing(list(by_slot.values()), round_))
+        planned = plan(job, list(by_slot.values()), now, launchers=confirmed)
         assert condition(planned, "Running")[0] == "True"
         [new] = planned.create_spares
         assert (new.slot, new.replacement) == (slot, (round_ + 1) // 2)
@@ -166,8 +166,7 @@ def test_losses_beyond_the_spares_are_replaced() -> None:
     seen = [pods[0], *(ended(job, index, code=137, at=59) for index in (1, 2)), pods[3]]
     planned = plan(job, seen, later(63))
     job = recorded(job, planned)
-    assert planned.status.world is not None
-    assert planned.status.world.members == "0,3,2"
+    assert group(planned).members == "0,3,2"
     assert planned.status.bookkeeping.replacing == (2,)
     [event] = planned.events
     assert "spare digits-0-3 becomes node rank 1, replacing node rank 2 (" in event.message
@@ -185,28 +184,27 @@ def test_late_spare_replaces_a_pod_without_a_node(is_there: bool) -> None:
     lost = ended(job, 1, code=137, at=59)
     job = recorded(job, plan(job, [pods[0], lost, pods[2], starting], later(63)))
     new = replace(ready(job, 1, replacement=1), node="", phase="Pending")
-    group = [pods[0], pods[2], *([new] if is_there else [])]
+    members = [pods[0], pods[2], *([new] if is_there else [])]
     if is_there:
-        job = stored(job, plan(job, [*group, starting], later(64)))
-    assert not plan(job, [*group, starting], later(65)).decided
+        job = stored(job, plan(job, [*members, starting], later(64)))
+    assert not plan(job, [*members, starting], later(65)).decided
 
-    planned = plan(job, [*group, pods[3]], later(66))
+    planned = plan(job, [*members, pods[3]], later(66))
     job = recorded(job, planned)
     [event] = planned.events
     assert "no node: digits-0-3 becomes node rank 1" in event.message
-    assert planned.status.world is not None
-    assert planned.status.world.members == "0,3,2"
+    assert group(planned).members == "0,3,2"
     assert planned.status.bookkeeping.replacements == {"1": 2}
     assert planned.status.bookkeeping.replacing == ()
     assert (planned.status.restarts, planned.status.disruptions) == (1, 0), (
         "only the loss is charged"
     )
-    planned = plan(job, [*group, pods[3]], later(66))
+    planned = plan(job, [*members, pods[3]], later(66))
     assert planned.create == ()
     assert planned.delete == ((new.key,) if is_there else ())
     assert len(planned.assignments) == 3
-    told = replace(NO_LAUNCHERS, **knowing([pods[0], pods[2], pods[3]], 1))
-    planned = plan(job, [pods[0], pods[2], pods[3]], later(67), launchers=told)
+    confirmed = replace(NO_LAUNCHERS, **knowing([pods[0], pods[2], pods[3]], 1))
+    planned = plan(job, [pods[0], pods[2], pods[3]], later(67), launchers=confirmed)
     assert condition(planned, "Running")[0] == "True"
 
 
@@ -232,35 +230,21 @@ def test_scope_in_place_restarts_processes_with_the_spare() -> None:
     [event] = planned.events
     said = "all processes restart in place, spare digits-0-3 becomes node rank 2"
     assert said in event.message
-    group = [*pods[:2], pods[3]]
+    members = [*pods[:2], pods[3]]
     planned = plan(job, seen, later(63), launchers=listens("InPlace"))
     assert [telling.start for telling in planned.assignments] == [False] * 3
-    launchers = replace(listens("InPlace"), **knowing(group, 1, start=False))
-    planned = plan(job, group, later(70), launchers=launchers)
+    launchers = replace(listens("InPlace"), **knowing(members, 1, start=False))
+    planned = plan(job, members, later(70), launchers=launchers)
     assert [telling.start for telling in planned.assignments] == [True] * 3
     # A process that fails in the spare restarts there.
-    told = replace(
+    confirmed = replace(
         listens("InPlace"),
-        **knowing(group, 1),
+        **knowing(members, 1),
         failures=(failure(pods[3], generation=1, at=80),),
     )
-    planned = plan(job, group, later(81), launchers=told)
-    assert planned.status.world is not None
-    assert (planned.status.world.generation, planned.status.world.members) == (2, "0-1,3")
+    planned = plan(job, members, later(81), launchers=confirmed)
+    assert (group(planned).generation, group(planned).members) == (2, "0-1,3")
     assert planned.status.failures[-1].index == 2
-
-
-def test_unreachable_spare_replaces_no_unreachable_pod() -> None:
-    job, pods = with_spares(scope="InPlace")
-    fault = replace(listens("InPlace"), failures=(failure(pods[1]),))
-    job = recorded(job, plan(job, pods, later(60), launchers=fault))
-    deaf = {pods[number].key.name: later(61) for number in (2, 3)}
-    cut_off = replace(listens("InPlace"), **knowing(pods[:2], 1), unreached_since=deaf)
-    planned = plan(job, pods, later(61 + UNREACHABLE_SECONDS), launchers=cut_off)
-    assert planned.status.failures[-1].pod == pods[2].key.name
-    assert planned.status.world is not None
-    assert planned.status.world.members == "0-2"
-    assert planned.status.bookkeeping.replacements == {"2": 1}
 
 
 def test_unreachable_spare_is_ignored_until_it_answers() -> None:
@@ -378,8 +362,7 @@ def test_next_attempt_starts_with_the_first_slots() -> None:
     all_lost = [replace(each, phase="Failed", reason="Evicted") for each in (pods[3], *pods[1:3])]
     job = recorded(job, plan(job, all_lost, later(70)))
     assert job.status.attempt == 1
-    assert job.status.world is not None
-    assert (job.status.world.generation, job.status.world.members) == (2, "0-2")
+    assert (group(job).generation, group(job).members) == (2, "0-2")
     assert job.status.bookkeeping.replacements == {}
 
 
@@ -392,8 +375,8 @@ def test_number_of_spares_changes_while_the_job_runs() -> None:
     # A spare that became a member stays one.
     job = recorded(job, plan(job, [*pods[1:], ended(job, 0, code=137, at=59)], later(63)))
     none = replace(job, spec=job.spec.model_copy(update={"spares": 0}))
-    told = replace(NO_LAUNCHERS, **knowing(pods[1:], 1))
-    planned = plan(none, pods[1:], later(70), launchers=told)
+    confirmed = replace(NO_LAUNCHERS, **knowing(pods[1:], 1))
+    planned = plan(none, pods[1:], later(70), launchers=confirmed)
     assert (planned.delete, planned.create, planned.create_spares) == ((), (), ())
     assert condition(planned, "Running")[0] == "True"
 
@@ -405,8 +388,7 @@ def test_spare_replaces_a_pod_on_a_leaving_node() -> None:
     nodes.append(Node("node-2", {}, leaving="a taint"))
     planned = plan(job, pods, later(60), nodes=nodes)
     assert planned.decided
-    assert planned.status.world is not None
-    assert planned.status.world.members == "0-1,3"
+    assert group(planned).members == "0-1,3"
 
 
 @pytest.mark.parametrize("members", ["", "0", "0-1,1", "x", "0-2,3", "0-99999", "1-", "3-1,0,2"])

@@ -23,11 +23,13 @@ from tests.unit.job.builders import (
     ended,
     event_reasons,
     fresh_job,
+    group,
     later,
+    listening,
     ready,
     stored,
 )
-from tests.unit.job.planning.group.test_in_place import failure, knowing, listening
+from tests.unit.job.planning.group.test_in_place import failure, knowing
 from tests.unit.job.status.test_placement import node
 
 NODES = [
@@ -102,8 +104,7 @@ def test_first_ranks_wait_for_their_order(scope: str) -> None:
     planned = seen(job, pods, 2, HEARD[scope])
     assert planned.decided
     assert planned.assignments == (), "the decision is stored first"
-    world = planned.status.world
-    assert world is not None
+    world = group(planned)
     assert (world.generation, world.members, world.lost) == (1, "0,2,1", 0)
     assert event_reasons(planned) == ["RanksOrdered"]
     assert "2 of 3 pods" in planned.events[0].message
@@ -123,8 +124,7 @@ def test_first_ranks_wait_for_their_order(scope: str) -> None:
 def test_well_placed_ranks_keep_their_order_and_start() -> None:
     job, pods = placed("21a", "11a", "11b")
     planned = seen(job, pods, 2, IN_PLACE)
-    assert planned.status.world is not None
-    assert (planned.status.world.generation, planned.status.world.members) == (1, "0-2")
+    assert (group(planned).generation, group(planned).members) == (1, "0-2")
     assert planned.events == ()
 
 
@@ -139,8 +139,7 @@ def test_well_placed_ranks_keep_their_order_and_start() -> None:
 def test_unknown_topology_keeps_the_order(nodes: list[Node], why: str) -> None:
     job, pods = placed("11a", "21a", "11b")
     planned = seen(job, pods, 2, IN_PLACE, nodes)
-    assert planned.status.world is not None
-    assert (planned.status.world.generation, planned.status.world.members) == (1, "0-2")
+    assert (group(planned).generation, group(planned).members) == (1, "0-2")
     [event] = planned.events
     assert event.reason == "RanksNotOrdered"
     assert why in event.message
@@ -203,8 +202,7 @@ def test_each_attempt_is_ordered_again() -> None:
     ]
     assert environment(job, Identity(0, 1), token="secret")["DDP_HOLD_SECONDS"]
     planned = seen(job, new, 71, IN_PLACE)
-    assert planned.status.world is not None
-    assert (planned.status.world.generation, planned.status.world.members) == (3, "0,2,1")
+    assert (group(planned).generation, group(planned).members) == (3, "0,2,1")
 
 
 @pytest.mark.parametrize("scope", ["InPlace", "Pod"])
@@ -212,13 +210,11 @@ def test_spare_in_another_block_reorders_before_assignments(scope: str) -> None:
     job, pods, launchers = trains("11a", "11b", "22a", scope=scope, spares=1)
     lost = [ended(job, 0, code=137, at=59, node="11a"), *pods[1:]]
     planned = seen(job, lost, 63, launchers)
-    assert planned.status.world is not None
-    assert (planned.status.world.generation, planned.status.world.members) == (2, "3,1-2")
+    assert (group(planned).generation, group(planned).members) == (2, "3,1-2")
     job = stored(job, planned)
     planned = seen(job, lost, 63, launchers)
     assert planned.decided
-    world = planned.status.world
-    assert world is not None
+    world = group(planned)
     assert (world.generation, world.members, world.lost) == (3, "3,2,1", 1)
     assert world.grace_seconds == (0 if scope == "InPlace" else 15), (
         "unchanged from the decision before"
@@ -238,8 +234,7 @@ def test_restart_in_place_waits_for_the_new_pods_node() -> None:
     known = replace(IN_PLACE, **knowing(pods[1:], 2, start=False))
     assert seen(job, [new, *pods[1:]], 64, known).assignments == ()
     planned = seen(job, [replace(new, node="22a"), *pods[1:]], 65, known)
-    assert planned.status.world is not None
-    assert (planned.status.world.generation, planned.status.world.members) == (3, "0,2,1")
+    assert (group(planned).generation, group(planned).members) == (3, "0,2,1")
 
 
 @pytest.mark.parametrize(("name", "decides"), [("11b", False), ("12a", False), ("21b", True)])
