@@ -178,7 +178,7 @@ class Jobs:
         found: Json = await self._client.request("GET", path)
         return found
 
-    async def let_all_in(self, name: str = "job") -> None:
+    async def admit_all_traffic(self, name: str = "job") -> None:
         """Change a job's NetworkPolicy to admit all traffic."""
         path = NETWORK_POLICIES.path(namespace=self.namespace, name=name)
         body: Json = {"spec": {"ingress": [{}]}}

@@ -89,10 +89,6 @@ class FakeKubelet:
         target = {**_condition("TerminationTarget", "WorkloadEvicted"), "message": message}
         await self._patch_status(pod, {"conditions": [target]})
 
-    async def mark_disrupted(self, pod: str, *, reason: str = "EvictionByEvictionAPI") -> None:
-        """Announce a disruption; the pod still runs."""
-        await self._patch_status(pod, {"conditions": [_condition("DisruptionTarget", reason)]})
-
     async def finish(self, pod: str) -> None:
         """Remove a deleted pod."""
         path = PODS.path(namespace=self._namespace, name=pod)
@@ -102,7 +98,7 @@ class FakeKubelet:
         except NotFoundError:
             return
 
-    async def let_go(self, *pods: str) -> None:
+    async def finish_deleted(self, *pods: str) -> None:
         """Remove pods as soon as they are deleted."""
 
         async def told(pod: str) -> bool:

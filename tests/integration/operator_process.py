@@ -43,13 +43,13 @@ class OperatorProcess:
         ]
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
-        self.told_to_end = False
+        self.may_end = False
 
     def start(self) -> None:
         """Start it without waiting."""
         assert not self.running
         self._starts += 1
-        self.told_to_end = False
+        self.may_end = False
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._arguments, stdout=log, stderr=log, env={**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -83,7 +83,7 @@ class OperatorProcess:
     def kill(self) -> None:
         """Kill it, as the kernel does when memory is short."""
         assert self._process is not None
-        self.told_to_end = True
+        self.may_end = True
         self._process.kill()
         self._process.wait()
 
@@ -100,7 +100,7 @@ class OperatorProcess:
     def terminate(self) -> None:
         """Ask it to end, as the kubelet does."""
         assert self._process is not None
-        self.told_to_end = True
+        self.may_end = True
         self._process.send_signal(signal.SIGTERM)
 
     async def exit_code(self) -> int:
@@ -128,7 +128,7 @@ def running_operator(
     process.start()
     try:
         yield process
-        assert process.running or process.told_to_end
+        assert process.running or process.may_end
     finally:
         if process.running:
             process.kill()

@@ -143,36 +143,36 @@ async def granted(
         await rights.remove()
 
 
-async def until_said(
+async def until_checks_report(
     kubeconfig: Path, lease_namespace: str, expected: str, *, serves: str | None = None
 ) -> None:
     """Wait until the start-up checks fail with this message, or pass if it is empty.
 
     The server applies changed roles a moment later.
     """
-    said = ""
+    report = ""
 
     async def as_expected() -> bool:
-        nonlocal said
-        said = ""
+        nonlocal report
+        report = ""
         async with ApiClient(load_credentials(kubeconfig=str(kubeconfig))) as client:
             try:
                 secret = Key(lease_namespace, startup.SECRET_NAME)
                 lease = Key(lease_namespace, LEASE_NAME)
                 await startup.check(client, serves, secret=secret, lease=lease)
             except startup.StartupError as error:
-                said = str(error)
-        return said == expected
+                report = str(error)
+        return report == expected
 
     await eventually(
-        as_expected, interval_seconds=0.05, describe=lambda: f"{said!r} is not {expected!r}"
+        as_expected, interval_seconds=0.05, describe=lambda: f"{report!r} is not {expected!r}"
     )
 
 
 _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
-def question(seen: Seen) -> tuple[str, str]:
+def permission_for(seen: Seen) -> tuple[str, str]:
     """Return the permission that the server requires for this request."""
     parts = seen.path.split("/")
     if "namespaces" in parts:
@@ -203,7 +203,7 @@ async def use_every_permission(proxy: HttpProxy, jobs: Jobs, kubelet: FakeKubele
     await jobs.create(manifest)
     await jobs.until_pods("job-0-0", "job-0-1")
     # A new attempt corrects the NetworkPolicy.
-    await jobs.let_all_in()
+    await jobs.admit_all_traffic()
     await jobs.until(lambda status: status.is_true("PodsCreated"))
     await jobs.annotate(restart_requested="1")
     await jobs.until_pods("job-1-0", "job-1-1")

@@ -6,34 +6,26 @@ The server is used by these tests alone, because its CRD belongs to a release.
 import asyncio
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import helm_python as helm
 import pytest
-import yaml
 from ddp_operator.kube import PODS, ApiClient, load_credentials
 from ddp_operator.ports import NotFoundError
 
 from tests import cluster
-from tests.chart import readme
-from tests.good_manifests import Json, job
+from tests.good_manifests import Json
 from tests.integration.conftest import CRDS
 from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet, start
 from tests.integration.releases import Release
 from tests.skipping import skip_or_fail
 from tests.waiting import eventually
-from tools.chart.generated import CHART
 
-ROOT = Path(__file__).resolve().parents[2]
-INSTALL = "manifests/install"
 CRD = f"{CRDS}/ddpjobs.ddp-operator.io"
 TEST_POD = "ddp-operator-test"
-ALONE: Json = {"crds": {"enabled": False}, "userRoles": False}
-"""Values of a second release in a cluster."""
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +45,12 @@ async def admin(server: cluster.ControlPlane) -> AsyncIterator[ApiClient]:
 
 
 @pytest.fixture
-async def releases(
-    server: cluster.ControlPlane, admin: ApiClient
-) -> AsyncIterator[tuple[Release, Release]]:
-    """Two releases that are not installed, in their own namespaces; nothing is left at the end."""
-    both = (
-        Release(server.kubeconfig, admin, "ddp-operator"),
-        Release(server.kubeconfig, admin, "training"),
-    )
-    yield both
-    for release in both:
-        with contextlib.suppress(helm.HelmError):
-            await release.uninstall()
+async def release(server: cluster.ControlPlane, admin: ApiClient) -> AsyncIterator[Release]:
+    """A release that is not installed; nothing is left at the end."""
+    release = Release(server.kubeconfig, admin, "ddp-operator")
+    yield release
+    with contextlib.suppress(helm.HelmError):
+        await release.uninstall()
     await remove_crd(admin)
 
 
@@ -93,9 +79,8 @@ async def uids(jobs: Jobs) -> dict[str, str]:
 
 
 async def test_upgrade_rollback_and_uninstall_keep_the_jobs(
-    releases: tuple[Release, Release], admin: ApiClient, namespace: str, tmp_path: Path
+    release: Release, admin: ApiClient, namespace: str, tmp_path: Path
 ) -> None:
-    release, _ = releases
     jobs, kubelet = Jobs(admin, namespace), FakeKubelet(admin, namespace)
     await release.install()
     crd = await find_crd(admin)
@@ -138,9 +123,8 @@ async def test_upgrade_rollback_and_uninstall_keep_the_jobs(
 
 
 async def test_helm_test_runs_a_job_to_its_end(
-    releases: tuple[Release, Release], admin: ApiClient, tmp_path: Path
+    release: Release, admin: ApiClient, tmp_path: Path
 ) -> None:
-    release, _ = releases
     await release.install()
     kubelet = FakeKubelet(admin, release.namespace)
     rights = await release.kubeconfig_of("ddp-operator", tmp_path)
@@ -208,81 +192,8 @@ async def only_job(admin: ApiClient, namespace: str) -> str:
     return names[0]
 
 
-@pytest.mark.nightly
-async def test_releases_with_a_namespace_each_serve_only_that(
-    releases: tuple[Release, Release], admin: ApiClient, tmp_path: Path
-) -> None:
-    first, second = releases
-    await first.install({"watchNamespace": first.namespace})
-    await second.install({"watchNamespace": second.namespace, **ALONE})
-    ours, theirs = (Jobs(admin, release.namespace) for release in releases)
-    rights = [await release.kubeconfig_of("ddp-operator", tmp_path) for release in releases]
-    for jobs in (ours, theirs):
-        await jobs.create(job(replicas=1))
-    with first.operator(rights[0], await first.arguments()) as operator:
-        await ours.until_pods("job-0-0")
-        await operator.serving()
-        assert (await theirs.get()).get("status") is None
-        with second.operator(rights[1], await second.arguments()):
-            await theirs.until_pods("job-0-0")
-    for release, jobs in zip(releases, (ours, theirs), strict=True):
-        assert f"--namespace={release.namespace}" in await release.arguments()
-        await jobs.discard()
-
-
-async def test_helm_takes_over_all_objects_of_kubectl(
-    server: cluster.ControlPlane, admin: ApiClient, kubectl_program: str
-) -> None:
-    environment = {**os.environ, "KUBECONFIG": str(server.kubeconfig)}
-
-    def kubectl(*words: str) -> str:
-        ended = subprocess.run(
-            [kubectl_program, *words],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
-
-    def install() -> str:
-        kubectl("apply", "-k", INSTALL)
-        for words in readme.take_over():
-            kubectl(*words)
-        with helm.Config(kubeconfig_path=server.kubeconfig, namespace="ddp-operator") as config:
-            manifest: str = config.install(CHART, "ddp-operator")["manifest"]
-            return manifest
-
-    def uninstall() -> None:
-        with helm.Config(kubeconfig_path=server.kubeconfig, namespace="ddp-operator") as config:
-            config.uninstall("ddp-operator")
-
-    try:
-        made = yaml.safe_load_all(await asyncio.to_thread(install))
-        objects = yaml.safe_load_all(await asyncio.to_thread(kubectl, "kustomize", INSTALL))
-        named = {_name(one) for one in objects if one["kind"] != "Namespace"}
-        assert {_name(one) for one in made} == named
-        path = "/apis/apps/v1/namespaces/ddp-operator/deployments/ddp-operator"
-        deployment = await admin.request("GET", path)
-        assert deployment["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
-        replica_sets = await admin.request(
-            "GET", "/apis/apps/v1/namespaces/ddp-operator/replicasets"
-        )
-        assert len(replica_sets["items"]) == 1, "its pods are the same"
-    finally:
-        await asyncio.to_thread(uninstall)
-        await remove_crd(admin)
-
-
-def _name(manifest: Json) -> tuple[str, str]:
-    return manifest["kind"], manifest["metadata"]["name"]
-
-
-async def test_objects_of_all_values_are_admitted(releases: tuple[Release, Release]) -> None:
+async def test_objects_of_all_values_are_admitted(release: Release) -> None:
     """Leave out values that need a later server or a Prometheus operator."""
-    release, _ = releases
     terms = [{"matchExpressions": [{"key": "pool", "operator": "Exists"}]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     values: Json = {

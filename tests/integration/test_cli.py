@@ -38,7 +38,7 @@ async def test_commands_show_a_job_from_start_to_failure(
     await shows_stacks_installation_and_bundle(ddp, tmp_path / "bundle.tar.gz")
 
     await kubelet.fail("job-0-1", message="ValueError: bad <b>batch</b>")
-    await kubelet.let_go("job-0-0")
+    await kubelet.finish_deleted("job-0-0")
     await jobs.until_pods("job-1-0", "job-1-1")
     await run_all(jobs, kubelet)
     await jobs.until(lambda status: status.restarts == 1 and status.phase == "Running")
@@ -128,7 +128,7 @@ async def test_commands_stop_scale_resume_restart_and_delete_a_job(
     assert (stopped.exit_code, stopped.stdout) == (0, "ddpjob.ddp-operator.io/job stopped\n")
     assert (await ddp("wait", "job", "--for=suspended", "--timeout=3m")).exit_code == 0
     assert (await ddp("scale", "job", "--replicas=3", "--yes")).exit_code == 0
-    await kubelet.let_go("job-0-0", "job-0-1")
+    await kubelet.finish_deleted("job-0-0", "job-0-1")
     assert (await ddp("resume", "job", "--yes")).exit_code == 0
     await jobs.until_pods("job-1-0", "job-1-1", "job-1-2")
     await jobs.until(lambda status: status.is_true("PodsCreated"))
@@ -136,7 +136,7 @@ async def test_commands_stop_scale_resume_restart_and_delete_a_job(
 
     assert "kubectl ddp stop job" in (await ddp("scale", "job", "--replicas=2", "--yes")).stderr
     assert (await ddp("restart", "job", "--yes")).exit_code == 0
-    await kubelet.let_go("job-1-0", "job-1-1", "job-1-2")
+    await kubelet.finish_deleted("job-1-0", "job-1-1", "job-1-2")
     await jobs.until_pods("job-2-0", "job-2-1", "job-2-2")
     status = await jobs.until(lambda status: status.attempt == 2)
     assert status.restarts == 0

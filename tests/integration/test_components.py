@@ -57,37 +57,27 @@ def test_each_component_adds_only_its_objects(render: Render) -> None:
             ("ValidatingAdmissionPolicy", "ddp-operator"),
             ("ValidatingAdmissionPolicyBinding", "ddp-operator"),
         ],
-        "dranet": [
-            ("ClusterRole", "ddp-operator-claims"),
-            ("ClusterRoleBinding", "ddp-operator-claims"),
-        ],
-        "gangs": [
-            ("ClusterRole", "ddp-operator-gangs"),
-            ("ClusterRoleBinding", "ddp-operator-gangs"),
-        ],
-        "multikueue": [
-            ("ClusterRole", "ddp-operator-multikueue"),
-            ("ClusterRoleBinding", "ddp-operator-multikueue"),
-        ],
+        "dranet": cluster_role("claims"),
+        "gangs": cluster_role("gangs"),
+        "multikueue": cluster_role("multikueue"),
         "metrics-auth": [
             ("ClusterRole", "ddp-operator-metrics-auth"),
             ("ClusterRole", "ddp-operator-metrics-reader"),
             ("ClusterRoleBinding", "ddp-operator-metrics-auth"),
         ],
         "network-policy": [("NetworkPolicy", "ddp-operator")],
-        "priority-boost": [
-            ("ClusterRole", "ddp-operator-workloads"),
-            ("ClusterRoleBinding", "ddp-operator-workloads"),
-        ],
+        "priority-boost": cluster_role("workloads"),
         "one-namespace": [
-            ("Role", "ddp-operator-jobs"),
-            ("Role", "ddp-operator-logs"),
-            ("Role", "ddp-operator-tokens"),
-            ("RoleBinding", "ddp-operator-jobs"),
-            ("RoleBinding", "ddp-operator-logs"),
-            ("RoleBinding", "ddp-operator-tokens"),
+            (kind, f"ddp-operator-{name}")
+            for kind in ("Role", "RoleBinding")
+            for name in ("jobs", "logs", "tokens")
         ],
     }
+
+
+def cluster_role(name: str) -> list[tuple[str, str]]:
+    """Return a ClusterRole of the operator and its binding."""
+    return [(kind, f"ddp-operator-{name}") for kind in ("ClusterRole", "ClusterRoleBinding")]
 
 
 def components() -> list[str]:

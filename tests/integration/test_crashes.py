@@ -142,10 +142,10 @@ async def gang(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await jobs.create(job(replicas=2, cleanPodPolicy="All"))
     await run_all(jobs, kubelet, "job-0-0", "job-0-1")
     await kubelet.fail("job-0-1")
-    await kubelet.let_go("job-0-0")
+    await kubelet.finish_deleted("job-0-0")
     await run_all(jobs, kubelet, "job-1-0", "job-1-1")
     await kubelet.evict("job-1-0")
-    await kubelet.let_go("job-1-1")
+    await kubelet.finish_deleted("job-1-1")
     await run_all(jobs, kubelet, "job-2-0", "job-2-1")
     for pod in ("job-2-0", "job-2-1"):
         await kubelet.succeed(pod)

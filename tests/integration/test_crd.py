@@ -52,7 +52,7 @@ async def test_kubectl_shows_a_running_job_and_its_restart(
     assert values.split()[-2:] == ["PodsReady", "nvidia-l4"]
 
     await kubelet.fail("job-0-1", exit_code=3, message="lost the data set")
-    await kubelet.let_go("job-0-0")
+    await kubelet.finish_deleted("job-0-0")
     await jobs.until_pods("job-1-0", "job-1-1")
     await jobs.until_told("Restarting")
     heads, values = (await kubectl("get", "ddp", "job")).splitlines()

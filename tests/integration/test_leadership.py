@@ -187,7 +187,7 @@ async def test_frozen_leader_ends_before_it_writes(pair: Pair) -> None:
         await pair.leader(other_than=leader)
         await pair.until_created()
     finally:
-        leader.told_to_end = True
+        leader.may_end = True
         leader.thaw()
     assert await leader.exit_code() == 1
     assert "lost the lease" in leader.log.splitlines()[-1]
@@ -202,7 +202,7 @@ async def test_leader_without_api_server_ends_and_standby_survives(
     standby = pair.other(leader)
     await asyncio.to_thread(control_plane.stop_apiserver)
     try:
-        leader.told_to_end = True
+        leader.may_end = True
         assert await leader.exit_code() == 1
         assert "lost the lease" in leader.log.splitlines()[-1]
         assert standby.running

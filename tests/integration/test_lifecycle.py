@@ -96,7 +96,7 @@ async def test_wrong_image_is_named_and_changed_until_a_pod_has_run(
     assert "pod job-0-0 cannot start: ErrImagePull: no such image" in status.message
     assert "no such image" in await jobs.until_told("ErrImagePull")
     await jobs.set_spec(template=template(container(image="registry.example/trainer:2")))
-    await kubelet.let_go("job-0-0", "job-0-1")
+    await kubelet.finish_deleted("job-0-0", "job-0-1")
     pods = await jobs.until_pods("job-1-0", "job-1-1")
     assert pods["job-1-0"]["spec"]["containers"][0]["image"] == "registry.example/trainer:2"
     status = await jobs.until_phase("Restarting")
@@ -139,7 +139,7 @@ async def test_replicas_changed_while_suspended_apply_on_resume(
 async def test_requested_restart_is_not_charged(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await start(jobs, kubelet, restart={"maxRestarts": 0})
     await jobs.annotate(restart_requested="2026-11-22")
-    await kubelet.let_go("job-0-0", "job-0-1")
+    await kubelet.finish_deleted("job-0-0", "job-0-1")
     await jobs.until_pods("job-1-0", "job-1-1")
     status = await jobs.until(lambda status: status.is_true("PodsCreated"))
     assert (status.phase, status.attempt, status.restarts) == ("Restarting", 1, 0)

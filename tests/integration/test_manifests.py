@@ -20,7 +20,6 @@ from tests.good_manifests import GOOD_MANIFESTS, Json, container, job, template
 from tests.integration import pod_groups
 from tests.integration.conftest import change_crd, install_crd
 from tests.integration.jobs import JOBS, Jobs
-from tests.integration.kubelet import FakeKubelet, start
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("without_rules", "with_gangs", "shared_operator")
@@ -172,20 +171,6 @@ async def test_each_change_that_shapes_pods_restarts_all_of_them(jobs: Jobs) -> 
         await jobs.until_pods(*(f"{name}-1-{index}" for index in range(count)), name=name)
 
     await asyncio.gather(*(change(f"job-{n}", fields) for n, fields in enumerate(CHANGES)))
-
-
-async def test_changed_template_restarts_all_pods_uncharged(
-    jobs: Jobs, kubelet: FakeKubelet
-) -> None:
-    await start(jobs, kubelet)
-    await jobs.set_spec(template=template(container(image="registry.example/trainer:2")))
-    await kubelet.let_go("job-0-0", "job-0-1")
-    pods = await jobs.until_pods("job-1-0", "job-1-1")
-    assert pods["job-1-0"]["spec"]["containers"][0]["image"].endswith(":2")
-    status = await jobs.until_phase("Restarting")
-    assert (status.restarts, status.disruptions) == (0, 0)
-    assert status.condition("Restarting").reason == "SpecChanged"  # type: ignore[union-attr]
-    assert status.observed_generation == 2
 
 
 def _pods_at_first(spec: Json) -> int:

@@ -13,7 +13,12 @@ from tests import cluster
 from tests.good_manifests import job
 from tests.integration.jobs import Jobs
 from tests.integration.operator_process import running_operator
-from tests.integration.rights import INSTALLED_IN_ONE_NAMESPACE, granted, roles_in, until_said
+from tests.integration.rights import (
+    INSTALLED_IN_ONE_NAMESPACE,
+    granted,
+    roles_in,
+    until_checks_report,
+)
 from tests.ports import free_port
 from tests.waiting import eventually
 
@@ -88,7 +93,7 @@ async def test_with_metrics_auth_only_permitted_users_see_metrics(
     token = await token_of(admin, own, "prometheus")
     account = {"kind": "ServiceAccount", "name": "prometheus", "namespace": own}
     async with granted(admin, own, [*INSTALLED_IN_ONE_NAMESPACE, REVIEWER]):
-        await until_said(as_operator, own, "", serves=own)
+        await until_checks_report(as_operator, own, "", serves=own)
         await until_allowed(as_operator)
         with running_operator(
             as_operator,
@@ -111,7 +116,7 @@ async def test_metrics_auth_without_permission_ends_with_one_line(
     admin: ApiClient, as_operator: Path, jobs: Jobs, port: int, tmp_path: Path
 ) -> None:
     async with granted(admin, jobs.namespace, INSTALLED_IN_ONE_NAMESPACE):
-        await until_said(as_operator, jobs.namespace, "", serves=jobs.namespace)
+        await until_checks_report(as_operator, jobs.namespace, "", serves=jobs.namespace)
         with running_operator(
             as_operator,
             tmp_path / "log",
@@ -119,7 +124,7 @@ async def test_metrics_auth_without_permission_ends_with_one_line(
             metrics_port=port,
             options=["--metrics-auth", "--lease-namespace", jobs.namespace],
         ) as process:
-            process.told_to_end = True
+            process.may_end = True
             assert await process.exit_code() == 1
             [line] = process.log.splitlines()
     assert "manifests/components/metrics-auth/rbac.yaml" in line

@@ -12,11 +12,10 @@ import pytest
 
 from tests.cluster import ControlPlane
 from tests.good_manifests import job
-from tests.integration.http_proxy import HttpProxy, Seen, any_write, http_proxy, write
+from tests.integration.http_proxy import HttpProxy, any_write, http_proxy, write
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet, start
 from tests.integration.operator_process import OperatorProcess, running_operator
-from tests.waiting import eventually
 
 REPLICAS = 3
 CREATED = {"services": 1, "pods": REPLICAS}
@@ -181,33 +180,11 @@ async def test_job_restarts_after_the_api_server_did(
     await start(jobs, kubelet)
     await asyncio.to_thread(control_plane.restart_apiserver)
     await kubelet.fail("job-0-1")
-    await kubelet.let_go("job-0-0")
+    await kubelet.finish_deleted("job-0-0")
     await jobs.until_pods("job-1-0", "job-1-1")
     await jobs.create(job("next"))
     await jobs.until_pods("next-0-0", name="next")
     assert operator.running
-
-
-async def test_killed_operator_continues_a_start_without_repeats(
-    proxy: HttpProxy, operator: OperatorProcess, jobs: Jobs, kubelet: FakeKubelet
-) -> None:
-    """Send SIGKILL after the third write; `test_crashes` has a crash after each of them."""
-    writes = 0
-
-    def kill(seen: Seen) -> None:
-        nonlocal writes
-        writes += any_write(seen)
-        if writes == 3 and proxy.open:
-            proxy.open = False  # the answer to this write is lost
-            operator.kill()
-
-    proxy.on_write = kill
-    await jobs.create(job(replicas=REPLICAS))
-    await eventually(lambda: not operator.running)
-    proxy.open = True
-    operator.start()
-    await live(jobs, kubelet)
-    assert creations(proxy) == CREATED | {"secrets": 1}
 
 
 async def test_changes_without_an_operator_are_handled_by_the_next_one(

@@ -89,7 +89,7 @@ async def test_progress_is_shown_and_a_hang_ends_at_the_deadline(
     [failure] = status.failures
     assert (failure.reason, failure.rank, failure.class_) == ("NoProgress", None, "Application")
     assert status.restarts == 1
-    await kubelet.let_go("job-0-0", "job-0-1")
+    await kubelet.finish_deleted("job-0-0", "job-0-1")
     await jobs.until_pods("job-1-0", "job-1-1")
     assert trainer.asked.count("dump-stacks") == 2
     # The operator signs with the token of the pods and never sends it.
@@ -168,7 +168,7 @@ async def test_spare_replaces_a_slow_rank_once(
     assert (status.world.members, status.excluded_nodes) == ("0,2", (NODE,))
     assert "is slow: its own time per step is 1.75 times" in await jobs.until_told("SlowRank")
     assert "spare job-0-2 becomes node rank 1 (not charged)" in await jobs.until_told("Restarting")
-    await kubelet.let_go("job-0-1")
+    await kubelet.finish_deleted("job-0-1")
     # The successor is slow too, so the node was not the cause.
     status = await jobs.until(
         lambda status: status.slow_rank is not None and bool(status.slow_rank.not_replaced)

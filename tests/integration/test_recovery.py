@@ -30,7 +30,7 @@ async def test_failed_pod_restarts_the_gang_after_old_pods_end(
     status = await jobs.until(lambda status: status.reason == "WaitingForOldPods")
     assert status.message == "waiting for old pods to end: job-0-0"
     assert (await jobs.pods()).keys() <= {"job-0-0", "job-0-1"}, "the old rank 0 may still save"
-    await kubelet.let_go("job-0-0")
+    await kubelet.finish_deleted("job-0-0")
     await jobs.until_pods("job-1-0", "job-1-1")
     status = await jobs.until(lambda status: status.is_true("PodsCreated"))
     assert status.phase == "Restarting"
@@ -60,7 +60,7 @@ async def test_first_failure_is_the_cause(jobs: Jobs, kubelet: FakeKubelet) -> N
 async def test_job_fails_once_its_restarts_are_used_up(jobs: Jobs, kubelet: FakeKubelet) -> None:
     await start(jobs, kubelet, restart={"maxRestarts": 1})
     await kubelet.fail("job-0-0", message="first")
-    await kubelet.let_go("job-0-1")
+    await kubelet.finish_deleted("job-0-1")
     await jobs.until_pods("job-1-0", "job-1-1")
     await run_all(jobs, kubelet)
     await kubelet.fail("job-1-1", message="second")
@@ -102,7 +102,7 @@ async def test_restart_rules_decide_about_failures(jobs: Jobs, kubelet: FakeKube
     assert "spec.restart.rules[1]" in await jobs.until_told("FailureIgnored")
     await kubelet.fail("job-0-0", exit_code=42)
     # A replacement would miss pod 2, so RestartPod restarts the gang.
-    await kubelet.let_go("job-0-1")
+    await kubelet.finish_deleted("job-0-1")
     await jobs.until_pods("job-1-0", "job-1-1", "job-1-2")
     await run_all(jobs, kubelet)
     await kubelet.fail("job-1-0", exit_code=42)
@@ -147,7 +147,7 @@ async def test_lost_pod_is_replaced_uncharged(
     await start(jobs, kubelet, restart={"scope": scope, "maxRestarts": 0})
     await lose(kubelet, "job-0-1")
     if scope == "Gang":
-        await kubelet.let_go("job-0-0")
+        await kubelet.finish_deleted("job-0-0")
     await jobs.until_pods(*expected)
     status = await jobs.until(lambda status: status.is_true("PodsCreated"))
     assert (status.restarts, status.disruptions) == (0, 1)
@@ -195,7 +195,7 @@ async def test_job_leaves_a_node_before_its_termination(
     await start(jobs, kubelet, template=template(tolerations=[{"operator": "Exists"}]))
     body = {"metadata": {"labels": {"cloud.google.com/active-node-maintenance": "ONGOING"}}}
     await admin.request("PATCH", NODES.path(name=NODE), body=body, content_type=MERGE_PATCH)
-    await kubelet.let_go("job-0-0", "job-0-1")
+    await kubelet.finish_deleted("job-0-0", "job-0-1")
     await jobs.until_pods("job-1-0", "job-1-1")
     status = await jobs.status()
     [failure] = status.failures

@@ -10,7 +10,7 @@ from tests.integration.jobs import Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess, running_operator
 from tests.integration.pod_groups import COSCHEDULING, VOLCANO, group_of, served
-from tests.integration.rights import INSTALLED, granted, roles_in, until_said
+from tests.integration.rights import INSTALLED, granted, roles_in, until_checks_report
 
 
 def version(manifest: Json) -> int:
@@ -69,6 +69,8 @@ async def test_queued_job_waits_and_restarts_uncharged_after_eviction(
     for pod in pods:
         await kubelet.evict_for_quota(pod, message="Preempted to accommodate a workload")
         await jobs.delete_pod(pod)
+    await jobs.until(lambda status: status.disruptions == 1)
+    for pod in pods:
         await kubelet.finish(pod)
     pods = await jobs.until_pods("job-1-0", "job-1-1")
     [again] = {
@@ -88,7 +90,7 @@ async def test_gang_names_its_missing_parts_until_they_are_there(
     own = jobs.namespace
     options = ["--leader-elect", "--lease-namespace", own]
     async with granted(admin, own, INSTALLED):
-        await until_said(as_operator, own, "")
+        await until_checks_report(as_operator, own, "")
         log = tmp_path / "log"
         with running_operator(as_operator, log, namespace=own, options=options) as process:
             await jobs.create(job(replicas=2, scheduling={"gang": "volcano"}))

@@ -40,9 +40,9 @@ from tests.integration.rights import (
     Roles,
     granted,
     namespace_of,
+    permission_for,
     permissions,
-    question,
-    until_said,
+    until_checks_report,
     use_every_permission,
 )
 from tests.ports import free_port
@@ -75,7 +75,7 @@ async def test_installed_permissions_are_exactly_those_used(
         granted(admin, own, installed),
         http_proxy(as_operator, tmp_path / "proxied") as proxy,
     ):
-        await until_said(as_operator, own, "", serves=served)
+        await until_checks_report(as_operator, own, "", serves=served)
         with running_operator(
             tmp_path / "proxied", tmp_path / "log", namespace=served, options=options
         ) as process:
@@ -87,11 +87,11 @@ async def test_installed_permissions_are_exactly_those_used(
     assert not [seen for seen in refused if not everywhere or namespace_of(seen) in ("", own)]
     about_objects = [seen for seen in proxy.seen if seen.path.startswith(ABOUT_OBJECTS)]
     assert everywhere or {namespace_of(seen) for seen in about_objects} == {own}
-    assert sorted({question(seen) for seen in about_objects}) == permissions(installed)
+    assert sorted({permission_for(seen) for seen in about_objects}) == permissions(installed)
 
 
 async def test_each_missing_permission_is_named(roles: Roles, as_operator: Path) -> None:
-    await until_said(as_operator, roles.namespace, "")
+    await until_checks_report(as_operator, roles.namespace, "")
     for verb, resource in permissions(INSTALLED):
         if resource in (NODES.plural, CUSTOM_RESOURCE_DEFINITIONS.plural, "pods/log"):
             continue  # it works without
@@ -109,12 +109,12 @@ async def test_each_missing_permission_is_named(roles: Roles, as_operator: Path)
                 name = "" if verb == "create" else f" {own_name}"
                 what, where = f"{verb} {kind}{name}", f"namespace {roles.namespace}"
         expected = f"missing permissions (see manifests/install/rbac.yaml): {what} in {where}"
-        await until_said(as_operator, roles.namespace, expected)
+        await until_checks_report(as_operator, roles.namespace, expected)
 
 
 async def log_of_work(as_operator: Path, jobs: Jobs, tmp_path: Path) -> str:
     """Return the log of an operator with these rights until it has created a job's pods."""
-    await until_said(as_operator, jobs.namespace, "")
+    await until_checks_report(as_operator, jobs.namespace, "")
     options = ["--lease-namespace", jobs.namespace]
     with running_operator(
         as_operator, tmp_path / "log", namespace=None, options=options
@@ -150,7 +150,7 @@ async def test_without_permission_for_secrets_tokens_are_plain_text(
 
 async def only_line_of(process: OperatorProcess) -> str:
     """Wait until the operator has refused to start, and return the one line of its log."""
-    process.told_to_end = True
+    process.may_end = True
     assert await process.exit_code() == 1
     [line] = process.log.splitlines()
     return line
