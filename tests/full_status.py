@@ -1,4 +1,4 @@
-"""A status with every field that the operator knows."""
+"""A status with every field of the API."""
 
 from tests.good_manifests import Json
 
@@ -147,4 +147,3 @@ FULL_STATUS: Json = {
         "schedulingRetries": 1,
     },
 }
-"""Every field that the operator knows, filled."""

@@ -1,21 +1,21 @@
-"""How this software speaks to people: what a message of it may look like, wherever it is seen."""
+"""Style of messages: errors, log lines, Events, conditions and printed lines."""
 
 import re
 from collections.abc import Iterator
 from typing import Final
 
 MAX_CHARACTERS: Final = 200
-"""What is longer is not read to its end on a terminal or in `kubectl describe`."""
+"""Longer lines are hard to read on a terminal and in `kubectl describe`."""
 
 _PRIVATE: Final = re.compile(
     r"\b(Traceback|TODO|FIXME|XXX|None|NoneType|kwargs|coroutine|asyncio|aiohttp|pydantic|"
     r"callback|self\.\w+)\b|(?<![\w.])_[a-z]\w+| object at 0x|<class "
 )
-"""Words that mean something only to who reads the source."""
+"""Words that only readers of the source understand."""
 _NAME: Final = re.compile(r"[A-Z][a-z]*[A-Z_0-9-]|[A-Z]:|(Kubernetes|Kueue|Event|Secret|Service)\b")
-"""What has a capital letter wherever it stands: WORLD_SIZE, ConfigMap, GPUs, GET."""
+"""Names that begin with a capital letter anywhere: WORLD_SIZE, ConfigMap, GPUs, GET."""
 _ADVICE: Final = re.compile(r"[:;,(] ?\S+ \S+")
-"""Behind what is wrong stands what to do about it."""
+"""A remedy follows the problem, after a colon, comma or bracket."""
 
 _WAITING: Final = re.compile(r"^waiting until \S+: ")
 _TESTIMONY: Final = re.compile(
@@ -25,8 +25,9 @@ _TESTIMONY: Final = re.compile(
 
 
 def faults(message: str) -> Iterator[str]:
-    """What is wrong with a line of a log, an error, or the message of an Event or a condition.
-    Others put their own words around these: they are no sentences.
+    """Yield the faults of a log line, an error, or the message of an Event or a condition.
+
+    Other text may surround these, so they are no sentences.
     """
     yield from _common(message)
     if re.match(r"[A-Z]", message) and not _NAME.match(message):
@@ -36,7 +37,7 @@ def faults(message: str) -> Iterator[str]:
 
 
 def faults_at_terminal(message: str) -> Iterator[str]:
-    """What is wrong with what somebody at a terminal is told, in whole sentences or in none."""
+    """Yield the faults of a printed line. If it begins as a sentence, it must end as one."""
     yield from _common(message)
     sentence = re.match(r"[A-Z]", message) and not _NAME.match(message)
     if sentence and not message.endswith((".", "?", ":")):
@@ -44,15 +45,17 @@ def faults_at_terminal(message: str) -> Iterator[str]:
 
 
 def faults_of_refusal(message: str) -> Iterator[str]:
-    """What is wrong with the words by which somebody's input is refused."""
+    """Yield the faults of an error about a person's input, which must name a remedy."""
     yield from faults(message)
     if not _ADVICE.search(message):
         yield "does not say what to do"
 
 
 def without_testimony(message: str) -> str:
-    """The operator's own words about one thing. Behind them may stand those of a pod, of the
-    scheduler or of a policy; before them, until when something waits for what they say.
+    """Return the operator's own words in a message.
+
+    The text of a pod, the scheduler or a policy may follow them, and "waiting until" with a time
+    may precede them.
     """
     return _TESTIMONY.split(_WAITING.sub("", message))[0].rstrip(": ")
 

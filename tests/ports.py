@@ -1,4 +1,4 @@
-"""Ports for what tests start."""
+"""Ports for servers of tests."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import socket
 from pathlib import Path
 
 _LOWEST_PORT = 20_000
-"""Above those that well-known servers listen on."""
+"""Above the ports of well-known servers."""
 
 
 def free_port() -> int:
-    """A port that is free, and stays so for the seconds that pass until somebody listens on it.
+    """Return a free port that stays free until a server listens on it.
 
-    It is not one of those that the kernel gives to outgoing connections, of which a busy machine
-    opens dozens a second: one of them would keep the port from them for as long as it lives.
+    The kernel gives other ports to outgoing connections, which would block it on a busy machine.
     """
     kernels = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     while True:

@@ -1,4 +1,4 @@
-"""A trainer as the operator sees it: a small HTTP server on loopback that says what it is told."""
+"""A trainer as the operator sees it: a small HTTP server on loopback with chosen responses."""
 
 from collections.abc import Callable
 from typing import Any, Final, Self
@@ -9,31 +9,31 @@ ENDLESS: Final = "endless"
 
 
 class TrainerServer:
-    """Serves what a launcher does while its context lasts; `answer` and `dumps` may change."""
+    """Serves the paths of a launcher while its context lasts. Its responses may change."""
 
     def __init__(self) -> None:
         self.answer: dict[str, Any] | Callable[[], web.Response] | str = {"step": 1}
-        """A JSON object, what makes a response, or ENDLESS."""
+        """A JSON object, a function that returns a response, or ENDLESS."""
         self.dump_status = 202
         self.dump_headers: dict[str, str] = {}
         self.traces: tuple[int, bytes] = 404, b""
-        """Status and content of what it answers to GET /traces."""
+        """Status and content of the response to GET /traces."""
         self.asked: list[str] = []
         self.world: tuple[int, bytes] = 200, b'{"generation": 1}'
-        """Status and content of what it answers to PUT and GET /world."""
+        """Status and content of the response to PUT and GET /world."""
         self.documents: list[bytes] = []
-        """What came with each PUT."""
+        """Bodies of the PUT requests."""
         self.tokens: list[str] = []
-        """What came with each POST and PUT as Authorization."""
+        """The Authorization header of each request, except those for the status."""
         self.address = ""
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Self:
         app = web.Application()
-        told = (web.post(path, self._told) for path in ("/dump-stacks", "/checkpoint"))
+        posts = (web.post(path, self._accept) for path in ("/dump-stacks", "/checkpoint"))
         world = web.route("*", "/world", self._answer_of_world)
         traces = web.get("/traces", self._answer_with_traces)
-        app.add_routes([web.get("/status", self._status), traces, world, *told])
+        app.add_routes([web.get("/status", self._status), traces, world, *posts])
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -45,7 +45,7 @@ class TrainerServer:
         await self.close()
 
     async def close(self) -> None:
-        """Go away: nobody listens any more."""
+        """Stop listening."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -58,7 +58,7 @@ class TrainerServer:
             return self.answer()
         response = web.StreamResponse()
         await response.prepare(request)
-        while True:  # until the other side has had enough
+        while True:  # until the client closes the connection
             await response.write(b" " * 65536)
 
     async def _answer_of_world(self, request: web.Request) -> web.Response:
@@ -74,7 +74,7 @@ class TrainerServer:
         status, content = self.traces
         return web.Response(status=status, body=content)
 
-    async def _told(self, request: web.Request) -> web.Response:
+    async def _accept(self, request: web.Request) -> web.Response:
         self.asked.append(request.path.removeprefix("/"))
         self.tokens.append(request.headers.get("Authorization", ""))
         return web.Response(status=self.dump_status, headers=self.dump_headers)

@@ -1,4 +1,4 @@
-"""Waiting for a condition in asynchronous tests: the deadline only bounds how a failure looks."""
+"""Waiting for a condition in asynchronous tests."""
 
 import asyncio
 import inspect
@@ -14,7 +14,7 @@ async def eventually(
 ) -> None:
     """Return once `condition` holds; it may be a coroutine function.
 
-    Raises `AssertionError` with what `describe` returns when it does not come to hold in time.
+    Raises AssertionError after `timeout_seconds`, with the text of `describe`.
     """
     deadline = asyncio.get_running_loop().time() + timeout_seconds
     while True:

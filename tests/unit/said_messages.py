@@ -1,4 +1,4 @@
-"""Finds in the source what people get to read: errors, lines of logs, what commands print."""
+"""Finds messages in source code: errors, log lines, and printed lines."""
 
 import ast
 import re
@@ -10,12 +10,12 @@ _LEVELS: Final = {"info", "warning", "error", "exception", "critical"}
 _PRINTS: Final = {"echo", "secho"}
 _FILLED_IN: Final = re.compile(r"%[-.\d]*[sdgf]")
 GAP: Final = "…"
-"""Stands for what a message is filled with when it is said."""
+"""Placeholder for values that are known only at run time."""
 
 
 class Message(NamedTuple):
-    """What stands in the source, and by what it is said: a logger's level, the name of an error,
-    or of a function that prints.
+    """A message in the source. `by` is a log level, or the name of an error or of a function that
+    prints.
     """
 
     where: str
@@ -28,31 +28,31 @@ class Message(NamedTuple):
 
     @property
     def ends_elsewhere(self) -> bool:
-        """What follows is a message, too, with what to do at its end."""
+        """Return whether another message follows, with the remedy at its end."""
         return self.text.endswith(f": {GAP}")
 
     @property
     def has_words(self) -> bool:
-        """Others are made elsewhere, and found where they are made."""
+        """Return whether the text is in this place, and not only passed on."""
         return re.search("[A-Za-z]", self.text) is not None
 
 
 def messages(folder: Path) -> Iterator[Message]:
-    """Those of all modules below a folder, with gaps for what is filled in."""
+    """Yield the messages of all modules in a folder."""
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            said = _said(node)
-            if said is not None and (text := _text(said[1])) is not None:
-                where = f"{path.relative_to(folder.parent)}:{said[1].lineno}"
-                yield Message(where, said[0], _FILLED_IN.sub(GAP, text))
+            call = _call(node)
+            if call is not None and (text := _text(call[1])) is not None:
+                where = f"{path.relative_to(folder.parent)}:{call[1].lineno}"
+                yield Message(where, call[0], _FILLED_IN.sub(GAP, text))
 
 
-def _said(node: ast.AST) -> tuple[str, ast.expr] | None:
+def _call(node: ast.AST) -> tuple[str, ast.expr] | None:
     match node:
         case ast.Raise(exc=ast.Call(func=called, args=[text, *_])):
             return ast.unparse(called).rpartition(".")[2], text
-        case ast.Call(func=ast.Attribute(value=whose, attr=name), args=[text, *_]):
-            logs = name in _LEVELS and "logger" in ast.unparse(whose)
+        case ast.Call(func=ast.Attribute(value=owner, attr=name), args=[text, *_]):
+            logs = name in _LEVELS and "logger" in ast.unparse(owner)
             return (name, text) if logs or name in _PRINTS else None
     return None
 
@@ -68,5 +68,5 @@ def _text(node: ast.expr) -> str | None:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return (_text(left) or GAP) + (_text(right) or GAP)
         case ast.Call(func=ast.Attribute(value=text, attr="format")):
-            return re.sub(r"\{\w*\}", GAP, said) if (said := _text(text)) else None
+            return re.sub(r"\{\w*\}", GAP, template) if (template := _text(text)) else None
     return None

@@ -1,4 +1,5 @@
 import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import ddp_operator
@@ -23,48 +24,44 @@ REFUSALS = {
 """Errors about a person's input."""
 
 _LISTED = re.compile(r"( [\w ()-]+[,;]){4,}")
-"""Lists of choices, or of forbidden names, may be long: people look them up and do not
-read them."""
+"""Lists of choices or of forbidden names may be long."""
 
 
 @pytest.fixture(scope="module")
-def said() -> list[Message]:
+def source_messages() -> list[Message]:
     return [one for folder in FOLDERS for one in messages(folder) if one.has_words]
 
 
-def test_errors_and_logs_follow_the_style(said: list[Message]) -> None:
-    found = {one: wrong for one in said if not one.is_printed if (wrong := list(faults(one.text)))}
-    assert found == {}
+def faulty(
+    candidates: Iterable[Message], find: Callable[[str], Iterator[str]]
+) -> dict[Message, list[str]]:
+    return {one: wrong for one in candidates if (wrong := list(find(one.text)))}
 
 
-def test_errors_about_input_have_a_remedy(said: list[Message]) -> None:
-    refusals = [one for one in said if one.by in REFUSALS and not one.ends_elsewhere]
+def test_errors_and_logs_follow_the_style(source_messages: list[Message]) -> None:
+    assert faulty((one for one in source_messages if not one.is_printed), faults) == {}
+
+
+def test_errors_about_input_have_a_remedy(source_messages: list[Message]) -> None:
+    refusals = [one for one in source_messages if one.by in REFUSALS and not one.ends_elsewhere]
     assert {one.by for one in refusals} == REFUSALS
-    assert {one: wrong for one in refusals if (wrong := list(faults_of_refusal(one.text)))} == {}
+    assert faulty(refusals, faults_of_refusal) == {}
 
 
-def test_printed_messages_follow_the_style(said: list[Message]) -> None:
-    printed = [one for one in said if one.is_printed]
+def test_printed_messages_follow_the_style(source_messages: list[Message]) -> None:
+    printed = [one for one in source_messages if one.is_printed]
     assert len(printed) > 10
-    lines = {one: one.text.strip() for one in printed}
-    assert {
-        one: wrong for one, line in lines.items() if (wrong := list(faults_at_terminal(line)))
-    } == {}
+    assert faulty(printed, lambda text: faults_at_terminal(text.strip())) == {}
 
 
-@pytest.mark.parametrize(
-    "message",
-    [rule.message for rule in SPEC_RULES]
-    + [NAME_CEL[1]]
-    + [rule.message for rule in TRANSITION_RULES],
-)
-def test_messages_of_crd_rules_have_a_remedy(message: str) -> None:
-    words = _LISTED.sub(" …", message)
-    assert list(faults_of_refusal(words)) == []
+def test_messages_of_crd_rules_have_a_remedy() -> None:
+    rules = [NAME_CEL[1], *(rule.message for rule in (*SPEC_RULES, *TRANSITION_RULES))]
+    wrong = {rule: list(faults_of_refusal(_LISTED.sub(" …", rule))) for rule in rules}
+    assert not any(wrong.values()), wrong
 
 
-def test_tracebacks_are_logged_only_for_bugs(said: list[Message]) -> None:
-    traced = {one.where.rpartition(":")[0] for one in said if one.by == "exception"}
+def test_tracebacks_are_logged_only_for_bugs(source_messages: list[Message]) -> None:
+    traced = {one.where.rpartition(":")[0] for one in source_messages if one.by == "exception"}
     assert traced == {
         "ddp_operator/engine/engine.py",
         "ddp_operator/engine/trainers/hangs.py",
@@ -89,7 +86,7 @@ def test_tracebacks_are_logged_only_for_bugs(said: list[Message]) -> None:
         (f"pod {'a' * 200}", "has 204 characters"),
     ],
 )
-def test_what_is_wrong_is_found(message: str, wrong: str) -> None:
+def test_fault_of_a_message_is_found(message: str, wrong: str) -> None:
     assert wrong in list(faults(message))
 
 
@@ -100,11 +97,8 @@ def test_good_message_has_no_faults(message: str) -> None:
     assert list(faults(message)) == []
 
 
-def test_refusal_without_a_remedy_is_found() -> None:
+def test_missing_remedy_and_incomplete_sentence_are_found() -> None:
     assert list(faults_of_refusal("spec.replicas is wrong")) == ["does not say what to do"]
-
-
-def test_incomplete_sentence_is_found() -> None:
     assert list(faults_at_terminal("There are no jobs"))
     assert not list(faults_at_terminal("There are no jobs."))
 

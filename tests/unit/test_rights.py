@@ -1,6 +1,4 @@
-"""Permissions that the manifests grant the operator, against those that it checks when
-it starts.
-"""
+"""Permissions in the manifests, compared with those that the operator checks when it starts."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -60,54 +58,39 @@ def covers(rules: list[Any], permission: Permission) -> bool:
     )
 
 
-def amount(rules: list[Any]) -> int:
-    """Return how many permissions a role grants."""
-    return sum(len(rule["resources"]) * len(rule["verbs"]) for rule in rules)
+def grants_exactly(rules: list[Any], *needed: Permission) -> bool:
+    """Return whether a role grants these permissions and no others."""
+    amount = sum(len(rule["resources"]) * len(rule["verbs"]) for rule in rules)
+    return amount == len(needed) and all(covers(rules, permission) for permission in needed)
 
 
 def test_cluster_roles_grant_exactly_what_all_namespaces_need() -> None:
     needed = startup.needed(None, secret=SECRET, lease=LEASE)
-    granted = [*EVERYWHERE["ClusterRole", "ddp-operator"], *TO_LEAD]
-    assert [permission for permission in needed if not covers(granted, permission)] == []
-    assert amount(granted) == len(needed)
-    nodes = EVERYWHERE["ClusterRole", "ddp-operator-nodes"]
-    assert all(covers(nodes, Permission(verb, NODES)) for verb in ("list", "watch"))
-    assert amount(nodes) == 2
-    logs = EVERYWHERE["ClusterRole", "ddp-operator-logs"]
-    assert covers(logs, READ_LOGS)
-    assert amount(logs) == 1
-    tokens = EVERYWHERE["ClusterRole", "ddp-operator-tokens"]
-    assert covers(tokens, startup.create_token_secrets(None))
-    assert amount(tokens) == 1
-    crd = EVERYWHERE["ClusterRole", "ddp-operator-crd"]
-    assert covers(crd, startup.READ_CRD)
-    assert amount(crd) == 1
+    assert grants_exactly([*EVERYWHERE["ClusterRole", "ddp-operator"], *TO_LEAD], *needed)
+    nodes = [Permission(verb, NODES) for verb in ("list", "watch")]
+    assert grants_exactly(EVERYWHERE["ClusterRole", "ddp-operator-nodes"], *nodes)
+    assert grants_exactly(EVERYWHERE["ClusterRole", "ddp-operator-logs"], READ_LOGS)
+    tokens = startup.create_token_secrets(None)
+    assert grants_exactly(EVERYWHERE["ClusterRole", "ddp-operator-tokens"], tokens)
+    assert grants_exactly(EVERYWHERE["ClusterRole", "ddp-operator-crd"], startup.READ_CRD)
 
 
 def test_roles_grant_exactly_what_one_namespace_needs() -> None:
-    needed = startup.needed(
-        "training",
-        secret=Key("training", SECRET.name),
-        lease=Key("training", LEASE.name),
-    )
-    granted = [*IN_ONE_NAMESPACE["Role", "ddp-operator-jobs"], *TO_LEAD]
-    assert [permission for permission in needed if not covers(granted, permission)] == []
-    assert amount(granted) == len(needed)
-    logs = IN_ONE_NAMESPACE["Role", "ddp-operator-logs"]
-    assert covers(logs, READ_LOGS)
-    assert amount(logs) == 1
-    tokens = IN_ONE_NAMESPACE["Role", "ddp-operator-tokens"]
-    assert covers(tokens, startup.create_token_secrets("training"))
-    assert amount(tokens) == 1
+    secret, lease = Key("training", SECRET.name), Key("training", LEASE.name)
+    needed = startup.needed("training", secret=secret, lease=lease)
+    assert grants_exactly([*IN_ONE_NAMESPACE["Role", "ddp-operator-jobs"], *TO_LEAD], *needed)
+    assert grants_exactly(IN_ONE_NAMESPACE["Role", "ddp-operator-logs"], READ_LOGS)
+    tokens = startup.create_token_secrets("training")
+    assert grants_exactly(IN_ONE_NAMESPACE["Role", "ddp-operator-tokens"], tokens)
     assert {kind for kind, _ in IN_ONE_NAMESPACE} == {"Role"}
 
 
-def test_claims_need_two_more_permissions() -> None:
-    granted = CLAIMS["ClusterRole", "ddp-operator-claims"]
+def test_claims_and_boosts_need_few_permissions() -> None:
     templates = Resource("resource.k8s.io", "v1", "resourceclaimtemplates")
     needed = [Permission(verb, templates) for verb in ("get", "create")]
-    assert all(covers(granted, permission) for permission in needed)
-    assert amount(granted) == len(needed)
+    assert grants_exactly(CLAIMS["ClusterRole", "ddp-operator-claims"], *needed)
+    boosts = BOOSTS["ClusterRole", "ddp-operator-workloads"]
+    assert grants_exactly(boosts, Permission("patch", WORKLOADS))
 
 
 def test_gangs_need_three_permissions_for_each_scheduler() -> None:
@@ -115,40 +98,31 @@ def test_gangs_need_three_permissions_for_each_scheduler() -> None:
     for gang in ("native", "coscheduling", "volcano"):
         [needed] = prerequisites(fresh_job(scheduling={"gang": gang}))
         resource = resource_of(needed.manifest)
+        rules = [rule for rule in granted if resource.group in rule["apiGroups"]]
         verbs = ("get", "create", "update")
-        assert all(covers(granted, Permission(verb, resource)) for verb in verbs)
-    groups = [group for rule in granted for group in rule["apiGroups"]]
-    assert (len(groups), amount(granted)) == (3, 3)
+        assert grants_exactly(rules, *(Permission(verb, resource) for verb in verbs))
+    assert len([group for rule in granted for group in rule["apiGroups"]]) == 3
 
 
 def test_multikueue_needs_seven_more_permissions() -> None:
-    granted = MULTIKUEUE["ClusterRole", "ddp-operator-multikueue"]
     job = fresh_job(managedBy="kueue.x-k8s.io/multikueue", scheduling={"queueName": "team"})
-    resource = resource_of(multikueue.workload(job, None))
-    verbs = ("get", "create", "update", "delete")
-    assert all(covers(granted, Permission(verb, resource)) for verb in verbs)
-    assert covers(granted, Permission("patch", resource, "status"))
+    workloads = resource_of(multikueue.workload(job, None))
+    needed = [Permission(verb, workloads) for verb in ("get", "create", "update", "delete")]
+    needed.append(Permission("patch", workloads, "status"))
     for metadata, spec in (
         ({"labels": {"kueue.x-k8s.io/priority-class": "a"}}, {}),
         ({}, {"priorityClassName": "a"}),
     ):
         pods = template(**spec) | {"metadata": metadata}
-        found = multikueue.priority_class(fresh_job(template=pods))
-        assert found is not None
-        assert covers(granted, Permission("get", resource_of(found)))
-    assert amount(granted) == 7
-
-
-def test_boosts_need_one_more_permission() -> None:
-    granted = BOOSTS["ClusterRole", "ddp-operator-workloads"]
-    assert covers(granted, Permission("patch", WORKLOADS))
-    assert amount(granted) == 1
+        priority_class = multikueue.priority_class(fresh_job(template=pods))
+        assert priority_class is not None
+        needed.append(Permission("get", resource_of(priority_class)))
+    assert grants_exactly(MULTIKUEUE["ClusterRole", "ddp-operator-multikueue"], *needed)
 
 
 def test_reviews_of_metrics_need_two_more_permissions() -> None:
     granted = REVIEWS["ClusterRole", "ddp-operator-metrics-auth"]
-    assert all(covers(granted, permission) for permission in startup.NEEDED_TO_REVIEW)
-    assert amount(granted) == len(startup.NEEDED_TO_REVIEW)
+    assert grants_exactly(granted, *startup.NEEDED_TO_REVIEW)
     [reader] = REVIEWS["ClusterRole", "ddp-operator-metrics-reader"]
     assert reader == {"nonResourceURLs": [PATH], "verbs": ["get"]}
 

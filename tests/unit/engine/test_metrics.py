@@ -1,4 +1,4 @@
-"""The operator's metrics are well-formed and true."""
+"""The operator's own metrics."""
 
 import itertools
 import re
@@ -23,7 +23,7 @@ _SAMPLE = re.compile(
 
 
 def samples(text: str) -> dict[str, float]:
-    """Read the text format strictly: each family's head comes before its samples."""
+    """Parse the text format strictly: the head of each family comes before its samples."""
     found: dict[str, float] = {}
     family = ""
     for line in text.splitlines():
@@ -138,21 +138,6 @@ def test_counters_begin_with_zero() -> None:
         assert found[f'ddp_operator_failures_total{{class="{name}",reason="NoProgress"}}'] == 0
 
 
-def test_unknown_time_has_no_metric() -> None:
-    metrics = Metrics()
-    found = samples(metrics.text(Totals(oldest_step=NOW), queued=0, leading=True))
-    assert found["ddp_operator_oldest_step_timestamp_seconds"] == NOW.timestamp()
-    assert "ddp_operator_oldest_checkpoint_timestamp_seconds" not in found
-
-
-def test_errors_of_the_api_server_are_counted_by_code() -> None:
-    metrics = Metrics()
-    metrics.api_errors = {"503": 2, "none": 1}
-    found = samples(metrics.text(Totals(), queued=0, leading=True))
-    assert found['ddp_operator_api_errors_total{code="503"}'] == 2
-    assert found['ddp_operator_api_errors_total{code="none"}'] == 1
-
-
 def test_jobs_of_a_newer_operator_do_not_count_as_failed() -> None:
     engine = Engine(FakeCluster(), settings=SETTINGS)
     engine.job_changed(stored_job(name="newer", novelty=1))
@@ -166,16 +151,22 @@ def test_jobs_of_a_newer_operator_do_not_count_as_failed() -> None:
     assert phases['ddp_operator_jobs{phase="Pending"}'] == 1
 
 
-def test_histogram_is_cumulative() -> None:
+def test_text_has_histogram_totals_and_errors() -> None:
     metrics = Metrics()
+    metrics.api_errors = {"503": 2, "none": 1}
     for _ in range(3):
         with metrics.reconciling():
             pass
-    found = samples(metrics.text(Totals({'odd "phase"\n': 1}), queued=2, leading=False))
+    totals = Totals({'odd "phase"\n': 1}, oldest_step=NOW)
+    values = samples(metrics.text(totals, queued=2, leading=False))
     buckets = [
-        value for name, value in found.items() if "reconcile_duration_seconds_bucket" in name
+        value for name, value in values.items() if "reconcile_duration_seconds_bucket" in name
     ]
     assert buckets == sorted(buckets)
     assert buckets[-1] == 3
-    assert found["ddp_operator_leader"] == 0
-    assert found[r'ddp_operator_jobs{phase="odd \"phase\"\n"}'] == 1
+    assert values["ddp_operator_leader"] == 0
+    assert values[r'ddp_operator_jobs{phase="odd \"phase\"\n"}'] == 1
+    assert values["ddp_operator_oldest_step_timestamp_seconds"] == NOW.timestamp()
+    assert "ddp_operator_oldest_checkpoint_timestamp_seconds" not in values
+    assert values['ddp_operator_api_errors_total{code="503"}'] == 2
+    assert values['ddp_operator_api_errors_total{code="none"}'] == 1

@@ -11,7 +11,7 @@ from ddp_operator.job.planning.plan import plan
 
 from tests.unit.engine.test_reconciler import CRASHED, KEY, World, job
 
-REPLICAS = 100
+REPLICAS = 70
 AT_ONCE = 32
 """Creations that are under way when the change comes; they are not cancelled."""
 

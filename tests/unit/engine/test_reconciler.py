@@ -1,4 +1,4 @@
-"""A reconcile does what the plan says, in an order that is safe if the operator crashes."""
+"""A reconcile makes the writes of the plan, in an order that is safe if the operator crashes."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from ddp_operator.ports import (
 )
 
 from tests.good_manifests import container, template
-from tests.unit.engine.fakes import SETTINGS, TOKEN, FakeCluster
+from tests.unit.engine.fakes import SETTINGS, FakeCluster
 
 KEY = Key("default", "train")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -49,6 +49,9 @@ CRASHED = {
         }
     ],
 }
+
+
+DRANET = {"accelerator": {"type": "nvidia-b200", "count": 8, "network": "dranet"}}
 
 
 def job(**spec: Any) -> dict[str, Any]:
@@ -97,7 +100,7 @@ class World:
         for _ in range(5):
             if not await self.reconcile():
                 return
-        raise AssertionError("it finds something to do each time")
+        raise AssertionError("each reconcile makes further writes")
 
     @property
     def status(self) -> dict[str, Any]:
@@ -143,24 +146,6 @@ async def test_operator_labels_in_a_template_are_ignored(
     changed = world.cluster.pods[Key("default", "train-0-1")]["metadata"][marks]
     assert changed.keys() == plain.keys()
     assert "abc" not in changed.values()
-
-
-async def test_pods_of_all_attempts_have_the_same_token(world: World) -> None:
-    def tokens() -> set[str]:
-        return {
-            entry["value"]
-            for pod in world.cluster.pods.values()
-            for entry in pod["spec"]["containers"][0]["env"]
-            if entry["name"] == "DDP_TOKEN"
-        }
-
-    world.apply(job())
-    await world.reconcile()
-    assert tokens() == {TOKEN}
-    world.cluster.set_pod_status("train-0-1", CRASHED)
-    await world.reconcile_until_quiet()
-    assert {key.name for key in world.cluster.pods} == {"train-1-0", "train-1-1"}
-    assert tokens() == {TOKEN}
 
 
 async def test_network_policy_is_created_before_pods(world: World) -> None:
@@ -235,7 +220,7 @@ async def test_job_changed_meanwhile_gets_no_further_writes(world: World) -> Non
     world.apply(job())
     await world.reconcile()
     world.cluster.set_pod_status("train-0-1", CRASHED)
-    world.cluster.store_job(world.cluster.jobs[KEY])  # somebody writes; our copy is now old
+    world.cluster.store_job(world.cluster.jobs[KEY])  # another write; the cache has the old version
     before = len(world.cluster.calls)
     with pytest.raises(ConflictError):
         await world.reconciler.reconcile(KEY)
@@ -248,7 +233,7 @@ async def test_invalid_template_fails_the_job_with_the_servers_message(world: Wo
     )
     world.apply(job())
     calls = await world.reconcile()
-    # One pod shows what is wrong with all.
+    # One refused pod is enough.
     assert [call for call in calls if call.startswith("create_pod")] == ["create_pod train-0-0"]
     assert (world.status["phase"], world.status["reason"]) == ("Failed", "InvalidPodTemplate")
     assert "image: Required value" in world.status["message"]
@@ -306,8 +291,8 @@ async def test_older_crd_is_logged_once_and_causes_no_loop(
     world.now += timedelta(seconds=60)
     await world.reconcile()
     assert world.status["phase"] == "Running"
-    told = [record for record in caplog.records if "older than this operator" in record.message]
-    assert ["bookkeeping" in record.message for record in told] == [True]
+    lines = [line for line in caplog.messages if "older than this operator" in line]
+    assert ["bookkeeping" in line for line in lines] == [True]
     assert world.metrics.lost_fields == {"status.bookkeeping", "status.ready"}
     version = world.cluster.jobs[KEY]["metadata"]["resourceVersion"]
     for _ in range(3):
@@ -334,7 +319,7 @@ async def test_job_for_a_newer_operator_keeps_its_pods(world: World) -> None:
     ]
     world.apply(job() | {"status": world.status})
     await world.reconcile_until_quiet()
-    assert "train-1-0" in {key.name for key in world.cluster.pods}, "the newer one goes on"
+    assert "train-1-0" in {key.name for key in world.cluster.pods}, "the newer operator continues"
 
 
 async def test_denied_deletion_is_retried_for_failed_jobs(world: World) -> None:
@@ -424,14 +409,6 @@ async def test_service_of_another_owner_is_named(world: World) -> None:
     assert world.status["reason"] == "NameTaken"
 
 
-async def test_unavailable_server_changes_nothing(world: World) -> None:
-    world.cluster.refuse["create_pod"] = UnavailableError("no answer")
-    world.apply(job())
-    with pytest.raises(UnavailableError):
-        await world.reconcile()
-    assert "status" not in world.cluster.jobs[KEY]
-
-
 async def test_minor_changes_wait_for_the_interval(world: World) -> None:
     world.apply(job(replicas=3))
     await world.reconcile()
@@ -454,15 +431,6 @@ async def test_minor_changes_do_not_wait_after_a_clock_is_set_back(world: World)
     assert await world.reconcile() == ["patch_status train"]
 
 
-async def test_running_is_written_at_once(world: World) -> None:
-    world.apply(job())
-    await world.reconcile()
-    for index in range(2):
-        world.cluster.set_pod_status(f"train-0-{index}", READY)
-    assert await world.reconcile() == ["patch_status train"]
-    assert world.status["phase"] == "Running"
-
-
 async def test_job_that_becomes_invalid_fails_and_releases_its_pods(world: World) -> None:
     world.apply(job())
     await world.reconcile()
@@ -481,7 +449,7 @@ async def test_vanished_job_is_removed_from_the_cache(world: World) -> None:
     del world.cluster.jobs[KEY]
     await world.reconcile()
     assert world.jobs.get(KEY) is None
-    assert world.cluster.events == [], "nobody is there to be told of"
+    assert world.cluster.events == []
     assert await world.reconcile() == []
 
 
@@ -499,11 +467,11 @@ async def test_finished_job_is_deleted_after_its_ttl(world: World) -> None:
 
 async def test_progress_alone_is_written_once_per_interval() -> None:
     world = World()
-    said = {"step": 1}
+    status = {"step": 1}
 
     def report_of(_: Key) -> Report:
         return Report(
-            "u1", Identity(0, 0), TrainerStatus.read(json.dumps(said).encode()), NOW, world.now
+            "u1", Identity(0, 0), TrainerStatus.read(json.dumps(status).encode()), NOW, world.now
         )
 
     world.reconciler = Reconciler(
@@ -512,7 +480,7 @@ async def test_progress_alone_is_written_once_per_interval() -> None:
     world.apply(job())
     await world.reconcile()
     assert world.status["progress"]["step"] == 1
-    said["step"] = 2
+    status["step"] = 2
     world.now = NOW + timedelta(seconds=9)
     assert await world.reconcile() == []
     assert await world.reconciler.reconcile(KEY) == NOW + timedelta(seconds=10)
@@ -520,7 +488,7 @@ async def test_progress_alone_is_written_once_per_interval() -> None:
     assert await world.reconcile() == ["patch_status train"]
     assert world.status["progress"]["step"] == 2
     # Other changes carry it along.
-    said["step"] = 3
+    status["step"] = 3
     world.cluster.set_pod_status("train-0-1", CRASHED)
     assert "patch_status train" in await world.reconcile()
     assert world.status["progress"]["step"] == 3
@@ -531,8 +499,8 @@ async def test_progress_of_all_jobs_shares_a_rate_limit() -> None:
     keys = [Key("default", f"train-{i}") for i in range(5)]
 
     def report_of(key: Key) -> Report:
-        said = TrainerStatus.read(b'{"step": %d}' % world.now.timestamp())
-        return Report(f"u-{key.name}", Identity(0, 0), said, NOW, world.now)
+        status = TrainerStatus.read(b'{"step": %d}' % world.now.timestamp())
+        return Report(f"u-{key.name}", Identity(0, 0), status, NOW, world.now)
 
     world.reconciler = Reconciler(
         world.cluster,
@@ -565,12 +533,12 @@ async def test_write_without_response_is_followed_by_a_read(world: World) -> Non
     world.cluster.lose_answers = {"patch_status"}
     with pytest.raises(UnavailableError):
         await world.reconcile()
-    assert world.status["conditions"][0]["type"] == "PodsCreated", "it was done"
+    assert world.status["conditions"][0]["type"] == "PodsCreated", "the write took effect"
     world.cluster.lose_answers = set()
     del world.cluster.pods[Key("default", "train-0-0")]
     calls = await world.reconcile()
     assert calls[:2] == ["patch_status train", "patch_status train"]
-    assert world.status["disruptions"] == 1, "it is known to have existed"
+    assert world.status["disruptions"] == 1, "the pod was created before"
     assert "create_pod train-0-0" not in calls
 
 
@@ -612,7 +580,7 @@ async def test_restored_backup_is_accepted(world: World) -> None:
 
 
 async def test_claim_template_is_created_before_the_first_pod(world: World) -> None:
-    world.apply(job(accelerator={"type": "nvidia-b200", "count": 8, "network": "dranet"}))
+    world.apply(job(**DRANET))
     calls = await world.reconcile()
     first = calls.index("create_service train")
     assert calls[first : first + 3] == [
@@ -622,16 +590,29 @@ async def test_claim_template_is_created_before_the_first_pod(world: World) -> N
     ]
 
 
-@pytest.mark.parametrize("kind", [NotServedError, ForbiddenError])
+@pytest.mark.parametrize(
+    ("spec", "call", "error", "needs"),
+    [
+        (DRANET, "ResourceClaimTemplate", NotServedError, "spec.accelerator.network: dranet ne"),
+        (DRANET, "ResourceClaimTemplate", ForbiddenError, "spec.accelerator.network: dranet ne"),
+        (
+            {"scheduling": {"gang": "volcano"}},
+            "PodGroup",
+            NotServedError,
+            "spec.scheduling.gang: volcano needs Volcano's PodGroups",
+        ),
+    ],
+    ids=["claims not served", "claims forbidden", "gang not served"],
+)
 async def test_missing_prerequisite_is_named_and_waited_for(
-    world: World, kind: type[ClusterError]
+    world: World, spec: dict[str, Any], call: str, error: type[ClusterError], needs: str
 ) -> None:
-    world.cluster.refuse["apply ResourceClaimTemplate"] = kind("there is none")
-    world.apply(job(accelerator={"type": "nvidia-b200", "count": 8, "network": "dranet"}))
-    with pytest.raises(kind):
+    world.cluster.refuse[f"apply {call}"] = error("there is none")
+    world.apply(job(**spec))
+    with pytest.raises(error):
         await world.reconcile()
     assert (world.status["phase"], world.status["reason"]) == ("Pending", "PodsForbidden")
-    assert world.status["message"].startswith("there is none: spec.accelerator.network: dranet ne")
+    assert world.status["message"].startswith(f"there is none: {needs}")
     assert world.cluster.pods == {}
     world.cluster.refuse.clear()
     await world.reconcile()
@@ -686,19 +667,6 @@ async def test_native_gang_takes_a_new_priority_while_suspended(
     assert group()["spec"].get("priorityClassName") == then
     for made in world.cluster.applied["PodGroup"].values():
         assert made["metadata"]["ownerReferences"][0]["uid"] == "u1"
-
-
-async def test_gang_without_its_scheduler_waits(world: World) -> None:
-    world.cluster.refuse["apply PodGroup"] = NotServedError("there are none", status=404)
-    world.apply(job(scheduling={"gang": "volcano"}))
-    with pytest.raises(NotServedError):
-        await world.reconcile()
-    assert (world.status["phase"], world.cluster.pods) == ("Pending", {})
-    said = "there are none: spec.scheduling.gang: volcano needs Volcano's PodGroups"
-    assert world.status["message"].startswith(said)
-    world.cluster.refuse.clear()
-    await world.reconcile()
-    assert len(world.cluster.pods) == 2
 
 
 async def test_injection_without_a_launcher_image_is_refused(world: World) -> None:
