@@ -42,7 +42,7 @@ async def pods(server: FakeApiServer) -> list[str]:
         server.logs[name] = printed((index, f"{ESCAPES} step {index}"), (9, f"token={SECRET}"))
         uid = stored["metadata"]["uid"]
         server.create("events", event(f"pulled-{index}", uid))
-    server.create("events", event("another's", "uid-of-another"))
+    server.create("events", event("other", "uid-of-another"))
     labels = {"app.kubernetes.io/name": "ddp-operator"}
     deployment = operator()
     deployment["metadata"]["labels"] = labels
@@ -76,7 +76,7 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
     return content.read().decode()
 
 
-async def test_all_there_is_about_a_job_and_no_secret(
+async def test_bundle_has_all_about_a_job_and_no_secret(
     ddp: Ddp, pods: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "bundle.tar.gz"
@@ -108,7 +108,7 @@ async def test_all_there_is_about_a_job_and_no_secret(
     assert os.stat(path).st_mode & 0o077 == 0
 
 
-async def test_what_may_not_be_seen_is_named_and_left_out(
+async def test_forbidden_parts_are_named_and_left_out(
     ddp: Ddp, server: FakeApiServer, pods: list[str], tmp_path: Path
 ) -> None:
     for part in ("/nodes", "/deployments", "/customresourcedefinitions", "/events"):
@@ -124,7 +124,7 @@ async def test_what_may_not_be_seen_is_named_and_left_out(
     assert "step 1" in unpacked(path)[f"logs/{pods[1]}.trainer.log"]
 
 
-async def test_it_is_bounded(
+async def test_bundle_is_bounded(
     ddp: Ddp,
     server: FakeApiServer,
     pods: list[str],
@@ -150,7 +150,7 @@ async def test_it_is_bounded(
     assert "pods.json: the bundle already has" in unpacked(small)["left-out.txt"]
 
 
-async def test_nothing_is_overwritten(
+async def test_existing_file_is_not_overwritten(
     ddp: Ddp, server: FakeApiServer, pods: list[str], tmp_path: Path
 ) -> None:
     del pods

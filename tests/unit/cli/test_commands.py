@@ -16,7 +16,7 @@ from tests.unit.job.builders import NAME, fresh_job
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 
 JOB = ("ddpjobs", "research", NAME)
-_GENTLE = "application/merge-patch+json"
+_MERGE_PATCH = "application/merge-patch+json"
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def renamed(manifest: Json, name: str, namespace: str = "research") -> Json:
 
 
 class TestList:
-    async def test_the_contexts_namespace(self, ddp: Ddp, server: FakeApiServer) -> None:
+    async def test_namespace_of_the_context(self, ddp: Ddp, server: FakeApiServer) -> None:
         server.create("ddpjobs", training())
         server.create("ddpjobs", renamed(training(), "elsewhere", "other"))
         result = await ddp("list")
@@ -54,7 +54,7 @@ class TestList:
             *(["NAMESPACE", "NAME"], ["research", "digits"], ["other", "elsewhere"])
         ]
 
-    async def test_many_are_read_page_by_page(self, ddp: Ddp, server: FakeApiServer) -> None:
+    async def test_many_jobs_are_read_in_pages(self, ddp: Ddp, server: FakeApiServer) -> None:
         for number in range(600):
             server.create("ddpjobs", renamed(training(), f"job-{number}"))
         assert len((await ddp("list")).stdout.splitlines()) == 601
@@ -68,7 +68,7 @@ class TestList:
         names = (await ddp("list", "-o", "name")).stdout
         assert names == "ddpjob.ddp-operator.io/digits\n"
 
-    async def test_none(self, ddp: Ddp) -> None:
+    async def test_no_jobs(self, ddp: Ddp) -> None:
         result = await ddp("list")
         assert (result.exit_code, result.stdout) == (0, "")
         assert result.stderr == "There are no DDPJobs in namespace research.\n"
@@ -85,14 +85,14 @@ class TestStatus:
         assert result.exit_code == 0, result.output
         assert "ranks       w.  1 waiting (w), 1 missing (.)" in result.stdout
 
-    async def test_pods_that_are_none_are_left_out(self, ddp: Ddp, server: FakeApiServer) -> None:
+    async def test_malformed_pod_is_ignored(self, ddp: Ddp, server: FakeApiServer) -> None:
         server.create("ddpjobs", training())
         pod = manifests.pod(fresh_job(), Identity(0, 0))
         pod["metadata"]["labels"]["ddp-operator.io/replica-index"] = "first"
         server.create("pods", pod)
         assert "2 missing" in (await ddp("status", NAME)).stdout
 
-    async def test_nothing_hostile_reaches_the_terminal(
+    async def test_hostile_text_never_reaches_the_terminal(
         self, ddp: Ddp, server: FakeApiServer
     ) -> None:
         server.create("ddpjobs", stored("Failed", ESCAPES, ESCAPES, placement=ESCAPES))
@@ -123,7 +123,7 @@ async def test_why_as_json(ddp: Ddp, server: FakeApiServer) -> None:
     assert found["sentence"].startswith("digits is running, but has completed no step for")
 
 
-async def test_kueue_explains_a_wait(ddp: Ddp, server: FakeApiServer) -> None:
+async def test_cause_of_kueue_is_shown(ddp: Ddp, server: FakeApiServer) -> None:
     spec = {"scheduling": {"queueName": "team"}}
     job = server.create("ddpjobs", stored("Pending", "Queued", "all wait", spec=spec))
     name = f"{NAME}-{job['metadata']['uid'][:6]}-0"
@@ -131,42 +131,31 @@ async def test_kueue_explains_a_wait(ddp: Ddp, server: FakeApiServer) -> None:
     server.create("workloads", {"metadata": metadata, "spec": {"active": False}})
     shown = " ".join((await ddp("status", NAME)).stdout.split())
     assert f"Kueue Workload {name} is deactivated: somebody set" in shown
-    told = " ".join((await ddp("why", NAME)).stdout.split())
-    assert told.startswith(f"digits is waiting, Queued: Workload {name} is deactivated")
-    assert '{"spec":{"active":true}}' in told
-
-
-async def test_why(ddp: Ddp, server: FakeApiServer) -> None:
-    server.create("ddpjobs", training())
-    assert (await ddp("why", f"ddp/{NAME}")).stdout.startswith("digits ")
+    why = " ".join((await ddp("why", NAME)).stdout.split())
+    assert why.startswith(f"digits is waiting, Queued: Workload {name} is deactivated")
+    assert '{"spec":{"active":true}}' in why
 
 
 class TestWait:
     @pytest.mark.parametrize(
-        ("phase", "goal", "code"),
-        [("Succeeded", "succeeded", 0), ("Failed", "succeeded", 3), ("Failed", "failed", 0)],
+        ("phase", "options", "code"),
+        [("Succeeded", ["--for=succeeded"], 0), ("Failed", [], 3), ("Failed", ["--for=failed"], 0)],
     )
-    async def test_a_job_that_has_ended(
-        self, ddp: Ddp, server: FakeApiServer, phase: str, goal: str, code: int
+    async def test_exit_code_for_an_ended_job(
+        self, ddp: Ddp, server: FakeApiServer, phase: str, options: list[str], code: int
     ) -> None:
         server.create("ddpjobs", stored(phase, "Because"))
-        result = await ddp("wait", NAME, f"--for={goal}")
+        result = await ddp("wait", f"ddp/{NAME}", *options)
         assert result.exit_code == code
         assert f"digits is {phase} (Because)" in result.output
 
-    async def test_unless_said_otherwise_it_is_for_success(
-        self, ddp: Ddp, server: FakeApiServer
-    ) -> None:
-        server.create("ddpjobs", stored("Failed", "Because"))
-        assert (await ddp("wait", NAME)).exit_code == 3
-
-    async def test_the_time_is_over(self, ddp: Ddp, server: FakeApiServer) -> None:
+    async def test_timeout(self, ddp: Ddp, server: FakeApiServer) -> None:
         server.create("ddpjobs", training())
         result = await ddp("wait", NAME, "--for=succeeded", "--timeout=0.05s")
         assert result.exit_code == 124
         assert "digits is still Running (PodsReady), not succeeded" in result.stderr
 
-    async def test_a_server_that_is_away_for_a_while_only_takes_time(
+    async def test_wait_continues_after_an_outage_of_the_server(
         self, ddp: Ddp, server: FakeApiServer
     ) -> None:
         created = server.create("ddpjobs", training())
@@ -175,18 +164,15 @@ class TestWait:
         assert (await ddp("wait", NAME, "--timeout=1m")).exit_code == 0
         assert not server.faults[1].times
 
-    async def test_another_job_of_the_name_is_not_the_one(
+    async def test_new_job_of_the_same_name_is_not_awaited(
         self, ddp: Ddp, server: FakeApiServer
     ) -> None:
         server.create("ddpjobs", stored("Succeeded"))
         server.faults = [Fault("GET", 200, training())]
         assert (await ddp("wait", NAME, "--for=succeeded")).exit_code == 3
 
-    async def test_a_job_that_is_gone_is_deleted(self, ddp: Ddp) -> None:
-        assert (await ddp("wait", NAME, "--for=deleted")).exit_code == 0
-
     @pytest.mark.parametrize("timeout", ["soon", "-1s", "1x", ""])
-    async def test_no_duration(self, ddp: Ddp, timeout: str) -> None:
+    async def test_invalid_duration_is_refused(self, ddp: Ddp, timeout: str) -> None:
         result = await ddp("wait", NAME, f"--timeout={timeout}")
         assert result.exit_code == 2
         assert "90s, 5m or 1h30m" in result.stderr
@@ -201,14 +187,14 @@ class TestChanges:
             (["scale", "--replicas=5"], True, {"spec": {"replicas": 5}}),
         ],
     )
-    async def test_a_merge_patch_of_this_very_job(
+    async def test_change_is_a_merge_patch_with_the_uid(
         self, ddp: Ddp, server: FakeApiServer, command: list[str], suspended: bool, patch: Json
     ) -> None:
         server.create("ddpjobs", training(spec={"suspend": suspended}))
         result = await ddp(*command, NAME, "--yes")
         assert result.exit_code == 0, result.output
         request = server.requests[-1]
-        assert (request.method, request.headers["Content-Type"]) == ("PATCH", _GENTLE)
+        assert (request.method, request.headers["Content-Type"]) == ("PATCH", _MERGE_PATCH)
         uid = server.objects[JOB]["metadata"]["uid"]
         assert request.body == {**patch, "metadata": {"uid": uid}}
         assert result.stdout.startswith("ddpjob.ddp-operator.io/digits ")
@@ -229,7 +215,7 @@ class TestChanges:
         assert body["propagationPolicy"] == "Background"
 
     @pytest.mark.parametrize("command", ["stop", "restart", "delete"])
-    async def test_without_a_terminal_nothing_is_changed_unasked(
+    async def test_change_without_terminal_needs_yes(
         self, ddp: Ddp, server: FakeApiServer, command: str
     ) -> None:
         server.create("ddpjobs", training())
@@ -240,7 +226,7 @@ class TestChanges:
         assert {request.method for request in server.requests} == {"GET"}
 
     @pytest.mark.parametrize(("answer", "code"), [("n\n", 1), ("\n", 1), ("y\n", 0)])
-    async def test_a_person_is_asked(
+    async def test_terminal_asks_for_confirmation(
         self,
         ddp: Ddp,
         server: FakeApiServer,
@@ -255,7 +241,7 @@ class TestChanges:
         assert bool(server.count("PATCH")) is (code == 0)
         assert ("nothing was changed" in result.stderr) is (code == 1)
 
-    async def test_what_is_refused_is_not_sent(self, ddp: Ddp, server: FakeApiServer) -> None:
+    async def test_refused_change_is_not_sent(self, ddp: Ddp, server: FakeApiServer) -> None:
         server.create("ddpjobs", training())
         result = await ddp("scale", NAME, "--replicas=3", "--yes")
         assert result.exit_code == 1
@@ -263,12 +249,12 @@ class TestChanges:
         assert not server.count("PATCH")
 
     @pytest.mark.parametrize("replicas", ["0", "10001", "many"])
-    async def test_no_number_of_pods(self, ddp: Ddp, replicas: str) -> None:
+    async def test_invalid_replicas_are_refused(self, ddp: Ddp, replicas: str) -> None:
         assert (await ddp("scale", NAME, f"--replicas={replicas}")).exit_code == 2
 
 
 class TestClusters:
-    async def test_without_the_crd_there_is_a_remedy(self, ddp: Ddp, server: FakeApiServer) -> None:
+    async def test_missing_crd_gets_a_remedy(self, ddp: Ddp, server: FakeApiServer) -> None:
         server.resource_lists.clear()
         server.faults = [Fault("GET", 404, {"message": "not found"}, path_part="?limit")]
         for command in (["list"], ["status", NAME], ["wait", NAME], ["delete", NAME]):
@@ -276,23 +262,23 @@ class TestClusters:
             assert result.exit_code == 1
             assert "the DDPJob CRD is not installed: install the CRD" in result.stderr
 
-    async def test_the_servers_own_words(self, ddp: Ddp, server: FakeApiServer) -> None:
+    async def test_message_of_the_server_is_shown(self, ddp: Ddp, server: FakeApiServer) -> None:
         server.faults = [Fault("GET", 403, {"message": f"{ESCAPES} is forbidden"})]
         result = await ddp("list")
         assert (result.exit_code, result.stderr) == (1, "Error: red end is forbidden\n")
 
-    async def test_an_unknown_context(self, ddp: Ddp) -> None:
+    async def test_unknown_context(self, ddp: Ddp) -> None:
         result = await ddp("list", "--context", "mars")
         assert result.exit_code == 1
         assert "mars" in result.stderr
         assert len(result.stderr.splitlines()) == 1
 
-    async def test_no_kubeconfig_there(self, ddp: Ddp, tmp_path: Path) -> None:
+    async def test_missing_kubeconfig(self, ddp: Ddp, tmp_path: Path) -> None:
         result = await ddp("list", "--kubeconfig", str(tmp_path / "missing"))
         assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
         assert "no kubeconfig at" in result.stderr
 
-    async def test_objects_however_deep(self, ddp: Ddp, server: FakeApiServer) -> None:
+    async def test_deeply_nested_objects_are_shown(self, ddp: Ddp, server: FakeApiServer) -> None:
         job = training()
         deep: Json = {}
         for _ in range(150):
@@ -305,7 +291,7 @@ class TestClusters:
     @pytest.mark.parametrize(
         "name", ["Upper", "a?watch=1", "a b", "%2e%2e", "..", "", "-", "x" * 254]
     )
-    async def test_what_is_no_name_is_no_path(
+    async def test_invalid_name_is_never_part_of_a_request(
         self, ddp: Ddp, server: FakeApiServer, name: str
     ) -> None:
         for command in (["status", "--", name], ["delete", "--yes", "--", name]):

@@ -24,7 +24,7 @@ async def complete(kubeconfig: Path, *words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-async def test_a_shell_is_told_whom_to_ask(ddp: Ddp, shell: str) -> None:
+async def test_completion_script_of_each_shell(ddp: Ddp, shell: str) -> None:
     result = await ddp("completion", shell)
     assert result.exit_code == 0
     assert f"_DDP_COMPLETE={shell}_complete" in result.stdout
@@ -49,7 +49,7 @@ async def test_jobs_of_the_namespace(server: FakeApiServer, kubeconfig: Path) ->
     assert "PartialObjectMetadataList" in server.requests[0].headers["Accept"]
 
 
-def test_kubectl_asks_by_a_program(
+def test_kubectl_completion_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["kubectl_complete-ddp", "conv"])
@@ -58,12 +58,9 @@ def test_kubectl_asks_by_a_program(
 
 
 @pytest.mark.parametrize("status", [403, 500, 404])
-async def test_a_cluster_that_says_nothing_completes_nothing(
+async def test_error_of_the_cluster_completes_nothing(
     server: FakeApiServer, kubeconfig: Path, status: int
 ) -> None:
     server.faults = [Fault("GET", status, body={}, times=9)]
     assert await complete(kubeconfig, "status", "") == []
-
-
-async def test_a_cluster_that_is_not_there_completes_nothing(tmp_path: Path) -> None:
-    assert await complete(tmp_path / "nowhere", "status", "") == []
+    assert await complete(kubeconfig / "missing", "status", "") == []

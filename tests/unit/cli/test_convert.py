@@ -35,7 +35,7 @@ def test_several_jobs_from_standard_input() -> None:
     ]
 
 
-def test_a_command_line_keeps_the_scripts_own_flags() -> None:
+def test_command_line_keeps_flags_of_the_script() -> None:
     found = run(
         "--image",
         "i:1",
@@ -53,7 +53,7 @@ def test_lines_of_a_script_stay_lines() -> None:
     assert "- |-\n" in found.stdout
 
 
-def test_exit_codes_tell_all_from_some_from_none(tmp_path: Path) -> None:
+def test_exit_codes_for_all_some_and_no_jobs(tmp_path: Path) -> None:
     broken = "{kind: MPIJob, apiVersion: kubeflow.org/v1}"
     assert run("-", text=f"{PYTORCHJOB}---\n{broken}").exit_code == 1
     found = run("-", text=broken)
@@ -68,7 +68,7 @@ def test_exit_codes_tell_all_from_some_from_none(tmp_path: Path) -> None:
     assert run("-", "--image", "i", text=PYTORCHJOB).exit_code == 2
 
 
-def test_a_file_does_not_steer_the_terminal() -> None:
+def test_escape_sequences_in_a_file_are_removed() -> None:
     found = run("-", text='{kind: "MPIJob", apiVersion: "kubeflow.org/\\e[31m"}')
     assert found.exit_code == 2
     assert "\x1b" not in found.stderr

@@ -40,7 +40,7 @@ async def running(server: FakeApiServer) -> None:
 
 
 @pytest.mark.parametrize("command", ON_PAGE)
-async def test_it_costs_what_the_page_says(
+async def test_command_costs_the_requests_on_the_page(
     ddp: Ddp, server: FakeApiServer, tmp_path: Path, command: str
 ) -> None:
     script = tmp_path / "train.py"
@@ -54,7 +54,7 @@ async def test_it_costs_what_the_page_says(
     ]
 
 
-def test_the_page_has_every_command_that_asks_a_cluster() -> None:
+def test_page_has_every_command_that_uses_a_cluster() -> None:
     local = {"convert", "completion"}
     lasting = {"port-forward", "profile", "bundle", "doctor", "ui", "mcp"}
     told = {command.split()[0] for command in ON_PAGE}

@@ -42,7 +42,7 @@ def subjects(output: str) -> dict[str, str]:
     return {line[11:].partition(":")[0]: line[:9].rstrip() for line in lines if ":" in line}
 
 
-async def test_a_cluster_where_jobs_train(ddp: Ddp, healthy: FakeApiServer) -> None:
+async def test_healthy_cluster(ddp: Ddp, healthy: FakeApiServer) -> None:
     result = await ddp("doctor")
     assert result.exit_code == 0, result.output
     assert subjects(result.stdout) == {
@@ -58,7 +58,7 @@ async def test_a_cluster_where_jobs_train(ddp: Ddp, healthy: FakeApiServer) -> N
     assert all("reviews" in r.path for r in healthy.requests if r.method == "POST")
 
 
-async def test_one_who_sees_a_namespace_alone(ddp: Ddp, healthy: FakeApiServer) -> None:
+async def test_rights_in_one_namespace_are_enough(ddp: Ddp, healthy: FakeApiServer) -> None:
     for part in ("/nodes", "/deployments", "/customresourcedefinitions", "/storageclasses"):
         healthy.faults.append(Fault("GET", 403, DENIED, times=9, path_part=part))
     healthy.denied = {("create", "pods")}
@@ -70,14 +70,14 @@ async def test_one_who_sees_a_namespace_alone(ddp: Ddp, healthy: FakeApiServer) 
     assert "create pods/exec in namespace research" in " ".join(result.stdout.split())
 
 
-async def test_an_operator_in_its_usual_namespace_is_found_without_seeing_all(
+async def test_operator_is_found_without_cluster_wide_rights(
     ddp: Ddp, healthy: FakeApiServer
 ) -> None:
     healthy.faults.append(Fault("GET", 403, DENIED, path_part="/apis/apps/v1/deployments"))
     assert subjects((await ddp("doctor")).stdout)["operator"] == "ok"
 
 
-async def test_a_cluster_without_any_of_it(ddp: Ddp, server: FakeApiServer) -> None:
+async def test_empty_cluster(ddp: Ddp, server: FakeApiServer) -> None:
     server.resource_lists.clear()
     server.documents = {"/version": {"gitVersion": "v1.37.0"}, "/apis": {"groups": []}}
     result = await ddp("doctor")

@@ -31,7 +31,7 @@ async def pods(server: FakeApiServer) -> list[str]:
     return names
 
 
-async def test_a_program_in_the_pod_of_a_rank(
+async def test_exec_runs_in_the_pod_of_a_rank(
     ddp: Ddp, server: FakeApiServer, pods: list[str]
 ) -> None:
     async def program(run: ProgramRun) -> int:
@@ -55,7 +55,7 @@ async def test_a_program_in_the_pod_of_a_rank(
         (("-t", "--", "ls"), 2, "standard input and output are no terminal"),
     ],
 )
-async def test_what_cannot_be_run(
+async def test_invalid_exec_is_refused(
     ddp: Ddp, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     result = await ddp("exec", NAME, *arguments)
@@ -63,7 +63,9 @@ async def test_what_cannot_be_run(
     assert said in result.stderr
 
 
-async def test_a_pod_that_does_not_run(ddp: Ddp, server: FakeApiServer, pods: list[str]) -> None:
+async def test_exec_in_a_missing_pod_is_refused(
+    ddp: Ddp, server: FakeApiServer, pods: list[str]
+) -> None:
     server.delete("pods", "research", pods[0])
     result = await ddp("exec", NAME, "--", "ls")
     assert result.exit_code == 1
@@ -106,7 +108,7 @@ async def ask(port: int, text: bytes) -> bytes:
     return answer
 
 
-async def test_a_port_here_is_one_of_the_pod(
+async def test_connections_are_forwarded_to_the_pod(
     server: FakeApiServer, pods: list[str], forwarding: int
 ) -> None:
     assert await ask(forwarding, b"good bye") == b"GOOD BYE"
@@ -120,7 +122,7 @@ async def test_a_port_here_is_one_of_the_pod(
 
 
 @pytest.mark.parametrize("ports", ["http", "1:2:3", "70000:80", "80:0"])
-async def test_what_is_no_port(ddp: Ddp, ports: str) -> None:
+async def test_invalid_port_is_refused(ddp: Ddp, ports: str) -> None:
     result = await ddp("port-forward", NAME, ports)
     assert result.exit_code == 2
     assert "use LOCAL:REMOTE" in result.stderr

@@ -49,7 +49,7 @@ def _status(*, ended: bool) -> Json:
 
 
 class TestLines:
-    def test_pieces_are_cut_into_lines(self) -> None:
+    def test_chunks_are_split_into_lines(self) -> None:
         lines = Lines()
         assert lines.feed(b"a\nb") == [b"a"]
         assert lines.feed(b"c") == []
@@ -58,7 +58,7 @@ class TestLines:
         assert lines.feed(b"e") == []
         assert lines.end() == [b"e"]
 
-    def test_a_line_without_end_takes_no_memory(self) -> None:
+    def test_endless_line_is_cut(self) -> None:
         lines = Lines()
         for _ in range(10):
             assert lines.feed(b"x" * MOST_BYTES) == []
@@ -73,7 +73,7 @@ class TestLines:
             (b"2026-03-01T12:00:07Z \xff", 7, "\ufffd"),
         ],
     )
-    def test_each_has_its_time(self, raw: bytes, second: int, text: str) -> None:
+    def test_time_of_a_line(self, raw: bytes, second: int, text: str) -> None:
         before = datetime(2026, 3, 1, 12, 0, 1, tzinfo=UTC)
         line = read_line(pod(fresh_job()), raw, before)
         assert line.time.replace(microsecond=0) == before.replace(second=second)
@@ -89,13 +89,13 @@ class TestLines:
             (b"2026-03-01T12:00:05Z [rank1234567]: y", None, "[rank1234567]: y"),
         ],
     )
-    def test_some_say_whose_they_are(self, raw: bytes, rank: int | None, text: str) -> None:
+    def test_rank_prefix_of_a_line(self, raw: bytes, rank: int | None, text: str) -> None:
         line = read_line(pod(fresh_job()), raw, datetime(2026, 3, 1, tzinfo=UTC))
         assert (line.rank, line.text) == (rank, text)
         assert line.may_be_of([])
         assert line.may_be_of([3]) == (rank in (3, None))
 
-    def test_spaces_stay_and_bars_show_their_last_state(self) -> None:
+    def test_spaces_stay_and_progress_bars_show_their_last_state(self) -> None:
         assert clean_output("  a   b\tc", 80) == "  a   b c"
         assert clean_output("10%|#   \r 50%|##  \r100%|####\r", 80) == "100%|####"
         assert clean_output(ESCAPES.replace("\r", ""), 80) == "red end"
@@ -157,7 +157,9 @@ class TestLogs:
         one = await ddp("logs", NAME, "--rank", "3", "--no-fold")
         assert one.stdout.splitlines() == ["2-3 | launcher", "  3 | same", "  3 | I am 1"]
 
-    async def test_what_several_print_is_shown_once(self, ddp: Ddp, server: FakeApiServer) -> None:
+    async def test_equal_lines_of_several_ranks_are_folded(
+        self, ddp: Ddp, server: FakeApiServer
+    ) -> None:
         server.create("ddpjobs", training(spec={"replicas": 3}))
         for index in range(3):
             own = (2, f"I am {index}")
@@ -172,7 +174,7 @@ class TestLogs:
         assert plain.stdout.splitlines()[:3] == [f"{index} | same" for index in range(3)]
         assert len(plain.stdout.splitlines()) == 12
 
-    async def test_no_more_is_held_than_the_bound(
+    async def test_folding_holds_a_bounded_number_of_lines(
         self, ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(logs, "MOST_HELD", 2)
@@ -181,7 +183,7 @@ class TestLogs:
             server.logs[started(server, index)] = printed((1, "same"))
         assert (await ddp("logs", NAME)).stdout == "[0-1 x2] | same\n2 | same\n"
 
-    async def test_a_log_that_cannot_be_read_costs_no_other(
+    async def test_unreadable_log_does_not_hide_others(
         self, ddp: Ddp, server: FakeApiServer
     ) -> None:
         server.create("ddpjobs", training())
@@ -201,7 +203,7 @@ class TestLogs:
         assert server.count("GET", "/log") == 2
 
     @pytest.mark.parametrize("count", ["0", "61"])
-    async def test_more_connections_than_there_are_is_no_bound(self, ddp: Ddp, count: str) -> None:
+    async def test_invalid_number_of_connections_is_refused(self, ddp: Ddp, count: str) -> None:
         result = await ddp("logs", NAME, f"--max-pods={count}")
         assert result.exit_code == 2
         assert "1<=x<=60" in result.stderr
@@ -228,27 +230,14 @@ class Script:
 
 
 class TestFollow:
-    async def test_until_the_end(self, ddp: Ddp, server: FakeApiServer) -> None:
+    async def test_follow_until_the_end(self, ddp: Ddp, server: FakeApiServer) -> None:
         server.create("ddpjobs", stored("Succeeded"))
         server.logs[started(server, 0, ended=True)] = printed((1, "one"), (3, "three"))
         result = await ddp("logs", NAME, "-f")
         assert (result.exit_code, result.stdout) == (0, "0 | one\n0 | three\n")
         assert server.count("GET", "/log") == 1
 
-    async def test_what_several_print_at_a_time_is_shown_once(
-        self, ddp: Ddp, server: FakeApiServer
-    ) -> None:
-        server.create("ddpjobs", stored("Succeeded"))
-        for index in range(2):
-            name = started(server, index, ended=True)
-            server.logs[name] = printed((1, "same"), (2, f"I am {index}"), (3, "end"))
-        shown = (await ddp("logs", NAME, "-f")).stdout.splitlines()
-        assert (shown[0], shown[-1]) == ("[0-1 x2] | same", "[0-1 x2] | end")
-        assert sorted(shown[1:-1]) == ["0 | I am 0", "1 | I am 1"]
-        plain = (await ddp("logs", NAME, "-f", "--no-fold")).stdout.splitlines()
-        assert len(plain) == 6
-
-    async def test_a_server_that_is_away_ends_it_in_the_end(
+    async def test_follow_ends_after_a_long_outage(
         self, ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(following, "PATIENCE_SECONDS", 0.05)
@@ -260,7 +249,7 @@ class TestFollow:
         assert result.exit_code == 1
         assert "away" in result.stderr
 
-    async def test_a_log_is_gone_on_with_where_it_broke_off(
+    async def test_broken_log_continues_where_it_stopped(
         self, ddp: Ddp, server: FakeApiServer
     ) -> None:
         server.create("ddpjobs", stored("Succeeded"))
@@ -277,7 +266,7 @@ class TestFollow:
         assert reread[0]["sinceTime"] == "2026-03-01T12:00:02Z"
         assert "tailLines" not in reread[0]
 
-    async def test_a_log_that_stays_away_is_told_of_once(
+    async def test_unreadable_log_is_reported_once(
         self, ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         server.create("ddpjobs", training())
@@ -288,24 +277,24 @@ class TestFollow:
         assert result.stderr == "0 ! no log: the container is waiting to start\n"
         assert server.count("GET", "/log") > 1
 
-    async def test_pods_that_take_others_places_are_followed(
+    async def test_follow_includes_new_pods(
         self, ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         server.create("ddpjobs", training())
         server.logs[started(server, 0, ended=True)] = printed((1, "before"))
 
-        def anew() -> None:
+        def restart() -> None:
             server.update(*JOB, {"status": {"attempt": 1}})
             server.logs[started(server, 0, attempt=1, ended=True)] = printed((30, "after"))
 
         def end() -> None:
             server.update(*JOB, {"status": stored("Succeeded")["status"] | {"attempt": 1}})
 
-        monkeypatch.setattr(logs, "fetch", Script(anew, lambda: None, end))
+        monkeypatch.setattr(logs, "fetch", Script(restart, lambda: None, end))
         result = await ddp("logs", NAME, "-f")
         assert (result.exit_code, result.stdout) == (0, "0 | before\n0 | after\n")
 
-    async def test_it_ends_when_the_job_is_gone(
+    async def test_follow_ends_when_the_job_is_deleted(
         self, ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         server.create("ddpjobs", training())

@@ -52,7 +52,7 @@ async def test_traces_of_chosen_ranks_are_fetched(
         (web.Response(body=b""), "no trace after 1 s"),
     ],
 )
-async def test_why_there_is_none(
+async def test_missing_trace_names_the_reason(
     ddp: Ddp,
     server: FakeApiServer,
     launcher: Launcher,
@@ -73,7 +73,7 @@ async def test_why_there_is_none(
     assert not (tmp_path / f"{NAME}-rank-0.json.gz").exists()
 
 
-async def test_pods_that_do_not_run_and_ranks_that_are_none(
+async def test_invalid_ranks_and_ended_pods_are_refused(
     ddp: Ddp, server: FakeApiServer, tmp_path: Path
 ) -> None:
     server.create("ddpjobs", training())

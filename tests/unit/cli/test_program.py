@@ -9,7 +9,7 @@ from ddp_operator.cli import __main__ as entry
 PROJECT = Path(__file__).parents[3] / "operator" / "pyproject.toml"
 
 
-def test_both_names_are_the_same_program() -> None:
+def test_entry_points() -> None:
     scripts = tomllib.loads(PROJECT.read_text())["project"]["scripts"]
     assert scripts.keys() == {"ddp", "kubectl-ddp", "kubectl_complete-ddp"}
     wanted = {
@@ -23,7 +23,7 @@ def test_both_names_are_the_same_program() -> None:
 @pytest.mark.parametrize(
     ("called", "usage"), [("ddp", "ddp"), ("kubectl-ddp", "kubectl ddp"), ("x", "kubectl ddp")]
 )
-def test_help_calls_it_as_its_user_does(
+def test_help_uses_the_name_of_the_program(
     called: str, usage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", [f"/usr/bin/{called}", "--help"])
@@ -35,7 +35,7 @@ def test_help_calls_it_as_its_user_does(
 
 
 @pytest.mark.parametrize("command", entry.program.commands)
-def test_each_command_says_what_it_does_in_80_columns(command: str) -> None:
+def test_help_of_each_command_fits_80_columns(command: str) -> None:
     result = CliRunner().invoke(entry.program, [command, "--help"])
     assert result.exit_code == 0
     lines = result.stdout.splitlines()

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ddp_operator.cli import app
 from ddp_operator.cli.commands import wait
 from ddp_operator.client import following
 
@@ -42,7 +41,7 @@ def made(server: FakeApiServer, plural: str) -> list[str]:
     return [name for kind, _, name in server.objects if kind == plural]
 
 
-async def test_a_job_is_made_and_nobody_waits(ddp: Ddp, server: FakeApiServer) -> None:
+async def test_detached_run_creates_a_job(ddp: Ddp, server: FakeApiServer) -> None:
     result = await ddp(*SHORT, "--yes", "--detach", "--", "python", "-c", "print(1)")
     assert result.exit_code == 0, result.output
     assert result.stdout == "ddpjob.ddp-operator.io/try created\n"
@@ -55,7 +54,7 @@ async def test_a_job_is_made_and_nobody_waits(ddp: Ddp, server: FakeApiServer) -
     ]
 
 
-async def test_the_plan_is_told_before_anything_is_made(ddp: Ddp, server: FakeApiServer) -> None:
+async def test_plan_is_shown_before_a_job_is_created(ddp: Ddp, server: FakeApiServer) -> None:
     result = await ddp(
         *(*SHORT, "--gpus", "h100:8", "--replicas", "4", "--spot", "--queue", "team"),
         *("--", "python", "train.py"),
@@ -71,7 +70,7 @@ async def test_the_plan_is_told_before_anything_is_made(ddp: Ddp, server: FakeAp
     assert writes(server) == []
 
 
-async def test_the_plan_says_between_which_sizes(ddp: Ddp) -> None:
+async def test_plan_shows_sizes_of_an_elastic_group(ddp: Ddp) -> None:
     sizes = ("--replicas", "4", "--min-replicas", "2", "--max-replicas", "6", "--spares", "2")
     memory = ("--memory-checkpoint", "64Gi,copies=1")
     result = await ddp(*SHORT, *sizes, *memory, "--launcher", "inject", "--", "python", "train.py")
@@ -84,16 +83,7 @@ async def test_the_plan_says_between_which_sizes(ddp: Ddp) -> None:
     assert "continues with" not in plain.stderr
 
 
-async def test_whoever_says_no_gets_nothing(
-    ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app, "may_ask", lambda: True)
-    result = await ddp(*SHORT, input="n\n")
-    assert (result.exit_code, writes(server)) == (1, [])
-    assert "nothing was changed" in result.stderr
-
-
-async def test_manifests_alone(ddp: Ddp, server: FakeApiServer, script: str) -> None:
+async def test_dry_run_prints_manifests(ddp: Ddp, server: FakeApiServer, script: str) -> None:
     line = (*SHORT, "--script", script, "--dry-run", "--", "python", script, "--lr", "1")
     result = await ddp(*line)
     assert result.exit_code == 0, result.output
@@ -107,9 +97,7 @@ async def test_manifests_alone(ddp: Ddp, server: FakeApiServer, script: str) -> 
     assert as_json["kind"] == "DDPJob"
 
 
-async def test_the_server_checks_what_is_not_made(
-    ddp: Ddp, server: FakeApiServer, script: str
-) -> None:
+async def test_server_dry_run_creates_nothing(ddp: Ddp, server: FakeApiServer, script: str) -> None:
     line = (*SHORT, "--script", script, "--dry-run=server")
     assert (await ddp(*line)).exit_code == 0
     assert [r.query for r in server.requests if r.method == "POST"] == [{"dryRun": "All"}] * 2
@@ -149,9 +137,7 @@ async def test_two_submissions_share_no_scripts(
 
 
 @pytest.mark.parametrize("lost", ["configmaps", "ddpjobs"])
-async def test_an_answer_that_is_lost(
-    ddp: Ddp, server: FakeApiServer, script: str, lost: str
-) -> None:
+async def test_lost_answer(ddp: Ddp, server: FakeApiServer, script: str, lost: str) -> None:
     """The creation took effect: the scripts are ours, but the job may be another's."""
     server.faults = [Fault("POST", None, path_part=lost, after_effect=True)]
     result = await ddp(*SHORT, "-y", "-d", "--script", script)
@@ -159,7 +145,7 @@ async def test_an_answer_that_is_lost(
     assert made(server, "ddpjobs") == ["try"]
 
 
-async def test_a_name_that_is_taken_leaves_nothing_behind(
+async def test_taken_name_leaves_nothing_behind(
     ddp: Ddp, server: FakeApiServer, script: str
 ) -> None:
     assert (await ddp(*SHORT, "-y", "-d")).exit_code == 0
@@ -169,7 +155,9 @@ async def test_a_name_that_is_taken_leaves_nothing_behind(
     assert made(server, "configmaps") == []
 
 
-async def test_a_restricted_namespace_gets_what_it_demands(ddp: Ddp, server: FakeApiServer) -> None:
+async def test_restricted_namespace_gets_a_security_context(
+    ddp: Ddp, server: FakeApiServer
+) -> None:
     enforce(server, "restricted")
     result = await ddp(*SHORT)
     assert "user the image's; Pod Security restricted in this namespace needs a numeric" in (
@@ -186,7 +174,7 @@ async def test_a_restricted_namespace_gets_what_it_demands(ddp: Ddp, server: Fak
     assert pod["containers"][0]["securityContext"]["allowPrivilegeEscalation"] is False
 
 
-async def test_a_user_is_chosen_wherever_it_runs(ddp: Ddp, server: FakeApiServer) -> None:
+async def test_user_option_sets_the_security_context(ddp: Ddp, server: FakeApiServer) -> None:
     """With --user the namespace is not read."""
     line = (*SHORT, "--user", "1000")
     [shown] = yaml.safe_load_all((await ddp(*line, "--dry-run")).stdout)
@@ -199,7 +187,7 @@ async def test_a_user_is_chosen_wherever_it_runs(ddp: Ddp, server: FakeApiServer
 
 
 @pytest.mark.parametrize("status", [403, 404])
-async def test_who_may_not_see_the_namespace_submits_as_before(
+async def test_unreadable_namespace_gets_no_security_context(
     ddp: Ddp, server: FakeApiServer, status: int
 ) -> None:
     enforce(server, "restricted")
@@ -211,7 +199,7 @@ async def test_who_may_not_see_the_namespace_submits_as_before(
     assert "securityContext" not in pod
 
 
-async def test_a_mount_that_the_namespace_forbids(ddp: Ddp, server: FakeApiServer) -> None:
+async def test_forbidden_mount_is_refused(ddp: Ddp, server: FakeApiServer) -> None:
     enforce(server, "baseline")
     result = await ddp(*SHORT, "-y", "-d", "--mount", "/disk:/data")
     assert result.exit_code == 2
@@ -229,7 +217,7 @@ async def test_a_cluster_without_ddpjobs(ddp: Ddp, server: FakeApiServer) -> Non
 
 @pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 3)])
 @pytest.mark.parametrize("quietly", [False, True])
-async def test_it_ends_as_the_job_ends(
+async def test_exit_code_follows_the_job(
     ddp: Ddp, server: FakeApiServer, phase: str, code: int, quietly: bool
 ) -> None:
     running = asyncio.ensure_future(ddp(*SHORT, "-y", *(["--wait"] if quietly else [])))
@@ -268,7 +256,7 @@ async def test_it_ends_as_the_job_ends(
         ((*SHORT, "--user", "0"), "user 0: give a number from 1"),
     ],
 )
-async def test_what_cannot_be_asked_for(
+async def test_invalid_options_are_refused(
     ddp: Ddp, server: FakeApiServer, given: tuple[str, ...], said: str
 ) -> None:
     result = await ddp(*given, "--yes")

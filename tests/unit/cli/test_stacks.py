@@ -97,7 +97,7 @@ async def pods(server: FakeApiServer) -> list[str]:
     return [started(server, index) for index in (0, 1)]
 
 
-async def test_ranks_that_stand_together_are_shown_together(
+async def test_ranks_with_the_same_stack_are_grouped(
     ddp: Ddp, server: FakeApiServer, launcher: Launcher, pods: list[str]
 ) -> None:
     answers = [said(0, "wait", "main"), said(1, "wait", "main")]
@@ -132,7 +132,7 @@ def refusal(status: int, text: str) -> Callable[[], web.Response]:
         (refusal(200, "x" * 3_500_000), "answered with more than"),
     ],
 )
-async def test_a_launcher_that_cannot_say(
+async def test_launcher_without_stacks_names_the_reason(
     ddp: Ddp,
     server: FakeApiServer,
     launcher: Launcher,
@@ -148,7 +148,7 @@ async def test_a_launcher_that_cannot_say(
     assert why in " ".join(result.stdout.split())
 
 
-async def test_who_is_no_launcher_is_told_apart(
+async def test_pod_without_launcher_names_the_reason(
     ddp: Ddp, server: FakeApiServer, launcher: Launcher, pods: list[str]
 ) -> None:
     async def no_python(_: ProgramRun) -> int:
@@ -169,7 +169,7 @@ async def test_who_is_no_launcher_is_told_apart(
     assert "you cannot get resource pods/exec" in " ".join(result.stdout.split())
 
 
-async def test_a_pod_that_has_ended_is_not_asked(
+async def test_ended_pod_gets_no_request(
     ddp: Ddp, server: FakeApiServer, launcher: Launcher
 ) -> None:
     server.create("ddpjobs", training())
@@ -182,7 +182,7 @@ async def test_a_pod_that_has_ended_is_not_asked(
     assert server.count("GET", "/exec") == 1
 
 
-async def test_few_are_asked_at_a_time_and_not_all(
+async def test_requests_to_pods_are_bounded(
     ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.create("ddpjobs", training(spec={"replicas": 12}))
@@ -207,7 +207,7 @@ async def test_few_are_asked_at_a_time_and_not_all(
     assert server.count("GET", "/exec") == 10
 
 
-async def test_without_pods_there_is_nothing_to_ask(ddp: Ddp, server: FakeApiServer) -> None:
+async def test_job_without_pods(ddp: Ddp, server: FakeApiServer) -> None:
     server.create("ddpjobs", training())
     result = await ddp("stacks", NAME)
     assert result.exit_code == 1

@@ -30,7 +30,7 @@ def succeed(server: FakeApiServer) -> None:
     server.update("ddpjobs", "research", NAME, {"status": status})
 
 
-async def test_a_line_for_each_change_in_a_pipe(ddp: Ddp, server: FakeApiServer) -> None:
+async def test_pipe_gets_a_line_for_each_change(ddp: Ddp, server: FakeApiServer) -> None:
     server.create("ddpjobs", training())
     running = asyncio.ensure_future(ddp("status", NAME, "--watch"))
     await eventually(lambda: server.open_watches == 1)
@@ -50,7 +50,7 @@ async def test_a_line_for_each_change_in_a_pipe(ddp: Ddp, server: FakeApiServer)
     assert server.count("GET", "ddpjobs") == 1  # and one watch, for any number of changes
 
 
-async def test_a_screen_that_is_kept_up_to_date(
+async def test_terminal_shows_progress_and_losses(
     ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "is_terminal", lambda: True)
@@ -74,7 +74,7 @@ async def test_a_screen_that_is_kept_up_to_date(
     assert max(map(len, last.replace("\x1b[K", "").splitlines())) <= 110
 
 
-async def test_a_screen_keeps_up_with_the_queue(
+async def test_terminal_shows_changes_of_the_queue(
     ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "is_terminal", lambda: True)
@@ -94,15 +94,13 @@ async def test_a_screen_keeps_up_with_the_queue(
     assert "Kueue " not in screens[-1]
 
 
-def test_a_screen_is_drawn_over_the_one_before(capsys: pytest.CaptureFixture[str]) -> None:
+def test_screen_is_drawn_over_the_previous_one(capsys: pytest.CaptureFixture[str]) -> None:
     watch_job.draw(["a", "b"])
     assert capsys.readouterr().out == "\x1b[Ha\x1b[K\nb\x1b[K\n\x1b[J"
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-async def test_a_job_that_is_not_there(
-    ddp: Ddp, monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
+async def test_missing_job(ddp: Ddp, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     monkeypatch.setattr(app, "is_terminal", lambda: terminal)
     result = await ddp("status", "nobody", "--watch")
     assert result.exit_code == 1
@@ -110,7 +108,7 @@ async def test_a_job_that_is_not_there(
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-async def test_a_job_that_goes_ends_it(
+async def test_watch_ends_when_the_job_is_deleted(
     ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
     monkeypatch.setattr(app, "is_terminal", lambda: terminal)
@@ -121,7 +119,7 @@ async def test_a_job_that_goes_ends_it(
     assert (await running).exit_code == 0
 
 
-async def test_objects_are_kubectls_to_watch(ddp: Ddp) -> None:
+async def test_watch_of_objects_refers_to_kubectl(ddp: Ddp) -> None:
     result = await ddp("status", NAME, "--watch", "-o", "yaml")
     assert result.exit_code == 2
     assert "kubectl get ddp -w" in result.stderr
@@ -134,7 +132,7 @@ def test_a_curve() -> None:
     assert curve(range(1000)) == "".join(sorted(curve(range(1000))))
 
 
-def test_losses_of_steps_that_are_trained_again_are_told_once() -> None:
+def test_losses_of_repeated_steps_are_shown_once() -> None:
     losses = Losses()
     assert losses.line() == ""
     for step, loss in ((1, 8.0), (2, float("nan")), (3, None), (4, 2.0), (5, 1.0), (4, 4.0)):

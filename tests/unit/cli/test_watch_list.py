@@ -41,7 +41,7 @@ async def two_more_lists(server: FakeApiServer) -> None:
 
 
 @pytest.mark.parametrize("namespace", [None, "research"])
-async def test_a_line_for_each_change_in_a_pipe(
+async def test_pipe_gets_a_line_for_each_change(
     cluster: Cluster,
     server: FakeApiServer,
     capsys: pytest.CaptureFixture[str],
@@ -70,7 +70,7 @@ def job(name: str) -> dict[str, object]:
     return manifest
 
 
-async def test_a_table_that_fits_the_terminal(
+async def test_table_fits_the_terminal(
     cluster: Cluster,
     server: FakeApiServer,
     capsys: pytest.CaptureFixture[str],
@@ -93,7 +93,7 @@ async def test_a_table_that_fits_the_terminal(
     assert shown[4:] == ["and 6 more"]
 
 
-async def test_a_server_that_is_away_for_a_while_only_takes_time(
+async def test_watch_continues_after_an_outage_of_the_server(
     cluster: Cluster, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs, away, refused = cluster.jobs, False, 0
@@ -119,7 +119,7 @@ async def test_a_server_that_is_away_for_a_while_only_takes_time(
         await asyncio.wait_for(watching, 30)
 
 
-async def test_objects_are_kubectls_to_watch(ddp: Ddp) -> None:
+async def test_watch_of_objects_refers_to_kubectl(ddp: Ddp) -> None:
     result = await ddp("list", "--watch", "-o", "yaml")
     assert result.exit_code == 2
     assert "kubectl get ddp -w" in result.stderr

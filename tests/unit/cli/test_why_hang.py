@@ -66,7 +66,7 @@ async def test_the_rank_is_named_with_a_table(
     assert [row["node"] for row in found["ranks"]] == ["node-0", "node-1"]
 
 
-async def test_a_rank_outside_of_the_script_is_not_charged(
+async def test_stopped_rank_is_not_charged(
     ddp: Ddp, server: FakeApiServer, launcher: Launcher, pods: list[str]
 ) -> None:
     launcher.answer = said(hanging(problem="it is stopped (SIGSTOP)", cause="stopped"))
@@ -89,7 +89,7 @@ async def test_ranks_that_move_are_not_named(
     assert result.stdout.startswith("no rank shows a wait, so no rank is named")
 
 
-async def test_a_launcher_that_is_silent_is_named_and_one_that_cannot_be_asked_is_not(
+async def test_only_a_silent_launcher_is_named(
     ddp: Ddp, server: FakeApiServer, launcher: Launcher, pods: list[str]
 ) -> None:
     launcher.answer = said(hanging())
@@ -119,7 +119,7 @@ async def test_a_launcher_that_is_silent_is_named_and_one_that_cannot_be_asked_i
             assert ("kind: unreachable (Infrastructure)" in result.stdout) == is_named
 
 
-async def test_a_part_of_the_pods_would_mislead(
+async def test_hang_needs_all_pods(
     ddp: Ddp, server: FakeApiServer, pods: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang, "_MOST_PODS", 1)
@@ -134,7 +134,9 @@ async def test_a_part_of_the_pods_would_mislead(
     assert server.count("GET", "/exec") == 0
 
 
-async def test_why_leads_to_it_when_a_job_stands_still(ddp: Ddp, server: FakeApiServer) -> None:
+async def test_why_suggests_hang_for_a_job_without_progress(
+    ddp: Ddp, server: FakeApiServer
+) -> None:
     server.create("ddpjobs", training(progress={"step": 7, "updatedAt": "2020-01-01T00:00:00Z"}))
     result = await ddp("why", NAME)
     assert f"kubectl ddp why {NAME} --hang" in " ".join(result.stdout.split())

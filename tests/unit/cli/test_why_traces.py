@@ -26,7 +26,7 @@ def test_the_rank_is_named_without_a_cluster(directory: Path) -> None:
     assert " ".join(result.stdout.split()).startswith(f"{HEADLINE} evidence - 3 of 4 ranks")
 
 
-def test_the_object_says_the_same(directory: Path) -> None:
+def test_json_output(directory: Path) -> None:
     (directory / "nccl_trace_rank_3").write_bytes(b"\x80")
     result = CliRunner().invoke(program, ["why", "--traces", str(directory), "-o", "json"])
     found = json.loads(result.stdout)
@@ -45,7 +45,7 @@ def test_the_object_says_the_same(directory: Path) -> None:
         (["--traces", "/nowhere"], "does not exist"),
     ],
 )
-def test_usage(arguments: list[str], said: str) -> None:
+def test_invalid_usage(arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(program, ["why", *arguments])
     assert result.exit_code == 2
     assert said in result.output

@@ -29,9 +29,9 @@ async def running(server: FakeApiServer) -> FakeApiServer:
         one["metadata"]["ownerReferences"][0]["uid"] = uid
         server.create("pods", one)
     about = {"kind": "DDPJob", "namespace": NAMESPACE, "name": NAME, "uid": uid}
-    told = event("Restarting", "pod digits-0-1 failed", seconds=151)
+    reported = event("Restarting", "pod digits-0-1 failed", seconds=151)
     named = {"metadata": {"name": "e1", "namespace": NAMESPACE}, "involvedObject": about}
-    server.create("events", {**told, **named})
+    server.create("events", {**reported, **named})
     content = "\n".join(metrics()).encode() + b"\n"
 
     async def tail(run: ProgramRun) -> int:
@@ -51,7 +51,7 @@ async def made(ddp: Ddp, *arguments: str) -> Json:
 
 
 @pytest.mark.usefixtures("running")
-async def test_all_of_it_from_a_cluster(ddp: Ddp) -> None:
+async def test_report_from_a_cluster(ddp: Ddp) -> None:
     report = await made(ddp)
     assert report["step"] == 400
     assert len(report["points"]) == 40
@@ -61,12 +61,12 @@ async def test_all_of_it_from_a_cluster(ddp: Ddp) -> None:
     assert report["gaps"] == []
 
 
-async def test_it_asks_little(ddp: Ddp, running: FakeApiServer) -> None:
+async def test_report_costs_four_requests(ddp: Ddp, running: FakeApiServer) -> None:
     await made(ddp)
     assert len(running.requests) == 4, "job, pods, events, and one program in one pod"
 
 
-async def test_only_the_newest_part_of_a_long_file(
+async def test_only_the_end_of_a_long_file_is_read(
     ddp: Ddp, running: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evidence, "_MAX_METRICS", 1000)
@@ -83,7 +83,7 @@ async def test_only_the_newest_part_of_a_long_file(
     assert any("older part" in gap for gap in report["gaps"])
 
 
-async def test_a_pod_that_prints_without_end_is_a_gap(ddp: Ddp, running: FakeApiServer) -> None:
+async def test_endless_output_of_a_pod_is_a_gap(ddp: Ddp, running: FakeApiServer) -> None:
     async def endless(run: ProgramRun) -> int:
         for _ in range(20):
             await run.print(b"9" * 1024 * 1024)
@@ -95,7 +95,7 @@ async def test_a_pod_that_prints_without_end_is_a_gap(ddp: Ddp, running: FakeApi
     assert any(f"could not be read in pod {POD}" in gap for gap in report["gaps"])
 
 
-async def test_a_pod_without_metrics_is_a_gap(ddp: Ddp, running: FakeApiServer) -> None:
+async def test_pod_without_metrics_is_a_gap(ddp: Ddp, running: FakeApiServer) -> None:
     async def missing(run: ProgramRun) -> int:
         await run.print(b"sh: DDP_CHECKPOINT_DIR: is not \x1b[31mset\n", error=True)
         return 2
@@ -107,7 +107,7 @@ async def test_a_pod_without_metrics_is_a_gap(ddp: Ddp, running: FakeApiServer) 
     assert gap.isprintable()
 
 
-async def test_without_the_right_to_look_it_says_so(ddp: Ddp, running: FakeApiServer) -> None:
+async def test_missing_rights_are_gaps(ddp: Ddp, running: FakeApiServer) -> None:
     running.denied |= {("get", "pods/exec")}
     forbidden = {"kind": "Status", "message": "you cannot list resource events", "code": 403}
     running.faults.append(Fault("GET", 403, forbidden, path_part="/events"))
@@ -116,7 +116,7 @@ async def test_without_the_right_to_look_it_says_so(ddp: Ddp, running: FakeApiSe
     assert any("events could not be read" in gap for gap in gaps)
 
 
-async def test_after_the_end_metrics_come_from_a_file(
+async def test_metrics_of_a_finished_job_come_from_a_file(
     ddp: Ddp, server: FakeApiServer, tmp_path: Path
 ) -> None:
     server.create("ddpjobs", job())
@@ -128,7 +128,7 @@ async def test_after_the_end_metrics_come_from_a_file(
 
 
 @pytest.mark.usefixtures("running")
-async def test_files_have_the_jobs_name(
+async def test_files_are_named_after_the_job(
     ddp: Ddp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -141,8 +141,8 @@ async def test_files_have_the_jobs_name(
 
 
 @pytest.mark.usefixtures("running")
-async def test_what_cannot_be_done_is_one_line(ddp: Ddp, tmp_path: Path) -> None:
-    for arguments, said in (
+async def test_invalid_usage_gets_one_line(ddp: Ddp, tmp_path: Path) -> None:
+    for arguments, message in (
         (("report", "other"), "there is no job other"),
         (("report", NAME, "--price", "h100=-1"), "use nvidia-h100-80gb=3.5"),
         (
@@ -159,15 +159,15 @@ async def test_what_cannot_be_done_is_one_line(ddp: Ddp, tmp_path: Path) -> None
             ("report", NAME, "--local", str(tmp_path)),
             "--workdir of a finished `python -m ddp_operator",
         ),
-        (("report", NAME, "--file", str(tmp_path / "no" / "r.html")), "cannot write"),
+        (("report", NAME, "-o", "md", "--file", str(tmp_path / "no" / "r.md")), "cannot write"),
     ):
         result = await ddp(*arguments)
         assert result.exit_code != 0
-        assert said in result.stderr, result.stderr
+        assert message in result.stderr, result.stderr
         assert "Traceback" not in result.output
 
 
-async def test_a_run_on_this_machine(ddp: Ddp, tmp_path: Path) -> None:
+async def test_report_of_a_local_run(ddp: Ddp, tmp_path: Path) -> None:
     pods = [pod(0), pod(1)]
     record = {"job": job(), "pods": pods, "events": [event("Started", "x", seconds=1)]}
     (tmp_path / "run.json").write_text(json.dumps(record))
@@ -184,7 +184,7 @@ async def test_a_run_on_this_machine(ddp: Ddp, tmp_path: Path) -> None:
         assert "not a complete record of a local run" in result.stderr
 
 
-def test_only_pictures_need_more_than_the_operator_has() -> None:
+def test_only_html_needs_extra_packages() -> None:
     """Run a process in which matplotlib and jinja2 cannot be imported."""
     code = """
 import sys

@@ -16,7 +16,7 @@ def intervals(*failures: Any) -> dict[tuple[str, str], FailureInterval]:
     return {(each.group, each.name): each for each in made.failure_intervals}
 
 
-def test_queueing_and_suspension_are_no_part_of_ettr() -> None:
+def test_ettr_excludes_queueing_and_suspension() -> None:
     spent = {"pending": 500, "suspended": 900, "starting": 20, "training": 150, "lost": 30}
     assert effective_training_ratio(spent) == 0.75
     assert effective_training_ratio({"pending": 7, "training": 2, "lost": 1}) == 0.67
@@ -27,7 +27,7 @@ def test_queueing_and_suspension_are_no_part_of_ettr() -> None:
     assert "waiting for nodes or quota), is 0.95." in as_markdown(made)
 
 
-def test_the_mean_time_between_failures_of_each_class_and_node() -> None:
+def test_mean_time_between_failures_by_class_and_node() -> None:
     found = intervals(
         failure(time=at(10), node="node-a"),
         failure(time=at(40), node="node-b", **{"class": "Infrastructure"}),
@@ -64,7 +64,7 @@ def test_the_report_says_when_older_failures_are_missing() -> None:
     assert not any(missing in gap for gap in build(facts(job(failures=ten[:9]))).gaps)
 
 
-def test_a_trainer_that_reports_no_times_of_steps_makes_training_look_longer() -> None:
+def test_trainer_without_step_times_is_a_gap() -> None:
     silent = job(progress={"step": 400, "updatedAt": at(240)})
     said = "does not report when it completes steps"
     assert any(said in gap for gap in build(facts(silent)).gaps)
@@ -72,7 +72,7 @@ def test_a_trainer_that_reports_no_times_of_steps_makes_training_look_longer() -
 
 
 class TestSpares:
-    def test_they_save_the_wait_for_new_pods(self) -> None:
+    def test_spares_save_the_wait_for_new_pods(self) -> None:
         # Created, scheduled and started within 5 s; the first step 8 s after the failure.
         made = build(facts())
         assert made.spare_estimate == SpareEstimate(
@@ -96,17 +96,17 @@ class TestSpares:
         assert made.spare_estimate is not None
         assert (made.spare_estimate.recoveries, made.spare_estimate.waited_seconds) == (1, 5)
 
-    def test_without_times_of_the_group_only_the_wait_is_known(self) -> None:
+    def test_older_trainer_leaves_the_gain_unknown(self) -> None:
         old = [one for one in metrics() if '"kind": "start"' not in one]
         made = build(facts(lines=old))
         assert made.spare_estimate == SpareEstimate(1, 0, 5, None)
         assert "| not known | not known | 5 s |" in as_markdown(made)
 
-    def test_processes_that_restart_in_their_pods_wait_for_none(self) -> None:
+    def test_restart_in_place_has_no_estimate(self) -> None:
         in_place = job(failures=[failure(time=at(150), action="RestartInPlace")])
         assert build(facts(in_place)).spare_estimate is None
 
-    def test_groups_that_did_not_wait_have_no_estimate(self) -> None:
+    def test_groups_with_spares_or_elastic_have_no_estimate(self) -> None:
         for field in ({"spares": 1}, {"elastic": {"minReplicas": 1}}):
             other = job(failures=[failure(time=at(150), action="RestartPod")])
             other["spec"] |= {"restart": {"scope": "Pod"}, **field}

@@ -26,7 +26,7 @@ def history(lines: Any) -> History:
 
 
 class TestRecoveries:
-    def test_each_part_is_told(self) -> None:
+    def test_recovery_has_the_seconds_of_each_part(self) -> None:
         [recovery] = build(facts()).recoveries
         # The gang's last pod: created, scheduled and started 2, 3 and 5 s after the failure.
         assert recovery.parts == (2.0, 1.0, 2.0, 1.0, 2.0)
@@ -34,52 +34,52 @@ class TestRecoveries:
         assert (recovery.rank, recovery.node, recovery.charged) == (1, "node-b", True)
         assert "ValueError: bad batch" in recovery.cause
 
-    def test_what_no_pod_tells_any_more_is_not_known(self) -> None:
+    def test_parts_of_deleted_pods_are_unknown(self) -> None:
         made = build(facts(pods=[]))
         [recovery] = made.recoveries
         assert recovery.parts == (None, None, None, None, 2.0)
         assert any("incomplete" in gap for gap in made.gaps)
 
-    def test_a_trainer_that_tells_nothing_leaves_the_rest_unknown(self) -> None:
+    def test_older_trainer_leaves_parts_unknown(self) -> None:
         old = [one for one in metrics() if '"kind": "start"' not in one]
         made = build(facts(lines=old))
         assert made.recoveries[0].parts == (2.0, 1.0, 2.0, None, None)
         assert made.recoveries[0].seconds is None
         assert any("older image" in gap for gap in made.gaps)
 
-    def test_what_came_after_the_next_failure_is_its_own(self) -> None:
+    def test_events_after_the_next_failure_belong_to_it(self) -> None:
         twice = job(failures=[failure(time=at(120)), failure(time=at(150))])
         first, second = build(facts(twice)).recoveries
         assert first.parts == (None,) * 5
         assert second.seconds == 8.0
 
-    def test_the_failure_that_ends_a_job_has_no_recovery(self) -> None:
+    def test_failure_that_ends_a_job_has_no_recovery(self) -> None:
         last = job(failures=[failure(time=at(150), action="FailJob")])
         assert build(facts(last)).recoveries[0].parts == (None,) * 5
 
-    def test_one_pod_alone_is_replaced(self) -> None:
+    def test_replacement_of_one_pod(self) -> None:
         alone = job(attempt=0, failures=[failure(time=at(150), action="RestartPod")])
         new = pod(1, attempt=0, begins=155, name="digits-0-1-r1")
         old = pod(0, attempt=0, begins=2)
         made = build(facts(alone, pods=[PodFacts.read(new), PodFacts.read(old)]))
         assert made.recoveries[0].parts[:2] == (5.0, 1.0)
 
-    def test_clocks_that_differ_make_no_negative_times(self) -> None:
+    def test_different_clocks_make_no_negative_times(self) -> None:
         early = [PodFacts.read(pod(index, begins=149.5)) for index in range(2)]
         assert build(facts(pods=early)).recoveries[0].parts[0] == 0.0
 
 
 class TestCurves:
-    def test_a_million_steps_are_few_points_and_a_small_page(self) -> None:
-        lines = [one.encode() for one in metrics(1_000_000, every=10)]
+    def test_100000_steps_are_few_points_and_a_small_page(self) -> None:
+        lines = [one.encode() for one in metrics(100_000, every=10)]
         made = build(facts(history=read(lines)))
-        assert made.points[-1].step == 1_000_000
+        assert made.points[-1].step == 100_000
         assert 250 < len(made.points) <= 500
         page = as_html(made)
         assert len(page) < 1_000_000
         assert len(as_markdown(made)) < 100_000
 
-    def test_a_spike_between_points_is_seen(self) -> None:
+    def test_spike_between_points_is_shown(self) -> None:
         lines = list(metrics(20_000))
         lines[1000] = lines[1000].replace('"loss": ', '"loss": 77, "was": ')
         made = build(facts(lines=lines))
@@ -104,7 +104,7 @@ class TestCurves:
         assert (saves.known, saves.mean_seconds, saves.held_up_seconds) == (4, 1.5, 10.0)
         assert [row.step for row in saves.rows] == [100, 200, 300, 400]
 
-    def test_a_loss_that_is_no_number_is_a_gap(self) -> None:
+    def test_missing_loss_is_a_gap_in_the_curve(self) -> None:
         lines = [
             line("training", step, loss=loss, samplesPerSecond=1.0)
             for step, loss in ((1, 1.0), (2, None), (3, 0.5))
@@ -114,7 +114,7 @@ class TestCurves:
         assert "NaN" not in json.dumps(as_dict(made), allow_nan=False)
         assert "<svg" in as_html(made)
 
-    def test_all_that_is_drawn_is_xml_and_has_a_name_for_those_who_do_not_see(self) -> None:
+    def test_pictures_are_xml_with_titles_and_unique_ids(self) -> None:
         drawn = pictures.draw(build(facts()))
         assert set(drawn) == {
             *("timeline", "recoveries", "goodput", "loss", "throughput", "steps", "phases"),
@@ -131,7 +131,7 @@ class TestCurves:
 
 
 class TestMoney:
-    def test_hours_and_prices(self) -> None:
+    def test_gpu_hours_and_cost(self) -> None:
         with_gpus = stored_job(
             status=job()["status"],
             backend="nccl",
@@ -160,20 +160,18 @@ class TestMoney:
             build(facts(with_spare), price_per_pod=12.0)
         )
         assert build(facts()).pod_cost is None
-
-    def test_no_gpus_no_hours(self) -> None:
         assert build(facts()).gpus == ()
 
 
-class TestWhatever:
-    def test_nothing_but_a_new_job(self) -> None:
+class TestUnusualInput:
+    def test_new_job(self) -> None:
         made = build(Facts.of(stored_job(), now=later(5)))
         assert (made.step, made.loss, made.points, made.recoveries) == (None, None, (), ())
         assert "Pending" in as_html(made)
         assert "Pending" in as_markdown(made)
         json.dumps(as_dict(made), allow_nan=False)
 
-    def test_an_ended_job_goes_on_no_longer(self) -> None:
+    def test_ended_job_stops_accounting(self) -> None:
         over = job(
             phase="Succeeded",
             conditions=[condition("Succeeded", "Completed", since=200)],
@@ -191,7 +189,7 @@ class TestWhatever:
         assert any("cannot read the job's spec" in gap for gap in made.gaps)
         assert "<svg" in as_html(made)
 
-    def test_words_of_others_mean_nothing_in_html_nor_markdown(self) -> None:
+    def test_hostile_text_is_escaped_in_html_and_markdown(self) -> None:
         hostile = job(
             reason="Bad",
             message=HOSTILE + ESCAPES,
@@ -211,7 +209,7 @@ class TestWhatever:
         assert "<script" not in text
         assert "\x1b" not in text
 
-    def test_only_a_completed_job_has_rank_0s_numbers_elsewhere(self) -> None:
+    def test_report_of_rank_0_is_cut_from_the_message_of_a_success(self) -> None:
         said = "all 2 pods completed; rank 0 says: "
         for phase, text, shown in [
             ("Succeeded", f'{said}{{"step": 7}}', "all 2 pods completed"),
@@ -247,7 +245,7 @@ class TestWhatever:
         assert (interval.loss, interval.samples_per_second, interval.phases) == (None, None, None)
         assert interval.time == later(0).timestamp(), "the line's own time is sane"
 
-    def test_the_end_of_a_long_file_begins_with_a_whole_line(self) -> None:
+    def test_cut_file_begins_with_a_whole_line(self) -> None:
         lines = "\n".join(metrics()).encode()
         cut = read_bytes(lines[-2000:], is_cut=True)
         assert cut.is_cut
@@ -255,14 +253,14 @@ class TestWhatever:
         assert cut.intervals[-1].step == 400
         assert any("older part" in gap for gap in build(facts(history=cut)).gaps)
 
-    def test_pods_of_others_and_of_no_shape(self) -> None:
-        stranger = pod(0)
-        stranger["metadata"]["ownerReferences"][0]["uid"] = "another"
+    def test_pods_of_other_jobs_and_malformed_pods_are_ignored(self) -> None:
+        other = pod(0)
+        other["metadata"]["ownerReferences"][0]["uid"] = "another"
         shapeless: Any = {"metadata": {"name": 7}, "status": []}
-        given = [PodFacts.read(one) for one in (stranger, shapeless, pod(1))]
+        given = [PodFacts.read(one) for one in (other, shapeless, pod(1))]
         assert [one.name for one in build(facts(pods=given)).pods if one.is_there] == ["digits-1-1"]
 
-    def test_thousands_of_pods_and_saves_stay_few(self) -> None:
+    def test_thousands_of_pods_and_saves_are_bounded(self) -> None:
         many = job()
         many["spec"]["replicas"] = 3000
         pods = [PodFacts.read(pod(index)) for index in range(3000)]
@@ -274,12 +272,12 @@ class TestWhatever:
         rows = next(s.rows for s in sections(made) if s.name == "checkpoints")
         assert len(rows) == MOST_ROWS
 
-    def test_times_that_do_not_fit_together_are_drawn_all_the_same(self) -> None:
+    def test_inconsistent_times_are_drawn(self) -> None:
         strange = [line("training", 5, loss=1.0, time=at(-9e6), samplesPerSecond=0)]
         assert "<svg" in as_html(build(facts(lines=strange, after=-50)))
 
 
-def test_what_the_others_call() -> None:
+def test_public_functions() -> None:
     made = reports.build(facts())
     assert as_dict(made)["recoveries"][0]["time"] == "2026-03-01T12:02:30.000Z"
     assert as_dict(made)["step"] == 400
@@ -287,13 +285,13 @@ def test_what_the_others_call() -> None:
     assert as_markdown(made).startswith("# Report of job digits\n")
 
 
-def test_a_command_line_is_forwarded_without_its_secrets() -> None:
-    told = job()
-    told["spec"]["template"]["spec"]["containers"][0]["command"] = [
+def test_command_line_is_shown_without_secrets() -> None:
+    secret = job()
+    secret["spec"]["template"]["spec"]["containers"][0]["command"] = [
         *("python", "train.py", "--wandb-api-key=abc", "--hf-token", "def", "--lr", "1"),
         *("PASSWORD=ghi", "--token", "--epochs=3"),
     ]
-    command = dict(build(facts(told)).configuration)["command"]
+    command = dict(build(facts(secret)).configuration)["command"]
     assert command == (
         "python train.py --wandb-api-key=*** --hf-token *** --lr 1 PASSWORD=*** --token --epochs=3"
     )

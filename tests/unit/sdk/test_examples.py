@@ -34,14 +34,14 @@ def examples() -> Iterator[doctest.DocTest]:
 EXAMPLES = {example.name.removeprefix("ddp_operator.sdk."): example for example in examples()}
 
 
-def test_each_of_the_clients_has_one() -> None:
+def test_each_client_has_an_example() -> None:
     assert {"sync.Client", "sync.LocalClient", "sync.Job", "client.AsyncLocalClient"} <= set(
         EXAMPLES
     )
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-async def test_an_example(
+async def test_example_in_a_docstring(
     name: str,
     server: FakeApiServer,
     kubeconfig: Path,
@@ -60,7 +60,7 @@ async def test_an_example(
     assert result.failed == 0, "".join(said)
 
 
-def test_the_page(
+def test_program_on_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Run the tutorial's program on this machine instead of a cluster."""

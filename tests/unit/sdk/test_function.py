@@ -44,7 +44,7 @@ def complete(out: str, factor: float = 2.0, names: list[str] | None = None) -> N
     Path(out).write_text(json.dumps(said))
 
 
-def test_a_function_that_has_all_it_needs(tmp_path: Path) -> None:
+def test_self_contained_function_runs(tmp_path: Path) -> None:
     names = ['it\'s "quoted"', "\\n", "ü\u2028"]
     assert result_of(complete, tmp_path, factor=3, names=names) == [
         *([0, 3, 6], names, 4, 1, "__main__"),
@@ -62,7 +62,7 @@ def test_a_function_within_another_is_dedented(tmp_path: Path) -> None:
     assert result_of(inner, tmp_path) == "15"
 
 
-def test_it_runs_only_as_a_program(tmp_path: Path) -> None:
+def test_script_runs_only_as_a_program(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(script_of(complete, {"out": "/nowhere/at/all"}))
     assert "complete" in runpy.run_path(str(script), run_name="imported")
@@ -77,7 +77,7 @@ def test_a_cell_of_a_notebook(tmp_path: Path) -> None:
     assert result_of(made["f"], tmp_path) == 7
 
 
-def test_a_file_that_has_changed_meanwhile(tmp_path: Path) -> None:
+def test_changed_source_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "changing.py"
     file.write_text("def f() -> None:\n    pass\n")
     loaded = runpy.run_path(str(file))["f"]
@@ -86,7 +86,7 @@ def test_a_file_that_has_changed_meanwhile(tmp_path: Path) -> None:
         script_of(loaded, {})
 
 
-def test_its_module_decides_how_annotations_are_read(tmp_path: Path) -> None:
+def test_annotations_are_read_as_in_their_module(tmp_path: Path) -> None:
     source = "def f(out: Missing) -> Missing:\n    open(out, 'w').write('1')\n"
     (tmp_path / "late.py").write_text(f"from __future__ import annotations\n{source}")
     late = runpy.run_path(str(tmp_path / "late.py"))["f"]
@@ -175,7 +175,7 @@ exec("def typed(): pass", exec_made)
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", "other"),
 )
-def test_what_cannot_be_sent(function: Callable[..., object], said: str) -> None:
+def test_unsupported_function_is_refused(function: Callable[..., object], said: str) -> None:
     with pytest.raises(FunctionError, match=said):
         script_of(function, {})
 
@@ -196,12 +196,12 @@ def takes(value: object, other: int = 0) -> None:
         ({"value": "x" * MAX_BYTES}, f"at most {MAX_BYTES}; put large data"),
     ],
 )
-def test_arguments_that_cannot_be_sent(arguments: dict[str, Any], said: str) -> None:
+def test_unsupported_argument_is_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(FunctionError, match=said):
         script_of(takes, arguments)
 
 
-def test_what_a_notebook_alone_has_is_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builtins_of_a_notebook_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.display", print, raising=False)
 
     def shows() -> None:

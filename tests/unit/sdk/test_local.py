@@ -124,7 +124,9 @@ async def test_no_process_outlives_the_client(tmp_path: Path) -> None:
         os.kill(int(line.text), 0)
 
 
-async def test_a_folder_serves_one_at_a_time(client: AsyncLocalClient, tmp_path: Path) -> None:
+async def test_workdir_serves_one_client_at_a_time(
+    client: AsyncLocalClient, tmp_path: Path
+) -> None:
     with pytest.raises(WorkdirInUseError, match="in use by another run"):
         async with AsyncLocalClient(workdir=client.workdir):
             pass
@@ -133,13 +135,13 @@ async def test_a_folder_serves_one_at_a_time(client: AsyncLocalClient, tmp_path:
             pass
 
 
-async def test_a_name_that_is_taken(client: AsyncLocalClient) -> None:
+async def test_taken_name_is_refused(client: AsyncLocalClient) -> None:
     await client.run(**shell("exit"))
     with pytest.raises(NameTakenError, match="choose another name"):
         await client.run(**shell("exit"))
 
 
-async def test_what_cannot_run_here(client: AsyncLocalClient) -> None:
+async def test_job_with_too_many_gpus_is_refused(client: AsyncLocalClient) -> None:
     job = await client.run(**shell("exit"))
     manifest = dict(await job.manifest())
     container = manifest["spec"]["template"]["spec"]["containers"][0]
@@ -157,11 +159,7 @@ class TestSync:
             assert job.wait(timeout=60).phase == job.status.phase == "Succeeded"
             assert client.workdir == tmp_path / "work"
 
-    async def test_in_a_notebook_whose_loop_runs(self, tmp_path: Path) -> None:
-        with LocalClient(workdir=tmp_path / "work") as client:
-            assert client.run(**shell("exit")).wait(timeout=60).phase == "Succeeded"
-
-    def test_what_is_left_half_way_can_be_asked_again(self, tmp_path: Path) -> None:
+    def test_closed_log_can_be_read_again(self, tmp_path: Path) -> None:
         with LocalClient(workdir=tmp_path / "work") as client:
             job = client.run(**shell("seq 5; exec sleep 100"))
             lines = job.logs(follow=True)

@@ -62,13 +62,13 @@ async def test_following_until_the_pod_has_ended(lines: LogFiles) -> None:
     assert [piece.split()[1] async for piece in pieces] == [b"last"]
 
 
-async def test_silence_ends_it(lines: LogFiles) -> None:
+async def test_silence_ends_following(lines: LogFiles) -> None:
     lines.add(POD, "before")
     pieces = lines.read(POD, {"follow": "true"}, idle_seconds=0.01, ended=lambda: False)
     assert len([piece async for piece in pieces]) == 1
 
 
-async def test_a_disk_that_is_full_costs_the_lines_alone(tmp_path: Path) -> None:
+async def test_failed_write_loses_only_the_lines(tmp_path: Path) -> None:
     lines = LogFiles(lambda pod: tmp_path / "missing" / pod.name)
     lines.add(POD, "lost")
     assert await read(lines) == []

@@ -1,13 +1,11 @@
 """Logs of a cluster's pods, as objects."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from ddp_operator import AsyncClient
 from ddp_operator.client import following
-from ddp_operator.ports import UnavailableError
 from ddp_operator.views.changes import RefusedError
 
 from tests.unit.cli.jobs import ESCAPES, stored, training
@@ -22,7 +20,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "SHORT_POLL_SECONDS", 0.02)
 
 
-async def test_all_ranks_in_the_order_of_time(client: AsyncClient, server: FakeApiServer) -> None:
+async def test_lines_of_all_ranks_are_sorted_by_time(
+    client: AsyncClient, server: FakeApiServer
+) -> None:
     server.create("ddpjobs", training(spec={"nprocPerNode": 2}))
     server.logs[started(server, 0)] = printed((1, "one"), (3, f"three {ESCAPES}"))
     server.logs[started(server, 1)] = printed((2, "two"))
@@ -56,7 +56,7 @@ async def test_lines_that_begin_with_their_rank(
 
 
 @pytest.mark.parametrize("ranks", [[2], [-1], [0, 7]])
-async def test_ranks_that_there_are_not(
+async def test_unknown_rank_is_refused(
     client: AsyncClient, server: FakeApiServer, ranks: list[int]
 ) -> None:
     server.create("ddpjobs", training())
@@ -65,9 +65,7 @@ async def test_ranks_that_there_are_not(
         await anext(job.logs(ranks=ranks))
 
 
-async def test_a_log_that_cannot_be_read_is_a_note(
-    client: AsyncClient, server: FakeApiServer
-) -> None:
+async def test_unreadable_log_is_a_note(client: AsyncClient, server: FakeApiServer) -> None:
     server.create("ddpjobs", training())
     started(server, 0)
     (line,) = [line async for line in (await client.job(NAME)).logs()]
@@ -88,47 +86,19 @@ async def test_connections_are_bounded(
     assert server.count("GET", "/log") == 0
 
 
-class TestFollow:
-    async def followed(self, client: AsyncClient, at: dict[str, Callable[[], object]]) -> list[str]:
-        """Read lines, and run a step at each."""
-        seen: list[str] = []
-        async with asyncio.timeout(30):
-            async for line in (await client.job(NAME)).logs(follow=True):
-                seen.append(str(line))
-                at.pop(line.text, lambda: None)()
-        assert not at
-        return seen
-
-    async def test_pods_that_take_others_places_are_followed(
-        self, client: AsyncClient, server: FakeApiServer
-    ) -> None:
-        server.create("ddpjobs", training())
-        server.logs[started(server, 0, ended=True)] = printed((1, "before"))
-
-        def anew() -> None:
-            server.update(*JOB, {"status": {"attempt": 1}})
-            server.logs[started(server, 0, attempt=1, ended=True)] = printed((30, "after"))
-
-        def end() -> None:
-            status: dict[str, Any] = stored("Succeeded")["status"]
-            server.update(*JOB, {"status": status | {"attempt": 1}})
-
-        seen = await self.followed(client, {"before": anew, "after": end})
-        assert seen == ["0 | before", "0 | after"]
-
-    async def test_it_ends_when_the_job_is_gone(
-        self, client: AsyncClient, server: FakeApiServer
-    ) -> None:
-        server.create("ddpjobs", training())
-        server.logs[started(server, 0, ended=True)] = printed((1, "said"))
-        assert await self.followed(client, {"said": lambda: server.delete(*JOB)}) == ["0 | said"]
-
-    async def test_a_server_that_is_away_ends_it_in_the_end(
-        self, client: AsyncClient, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(following, "PATIENCE_SECONDS", 0.05)
-        server.create("ddpjobs", training())
-        server.logs[started(server, 0, ended=True)] = printed((1, "said"))
-
-        with pytest.raises(UnavailableError, match="away"):
-            await self.followed(client, {"said": server.go_away})
+async def test_logs_are_followed_through_a_restart(
+    client: AsyncClient, server: FakeApiServer
+) -> None:
+    server.create("ddpjobs", training())
+    server.logs[started(server, 0, ended=True)] = printed((1, "before"))
+    shown: list[str] = []
+    async with asyncio.timeout(30):
+        async for line in (await client.job(NAME)).logs(follow=True):
+            shown.append(str(line))
+            if line.text == "before":
+                server.update(*JOB, {"status": {"attempt": 1}})
+                server.logs[started(server, 0, attempt=1, ended=True)] = printed((30, "after"))
+            else:
+                status: dict[str, Any] = stored("Succeeded")["status"]
+                server.update(*JOB, {"status": status | {"attempt": 1}})
+    assert shown == ["0 | before", "0 | after"]

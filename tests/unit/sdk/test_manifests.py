@@ -63,7 +63,7 @@ def random() -> None:
     pass
 
 
-def test_a_functions_name_hides_no_module() -> None:
+def test_script_of_a_function_hides_no_module() -> None:
     job, config = made(random)
     assert "random.py" not in config["data"]
     assert job["metadata"]["name"].startswith("random-")
@@ -87,7 +87,7 @@ def test_a_command() -> None:
     ("program", "begin"),
     [("x" * 100, "x" * 30), ("/usr/bin/7z", "job-7z-"), ("___", "job-"), ("größe", "gr-e-")],
 )
-def test_a_name_of_its_own(program: str, begin: str) -> None:
+def test_default_name_is_unique_and_valid(program: str, begin: str) -> None:
     names = {made(command=[program])[0]["metadata"]["name"] for _ in range(3)}
     assert len(names) > 1
     assert all(name.startswith(begin) and len(name) <= MAX_NAME_LENGTH for name in names)
@@ -110,12 +110,12 @@ def test_a_name_of_its_own(program: str, begin: str) -> None:
         ({"command": ["true"], "replicas": -1}, r"spec\.replicas"),
     ],
 )
-def test_what_cannot_be_had(given: dict[str, Any], said: str) -> None:
+def test_invalid_argument_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(JobRequestError, match=said):
         made(**given)
 
 
-def test_none_is_not_given() -> None:
+def test_none_equals_an_omitted_argument() -> None:
     assert made(command=["true"], name="job", gpus=None, mounts=None) == made(
         command=["true"], name="job"
     )

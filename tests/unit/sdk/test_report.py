@@ -19,7 +19,7 @@ METRICS = "\n".join(
 
 
 @pytest.mark.parametrize("claim", [True, False])
-def test_of_a_job_of_this_machine(tmp_path: Path, claim: bool) -> None:
+def test_report_of_a_local_job(tmp_path: Path, claim: bool) -> None:
     write = f"echo '{METRICS}' > \"$DDP_CHECKPOINT_DIR/metrics.jsonl\""
     script = f'[ "$DDP_ATTEMPT" = 1 ] && {write} && exit; exit 3'
     with LocalClient(workdir=tmp_path / "work") as client:
@@ -48,7 +48,7 @@ def test_of_a_job_of_this_machine(tmp_path: Path, claim: bool) -> None:
         assert not nothing.data.points
 
 
-async def test_of_a_job_of_a_cluster(
+async def test_report_of_a_job_on_a_cluster(
     client: AsyncClient, server: FakeApiServer, tmp_path: Path
 ) -> None:
     server.create("ddpjobs", training())
@@ -62,7 +62,7 @@ async def test_of_a_job_of_a_cluster(
         await job.report(metrics=tmp_path / "missing")
 
 
-async def test_without_what_draws(
+async def test_html_without_its_packages_is_an_error(
     client: AsyncClient, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.create("ddpjobs", training())
