@@ -128,7 +128,7 @@ if os.environ["RANK"] == "0":
 
 
 @pytest.mark.parametrize(
-    ("said", "end", "exit_code"),
+    ("status", "end", "exit_code"),
     [
         ({"step": 7, "finished": True}, "os.abort()", 0),
         ({"step": 7, "finished": True}, "sys.exit(3)", 3),
@@ -137,11 +137,11 @@ if os.environ["RANK"] == "0":
     ],
 )
 def test_signal_after_a_reported_end_is_ignored(
-    said: dict[str, object], end: str, exit_code: int, tmp_path: Path
+    status: dict[str, object], end: str, exit_code: int, tmp_path: Path
 ) -> None:
     port = {"DDP_STATUS_PORT": str(free_port())}
     with job(tmp_path, nodes=1, local_world_size=2, extra_environment=port) as scripts:
-        pod = scripts.start(0, *script(tmp_path, FINISHING), str(said), end)
+        pod = scripts.start(0, *script(tmp_path, FINISHING), str(status), end)
         assert pod.wait() == exit_code, pod.log
         assert pod.message["exitCode"] == exit_code
         assert (REMARK + "counted as 0" in pod.log) == (exit_code == 0)
@@ -207,7 +207,7 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_command_that_cannot_start_now_is_a_failure(tmp_path: Path) -> None:
-    few_files = ["prlimit", "--nofile=5", "--"]  # as on a node that has run out of something
+    few_files = ["prlimit", "--nofile=5", "--"]  # as on a node without free resources
     with job(tmp_path, nodes=1, command_prefix=few_files) as scripts:
         pod = scripts.start(0, "--", "true")
         assert pod.wait() == 1, pod.log
@@ -217,10 +217,9 @@ def test_command_that_cannot_start_now_is_a_failure(tmp_path: Path) -> None:
 def test_a_log_that_cannot_be_written_changes_no_exit_code(tmp_path: Path) -> None:
     full_disk = ["env", "-u", "PYTHONUNBUFFERED", "sh", "-c", 'exec "$@" >/dev/full', "sh"]
     with job(tmp_path, nodes=1, command_prefix=full_disk) as mute:
-        folder = str(tmp_path / "no" / "such" / "folder")
-        pod = mute.start(0, "--max-restarts", "0", "--trace-samples", folder)
-        assert pod.wait() == 1, pod.log
-        assert pod.message["error"].startswith("FileNotFoundError")
+        pod = mute.start(0, "--no-preload", "--", "sh", "-c", "echo lost; exit 3")
+        assert pod.wait() == 3, pod.log
+        assert pod.message["error"] == "rank 0 ended with exit code 3\nlost"
 
 
 def test_sigterm_while_the_launcher_is_imported(tmp_path: Path) -> None:

@@ -224,10 +224,3 @@ def test_ranks_write_to_the_terminal_unless_lines_have_a_prefix(
         assert launcher.wait(DEADLINE_SECONDS) == 0
     assert f"{terminal} {terminal}" in os.read(ours, 65536).decode()
     os.close(ours)
-
-
-def test_python_buffers_as_it_does_in_any_pipe() -> None:
-    """Unflushed output of a killed rank is lost, with or without a launcher."""
-    program = "import os, signal\nprint('lost')\nos.kill(os.getpid(), signal.SIGKILL)"
-    assert "lost" not in launch(program, PYTHONUNBUFFERED="").stdout
-    assert "lost\n" in launch(program).stdout
