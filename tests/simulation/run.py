@@ -11,8 +11,10 @@ from tests.simulation.actions import cluster, evictions, lasting, nodes, pods
 from tests.simulation.actions import users as user
 from tests.simulation.checks.convergence import converge
 from tests.simulation.checks.invariants import Invariants
+from tests.simulation.checks.known_faults import KNOWN_FAULTS, KnownFaultError
 from tests.simulation.history import Choices, spec_choices, steps
 from tests.simulation.simulation import Simulation
+from tests.simulation.world.fleet import FLEETS, REQUESTS
 
 Action = Callable[[Simulation, Choices], None]
 
@@ -22,12 +24,12 @@ _PAUSES = (0.05, 1.0, 0.0, 4.0, 15.0, 0.01)
 _WEIGHTS: tuple[tuple[Action, int], ...] = (
     (cluster.time_passes, 7),
     (cluster.the_operators_clock_jumps, 4),
-    (pods.pods_progress, 30),
+    (pods.pods_progress, 28),
     (nodes.a_node_says_something, 6),
     (pods.training_proceeds, 14),
     (pods.training_hangs, 5),
     (pods.checkpoints_are_wiped, 1),
-    (pods.a_trainer_exits, 12),
+    (pods.a_trainer_exits, 11),
     (pods.a_container_cannot_start, 2),
     (pods.processes_end_in_their_pod, 16),
     (pods.launchers_are_cut_off, 6),
@@ -35,26 +37,30 @@ _WEIGHTS: tuple[tuple[Action, int], ...] = (
     (pods.launchers_stop_waiting, 3),
     (pods.a_trainer_takes_its_peers_along, 8),
     (pods.training_ends_well, 4),
-    (evictions.a_pod_is_evicted, 12),
+    (evictions.a_pod_is_evicted, 11),
     (evictions.a_person_deletes_a_pod, 7),
     (evictions.finished_pods_are_collected, 4),
-    (evictions.terminating_pods_go, 13),
+    (evictions.terminating_pods_go, 12),
     (nodes.pods_do_not_start, 6),
     (nodes.a_node_dies, 6),
     (nodes.dead_nodes_come_back, 8),
     (cluster.the_operator_crashes, 11),
-    (cluster.requests_fail, 13),
+    (cluster.requests_fail, 11),
     (cluster.quota_is_used_up, 4),
     (cluster.webhooks_change_pods, 2),
+    (cluster.scheduling_gates_are_removed, 2),
+    (cluster.other_tenants_come_and_go, 3),
+    (cluster.a_network_policy_cuts_off_the_operator, 3),
     (cluster.the_namespace_goes_away, 1),
     (cluster.a_watch_has_trouble, 8),
     (user.the_job_is_suspended, 4),
     (user.the_job_is_resumed, 8),
     (user.the_template_changes, 3),
-    (user.the_budget_changes, 3),
+    (user.the_budget_changes, 2),
     (user.the_isolation_changes, 3),
+    (user.a_pattern_gets_a_typo, 1),
     (user.the_job_is_deleted, 3),
-    (user.garbage_is_collected, 6),
+    (user.garbage_is_collected, 5),
     (user.a_foreign_pod_takes_a_name, 2),
     (user.a_job_is_applied, 6),
     (nodes.nobody_hears_of_any_node, 2),
@@ -62,6 +68,9 @@ _WEIGHTS: tuple[tuple[Action, int], ...] = (
 
 _LASTING_FAULTS = (*[lasting.NOTHING_LASTS] * len(lasting.LASTING_FAULTS), *lasting.LASTING_FAULTS)
 """After half of all histories nothing lasts."""
+
+_TOTAL_STEPS = (None, None, 10, 20)
+"""Half of all trainings have an end that is known, and scripts work on after it."""
 
 _TABLE: tuple[Action, ...] = tuple(action for action, weight in _WEIGHTS for _ in range(weight))
 """The action of each byte; more bytes for what happens more often."""
@@ -83,7 +92,7 @@ class _BugReports(logging.Handler):
 
 def run(history: bytes) -> Simulation:
     """Live through one history; raises `AssertionError` with the tale when something is wrong."""
-    simulation = Simulation()
+    simulation = Simulation(known_faults=KNOWN_FAULTS)
     reports = _BugReports(simulation.invariants)
     logger = logging.getLogger("ddp_operator")
     level = logger.level
@@ -91,14 +100,21 @@ def run(history: bytes) -> Simulation:
     logger.addHandler(reports)
     try:
         choices = spec_choices(history)
-        user.a_job_is_applied(simulation, choices)
+        spec = user.new_spec(choices)
         simulation.lasting_fault = choices.of(_LASTING_FAULTS)
+        simulation.server.use(choices.of(FLEETS))
+        simulation.gpu_request = choices.of(REQUESTS)
+        simulation.training.total_steps = choices.of(_TOTAL_STEPS)
+        simulation.log(f"the cluster has {simulation.server.fleet.name}")
+        user.apply(simulation, spec)
         for number, choices in steps(history):
             simulation.steps += 1
             _TABLE[number](simulation, choices)
             simulation.advance(choices.of(_PAUSES))
             simulation.check()
         converge(simulation)
+    except KnownFaultError as error:
+        simulation.ended_by = str(error)
     finally:
         logger.removeHandler(reports)
         logger.setLevel(level)

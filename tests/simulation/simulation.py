@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddp_operator.api.job import DDPJob
+from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.ports import Key, Manifest
@@ -12,13 +12,15 @@ from ddp_operator.ports import Key, Manifest
 from tests.simulation.actions.lasting import NOTHING_LASTS
 from tests.simulation.checks.group import GroupJudge
 from tests.simulation.checks.invariants import Invariants
+from tests.simulation.checks.known_faults import KnownFault, KnownFaultError
 from tests.simulation.checks.truth import TOGETHER_SECONDS, Class, Exit, class_of
 from tests.simulation.clock import Clock
 from tests.simulation.world import kubelet
 from tests.simulation.world.cluster import RequestFaults
+from tests.simulation.world.fleet import REQUESTS as GPU_REQUESTS
 from tests.simulation.world.launchers import Launchers, restarts_in_place
-from tests.simulation.world.nodes import fitting
 from tests.simulation.world.process import OperatorProcess
+from tests.simulation.world.scheduler import Scheduler
 from tests.simulation.world.server import ApiServer, owner_of
 from tests.simulation.world.start_faults import (
     START_FAULTS,
@@ -33,16 +35,25 @@ from tests.simulation.world.training import SimulatedTrainers, Training
 class Simulation:
     """A cluster in which anything may happen; `tale` says in words what did."""
 
-    def __init__(self, training: Training | None = None) -> None:
+    def __init__(
+        self, training: Training | None = None, *, known_faults: Sequence[KnownFault] = ()
+    ) -> None:
+        """`known_faults`: end the history quietly when a check finds one of these."""
         self.clock = Clock()
         self.server = ApiServer(self.clock)
         self.requests = RequestFaults()
         self._specs: dict[tuple[str, int], DDPJob] = {}
         self._read: dict[tuple[str, str], DDPJob] = {}
         self.invariants = Invariants(self.server, self.clock, parse=self._parsed)
+        self.invariants.explain = lambda claim: next(
+            (fault.name for fault in known_faults if fault.explains(self, claim)), ""
+        )
         self.server.judge = self.invariants
         self.training = training or Training()
         self.start_faults = StartFaults()
+        self.scheduler = Scheduler(self.server.node_manifests, self.server.pods)
+        self.gpu_request = GPU_REQUESTS[0]
+        """How jobs request GPUs, in a cluster that has some."""
         self.dead_nodes: set[str] = set()
         """Nobody on them answers, or tells that anything has ended."""
         self.lasting_fault = NOTHING_LASTS
@@ -56,9 +67,13 @@ class Simulation:
             dead_nodes=self.dead_nodes,
         )
         self.invariants.judge_assignment_of = self.launchers.created
-        self.invariants.judge_group = GroupJudge(self.server, self.clock, self.launchers).judge
+        self.invariants.judge_group = GroupJudge(
+            self.server, self.clock, self.launchers, self.scheduler
+        ).judge
         self._trainers = SimulatedTrainers(self.training, self.pods, self.launchers)
         self.events: list[str] = []
+        self.ended_by = ""
+        """The known fault that ended this history."""
         self.steps = self.plans = self.writes = 0
         self.down_seconds = 0.0
         self._restart_at = 0.0
@@ -87,9 +102,18 @@ class Simulation:
         metadata = manifest["metadata"]
         known = self._specs.get((metadata["uid"], metadata["generation"]))
         if known is None:
-            known = self._specs[metadata["uid"], metadata["generation"]] = DDPJob.parse(manifest)
+            known = self._specs[metadata["uid"], metadata["generation"]] = self._valid(manifest)
         status = DDPJobStatus.model_validate(manifest.get("status") or {})
         return replace(known, resource_version=metadata["resourceVersion"], status=status)
+
+    def _valid(self, manifest: Manifest) -> DDPJob:
+        """Parse a job; while its spec is invalid, return it with the last valid one."""
+        uid = manifest["metadata"]["uid"]
+        try:
+            return DDPJob.parse(manifest)
+        except InvalidJobError:
+            newest = max(known for known in self._specs if known[0] == uid)
+            return self._specs[newest]
 
     def start_operator(self) -> None:
         """A new process reads the cluster and goes on."""
@@ -145,15 +169,21 @@ class Simulation:
         fault = self._start_fault_of(pod, now)
         placed = pod
         if not kubelet.node_of(pod):
-            fit = fitting(pod, self.server.node_manifests.values())
+            if kubelet.is_gated(pod):
+                return
+            fit = self.scheduler.feasible(pod)
             chosen = next((name for name in (*nodes, *fit) if name in fit), None)
             if chosen is None or (fault and fault.stage is Stage.CREATED):
-                self.change(pod, kubelet.unschedulable(pod))
+                self.change(pod, kubelet.unschedulable(pod, self.scheduler.message(pod)))
                 return
             placed = kubelet.scheduled(pod, chosen)
             fault = self._start_fault_of(placed, now)
         if fault and kubelet.stage_of(placed) > fault.stage:
             fault = None  # it is beyond that
+        if fault and fault.refuses and kubelet.node_of(placed) not in self.dead_nodes:
+            self.change(pod, kubelet.failed(placed, fault.reason, fault.message))
+            self._note_start_fault(pod, fault)
+            return
         stage = min(most, fault.stage) if fault else most
         if kubelet.node_of(placed) in self.dead_nodes:
             stage = Stage.SCHEDULED
@@ -189,6 +219,11 @@ class Simulation:
         spec = self.server.job["spec"] if self.server.job else {}
         ledger = self.invariants.ledgers[owner_of(pod)]
         return ledger.has_run(template, alike=not spec.get("overrides"))
+
+    def fill(self, node: str) -> None:
+        """Pods of other tenants take all that is free on a node."""
+        free = self.scheduler.free(self.server.node_manifests[node])
+        self.scheduler.tenants.fill(node, free, self.clock.seconds)
 
     def start_trainer(self, pod: Manifest, *, ready: bool) -> None:
         """The trainer of a pod runs."""
@@ -319,11 +354,15 @@ class Simulation:
             self.server.remove_pod(key)
 
     def require(self, holds: object, claim: str) -> None:
-        """Raise `AssertionError` when this claim, or any before it, does not fault."""
+        """Raise `AssertionError` when this claim, or any before it, does not hold."""
         self.invariants.require(holds, claim)
         self.check()
 
     def check(self) -> None:
-        """Raise `AssertionError` when any claim has turned out not to fault."""
+        """Raise `AssertionError` when any claim has turned out not to hold; `KnownFaultError` when
+        a fault of the operator is known to be the cause.
+        """
+        if self.invariants.known_fault:
+            raise KnownFaultError(self.invariants.known_fault)
         if self.invariants.violation:
             raise AssertionError("\n".join((self.invariants.violation, *self.events)))

@@ -83,9 +83,9 @@ def test_a_failure_hidden_by_an_eviction_may_be_charged() -> None:
     """A GPU fails, the kubelet evicts the pod 10 ms later, and the operator crashes meanwhile."""
     run(
         bytes.fromhex(
-            "d9ff9dcd321d0a0a3d5040d25229fc2a4b5ef1ead27660c5a774b199c426bcfd0893415f79db7d257e2d5f0b"
-            "28b86039ea9e6ad03ff1f28826c4ab03fea4834023b09f5597516042e020827d25b975528e226c9bf34cf1e0"
-            "503b04d69cfae17ca324dd39594b44926ea84dbb493b"
+            "00000037521d0a0a3b5040d15229f82a4b4ef1ead17660b7a774ac99c40bbcfd0793414e79db76257e270022"
+            "0bb8602dea9e67d03ff1f2880bc4ab00fea4764023a49f558c516040e020767d25ac755288226c8cf34cf1e0"
+            "502d04d68cfae176a324dd39594144926aa84dac493b"
         )
     )
 
@@ -128,7 +128,9 @@ def test_only_pods_of_the_present_attempt_inherit_places(*, restarts: bool) -> N
         update={"failures": (failure,), "world": first_world(2), "attempt": int(restarts)}
     )
     broken: list[str] = []
-    judge = GroupJudge(simulation.server, simulation.clock, simulation.launchers)
+    judge = GroupJudge(
+        simulation.server, simulation.clock, simulation.launchers, simulation.scheduler
+    )
     judge.judge(
         old,
         replace(old, status=status),
@@ -152,7 +154,9 @@ def test_a_decision_is_not_judged_by_a_clock_that_was_set_back_since(*, is_right
     def require(holds: object, claim: str) -> None:
         broken.extend([] if holds else [claim])
 
-    judge = GroupJudge(simulation.server, simulation.clock, simulation.launchers)
+    judge = GroupJudge(
+        simulation.server, simulation.clock, simulation.launchers, simulation.scheduler
+    )
     judge.judge(old, replace(old, status=status), require)
     assert bool(broken) is is_right
 
@@ -166,6 +170,7 @@ def test_a_start_is_late_by_a_clock_that_is_ahead(*, is_right: bool) -> None:
         require=lambda holds, claim: broken.extend([] if holds else [claim]),
         truth_of=lambda _: Truth(faults={"Disruption"}),
         ledger=Ledger(),
+        nodes=8,
         silent_nodes=0,
         avoids_well_node=False,
         clock_is_right=is_right,

@@ -5,6 +5,7 @@ from dataclasses import replace
 from tests.simulation.actions.lasting import refuse_beyond
 from tests.simulation.history import Choices
 from tests.simulation.simulation import Simulation
+from tests.simulation.world import kubelet
 from tests.simulation.world import refusals as answers
 from tests.simulation.world.admission import MUTATIONS
 from tests.simulation.world.refusals import CREATIONS, WRITES, Refusal
@@ -83,6 +84,37 @@ def webhooks_change_pods(simulation: Simulation, choices: Choices) -> None:
     """Those that are created from now on; or no longer."""
     what, simulation.server.mutate = choices.of(MUTATIONS)
     simulation.log(f"webhooks give pods {what}")
+
+
+def scheduling_gates_are_removed(simulation: Simulation, choices: Choices) -> None:
+    """Their owner has chosen nodes for the pods."""
+    del choices
+    for pod in simulation.pods():
+        if kubelet.is_gated(pod):
+            simulation.change(pod, kubelet.ungated(pod))
+    simulation.log("scheduling gates are removed")
+
+
+def other_tenants_come_and_go(simulation: Simulation, choices: Choices) -> None:
+    """Their pods take all places that are free on a node or on all nodes, or leave."""
+    names = tuple(simulation.server.node_manifests)
+    leave, where = choices.of((False, True)), choices.of((names, *((name,) for name in names)))
+    for name in where:
+        if leave:
+            simulation.scheduler.tenants.leave(name, simulation.clock.seconds)
+        else:
+            simulation.fill(name)
+    verb = "leave" if leave else "take all that is free on"
+    simulation.log(f"pods of other tenants {verb} {', '.join(where)}")
+
+
+def a_network_policy_cuts_off_the_operator(simulation: Simulation, choices: Choices) -> None:
+    """From all pods, though not from the API server; or it is removed again."""
+    launchers = simulation.launchers
+    is_lost = launchers.all_cut_off_since is not None
+    launchers.all_cut_off_since = None if is_lost else simulation.clock.seconds
+    simulation.log(f"the operator {'reaches pods again' if is_lost else 'reaches no pod'}")
+    simulation.advance(choices.of((0.0, 40.0, 200.0)))
 
 
 def the_namespace_goes_away(simulation: Simulation, choices: Choices) -> None:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from ddp_operator.ports import Manifest
 
+from tests.simulation.checks.placement import have_places
 from tests.simulation.world import kubelet
 from tests.simulation.world import refusals as answers
 from tests.simulation.world.launchers import WITHOUT_LAUNCHER
-from tests.simulation.world.nodes import NODES, UNREACHABLE, reporting, tolerates_everything
+from tests.simulation.world.nodes import UNREACHABLE, reporting
 from tests.simulation.world.refusals import CREATIONS, Error, Refusal
+from tests.simulation.world.scheduler import tolerates_everything
 from tests.simulation.world.server import owner_of, shape_of
 from tests.simulation.world.start_faults import START_FAULTS
 
@@ -39,7 +41,9 @@ def end(simulation: "Simulation") -> None:
     simulation.requests.refusals.clear()
     simulation.start_faults.clear()
     simulation.dead_nodes.clear()
-    for node in NODES.values():
+    simulation.scheduler.tenants.taken.clear()
+    simulation.launchers.all_cut_off_since = None
+    for node in simulation.server.fleet.nodes.values():
         simulation.server.put_node(node)
 
 
@@ -89,6 +93,32 @@ def _names_are_taken(simulation: "Simulation") -> bool:
 
 def _pods_meet(what: str, simulation: "Simulation") -> None:
     simulation.start_faults.put("", START_FAULTS[what])
+
+
+def _has_no_place(simulation: "Simulation") -> bool:
+    return not have_places(simulation, without={_BAD_NODE})
+
+
+def _names_are_taken_or_no_place(simulation: "Simulation") -> bool:
+    return _names_are_taken(simulation) or _has_no_place(simulation)
+
+
+def _other_tenants_take_all(simulation: "Simulation") -> None:
+    for node in simulation.server.node_manifests:
+        simulation.fill(node)
+
+
+def _lacks_room(simulation: "Simulation") -> bool:
+    return not have_places(simulation)
+
+
+def _scheduler_says(simulation: "Simulation") -> str:
+    waits = any(not kubelet.node_of(pod) for pod in simulation.pods())
+    return "nodes are available" if waits else ""
+
+
+def _no_way_to_pods(simulation: "Simulation") -> None:
+    simulation.launchers.all_cut_off_since = simulation.clock.seconds
 
 
 def _creations_meet(error: Error, simulation: "Simulation") -> None:
@@ -165,10 +195,16 @@ _REFUSALS: Final[tuple[tuple[str, Error], ...]] = (
 
 LASTING_FAULTS: Final = (
     *(
-        LastingFault(f"a node with this: {what}", partial(_a_node_never_starts_a_pod, what))
-        for what in ("dead kubelet", "volume does not mount", "no network")
+        LastingFault(
+            f"a node with this: {what}", partial(_a_node_never_starts_a_pod, what), _has_no_place
+        )
+        for what in ("dead kubelet", "volume does not mount", "no network", "refuses pods")
     ),
-    LastingFault("a node that nobody hears of", _nobody_hears_of_a_node, _names_are_taken),
+    LastingFault(
+        "a node that nobody hears of", _nobody_hears_of_a_node, _names_are_taken_or_no_place
+    ),
+    LastingFault("no room", _other_tenants_take_all, _lacks_room, _scheduler_says),
+    LastingFault("no way to pods", _no_way_to_pods, lambda _: True, lambda _: "launcher"),
     LastingFault("too little quota", _quota_is_short, _may_wait_for_quota, _refused),
     *(
         LastingFault(name, partial(_creations_meet, error), _has_no_deadline, _refused)

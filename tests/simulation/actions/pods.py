@@ -132,7 +132,10 @@ def training_proceeds(simulation: Simulation, choices: Choices) -> None:
     for pod in simulation.pods():
         if simulation.trains(pod) and not kubelet.is_deleting(pod):
             step = simulation.training.proceed(pod, steps=steps, save=save)
-            simulation.invariants.truth_of(pod).move(simulation.clock.seconds)
+            truth = simulation.invariants.truth_of(pod)
+            truth.move(simulation.clock.seconds)
+            if simulation.training.is_complete(pod) and truth.last_step_at is None:
+                truth.last_step_at = simulation.clock.seconds
             simulation.log(f"{name_of(pod)} comes to step {step}{', which is saved' * save}")
     if asked:
         _ask_for_progress(simulation)
@@ -142,6 +145,8 @@ def checkpoints_are_wiped(simulation: Simulation, choices: Choices) -> None:
     """By a person, or by a script that begins another training."""
     if simulation.server.job is not None:
         simulation.training.wipe(simulation.server.job["metadata"]["uid"])
+        for pod in simulation.pods(live=False):
+            simulation.invariants.truth_of(pod).last_step_at = None
         simulation.log("the checkpoints are wiped, and training begins at step 0")
         if choices.upto(1):
             _ask_for_progress(simulation)

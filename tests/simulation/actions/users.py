@@ -9,6 +9,7 @@ from ddp_operator.job.pods.state import Identity
 from tests.good_manifests import container, template
 from tests.simulation.history import Choices
 from tests.simulation.simulation import Simulation
+from tests.simulation.world.fleet import requesting_gpus
 from tests.simulation.world.launchers import WITHOUT_LAUNCHER
 from tests.simulation.world.server import REFUSED_IMAGE
 
@@ -77,6 +78,12 @@ def new_spec(choices: Choices) -> dict[str, Any]:
     return spec
 
 
+def _for_fleet(simulation: Simulation, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec whose pods request GPUs, where the cluster's nodes have some."""
+    fleet, request = simulation.server.fleet, simulation.gpu_request
+    return requesting_gpus(spec, request) if fleet.has_gpus else spec
+
+
 def the_job_is_suspended(simulation: Simulation, choices: Choices) -> None:
     del choices
     if simulation.server.job and not simulation.server.job["spec"].get("suspend"):
@@ -99,8 +106,36 @@ def the_template_changes(simulation: Simulation, choices: Choices) -> None:
     if simulation.server.job:
         others = ("registry.example/trainer:2", _PLAIN_IMAGE)
         image = choices.of((*2 * others, WITHOUT_LAUNCHER, REFUSED_IMAGE))
-        simulation.server.edit_job({"template": template(container(image=image))})
+        spec = _for_fleet(simulation, {"template": template(container(image=image))})
+        simulation.server.edit_job(spec)
         simulation.log(f"a user edits the template: {image}")
+
+
+INVALID_PATTERN = r"step (?P<step>\d+"
+"""The API server accepts it: only the operator compiles it."""
+
+
+def a_pattern_gets_a_typo(simulation: Simulation, choices: Choices) -> None:
+    """Or it is corrected."""
+    del choices
+    correct_pattern(simulation) or break_pattern(simulation)
+
+
+def break_pattern(simulation: Simulation) -> None:
+    """A user makes a mistake in a field that may change while the job runs."""
+    if simulation.job() is not None:
+        simulation.server.edit_job({"progress": {"logPattern": INVALID_PATTERN}})
+        simulation.log("a user edits progress.logPattern, with a typo")
+
+
+def correct_pattern(simulation: Simulation) -> bool:
+    """A user corrects the mistake, if there is one."""
+    job = simulation.server.job
+    if job is None or "progress" not in job["spec"]:
+        return False
+    simulation.server.edit_job({"progress": None})
+    simulation.log("a user corrects progress.logPattern")
+    return True
 
 
 def the_isolation_changes(simulation: Simulation, choices: Choices) -> None:
@@ -139,9 +174,14 @@ def the_job_is_deleted(simulation: Simulation, choices: Choices) -> None:
 def a_job_is_applied(simulation: Simulation, choices: Choices) -> None:
     """Where none is, under the name of those before."""
     if simulation.server.job is None:
-        spec = new_spec(choices)
-        simulation.server.create_job(spec)
-        simulation.log(f"a user applies {spec}")
+        apply(simulation, new_spec(choices))
+
+
+def apply(simulation: Simulation, spec: dict[str, Any]) -> None:
+    """A user applies a job."""
+    spec = _for_fleet(simulation, spec)
+    simulation.server.create_job(spec)
+    simulation.log(f"a user applies {spec}")
 
 
 def garbage_is_collected(simulation: Simulation, choices: Choices) -> None:

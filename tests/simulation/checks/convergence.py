@@ -5,7 +5,7 @@ to where its user wants it.
 from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_REPLACEMENT
 from ddp_operator.ports import Manifest
 
-from tests.simulation.actions import lasting
+from tests.simulation.actions import lasting, users
 from tests.simulation.checks.invariants import wanted_by, world_of_pod
 from tests.simulation.simulation import Simulation
 from tests.simulation.world import kubelet
@@ -52,6 +52,7 @@ def _clear(simulation: Simulation) -> None:
     simulation.clock.operator_skew_seconds = 0.0
     simulation.down_seconds = 0.0  # a write under way may still be its last
     simulation.server.remove_foreign_pods()
+    users.correct_pattern(simulation)
     if simulation.operator is None:
         simulation.start_operator()
 
@@ -133,6 +134,9 @@ def _kubelets_catch_up(simulation: Simulation) -> None:
         elif kubelet.is_running(pod) and running:
             simulation.end_trainer(pod, 0)
         elif not kubelet.is_over(pod) and not kubelet.trainer_exit(pod):
+            if kubelet.is_gated(pod):
+                pod = kubelet.ungated(pod)  # noqa: PLW2901
+                simulation.change(pod, pod)
             simulation.bring_further(pod, nodes=_FIRST_CHOICE)
 
 

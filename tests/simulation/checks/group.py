@@ -16,6 +16,7 @@ from tests.simulation.clock import Clock
 from tests.simulation.world.kubelet import is_deleting, node_of, stage_of
 from tests.simulation.world.launchers import Launchers
 from tests.simulation.world.nodes import is_leaving
+from tests.simulation.world.scheduler import Scheduler
 from tests.simulation.world.server import JOB, ApiServer, owner_of
 from tests.simulation.world.start_faults import Stage
 
@@ -30,10 +31,17 @@ _HEARD_SECONDS = 20.0
 class GroupJudge:
     """Judges each change of a job's status."""
 
-    def __init__(self, server: ApiServer, clock: Clock, launchers: Launchers) -> None:
+    def __init__(
+        self, server: ApiServer, clock: Clock, launchers: Launchers, scheduler: Scheduler
+    ) -> None:
         self._server = server
         self._clock = clock
         self._launchers = launchers
+        self._scheduler = scheduler
+        self._replaced_unreached: Counter[tuple[str, float, str]] = Counter()
+        """How often a healthy pod was replaced since the operator lost its way to all pods, by job,
+        time of the loss, and index of the pod.
+        """
         self._left: Counter[tuple[str, str]] = Counter()
 
     def judge(self, old: DDPJob, new: DDPJob, require: Require) -> None:
@@ -42,8 +50,10 @@ class GroupJudge:
         if failure is not None and new.status.failures[-1:] != old.status.failures[-1:]:
             if failure.reason == NODE_LEAVING:
                 self._judge_departure(old, new, failure, require)
+                self._judge_room(old, new, failure, require)
             if failure.reason == LAUNCHER_UNREACHABLE:
                 self._judge_silence(failure, require)
+                self._judge_replacement(new.uid, failure, require)
         self._judge_shrinking(old, new, require)
         self._judge_readiness(old, new, require)
 
@@ -77,6 +87,35 @@ class GroupJudge:
             if is_heir and where and not is_deleting(pod):
                 goes = self._says_for_long_that_it_goes(where)
                 require(not goes, f"{node} is left for {where}, which is about to go, too")
+
+    def _judge_room(self, old: DDPJob, new: DDPJob, failure: Failure, require: Require) -> None:
+        """No pod leaves a node while no other node has a place for it, unless a spare takes its
+        place or an elastic group goes on without it.
+        """
+        tenants = self._scheduler.tenants
+        lately = self._clock.seconds - tenants.changed_at < _LATE.total_seconds()
+        if new.spec.elastic or (tenants.changed_at and lately):
+            return
+        if {*members(new)} - {*members(old)}:
+            return
+        pod = self._server.pods.get(Key(JOB.namespace, failure.pod))
+        if pod is None:
+            return
+        nodes = self._server.node_manifests
+        others = [name for name in self._scheduler.feasible(pod) if not is_leaving(nodes[name])]
+        claim = f"{failure.pod} leaves {failure.node}, and no other node has a place for it"
+        require(others, claim)
+
+    def _judge_replacement(self, job: str, failure: Failure, require: Require) -> None:
+        """A healthy pod is not replaced again and again because the operator does not reach it."""
+        since = self._launchers.all_cut_off_since
+        pod = self._server.pods.get(Key(JOB.namespace, failure.pod))
+        if since is None or pod is None or node_of(pod) in self._launchers.dead_nodes:
+            return
+        index = pod["metadata"]["labels"][LABEL_INDEX]
+        self._replaced_unreached[job, since, index] += 1
+        times = self._replaced_unreached[job, since, index]
+        require(times <= 1, f"{failure.pod} is healthy and not reached: replaced {times} times")
 
     def _says_for_long_that_it_goes(self, node: str) -> bool:
         known = self._clock.seconds - self._server.changed_at[node] > _LATE.total_seconds()

@@ -30,7 +30,8 @@ from tests.simulation.world.kubelet import (
     trainer_of,
 )
 from tests.simulation.world.launchers import first_generation
-from tests.simulation.world.nodes import avoided, is_unreachable, is_well
+from tests.simulation.world.nodes import is_unreachable, is_well
+from tests.simulation.world.scheduler import avoided
 from tests.simulation.world.server import JOB, ApiServer, owner_of, shape_of
 from tests.simulation.world.start_faults import Stage
 
@@ -81,6 +82,9 @@ class Invariants:
         self._clock = clock
         self._parse = parse
         self.violation: str | None = None
+        self.known_fault = ""
+        self.explain: Callable[[str], str] = lambda _: ""
+        """Returns the name of the known fault of the operator that breaks a claim, if any."""
         self.clock_is_right = True
         self._truth: dict[str, Truth] = {}
         self.ledgers: dict[str, Ledger] = defaultdict(Ledger)
@@ -132,9 +136,10 @@ class Invariants:
         self.ledgers[owner_of(pod)].faults[class_] += 1
 
     def require(self, holds: object, claim: str) -> None:
-        """Keep it on record when a claim does not hold."""
+        """Record the first claim that does not hold, and the known fault that explains it."""
         if not holds and self.violation is None:
             self.violation = claim
+            self.known_fault = self.explain(claim)
 
     # Pods
 
@@ -267,6 +272,7 @@ class Invariants:
             require=self.require,
             truth_of=lambda pod: self._truth.get(self._uid_of.get((new.uid, pod), ""), Truth()),
             ledger=self.ledgers[new.uid],
+            nodes=len(self._server.node_manifests),
             silent_nodes=len(self._silent_nodes()),
             avoids_well_node=any(map(self._keeps_off_well_node, self._server.pods.values())),
             clock_is_right=self.clock_is_right,

@@ -109,6 +109,8 @@ class Truth:
     by the time when it is acted upon, and further steps may have been made meanwhile.
     """
     stood_until: float = 0.0
+    last_step_at: float | None = None
+    """When it made the last step of its training, in seconds of the history."""
 
     def move(self, now: float) -> None:
         """Training begins, or comes a step further."""

@@ -12,10 +12,11 @@ from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import START_TIMEOUT, Identity
 
 from tests.simulation.checks.truth import LATE_TO_SEE_SECONDS, Ledger, Truth
-from tests.simulation.world.nodes import NODES
 from tests.simulation.world.server import REFUSED_IMAGE
 
-_OBSERVED = frozenset({"observed_generation", "ready_replicas", "ready", "completed_indexes"})
+_OBSERVED = frozenset(
+    {"observed_generation", "ready_replicas", "ready", "completed_indexes", "selector"}
+)
 """What is simply seen, and may differ after a job has finished."""
 
 _MAX_SHARE = 4
@@ -33,14 +34,15 @@ class Verdicts:
     """Judges one change of a job's status.
 
     `truth_of` tells by a pod's name what became of it, `ledger` what became of the job,
-    `silent_nodes` how many nodes may be avoided since nothing runs there, `avoids_well_node`
-    whether a pod without a node may not use one that is well,
+    `nodes` how many there are, `silent_nodes` how many of them may be avoided since nothing runs
+    there, `avoids_well_node` whether a pod without a node may not use one that is well,
     `clock_is_right` whether the operator's clock never was wrong, `seconds` the time.
     """
 
     require: Require
     truth_of: Callable[[str], Truth]
     ledger: Ledger
+    nodes: int
     silent_nodes: int
     avoids_well_node: bool
     clock_is_right: bool
@@ -64,7 +66,7 @@ class Verdicts:
         if new.is_true("Failed"):
             self._failed(after)
         excluded = len(new.excluded_nodes)
-        most = len(NODES) // _MAX_SHARE + self.silent_nodes
+        most = self.nodes // _MAX_SHARE + self.silent_nodes
         same = new.excluded_nodes == old.excluded_nodes
         self.require(same or excluded <= most, f"avoids {excluded} nodes")
 
@@ -179,6 +181,9 @@ class Verdicts:
             # An operator that is started anew has but the clock to go by.
             hung = still >= deadline - 1 or not self.clock_is_right
             self.require(hung, f"taken for hung although {failure.pod} stood for {still:.1f} s")
+            complete = _is_complete(job.status) and truth.last_step_at is not None
+            claim = f"taken for hung although {failure.pod} has made its last step"
+            self.require(not complete, claim)
         elif charged:
             due = by_rule or self._is_chargeable(job, failure)
             self.require(due, f"{failure.pod} was charged, but in truth: {truth}")
@@ -227,6 +232,8 @@ class Verdicts:
         elif reason == "InvalidPodTemplate":
             image = spec.template["spec"]["containers"][0]["image"]
             self.require(image == REFUSED_IMAGE, f"the template with {image!r} is called invalid")
+        elif reason == "InvalidSpec":
+            self.require(not self.ledger.seen_to_run, "a job that has run failed for its new spec")
         else:
             wrong = "Configuration" in truth.faults and last is not None
             self.require(wrong, f"failed with {reason} because of {last}, but in truth: {truth}")
@@ -259,6 +266,13 @@ class Verdicts:
         if status.completion_time is not None and self.clock_is_right:
             until = goodput.accounted_until
             self.require(until == status.completion_time, f"accounted until {until}")
+
+
+def _is_complete(status: DDPJobStatus) -> bool:
+    """Return whether the status says that the last step was made and saved."""
+    progress, saved = status.progress, status.checkpoint
+    total = progress.total_steps if progress else None
+    return bool(progress and saved and total and min(progress.step, saved.step) >= total)
 
 
 def _generation(status: DDPJobStatus) -> int:

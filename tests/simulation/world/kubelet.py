@@ -90,11 +90,27 @@ def scheduled(pod: Manifest, node: str) -> Manifest:
     return _with(placed, {"PodScheduled": {"status": "True"}})
 
 
-def unschedulable(pod: Manifest) -> Manifest:
+def unschedulable(pod: Manifest, message: str) -> Manifest:
     """The scheduler finds no node."""
-    message = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     waiting = {"status": "False", "reason": "Unschedulable", "message": message}
     return _with(pod, {"PodScheduled": waiting})
+
+
+def gated(pod: Manifest) -> Manifest:
+    """The scheduler does not look at a pod that has scheduling gates."""
+    message = "Scheduling is blocked due to non-empty scheduling gates"
+    waiting = {"status": "False", "reason": "SchedulingGated", "message": message}
+    return _with(pod, {"PodScheduled": waiting})
+
+
+def is_gated(pod: Manifest) -> bool:
+    """Return whether a pod has scheduling gates."""
+    return bool(pod["spec"].get("schedulingGates"))
+
+
+def ungated(pod: Manifest) -> Manifest:
+    """Return a pod without scheduling gates; its condition is the scheduler's to change."""
+    return {**pod, "spec": {k: v for k, v in pod["spec"].items() if k != "schedulingGates"}}
 
 
 def waiting(pod: Manifest, told: tuple[str, str], *, sandbox: bool) -> Manifest:
@@ -217,10 +233,14 @@ def _containers(pod: Manifest, state: Manifest, *, runs: bool = False) -> list[M
 
 
 def _init_containers(pod: Manifest, state: Manifest) -> dict[str, object]:
-    """Of side cars among the init containers, which the kubelet ends itself."""
+    """Return the states of init containers: side cars, which the kubelet ends itself, are in this
+    one; others have ended.
+    """
     runs = "running" in state
     statuses = [
         {"name": one["name"], "state": state, "started": runs, "ready": runs}
+        if one.get("restartPolicy") == "Always"
+        else {"name": one["name"], "state": {"terminated": {"exitCode": 0}}, "ready": True}
         for one in pod["spec"].get("initContainers") or ()
     ]
     return {"initContainerStatuses": statuses} if statuses else {}

@@ -135,6 +135,8 @@ class Launchers:
     dead_nodes: Set[str]
     cut_off: set[str] = field(default_factory=set)
     """UIDs of pods that the operator does not reach."""
+    all_cut_off_since: float | None = None
+    """When the operator lost its way to all pods, as by a network policy; None: it has it."""
     apart: set[str] = field(default_factory=set)
     """UIDs of pods whose launchers do not reach that of node rank 0."""
     loses_answers: bool = False
@@ -161,6 +163,7 @@ class Launchers:
     def clear(self) -> None:
         """Let all be reached, and answer at once."""
         self.cut_off.clear()
+        self.all_cut_off_since = None
         self.apart.clear()
         self.loses_answers = self.processes_linger = False
         self.answer_seconds = ANSWER_SECONDS
@@ -227,9 +230,13 @@ class Launchers:
         ip = address.partition(":")[0]
         for pod in self.server.pods.values():
             if pod["status"].get("podIP") == ip and is_running(pod):
-                away = node_of(pod) in self.dead_nodes or pod["metadata"]["uid"] in self.cut_off
-                return pod if has_launcher(pod) and not away else None
+                return pod if has_launcher(pod) and self.reaches(pod) else None
         return None
+
+    def reaches(self, pod: Manifest) -> bool:
+        """Return whether requests of the operator come to a pod."""
+        cut_off = self.all_cut_off_since is not None or _uid(pod) in self.cut_off
+        return not cut_off and node_of(pod) not in self.dead_nodes
 
     def take(self, pod: Manifest, document: Mapping[str, Any]) -> tuple[int, bool]:
         """PUT /world: the generation that it knows now, and whether those of before have ended."""

@@ -3,6 +3,7 @@
 Stored manifests are never changed in place, so that events may share them.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Protocol
@@ -24,8 +25,10 @@ from ddp_operator.ports import (
 from tests.good_manifests import job as job_manifest
 from tests.mergepatch import merged
 from tests.simulation.clock import Clock
+from tests.simulation.world.admission import tolerating_gpus
+from tests.simulation.world.fleet import ROOMY, Fleet
 from tests.simulation.world.kubelet import is_over, trainer_of
-from tests.simulation.world.nodes import NODES, boot_id_of, is_leaving
+from tests.simulation.world.nodes import boot_id_of, is_leaving
 
 JOB = Key("research", "digits")
 
@@ -60,7 +63,7 @@ class ApiServer:
         """The same as the operator keeps them."""
         self.changed_at: dict[str, float] = {}
         """When each node last said something else."""
-        self.leaving: dict[str, set[str]] = {name: set() for name in NODES}
+        self.leaving: dict[str, set[str]] = defaultdict(set)
         """By node: the boot IDs with which it ever said that it is about to go."""
         self.service: Manifest | None = None
         self.secrets: dict[str, Manifest] = {}
@@ -71,8 +74,8 @@ class ApiServer:
         self.on_nodes: Callable[[], object] = lambda: None
         self.mutate: Callable[[Manifest], Manifest] = lambda pod: pod
         """Mutating webhooks and LimitRanges."""
-        for node in NODES.values():
-            self.put_node(node)
+        self.fleet: Fleet
+        self.use(ROOMY)
 
     @property
     def version(self) -> int:
@@ -84,6 +87,14 @@ class ApiServer:
         if self.job is None:
             raise NotFoundError(f"ddpjobs {JOB.name} not found", status=404)
         return self.job
+
+    def use(self, fleet: Fleet) -> None:
+        """Have the nodes of this cluster."""
+        self.fleet = fleet
+        for name in self.node_manifests.keys() - fleet.nodes.keys():
+            del self.node_manifests[name], self.nodes[name]
+        for node in fleet.nodes.values():
+            self.put_node(node)
 
     # The operator's requests
 
@@ -105,7 +116,8 @@ class ApiServer:
         if trainer_of(manifest)["image"] == REFUSED_IMAGE:
             text = "spec.containers[0].image: Required value"
             raise InvalidError(text, status=422, permanent=True)
-        created = self.store_pod(self.mutate({**manifest, "status": {"phase": "Pending"}}))
+        admitted = tolerating_gpus(self.mutate({**manifest, "status": {"phase": "Pending"}}))
+        created = self.store_pod(admitted)
         self.judge.pod_created(created)
         return created
 

@@ -40,6 +40,8 @@ class StartFault:
     fault: Fault
     reason: str = ""
     message: str = ""
+    refuses: bool = False
+    """The kubelet ends the pod when it is bound to the node."""
 
 
 _PULL = f'failed to pull and unpack image "{IMAGE_OF_TRAINER}": failed to resolve reference'
@@ -62,6 +64,14 @@ START_FAULTS: Final = {
         "ImagePullBackOff",
         f'Back-off pulling image "{IMAGE_OF_TRAINER}": ErrImagePull: {_PULL}: dial tcp '
         "192.0.2.7:443: i/o timeout",
+    ),
+    "refuses pods": StartFault(
+        Stage.SCHEDULED,
+        "node",
+        "OutOfnvidia.com/gpu",
+        "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu, requested: 1, "
+        "used: 0, capacity: 0",
+        refuses=True,
     ),
     "never gets ready": StartFault(Stage.STARTED, "node"),
     "no such image": StartFault(

@@ -16,7 +16,13 @@ _TIMEOUT_SECONDS = 2.0
 
 
 class Training:
-    """Steps of each pod, by its UID, and the newest checkpoint of each job, by its UID."""
+    """Steps of each pod, by its UID, and the newest checkpoint of each job, by its UID.
+
+    A script works on after its last step: it evaluates or exports until it exits.
+    """
+
+    total_steps: int | None = None
+    """How many steps trainers report that they will make; None: they do not report it."""
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
@@ -26,10 +32,17 @@ class Training:
         """Let a pod train on from where it is, or from the checkpoint; return its new step."""
         uid, job = pod["metadata"]["uid"], owner_of(pod)
         step = self._steps.get(uid, self._checkpoints.get(job, 0)) + steps
+        if self.total_steps is not None:
+            step = min(step, self.total_steps)
         self._steps[uid] = step
-        if save:
+        if save or step == self.total_steps:
             self._checkpoints[job] = step
         return step
+
+    def is_complete(self, pod: Manifest) -> bool:
+        """Return whether a pod has made its last step, and a checkpoint holds it."""
+        done = self._steps.get(pod["metadata"]["uid"], 0), self._checkpoints.get(owner_of(pod), 0)
+        return self.total_steps is not None and min(done) >= self.total_steps
 
     def wipe(self, job: str) -> None:
         """The checkpoints of a job are deleted, or it trains something else from now on."""
@@ -41,7 +54,8 @@ class Training:
         saved = self._checkpoints.get(owner_of(pod), 0)
         step = self._steps.get(pod["metadata"]["uid"], saved)
         checkpoint = {"checkpoint": {"step": saved}} if saved else {}
-        return json.dumps({"step": step, **checkpoint}).encode()
+        total = {"totalSteps": self.total_steps} if self.total_steps else {}
+        return json.dumps({"step": step, **total, **checkpoint}).encode()
 
 
 class SimulatedTrainers:
@@ -59,6 +73,8 @@ class SimulatedTrainers:
         ip = address.partition(":")[0]
         for pod in self._pods():
             if pod["status"].get("podIP") == ip and is_running(pod):
+                if not self._launchers.reaches(pod):
+                    break
                 return self._training.report(pod)
         return "nobody listens"
 
