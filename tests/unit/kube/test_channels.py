@@ -119,24 +119,16 @@ async def test_program_ends_at_its_timeout(client: ApiClient, server: FakeApiSer
 async def test_refusal_has_the_servers_message(client: ApiClient, server: FakeApiServer) -> None:
     with pytest.raises(NotFoundError, match='pods "job-0-0" not found'):
         await ran(client, "ls")
-    server.denied.add(("get", "pods/exec"))
-    with pytest.raises(ForbiddenError, match="you cannot get resource pods/exec"):
-        await ran(client, "ls")
-
-
-async def test_missing_container_is_an_error(client: ApiClient, server: FakeApiServer) -> None:
-    said = {"message": "container nobody is not valid for pod job-0-0"}
-    server.faults = [Fault("GET", 400, body=said, times=2, path_part="/exec")]
+    message = {"message": "container nobody is not valid for pod job-0-0"}
+    server.faults = [Fault("GET", 400, body=message, times=2, path_part="/exec")]
     with pytest.raises(InvalidError, match="container nobody is not valid"):
         await ran(client, "ls")
-
-
-async def test_proxy_without_websockets_is_an_error(
-    client: ApiClient, server: FakeApiServer
-) -> None:
-    server.programs[POD.name] = says_hello
+    server.programs[POD.name] = says_hello  # a proxy without WebSockets
     server.faults = [Fault("GET", 400, body={"message": "Bad Request"}, path_part="/exec")]
     with pytest.raises(InvalidError, match="pods/job-0-0/exec: no connection, HTTP 400"):
+        await ran(client, "ls")
+    server.denied.add(("get", "pods/exec"))
+    with pytest.raises(ForbiddenError, match="you cannot get resource pods/exec"):
         await ran(client, "ls")
 
 

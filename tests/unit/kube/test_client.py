@@ -2,6 +2,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from ddp_operator.ports import (
     InvalidError,
     NamespaceEndsError,
     NotFoundError,
-    NotLeaderError,
     UnavailableError,
 )
 
@@ -77,15 +77,6 @@ async def test_deeply_nested_response_is_read(
     assert answer == json.loads(text)
 
 
-@pytest.mark.usefixtures("as_the_process")
-async def test_response_nested_too_deep_is_unavailable(
-    client: ApiClient, server: FakeApiServer
-) -> None:
-    server.faults.append(Fault("GET", 200, "[" * 100_000))
-    with pytest.raises(UnavailableError):
-        await client.request("GET", PODS_PATH, max_attempts=1)
-
-
 @pytest.mark.parametrize(
     ("code", "reason", "expected"),
     [
@@ -97,12 +88,16 @@ async def test_response_nested_too_deep_is_unavailable(
         (410, "Expired", GoneError),
         (413, "RequestEntityTooLarge", InvalidError),
         (422, "Invalid", InvalidError),
+        (403, "NamespaceTerminating", NamespaceEndsError),
     ],
 )
 async def test_refusal_raises_its_error_without_a_retry(
     client: ApiClient, server: FakeApiServer, code: int, reason: str, expected: type[ClusterError]
 ) -> None:
-    server.faults = [Fault("POST", code, status(code, reason, "words of the server"), times=9)]
+    causes = [{"reason": reason, "field": "metadata.namespace"}]
+    stated = reason.replace("NamespaceTerminating", "Forbidden")
+    refusal = status(code, stated, "words of the server", causes=causes)
+    server.faults = [Fault("POST", code, refusal, times=9)]
     with pytest.raises(ClusterError) as raised:
         await client.request("POST", PODS_PATH, body=pod("a"))
     assert type(raised.value) is expected
@@ -111,57 +106,67 @@ async def test_refusal_raises_its_error_without_a_retry(
     assert server.count("POST") == 1
 
 
-async def test_refusal_in_a_terminating_namespace_has_its_own_error(
-    client: ApiClient, server: FakeApiServer
+@pytest.mark.parametrize(
+    ("code", "message", "causes", "permanent"),
+    [
+        (422, "no", [{"reason": "Required", "message": "no image", "field": "spec.image"}], True),
+        (422, "no", [{"message": "a policy says no"}], False),
+        (422, "no", [], False),
+        (422, "no", None, False),
+        (422, "no", "none", False),
+        (400, 'Pod in version "v1" cannot be handled as a Pod: v1.Pod.Spec: bad', None, True),
+        (400, 'webhook "a.b" denied the request: Pod in version "v1" cannot be', None, False),
+    ],
+)
+async def test_refusal_that_names_fields_or_cannot_be_parsed_is_permanent(
+    client: ApiClient,
+    server: FakeApiServer,
+    code: int,
+    message: str,
+    causes: object,
+    *,
+    permanent: bool,
 ) -> None:
-    causes = [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]
-    refusal = status(403, "Forbidden", "being terminated") | {"details": {"causes": causes}}
-    server.faults = [Fault("POST", 403, refusal)]
-    with pytest.raises(NamespaceEndsError):
+    server.faults = [Fault("POST", code, status(code, "Invalid", message, causes=causes), times=9)]
+    with pytest.raises(InvalidError) as raised:
         await client.request("POST", PODS_PATH, body=pod("a"))
+    assert raised.value.permanent is permanent
 
 
 @pytest.mark.parametrize(
-    ("causes", "expected"),
+    ("method", "fault", "error", "message"),
     [
-        ([{"reason": "FieldValueRequired", "message": "no image", "field": "spec.image"}], True),
-        ([{"message": "a policy says no"}], False),
-        ([], False),
-        (None, False),
-        ("none", False),
+        ("PATCH", Fault("PATCH", 502, "<h1>Bad\n Gateway</h1>"), UnavailableError, "^<h1>Bad Gate"),
+        ("PATCH", Fault("PATCH", None), UnavailableError, PODS_PATH),
+        ("PATCH", Fault("PATCH", 500, status(500, "Oops", "oops")), UnavailableError, "oops"),
+        ("PATCH", Fault("PATCH", 409, status(409, "Conflict", "modified")), ConflictError, "mod"),
+        ("GET", Fault("GET", 302, "moved", headers={"Location": "http://x/"}), ClusterError, "mov"),
     ],
+    ids=["error page", "patch with an unknown result", "failed patch", "conflict", "redirect"],
 )
-async def test_refusal_that_names_fields_is_permanent(
-    client: ApiClient, server: FakeApiServer, causes: object, *, expected: bool
+async def test_failed_request_is_not_retried_if_that_is_unsafe(
+    client: ApiClient,
+    server: FakeApiServer,
+    method: str,
+    fault: Fault,
+    error: type[ClusterError],
+    message: str,
 ) -> None:
-    refusal = {**status(422, "Invalid", "no"), "details": {"causes": causes}}
-    server.faults = [Fault("POST", 422, refusal, times=9)]
-    with pytest.raises(InvalidError) as raised:
-        await client.request("POST", PODS_PATH, body=pod("a"))
-    assert raised.value.permanent is expected
+    server.create("pods", pod("a"))
+    server.faults = [replace(fault)]
+    with pytest.raises(error, match=message):
+        await client.request(method, f"{PODS_PATH}/a", body={} if method == "PATCH" else None)
+    assert server.count(method) == 1
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ('Pod in version "v1" cannot be handled as a Pod: v1.Pod.Spec: expects " or n', True),
-        ('admission webhook "a.b" denied the request: Pod in version "v1" cannot be', False),
-    ],
-)
-async def test_body_that_the_server_cannot_parse_is_permanently_refused(
-    client: ApiClient, server: FakeApiServer, message: str, *, expected: bool
+@pytest.mark.usefixtures("as_the_process")
+@pytest.mark.parametrize("content", ["[" * 100_000, "<html>"])
+async def test_response_that_is_no_json_is_unavailable(
+    client: ApiClient, server: FakeApiServer, content: str
 ) -> None:
-    server.faults = [Fault("POST", 400, status(400, "BadRequest", message), times=9)]
-    with pytest.raises(InvalidError) as raised:
-        await client.request("POST", PODS_PATH, body=pod("a"))
-    assert raised.value.permanent is expected
-
-
-async def test_conflict_of_a_patch_is_not_retried(client: ApiClient, server: FakeApiServer) -> None:
-    server.faults = [Fault("PATCH", 409, status(409, "Conflict", "modified"), times=9)]
-    with pytest.raises(ConflictError):
-        await client.request("PATCH", f"{PODS_PATH}/a", body={})
-    assert server.count("PATCH") == 1
+    server.faults = [Fault("GET", 200, content, times=9)]
+    with pytest.raises(UnavailableError, match="GET /api/v1/namespaces/ns/pods"):
+        await client.request("GET", PODS_PATH)
 
 
 async def test_conflict_of_a_creation_is_retried(client: ApiClient, server: FakeApiServer) -> None:
@@ -171,12 +176,6 @@ async def test_conflict_of_a_creation_is_retried(client: ApiClient, server: Fake
     server.faults = [Fault("POST", 409, status(409, "Conflict", "resourcequotas"), times=9)]
     with pytest.raises(UnavailableError, match="resourcequotas"):
         await client.request("POST", PODS_PATH, body=pod("b"))
-
-
-async def test_error_page_is_quoted(client: ApiClient, server: FakeApiServer) -> None:
-    server.faults = [Fault("PATCH", 502, "<h1>Bad\n Gateway</h1>")]
-    with pytest.raises(UnavailableError, match=r"^<h1>Bad Gateway</h1>$"):
-        await client.request("PATCH", f"{PODS_PATH}/a", body={})
 
 
 @pytest.mark.parametrize("code", [None, 500, 503, 504])
@@ -189,17 +188,6 @@ async def test_failed_request_is_retried_if_that_is_safe(
     path, body = (PODS_PATH, pod("b")) if method == "POST" else (f"{PODS_PATH}/a", None)
     await client.request(method, path, body=body)
     assert server.count(method) == 3
-
-
-@pytest.mark.parametrize("code", [None, 500])
-async def test_patch_with_unknown_result_is_not_retried(
-    client: ApiClient, server: FakeApiServer, code: int | None
-) -> None:
-    server.create("pods", pod("a"))
-    server.faults = [Fault("PATCH", code, status(500, "Oops", "oops"))]
-    with pytest.raises(UnavailableError):
-        await client.request("PATCH", f"{PODS_PATH}/a", body={})
-    assert server.count("PATCH") == 1
 
 
 async def test_retried_creation_finds_its_own_object(
@@ -245,6 +233,11 @@ async def test_error_of_a_busy_server_has_its_retry_after(
         await client.request("GET", PODS_PATH)
     assert raised.value.retry_after_seconds == 3600
 
+    # It does not wait longer than its own timeout.
+    server.faults = [Fault("POST", 429, busy, headers={"Retry-After": "9"})]
+    with pytest.raises(UnavailableError, match="busy"):
+        await client.request("POST", PODS_PATH, body=pod("a"), timeout_seconds=5)
+
 
 async def test_missing_server_is_unavailable(tmp_path: Path) -> None:
     async with FakeApiServer().running() as server:
@@ -266,15 +259,6 @@ async def test_request_ends_at_its_timeout(client: ApiClient, server: FakeApiSer
     params = {"watch": "true", "resourceVersion": "100", "timeoutSeconds": "600"}
     with pytest.raises(UnavailableError, match=r"no answer in 0\.05 s"):
         await client.request("GET", PODS_PATH, params=params, timeout_seconds=0.05)
-
-
-async def test_request_fails_at_once_if_retry_after_exceeds_its_timeout(
-    client: ApiClient, server: FakeApiServer
-) -> None:
-    busy = status(429, "TooManyRequests", "busy")
-    server.faults = [Fault("POST", 429, busy, headers={"Retry-After": "9"})]
-    with pytest.raises(UnavailableError, match="busy"):
-        await client.request("POST", PODS_PATH, body=pod("a"), timeout_seconds=5)
 
 
 async def test_writes_in_flight_are_limited(
@@ -329,20 +313,6 @@ async def test_refused_credentials_are_loaded_again_once(
             await client.request("GET", PODS_PATH)
         assert raised.value.status == 401
         assert server.count("GET") == 4
-
-
-async def test_response_that_is_no_json_is_unavailable(
-    client: ApiClient, server: FakeApiServer
-) -> None:
-    server.faults = [Fault("GET", 200, "<html>", times=9)]
-    with pytest.raises(UnavailableError, match="GET /api/v1/namespaces/ns/pods"):
-        await client.request("GET", PODS_PATH)
-
-
-async def test_redirects_are_not_followed(client: ApiClient, server: FakeApiServer) -> None:
-    server.faults = [Fault("GET", 302, "moved", headers={"Location": "http://elsewhere/"})]
-    with pytest.raises(ClusterError, match="moved"):
-        await client.request("GET", PODS_PATH)
 
 
 async def test_response_over_max_bytes_is_refused(client: ApiClient, server: FakeApiServer) -> None:
@@ -404,13 +374,3 @@ async def test_failed_attempts_are_counted_by_status(
         ):
             pass
     assert client.errors["403"] == 1
-
-
-async def test_refused_write_does_not_count_as_an_error(credentials: Credentials) -> None:
-    def refuse() -> None:
-        raise NotLeaderError("another one leads")
-
-    async with ApiClient(credentials, before_write=refuse) as client:
-        with pytest.raises(NotLeaderError):
-            await client.request("POST", PODS_PATH, body=pod("a"))
-        assert client.errors == {}

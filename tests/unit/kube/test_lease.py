@@ -258,6 +258,7 @@ async def test_client_sends_no_write_that_its_check_refuses(
             with pytest.raises(NotLeaderError, match="not now"):
                 await client.request(method, "/api/v1/namespaces/ns/pods", body={})
         await client.request("GET", "/api/v1/pods")
+        assert client.errors == {}
     assert [request.method for request in server.requests] == ["GET"]
 
 

@@ -1,6 +1,5 @@
 import asyncio
 import contextlib
-import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -111,10 +110,10 @@ async def test_page_of_large_objects_has_few(client: ApiClient, server: FakeApiS
     async with running(client, page_size=10) as view:
         assert len(view.pods()) == 12
     lists = [request.query for request in server.requests if "watch" not in request.query]
-    taken = {query.get("continue"): int(query["limit"]) for query in lists}  # the last try of each
-    assert len(lists) > len(taken)
+    limits = {query.get("continue"): int(query["limit"]) for query in lists}  # the last attempts
+    assert len(lists) > len(limits)
     begin = 0
-    for limit in taken.values():
+    for limit in limits.values():
         assert min(limit, 12 - begin) <= 2
         begin += limit
     assert begin >= 12
@@ -181,24 +180,20 @@ async def test_watch_too_far_behind_lists_again(client: ApiClient, server: FakeA
         assert server.count("GET", "/pods") == 2
 
 
-@pytest.mark.parametrize("code", [410, 500])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type": "ERROR", "object": {"code": 410, "message": "no more"}}\n',
+        b'{"type": "ERROR", "object": {"code": 500, "message": "no more"}}\n',
+        b"{garbage\n",
+    ],
+)
 async def test_error_in_the_stream_lists_again(
-    client: ApiClient, server: FakeApiServer, code: int
+    client: ApiClient, server: FakeApiServer, line: bytes
 ) -> None:
     async with running(client) as view:
         await eventually(lambda: server.open_watches == 1)
-        error = {"type": "ERROR", "object": {"code": code, "message": "no more"}}
-        server.extra_line = json.dumps(error).encode() + b"\n"
-        server.wake()
-        await eventually(lambda: server.count("GET", "/pods") == 2)
-        server.create("pods", pod("a"))
-        await view.shows({"a": ""})
-
-
-async def test_garbage_in_the_stream_lists_again(client: ApiClient, server: FakeApiServer) -> None:
-    async with running(client) as view:
-        await eventually(lambda: server.open_watches == 1)
-        server.extra_line = b"{garbage\n"
+        server.extra_line = line
         server.wake()
         await eventually(lambda: server.count("GET", "/pods") == 2)
         server.create("pods", pod("a"))
@@ -257,6 +252,20 @@ async def test_failing_listener_does_not_end_the_watch(
     assert "the listener failed on a change of ns/job" in caplog.text
 
 
+async def test_malformed_or_forged_object_is_ignored_with_a_log_line(
+    client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(client) as view:
+        view.reflector.offer({"kind": "Status"})
+        server.create("pods", pod("b", status="forged"))
+        await eventually(lambda: "ignoring ns/b: its label is wrong" in caplog.messages)
+        view.reflector.offer(server.create("pods", pod("a", status="malformed")))
+        assert view.pods() == {}
+    assert "ns/a cannot be parsed and is ignored" in caplog.text
+    traced = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert not any("ns/b" in line for line in traced)
+
+
 async def test_offer_is_visible_at_once_and_reported_once(
     client: ApiClient, server: FakeApiServer
 ) -> None:
@@ -296,26 +305,6 @@ async def test_offer_during_a_list_is_kept(client: ApiClient, server: FakeApiSer
         offered = [pods for pods in seen if "mine" in pods]
         assert offered == seen  # after its offer it was always visible
         assert all(pods["p0"] == "Failed" for pods in seen[1:])
-
-
-async def test_malformed_offer_is_ignored(
-    client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running(client) as view:
-        view.reflector.offer(server.create("pods", pod("a", status="malformed")))
-        view.reflector.offer({"kind": "Status"})
-        assert view.pods() == {}
-    assert "ns/a cannot be parsed and is ignored" in caplog.text
-
-
-async def test_forged_object_is_ignored_with_one_log_line(
-    client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running(client) as view:
-        server.create("pods", pod("a", status="forged"))
-        await eventually(lambda: "ignoring ns/a: its label is wrong" in caplog.messages)
-        assert view.pods() == {}
-    assert not any(record.exc_info for record in caplog.records)
 
 
 async def test_timeout_of_the_first_list_has_its_reason(
