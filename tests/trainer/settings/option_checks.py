@@ -1,8 +1,8 @@
 """Checks of DDP's options on two ranks.
 
-In each: `python -m tests.trainer.settings.option_checks FOLDER`
+Each rank runs `python -m tests.trainer.settings.option_checks FOLDER`.
 
-Every check is a function that all ranks call; what it returns is for the tests to judge.
+All ranks call each check. Its assertions follow its collectives, so that all ranks end it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from ddp_trainer.settings.options import Options
 from ddp_trainer.system.logs import end_process
 from ddp_trainer.workloads.base import Samples, Workload
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.futures import Future
 from torch.nn import functional
 
@@ -41,7 +43,7 @@ FEATURES, CLASSES, BATCH = 24, 8, 8
 
 
 class Net(nn.Module):
-    """Two layers; a third that only some ranks use, or none."""
+    """Two layers, and perhaps a third one, used by some ranks or by none."""
 
     seen: Tensor
 
@@ -107,7 +109,7 @@ class Trial:
         counted._pending = self.travelled
         self.job = job_in(counted, self._options)
         self.counts: dict[int, int] = {}
-        """Of buckets that had travelled, by step."""
+        """Number of buckets that were sent, by step."""
         self.gradients: dict[str, Tensor] = {}
         """Gradients of the last step."""
         self.learner.optimizer.register_step_pre_hook(self._look)
@@ -156,146 +158,165 @@ def flat(tensors: Iterable[Tensor]) -> list[float]:
     return values
 
 
-def accumulation(group: Group) -> Json:
+def close(one: list[float], other: list[float], *, tolerance: float = 1e-6) -> bool:
+    return torch.allclose(torch.tensor(one), torch.tensor(other), rtol=0, atol=tolerance)
+
+
+def assert_same_on_all_ranks(value: Json) -> None:
+    values: list[Json] = [None, None]
+    dist.all_gather_object(values, value)
+    assert values[0] == values[1]
+
+
+def accumulated_batches_equal_a_large_one(group: Group) -> None:
     whole = Trial(group, "--batch-size=16").train(3)
     parts = Trial(group, "--accumulate-steps=2").train(3)
     # The last step of an epoch takes what 12 a step leave of 32 samples of each rank: 6 and 2.
     uneven = Trial(group, "--batch-size=6", "--accumulate-steps=2", "--log-every-steps=3").train(3)
     plain = Trial(group, "--batch-size=12", "--log-every-steps=3").train(3)
-    return {
-        "whole": whole.parameters(),
-        "parts": parts.parameters(),
-        "buckets": parts.travelled.buckets,
-        "uneven": [uneven.job._report.known.loss, *uneven.parameters()],
-        "plain": [plain.job._report.known.loss, *plain.parameters()],
-    }
+    losses = [trial.job._report.known.loss or 0.0 for trial in (uneven, plain)]
+    assert close(whole.parameters(), parts.parameters())
+    assert parts.travelled.buckets == 3, "one exchange a step, not one a batch"
+    assert close(uneven.parameters(), plain.parameters(), tolerance=1e-5)
+    assert close(losses[:1], losses[1:], tolerance=1e-5)
 
 
-def bf16(group: Group) -> Json:
-    kinds: list[str] = []
+def bf16_computes_in_bf16_and_keeps_parameters_in_fp32(group: Group) -> None:
+    kinds: list[torch.dtype] = []
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        kinds.append(str(outputs.dtype))
+        kinds.append(outputs.dtype)
         return functional.cross_entropy(outputs, targets)
 
     def score(outputs: Tensor, targets: Tensor) -> Tensor:
-        kinds.append(str(outputs.dtype))
+        kinds.append(outputs.dtype)
         return targets.float()
 
     trained = replace(workload(), loss=loss, score=score)
     trial = Trial(group, "--precision=bf16", "--evaluation-batch-size=64", trained=trained).train(2)
-    return {"kinds": kinds, "parameters": str(next(trial.learner.model.parameters()).dtype)}
+    assert kinds == [torch.bfloat16] * 3, "two steps and an evaluation"
+    assert next(trial.learner.model.parameters()).dtype == torch.float32
 
 
-def unused_parameters(group: Group) -> Json:
-    def complaint(model: Callable[[], nn.Module], *flags: str) -> str:
-        try:
-            Trial(group, *flags, trained=workload(model)).train(3)
-        except ConfigurationError as error:
-            return str(error)
-        return ""
-
-    never = functools.partial(Net, with_extra=True)
+def on_rank_1(group: Group, *flags: str) -> list[float]:
+    """Return the gradient of a layer that only rank 1 uses."""
     sometimes = workload(functools.partial(Net, extra_on=(1,)))
-    trial = Trial(group, "--find-unused-parameters", trained=sometimes).train(1)
-    return {
-        "never": complaint(never),
-        "never, accumulated": complaint(never, "--accumulate-steps=2"),
-        "never, found": complaint(never, "--find-unused-parameters"),
-        "never, static": complaint(never, "--static-graph"),
-        "on rank 1": flat([trial.gradients["extra.weight"]]),
-    }
+    trial = Trial(group, "--find-unused-parameters", *flags, trained=sometimes).train(1)
+    return flat([trial.gradients["extra.weight"]])
 
 
-def static_graph_accumulates(group: Group) -> Json:
+def complaint(group: Group, *flags: str) -> str:
+    """Return the error for a layer that no rank uses."""
+    never = workload(functools.partial(Net, with_extra=True))
+    try:
+        Trial(group, *flags, trained=never).train(3)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def unused_parameters_are_named_unless_ddp_looks_for_them(group: Group) -> None:
+    plain, accumulated = complaint(group), complaint(group, "--accumulate-steps=2")
+    found, static = complaint(group, "--find-unused-parameters"), complaint(group, "--static-graph")
+    message = (
+        f"the loss of rank {rank()} does not depend on extra.weight, extra.bias: set "
+        "--find-unused-parameters (find_unused_parameters=True in your own script), or "
+        "freeze them, or remove them from the model"
+    )
+    assert plain == accumulated == message
+    assert found == static == ""
+
+
+def parameters_that_one_rank_uses_are_averaged_over_all(group: Group) -> None:
+    gradient = on_rank_1(group)
+    assert_same_on_all_ranks(gradient)
+    assert any(gradient)
+
+
+def a_static_graph_accumulates(group: Group) -> None:
     static = Trial(group, "--static-graph", "--accumulate-steps=2").train(3)
     plain = Trial(group, "--accumulate-steps=2").train(3)
-    return {"static": static.parameters(), "plain": plain.parameters()}
+    assert close(static.parameters(), plain.parameters())
 
 
-def buckets(group: Group) -> Json:
-    counts = {}
+def small_buckets_are_many(group: Group) -> None:
+    counts = []
     for megabytes in ("25", "0.001"):
         trial = Trial(group, f"--bucket-cap-mb={megabytes}")
         trial.train(2)  # DDP rebuilds its buckets after the first pass
-        counts[megabytes] = trial.counts[2] - trial.counts[1]
-    return counts
+        counts.append(trial.counts[2] - trial.counts[1])
+    assert counts[0] == 1
+    assert counts[1] > 1
 
 
-def bucket_views(group: Group) -> Json:
-    shared = {}
-    for flag in ("--gradient-as-bucket-view", "--no-gradient-as-bucket-view"):
+def gradients_share_memory_with_buckets_by_default(group: Group) -> None:
+    for flag, memories in (("--gradient-as-bucket-view", 1), ("--no-gradient-as-bucket-view", 4)):
         gradients = Trial(group, flag).train(1).gradients.values()
-        shared[flag] = len({gradient.untyped_storage().data_ptr() for gradient in gradients})
-    return shared
+        assert len({gradient.untyped_storage().data_ptr() for gradient in gradients}) == memories
 
 
-def buffers(group: Group) -> Json:
-    seen: dict[str, list[float]] = {}
+def buffers_are_equal_before_each_step_or_before_saves(group: Group) -> None:
+    seen = []
     for flag in ("--broadcast-buffers", "--no-broadcast-buffers"):
         trial = Trial(group, flag)
-        buffer = trial.learner.model.get_buffer("seen")
-        found = seen[flag] = []
-        trial.train(2, then=functools.partial(append_value, found, buffer))
-        append_value(found, buffer, 2)
-    return seen
+        buffer, values = trial.learner.model.get_buffer("seen"), list[float]()
+        trial.train(2, then=functools.partial(append_value, values, buffer))
+        append_value(values, buffer, 2)
+        seen.append(values)
+    # After each step and at the end, after an evaluation and a save.
+    assert seen[0] == [5.0, 5.0, 5.0]
+    assert seen[1] == ([5.0, 5.0, 5.0], [6.0, 6.0, 5.0])[rank()]
 
 
 def append_value(values: list[float], of: Tensor, _: int) -> None:
     values.append(of.item())
 
 
-def compression(group: Group) -> Json:
-    return {
-        kind: flat(Trial(group, f"--gradient-compression={kind}").train(1).gradients.values())
+def compressed_gradients_are_nearly_right(group: Group) -> None:
+    exact, *compressed = (
+        flat(Trial(group, f"--gradient-compression={kind}").train(1).gradients.values())
         for kind in ("none", "fp16", "bf16")
-    }
+    )
+    assert_same_on_all_ranks(compressed)
+    for gradients, tolerance in zip(compressed, (1e-3, 8e-3), strict=True):
+        assert gradients != exact
+        assert close(gradients, exact, tolerance=tolerance)
 
 
-def compiled(group: Group) -> Json:
+def a_compiled_model_computes_the_same(group: Group) -> None:
     frames = torch._dynamo.utils.counters["frames"]
     plain = Trial(group).train(2)
     before = frames["ok"]
     eager = Trial(group, "--compile=eager").train(2)
-    return {
-        "frames": [before, frames["ok"]],
-        "plain": plain.parameters(),
-        "compiled": eager.parameters(),
-        "names": list(eager.learner.model.state_dict()) == list(plain.learner.model.state_dict()),
-    }
+    assert frames["ok"] > before
+    assert eager.parameters() == plain.parameters()
+    assert list(eager.learner.model.state_dict()) == list(plain.learner.model.state_dict())
 
 
-def logical_shards(group: Group) -> Json:
-    """Of three ranks' batches on two, and of two ranks' on as many."""
-    two, three = "--logical-shards=2", "--logical-shards=3"
-    sometimes = workload(functools.partial(Net, extra_on=(1,)))
-    never = workload(functools.partial(Net, with_extra=True))
-    unused = Trial(group, two, "--find-unused-parameters", trained=sometimes).train(1)
-    try:
-        Trial(group, two, trained=never).train(1)
-        complaint = ""
-    except ConfigurationError as error:
-        complaint = str(error)
-    pieces = Trial(group, three, "--bucket-cap-mb=0.001").train(3)
-    return {
-        "plain": [Trial(group).train(3).parameters(), Trial(group, two).train(3).parameters()],
-        "pieces": [Trial(group, three).train(3).parameters(), pieces.parameters()],
-        "accumulated": [
-            Trial(group, three, "--accumulate-steps=2", "--batch-size=4").train(3).parameters(),
-            Trial(group, three, "--batch-size=8").train(3).parameters(),
-        ],
-        "gradients": gradients_of(group, three),
-        "static": [
-            Trial(group, three, "--static-graph").train(3).parameters(),
-            Trial(group, three, "--compile=eager").train(3).parameters(),
-        ],
-        "on rank 1": flat([unused.gradients["extra.weight"]]),
-        "never": complaint,
-    }
+THREE = "--logical-shards=3"
 
 
-def gradients_of(group: Group, *flags: str) -> Json:
-    """With which the last step of some trainings was taken."""
+def logical_shards_go_with_the_other_options(group: Group) -> None:
+    """Train two ranks with the batches of three ranks, and of two."""
+    two = "--logical-shards=2"
+    plain = [Trial(group, *flags).train(3).parameters() for flags in ((), (two,))]
+    shards = Trial(group, THREE).train(3).parameters()
+    pieces, static, compiled = (
+        Trial(group, THREE, flag).train(3).parameters()
+        for flag in ("--bucket-cap-mb=0.001", "--static-graph", "--compile=eager")
+    )
+    accumulated = Trial(group, THREE, "--accumulate-steps=2", "--batch-size=4").train(3)
+    large = Trial(group, THREE, "--batch-size=8").train(3)
+    gradients, message = (on_rank_1(group), on_rank_1(group, two)), complaint(group, two)
+    assert close(*plain)
+    assert shards == pieces == static == compiled
+    assert close(accumulated.parameters(), large.parameters())
+    assert gradients[0] == gradients[1]
+    assert f"the loss of rank {rank()} does not depend on extra.weight" in message
+
+
+def gradients_of(group: Group, *flags: str) -> dict[str, list[float]]:
+    """Return the gradients of the last step of some trainings."""
     trials = {
         "plain": Trial(group, *flags).train(3),
         # The fourth step, an epoch's last, has a sample for three of two ranks' four parts.
@@ -305,31 +326,38 @@ def gradients_of(group: Group, *flags: str) -> Json:
     return {name: flat(trial.gradients.values()) for name, trial in trials.items()}
 
 
-def even_shares(group: Group) -> Json:
-    """The same without an order, as where a group of three has become one of two."""
-    found = {}
+def two_ranks_share_the_steps_of_three_evenly(group: Group) -> None:
+    """Train in even shares, as if a group of three had become one of two."""
+    expected, plain = gradients_of(group, THREE), Trial(group).train(3).parameters()
     with mock.patch.dict(os.environ, {"DDP_BATCH": "global", "DDP_BATCH_RANKS": "3"}):
-        for kind in ("none", "fp16", "bf16"):
-            trial = Trial(group, f"--gradient-compression={kind}").train(1)
-            found[kind] = flat(trial.gradients.values())
-        found["gradients"] = gradients_of(group)
+        exact, fp16, bf16 = (
+            flat(Trial(group, f"--gradient-compression={kind}").train(1).gradients.values())
+            for kind in ("none", "fp16", "bf16")
+        )
+        gradients = gradients_of(group)
     with mock.patch.dict(os.environ, {"DDP_BATCH": "global", "DDP_BATCH_RANKS": "2"}):
-        found["as many as ranks"] = Trial(group).train(3).parameters()
-    return found
+        as_many = Trial(group).train(3).parameters()
+    for name, values in expected.items():
+        assert close(gradients[name], values), name
+    assert as_many == plain
+    assert close(exact, fp16, tolerance=1e-3)
+    assert close(exact, bf16, tolerance=1e-2)
+    assert exact != fp16 != bf16
 
 
 CHECKS = (
-    accumulation,
-    bf16,
-    unused_parameters,
-    static_graph_accumulates,
-    buckets,
-    bucket_views,
-    buffers,
-    compression,
-    compiled,
-    logical_shards,
-    even_shares,
+    accumulated_batches_equal_a_large_one,
+    bf16_computes_in_bf16_and_keeps_parameters_in_fp32,
+    unused_parameters_are_named_unless_ddp_looks_for_them,
+    parameters_that_one_rank_uses_are_averaged_over_all,
+    a_static_graph_accumulates,
+    small_buckets_are_many,
+    gradients_share_memory_with_buckets_by_default,
+    buffers_are_equal_before_each_step_or_before_saves,
+    compressed_gradients_are_nearly_right,
+    a_compiled_model_computes_the_same,
+    logical_shards_go_with_the_other_options,
+    two_ranks_share_the_steps_of_three_evenly,
 )
 
 
@@ -337,11 +365,14 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     environment = Environment.from_env(os.environ)
     world = World(environment, group_timeout_seconds=60, heartbeat_timeout_seconds=0)
-    results: dict[str, Json] = {}
+    failures: dict[str, str] = {}
     with world.formed(timeout_seconds=60) as group:
         for check in CHECKS:
-            results[check.__name__] = check(group)
-    (folder / f"rank-{environment.rank}").write_text(json.dumps(results))
+            try:
+                check(group)
+            except AssertionError:
+                failures[check.__name__] = traceback.format_exc()
+    (folder / f"rank-{environment.rank}").write_text(json.dumps(failures))
     end_process(0)  # gloo's threads may have to let go of tensors, which aborts Python's shutdown
 
 

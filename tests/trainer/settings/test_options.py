@@ -90,22 +90,6 @@ def test_flags_reach_their_options() -> None:
     assert (options.hardware.compile, options.hardware.deterministic) == ("eager", True)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--evaluation-batch-size=0"], "--evaluation-batch-size is 0: set it to 1 or more"),
-        (["--accumulate-steps=0"], "--accumulate-steps is 0: set it to 1 or more"),
-        (["--min-lr-ratio=1.5"], "--min-lr-ratio is 1.5: set it to 1 or less"),
-        (["--precision=fp8"], "--precision: invalid choice: 'fp8'"),
-        (["--device-ids=0,x"], "'0,x' is not a list of whole numbers, such as 0,2"),
-        (["--static-graph", "--find-unused-parameters"], "remove --find-unused-parameters"),
-    ],
-)
-def test_flags_that_cannot_be(flags: list[str], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        Options.parse(flags)
-
-
 def test_learning_rate_warms_up_and_follows_torchs_cosine() -> None:
     model = nn.Linear(1, 1)
     options = OptimizationOptions(lr=0.1, warmup_steps=4, min_lr_ratio=0.1)
@@ -125,7 +109,7 @@ def test_learning_rate_warms_up_and_follows_torchs_cosine() -> None:
         cosine.step()
 
 
-def test_learning_rate_stays_where_it_ends() -> None:
+def test_the_learning_rate_stays_at_its_last_value() -> None:
     model = nn.Linear(1, 1)
     for kind, rate in (("cosine", 0.0), ("constant", 0.1)):
         options = Options.parse([f"--schedule={kind}"]).optimization
@@ -148,7 +132,7 @@ def test_gradients_are_clipped_together() -> None:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_parameters_with_nothing_but_zeros_for_gradients(skip: bool) -> None:
+def test_parameters_with_zero_gradients_may_be_skipped(skip: bool) -> None:
     model = nn.Linear(2, 2)
     steps = Steps(model, "--skip-zero-grads" if skip else "--no-skip-zero-grads")
     gradients(model, 1.0)
@@ -186,7 +170,7 @@ def test_a_step_with_infinite_gradients_changes_nothing_but_the_scale() -> None:
     assert scaler.get_scale() == 512.0
 
 
-def test_a_step_that_was_not_taken_moves_no_scheduler() -> None:
+def test_a_step_that_overflows_moves_no_scheduler() -> None:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
@@ -225,7 +209,7 @@ def test_only_fp16_needs_a_scaler() -> None:
         (["--sync-batch-norm"], "--sync-batch-norm needs GPUs"),
     ],
 )
-def test_what_this_machine_cannot_do(flags: list[str], message: str) -> None:
+def test_options_that_need_a_gpu_are_refused_on_a_cpu(flags: list[str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check_abilities(Options.parse(flags), CPU)
 
@@ -234,7 +218,7 @@ def test_what_this_machine_cannot_do(flags: list[str], message: str) -> None:
     ("device", "compiler", "variable"),
     [("cpu", "g++", "CXX"), ("cuda", "gcc", "CC")],
 )
-def test_what_is_missing_to_compile_is_named(
+def test_missing_tools_to_compile_are_named(
     device: str, compiler: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = Options.parse(["--compile=inductor"])
@@ -254,12 +238,12 @@ def test_what_is_missing_to_compile_is_named(
         check_abilities(options, torch.device(device))
 
 
-def test_what_every_machine_can_do() -> None:
+def test_other_options_are_allowed() -> None:
     check_abilities(Options.parse(["--precision=bf16", "--compile=aot_eager"]), CPU)
     check_abilities(Options.parse(["--precision=fp16", "--sync-batch-norm"]), torch.device("cuda"))
 
 
-def test_batch_norm_is_synchronised_when_asked_to() -> None:
+def test_batch_norm_is_synchronised_by_its_flag() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm2d(2))
     plain = prepare_model(model, Options.parse([]), CPU)
     assert not any(isinstance(layer, nn.SyncBatchNorm) for layer in plain.modules())
@@ -274,7 +258,7 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def test_deterministic_mode_refuses_what_is_not(deterministic: None) -> None:
+def test_deterministic_mode_refuses_other_operations(deterministic: None) -> None:
     assert deterministic is None
     with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
         torch.zeros(2).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
