@@ -66,7 +66,7 @@ def loader(**settings: Any) -> DataLoader[Any]:
 def steps_of(
     loader: DataLoader[Any], assignment: ShardAssignment, *, accumulate: int, start: int
 ) -> list[Share]:
-    """One rank's, which reads what it says."""
+    """Return the steps of a rank, which reads the samples of each."""
     rest = Loading(loader, seed=5).rest(1, start, assignment, accumulate=accumulate)
     found = []
     while share := rest.next_step():
@@ -78,7 +78,7 @@ def steps_of(
 
 
 def order(length: int, seed: int = 6) -> list[int]:
-    """Of an epoch's samples; the seed is the run's, and the epoch."""
+    """Return the order of an epoch's samples; `seed`: the run's plus the epoch."""
     generator = torch.Generator().manual_seed(seed)
     found: list[int] = torch.randperm(length, generator=generator).tolist()
     return found
@@ -174,7 +174,7 @@ def test_any_number_of_ranks_has_the_samples_of_each_step_in_even_shares(
     assert left == 0
 
 
-def test_an_epochs_last_step_may_have_no_sample_for_some() -> None:
+def test_some_ranks_may_have_no_sample_in_an_epochs_last_step() -> None:
     """Seven of eight ranks, where each of eight would have one sample left."""
     of = DataLoader(TensorDataset(torch.arange(40)), batch_size=4)
     assignments = [ShardAssignment(shards=8, rank=rank, size=7) for rank in range(7)]
@@ -189,7 +189,7 @@ def test_an_epochs_last_step_may_have_no_sample_for_some() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 4])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 16])
-def test_losses_and_gradients_weigh_what_samples_they_are_of(
+def test_losses_and_gradients_weigh_by_their_samples(
     size: int, accumulate: int, exact: bool
 ) -> None:
     assignments = [
@@ -259,7 +259,7 @@ def run(batch: Batch) -> TrainState:
 
 
 @pytest.mark.parametrize(
-    ("begun", "goes_on", "shards"),
+    ("begun", "later", "shards"),
     [
         (Batch(shards=3), Batch(shards=5), 3),
         (Batch(), Batch(shards=5), 5),
@@ -267,21 +267,21 @@ def run(batch: Batch) -> TrainState:
         (Batch(shards=3), Batch(shards=3, exact=True), 3),
     ],
 )
-def test_a_training_keeps_the_number_that_it_began_with(
-    begun: Batch, goes_on: Batch, shards: int, caplog: pytest.LogCaptureFixture
+def test_a_training_keeps_its_first_number_of_shards(
+    begun: Batch, later: Batch, shards: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    later = run(goes_on)
-    later.load_state_dict(copy.deepcopy(run(begun).state_dict()))
-    later.choose_samples(SAMPLES)
-    assert later.order.shards == shards
-    assignment = later.shard_assignment(rank=1, size=2)
-    assert (assignment.shards, assignment.exact) == (shards or 2, goes_on.exact)
-    differs = goes_on.shards not in (0, shards)
+    resumed = run(later)
+    resumed.load_state_dict(copy.deepcopy(run(begun).state_dict()))
+    resumed.choose_samples(SAMPLES)
+    assert resumed.order.shards == shards
+    assignment = resumed.shard_assignment(rank=1, size=2)
+    assert (assignment.shards, assignment.exact) == (shards or 2, later.exact)
+    differs = later.shards not in (0, shards)
     assert ("a step has the batches of 3 ranks, as when this training" in caplog.text) == differs
 
 
-def test_another_number_of_logical_shards_cannot_go_on_to_the_bit() -> None:
+def test_another_number_of_logical_shards_is_refused() -> None:
     with pytest.raises(ValueError, match="with 3 shards in a step: set --logical-shards 3"):
         run(Batch(shards=4, exact=True)).load_state_dict(run(Batch(shards=3)).state_dict())
 
@@ -302,7 +302,7 @@ def test_another_number_of_logical_shards_cannot_go_on_to_the_bit() -> None:
         (nn.BatchNorm1d(2), DDPOptions(broadcast_buffers=False), "without broadcast_buffers"),
     ],
 )
-def test_what_any_number_of_ranks_cannot_compute(
+def test_models_that_need_fixed_ranks_are_refused(
     batch: Batch, remedy: str, model: nn.Module, options: DDPOptions, what: str
 ) -> None:
     check(Batch(), model, options)
@@ -310,7 +310,7 @@ def test_what_any_number_of_ranks_cannot_compute(
         check(batch, model, options)
 
 
-def test_halves_of_gradients_are_summed_as_they_come_or_not_at_all() -> None:
+def test_compressed_gradients_are_refused_for_exact_shards() -> None:
     halves = DDPOptions(gradient_compression="bf16")
     check(Batch(shards=3), nn.Linear(2, 2), halves)
     with pytest.raises(ConfigurationError, match="bf16 compression rounds"):
@@ -347,7 +347,7 @@ def goes_back_twice(job: ddp_trainer.Job, optimizer: torch.optim.Optimizer) -> N
         (goes_back_twice, "weight got a gradient twice in one batch: add up the losses"),
     ],
 )
-def test_scripts_that_any_number_of_ranks_cannot_run(
+def test_scripts_that_need_fixed_ranks_are_refused(
     no_launcher: None,
     script: Callable[[ddp_trainer.Job, torch.optim.Optimizer], None],
     remedy: str,
@@ -372,10 +372,10 @@ def test_scripts_that_any_number_of_ranks_cannot_run(
 
 
 @pytest.mark.parametrize("logical_shards", [0, SHARDS])
-def test_a_script_finds_the_mean_of_all_shards_whatever_it_does_with_gradients(
+def test_a_script_gets_the_mean_of_all_shards_in_its_gradients(
     no_launcher: None, logical_shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It scales losses, accumulates, clears, unscales and clips, after each batch as if alone."""
+    """It scales losses, accumulates, clears, unscales and clips after each batch."""
     del no_launcher
     if not logical_shards:
         for name, value in GLOBAL.items():
@@ -422,7 +422,7 @@ def test_a_script_finds_the_mean_of_all_shards_whatever_it_does_with_gradients(
 def gradients(
     model: nn.Module, loss_of: Callable[[Tensor], Tensor], *, step: int, norm: float
 ) -> list[Tensor]:
-    """Of the mean over the shards' samples in a step, clipped."""
+    """Return clipped gradients of the mean over the shards' samples in a step."""
     means = []
     for shard in range(SHARDS):
         places = range(shard, SAMPLES, SHARDS)[step * 2 * BATCH_SIZE :][: 2 * BATCH_SIZE]

@@ -11,16 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.recovery.runs import run_with_faults
 from tests.trainer.stream_device.device import Sabotage
 from tests.trainer.stream_device.forkserver import SABOTAGE_VARIABLE
-from tests.trainer.support import fault_injection
 from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.membership_changes import FLAGS, World, losses_of, resize
 from tests.trainer.support.pods import Job, assert_same, job
 from tests.trainer.support.preloaded import CPU, STREAM
-from tests.trainer.support.runs import run_to_its_end
-
-pytestmark = [pytest.mark.timeout(600)]
 
 SHARDS = 3
 GLOBAL = {"DDP_BATCH": "global", "DDP_BATCH_RANKS": str(SHARDS)}
@@ -50,7 +47,7 @@ def training(
 
 
 def end(world: World) -> None:
-    """See all pods end well."""
+    """Wait until all pods complete."""
     for pod in world.slots.values():
         assert pod.wait() == 0, pod.log
 
@@ -82,7 +79,7 @@ def assert_close(of: Job, undisturbed: Job, tolerance: float = TOLERANCE) -> Non
     assert actual["position"] == wanted["position"]
     rates = [state["optimizer"]["param_groups"][0]["lr"] for state in (actual, wanted)]
     assert rates[0] == rates[1]
-    # All that a model sees of its inputs is in the first layer's statistics.
+    # The first layer's statistics cover all inputs of a model.
     tracked = [state["model"].get("2.num_batches_tracked") for state in (actual, wanted)]
     assert tracked[0] == tracked[1]
 
@@ -92,13 +89,13 @@ def test_three_become_one_and_three_again_and_take_the_same_steps(
 ) -> None:
     with training(tmp_path, pods=SHARDS, variables=GLOBAL) as world:
         world.of.wait_for_step(4)
-        # Who comes later was made when the job wanted another number.
+        # Later pods were created when the job wanted another number.
         world.of.extra_environment = {**world.of.extra_environment, "DDP_BATCH_RANKS": "5"}
         resize(world, 1, 3)
         assert_close(world.of, undisturbed)
         assert samples_of(world.of, ranks=3) == samples_of(undisturbed, ranks=3)
-        said = "a step has the batches of 3 ranks, as when this training began, not of 5"
-        assert said in world.slots[2].log
+        message = "a step has the batches of 3 ranks, as when this training began, not of 5"
+        assert message in world.slots[2].log
 
 
 def test_sizes_that_do_not_divide_share_the_same_steps_evenly(tmp_path: Path) -> None:
@@ -130,7 +127,9 @@ def test_logical_shards_of_one_rank_are_the_steps_of_three(exact: Job, undisturb
     assert samples_of(exact, ranks=1) == samples_of(undisturbed, ranks=3)
 
 
-@pytest.mark.parametrize("sizes", [(3,), (3, 2, 4)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(3, 2, 4), pytest.param((3,), marks=pytest.mark.nightly)], ids=str
+)
 def test_logical_shards_end_the_same_to_the_bit(
     sizes: Sequence[int], tmp_path: Path, exact: Job
 ) -> None:
@@ -146,63 +145,61 @@ LAST_STEP_OF_A_POD = 48  # 4 epochs of ceil(ceil(1438 / 4) / 32) steps
 EVEN_SHARES = {"DDP_BATCH": "global", "DDP_BATCH_RANKS": str(SHARDS_OF_A_POD)}
 
 
+SHARDED = ("--logical-shards", str(SHARDS_OF_A_POD))
+
+
 @pytest.fixture(scope="module")
 def shards_of_a_pod(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Return the results that any device must compute, at once or in a stream."""
-    folder = tmp_path_factory.mktemp("shards")
-    with job(folder, nodes=1, local_world_size=3) as peaceful:
-        run_to_its_end(peaceful, "--logical-shards", str(SHARDS_OF_A_POD))
-    return peaceful
+    """Return a run without faults; any device must compute the same, at once or in a stream."""
+    return run_with_faults(tmp_path_factory.mktemp("shards"), [], *SHARDED, ranks=3)
 
 
 @pytest.fixture(scope="module")
 def shares_of_a_pod(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """The same in even shares."""
-    folder = tmp_path_factory.mktemp("shares")
-    with job(folder, nodes=1, local_world_size=3, extra_environment=EVEN_SHARES) as peaceful:
-        run_to_its_end(peaceful)
-    return peaceful
+    """Return the same in even shares."""
+    return run_with_faults(tmp_path_factory.mktemp("shares"), [], ranks=3, variables=EVEN_SHARES)
 
 
-@pytest.mark.parametrize("forkserver", [CPU, STREAM], ids=["cpu", "stream"])
-@pytest.mark.parametrize("exact", [True, False], ids=["exact", "even"])
-def test_ranks_with_several_parts_die_and_no_step_is_taken_without_theirs(
+@pytest.mark.parametrize(
+    ("exact", "forkserver"),
+    [
+        (True, STREAM),
+        (False, CPU),
+        pytest.param(True, CPU, marks=pytest.mark.nightly),
+        pytest.param(False, STREAM, marks=pytest.mark.nightly),
+    ],
+    ids=["exact-stream", "even-cpu", "exact-cpu", "even-stream"],
+)
+def test_a_step_needs_the_parts_of_all_ranks_although_some_die(
     exact: bool, forkserver: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    peaceful: Job = request.getfixturevalue("shards_of_a_pod" if exact else "shares_of_a_pod")
+    expected: Job = request.getfixturevalue("shards_of_a_pod" if exact else "shares_of_a_pod")
     points = ("backward", "gate", "within the optimizer's step", "after the optimizer's step")
     plan = [
         FaultAt(rank=number % 3, point=point, step=5 * number + 3)
         for number, point in enumerate(points)
     ]
-    variables = fault_injection.environment(plan, tmp_path / "faults") | (
-        {} if exact else EVEN_SHARES
+    actual = run_with_faults(
+        tmp_path,
+        plan,
+        *(SHARDED if exact else ()),
+        ranks=3,
+        forkserver=forkserver,
+        variables={} if exact else EVEN_SHARES,
     )
-    flags = ("--logical-shards", str(SHARDS_OF_A_POD)) if exact else ()
-    with job(
-        tmp_path, nodes=1, local_world_size=3, forkserver=forkserver, extra_environment=variables
-    ) as wounded:
-        pod = run_to_its_end(wounded, *flags)
-        fault_injection.assert_all_happened(plan, tmp_path / "faults", pod.log)
-        assert "resuming from checkpoint" not in pod.log
-        expected = peaceful.state(LAST_STEP_OF_A_POD)
-        assert_same(wounded.state(LAST_STEP_OF_A_POD), expected)
-        for rank in range(3):
-            assert wounded.steps_of(rank) == peaceful.steps_of(rank)
+    assert_same(actual.state(LAST_STEP_OF_A_POD), expected.state(LAST_STEP_OF_A_POD))
+    for rank in range(3):
+        assert actual.steps_of(rank) == expected.steps_of(rank)
 
 
+@pytest.mark.nightly
 def test_shards_that_did_not_come_are_missed_without_the_gate(
     tmp_path: Path, shards_of_a_pod: Job
 ) -> None:
-    death = FaultAt(rank=2, point="backward", step=9, others_at="gate")
-    variables = {
-        **fault_injection.environment([death], tmp_path / "faults"),
-        SABOTAGE_VARIABLE: Sabotage.NO_GATE,
-    }
-    with job(
-        tmp_path, nodes=1, local_world_size=3, forkserver=STREAM, extra_environment=variables
-    ) as wounded:
-        run_to_its_end(wounded, "--logical-shards", str(SHARDS_OF_A_POD))
-        expected = shards_of_a_pod.state(LAST_STEP_OF_A_POD)
-        with pytest.raises(AssertionError):
-            assert_same(wounded.state(LAST_STEP_OF_A_POD), expected)
+    lost = FaultAt(rank=2, point="backward", step=9, others_at="gate")
+    sabotage = {SABOTAGE_VARIABLE: Sabotage.NO_GATE}
+    actual = run_with_faults(
+        tmp_path, [lost], *SHARDED, ranks=3, forkserver=STREAM, variables=sabotage
+    )
+    with pytest.raises(AssertionError):
+        assert_same(actual.state(LAST_STEP_OF_A_POD), shards_of_a_pod.state(LAST_STEP_OF_A_POD))

@@ -1,4 +1,4 @@
-"""Samplers of a script's own: all of their order, shared out among ranks, begun anywhere."""
+"""Samplers of a script: their whole order, split among ranks, from any position on."""
 
 from __future__ import annotations
 
@@ -66,14 +66,22 @@ def weighted(**settings: Any) -> WeightedRandomSampler:
 
 @pytest.mark.parametrize(
     "sampler",
-    [weighted(), weighted(generator=torch.Generator()), RandomSampler(Noise(), num_samples=7)],
-    ids=["weighted", "its own generator", "fewer"],
+    [
+        None,
+        weighted(),
+        weighted(generator=torch.Generator()),
+        RandomSampler(Noise(), num_samples=7),
+    ],
+    ids=["shuffled", "weighted", "its own generator", "fewer"],
 )
 @pytest.mark.parametrize("workers", [0, 2])
-def test_ranks_share_out_what_a_sampler_gives(sampler: Sampler[int], workers: int) -> None:
-    loader = DataLoader(Noise(), batch_size=2, sampler=sampler, num_workers=workers)
+def test_ranks_split_the_samples_of_a_sampler(sampler: Sampler[int] | None, workers: int) -> None:
+    loader = DataLoader(
+        Noise(), batch_size=2, shuffle=sampler is None, sampler=sampler, num_workers=workers
+    )
     alone = [*chain(*seen(loader))]
-    assert len(alone) == len(list(sampler))
+    assert len(alone) == (SAMPLES if sampler is None else len(list(sampler)))
+    assert seen(loader) == seen(DataLoader(Noise(), 2, shuffle=sampler is None, sampler=sampler))
     assert [*chain(*seen(loader, done=5))] == alone[5:]
     first, second = ([*chain(*seen(loader, rank=rank, ranks=2))] for rank in (0, 1))
     assert first == alone[::2]
@@ -87,7 +95,7 @@ def test_a_sample_that_comes_twice_is_augmented_twice() -> None:
     assert len(set(samples)) == len(samples)
 
 
-def test_a_sampler_is_told_the_epoch() -> None:
+def test_a_sampler_receives_the_epoch() -> None:
     loader = DataLoader(Noise(), batch_size=3, sampler=Halves())
     for epoch in (0, 1, 2):
         assert [int(one) for one in chain(*seen(loader, epoch=epoch))] == [
@@ -115,7 +123,7 @@ def test_batches_of_a_batch_sampler_stay_whole(workers: int) -> None:
     ],
     ids=["sampler", "batch sampler"],
 )
-def test_an_evaluation_reads_what_a_sampler_gives_once(settings: dict[str, Any]) -> None:
+def test_an_evaluation_reads_each_sample_of_a_sampler_once(settings: dict[str, Any]) -> None:
     loading = Loading(DataLoader(Noise(), **settings), seed=7)
     parts = [loading.share(rank=rank, world_size=2) for rank in (0, 1)]
     assert sorted(int(one) for part in parts for batch in part for one in batch) == [*range(3, 10)]

@@ -24,7 +24,7 @@ def forger() -> nn.Module:
 
 
 def critic() -> nn.Module:
-    """Images to whether they are real."""
+    """Images to scores: high for real ones."""
     return nn.Sequential(
         *(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.LeakyReLU(0.2), nn.Dropout(0.25)),
         nn.Linear(64, 1),
@@ -32,7 +32,7 @@ def critic() -> nn.Module:
 
 
 def verdict(says: Tensor, *, real: bool) -> Tensor:
-    """The loss of a critic that ought to have said so."""
+    """Return the loss of a critic's scores for images that are real, or are not."""
     return binary_cross_entropy_with_logits(says, torch.full_like(says, float(real)))
 
 

@@ -1,7 +1,6 @@
-"""A script that calls collectives of its own wherever scripts do: before, within and after steps.
+"""A script that calls collectives wherever scripts do: before, within and after steps.
 
-What it prints depends on what they give: the same whether a rank is lost or not. Deaths have a
-point before each of them.
+Its printed results are the same if a rank is lost. Faults have a point before each call.
 """
 
 from __future__ import annotations
@@ -26,13 +25,14 @@ def main(arguments: Sequence[str]) -> None:
     with ddp_trainer.join(
         model=model,
         optimizer=optimizer,
-        group_timeout_seconds=20,
+        group_timeout_seconds=options.group_timeout_seconds,
         heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
         max_reforms=100,
     ) as job:
         fault_injection.reach("before training")
         names: list[Any] = [None] * job.world_size
         dist.all_gather_object(names, f"rank {job.rank}")
+        sums = [job.sum(10 * job.rank), job.sum(1)]
         last = dist.new_group([1, job.world_size - 1])
         again = dist.new_group([1, job.world_size - 1])
         loader, net = digits(job.rank), job.wrap(model, bucket_cap_mb=0.01)
@@ -78,9 +78,15 @@ def main(arguments: Sequence[str]) -> None:
             mine = torch.zeros(1, dtype=torch.long)
             dist.scatter(mine, given if job.rank == 1 else None, src=1)
             dist.reduce(mine, 0)
-            told = begun.item(), counts.tolist(), [part.item() for part in parts], best, mine.item()
+            sums_after = [job.sum(7), job.sum(job.rank)]
+            fault_injection.reach("between two sums")
+            sums_after.append(job.sum(epoch))
+            results = (
+                *(begun.item(), counts.tolist(), [part.item() for part in parts]),
+                *(best, mine.item(), sums, sums_after),
+            )
             if job.is_main:
-                print(f"epoch {epoch}: {told}, among {names}", flush=True)
+                print(f"epoch {epoch}: {results}, among {names}", flush=True)
         fault_injection.reach("after training")
         dist.barrier()
     print(f"ends with {digest(model, optimizer)}", flush=True)

@@ -1,6 +1,6 @@
-"""A forkserver whose ranks run a script: starting Python for each of a hundred would take too long.
+"""A forkserver; its ranks run a script without starting Python, which would take too long.
 
-That scripts come back as commands of their own is for `test_your_script`.
+`test_your_script` tests scripts that are commands.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from ddp_trainer import __main__ as trainer
 from tests.trainer.gpu.sharing import share_gpu
 from tests.trainer.library import (
     adversaries,
-    asking,
     averaging,
     calling,
-    leaving,
     omitting,
     script,
     streaming,
@@ -39,8 +37,6 @@ SCRIPTS = {
     "an average": averaging.main,
     "collectives": calling.main,
     "meshes": meshes.main,
-    "leaving": leaving.main,
-    "asking": asking.main,
     "layers left out": omitting.main,
     "shards": sharding.main,
     "flips": flipping.main,
@@ -49,7 +45,7 @@ SCRIPTS = {
 
 
 def run_script(arguments: Sequence[str]) -> int:
-    """What a rank does."""
+    """Run the script of a rank; return its exit code."""
     script = os.environ[SCRIPT_VARIABLE]
     try:
         if script in SCRIPTS:
@@ -63,7 +59,7 @@ def run_script(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Serve the launcher that has started this process."""
+    """Serve the launcher that started this process."""
     if os.environ[DEVICE_VARIABLE] == "stream":
         install()
     elif os.environ[DEVICE_VARIABLE] == "cuda":

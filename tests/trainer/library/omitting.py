@@ -1,4 +1,4 @@
-"""A script whose model leaves out one of its layers in each step, another one on each rank."""
+"""A script with a model that leaves out a layer in each step, on each rank another one."""
 
 from __future__ import annotations
 

@@ -1,19 +1,37 @@
-"""Runs of the tests' scripts."""
+"""Runs of the scripts in this folder."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 from tests.trainer.library.forkserver import DEVICE_VARIABLE, SCRIPT_VARIABLE
+from tests.trainer.support import fault_injection
+from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import Job, Pod, job
 from tests.trainer.support.preloaded import SCRIPT
 
 
+class Undisturbed(Protocol):
+    """Returns a run of a script without faults; each runs once a session."""
+
+    def __call__(
+        self,
+        script: str = "one model",
+        /,
+        *flags: str,
+        ranks: int,
+        variables: Mapping[str, str] | None = None,
+    ) -> Job: ...
+
+
 def on(device: str, *, script: str = "one model") -> dict[str, str]:
-    """Variables that make ranks run a script on a device, "cpu", "stream" or "cuda"."""
+    """Return variables that make ranks run a script on a device, "cpu", "stream" or "cuda"."""
     return {DEVICE_VARIABLE: device, SCRIPT_VARIABLE: script}
 
 
@@ -24,9 +42,9 @@ def script_job(
     nodes: int = 1,
     device: str = "cpu",
     script: str = "one model",
-    variables: dict[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[Job]:
-    """A job that runs a script."""
+    """Return a job that runs a script."""
     return job(
         folder,
         nodes=nodes,
@@ -37,14 +55,47 @@ def script_job(
 
 
 def run_to_its_end(of: Job, *more: str) -> Pod:
-    """The one pod of a job, which ends well."""
+    """Run a job of one pod, which must complete."""
     [pod] = of.start_all("--max-restarts", "1000", "--trace-samples", str(of.traces), *more)
     assert pod.wait() == 0, pod.log
     return pod
 
 
+def run_with_faults(
+    folder: Path,
+    plan: Sequence[FaultAt],
+    *flags: str,
+    ranks: int,
+    device: str = "cpu",
+    script: str = "one model",
+    variables: Mapping[str, str] | None = None,
+) -> Job:
+    """Run a script in one pod; its ranks fail as planned and continue without a checkpoint."""
+    folder.mkdir(exist_ok=True)
+    faults = folder / "faults"
+    environment = {**fault_injection.environment([*plan], faults), **(variables or {})}
+    with script_job(
+        folder, ranks=ranks, device=device, script=script, variables=environment
+    ) as run:
+        log = run_to_its_end(run, *flags).log
+    fault_injection.assert_all_happened(plan, faults, log)
+    assert "resuming from checkpoint" not in log
+    return run
+
+
+def log_of(run: Job) -> str:
+    """Return the log of a job of one pod."""
+    [pod] = run.pods
+    return pod.log
+
+
+def ends_of(log: str) -> set[str]:
+    """Return digests of the states with which the ranks of a script ended."""
+    return set(re.findall(r"ends with (\w+)", log))
+
+
 def resume_after_step_6(of: Job, *arguments: str) -> Pod:
-    """Kill the one pod of a job once step 6 is saved; its successor, which ends well."""
+    """Kill the one pod of a job once step 6 is saved; return its successor, which completes."""
     [first] = of.start_all(*arguments)
     first.wait_for_log("(step 6)")
     for pid in first.rank_pids():

@@ -1,37 +1,41 @@
-"""A training script of somebody's own, with all that tempts a recovery to differ by a bit.
+"""A training script with many things in which a recovery could differ by a bit.
 
-Running statistics, dropout, random augmentation, a scheduler, clipped gradients, and an evaluation
-that all ranks take part in.
+It has running statistics, dropout, random augmentation, a scheduler, clipped gradients and an
+evaluation by all ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import io
 import os
+import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ddp_trainer
+import numpy as np
 import torch
 from ddp_trainer.data.sampler import SampleTrace
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from tests.trainer.support import fault_injection
 from tests.trainer.support.norm import network
 
 BATCH_SIZE = 32
 SLOW_EVALUATION = "TEST_SECONDS_A_BATCH"
-"""What each batch of the evaluation takes longer, and is told of."""
+"""Delay of each batch of the evaluation, which is printed then."""
 
 
 class Digits(Dataset[tuple[Tensor, int, int]]):
-    """Digits that are a little different each time they are looked at."""
+    """Digits that are augmented by each of the generators that scripts use."""
 
     def __init__(self, *, train: bool) -> None:
         digits = load_digits()
@@ -47,12 +51,13 @@ class Digits(Dataset[tuple[Tensor, int, int]]):
         index = self._indices[place]
         image = self._images[index]
         if self._train:
-            image = image + 0.1 * torch.randn(8, 8)
+            image = image + 0.1 * torch.randn(8, 8) + 0.1 * float(np.random.normal())
+            image = image.roll(random.choice((-1, 0, 1)), dims=-1)
         return image, self._targets[index], place
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """Those of the bundled trainer's flags that mean something here."""
+    """Parse the few flags of the bundled trainer that these scripts know."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--max-reforms", type=int, default=10)
@@ -66,27 +71,55 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def seeded_parts() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model with running statistics and random numbers, and its optimizer: equal on all ranks."""
+    """Return a model with running statistics and dropout, and its optimizer; equal on all ranks."""
     torch.manual_seed(0)
     model = network(dropout=0.25)
     return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
 def digits(_: int) -> DataLoader[Any]:
-    """All that there are, for all ranks."""
+    """Return the loader of all digits, for any rank."""
     return DataLoader(Digits(train=True), batch_size=BATCH_SIZE, shuffle=True)
 
 
-def main(arguments: Sequence[str], *, loader_of: Callable[[int], DataLoader[Any]] = digits) -> None:
-    """Train to the end on what a rank's loader gives."""
+class LeaveError(Exception):
+    """The rank leaves its loop early."""
+
+
+def leave() -> NoReturn:
+    """Let the rank leave without an error: a fault."""
+    raise LeaveError
+
+
+class Extra:
+    """More parts of a training, which change after each step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.parts: dict[str, Any] = {}
+
+    def after_step(self, steps_done: int) -> None:
+        """Change them."""
+
+
+def main(
+    arguments: Sequence[str],
+    *,
+    loader_of: Callable[[int], DataLoader[Any]] = digits,
+    extra_of: Callable[[nn.Module], Extra] = Extra,
+) -> None:
+    """Train to the end on the batches of each rank's loader."""
+    fault_injection.ACTIONS["leave"] = leave
     options = parsed(arguments)
     model, optimizer = seeded_parts()
+    extra = extra_of(model)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     test_loader = DataLoader(Digits(train=False), batch_size=BATCH_SIZE)
     with ddp_trainer.join(
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
+        **extra.parts,
         checkpoint_every_steps=3,
         group_timeout_seconds=options.group_timeout_seconds,
         rendezvous_timeout_seconds=options.rendezvous_timeout_seconds,
@@ -96,33 +129,44 @@ def main(arguments: Sequence[str], *, loader_of: Callable[[int], DataLoader[Any]
         loader = loader_of(job.rank)
         trace = SampleTrace(options.trace_samples, rank=job.rank)
         net = job.wrap(model, bucket_cap_mb=0.01)
-        for epoch in job.epochs(options.epochs):
-            for inputs, targets, places in job.batches(loader):
-                trace.rank = job.rank  # it may be another one by now
-                trace.write(step=job.steps_done + 1, epoch=epoch, samples=places.tolist())
-                loss = nn.functional.cross_entropy(net(inputs), targets)
-                loss.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                job.step(loss)
-                time.sleep(options.step_delay_seconds)
-            net.eval()
-            right = total = 0
-            with torch.no_grad():
-                for inputs, targets, _ in job.share(test_loader):
-                    if SLOW_EVALUATION in os.environ:
-                        print("evaluating", flush=True)
-                        time.sleep(float(os.environ[SLOW_EVALUATION]))
-                    right += int((net(inputs).argmax(1) == targets).sum())
-                    total += len(targets)
-            net.train()
-            right_of_all, total_of_all = job.sum(right, total)
-            if job.is_main:
-                print(f"epoch {epoch}: {right_of_all:.0f} of {total_of_all:.0f}", flush=True)
-    print(f"ends with {digest(model, optimizer, scheduler)}", flush=True)
+        with contextlib.suppress(LeaveError):
+            for epoch in job.epochs(options.epochs):
+                for inputs, targets, places in job.batches(loader):
+                    trace.rank = job.rank  # it may be another one by now
+                    trace.write(step=job.steps_done + 1, epoch=epoch, samples=places.tolist())
+                    loss = nn.functional.cross_entropy(net(inputs), targets)
+                    fault_injection.reach("within a step")
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    if job.step(loss):
+                        extra.after_step(job.steps_done)
+                    fault_injection.reach("after a step")
+                    time.sleep(options.step_delay_seconds)
+                right, total = evaluate(net, job.share(test_loader))
+                fault_injection.reach("after an epoch")
+                right_of_all, total_of_all = job.sum(right, total)
+                if job.is_main:
+                    print(f"epoch {epoch}: {right_of_all:.0f} of {total_of_all:.0f}", flush=True)
+    print(f"ends with {digest(model, optimizer, scheduler, *extra.parts.values())}", flush=True)
+
+
+def evaluate(net: nn.Module, batches: Iterable[Any]) -> tuple[int, int]:
+    """Return the number of right answers, and of all."""
+    net.eval()
+    right = total = 0
+    with torch.no_grad():
+        for inputs, targets, _ in batches:
+            if SLOW_EVALUATION in os.environ:
+                print("evaluating", flush=True)
+                time.sleep(float(os.environ[SLOW_EVALUATION]))
+            right += int((net(inputs).argmax(1) == targets).sum())
+            total += len(targets)
+    net.train()
+    return right, total
 
 
 def digest(*parts: Any) -> str:
-    """The same where all that they hold is the same to the bit."""
+    """Return a digest of the states of some parts."""
     file = io.BytesIO()
     torch.save([part.state_dict() for part in parts], file)
     return hashlib.sha256(file.getvalue()).hexdigest()

@@ -1,4 +1,4 @@
-"""A script whose ranks read streams of their own, of different lengths, which augment at random."""
+"""A script with a stream for each rank; lengths differ, and samples are augmented at random."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.trainer.library import script
 from tests.trainer.library.script import BATCH_SIZE, Digits
 
 STEPS = 15
-"""Of an epoch: as many as the shortest stream has batches."""
+"""Steps of an epoch: the batches of the shortest stream."""
 
 
 class Share(IterableDataset[tuple[Tensor, int, int]]):
-    """A rank's digits, from wherever it was told to begin."""
+    """A rank's digits, from a position on."""
 
     def __init__(self, rank: int) -> None:
         self._digits = Digits(train=True)
@@ -31,16 +31,16 @@ class Share(IterableDataset[tuple[Tensor, int, int]]):
             yield self._digits[(self._first + self._next - 1) % len(self._digits)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands."""
+        """Return the position."""
         return {"next": self._next}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Stand there when it is iterated next."""
+        """Set the position of the next iteration."""
         self._begin = state["next"]
 
 
 def share(rank: int) -> DataLoader[Any]:
-    """A rank's own."""
+    """Return the loader of a rank."""
     return DataLoader(Share(rank), batch_size=BATCH_SIZE)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import time
 from pathlib import Path
 
 import pytest
@@ -13,11 +11,8 @@ from ddp_trainer.process_group.rendezvous.membership import Membership
 from ddp_trainer.process_group.sockets import Connections
 from torch._C._distributed_c10d import HashStore
 
-from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.support import fault_injection
+from tests.trainer.library.runs import Undisturbed, ends_of, log_of, run_with_faults
 from tests.trainer.support.fault_injection import FaultAt
-
-SCRIPT = "leaving"
 
 
 def membership(store: HashStore, *, rank: int = 0) -> Membership:
@@ -35,14 +30,14 @@ def membership(store: HashStore, *, rank: int = 0) -> Membership:
     )
 
 
-def come(store: HashStore, place: ScriptProgress, *, seconds: float = 60.0) -> None:
+def wait_for_end(store: HashStore, place: ScriptProgress, *, seconds: float = 60.0) -> None:
     wait_for_all_to_end(membership(store), place, lambda: None, timeout_seconds=seconds)
 
 
-def test_a_rank_that_never_comes_to_the_end_is_named() -> None:
+def test_a_rank_that_does_not_reach_the_end_is_named() -> None:
     expected = r"rank 1 did not reach the end of the training within 0\.1 s"
     with pytest.raises(BrokenGroupError, match=expected):
-        come(HashStore(), (3, 0, 0, 0), seconds=0.1)
+        wait_for_end(HashStore(), (3, 0, 0, 0), seconds=0.1)
 
 
 def test_a_group_that_breaks_ends_the_wait() -> None:
@@ -62,10 +57,12 @@ def test_a_group_that_breaks_ends_the_wait() -> None:
         ((3, 0, 0, 1), 5.0),  # it may yet leave its loop
     ],
 )
-def test_who_trains_on_objects(mine: ScriptProgress, objects_after: float | None) -> None:
+def test_a_rank_that_still_trains_objects_to_the_end(
+    mine: ScriptProgress, objects_after: float | None
+) -> None:
     store = HashStore()
     with pytest.raises(BrokenGroupError):
-        come(store, (3, 0, 0, 0), seconds=0.01)
+        wait_for_end(store, (3, 0, 0, 0), seconds=0.01)
     objection = Objection(1, lambda: mine, patience_seconds=5.0)
     of_group, has_objected = membership(store).store, []
     for now in (0.0, 4.0, 5.0):
@@ -74,7 +71,7 @@ def test_who_trains_on_objects(mine: ScriptProgress, objects_after: float | None
     assert has_objected == [objects_after is not None and now >= objects_after for now in (0, 4, 5)]
 
 
-def test_who_has_left_ends_with_an_error_that_names_both() -> None:
+def test_the_error_of_a_rank_that_left_early_names_both_ranks() -> None:
     store = HashStore()
     objection = Objection(1, lambda: (4, 0), patience_seconds=5.0)
 
@@ -85,31 +82,22 @@ def test_who_has_left_ends_with_an_error_that_names_both() -> None:
         wait_for_all_to_end(membership(store), (3, 0), look, timeout_seconds=60)
 
 
-def test_a_rank_that_leaves_early_is_started_again(tmp_path: Path) -> None:
-    """The timeouts of groups are never reached."""
+def test_a_rank_that_leaves_early_is_started_again(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """The timeout of groups is never reached: it is longer than the test's."""
     plan = [
         FaultAt(rank=1, point="after a step", step=5, action="leave"),
         FaultAt(rank=0, point="within a step", step=10, action="leave"),
         FaultAt(rank=1, point="after an epoch", action="leave"),
     ]
-    faults = tmp_path / "faults"
-    variables = fault_injection.environment(plan, faults)
     flags = ("--epochs", "2", "--heartbeat-timeout-seconds", "4", "--group-timeout-seconds", "1000")
-    with script_job(tmp_path / "peace", ranks=2, script=SCRIPT) as expected:
-        peace = run_to_its_end(expected, *flags)
-    begin = time.monotonic()
-    with script_job(tmp_path / "war", ranks=2, script=SCRIPT, variables=variables) as wounded:
-        pod = run_to_its_end(wounded, *flags)
-        fault_injection.assert_all_happened(plan, faults, pod.log)
-        for left, other in ((1, 0), (0, 1)):
-            assert (
-                f"the script of rank {left} left the training while rank {other} continues: "
-                "let all ranks leave it at the same step"
-            ) in pod.log
-        assert pod.log.count("restarting it") == len(plan), pod.log
-        assert ends_of(pod.log) == ends_of(peace.log)
-        assert time.monotonic() - begin < 500
-
-
-def ends_of(log: str) -> set[str]:
-    return set(re.findall(r"ends with (\w+)", log))
+    expected = log_of(undisturbed("one model", *flags, ranks=2))
+    log = log_of(run_with_faults(tmp_path, plan, *flags, ranks=2))
+    for left, other in ((1, 0), (0, 1)):
+        assert (
+            f"the script of rank {left} left the training while rank {other} continues: "
+            "let all ranks leave it at the same step"
+        ) in log
+    assert log.count("restarting it") == len(plan), log
+    assert ends_of(log) == ends_of(expected)

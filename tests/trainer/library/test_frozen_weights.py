@@ -79,8 +79,8 @@ def new_run(*, seed: int = 0) -> TrainState:
     return TrainState({"model": model, "optimizer": optimizer}, seed=0, device=CPU)
 
 
-def handed_over(giver: TrainState, taker: TrainState) -> int:
-    """Transfer the state; return the bytes sent."""
+def sent(giver: TrainState, taker: TrainState) -> int:
+    """Transfer the state; return the number of bytes."""
     pair = Pair()
 
     def give(rank: int) -> int:
@@ -111,7 +111,7 @@ def test_frozen_weights_are_not_sent_to_a_rank_that_has_them() -> None:
     train(giver)
     with torch.no_grad():
         cast(Quantised, taker.models[0]).adapter.weight.zero_()
-    assert handed_over(giver, taker) < 1 << 18, "the adapter, and what Adam knows of it"
+    assert sent(giver, taker) < 1 << 18, "the adapter, and its state of Adam"
     assert_equal(giver, taker)
     assert taker.position.step == 1
 
@@ -131,17 +131,17 @@ def test_frozen_weights_that_have_changed_are_sent(
 ) -> None:
     giver, taker = new_run(), new_run()
     change(cast(Quantised, (giver if of == "giver" else taker).models[0]))
-    assert 1 << 22 <= handed_over(giver, taker) < 1 << 23, "one of the two"
+    assert 1 << 22 <= sent(giver, taker) < 1 << 23, "one of the two"
     assert_equal(giver, taker)
 
 
 def test_a_rank_with_other_weights_gets_all() -> None:
     giver, taker = new_run(), new_run(seed=1)
-    assert handed_over(giver, taker) > 1 << 23
+    assert sent(giver, taker) > 1 << 23
     assert_equal(giver, taker)
 
 
-def test_a_model_that_is_in_its_place_is_not_moved() -> None:
+def test_a_model_on_its_device_is_not_moved() -> None:
     new_run()
     with pytest.raises(
         ConfigurationError, match=r"cannot move model to meta .*`4-bit`.* load it there"
@@ -149,7 +149,7 @@ def test_a_model_that_is_in_its_place_is_not_moved() -> None:
         TrainState({"model": Quantised(side=SIDE)}, seed=0, device=torch.device("meta"))
 
 
-def test_a_model_that_is_elsewhere_is_moved() -> None:
+def test_a_model_on_another_device_is_moved() -> None:
     model = nn.Linear(2, 2)
     TrainState({"model": model}, seed=0, device=torch.device("meta"))
     assert model.weight.device.type == "meta"

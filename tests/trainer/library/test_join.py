@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from ddp_trainer.telemetry.termination import RankReport
 from torch import distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -62,19 +62,15 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.fixture
-def job(
-    no_launcher: None, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> Iterator[ddp_trainer.Job]:
-    del no_launcher
+def job(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[ddp_trainer.Job]:
     with ddp_trainer.join(model=model, optimizer=optimizer) as joined:
         yield joined
 
 
 def test_each_printed_line_of_a_script_is_one_write(
-    no_launcher: None, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With PYTHONUNBUFFERED as well, as in pods; otherwise the trainer's lines come into it."""
-    del no_launcher
+    """With PYTHONUNBUFFERED, as in pods; otherwise lines of the trainer could come between."""
     read, write = os.pipe2(os.O_DIRECT)  # what is read is what one write has written
     with os.fdopen(read, "rb", buffering=0) as printed, io.FileIO(write, "w") as unbuffered:
         stdout = io.TextIOWrapper(unbuffered, write_through=True)
@@ -107,7 +103,7 @@ def test_all_samples_come_once_an_epoch(job: ddp_trainer.Job, model: nn.Module) 
     assert job.steps_done == 6
 
 
-def test_steps_are_those_of_a_loop_without_it(job: ddp_trainer.Job, model: nn.Module) -> None:
+def test_steps_equal_those_of_a_plain_loop(job: ddp_trainer.Job, model: nn.Module) -> None:
     torch.manual_seed(0)
     plain = nn.Linear(1, 1)
     its_optimizer = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9)
@@ -119,8 +115,7 @@ def test_steps_are_those_of_a_loop_without_it(job: ddp_trainer.Job, model: nn.Mo
     torch.testing.assert_close(model.state_dict(), plain.state_dict())
 
 
-@pytest.mark.usefixtures("no_launcher")
-def test_a_job_that_ends_does_not_wait_for_itself_to_let_go_of_its_group(model: nn.Module) -> None:
+def test_a_job_that_ends_releases_its_group(model: nn.Module) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with ddp_trainer.join(model=model, optimizer=optimizer) as job:
         train(job, job.wrap(model), epochs=1)
@@ -128,14 +123,9 @@ def test_a_job_that_ends_does_not_wait_for_itself_to_let_go_of_its_group(model: 
     assert group() is None
 
 
-def test_accumulated_batches_make_a_step(job: ddp_trainer.Job, model: nn.Module) -> None:
-    assert len(train(job, job.wrap(model), epochs=2, accumulate=2)) == 6
-    assert job.steps_done == 4, "the last batch of an epoch has no other to wait for"
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_an_epoch_has_as_many_steps_as_is_said_before(
+def test_steps_per_epoch_is_the_number_of_steps(
     job: ddp_trainer.Job, model: nn.Module, accumulate: int, drop_last: bool
 ) -> None:
     net, loader = job.wrap(model), loader_of(drop_last=drop_last)
@@ -168,7 +158,7 @@ def test_weights_make_the_mean_of_a_step(job: ddp_trainer.Job, model: nn.Module)
     assert job.steps_done == 1
 
 
-def test_training_ends_with_the_last_step_that_is_wanted(no_launcher: None, tmp_path: Path) -> None:
+def test_training_ends_with_the_last_wanted_step(tmp_path: Path) -> None:
     def run(max_steps: int) -> tuple[int, int]:
         torch.manual_seed(0)
         model = nn.Linear(1, 1)
@@ -184,37 +174,52 @@ def test_training_ends_with_the_last_step_that_is_wanted(no_launcher: None, tmp_
                 evaluations += 1
             return job.steps_done, evaluations
 
-    del no_launcher
     assert run(4) == (4, 2), "one epoch of three steps, and a part of one"
-    assert run(4) == (4, 1), "what is complete is evaluated once more"
+    assert run(4) == (4, 1), "a complete training is evaluated again"
     assert run(6) == (6, 1), "the rest of the epoch"
     assert run(0) == (12, 3)
 
 
-def test_a_scheduler_may_count_epochs(no_launcher: None, tmp_path: Path) -> None:
-    def run(epochs: int, folder: Path) -> list[float]:
-        torch.manual_seed(0)
-        model = nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-        rates: list[float] = []
-        optimizer.register_step_pre_hook(
-            lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
-        )
-        with ddp_trainer.join(
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            scheduler_interval="epoch",
-            checkpoint_dir=folder,
-        ) as job:
-            train(job, job.wrap(model), epochs=epochs)
-        return rates
+def rates_of(
+    folder: Path,
+    scheduler_of: Callable[[torch.optim.Optimizer], Any],
+    scores: Sequence[float],
+    **settings: Any,
+) -> list[float]:
+    """Train an epoch for each score; return the rate of each step."""
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = scheduler_of(optimizer)
+    rates: list[float] = []
+    optimizer.register_step_pre_hook(
+        lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+    )
+    with ddp_trainer.join(
+        model=model, optimizer=optimizer, scheduler=scheduler, checkpoint_dir=folder, **settings
+    ) as job:
+        net, loader = job.wrap(model), loader_of()
+        for epoch in job.epochs(len(scores)):
+            for (inputs,) in job.batches(loader):
+                net(inputs).sum().backward()
+                job.step()
+            if isinstance(scheduler, ReduceLROnPlateau):
+                job.evaluated(scores[epoch])
+    return rates
 
-    del no_launcher
-    assert run(3, tmp_path / "whole") == [1.0] * 3 + [0.5] * 3 + [0.25] * 3
-    assert run(1, tmp_path / "cut") == [1.0] * 3
-    assert run(3, tmp_path / "cut") == [0.5] * 3 + [0.25] * 3
+
+def test_a_scheduler_may_count_epochs(tmp_path: Path) -> None:
+    def run(epochs: int, folder: str) -> list[float]:
+        return rates_of(
+            tmp_path / folder,
+            lambda optimizer: ExponentialLR(optimizer, 0.5),
+            [0.0] * epochs,
+            scheduler_interval="epoch",
+        )
+
+    assert run(3, "whole") == [1.0] * 3 + [0.5] * 3 + [0.25] * 3
+    assert run(1, "cut") == [1.0] * 3
+    assert run(3, "cut") == [0.5] * 3 + [0.25] * 3
 
 
 @pytest.mark.parametrize(
@@ -222,64 +227,23 @@ def test_a_scheduler_may_count_epochs(no_launcher: None, tmp_path: Path) -> None
     [("max", [1.0, 2.0, 2.0, 1.0, 3.0]), ("min", [-3.0, -2.0, -2.0, -3.0, -1.0])],
 )
 def test_a_rate_falls_when_scores_get_no_better(
-    no_launcher: None, tmp_path: Path, mode: Literal["min", "max"], scores: list[float]
+    tmp_path: Path, mode: Literal["min", "max"], scores: list[float]
 ) -> None:
-    def run(epochs: int, folder: Path) -> list[float]:
-        torch.manual_seed(0)
-        model = nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        scheduler = ReduceLROnPlateau(optimizer, mode=mode, factor=0.5, patience=0)
-        rates: list[float] = []
-        optimizer.register_step_pre_hook(
-            lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+    def run(epochs: int, folder: str) -> list[float]:
+        return rates_of(
+            tmp_path / folder,
+            lambda optimizer: ReduceLROnPlateau(optimizer, mode=mode, factor=0.5, patience=0),
+            scores[:epochs],
         )
-        with ddp_trainer.join(
-            model=model, optimizer=optimizer, scheduler=scheduler, checkpoint_dir=folder
-        ) as job:
-            net, loader = job.wrap(model), loader_of()
-            for epoch in job.epochs(epochs):
-                for (inputs,) in job.batches(loader):
-                    net(inputs).sum().backward()
-                    job.step()
-                job.evaluated(scores[epoch])
-        return rates
 
-    del no_launcher
-    assert run(5, tmp_path / "whole") == [1.0] * 9 + [0.5] * 3 + [0.25] * 3
-    assert run(3, tmp_path / "cut") == [1.0] * 9
-    assert run(5, tmp_path / "cut") == [0.5] * 3 + [0.25] * 3
-
-
-def test_an_unknown_compression_is_refused(no_launcher: None, model: nn.Module) -> None:
-    del no_launcher
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with (
-        ddp_trainer.join(model=model, optimizer=optimizer) as job,
-        pytest.raises(ConfigurationError, match=r"choose from none, fp16, bf16$"),
-    ):
-        job.wrap(model, gradient_compression="zip")
-
-
-def test_a_checkpoint_is_gone_on_from(no_launcher: None, tmp_path: Path) -> None:
-    def run(epochs: int, folder: Path) -> tuple[list[list[float]], dict[str, Any]]:
-        torch.manual_seed(0)
-        model = nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        with ddp_trainer.join(model=model, optimizer=optimizer, checkpoint_dir=folder) as job:
-            return train(job, job.wrap(model), epochs=epochs), model.state_dict()
-
-    del no_launcher
-    first, _ = run(1, tmp_path / "cut")
-    second, resumed = run(3, tmp_path / "cut")
-    whole, expected = run(3, tmp_path / "whole")
-    assert first + second == whole
-    torch.testing.assert_close(resumed, expected, rtol=0, atol=0)
+    assert run(5, "whole") == [1.0] * 9 + [0.5] * 3 + [0.25] * 3
+    assert run(3, "cut") == [1.0] * 9
+    assert run(5, "cut") == [0.5] * 3 + [0.25] * 3
 
 
 def test_a_scripts_own_numbers_are_shown(
-    no_launcher: None, model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del no_launcher
     file = tmp_path / "status.json"
     monkeypatch.setenv("DDP_STATUS_FILE", str(file))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -304,7 +268,7 @@ def test_a_scripts_own_numbers_are_shown(
     assert logged[1][1]["perplexity"] == 4.0
 
 
-def test_names_in_a_scripts_own_file_are_looked_at() -> None:
+def test_bad_names_in_a_scripts_own_status_file_are_left_out() -> None:
     status = Status(step=1, metrics={'x"} 1\nddp_step 7': 1.0, "good": 2.0})
     metrics = parse(render(status, rank_restarts=0))
     assert metrics["ddp_step"] == 1
@@ -327,28 +291,6 @@ class Noise(Dataset[float]):
 
     def __getitem__(self, index: int) -> float:
         return index + float(torch.rand(()))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_random_samples_depend_on_their_place_alone(workers: int) -> None:
-    def drawn(workers: int, *, ranks: int, done: int = 0) -> list[float]:
-        loader = DataLoader(Noise(), batch_size=2, shuffle=True, num_workers=workers)
-        loading = Loading(loader, seed=7)
-        shares = [
-            torch.cat(
-                [
-                    *loading.rest(
-                        3, done, ShardAssignment(shards=ranks, rank=rank, size=ranks)
-                    ).batches
-                ]
-            )
-            for rank in range(ranks)
-        ]
-        return sorted(torch.cat(shares).tolist())
-
-    alone = drawn(0, ranks=1)
-    assert drawn(workers, ranks=2) == alone
-    assert set(drawn(workers, ranks=1, done=4)) < set(alone)
 
 
 class Endless(IterableDataset[int]):
@@ -376,7 +318,7 @@ def test_random_batches_depend_on_their_place_alone(workers: int) -> None:
     assert sorted(int(value) for batch in seen for value in batch) == list(range(SAMPLES))
 
 
-def test_kept_workers_serve_one_epoch_after_another() -> None:
+def test_persistent_workers_serve_several_epochs() -> None:
     loader = DataLoader(Noise(), batch_size=2, num_workers=2, persistent_workers=True)
     loading = Loading(loader, seed=7)
     cut = loading.rest(0, 0, ALONE).batches
@@ -424,8 +366,7 @@ def test_a_loader_that_cannot_be_resumed_is_refused(loader: DataLoader[Any], mes
         Loading(loader, seed=0)
 
 
-def test_batches_of_a_batch_sampler_are_not_cut(no_launcher: None, model: nn.Module) -> None:
-    del no_launcher
+def test_batches_of_a_batch_sampler_are_not_cut(model: nn.Module) -> None:
     batches = [[0, 1, 2], [3, 4]]
     loader = DataLoader(loader_of().dataset, batch_sampler=batches)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -436,7 +377,7 @@ def test_batches_of_a_batch_sampler_are_not_cut(no_launcher: None, model: nn.Mod
         next(job.batches(loader))
 
 
-def test_ranks_ask_each_other_between_epochs(job: ddp_trainer.Job, model: nn.Module) -> None:
+def test_sums_are_refused_within_the_loop(job: ddp_trainer.Job, model: nn.Module) -> None:
     net, loader = job.wrap(model), loader_of()
     for _ in job.epochs(1):
         for number, (inputs,) in enumerate(job.batches(loader)):
@@ -451,8 +392,7 @@ def test_ranks_ask_each_other_between_epochs(job: ddp_trainer.Job, model: nn.Mod
         assert job.sum(1) == [1]
 
 
-@pytest.mark.usefixtures("no_launcher")
-def test_a_script_leaves_the_process_group_to_the_job(model: nn.Module) -> None:
+def test_a_script_with_its_own_process_group_is_refused(model: nn.Module) -> None:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(SystemExit) as end, ddp_trainer.join(model=model):
@@ -463,7 +403,7 @@ def test_a_script_leaves_the_process_group_to_the_job(model: nn.Module) -> None:
     assert "remove init_process_group() from the script" in str(end.value.__cause__)
 
 
-def test_the_optimizer_steps_behind_the_gate_alone(
+def test_a_step_of_the_optimizer_itself_is_refused(
     job: ddp_trainer.Job, optimizer: torch.optim.Optimizer
 ) -> None:
     del job
@@ -471,39 +411,36 @@ def test_the_optimizer_steps_behind_the_gate_alone(
         optimizer.step()
 
 
-def test_a_step_needs_a_batch(job: ddp_trainer.Job, model: nn.Module) -> None:
+def test_batches_and_steps_alternate(job: ddp_trainer.Job, model: nn.Module) -> None:
     net = job.wrap(model)
     with pytest.raises(RuntimeError, match=r"job\.step\(\) was called without a batch"):
         job.step()
     batches = job.batches(loader_of())
-    for (inputs,) in batches:
-        net(inputs).sum().backward()
+    (inputs,) = next(batches)
+    net(inputs).sum().backward()
+    job.step()
+    with pytest.raises(RuntimeError, match="without a batch"):
         job.step()
-        with pytest.raises(RuntimeError, match="without a batch"):
-            job.step()
-        break
-
-
-def test_a_batch_needs_a_step(job: ddp_trainer.Job, model: nn.Module) -> None:
-    job.wrap(model)
-    batches = job.batches(loader_of())
     next(batches)
     with pytest.raises(RuntimeError, match=r"another batch without job\.step\(\)"):
         next(batches)
 
 
-def test_a_model_is_wrapped_once(job: ddp_trainer.Job, model: nn.Module) -> None:
+def test_a_model_is_wrapped_once_with_known_settings(
+    job: ddp_trainer.Job, model: nn.Module
+) -> None:
+    for settings, message in (
+        ({"device_ids": [0]}, "not device_ids"),
+        ({"gradient_compression": "zip"}, r"choose from none, fp16, bf16$"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            job.wrap(model, **settings)
     net = job.wrap(model)
     for again in (model, net):
         with pytest.raises(ConfigurationError, match="wrapped already"):
             job.wrap(again)
     with pytest.raises(ConfigurationError, match=r"join\(\) does not know"):
         job.wrap(nn.Linear(1, 1))
-
-
-def test_what_wrap_takes_is_what_it_does(job: ddp_trainer.Job, model: nn.Module) -> None:
-    with pytest.raises(ConfigurationError, match="not device_ids"):
-        job.wrap(model, device_ids=[0])
 
 
 class Extra:
@@ -543,10 +480,7 @@ class ZeroRedundancyOptimizer(Extra):
         ({"optimizer": ZeroRedundancyOptimizer()}, "a lost rank's part of its state"),
     ],
 )
-def test_what_cannot_be_remembered_is_refused(
-    no_launcher: None, parts: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    del no_launcher, capsys
+def test_parts_that_cannot_be_saved_are_refused(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(SystemExit) as end, ddp_trainer.join(**parts):
         raise AssertionError("it joined")
     assert end.value.code == 64
@@ -554,13 +488,12 @@ def test_what_cannot_be_remembered_is_refused(
     assert message in str(end.value.__cause__)
 
 
-def test_a_script_that_fails_fails(no_launcher: None, model: nn.Module) -> None:
-    del no_launcher
+def test_a_script_that_fails_fails(model: nn.Module) -> None:
     with pytest.raises(ZeroDivisionError), ddp_trainer.join(model=model) as job:
         print(job.steps_done / 0)
 
 
-def test_whoever_has_finished_needs_nobody_any_more() -> None:
+def test_a_finished_rank_does_not_need_lost_peers() -> None:
     report = RankReport({})
     gone = LostPeerError("rank 1 is gone")
     assert tell(report, gone) is ExitCode.LOST_PEER
@@ -602,6 +535,6 @@ def test_without_an_environment_a_process_is_alone() -> None:
     assert found.placement.checkpoint_dir is None
 
 
-def test_a_rank_without_a_place_is_told() -> None:
+def test_a_rank_without_a_local_rank_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="LOCAL_RANK or LOCAL_WORLD_SIZE is not"):
         environment_of({"RANK": "1", "WORLD_SIZE": "2"})

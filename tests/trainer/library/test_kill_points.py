@@ -4,109 +4,107 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.trainer.library.runs import resume_after_step_6, run_to_its_end, script_job
+from tests.trainer.library.runs import (
+    Undisturbed,
+    ends_of,
+    log_of,
+    resume_after_step_6,
+    run_with_faults,
+    script_job,
+)
 from tests.trainer.recovery.test_kill_points import plan_for, spread
 from tests.trainer.support import fault_injection
 from tests.trainer.support.fault_injection import FaultAt
-from tests.trainer.support.pods import Job, assert_same
+from tests.trainer.support.pods import assert_same
 from tests.trainer.support.runs import LAST_STEP, assert_same_run
 
-pytestmark = [pytest.mark.timeout(600)]
 
-Reference = Callable[[int, str], Job]
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """Return an undisturbed run of each kind."""
-    known: dict[tuple[int, str], Job] = {}
-
-    def undisturbed(ranks: int, device: str) -> Job:
-        if (ranks, device) not in known:
-            folder = tmp_path_factory.mktemp(f"undisturbed-{ranks}")
-            with script_job(folder, ranks=ranks, device=device) as peaceful:
-                run_to_its_end(peaceful)
-            known[ranks, device] = peaceful
-        return known[ranks, device]
-
-    return undisturbed
-
-
-@pytest.mark.parametrize(("device", "ranks"), [("stream", 2), ("stream", 4)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.nightly)])
 def test_ranks_of_a_script_die_at_every_point(
-    device: str, ranks: int, tmp_path: Path, reference: Reference
+    ranks: int, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    plan, faults = plan_for(ranks), tmp_path / "faults"
-    variables = fault_injection.environment(plan, faults)
-    with script_job(tmp_path, ranks=ranks, device=device, variables=variables) as wounded:
-        pod = run_to_its_end(wounded)
-        fault_injection.assert_all_happened(plan, faults, pod.log)
-        assert "resuming from checkpoint" not in pod.log
-        expected = reference(ranks, device)
-        assert_same_run(wounded, expected)
+    actual = run_with_faults(tmp_path, plan_for(ranks), ranks=ranks, device="stream")
+    assert_same_run(actual, undisturbed(ranks=ranks))
 
 
-@pytest.mark.parametrize("device", ["cpu", "stream"])
-def test_ranks_whose_optimizers_take_turns_die_at_every_point(device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.nightly), "stream"])
+def test_ranks_whose_optimizers_take_turns_die_at_every_point(
+    device: str, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     """A rank may be lost when some or all ranks have taken half of a step."""
-    script, faults = "two models", tmp_path / "faults"
+    script = "two models"
     dead = [
         FaultAt(rank=rank, point=point, turn=turn)
         for point in fault_injection.IN_A_TURN
         for rank, turn in ((0, 0), (1, 1), (2, 0), (2, 1))
     ]
     plan = spread(dead, begin=2, end=LAST_STEP[3] - 2)
-    variables = fault_injection.environment(plan, faults)
-    with script_job(tmp_path / "peace", ranks=3, device=device, script=script) as expected:
-        run_to_its_end(expected)
-    with script_job(
-        tmp_path / "war", ranks=3, device=device, script=script, variables=variables
-    ) as wounded:
-        pod = run_to_its_end(wounded)
-        fault_injection.assert_all_happened(plan, faults, pod.log)
-        assert "resuming from checkpoint" not in pod.log
-        assert_same_run(wounded, expected)
+    actual = run_with_faults(tmp_path, plan, ranks=3, device=device, script=script)
+    assert_same_run(actual, undisturbed(script, ranks=3))
 
 
-def test_all_ranks_die_and_resume_from_a_checkpoint(tmp_path: Path, reference: Reference) -> None:
-    with script_job(tmp_path, ranks=2) as wounded:
-        resume_after_step_6(wounded, "--step-delay-seconds=0.1")
-        assert_same(wounded.state(LAST_STEP[2]), reference(2, "cpu").state(LAST_STEP[2]))
+AVERAGE = "an average"
+"""What this script changes after a step belongs to the step."""
 
 
-def test_the_last_save_may_take_longer_than_any_other_and_any_collective(tmp_path: Path) -> None:
+def test_all_ranks_die_and_resume_from_a_checkpoint(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    expected = undisturbed(AVERAGE, ranks=2)
+    with script_job(tmp_path, ranks=2, script=AVERAGE) as killed:
+        second = resume_after_step_6(killed, "--step-delay-seconds=0.1")
+        assert_same(killed.state(LAST_STEP[2]), expected.state(LAST_STEP[2]))
+        assert ends_of(second.log) == ends_of(log_of(expected))
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_changes_after_a_step_reach_the_successor_of_a_rank(
+    rank: int, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """It is lost after the other rank has taken the step too, and before both compare states."""
+    expected = undisturbed(AVERAGE, ranks=2)
+    plan = [
+        FaultAt(rank=rank, point="after the optimizer's step", step=10),
+        FaultAt(rank=rank, point="gate", step=20),
+        FaultAt(rank=rank, point="vote", step=30),
+    ]
+    actual = run_with_faults(tmp_path, plan, ranks=2, script=AVERAGE)
+    assert_same_run(actual, expected)
+    assert ends_of(log_of(actual)) == ends_of(log_of(expected))
+
+
+def test_the_last_save_may_take_longer_than_all_timeouts(tmp_path: Path) -> None:
     """The script's timeouts are 5 s, and the save of rank 0 takes longer."""
     last = LAST_STEP[2]
     slow = FaultAt(rank=0, point="within a save", step=last + 1, action="wait")
-    variables = fault_injection.environment([slow], tmp_path / "faults")
-    with script_job(tmp_path, ranks=2, variables=variables) as of:
-        pod = run_to_its_end(of)
-        fault_injection.assert_all_happened([slow], tmp_path / "faults", pod.log)
-        assert "rank 0 has been saving for" in pod.log
-        assert re.search(
-            rf"waiting for the save of step {last}: \d+% after \d+ s; no time limit but the pod's "
-            r"grace period \(after a stop signal: 14 s\)",
-            pod.log,
-        )
-        assert pod.log.count("formed") == 1, pod.log
-        assert pod.message["checkpoint"]["step"] == last
+    run = run_with_faults(tmp_path, [slow], ranks=2)
+    log = log_of(run)
+    assert "rank 0 has been saving for" in log
+    assert re.search(
+        rf"waiting for the save of step {last}: \d+% after \d+ s; no time limit but the pod's "
+        r"grace period \(after a stop signal: 14 s\)",
+        log,
+    )
+    assert log.count("formed") == 1, log
+    assert run.pods[0].message["checkpoint"]["step"] == last
 
 
-def test_told_to_stop_ranks_save_the_same_step(tmp_path: Path, reference: Reference) -> None:
-    with script_job(tmp_path, ranks=2, nodes=2) as told:
-        pods = told.start_all("--step-delay-seconds=0.1")
+def test_stopped_ranks_of_a_script_save_the_same_step(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    with script_job(tmp_path, ranks=2, nodes=2) as stopped:
+        pods = stopped.start_all("--step-delay-seconds=0.1")
         pods[0].wait_for_log("(step 6)")
         for pod in pods:
             pod.stop()
         for pod in pods:
             assert pod.wait() == 128 + signal.SIGTERM, pod.log
         [saved] = {pod.message["step"] for pod in pods}
-        for pod in told.start_all():
+        for pod in stopped.start_all():
             assert pod.wait() == 0, pod.log
-            assert f"step-{saved:08d}" in told.pods[2].log
-        assert_same(told.state(LAST_STEP[2]), reference(2, "cpu").state(LAST_STEP[2]))
+            assert f"step-{saved:08d}" in stopped.pods[2].log
+        assert_same(stopped.state(LAST_STEP[2]), undisturbed(ranks=2).state(LAST_STEP[2]))

@@ -84,7 +84,7 @@ def test_a_sharded_model_continues_from_the_memory_of_the_pod(
 
 @NEEDS_TORCH
 @pytest.mark.usefixtures("volume")
-def test_a_script_cannot_save_a_sharded_model_that_is_saved_already() -> None:
+def test_a_script_cannot_save_a_sharded_model_itself() -> None:
     model = nn.Linear(1, 1)
     fully_shard(model, mesh=ddp_trainer.device_mesh())
     message = r"remove ddp_trainer\.memory\.save"
@@ -101,7 +101,7 @@ def test_a_snapshot_of_a_script_is_not_loaded(volume: Path) -> None:
     assert volume.exists()
 
 
-def test_steps_that_are_taken_again_are_not_saved_under_the_same_names(tmp_path: Path) -> None:
+def test_repeated_steps_are_not_saved_under_the_same_names(tmp_path: Path) -> None:
     """This rank was lost before it saved steps 2 and 3. Others have, perhaps in another state."""
     env = variables(tmp_path, ranks=2)
     place = Volume.from_env(env)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import ddp_trainer
@@ -15,24 +14,23 @@ from ddp_trainer.exit_codes import ExitCode
 from torch import distributed as dist
 from torch import nn
 
-from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.support import fault_injection
+from tests.trainer.library.runs import Undisturbed, log_of, run_with_faults
 from tests.trainer.support.fault_injection import FaultAt
-from tests.trainer.support.pods import Job, Pod, assert_same
+from tests.trainer.support.pods import Job, assert_same
 from tests.trainer.support.pods import job as pods_job
 
 RANKS = 3
-EPOCHS = 6
+EPOCHS = 7
 STEPS = 15
 """Steps of an epoch: ceil(ceil(1438 / 3) / 32)."""
-
-pytestmark = [pytest.mark.timeout(600)]
+FLAGS = ("--epochs", str(EPOCHS), "--group-timeout-seconds", "1000")
+"""No loss is noticed by the timeout of the group."""
 
 
 def plan_for(rank: int) -> list[FaultAt]:
-    """Plan a death before each of the script's collectives, once between any two steps."""
+    """Plan a fault before each of the script's collectives, once between any two steps."""
     in_the_loop = [("within a step", 4), ("after a step", 8), ("before an epoch", STEPS)]
-    at_the_end = ["barrier", "evaluation", "gathering", "in a smaller group"]
+    at_the_end = ["barrier", "evaluation", "gathering", "between two sums", "in a smaller group"]
     if rank == 0:  # no member
         at_the_end.remove("in a smaller group")
     ends = [(point, (epoch + 2) * STEPS) for epoch, point in enumerate(at_the_end)]
@@ -41,55 +39,40 @@ def plan_for(rank: int) -> list[FaultAt]:
     return [FaultAt(rank=rank, point="before training"), *later]
 
 
-def run(folder: Path, *, device: str, plan: list[FaultAt]) -> tuple[Job, Pod]:
-    """Run the script to its end."""
-    variables = fault_injection.environment(plan, folder / "faults")
-    with script_job(
-        folder, ranks=RANKS, device=device, script="collectives", variables=variables
-    ) as job:
-        return job, run_to_its_end(job, "--epochs", str(EPOCHS))
-
-
-def printed(pod: Pod) -> list[str]:
+def printed(run: Job) -> list[str]:
     """Return the printed epochs and the end of the script; the same on all ranks."""
-    epochs = dict.fromkeys(re.findall(r"epoch \d+: \(.*", pod.log))
-    return [*epochs, *sorted(set(re.findall(r"ends with \w+", pod.log)))]
+    epochs = dict.fromkeys(re.findall(r"epoch \d+: \(.*", log_of(run)))
+    return [*epochs, *sorted(set(re.findall(r"ends with \w+", log_of(run))))]
 
 
-Reference = Callable[[str], tuple[Job, Pod]]
+def nightly(rank: int, device: str) -> object:
+    """Return parameters of a nightly test."""
+    return pytest.param(rank, device, marks=pytest.mark.nightly)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """Return an undisturbed run on each device."""
-    known: dict[str, tuple[Job, Pod]] = {}
-
-    def on(device: str) -> tuple[Job, Pod]:
-        if device not in known:
-            folder = tmp_path_factory.mktemp(f"undisturbed-{device}")
-            known[device] = run(folder, device=device, plan=[])
-        return known[device]
-
-    return on
-
-
-@pytest.mark.parametrize("device", ["cpu", "stream"])
-@pytest.mark.parametrize("rank", range(RANKS))
+@pytest.mark.parametrize(
+    ("rank", "device"),
+    [
+        (0, "stream"),
+        (RANKS - 1, "cpu"),
+        *(nightly(*both) for both in ((0, "cpu"), (1, "cpu"), (1, "stream"), (2, "stream"))),
+    ],
+)
 def test_no_other_rank_ends_when_one_is_lost(
-    rank: int, device: str, tmp_path: Path, undisturbed: Reference
+    rank: int, device: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     plan = plan_for(rank)
-    expected, peace = undisturbed(device)
-    wounded, pod = run(tmp_path, device=device, plan=plan)
-    fault_injection.assert_all_happened(plan, tmp_path / "faults", pod.log)
-    assert pod.log.count("restarting it") == len(plan), pod.log
-    assert "resuming from checkpoint" not in pod.log
-    assert printed(pod) == printed(peace)
+    expected = undisturbed("collectives", *FLAGS, ranks=RANKS)
+    actual = run_with_faults(
+        tmp_path, plan, *FLAGS, ranks=RANKS, device=device, script="collectives"
+    )
+    assert log_of(actual).count("restarting it") == len(plan), log_of(actual)
+    assert printed(actual) == printed(expected)
     last = EPOCHS * STEPS
-    assert_same(wounded.state(last), expected.state(last))
+    assert_same(actual.state(last), expected.state(last))
 
 
-def test_a_script_that_wraps_its_model_by_itself_is_told_how_to(tmp_path: Path) -> None:
+def test_a_script_that_wraps_its_model_itself_gets_a_remedy(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(
         "import ddp_trainer, torch\n"
@@ -99,7 +82,7 @@ def test_a_script_that_wraps_its_model_by_itself_is_told_how_to(tmp_path: Path) 
         "with ddp_trainer.join(model=model, optimizer=optimizer):\n"
         "    DistributedDataParallel(model)\n"
     )
-    with pods_job(tmp_path, nodes=1, local_world_size=2, imports_torch=True) as job:
+    with pods_job(tmp_path, nodes=1, local_world_size=2) as job:
         [pod] = job.start_all("--", sys.executable, str(program))
         assert pod.wait() == ExitCode.CONFIGURATION
     assert "create it with job.wrap(model), which accepts its arguments" in pod.message["error"]

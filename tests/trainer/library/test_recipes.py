@@ -13,13 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.trainer.library.runs import script_job
+from tests.trainer.library.runs import log_of, run_with_faults, script_job
 from tests.trainer.library.sharded.sharding import NEEDS_TORCH
 from tests.trainer.support import fault_injection
 from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.pods import Job, assert_same
-
-pytestmark = [pytest.mark.timeout(600)]
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "your-loop.md"
 RECIPES = Path(__file__).parents[3] / "trainer-image" / "examples" / "your_script" / "recipes"
@@ -52,20 +50,16 @@ def run(of: Job) -> str:
 def assert_survives(
     folder: Path, script: str, *, plan: Sequence[FaultAt] = EVERY_STEP, ranks: int = 2
 ) -> Job:
-    """Compare an undisturbed run, which is returned, with one that loses ranks, and one that loses
-    all of them at once.
+    """Compare a run without faults with one that loses ranks, and one that loses all at once.
+
+    Return the first.
     """
-    with script_job(folder / "peace", ranks=ranks, script=script) as peaceful:
-        expected = results(run(peaceful))
-        assert expected
-    faults = folder / "faults"
-    variables = fault_injection.environment([*plan], faults)
-    with script_job(folder / "war", ranks=ranks, script=script, variables=variables) as wounded:
-        log = run(wounded)
-        fault_injection.assert_all_happened(plan, faults, log)
-        assert "resuming from checkpoint" not in log
-        assert results(log) == expected
-        assert_same(wounded.last_state, peaceful.last_state)
+    peaceful = run_with_faults(folder / "undisturbed", [], ranks=ranks, script=script)
+    expected = results(log_of(peaceful))
+    assert expected
+    actual = run_with_faults(folder / "faulty", plan, ranks=ranks, script=script)
+    assert results(log_of(actual)) == expected
+    assert_same(actual.last_state, peaceful.last_state)
     slow = FaultAt(rank=0, point="vote", step=SAVE_EVERY + 2, action="wait")
     variables = fault_injection.environment([slow], folder / "slow")
     with script_job(folder / "end", ranks=ranks, script=script, variables=variables) as ended:
@@ -91,6 +85,7 @@ def test_a_text_file_and_a_trainer_class(tmp_path: Path) -> None:
     assert trained.last_state["optimizer"]["param_groups"][0]["lr"] < 1e-3, "the rate has fallen"
 
 
+@pytest.mark.nightly
 def test_meters_that_all_reduce_and_schedules_by_epoch(tmp_path: Path) -> None:
     trained = assert_survives(tmp_path, command("imagenet"))
     [log] = [pod.log for pod in trained.pods]
@@ -107,12 +102,14 @@ def test_meters_that_all_reduce_and_schedules_by_epoch(tmp_path: Path) -> None:
         assert tuned.last_state["optimizer"]["state"] == {}
 
 
+@pytest.mark.nightly
 def test_accumulation_and_a_rate_set_by_hand(tmp_path: Path) -> None:
     tokens = tmp_path / "train.bin"
     np.random.default_rng(0).integers(0, 32, 4000, dtype=np.uint16).tofile(tokens)
     assert_survives(tmp_path, command("nanogpt", "--data", str(tokens)), ranks=3)
 
 
+@pytest.mark.nightly
 def test_two_optimizers_and_three_backward_passes(tmp_path: Path) -> None:
     plan = [
         FaultAt(rank=1, point="backward", step=3, turn=0),
@@ -122,9 +119,10 @@ def test_two_optimizers_and_three_backward_passes(tmp_path: Path) -> None:
     assert_survives(tmp_path, command("dcgan"), plan=plan)
 
 
+@pytest.mark.nightly
 def test_an_average_of_the_weights_and_a_sampler(tmp_path: Path) -> None:
     state = assert_survives(tmp_path, command("timm_style")).last_state
-    # As the page tells.
+    # As on the page.
     names = {"model", "average", "optimizer", "scheduler"}
     assert state.keys() == names | {"position", "order"}
     place = {"step", "epoch", "samples", "turns", "is_at_end"}
@@ -134,22 +132,19 @@ def test_an_average_of_the_weights_and_a_sampler(tmp_path: Path) -> None:
 
 
 @NEEDS_TORCH
+@pytest.mark.nightly
 def test_a_sharded_model(tmp_path: Path) -> None:
     """It writes no checkpoints; `test_fsdp` compares its parameters."""
-    script, faults = command("fsdp"), tmp_path / "faults"
-    with script_job(tmp_path / "peace", ranks=2, script=script) as peaceful:
-        expected = results(run(peaceful))
+    expected, actual = (
+        results(log_of(run_with_faults(folder, plan, ranks=2, script=command("fsdp"))))
+        for folder, plan in ((tmp_path / "undisturbed", []), (tmp_path / "faulty", EVERY_STEP[1:]))
+    )
     assert len(expected) == 2
-    plan = EVERY_STEP[1:]
-    variables = fault_injection.environment(plan, faults)
-    with script_job(tmp_path / "war", ranks=2, script=script, variables=variables) as wounded:
-        log = run(wounded)
-    fault_injection.assert_all_happened(plan, faults, log)
-    assert results(log) == expected
+    assert actual == expected
 
 
 def test_each_block_of_the_page_is_part_of_a_script() -> None:
-    """Return the recipes that are run here or by `test_your_script`."""
+    """The scripts run here or in `test_your_script`."""
     scripts = [*RECIPES.glob("*.py"), *RECIPES.with_name("after").glob("*.py")]
     texts = [script.read_text() for script in scripts]
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)

@@ -1,7 +1,7 @@
-"""The example scripts move each tensor to the model's device, tested on a device that is no CPU.
+"""The example scripts move each tensor to the model's device.
 
-That is torch's `meta` device, whose tensors have no values. It lets some operations mix devices;
-here none may, as on a GPU.
+They run on torch's `meta` device, which has no values. It lets some operations mix devices; here
+none may, as on a GPU.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from torch.utils._pytree import tree_leaves
 from tests.trainer.library.test_your_script import NAMES, SCRIPTS
 
 ELSEWHERE = torch.device("meta")
-PLACES = (".to(device)", ".to(self.device)", ", device=letters.device")
-"""Calls that move a tensor to the model's device."""
 
 
 class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -83,28 +81,7 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "item", lambda of: 0.0 if of.is_meta else item(of))
 
 
-def text_of(name: str) -> str:
-    return (SCRIPTS / "after" / f"{name}.py").read_text()
-
-
-def run(text: str) -> None:
-    exec(compile(text, "script.py", "exec"), {"__name__": "__main__"})
-
-
-def places() -> list[tuple[str, str, int]]:
-    """Return each place in each script that moves a tensor to the model's device."""
-    counts = {(name, word): text_of(name).count(word) for name in NAMES for word in PLACES}
-    return [(*where, at) for where, count in counts.items() for at in range(count)]
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_all_tensors_are_where_the_model_is(name: str) -> None:
-    run(text_of(name))
-
-
-@pytest.mark.parametrize(("name", "word", "at"), places())
-def test_no_tensor_may_be_forgotten(name: str, word: str, at: int) -> None:
-    parts = text_of(name).split(word)
-    text = word.join(parts[: at + 1]) + word.join(parts[at + 1 :])
-    with pytest.raises(RuntimeError, match="device"):
-        run(text)
+def test_all_tensors_are_on_the_models_device(name: str) -> None:
+    text = (SCRIPTS / "after" / f"{name}.py").read_text()
+    exec(compile(text, "script.py", "exec"), {"__name__": "__main__"})

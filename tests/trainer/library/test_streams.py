@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from tests.trainer.library.runs import run_to_its_end, script_job
+from tests.trainer.library.runs import Undisturbed, run_with_faults, script_job
 from tests.trainer.library.streaming import STEPS
 from tests.trainer.recovery.test_kill_points import spread
 from tests.trainer.support import fault_injection
@@ -165,21 +165,20 @@ def test_a_bookmark_spares_what_was_read_before(kind: str) -> None:
     assert later == whole[2:]
     assert run.bookmarks is not None
     assert (run.bookmarks.epoch, run.bookmarks.batches) == (3, 2)
-    heir = new_run()
-    heir.load_state_dict(copy.deepcopy(run.state_dict()))
-    assert_same(heir.state_dict(), run.state_dict())
+    successor = new_run()
+    successor.load_state_dict(copy.deepcopy(run.state_dict()))
+    assert_same(successor.state_dict(), run.state_dict())
     dataset, other = loader()
-    successor = stream_of(other, heir)
-    assert rest_of(successor, 3, 3) == whole[3:]
+    assert rest_of(stream_of(other, successor), 3, 3) == whole[3:]
     assert dataset.given == BATCH_SIZE * (BATCHES - 2)
     dataset, other = loader()
-    before = stream_of(other, heir)
+    before = stream_of(other, successor)
     assert rest_of(before, 3, 1) == whole[1:]
     assert rest_of(before, 4, 0) == rest_of(stream_of(loader()[1]), 4, 0)
     assert len(rest_of(before, 5, 0)) == BATCHES
 
 
-def test_a_bookmark_is_of_the_step_also_where_the_stream_was_read_further() -> None:
+def test_a_bookmark_is_of_the_step_if_the_stream_was_read_further() -> None:
     run = new_run()
     whole = rest_of(stream_of(DataLoader(Counting(), batch_size=BATCH_SIZE)), 0, 0)
     stream = stream_of(DataLoader(Counting(), batch_size=BATCH_SIZE), run)
@@ -194,7 +193,7 @@ def test_a_bookmark_is_of_the_step_also_where_the_stream_was_read_further() -> N
     assert dataset.given == BATCH_SIZE * (BATCHES - 1)
 
 
-def test_what_workers_read_cannot_be_told_by_their_parent() -> None:
+def test_reading_of_workers_has_no_bookmark_in_their_parent() -> None:
     run = new_run()
     loader = DataLoader(Counting(), batch_size=BATCH_SIZE, num_workers=1)
     stream = stream_of(loader, run)
@@ -204,7 +203,7 @@ def test_what_workers_read_cannot_be_told_by_their_parent() -> None:
     assert run.bookmarks is None
 
 
-def test_workers_of_a_loader_that_knows_where_they_stand() -> None:
+def test_a_stateful_loader_with_workers_has_a_bookmark() -> None:
     def loader() -> DataLoader[Any]:
         new: DataLoader[Any] = StatefulDataLoader(
             Counting(), batch_size=BATCH_SIZE, num_workers=2, snapshot_every_n_steps=1
@@ -275,7 +274,7 @@ def test_the_end_of_an_epoch_of_unknown_length_is_one_state() -> None:
     assert run.position == Position(step=1, epoch=1)
 
 
-def test_who_has_no_more_is_heard_by_all_at_each_step() -> None:
+def test_the_end_of_a_stream_is_shared_at_each_step() -> None:
     with group_of_one() as group:
         votes = Votes(group, stop=lambda _: 0.0, save=lambda: False)
         votes.pace(0.01)  # not at each step, that is
@@ -290,8 +289,7 @@ def test_who_has_no_more_is_heard_by_all_at_each_step() -> None:
 
 
 @pytest.fixture
-def job(no_launcher: None, tmp_path: Path) -> Iterator[ddp_trainer.Job]:
-    del no_launcher
+def job(tmp_path: Path) -> Iterator[ddp_trainer.Job]:
     torch.manual_seed(0)
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -327,33 +325,28 @@ def test_streams_and_samples_do_not_mix(job: ddp_trainer.Job) -> None:
         next(job.batches(DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2)))
 
 
-@pytest.mark.parametrize("device", ["cpu", "stream"])
-def test_ranks_that_read_streams_die_at_every_point(device: str, tmp_path: Path) -> None:
-    epochs = 4
+EPOCHS = 4
+LAST = EPOCHS * STEPS
+
+
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.nightly), "stream"])
+def test_ranks_that_read_streams_die_at_every_point(
+    device: str, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     dead = [
         FaultAt(rank=rank, point=point) for point in fault_injection.IN_A_STEP for rank in (0, 2)
     ]
-    plan, faults = spread(dead, begin=2, end=epochs * STEPS - 2), tmp_path / "faults"
-    variables = fault_injection.environment(plan, faults)
-    with script_job(tmp_path / "peace", ranks=3, device=device, script="streams") as expected:
-        run_to_its_end(expected)
-    with script_job(
-        tmp_path / "war", ranks=3, device=device, script="streams", variables=variables
-    ) as wounded:
-        pod = run_to_its_end(wounded)
-        fault_injection.assert_all_happened(plan, faults, pod.log)
-        assert "resuming from checkpoint" not in pod.log
-        assert_same(wounded.state(epochs * STEPS), expected.state(epochs * STEPS))
-        for rank in range(3):
-            assert wounded.steps_of(rank) == expected.steps_of(rank)
-            assert len(expected.steps_of(rank)) == epochs * STEPS
+    plan = spread(dead, begin=2, end=LAST - 2)
+    expected = undisturbed("streams", ranks=3)
+    actual = run_with_faults(tmp_path, plan, ranks=3, device=device, script="streams")
+    assert_same(actual.state(LAST), expected.state(LAST))
+    for rank in range(3):
+        assert actual.steps_of(rank) == expected.steps_of(rank)
+        assert len(expected.steps_of(rank)) == LAST
 
 
-def test_streams_are_gone_on_with_from_a_checkpoint(tmp_path: Path) -> None:
-    epochs = 4
-    with script_job(tmp_path / "peace", ranks=3, script="streams") as expected:
-        run_to_its_end(expected)
-    with script_job(tmp_path / "war", ranks=3, script="streams") as stopped:
+def test_streams_continue_from_a_checkpoint(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    with script_job(tmp_path, ranks=3, script="streams") as stopped:
         [first] = stopped.start_all("--step-delay-seconds=0.1")
         first.wait_for_log("(step 6)")
         first.stop()
@@ -361,4 +354,4 @@ def test_streams_are_gone_on_with_from_a_checkpoint(tmp_path: Path) -> None:
         [second] = stopped.start_all()
         assert second.wait() == 0, second.log
         assert "resuming from checkpoint" in second.log
-        assert_same(stopped.state(epochs * STEPS), expected.state(epochs * STEPS))
+        assert_same(stopped.state(LAST), undisturbed("streams", ranks=3).state(LAST))

@@ -37,8 +37,7 @@ def pair() -> Pair:
 
 
 @pytest.fixture
-def job(pair: Pair, no_launcher: None) -> Iterator[ddp_trainer.Job]:
-    del no_launcher
+def job(pair: Pair) -> Iterator[ddp_trainer.Job]:
     with ddp_trainer.join(**vars(pair)) as joined:
         yield joined
 
@@ -48,7 +47,7 @@ def batches() -> DataLoader[tuple[Tensor, ...]]:
     return DataLoader(TensorDataset(inputs), batch_size=4, shuffle=False)
 
 
-def test_steps_are_those_of_a_loop_without_it(job: ddp_trainer.Job, pair: Pair) -> None:
+def test_steps_equal_those_of_a_plain_loop(job: ddp_trainer.Job, pair: Pair) -> None:
     left, right = job.wrap(pair.left), job.wrap(pair.right)
     plain = Pair()
     for (inputs,) in batches():
@@ -74,19 +73,21 @@ def test_steps_are_those_of_a_loop_without_it(job: ddp_trainer.Job, pair: Pair) 
     assert pair.scheduler.get_last_lr() == plain.scheduler.get_last_lr()
 
 
-def test_an_optimizer_has_to_be_known(job: ddp_trainer.Job, pair: Pair) -> None:
+def test_an_unknown_optimizer_is_refused(job: ddp_trainer.Job, pair: Pair) -> None:
     next(job.batches(batches()))
     with pytest.raises(ConfigurationError, match=r"an optimizer that join\(\) does not know"):
         job.step(optimizer=SGD(pair.left.parameters()))
 
 
-def test_turns_are_not_accumulated(job: ddp_trainer.Job, pair: Pair) -> None:
+def test_turns_with_accumulation_are_refused(job: ddp_trainer.Job, pair: Pair) -> None:
     next(job.batches(batches(), accumulate=2))
     with pytest.raises(ConfigurationError, match=r"accumulate=.* cannot be combined"):
         job.step(optimizer=pair.left_optimizer)
 
 
-def test_all_take_turns_or_none(job: ddp_trainer.Job, pair: Pair) -> None:
+def test_a_step_without_an_optimizer_is_refused_after_a_turn(
+    job: ddp_trainer.Job, pair: Pair
+) -> None:
     net = job.wrap(pair.left)
     for (inputs,) in job.batches(batches()):
         net(inputs).sum().backward()

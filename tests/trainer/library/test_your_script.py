@@ -14,12 +14,9 @@ import pytest
 
 from tests.trainer.support.pods import DEADLINE_SECONDS, is_alive, job, until
 
-pytestmark = [pytest.mark.timeout(600)]
-
 SCRIPTS = Path(__file__).parents[3] / "trainer-image" / "examples" / "your_script"
 NAMES = ["regression", "images", "characters"]
 MOST_CHANGED_LINES = 12
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def lines_of(script: Path) -> list[str]:
@@ -46,18 +43,21 @@ def test_few_lines_of_a_script_change(name: str) -> None:
     assert (int(row[1]), int(row[2])) == (added, removed)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_rank_of_a_script_is_killed_and_comes_back(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "imports_torch"), zip(NAMES, (True, False, False), strict=True))
+def test_a_rank_of_a_script_is_killed_and_comes_back(
+    name: str, imports_torch: bool, tmp_path: Path
+) -> None:
+    """One script starts like a container, with a whole Python in each rank."""
     script = str(SCRIPTS / "after" / f"{name}.py")
-    with job(tmp_path, nodes=1, local_world_size=2, imports_torch=True) as wounded:
-        [pod] = wounded.start_all("--", sys.executable, script, "--epochs", "40")
+    with job(tmp_path, nodes=1, local_world_size=2, imports_torch=imports_torch) as run:
+        [pod] = run.start_all("--", sys.executable, script, "--epochs", "40")
         pod.wait_for_log("epoch 1: ")
         victim = pod.pids_of_ranks()[1]
         os.kill(victim, signal.SIGKILL)
         until(lambda: not is_alive(victim), "the rank's death")
         pod.wait_for_log("restarting it, 1 of at most 3")
         pod.wait_for_log("continuing from memory at step")
-        # Scripts that have far to go are told to stop, which saves.
+        # A stopped script saves.
         pod.stop()
         assert pod.wait() in (0, 128 + signal.SIGTERM), pod.log
         assert len(set(re.findall(r"epoch \d+: ", pod.log))) >= 2
@@ -65,8 +65,8 @@ def test_a_rank_of_a_script_is_killed_and_comes_back(name: str, tmp_path: Path) 
         assert pod.message["checkpoint"]["step"] == pod.message["step"]
 
 
-def test_a_rank_of_a_script_that_stands_still_is_killed_and_comes_back(tmp_path: Path) -> None:
-    with job(tmp_path, nodes=1, local_world_size=2, imports_torch=True) as frozen:
+def test_a_frozen_rank_of_a_script_is_killed_and_comes_back(tmp_path: Path) -> None:
+    with job(tmp_path, nodes=1, local_world_size=2) as frozen:
         script = ("-m", "tests.trainer.library.script", "--heartbeat-timeout-seconds", "3")
         slow = ("--step-delay-seconds", "0.1")
         [pod] = frozen.start_all("--", sys.executable, *script, *slow)
@@ -79,35 +79,29 @@ def test_a_rank_of_a_script_that_stands_still_is_killed_and_comes_back(tmp_path:
         assert pod.wait() in (0, 128 + signal.SIGTERM), pod.log
 
 
-def test_torchrun_starts_a_script(tmp_path: Path) -> None:
+def printed_by(folder: Path, *starter: str, **variables: str) -> str:
+    """Run the regression without a launcher; return its output."""
     ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-            *(str(SCRIPTS / "after" / "regression.py"), "--epochs", "2"),
-        ],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
+        [sys.executable, *starter, str(SCRIPTS / "after" / "regression.py"), "--epochs", "2"],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
         timeout=DEADLINE_SECONDS,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert "group of 2 ranks formed" in ran.stdout
-    assert ran.stdout.count("epoch 1: loss") == 1
+    return ran.stdout
+
+
+def test_torchrun_starts_a_script(tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    printed = printed_by(tmp_path, *torchrun)
+    assert "group of 2 ranks formed" in printed
+    assert printed.count("epoch 1: loss") == 1
 
 
 def test_a_script_runs_by_itself(tmp_path: Path) -> None:
-    script = SCRIPTS / "after" / "regression.py"
-    ran = subprocess.run(
-        [sys.executable, str(script), "--epochs", "2"],
-        cwd=tmp_path,
-        env={**ENVIRONMENT, "DDP_CHECKPOINT_DIR": str(tmp_path / "checkpoints")},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "epoch 1: loss" in ran.stdout
-    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000128"]
+    checkpoints = tmp_path / "checkpoints"
+    assert "epoch 1: loss" in printed_by(tmp_path, DDP_CHECKPOINT_DIR=str(checkpoints))
+    assert [path.name for path in checkpoints.glob("step-*")] == ["step-00000128"]

@@ -1,6 +1,6 @@
 """The result of each fault of a rank, in each kind of training.
 
-After NVIDIA's Resiliency Extension, whose tests inject such a list of faults into ranks.
+NVIDIA's Resiliency Extension has such tests: they inject a list of faults into ranks.
 """
 
 from __future__ import annotations
@@ -32,13 +32,17 @@ FLAGS = (
 
 
 def joined(kind: str, folder: Path, variables: Mapping[str, str]) -> AbstractContextManager[Job]:
-    """Two ranks of one pod that train together with the library."""
+    """Return a job of two ranks in one pod that train with the library."""
     if kind == "library":
         return script_job(folder, ranks=2, variables=dict(variables))
     return job(folder, nodes=1, local_world_size=2, extra_environment=variables)
 
 
-@pytest.mark.parametrize("kind", ["bundled", "library"])
+BUNDLED = pytest.param("bundled", marks=pytest.mark.nightly)
+"""The bundled trainer uses the library, so it rarely differs."""
+
+
+@pytest.mark.parametrize("kind", [BUNDLED, "library"])
 def test_a_rank_comes_back_after_each_fault(kind: str, tmp_path: Path) -> None:
     plan = [
         FaultAt(rank=1, point="backward", step=2 + 2 * number, action=name)
@@ -58,9 +62,9 @@ def test_a_rank_comes_back_after_each_fault(kind: str, tmp_path: Path) -> None:
             assert list(of.steps_of(rank)) == list(range(1, 47)), "no step is left out"
 
 
-@pytest.mark.parametrize("kind", ["bundled", "library"])
+@pytest.mark.parametrize("kind", [BUNDLED, "library"])
 @pytest.mark.parametrize("name", GIVEN_UP)
-def test_a_rank_is_given_up_that_neither_ends_nor_comes_back(
+def test_a_rank_that_neither_ends_nor_comes_back_is_given_up(
     name: str, kind: str, tmp_path: Path
 ) -> None:
     plan = [FaultAt(rank=1, point="backward", step=2, action=name)]
@@ -72,7 +76,7 @@ def test_a_rank_is_given_up_that_neither_ends_nor_comes_back(
         assert "rank 0 waits for rank 1 of 2" in pod.message["error"]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_pod_of_two_ranks_is_killed_and_replaced(victim: int, tmp_path: Path) -> None:
     """After torchft's `test_ddp_recovery_multi_rank`: a replica has several ranks."""
     flags = ("--epochs", "2", "--step-delay-seconds", "0.1", "--max-reforms", "100")
@@ -109,7 +113,14 @@ print("trained to the end", flush=True)
 """
 
 
-@pytest.mark.parametrize("name", FAULTS)
+DAILY = ("exception", "SIGSTOP", "exception in a thread", "exit as if done")
+"""One fault for each kind of result."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in DAILY else pytest.param(name, marks=pytest.mark.nightly) for name in FAULTS],
+)
 def test_a_pod_ends_with_a_plain_scripts_failure(name: str, tmp_path: Path) -> None:
     program, fault = tmp_path / "plain.py", FAULTS[name]
     program.write_text(PLAIN)

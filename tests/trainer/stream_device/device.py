@@ -1,9 +1,9 @@
-"""Makes the trainer of this process compute on a device with a stream.
+"""A device with a stream, on which the trainer of this process computes instead of a GPU.
 
-What it takes for a GPU is the CPU, except for what decides whether a broken collective does harm:
-collectives, the optimizer's step and what takes back a step are queued on a stream, in order, and
-the host runs ahead of them. Where the host computes with what a GPU would have in the stream, it
-waits for the stream first.
+It computes on the CPU. Collectives, the optimizer's step and the undoing of a step are queued on a
+stream, in order, and the host runs ahead of them, because these decide whether a broken collective
+does harm. Before the host computes with data that a GPU would have in the stream, it waits for the
+stream.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.trainer.support import fault_injection
 STREAM = Stream()
 LEAVE_SECONDS = 5.0
 _SLOWNESS_SECONDS = 0.5
-"""Delay of a sabotaging thread: longer than the training needs for a step."""
+"""Delay of a sabotaging thread: longer than a step of the training."""
 
 
 class StreamCommunicator:
@@ -95,7 +95,7 @@ class Sabotage(StrEnum):
 def _wait_for_all(store: Store, *, rank: int, world_size: int) -> None:
     """Wait like NCCL's initialisation: if a rank is gone, until the listening socket is cut.
 
-    It is polled for others to come, and is not closed before all have.
+    The store is polled until all ranks are there; only then is the socket closed.
     """
     with socket.create_server(("127.0.0.1", 0)) as root:
         root.setblocking(False)
@@ -125,13 +125,13 @@ def _wait_for_ever() -> None:
 
 
 def hang() -> None:
-    """Let the device do nothing any more."""
-    STREAM.tell(_wait_for_ever)
+    """Let the device hang."""
+    STREAM.queue(_wait_for_ever)
 
 
 def stall() -> None:
-    """Cut the link to the others: no collective ends although all ranks live."""
-    STREAM.tell(_present_group().wait_for_abort)
+    """Cut the link to the others: no collective ends although all ranks run."""
+    STREAM.queue(_present_group().wait_for_abort)
 
 
 def _present_group() -> StreamGroup:
@@ -143,13 +143,13 @@ def _present_group() -> StreamGroup:
 
 
 def fail() -> None:
-    """Let the device report an error to every query while the process lives."""
-    STREAM.tell(_raise)
+    """Let the device report an error to every query while the process runs."""
+    STREAM.queue(_raise)
 
 
 def be_busy() -> None:
     """Let the script do other work for longer than devices may take to leave a group."""
-    time.sleep(4 * LEAVE_SECONDS)
+    time.sleep(2 * LEAVE_SECONDS)
 
 
 def _raise() -> None:
@@ -157,10 +157,10 @@ def _raise() -> None:
 
 
 def install(sabotage: Sabotage | None = None) -> None:
-    """Make it the device of this process and of processes forked from it."""
+    """Make this the device of the process and of processes forked from it."""
     kernels.install()
     fault_injection.ACTIONS |= {"hang": hang, "stall": stall, "fail": fail, "be busy": be_busy}
-    # As long as a device may take that is a thread.
+    # Long enough for a device that is a thread.
     replace(connection, "_DRAIN_SECONDS", 2.0)
     replace(connection, "_LEAVE_SECONDS", LEAVE_SECONDS)
     dist.Backend.register_backend("stream", functools.partial(StreamGroup, STREAM), devices=["cpu"])
@@ -213,9 +213,9 @@ def _queue(owner: object, name: str) -> None:
     original: Callable[..., None] = getattr(owner, name)
 
     def queued(of: object, *arguments: object, **options: object) -> None:
-        # As they are now: the host goes on, and moves the position that it was called with.
-        told = [one if isinstance(one, Tensor) else copy.copy(one) for one in arguments]
-        STREAM.tell(functools.partial(original, of, *told, **options))
+        # Copies, because the host continues and changes the position that it has passed.
+        copies = [one if isinstance(one, Tensor) else copy.copy(one) for one in arguments]
+        STREAM.queue(functools.partial(original, of, *copies, **options))
 
     replace(owner, name, queued)
 

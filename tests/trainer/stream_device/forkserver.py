@@ -11,7 +11,7 @@ SABOTAGE_VARIABLE = "TEST_SABOTAGE"
 
 
 def main() -> None:
-    """Serve the launcher that has started this process."""
+    """Serve the launcher that started this process."""
     wanted = os.environ.get(SABOTAGE_VARIABLE)
     install(Sabotage(wanted) if wanted is not None else None)
     forkserver.main()

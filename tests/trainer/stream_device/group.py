@@ -1,11 +1,11 @@
 """A process group with collectives that run on a stream and end when aborted, complete or not.
 
 As with NCCL, a collective's future is complete when the collective is queued. Its data comes later.
-When a peer is gone it never comes, nobody says so, and the stream stands still until the group is
-aborted. Then it goes on: with nothing written, or with half of a bucket.
+If a peer is gone, the data never comes and no error is raised: the stream stops until the group is
+aborted. Then it continues with nothing written, or with half of a bucket.
 
-As with NCCL, no collective begins on a communicator that was aborted. torch raises a
-DistBackendError there, and with TORCH_NCCL_BLOCKING_WAIT also where one is waited for.
+As with NCCL, no collective begins on an aborted communicator. torch raises a DistBackendError
+then, and with TORCH_NCCL_BLOCKING_WAIT also in a wait for a collective.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class StreamWork(dist.Work):
         self._future.set_result(outputs)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Make later work of the stream wait, as always there; the host continues.
+        """Return at once, because later work of the stream waits anyway.
 
-        Not where layers call collectives: what follows there is computed by the host. Their
-        collectives are not asynchronous: torch itself waits.
+        For the collectives of layers, which are not asynchronous, torch itself waits: the host
+        computes with their results.
         """
         del timeout
         if _torch_waits():
@@ -86,18 +86,18 @@ class StreamGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802 - torch's
         return "stream"
 
-    # What torch calls; the other overloads are shorthands for people.
+    # The overloads that torch calls.
     def allreduce(  # type: ignore[override]
         self, tensors: list[Tensor], options: Any
     ) -> StreamWork | None:
-        return self._tell(
+        return self._queue(
             tensors, lambda copies: self._transport.allreduce(copies, options), options
         )
 
     def broadcast(  # type: ignore[override]
         self, tensors: list[Tensor], options: Any
     ) -> StreamWork | None:
-        return self._tell(
+        return self._queue(
             tensors, lambda copies: self._transport.broadcast(copies, options), options
         )
 
@@ -108,12 +108,12 @@ class StreamGroup(dist.ProcessGroup):
             parts = list(copies[0].view(self.size(), -1).unbind())
             return self._transport.allgather([parts], [own.reshape(-1).contiguous()])
 
-        return self._tell([output], begin, options)
+        return self._queue([output], begin, options)
 
     def all_to_all_single(  # type: ignore[override]
         self, output: Tensor, own: Tensor, came: list[int], sent: list[int], options: Any
     ) -> StreamWork | None:
-        return self._tell(
+        return self._queue(
             [output],
             lambda copies: self._transport.alltoall_base(copies[0], own, came, sent, options),
             options,
@@ -127,7 +127,7 @@ class StreamGroup(dist.ProcessGroup):
         self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None
     ) -> StreamWork | None:
         [own] = inputs  # torch 2.7 passes no options
-        return self._tell(
+        return self._queue(
             outputs[0],
             lambda copies: self._transport.allgather([copies], [own.clone()]),
             options,
@@ -154,7 +154,7 @@ class StreamGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Do nothing: no work is in progress."""
 
-    def _tell(
+    def _queue(
         self, outputs: list[Tensor], begin: Callable[[list[Tensor]], Any], options: Any
     ) -> StreamWork | None:
         """Queue a collective; return None where NCCL does."""
@@ -173,7 +173,7 @@ class StreamGroup(dist.ProcessGroup):
                     half.copy_(half * 3 + 1)
 
         self.check()
-        self._stream.tell(carry_out)
+        self._stream.queue(carry_out)
         if _MAY_RETURN_NONE and not getattr(options, "asyncOp", True):
             return None
         return StreamWork(self, self._stream.record(), outputs)
@@ -185,7 +185,7 @@ class StreamGroup(dist.ProcessGroup):
             return False
         try:
             future = begin(copies).get_future()
-            # A thread of gloo's may be the last to hold it, and must not be the last of the group.
+            # The callback may be freed last by a thread of gloo, which must not free the group.
             ended = self._ended
             future.add_done_callback(lambda _: ended.set())
             ended.wait()

@@ -1,6 +1,6 @@
-"""Kernels that torch has for GPUs alone, in plain torch: what SyncBatchNorm computes on one rank.
+"""SyncBatchNorm's kernels, which torch has only for GPUs, in plain torch.
 
-torch's own module and autograd function call them, and do all that concerns other ranks.
+torch's own module and autograd function call them for one rank, and exchange the results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def batch_norm_stats(inputs: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and inverse standard deviation of each channel."""
+    """Return mean and inverse standard deviation of each channel."""
     values = inputs.float()
     dims = _all_but_channels(inputs)
     return values.mean(dims), _inverse(values.var(dims, unbiased=False), eps)
@@ -29,7 +29,7 @@ def batch_norm_gather_stats_with_counts(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Those of all ranks together, by the ranks' own and their numbers of values."""
+    """Return them for all ranks together; `counts`: the number of values of each rank."""
     del inputs
     total, weights = counts.sum(), counts.view(-1, 1)
     mean = (means * weights).sum(0) / total
@@ -49,7 +49,7 @@ def batch_norm_elemt(
     inverse: Tensor,
     eps: float,
 ) -> Tensor:
-    """The inputs, normalised."""
+    """Return the normalised inputs."""
     del eps
     assert weight is not None
     assert bias is not None
@@ -66,7 +66,7 @@ def batch_norm_backward_reduce(
     weight: Tensor | None,
     *_wanted: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """This rank's part of what the gradient needs of all ranks, and the parameters' gradients."""
+    """Return this rank's part of two sums over all ranks, and the parameters' gradients."""
     del weight
     dims = _all_but_channels(inputs)
     values = gradients.float()
@@ -85,7 +85,7 @@ def batch_norm_backward_elemt(
     sum_with_inputs: Tensor,
     counts: Tensor,
 ) -> Tensor:
-    """The gradient of the inputs, by the sums over all ranks."""
+    """Return the gradient of the inputs, from the sums over all ranks."""
     assert weight is not None
     total = counts.sum()
     deviation = inputs - _by_channel(mean, inputs)
@@ -95,7 +95,7 @@ def batch_norm_backward_elemt(
 
 
 def install() -> None:
-    """Let torch call them, and see no CPU where it looks for a GPU before it has SyncBatchNorm."""
+    """Let torch call them, and pass its checks that SyncBatchNorm runs on a GPU."""
     for kernel in (
         batch_norm_stats,
         batch_norm_gather_stats_with_counts,
@@ -109,7 +109,7 @@ def install() -> None:
 
 
 def replace(owner: object, name: str, value: object) -> None:
-    """Put something in the place of what belongs to somebody else."""
+    """Replace an attribute of a class or module."""
     setattr(owner, name, value)
 
 

@@ -1,4 +1,4 @@
-"""A queue of work that a thread does in order, as a stream of a GPU does."""
+"""A queue of work that a thread does in order, like a stream of a GPU."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from tests.trainer.support.device_errors import DeviceError
 
 
 class Stream:
-    """What it is told, it does later; what raises, stops it for good, as an error of CUDA does."""
+    """Does queued work later. An error stops it permanently, like an error of CUDA."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._queue: deque[Callable[[], None]] = deque()
-        self._told = 0
+        self._queued = 0
         self._done = 0
         self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
 
-    def tell(self, work: Callable[[], None]) -> None:
-        """Queue some work; returns at once."""
+    def queue(self, work: Callable[[], None]) -> None:
+        """Queue some work; return at once."""
         with self._changed:
             if self._thread is None:  # not before: a process that is forked has no threads
                 self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
                 self._thread.start()
             self._queue.append(work)
-            self._told += 1
+            self._queued += 1
             self._changed.notify_all()
 
     def record(self) -> Mark:
-        """Mark the end of what it was told so far."""
+        """Mark the end of the work queued so far."""
         with self._changed:
-            return Mark(self, self._told)
+            return Mark(self, self._queued)
 
     def synchronize(self, number: int | None = None) -> None:
-        """Wait until it has done so much, by default all; from within the stream that is so."""
+        """Wait until it has done this much, by default all; the stream itself does not wait."""
         if threading.current_thread() is self._thread:
             return
         with self._changed:
-            until = self._told if number is None else number
+            until = self._queued if number is None else number
             self._changed.wait_for(lambda: self._done >= until or self._failure is not None)
             self._raise()
 
@@ -75,14 +75,14 @@ class Stream:
 
 
 class Mark:
-    """A place in a stream."""
+    """A position in a stream."""
 
     def __init__(self, stream: Stream, number: int) -> None:
         self._stream = stream
         self._number = number
 
     def query(self) -> bool:
-        """Whether the stream has come so far."""
+        """Return whether the stream has reached it."""
         return self._stream.has_done(self._number)
 
     def synchronize(self) -> None:

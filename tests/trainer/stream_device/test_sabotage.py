@@ -6,34 +6,32 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.recovery.runs import run_with_faults
 from tests.trainer.stream_device.device import Sabotage
 from tests.trainer.stream_device.forkserver import SABOTAGE_VARIABLE
-from tests.trainer.support import fault_injection
 from tests.trainer.support.fault_injection import FaultAt
-from tests.trainer.support.pods import assert_same, job
+from tests.trainer.support.pods import assert_same
 from tests.trainer.support.preloaded import STREAM
-from tests.trainer.support.runs import LAST_STEP, Undisturbed, run_to_its_end
-
-pytestmark = [pytest.mark.timeout(600)]
+from tests.trainer.support.runs import LAST_STEP, Undisturbed
 
 
-@pytest.mark.parametrize("sabotage", list(Sabotage))
-def test_what_is_taken_away_is_missed(
+@pytest.mark.parametrize(
+    "sabotage",
+    [
+        Sabotage.NO_GATE,
+        pytest.param(Sabotage.EVENT_ALONE, marks=pytest.mark.nightly),
+        pytest.param(Sabotage.ABORT_FIRST, marks=pytest.mark.nightly),
+    ],
+)
+def test_without_a_protection_results_are_wrong(
     sabotage: Sabotage, tmp_path: Path, reference: Undisturbed
 ) -> None:
     """A device on which nothing can go wrong would prove nothing."""
-    # The others wait for nothing but gradients.
-    death = FaultAt(rank=2, point="backward", step=9, others_at="gate")
-    variables = {
-        **fault_injection.environment([death], tmp_path / "faults"),
-        SABOTAGE_VARIABLE: sabotage,
-    }
-    with job(
-        tmp_path, nodes=1, local_world_size=3, forkserver=STREAM, extra_environment=variables
-    ) as wounded:
-        pod = run_to_its_end(wounded)
-        assert "continuing from memory at step 8" not in pod.log, (
-            "it took the step that nobody could"
-        )
-        with pytest.raises(AssertionError):
-            assert_same(wounded.state(LAST_STEP[3]), reference(3, STREAM).state(LAST_STEP[3]))
+    # The others wait for gradients only.
+    lost = FaultAt(rank=2, point="backward", step=9, others_at="gate")
+    run = run_with_faults(
+        tmp_path, [lost], ranks=3, forkserver=STREAM, variables={SABOTAGE_VARIABLE: sabotage}
+    )
+    assert "continuing from memory at step 8" not in run.pods[0].log, "it took an incomplete step"
+    with pytest.raises(AssertionError):
+        assert_same(run.state(LAST_STEP[3]), reference(3, STREAM).state(LAST_STEP[3]))

@@ -1,4 +1,4 @@
-"""A script in which bits flip after some steps, as a plan in the environment says."""
+"""A script in which bits flip after steps that a plan in the environment names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEAVE_AT = "TEST_LEAVE_AT"
 PROBE_EVERY = "TEST_VERIFY_GRADIENTS"
 FAULT = "TEST_FAULT"
 """A rank and a step: from then on its processor flips a bit of each gradient, until the run returns
-to an earlier step. A process that replaces it has no such fault."""
+to an earlier step. A process that replaces the rank has no such fault."""
 SAVES = "TEST_SAVES"
 """Folder of the checkpoints; one is saved every 10 steps."""
 SHARDS = "TEST_LOGICAL_SHARDS"
@@ -41,15 +41,15 @@ def flip(tensor: Tensor, bit: int) -> None:
 
 
 def _taken(rank: int, step: int) -> Path:
-    """Return the file that says that a rank has taken a step."""
+    """Return the file that exists once a rank has taken a step."""
     return Path(os.environ[FOLDER], f"rank-{rank}-step-{step}")
 
 
-def befall(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, *, is_taken: bool) -> None:
-    """Do what the plan has for this rank after this step."""
-    if is_taken:
+def inject(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, *, is_taken: bool) -> None:
+    """Inject the faults of the plan for this rank after this step."""
+    if is_taken and FOLDER in os.environ:
         _taken(job.rank, job.steps_done).touch()
-    for number, (rank, step, what) in enumerate(json.loads(os.environ[PLAN])):
+    for number, (rank, step, what) in enumerate(json.loads(os.environ.get(PLAN, "[]"))):
         mark = Path(os.environ[FOLDER], str(number))
         if mark.exists():
             continue
@@ -78,11 +78,12 @@ class Processor:
 
     def compute(self, gradient: Tensor) -> Tensor:
         """Return the gradient, or a wrong one."""
-        step, mark = self._job.steps_done, Path(os.environ[FOLDER], "fault")
+        step = self._job.steps_done
         self._has_returned = self._has_returned or step < self._last
         self._last = step
         if self._job.rank != self._rank or step < self._since or self._has_returned:
             return gradient
+        mark = Path(os.environ[FOLDER], "fault")
         if not mark.exists():
             mark.write_text(str(os.getpid()))
         if mark.read_text() != str(os.getpid()):
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str]) -> None:
         checkpoint_dir=os.environ.get(SAVES, ""),
         checkpoint_every_steps=10,
         logical_shards=int(os.environ.get(SHARDS, "0")) or None,
-        verify_replicas=int(os.environ[EVERY_STEPS]),
+        verify_replicas=int(os.environ.get(EVERY_STEPS, "0")),
         verify_gradients=int(os.environ.get(PROBE_EVERY, "0")),
         group_timeout_seconds=60,
         heartbeat_timeout_seconds=0,
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str]) -> None:
                 loss = nn.functional.cross_entropy(outputs, targets.to(job.device))
                 loss.backward()  # type: ignore[no-untyped-call]
                 is_taken = job.step(loss)
-                befall(job, model, optimizer, is_taken=is_taken)
+                inject(job, model, optimizer, is_taken=is_taken)
                 if not is_taken:
                     print(f"rank {job.rank} takes no step after {job.steps_done}", flush=True)
                     continue

@@ -1,4 +1,4 @@
-"""A script in which some batches are not numbers, or their steps are left out by hand."""
+"""A script with batches that are not numbers, or with steps that are left out by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.trainer.support import fault_injection
 from tests.trainer.support.norm import network
 
 BAD = "TEST_BAD_STEPS"
-"""Lists of a step and a rank, whose batch is not a number in that step."""
+"""Lists of a step and a rank: its batch is not a number in that step."""
 BY_HAND = "TEST_BY_HAND"
 """Set: all batches are numbers, and these steps change nothing."""
 SHARDED = "TEST_SHARDED"
@@ -29,7 +29,7 @@ MOST = 2
 
 
 class LeavingOut(torch.optim.AdamW):
-    """An optimizer that does nothing in some steps, and so does what surrounds it."""
+    """An optimizer that changes nothing in some steps; buffers are restored after them."""
 
     def __init__(self, model: nn.Module, steps: set[int]) -> None:
         super().__init__(model.parameters(), lr=3e-3)

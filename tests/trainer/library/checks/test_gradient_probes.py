@@ -41,8 +41,8 @@ from tests.trainer.library.checks.flipping import (
     SHARDS,
     flip,
 )
-from tests.trainer.library.checks.test_verification import ends_of, ends_of_undisturbed
-from tests.trainer.library.runs import run_to_its_end, script_job
+from tests.trainer.library.checks.test_verification import FLAGS, Ends, ends_of
+from tests.trainer.library.runs import Undisturbed, log_of, run_to_its_end, script_job
 from tests.trainer.support.pods import assert_same
 
 STEPS = 23
@@ -106,7 +106,7 @@ def test_all_ranks_can_read_the_next_batch_of_one(settings: dict[str, Any]) -> N
     assert len(at_the_end[0]) == 3
 
 
-# What follows from a difference.
+# Results of a difference.
 
 
 class Ranks:
@@ -219,16 +219,27 @@ def test_ranks_with_other_replicas_return_to_a_confirmed_state_too() -> None:
     assert trained.run.position.step in {0, 5}
 
 
-def test_a_rank_that_does_not_hear_how_gradients_differ_returns_with_the_next_group() -> None:
-    trained = Trained(every_steps=0)
+@pytest.mark.parametrize(
+    ("kind", "message", "steps"),
+    [
+        ("faulty", r"differ after step 5, .*; gradients never", {0}),
+        ("differs", r"differ after step 5, .*; last equal at step 4", {0, 4}),
+    ],
+)
+def test_ranks_that_lose_their_group_while_comparing_return_later(
+    kind: str, message: str, steps: set[int]
+) -> None:
+    trained = Trained(every_steps=0 if kind == "faulty" else 1)
     trained.train(4)
-    trained.ranks.faulty, trained.ranks.breaks = 1, True
+    setattr(trained.ranks, kind, 1)
+    trained.ranks.breaks = True
     with pytest.raises(BrokenGroupError, match="has left"):
         trained.train(5)
-    trained.ranks.faulty, trained.ranks.breaks = None, False
-    with pytest.raises(LeavingError, match=r"differ after step 5, .*; gradients never"):
+    setattr(trained.ranks, kind, None)
+    trained.ranks.breaks = False
+    with pytest.raises(LeavingError, match=message):
         trained.begin(had_state=True)
-    assert trained.run.position.step == 0
+    assert trained.run.position.step in steps
     trained.begin(had_state=True)
 
 
@@ -250,7 +261,7 @@ def test_ranks_do_not_return_into_a_loop_that_the_script_has_left() -> None:
         trained.train(10)
 
 
-def test_each_rank_has_its_turn() -> None:
+def test_ranks_are_probed_in_turn() -> None:
     trained = Trained(every_steps=0)
     group = cast(Group, trained.ranks)
     found = []
@@ -280,8 +291,7 @@ class Endless(IterableDataset[Tensor]):
             yield torch.ones(1)
 
 
-def test_what_cannot_be_compared_is_refused(no_launcher: None) -> None:
-    del no_launcher
+def test_gradients_that_cannot_be_compared_are_refused() -> None:
     model = nn.Linear(1, 1)
     with ddp_trainer.join(model=model, checkpoint_dir="", verify_gradients=2) as job:
         whole = DataLoader(TensorDataset(torch.ones(4, 1)))
@@ -304,14 +314,13 @@ def variables(folder: Path, *, probe_every: int, every: int = 0) -> dict[str, st
 
 
 def probes_of(log: str, *, rank: int = 0) -> Sequence[int]:
-    """The steps after which a rank takes none: two ranks rehearse nothing."""
+    """Return the steps with probes, in which a rank takes no step; two ranks rehearse none."""
     return [int(step) for step in re.findall(rf"rank {rank} takes no step after (\d+)", log)]
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("device", "epochs"), [("cpu", 9), ("stream", 2)])
-def test_200_probes_report_nothing_and_leave_no_trace(
-    device: str, epochs: int, tmp_path: Path
+@pytest.mark.parametrize("device", ["cpu", pytest.param("stream", marks=pytest.mark.nightly)])
+def test_a_probe_of_each_step_reports_nothing_and_leaves_no_trace(
+    device: str, tmp_path: Path
 ) -> None:
     """With dropout, batch norm, and noise in the samples."""
     states = []
@@ -320,57 +329,44 @@ def test_200_probes_report_nothing_and_leave_no_trace(
         folder.mkdir()
         more = variables(folder, probe_every=every) | {SAVES: str(folder / "checkpoints")}
         with script_job(folder, ranks=2, device=device, script="flips", variables=more) as job:
-            log = run_to_its_end(job, "--epochs", str(epochs)).log
-            states.append(job.state(epochs * STEPS))
-        assert probes_of(log) == [*range(1, epochs * STEPS + 1)] * every, log
+            log = run_to_its_end(job, *FLAGS).log
+            states.append(job.state(2 * STEPS))
+        assert probes_of(log) == [*range(1, 2 * STEPS + 1)] * every, log
         assert "flipped bits" not in log
     assert_same(*states)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("every", [0, 1])
-def test_a_rank_with_wrong_gradients_ends_and_the_others_return(tmp_path: Path, every: int) -> None:
+@pytest.mark.parametrize("every", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_rank_with_wrong_gradients_ends_and_the_others_return(
+    tmp_path: Path, every: int, ends: Ends
+) -> None:
     more = variables(tmp_path, probe_every=5, every=every) | {FAULT: "[1, 12]"}
-    arguments = ("--epochs", "2")
     with script_job(tmp_path, ranks=3, nodes=3, script="flips", variables=more) as job:
-        first, failed, last = job.start_all(*arguments)
+        first, failed, last = job.start_all(*FLAGS)
         assert failed.wait() == ExitCode.FLIPPED_BITS, failed.log
         assert failed.message["error"] == (
             "rank 1 differs from the other ranks after step 15; gradients last equal at step 10: "
             "flipped bits in memory"
         )
-        successor = job.start(1, *arguments)
+        successor = job.start(1, *FLAGS)
         for pod in (first, last, successor):
             assert pod.wait() == 0, pod.log
             assert "restarting it" not in pod.log
         [returned] = re.findall(r"returning from step 15 to step (\d+) in memory", first.log)
         assert int(returned) in {0, 5, 10}
-        ends = ends_of(*(pod.log for pod in job.pods))
-    assert ends == ends_of_undisturbed(tmp_path / "undisturbed", 3)
+        assert ends_of(*(pod.log for pod in job.pods)) == ends(3)
 
 
-@pytest.mark.timeout(600)
-def test_two_ranks_both_return(tmp_path: Path) -> None:
-    more = variables(tmp_path, probe_every=5) | {FAULT: "[1, 12]"}
-    with script_job(tmp_path, ranks=2, script="flips", variables=more) as job:
-        log = run_to_its_end(job, "--epochs", "2").log
-    assert "restarting it" not in log
-    found = "the ranks differ after step 15, and most do not agree on one state; gradients last eq"
-    assert len(re.findall(rf"{found}.*; returning from step 15 to step (?:0|5|10) ", log)) == 2
-    assert ends_of(log) == ends_of_undisturbed(tmp_path / "undisturbed", 2)
-
-
-@pytest.mark.timeout(600)
-def test_a_rank_dies_in_a_probe(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_a_rank_dies_in_a_probe(tmp_path: Path, ends: Ends) -> None:
     more = variables(tmp_path, probe_every=5) | {PLAN: '[[2, 10, "death in a probe"]]'}
     with script_job(tmp_path, ranks=3, script="flips", variables=more) as job:
-        log = run_to_its_end(job, "--epochs", "1").log
+        log = run_to_its_end(job, *FLAGS).log
     assert log.count("restarting it") == 1
     assert "differ" not in log
-    assert ends_of(log) == ends_of_undisturbed(tmp_path / "undisturbed", 3, epochs=1)
+    assert ends_of(log) == ends(3)
 
 
-@pytest.mark.timeout(600)
 def test_a_probe_precedes_each_save_and_the_end_of_an_epoch(tmp_path: Path) -> None:
     more = variables(tmp_path, probe_every=7) | {SAVES: str(tmp_path / "saves")}
     with script_job(tmp_path, ranks=2, script="flips", variables=more) as job:
@@ -378,29 +374,25 @@ def test_a_probe_precedes_each_save_and_the_end_of_an_epoch(tmp_path: Path) -> N
     assert probes_of(log) == probes_of(log, rank=1) == [7, 10, 14, 20, 21, STEPS]
 
 
-@pytest.mark.timeout(600)
-def test_probes_leave_no_trace_in_steps_of_logical_shards(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_probes_leave_no_trace_in_steps_of_logical_shards(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     """Each of two ranks computes two of three shards, or one of them again."""
-    ends = []
-    for every in (5, 0):
-        folder = tmp_path / str(every)
-        folder.mkdir()
-        more = variables(folder, probe_every=every) | {SHARDS: "3"}
-        with script_job(folder, ranks=2, script="flips", variables=more) as job:
-            log = run_to_its_end(job, "--epochs", "2").log
-        assert "differ" not in log
-        ends.append(ends_of(log))
-    assert ends[0] == ends[1]
-
-
-@pytest.mark.timeout(600)
-def test_probes_leave_no_trace_where_optimizers_take_turns(tmp_path: Path) -> None:
-    def run(every: int) -> tuple[str, Any]:
-        folder, more = tmp_path / str(every), {PROBE_EVERY: str(every)}
-        with script_job(folder, ranks=2, script="two models", variables=more) as job:
-            log = run_to_its_end(job, "--epochs", "1").log
-            return log, job.state(STEPS)
-
-    log, state = run(5)
+    more = variables(tmp_path, probe_every=5) | {SHARDS: "3"}
+    with script_job(tmp_path, ranks=2, script="flips", variables=more) as job:
+        log = run_to_its_end(job, *FLAGS).log
     assert "differ" not in log
-    assert_same(state, run(0)[1])
+    expected = undisturbed("flips", *FLAGS, ranks=2, variables={SHARDS: "3"})
+    assert ends_of(log) == ends_of(log_of(expected))
+
+
+@pytest.mark.nightly
+def test_probes_leave_no_trace_if_optimizers_take_turns(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    flags, script = ("--epochs", "1"), "two models"
+    with script_job(tmp_path, ranks=2, script=script, variables={PROBE_EVERY: "5"}) as job:
+        log = run_to_its_end(job, *flags).log
+        assert "differ" not in log
+        assert_same(job.state(STEPS), undisturbed(script, *flags, ranks=2).state(STEPS))

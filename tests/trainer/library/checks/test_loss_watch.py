@@ -1,4 +1,4 @@
-"""Which loss is not finite first, and on which samples."""
+"""The first loss that is not finite, and its samples."""
 
 from __future__ import annotations
 
@@ -50,26 +50,3 @@ def test_rank_0_names_the_rank_and_its_samples_once(tmp_path: Path) -> None:
     shown = ", ".join(map(str, samples[:10]))
     assert f"the loss is first nan in step {step} of rank {rank}: samples {shown}" in pod.log
     assert pod.log.count("the loss is first nan") == 1, pod.log
-
-
-def test_its_step_is_skipped_if_asked(tmp_path: Path) -> None:
-    arguments = ("--workload", "tests.trainer.support.poisoned:load", "--epochs", "2")
-    with job(tmp_path, nodes=1, local_world_size=2) as run:
-        [pod] = run.start_all(
-            *arguments, "--trace-samples", str(run.traces), "--skip-nonfinite-steps", "1"
-        )
-        assert pod.wait() == 0, pod.log
-        expected = sorted(
-            (f"step {step} is skipped: the loss of rank {rank} is nan", samples[:10])
-            for rank in range(2)
-            for step, samples in run.begun_by(rank)
-            if BAD_SAMPLE in samples
-        )
-        assert len(expected) == 2
-        for message, samples in expected:
-            assert f"{message}, samples {', '.join(map(str, samples))}, …" in pod.log
-        assert pod.log.count("is skipped") == 2
-        assert "the loss is first" not in pod.log
-        last = max(run.steps_of(0))
-        weights = run.state(last)["model"].values()
-        assert all(bool(tensor.isfinite().all()) for tensor in weights)

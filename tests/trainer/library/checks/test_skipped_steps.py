@@ -102,14 +102,9 @@ def streaming(bad: set[int]) -> DataLoader[Any]:
     return DataLoader(Stream(bad), batch_size=BATCH)
 
 
-@pytest.fixture(autouse=True)
-def _alone(no_launcher: None) -> None:
-    del no_launcher
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_the_result_is_that_without_the_step(value: float) -> None:
+def test_the_result_equals_a_training_without_the_step(value: float) -> None:
     """The first and the last step of the epoch, too."""
     bad = {0, 3, 5}
     skipped = Run().train(loader(bad, value), epochs=2, skip_nonfinite_steps=MOST)
@@ -137,13 +132,13 @@ def test_the_whole_step_is_skipped(settings: dict[str, Any]) -> None:
     assert set(by_hand.taken) - set(skipped.taken) == steps
 
 
-def test_a_stream_goes_on() -> None:
+def test_a_step_of_a_stream_is_skipped() -> None:
     skipped = Run().train(streaming({2}), skip_nonfinite_steps=MOST)
     by_hand = Run({3}).train(streaming(set()))
     assert_same(skipped.state(), by_hand.state())
 
 
-def test_a_resumed_training_does_not_meet_the_samples_again(tmp_path: Path) -> None:
+def test_a_resumed_training_does_not_repeat_skipped_samples(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"skip_nonfinite_steps": MOST, "checkpoint_dir": tmp_path}
     Run().train(loader({2, 3}), max_steps=4, **settings)
     assert counts(tmp_path) == [(3, 1), (4, 2)]
@@ -156,10 +151,10 @@ def test_a_resumed_training_does_not_meet_the_samples_again(tmp_path: Path) -> N
 
 
 def counts(folder: Path) -> list[tuple[int, float]]:
-    """The numbers of skipped steps, each with the step at which it was told."""
+    """Return the reported numbers of skipped steps, each with its step."""
     lines = map(json.loads, (folder / FILE_NAME).read_text().splitlines())
-    told = [line for line in lines if line["kind"] == "metrics"]
-    return [(line["step"], line["values"]["skipped_steps"]) for line in told]
+    reported = [line for line in lines if line["kind"] == "metrics"]
+    return [(line["step"], line["values"]["skipped_steps"]) for line in reported]
 
 
 def test_too_many_in_a_row_end_the_training(caplog: pytest.LogCaptureFixture) -> None:
@@ -222,20 +217,13 @@ def test_a_gradient_scaler_skips_its_own_steps() -> None:
     assert scales == [4.0, 4.0, 4.0, 2.0, 2.0, 2.0]
 
 
-def test_the_loss_is_needed() -> None:
+def test_a_step_without_its_loss_or_with_turns_is_refused() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters())
     with ddp_trainer.join(model=model, optimizer=optimizer, skip_nonfinite_steps=1) as job:
         next(job.batches(loader(set())))
         with pytest.raises(ConfigurationError, match=r"pass it, as in job\.step\(loss\)"):
             job.step()
-
-
-def test_turns_are_refused() -> None:
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-    with ddp_trainer.join(model=model, optimizer=optimizer, skip_nonfinite_steps=1) as job:
-        next(job.batches(loader(set())))
         with pytest.raises(ConfigurationError, match="remove skip_nonfinite_steps"):
             job.step(1.0, optimizer=optimizer)
 
@@ -280,15 +268,14 @@ def ends_and_log(
     return ends, log
 
 
-@pytest.mark.timeout(600)
 def test_ranks_that_die_in_skipped_steps_end_with_the_same_state(tmp_path: Path) -> None:
     bad = [(1, 0), (4, 1), (4, 2), (8, 2), (9, 2), (15, 0)]
     plan = [
         FaultAt(rank=1, point="after backward", step=4),
         FaultAt(rank=0, point="after the optimizer's step", step=8),
     ]
-    war = fault_injection.environment(plan, tmp_path / "faults")
-    ends, log = ends_and_log(tmp_path / "skipped", bad, 3, device="stream", **war)
+    faults = fault_injection.environment(plan, tmp_path / "faults")
+    ends, log = ends_and_log(tmp_path / "skipped", bad, 3, device="stream", **faults)
     fault_injection.assert_all_happened(plan, tmp_path / "faults", log)
     # By hand on the CPU: a script does not write buffers in the order of a stream.
     expected, _ = ends_and_log(tmp_path / "by hand", bad, 3, **{BY_HAND: "1"})
@@ -308,7 +295,7 @@ def test_all_ranks_end_after_too_many(tmp_path: Path) -> None:
 
 
 @NEEDS_TORCH
-@pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_all_parts_of_a_sharded_model_skip_a_step(tmp_path: Path) -> None:
     bad = [(3, 1), (4, 0), (23, 1)]
     ends, _ = ends_and_log(tmp_path / "skipped", bad, 2, **{SHARDED: "1"})

@@ -16,13 +16,13 @@ from tests.trainer.support import fault_injection
 
 
 def gathered(own: Tensor, mesh: DeviceMesh) -> list[float]:
-    """What all ranks of a mesh have."""
+    """Return the values of all ranks of a mesh."""
     whole: Tensor = DTensor.from_local(own, mesh, [Shard(0)]).full_tensor()
     return [float(value) for value in whole]
 
 
 def summed(own: Tensor, mesh: DeviceMesh, to: Replicate | Shard) -> Tensor:
-    """The sum over the ranks of a mesh, or this rank's part of it."""
+    """Return the sum over the ranks of a mesh, or this rank's part of it."""
     return DTensor.from_local(own, mesh, [Partial()]).redistribute(mesh, [to]).to_local()
 
 

@@ -1,4 +1,4 @@
-"""A script whose model is sharded over all ranks by fully_shard()."""
+"""A script with a model that fully_shard() shards over all ranks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99),
         checkpoint_dir="",
-        shard_copies=int(os.environ[COPIES]),
+        shard_copies=int(os.environ.get(COPIES, "0")),
         group_timeout_seconds=20,
         max_reforms=100,
     ) as job:

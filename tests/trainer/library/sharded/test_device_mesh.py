@@ -13,45 +13,40 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.trainer.library.runs import run_to_its_end, script_job
-from tests.trainer.support import fault_injection
+from tests.trainer.library.runs import Undisturbed, log_of, run_with_faults
 from tests.trainer.support.fault_injection import FaultAt
+from tests.trainer.support.pods import Job
 
 RANKS = 3
 EPOCHS = 3
 STEPS = 15
 """Steps of an epoch: ceil(ceil(1438 / 3) / 32)."""
 
-pytestmark = [pytest.mark.timeout(600)]
+FLAGS = ("--epochs", str(EPOCHS))
 
 
-def told_by(folder: Path, plan: list[FaultAt]) -> list[str]:
+def printed(run: Job) -> list[str]:
     """Return how the ranks of a script on meshes ended, and their results in each epoch."""
-    variables = fault_injection.environment(plan, folder / "faults")
-    with script_job(folder, ranks=RANKS, script="meshes", variables=variables) as job:
-        pod = run_to_its_end(job, "--epochs", str(EPOCHS))
-    assert pod.log.count("restarting it") == len(plan), pod.log
-    fault_injection.assert_all_happened(plan, folder / "faults", pod.log)
-    return sorted(set(re.findall(r"ends with \w+|epoch \d+: \[.*", pod.log)))
+    return sorted(set(re.findall(r"ends with \w+|epoch \d+: \[.*", log_of(run))))
 
 
-def test_a_mesh_is_of_use_in_each_group_that_forms(tmp_path: Path) -> None:
-    undisturbed, wounded = tmp_path / "undisturbed", tmp_path / "wounded"
-    undisturbed.mkdir()
-    wounded.mkdir()
-    end, *epochs = told_by(undisturbed, [])
-    assert epochs == [f"epoch {epoch}: [0.0, 3.0, 6.0, 10.0, 12.0]" for epoch in range(EPOCHS)]
+def test_a_mesh_works_in_each_new_group(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    expected = printed(undisturbed("meshes", *FLAGS, ranks=RANKS))
+    assert expected[1:] == [
+        f"epoch {epoch}: [0.0, 3.0, 6.0, 10.0, 12.0]" for epoch in range(EPOCHS)
+    ]
     plan = [
         FaultAt(rank=1, point="within a step", step=4),
         FaultAt(rank=0, point="within a step", step=8),
         FaultAt(rank=2, point="evaluation", step=2 * STEPS),
         FaultAt(rank=0, point="evaluation", step=EPOCHS * STEPS),
     ]
-    assert told_by(wounded, plan) == [end, *epochs]
+    actual = run_with_faults(tmp_path, plan, *FLAGS, ranks=RANKS, script="meshes")
+    assert log_of(actual).count("restarting it") == len(plan), log_of(actual)
+    assert printed(actual) == expected
 
 
-def test_a_sharded_model_is_refused(no_launcher: None) -> None:
-    del no_launcher
+def test_a_sharded_model_is_refused() -> None:
     fully_shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
     model = nn.Linear(2, 2)
     with ddp_trainer.join(model=model) as job:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from ddp_trainer.memory.volume import SLOTS
 
 from tests.ports import free_port
-from tests.trainer.library.runs import run_to_its_end, script_job
+from tests.trainer.library.runs import Undisturbed, log_of, run_with_faults, script_job
 from tests.trainer.library.sharded.sharding import (
     AFTER_STEP,
     BEFORE_JOIN,
@@ -31,33 +31,24 @@ EPOCHS = 2
 LAST_STEP = {2: 46, 3: 30, 4: 24}
 
 pytestmark = [NEEDS_TORCH, pytest.mark.timeout(900)]
+FLAGS = ("--epochs", str(EPOCHS))
 
-Undisturbed = Callable[[int], set[str]]
+Expected = Callable[[int], set[str]]
 
 
 def run(
     folder: Path,
     ranks: int,
     copies: int,
-    plan: Sequence[FaultAt] = (),
+    plan: Sequence[FaultAt],
     *,
-    memory: bool = False,
-    shard_size: int | None = None,
-) -> tuple[set[str], str]:
-    """Return all losses and the states of all ranks at the end, and the log.
-
-    `memory`: the pod has a volume in memory. `shard_size`: ranks of a replica of the model.
-    """
-    folder.mkdir(exist_ok=True)
-    variables = {COPIES: str(copies), **fault_injection.environment(list(plan), folder / "faults")}
-    if shard_size is not None:
-        variables[SHARD_SIZE] = str(shard_size)
-    if memory:
-        variables |= memory_in(folder / "memory")
-    with script_job(folder, ranks=ranks, script="shards", variables=variables) as job:
-        pod = run_to_its_end(job, "--epochs", str(EPOCHS))
-    fault_injection.assert_all_happened(plan, folder / "faults", pod.log)
-    return printed(pod.log), pod.log
+    variables: Mapping[str, str] | None = None,
+) -> str:
+    """Run to the end with faults; return the log."""
+    settings = {COPIES: str(copies), **(variables or {})}
+    return log_of(
+        run_with_faults(folder, plan, *FLAGS, ranks=ranks, script="shards", variables=settings)
+    )
 
 
 def memory_in(folder: Path) -> dict[str, str]:
@@ -76,22 +67,19 @@ def printed(log: str) -> set[str]:
     return set(re.findall(r"rank \d (?:took step \d+: .*|ends with \w+)", log))
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """Return what all ranks of an undisturbed run print, by their number."""
-    known: dict[int, set[str]] = {}
+@pytest.fixture
+def expected(undisturbed: Undisturbed) -> Expected:
+    """Return a function that gives the printed lines of a run of so many ranks without faults."""
 
     def of(ranks: int) -> set[str]:
-        if ranks not in known:
-            folder = tmp_path_factory.mktemp(f"undisturbed-{ranks}")
-            known[ranks], log = run(folder, ranks, 0)
-            assert len(known[ranks]) == ranks * (LAST_STEP[ranks] + 1), log
-        return known[ranks]
+        lines = printed(log_of(undisturbed("shards", *FLAGS, ranks=ranks)))
+        assert len(lines) == ranks * (LAST_STEP[ranks] + 1)
+        return lines
 
     return of
 
 
-def test_ranks_die_at_every_point_of_a_step(tmp_path: Path, undisturbed: Undisturbed) -> None:
+def test_ranks_die_at_every_point_of_a_step(tmp_path: Path, expected: Expected) -> None:
     points = (
         *("vote", "within a step", "gate", "before the optimizer's step"),
         *("within the optimizer's step", "after the optimizer's step", "a snapshot's copy"),
@@ -103,12 +91,13 @@ def test_ranks_die_at_every_point_of_a_step(tmp_path: Path, undisturbed: Undistu
         FaultAt(rank=1, point="after the optimizer's step", step=16),  # the first of the next one
     ]
     plan = [*first, *between, *second]
-    results, log = run(tmp_path, 3, 1, plan)
-    assert results == undisturbed(3)
+    log = run(tmp_path, 3, 1, plan)
+    assert printed(log) == expected(3)
     assert log.count("restarting it") == len(plan), log
 
 
-def test_a_rank_dies_while_another_is_replaced(tmp_path: Path, undisturbed: Undisturbed) -> None:
+@pytest.mark.nightly
+def test_a_rank_dies_while_another_is_replaced(tmp_path: Path, expected: Expected) -> None:
     """Rank 1's part is with rank 3, and rank 0's with rank 2."""
     plan = [
         FaultAt(rank=1, point="within a step", step=4),
@@ -118,26 +107,28 @@ def test_a_rank_dies_while_another_is_replaced(tmp_path: Path, undisturbed: Undi
         FaultAt(rank=2, point="a snapshot's copy", step=12),
         FaultAt(rank=3, point="connection"),
     ]
-    results, log = run(tmp_path, 4, 1, plan)
-    assert results == undisturbed(4)
+    log = run(tmp_path, 4, 1, plan)
+    assert printed(log) == expected(4)
     assert log.count("restarting it") == len(plan), log
 
 
-def test_two_neighbours_die_at_once(tmp_path: Path, undisturbed: Undisturbed) -> None:
+@pytest.mark.nightly
+def test_two_neighbours_die_at_once(tmp_path: Path, expected: Expected) -> None:
     plan = [
         FaultAt(rank=1, point="within a step", step=4),
         FaultAt(rank=2, point="gate"),
         FaultAt(rank=3, point="a snapshot's copy", step=10),
         FaultAt(rank=0, point="rendezvous"),
     ]
-    results, log = run(tmp_path, 4, 2, plan)
-    assert results == undisturbed(4)
+    log = run(tmp_path, 4, 2, plan)
+    assert printed(log) == expected(4)
     assert log.count("restarting it") == len(plan), log
 
 
-def test_ranks_of_replicas_die(tmp_path: Path) -> None:
+def test_ranks_of_replicas_die(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Each of 2 x 2 ranks, then both that have the same shard, ranks 1 and 3."""
-    expected, _ = run(tmp_path / "undisturbed", 4, 0, shard_size=2)
+    replicas = {SHARD_SIZE: "2"}
+    expected = printed(log_of(undisturbed("shards", *FLAGS, ranks=4, variables=replicas)))
     plan = [
         FaultAt(rank=0, point="within a step", step=3),
         FaultAt(rank=1, point="gate", step=6),
@@ -147,33 +138,33 @@ def test_ranks_of_replicas_die(tmp_path: Path) -> None:
         FaultAt(rank=1, point="within a step", step=18),
         FaultAt(rank=3, point="rendezvous"),
     ]
-    results, log = run(tmp_path / "disturbed", 4, 2, plan, shard_size=2)
-    assert len(results) == 4 * (LAST_STEP[4] + 1), log
-    assert results == expected
+    log = run(tmp_path, 4, 2, plan, variables=replicas)
+    assert len(expected) == 4 * (LAST_STEP[4] + 1), log
+    assert printed(log) == expected
     assert log.count("restarting it") == len(plan), log
 
 
-def test_a_pod_dies_with_all_its_ranks(tmp_path: Path, undisturbed: Undisturbed) -> None:
+@pytest.mark.nightly
+def test_a_pod_dies_with_all_its_ranks(tmp_path: Path, expected: Expected) -> None:
     """The copies of their parts are in the other pod."""
-    expected = undisturbed(4)
-    arguments, variables = ("--epochs", str(EPOCHS)), {COPIES: "1", PAUSES: str(tmp_path)}
+    variables = {COPIES: "1", PAUSES: str(tmp_path)}
     (tmp_path / BEFORE_JOIN).touch()
     with script_job(tmp_path, ranks=4, nodes=2, script="shards", variables=variables) as job:
-        survivor, victim = job.start_all(*arguments)
+        survivor, victim = job.start_all(*FLAGS)
         for rank, pod in enumerate((survivor, survivor, victim, victim)):
             # A launcher that is killed takes lines with it that it has not printed.
             pod.wait_for_log(f"rank {rank} took step {PAUSE_STEP}:")
         victim.kill()
         (tmp_path / AFTER_STEP).touch()
-        successor = job.start(1, *arguments)
+        successor = job.start(1, *FLAGS)
         for pod in (survivor, successor):
             assert pod.wait() == 0, pod.log
         assert "restarting it" not in survivor.log
-        assert set().union(*(printed(pod.log) for pod in job.pods)) == expected
+        assert set().union(*(printed(pod.log) for pod in job.pods)) == expected(4)
 
 
 def test_more_lost_ranks_than_copies_continue_from_the_memory_of_the_pod(
-    tmp_path: Path, undisturbed: Undisturbed
+    tmp_path: Path, expected: Expected
 ) -> None:
     """First a rank and the one with its copy are lost, later all."""
     plan = [
@@ -183,18 +174,19 @@ def test_more_lost_ranks_than_copies_continue_from_the_memory_of_the_pod(
         FaultAt(rank=1, point="rendezvous"),
         FaultAt(rank=2, point="rendezvous"),
     ]
-    results, log = run(tmp_path, 3, 1, plan, memory=True)
-    assert results == undisturbed(3)
+    log = run(tmp_path, 3, 1, plan, variables=memory_in(tmp_path / "memory"))
+    assert printed(log) == expected(3)
     assert log.count("was killed") == len(plan), log
     assert len(loaded_steps(log)) == 2, log
     assert "parts of the model are gone, and all ranks restart from step" in log
-    # A loss of others counts for no rank: after a few, its pod would end, and its memory with it.
-    told = re.findall(r"parts of the model are gone, .*: restarting it, (\d) of at most", log)
-    assert set(told) == {"1"}, log
+    # Restarts because of other ranks do not count: after a few, the pod and its memory would end.
+    counts = re.findall(r"parts of the model are gone, .*: restarting it, (\d) of at most", log)
+    assert set(counts) == {"1"}, log
 
 
-def test_a_step_that_a_lost_rank_has_not_saved_takes_nobodys_room(
-    tmp_path: Path, undisturbed: Undisturbed
+@pytest.mark.nightly
+def test_a_step_that_a_lost_rank_has_not_saved_takes_no_room(
+    tmp_path: Path, expected: Expected
 ) -> None:
     """The others have saved it, so they had no room for newer steps until they released it."""
     memory, plan = tmp_path / "memory", [FaultAt(rank=1, point="a save in memory", step=3)]
@@ -206,7 +198,7 @@ def test_a_step_that_a_lost_rank_has_not_saved_takes_nobodys_room(
     }
     (tmp_path / BEFORE_JOIN).touch()
     with script_job(tmp_path, ranks=3, script="shards", variables=variables) as job:
-        [pod] = job.start_all("--epochs", str(EPOCHS))
+        [pod] = job.start_all(*FLAGS)
         for rank in range(3):
             pod.wait_for_log(f"rank {rank} took step {PAUSE_STEP}:")
         fault_injection.assert_all_happened(plan, tmp_path / "faults", pod.log)
@@ -217,7 +209,7 @@ def test_a_step_that_a_lost_rank_has_not_saved_takes_nobodys_room(
         until(lambda: all(map(has_room, range(3))), "room for a newer step")
         (tmp_path / AFTER_STEP).touch()
         assert pod.wait() == 0, pod.log
-        assert printed(pod.log) == undisturbed(3)
+        assert printed(pod.log) == expected(3)
 
 
 def loaded_steps(log: str) -> list[int]:
@@ -227,15 +219,15 @@ def loaded_steps(log: str) -> list[int]:
     return [int(step) for step in steps]
 
 
+@pytest.mark.nightly
 def test_a_lost_pod_without_copies_continues_from_the_memory_of_another(
-    tmp_path: Path, undisturbed: Undisturbed
+    tmp_path: Path, expected: Expected
 ) -> None:
     """Its launcher has fetched its snapshot, but not kept it: the other rank sends it."""
-    expected = undisturbed(2)
     script = ("--", sys.executable, "-m", "tests.trainer.library.sharded.sharding")
     with (
         pytest.MonkeyPatch.context() as patch,
-        memory_job(tmp_path, nodes=2, command=[*script, "--epochs", str(EPOCHS)]) as job,
+        memory_job(tmp_path, nodes=2, command=[*script, *FLAGS]) as job,
     ):
         patch.setenv(COPIES, "0")
         patch.setenv(PAUSES, str(tmp_path))
@@ -261,11 +253,12 @@ def test_a_lost_pod_without_copies_continues_from_the_memory_of_another(
         [step] = loaded_steps(pods[0].log)
         assert step >= complete
         assert f"step {step}: rank 0's part from rank 1" in pods[0].log
-        assert set().union(*(printed(pod.log) for pod in job.job.pods)) == expected
+        assert set().union(*(printed(pod.log) for pod in job.job.pods)) == expected(2)
 
 
-def test_without_copies_a_lost_rank_restarts_all(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    results, log = run(tmp_path, 3, 0, [FaultAt(rank=1, point="within a step", step=4)])
-    assert results == undisturbed(3)
+@pytest.mark.nightly
+def test_without_copies_a_lost_rank_restarts_all(tmp_path: Path, expected: Expected) -> None:
+    log = run(tmp_path, 3, 0, [FaultAt(rank=1, point="within a step", step=4)])
+    assert printed(log) == expected(3)
     assert log.count("was killed") == 1, log
     assert "more ranks were lost than join(shard_copies=...) protects from" in log

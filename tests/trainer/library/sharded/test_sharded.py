@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.library.sharded.sharding import NEEDS_TORCH
 
-pytestmark = [NEEDS_TORCH, pytest.mark.usefixtures("no_launcher")]
+pytestmark = NEEDS_TORCH
 
 
 def keys(*steps: int) -> list[Key]:
@@ -42,9 +42,9 @@ FRESH = Inventory(own=keys(0), copies=[])
 
 
 def inventories(size: int, copies: int, ahead: set[int], copied: set[int]) -> list[Inventory]:
-    """Return what ranks hold while they take step 7, and some have.
+    """Return the snapshots of ranks while they take step 7; some have taken it.
 
-    `ahead`: ranks that have taken it. `copied`: those of them whose copies have arrived.
+    `ahead`: ranks that have taken it. `copied`: the ones among them with copies on other ranks.
     """
     found = []
     for rank in range(size):
@@ -162,7 +162,7 @@ def refusal(caplog: pytest.LogCaptureFixture, **arguments: Any) -> str:
     return caplog.messages[-1]
 
 
-def test_what_cannot_continue_is_refused(
+def test_sharded_models_that_cannot_continue_are_refused(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = sharded(model())
@@ -185,7 +185,7 @@ def test_what_cannot_continue_is_refused(
     assert "needs torch 2.11 or newer" in refusal(caplog, model=whole)
 
 
-def test_gpus_that_a_pod_lacks_are_missed_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_with_too_few_gpus_is_refused_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDP_BACKEND", "nccl")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -273,7 +273,7 @@ def test_a_rank_with_another_part_restarts() -> None:
     assert re.search(message, str(ended.value.__cause__))
 
 
-def test_a_sharded_job_that_ends_lets_go_of_its_group() -> None:
+def test_a_sharded_job_that_ends_releases_its_group() -> None:
     net = sharded(model())
     with ddp_trainer.join(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1)) as job:
         for (inputs,) in job.batches(loader()):
