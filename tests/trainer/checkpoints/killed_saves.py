@@ -1,9 +1,9 @@
-"""Kills a save at each of its points, one process after the other, and looks what is left.
+"""Kills a save at each of its points, one process after the other, and checks what is left.
 
     python -m tests.trainer.checkpoints.killed_saves FOLDER
 
-Prints as JSON how often the old checkpoint was left, and how often the new one. Fails if ever
-there is none, or if the next save does not succeed.
+Prints as JSON how often the old checkpoint was left, and how often the new one. Fails if there is
+none, or if the next save does not succeed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.trainer.checkpoints import test_frozen_weights as frozen
 _MOST_POINTS = 200
 _LARGE_BYTES = 1 << 16
 _EVERY_SMALL = 40
-"""Of the many small pieces that torch writes."""
+"""Kill at one of so many small pieces that torch writes."""
 
 
 def main(folder: Path) -> None:
-    """Kill."""
+    """Kill a save at each point."""
     torch.set_num_threads(1)
     states = {"old": frozen.new_run(seed=0), "new": frozen.new_run(seed=1)}
     for run in states.values():
@@ -60,7 +60,7 @@ def main(folder: Path) -> None:
 
 
 def _save_in_a_child(root: Path, run: Any, *, kill_at: int) -> bool:
-    """Save in a process that is killed at its point of this number; False if it was."""
+    """Save in a process that is killed at this point; return False if it was."""
     child = os.fork()
     if child == 0:
         _kill_at(kill_at)
@@ -76,7 +76,7 @@ def _save_in_a_child(root: Path, run: Any, *, kill_at: int) -> bool:
 
 
 def _kill_at(number: int) -> None:
-    """Let this process die at its point of that number: within a file, or before or after one."""
+    """Let this process die at this point: within a file, or before or after one."""
     points, chunks = count(), count(1)
     write = storage.Recorder._write
 

@@ -1,4 +1,4 @@
-"""Of the processes that may save to one directory, the newest group's alone does."""
+"""Of several processes with one directory, only the newest group's rank 0 saves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.trainer.support.pods import contract
 
 
 class Process:
-    """One that is rank 0 of the generations that it comes to."""
+    """A process that is rank 0 of its generations."""
 
     def __init__(self, root: Path, generation: int, *, attempt: int = 0) -> None:
         self.placement = replace(
@@ -31,12 +31,12 @@ class Process:
         self.checkpoint_manager = CheckpointManager(self.saver, 0)
 
     def lead(self, generation: int) -> None:
-        """Its group of this generation forms."""
+        """Form its group of this generation."""
         self.placement = replace(self.placement, generation=generation)
         self.checkpoint_manager.lead(True)
 
 
-def test_whoever_comes_later_saves_and_nobody_else(tmp_path: Path) -> None:
+def test_only_the_newest_process_saves(tmp_path: Path) -> None:
     run = new_run()
     old, new = Process(tmp_path, 1), Process(tmp_path, 2)
     old.lead(1)
@@ -57,7 +57,7 @@ def test_whoever_comes_later_saves_and_nobody_else(tmp_path: Path) -> None:
         new.saver.save_for_certain(run)
 
 
-def test_nothing_is_left_of_a_save_that_somebody_else_has_overtaken(tmp_path: Path) -> None:
+def test_a_save_overtaken_by_a_newer_process_leaves_nothing(tmp_path: Path) -> None:
     old, new = Process(tmp_path, 1), Process(tmp_path, 2)
     old.lead(1)
 
@@ -70,17 +70,17 @@ def test_nothing_is_left_of_a_save_that_somebody_else_has_overtaken(tmp_path: Pa
     assert names(tmp_path) == ["saved-by-7d1f-0-2"]
 
 
-def test_who_stays_rank_0_shuts_out_those_that_were_in_between(tmp_path: Path) -> None:
+def test_a_process_that_stays_rank_0_excludes_generations_between(tmp_path: Path) -> None:
     stays, between = Process(tmp_path, 1), Process(tmp_path, 2)
     stays.lead(1)
-    between.lead(2)  # cut off from the operator, as it turns out
+    between.lead(2)  # it has lost its way to the operator
     stays.lead(3)
     stays.saver.save_for_certain(new_run())
     with pytest.raises(SupersededError, match="generation 3"):
         between.saver.save_for_certain(new_run())
 
 
-def test_where_nobody_counts_generations_there_are_no_marks(tmp_path: Path) -> None:
+def test_without_generations_there_are_no_marks(tmp_path: Path) -> None:
     one = Process(tmp_path, 0)
     one.lead(0)
     one.saver.save_for_certain(new_run())

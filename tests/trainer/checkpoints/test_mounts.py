@@ -1,4 +1,4 @@
-"""A test that needs a disk of its own is run, or its absence is loud."""
+"""Tests that need a mount run, or a message says that they do not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.trainer.support.mounts import with_own_mounts
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """All ways are refused; the commands that were tried."""
+    """Refuse all ways; return the commands that were tried."""
     tried = []
 
     def refuse(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
@@ -23,7 +23,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return tried
 
 
-def test_ci_fails_where_nobody_may_mount(
+def test_ci_fails_if_mounting_is_forbidden(
     refused: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CI", "true")
@@ -32,7 +32,7 @@ def test_ci_fails_where_nobody_may_mount(
     assert ["--user" in command for command in refused] == [True, False]
 
 
-def test_elsewhere_the_skip_is_loud(
+def test_without_ci_a_message_names_the_skipped_test(
     refused: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CI", raising=False)

@@ -1,4 +1,4 @@
-"""Saving beside the training: what training waits for, what it survives, and what is never lost."""
+"""Saves in the background: training waits for few of them and survives their failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEADLINE_SECONDS = 60.0
 
 
 class GatedDirectory(CheckpointDirectory):
-    """A directory on a disk that stands still, until told to go on, once it has to save `step`."""
+    """A directory on a disk that hangs at the save of a step until the test releases it."""
 
     def __init__(self, root: Path, *, slow_step: int) -> None:
         super().__init__(root, keep=2)
@@ -72,7 +72,7 @@ def new_run() -> TrainState:
 
 
 def advance(run: TrainState) -> None:
-    """One more step."""
+    """Take one more step."""
     run.models[0](torch.randn(4, 3)).square().sum().backward()
     run.complete_step(4)
 
@@ -83,7 +83,7 @@ def saver(directory: CheckpointDirectory, *flags: str) -> Saver:
 
 
 def stored(root: Path) -> Any:
-    """The state in the newest checkpoint."""
+    """Return the state in the newest checkpoint."""
     found = CheckpointDirectory(root, keep=2).load()
     assert found is not None
     return torch.load(io.BytesIO(found.state), weights_only=True)
@@ -93,7 +93,7 @@ def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
-def test_training_goes_on_while_the_disk_is_slow(tmp_path: Path) -> None:
+def test_training_continues_while_the_disk_is_slow(tmp_path: Path) -> None:
     directory = GatedDirectory(tmp_path, slow_step=1)
     run, one = new_run(), saver(directory)
     advance(run)
@@ -121,7 +121,7 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
 
 
-def test_a_disk_that_hangs_costs_one_save_after_the_other_but_not_the_training(
+def test_a_disk_that_hangs_costs_saves_but_not_the_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = GatedDirectory(tmp_path, slow_step=1)
@@ -172,7 +172,7 @@ def test_a_step_is_saved_once(flags: list[str], tmp_path: Path) -> None:
     assert_same(stored(tmp_path), run.state_dict())
 
 
-def test_a_synchronous_save_is_complete_when_training_goes_on(tmp_path: Path) -> None:
+def test_a_synchronous_save_is_complete_when_training_continues(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path, keep=2)
     run, one = new_run(), saver(directory, "--checkpoint-sync")
     advance(run)
@@ -184,7 +184,7 @@ def test_a_synchronous_save_is_complete_when_training_goes_on(tmp_path: Path) ->
 def test_a_synchronous_save_that_takes_too_long_is_never_completed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The state changes once training goes on: what is written then must not become valid."""
+    """Later the state changes, and a save of it must not become valid."""
     directory = GatedDirectory(tmp_path, slow_step=1)
     run = new_run()
     one = saver(directory, "--checkpoint-sync", "--checkpoint-timeout-seconds", "1")
@@ -196,7 +196,7 @@ def test_a_synchronous_save_that_takes_too_long_is_never_completed(
     assert names(tmp_path) == []
 
 
-def test_told_to_stop_a_save_that_hangs_is_overtaken(
+def test_a_stopped_rank_cancels_a_save_that_hangs_and_saves_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = GatedDirectory(tmp_path, slow_step=1)
@@ -211,7 +211,7 @@ def test_told_to_stop_a_save_that_hangs_is_overtaken(
     until(lambda: names(tmp_path) == ["step-00000002"], "the other one to be taken away")
 
 
-def test_told_to_stop_with_a_disk_that_hangs_there_is_an_end(tmp_path: Path) -> None:
+def test_a_stopped_rank_does_not_wait_forever_for_its_disk(tmp_path: Path) -> None:
     directory = GatedDirectory(tmp_path, slow_step=2)
     run, one = new_run(), saver(directory)
     advance(run)
@@ -239,14 +239,14 @@ def test_the_last_save_takes_the_time_it_needs(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000001"]
 
 
-def test_a_save_is_due_by_seconds_or_not_at_all(tmp_path: Path) -> None:
+def test_a_save_is_due_by_seconds_or_never(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path, keep=2)
     assert not saver(directory, "--checkpoint-every-seconds", "3600").is_overdue()
     assert saver(directory, "--checkpoint-every-seconds", "1e-9").is_overdue()
     assert not saver(directory).is_overdue()
 
 
-def test_a_save_is_due_once_for_those_that_have_asked(tmp_path: Path) -> None:
+def test_a_save_is_due_once_for_several_requests(tmp_path: Path) -> None:
     environment = {"DDP_STATUS_FILE": str(tmp_path / "status.json")}
     launchers = CheckpointRequest(tmp_path / "status.json")
     assert not launchers.make(), "nobody looks yet"
@@ -276,7 +276,7 @@ def test_a_save_is_due_once_for_those_that_have_asked(tmp_path: Path) -> None:
     checkpoint_manager.close()
 
 
-def test_where_no_launcher_listens_nobody_can_ask(tmp_path: Path) -> None:
+def test_without_a_launcher_there_are_no_requests(tmp_path: Path) -> None:
     assert CheckpointRequest.from_env({}) is None
     assert CheckpointRequest.from_env({"DDP_STATUS_FILE": str(tmp_path / "no" / "x")}) is None
 
@@ -300,7 +300,7 @@ def test_the_best_model_is_saved_with_its_score(tmp_path: Path) -> None:
     assert not directory.is_best(0.9)
 
 
-def test_restored_a_run_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_a_restored_run_continues_to_the_bit(tmp_path: Path) -> None:
     run, one = new_run(), saver(CheckpointDirectory(tmp_path, keep=2))
     for _ in range(3):
         advance(run)
@@ -316,7 +316,7 @@ def test_restored_a_run_goes_on_to_the_bit(tmp_path: Path) -> None:
     assert_same(other.state_dict(), run.state_dict())
 
 
-def test_evaluated_or_not_the_same_step_is_the_same_checkpoint() -> None:
+def test_an_evaluation_does_not_change_the_checkpoint_of_a_step() -> None:
     run = new_run()
     run.order = Order(seed=0, samples=4)
     advance(run)
@@ -337,9 +337,7 @@ def alone() -> Iterator[Group]:
         yield group
 
 
-def test_a_state_of_which_only_a_part_has_come_is_no_beginning(
-    alone: Group, tmp_path: Path
-) -> None:
+def test_a_partly_received_state_is_not_used(alone: Group, tmp_path: Path) -> None:
     run = new_run()
     run.is_torn = True
     with pytest.raises(RuntimeError, match="all ranks that had the state were lost"):
@@ -370,7 +368,7 @@ def test_a_checkpoint_of_other_data_is_refused() -> None:
         (0.5, 10.0, 14.0, False),  # another one would take 20 s, the rest of this one only 10 s
     ],
 )
-def test_a_save_under_way_is_finished_or_overtaken_by_what_time_is_left(
+def test_the_time_left_decides_if_a_save_is_finished_or_cancelled(
     fraction: float, elapsed_seconds: float, seconds_left: float, overtaken: bool
 ) -> None:
     assert (

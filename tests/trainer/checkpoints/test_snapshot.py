@@ -1,4 +1,4 @@
-"""The copy of a state that is saved while the state itself changes."""
+"""Copies of a state, which are saved while the state changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.trainer.support.pods import assert_same
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model with buffers and tied weights, and an optimizer that has something to remember."""
+    """Return a model with buffers and tied weights, and an optimizer with a state."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     model[2].weight = model[0].weight
@@ -37,7 +37,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
     }
 
 
-def test_a_copy_is_the_same_to_the_bit_and_stays_so() -> None:
+def test_a_copy_has_the_same_bits_and_keeps_them() -> None:
     model, optimizer = trained()
     taken = Snapshot().take(state_of(model, optimizer))
     before = copy.deepcopy(state_of(model, optimizer))

@@ -1,4 +1,4 @@
-"""Files that cannot be written, and files that are not what was written: real faults throughout."""
+"""Files that cannot be written or that differ from what was written, with real faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT = b"0123456789" * 1_000_000
 CONTENT = Content(size=len(TEXT), sha256=hashlib.sha256(TEXT).hexdigest())
 
 
-def test_what_is_written_is_counted_and_hashed(tmp_path: Path) -> None:
+def test_written_bytes_are_counted_and_hashed(tmp_path: Path) -> None:
     transfer = Transfer(2 * len(TEXT))
     path = tmp_path / "file"
     assert write_file(path, lambda file: file.write(TEXT), transfer) == CONTENT
@@ -47,7 +47,7 @@ def test_a_transfer_called_off_ends_soon(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_size < len(TEXT)
 
 
-def test_what_knows_no_fsync_is_none_the_worse(tmp_path: Path) -> None:
+def test_a_file_without_fsync_is_no_error(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     try:
         with pytest.raises(OSError, match="Invalid argument"):

@@ -28,7 +28,7 @@ from tests.trainer.support.same_group import group_of_one
 
 
 class Device:
-    """A device that completes its events at a set time; only sleeping moves its clock."""
+    """A device that completes its events at a set time; its clock moves with sleeps."""
 
     def __init__(self, *, comes_at: float = 0.0) -> None:
         self.now = 0.0
@@ -66,7 +66,7 @@ def gate(device: Device, failure: Failure, **settings: Any) -> Gate:
     )
 
 
-def test_what_has_come_takes_one_look() -> None:
+def test_a_complete_event_takes_one_query() -> None:
     device = Device()
     gate(device, Failure()).wait()
     assert device.looks == 1
@@ -74,13 +74,13 @@ def test_what_has_come_takes_one_look() -> None:
 
 
 @pytest.mark.parametrize("seconds", [1e-4, 0.02, 3.0])
-def test_what_comes_later_is_found_soon(seconds: float) -> None:
+def test_a_later_event_is_found_soon(seconds: float) -> None:
     device = Device(comes_at=seconds)
     gate(device, Failure()).wait()
     assert seconds <= device.now <= seconds * (1 + 1 / 32) + 1e-4
 
 
-def test_an_event_that_comes_of_an_abort_is_none() -> None:
+def test_an_event_after_an_abort_does_not_pass() -> None:
     """An abort sets the failure first; then the device continues."""
     device, failure = Device(comes_at=1.0), Failure()
 
@@ -114,14 +114,14 @@ def test_a_device_that_hangs_ends_the_wait_after_the_groups_timeout() -> None:
     assert 600 <= device.now < 601
 
 
-def test_a_rank_told_to_stop_waits_a_few_seconds_only() -> None:
+def test_a_stopped_rank_waits_a_few_seconds_only() -> None:
     device = Device(comes_at=1e9)
     with pytest.raises(BrokenGroupError):
         gate(device, Failure(), told_to_stop=lambda: device.now >= 30).wait()
     assert 34 < device.now < 36
 
 
-def test_a_device_that_has_failed_says_so() -> None:
+def test_a_failed_device_raises_its_error() -> None:
     device = Device()
 
     def fail() -> None:
@@ -133,7 +133,7 @@ def test_a_device_that_has_failed_says_so() -> None:
     assert is_lost_device(raised.value)
 
 
-def test_a_broken_group_is_noticed_where_the_host_waits_for_all_by_itself() -> None:
+def test_a_broken_group_is_noticed_on_a_cpu() -> None:
     failure = Failure()
     on_cpu = Gate(None, failure, timeout_seconds=1)
     on_cpu.wait()
@@ -146,12 +146,12 @@ def test_pauses_grow_with_the_wait() -> None:
     assert pause_after(0) == pause_after(1e-3) < pause_after(0.01) < pause_after(1) == 500e-6
 
 
-def test_a_device_that_nobody_holds_up_is_lost_when_it_hangs() -> None:
+def test_a_device_that_hangs_without_a_reason_is_lost() -> None:
     with pytest.raises(LostDeviceError, match=r"did not come to itself within 0\.01 s"):
         expect(Device(comes_at=1), within_seconds=0.01, what="come to itself")
 
 
-def test_a_failed_collective_is_known_before_anybody_waits_for_it() -> None:
+def test_a_failed_collective_is_known_before_a_wait() -> None:
     source: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
     def lose(_: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
@@ -202,7 +202,7 @@ def test_a_refused_step_leaves_no_trace(no_launcher: None) -> None:
         assert (job.steps_done, refused) == (8, 1)
 
 
-def test_what_a_broken_group_shared_is_not_taken() -> None:
+def test_tensors_of_a_broken_group_are_not_used() -> None:
     failure = Failure()
     failure.error = BrokenGroupError("rank 1 is gone")
     tensor = torch.ones(3)
@@ -224,7 +224,7 @@ def watchdog_that_notes() -> tuple[Watchdog, list[str], threading.Event]:
     return Watchdog(end), ended, called
 
 
-def test_the_watchdog_ends_what_does_not_come_back() -> None:
+def test_the_watchdog_ends_a_block_after_its_deadline() -> None:
     watchdog, ended, called = watchdog_that_notes()
     watchdog.within(3600, "the later deadline")
     watchdog.within(0.01, "the sooner one")
@@ -233,7 +233,7 @@ def test_the_watchdog_ends_what_does_not_come_back() -> None:
     assert ended == ["the sooner one"]
 
 
-def test_the_watchdog_spares_whoever_is_in_time() -> None:
+def test_the_watchdog_spares_blocks_that_end_in_time() -> None:
     ended: list[str] = []
     watchdog = Watchdog(ended.append)
     with watchdog.during(3600, "a block"):
@@ -276,7 +276,7 @@ def test_a_lost_device_is_no_lost_peer(error: Exception) -> None:
         BrokenGroupError("NCCL: COMM_ERROR"),
     ],
 )
-def test_other_errors_leave_the_device_of_use(error: Exception) -> None:
+def test_other_errors_do_not_lose_the_device(error: Exception) -> None:
     assert not is_lost_device(error)
 
 
@@ -293,7 +293,7 @@ def test_nccl_leaves_broken_collectives_to_this_process() -> None:
 
 
 @pytest.mark.parametrize(("value", "warns"), [("", False), ("0", False), ("1", True)])
-def test_a_setting_that_ends_processes_is_warned_of(
+def test_a_setting_that_ends_processes_causes_a_warning(
     value: str, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"

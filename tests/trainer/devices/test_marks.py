@@ -50,7 +50,7 @@ def gpus_of_threads(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     return taken
 
 
-def test_a_mark_tells_when_the_device_has_come_so_far(
+def test_a_mark_is_complete_once_the_device_reaches_it(
     gpus_of_threads: list[torch.device],
 ) -> None:
     accelerator = Nccl(GPU)
@@ -64,7 +64,7 @@ def test_a_mark_tells_when_the_device_has_come_so_far(
     assert gpus_of_threads == [GPU]  # by one thread, which uses no other
 
 
-def test_a_mark_tells_of_a_device_that_failed(gpus_of_threads: list[torch.device]) -> None:
+def test_a_mark_raises_the_error_of_a_failed_device(gpus_of_threads: list[torch.device]) -> None:
     del gpus_of_threads
     mark = Nccl(GPU).record()
     event = CudaEvent.made[0]

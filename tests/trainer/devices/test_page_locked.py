@@ -35,7 +35,7 @@ def originals() -> list[torch.Tensor]:
     ]
 
 
-def test_it_takes_as_much_as_the_tensors() -> None:
+def test_it_takes_as_much_memory_as_the_tensors() -> None:
     """torch's own allocation rounds each up to a power of two."""
     cuda, given = Cuda(), originals()
     copies = list(page_locked_like(given, lock=cuda.lock, unlock=cuda.unlock))
@@ -71,7 +71,7 @@ def test_a_refusal_leaves_ordinary_memory(caplog: pytest.LogCaptureFixture) -> N
     assert "CUDA cannot lock 4 MB of memory" in caplog.text
 
 
-def test_nothing_is_asked_for_nothing() -> None:
+def test_without_tensors_no_memory_is_locked() -> None:
     cuda = Cuda()
     assert list(page_locked_like([], lock=cuda.lock)) == []
     [empty] = page_locked_like([torch.empty(0)], lock=cuda.lock)

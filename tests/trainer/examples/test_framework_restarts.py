@@ -20,10 +20,10 @@ BEGIN = """
 import glob, hashlib, os, signal, torch
 folder = os.environ["DDP_CHECKPOINT_DIR"]
 def die_at(step, lost=7):
-    "Rank 1 of the first generation is lost, if that is wanted."
+    "Kill rank 1 of the first generation, if the test wants that."
     print(f"step {step}", flush=True)
     if step == lost and os.environ["RANK"] == "1" and os.environ["DDP_GENERATION"] == "1":
-        if "WOUND" in os.environ:
+        if "KILL" in os.environ:
             os.kill(os.getpid(), signal.SIGKILL)
 class Net(torch.nn.Module):
     def __init__(self):
@@ -92,7 +92,7 @@ class Training(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
     def training_step(self, batch, _):
         return self.net(*batch)["loss"]
-class Mortal(Training):
+class Killed(Training):
     def on_train_batch_end(self, *_):
         die_at(self.global_step)
 def new_loader():
@@ -106,7 +106,7 @@ options = dict(
     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     use_distributed_sampler=False,
 )
-model, loader, newest_checkpoint = Mortal(model), new_loader(), None
+model, loader, newest_checkpoint = Killed(model), new_loader(), None
 {fit}
 print("ends with", digest(model), flush=True)
 Trainer(**options).fit(undisturbed, new_loader())
@@ -135,7 +135,7 @@ def ended(
     folder: Path,
     script: str,
     *,
-    wound: bool,
+    kill: bool,
     in_memory: bool,
     after_loss: Callable[[WorldPod], None] = lambda _: None,
 ) -> str:
@@ -145,7 +145,7 @@ def ended(
     variables = {
         **{"DDP_CHECKPOINT_DIR": str(folder / "checkpoints"), "MASTER_PORT": str(free_port())},
         **{"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-        **({"WOUND": "yes"} if wound else {}),
+        **({"KILL": "yes"} if kill else {}),
     }
     members = {}
     if in_memory:
@@ -161,7 +161,7 @@ def ended(
         command = ["--", sys.executable, str(folder / "train.py")]
         pod = job.start(0, variables=variables, command=command, nodes=1, local_world_size=2)
         pod.wait_to_listen()
-        if wound:
+        if kill:
             news = pod.news()
             while not news["failures"]:
                 assert pod.process.poll() is None, pod.log
@@ -171,16 +171,24 @@ def ended(
             assert pod.tell(2, 0, nodes=1, **members) == (200, 2)
         assert pod.wait() == 0, pod.log
         assert pod.log.count("step 1\n") == 2, "both ranks resumed"
-        assert pod.log.count("step 6\n") == (4 if wound else 2), "from step 5"
+        assert pod.log.count("step 6\n") == (4 if kill else 2), "from step 5"
         [digest] = set(re.findall(r"ends with (\w+)", pod.log))
         return str(digest)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hugging face",
+        "accelerate in memory",
+        pytest.param("accelerate", marks=pytest.mark.nightly),
+        pytest.param("hugging face in memory", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_script_resumes_in_its_pod(name: str, tmp_path: Path) -> None:
     script, in_memory = SCRIPTS[name], "memory" in name
-    assert ended(tmp_path / "war", script, wound=True, in_memory=in_memory) == ended(
-        tmp_path / "peace", script, wound=False, in_memory=in_memory
+    assert ended(tmp_path / "killed", script, kill=True, in_memory=in_memory) == ended(
+        tmp_path / "undisturbed", script, kill=False, in_memory=in_memory
     )
 
 
@@ -194,4 +202,4 @@ def test_a_script_of_lightning_reports_and_resumes(tmp_path: Path) -> None:
         "{fit}", block("memory.lightning", page=MEMORY_PAGE)
     )
     # Importing Lightning takes most of the time, so the processes also train undisturbed.
-    ended(tmp_path / "war", script, wound=True, in_memory=True, after_loss=check_report)
+    ended(tmp_path / "killed", script, kill=True, in_memory=True, after_loss=check_report)

@@ -1,4 +1,4 @@
-"""Runs the code of the page on frameworks."""
+"""The code on the page about frameworks runs."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ accelerator.end_training()
 
 
 def block(containing: str, language: str = "python", page: str = PAGE) -> str:
-    """The one of the page with these words."""
+    """Return the block of the page with these words."""
     blocks = re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     [found] = [text for text in blocks if containing in text]
     return str(found)
 
 
-def said_by(folder: Path, script: str) -> dict[str, Any]:
-    """The status after step 4 of two processes of a pod, which then come to their end."""
+def status_at_step_4(folder: Path, script: str) -> dict[str, Any]:
+    """Return the status of two processes of a pod at step 4; then they run to their end."""
     train, held, port = folder / "train.py", folder / "held", free_port()
     train.write_text(HOLD + script)
     settings = {"DDP_STATUS_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
@@ -65,18 +65,18 @@ def said_by(folder: Path, script: str) -> dict[str, Any]:
         until(lambda: held.exists() or pod.process.poll() is not None, "step 4")
         assert held.exists(), pod.log
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=30) as answer:
-            said: dict[str, Any] = json.load(answer)
+            status: dict[str, Any] = json.load(answer)
         held.unlink()
         assert pod.wait() == 0, pod.log
-    return said
+    return status
 
 
 def test_accelerate_reports_by_the_pages_tracker(tmp_path: Path) -> None:
     begin, end = block("log_with=Report()").split("...\n")
     training = ACCELERATE.format(begin=begin, end=textwrap.indent(end, " " * 4).strip())
-    said = said_by(tmp_path, block("class Report(GeneralTracker)") + training)
-    assert (said["step"], said["totalSteps"]) == (4, 6)
-    assert said["loss"] > 0
+    status = status_at_step_4(tmp_path, block("class Report(GeneralTracker)") + training)
+    assert (status["step"], status["totalSteps"]) == (4, 6)
+    assert status["loss"] > 0
 
 
 def test_the_pages_job_reads_what_its_script_prints() -> None:
@@ -85,6 +85,6 @@ def test_the_pages_job_reads_what_its_script_prints() -> None:
     manifest["metadata"] |= {"namespace": "default", "uid": "1", "creationTimestamp": now}
     source = DDPJob.parse(manifest).spec.progress
     assert source is not None
-    said = read(source.log_pattern, b"step 3/9 loss=0.5\nstep 4/9 loss: 1.2e-3\n")
-    assert said is not None
-    assert (said.step, said.total_steps, said.loss) == (4, 9, 0.0012)
+    progress = read(source.log_pattern, b"step 3/9 loss=0.5\nstep 4/9 loss: 1.2e-3\n")
+    assert progress is not None
+    assert (progress.step, progress.total_steps, progress.loss) == (4, 9, 0.0012)

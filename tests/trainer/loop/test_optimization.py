@@ -71,7 +71,7 @@ def test_its_own_optimizer_follows_the_bundled_schedule() -> None:
     assert rates[-1] == pytest.approx([0.25 * 0.00682, 0.025 * 0.00682], rel=1e-2)
 
 
-def test_its_own_scheduler_is_stepped_with_the_optimizer_and_goes_on_after_a_restart() -> None:
+def test_its_own_scheduler_steps_and_resumes() -> None:
     def fresh() -> TrainState:
         return begin(own(optimizer=sgd, scheduler=one_cycle))
 
@@ -94,14 +94,14 @@ def test_its_own_scheduler_is_stepped_with_the_optimizer_and_goes_on_after_a_res
     assert rates + train(second, steps=STEPS - 7) == whole
 
 
-def test_its_own_scheduler_and_the_bundled_one_do_not_take_each_others_state() -> None:
+def test_its_own_scheduler_refuses_the_bundled_ones_state() -> None:
     bundled, other = begin(workload()), begin(own(scheduler=one_cycle))
     with pytest.raises(ValueError, match="scheduler"):
         other.load_state_dict(bundled.full_state_dict())
 
 
 @pytest.mark.parametrize("flag", ["--schedule=constant", "--warmup-steps=3", "--min-lr-ratio=0.1"])
-def test_flags_that_its_own_scheduler_would_not_obey_are_refused(flag: str) -> None:
+def test_flags_that_its_own_scheduler_ignores_are_refused(flag: str) -> None:
     name = flag.partition("=")[0]
     with pytest.raises(ConfigurationError, match=f"{name} is for the bundled schedule, .*remove"):
         begin(own(scheduler=one_cycle), flag)
@@ -118,6 +118,8 @@ def test_flags_that_its_own_scheduler_would_not_obey_are_refused(flag: str) -> N
         ),
     ],
 )
-def test_what_is_no_optimizer_or_scheduler(parts: dict[str, Any], message: str) -> None:
+def test_other_objects_are_refused_as_optimizer_or_scheduler(
+    parts: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         begin(own(**parts))

@@ -43,7 +43,7 @@ class Packed(nn.Module):
         self.register_buffer("calls", torch.zeros(1 << 16, dtype=torch.int64))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Change everything that passes may change, with and without torch counting it."""
+        """Change what passes may change, with and without a new version in torch."""
         self.codes.data.add_(1)
         self.calls.add_(1)
         outputs: Tensor = self.norms(inputs)
@@ -80,7 +80,7 @@ def test_buffers_are_copied_together(run: TrainState, model: Packed) -> None:
     assert calls.total() <= 4, calls
 
 
-def test_what_no_pass_has_changed_is_not_copied(run: TrainState, model: Packed) -> None:
+def test_unchanged_buffers_are_not_copied(run: TrainState, model: Packed) -> None:
     copy = run.before().values[[name for name, _ in model.named_buffers()].index("packed")]
     copy.zero_()  # is written again, if it is copied
     model(torch.randn(8, 4))
@@ -94,7 +94,7 @@ def test_what_no_pass_has_changed_is_not_copied(run: TrainState, model: Packed) 
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_what_passes_have_changed_is_taken_back(run: TrainState, model: Packed, steps: int) -> None:
+def test_changes_of_passes_are_undone(run: TrainState, model: Packed, steps: int) -> None:
     for _ in range(steps):
         expected = copies(model)
         before = run.before()
@@ -107,7 +107,7 @@ def test_what_passes_have_changed_is_taken_back(run: TrainState, model: Packed, 
         model(torch.randn(8, 4))
 
 
-def test_other_tensors_in_their_place_are_copied(run: TrainState, model: Packed) -> None:
+def test_replaced_buffers_are_copied(run: TrainState, model: Packed) -> None:
     run.before()
     model.packed = torch.ones(1 << 16, dtype=torch.int32)
     before = run.before()

@@ -1,4 +1,4 @@
-"""When ranks stop: a signalled rank, the others with it, and all of them at once."""
+"""The step at which ranks stop after a signal: all at the same one."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from ddp_trainer.run.stop import StopSignal, Votes, is_carried
 from tests.trainer.support.same_group import group_of_one
 
 
-def told(stop: StopSignal, *, seconds_ago: float = 0.0) -> StopSignal:
+def stopped(stop: StopSignal, *, seconds_ago: float = 0.0) -> StopSignal:
     """Make it as if SIGTERM had arrived this long ago."""
     stop._remember(signal.SIGTERM, None)
     stop.told_at -= seconds_ago
     return stop
 
 
-def test_who_is_told_goes_on_for_a_while_and_then_stops_all() -> None:
+def test_a_stopped_rank_continues_for_a_while_and_then_stops_all() -> None:
     stop = StopSignal(within_seconds=1000, leave_seconds=100)
     assert stop.vote(4) == 0
-    assert not is_carried(told(stop).vote(4) + 2 / 4)
-    assert is_carried(told(stop, seconds_ago=101).vote(4))
+    assert not is_carried(stopped(stop).vote(4) + 2 / 4)
+    assert is_carried(stopped(stop, seconds_ago=101).vote(4))
 
 
 def test_half_of_the_time_is_left_for_saving() -> None:
     stop = StopSignal(within_seconds=100, leave_seconds=1000)
-    assert not is_carried(told(stop, seconds_ago=1).vote(2))
-    assert is_carried(told(stop, seconds_ago=50).vote(2))
+    assert not is_carried(stopped(stop, seconds_ago=1).vote(2))
+    assert is_carried(stopped(stop, seconds_ago=50).vote(2))
 
 
-def test_without_time_to_leave_who_is_told_stops_all() -> None:
-    assert is_carried(told(StopSignal(within_seconds=100)).vote(1000))
+def test_without_time_to_leave_a_stopped_rank_stops_all() -> None:
+    assert is_carried(stopped(StopSignal(within_seconds=100)).vote(1000))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 49, 1000, 65536, 10**6])
-def test_all_that_are_told_stop_at_once_and_no_fewer(ranks: int) -> None:
-    vote = told(StopSignal(within_seconds=1000, leave_seconds=100)).vote(ranks)
+def test_all_stopped_ranks_together_stop_at_once(ranks: int) -> None:
+    vote = stopped(StopSignal(within_seconds=1000, leave_seconds=100)).vote(ranks)
     one_by_one = 0.0
     for _ in range(ranks - 1):
         one_by_one += vote
@@ -47,7 +47,7 @@ def test_all_that_are_told_stop_at_once_and_no_fewer(ranks: int) -> None:
     assert math.isclose(vote, 1 / ranks)
 
 
-def test_votes_are_regular_though_their_interval_changes_with_each_step() -> None:
+def test_votes_are_regular_although_their_interval_changes() -> None:
     with group_of_one() as group:
         votes = Votes(group, stop=lambda _: 0.0, save=lambda: True)
         voted = []

@@ -1,4 +1,4 @@
-"""The state of a run counts the time that training to it took."""
+"""The state of a run counts the time of its training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Clock:
         self.now = 1000.0
 
     def steps(self, run: TrainState, *seconds: float) -> dict[str, Any]:
-        """Complete steps that take so long; return the state afterwards."""
+        """Complete steps that take this long; return the state afterwards."""
         for each in seconds:
             self.now += each
             run.count_time()
@@ -56,7 +56,7 @@ def test_the_time_of_steps_that_are_lost_is_lost(clock: Clock) -> None:
         assert resumed.trained_seconds == 3
 
 
-def test_what_an_older_release_has_saved_is_not_counted(clock: Clock) -> None:
+def test_the_time_of_an_older_releases_state_is_unknown(clock: Clock) -> None:
     run = new_run()
     saved = run.state_dict()
     del saved["trained_seconds"]
