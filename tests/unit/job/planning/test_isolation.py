@@ -162,18 +162,13 @@ def test_taken_pod_name_makes_one_policy() -> None:
     assert (again.create_service, again.isolate) == (True, None)
 
 
-@pytest.mark.parametrize("state", [{"suspend": True}, {}])
-def test_job_without_pods_gets_no_policy(state: Json) -> None:
+@pytest.mark.parametrize("suspend", [True, False])
+def test_suspended_or_finished_job_gets_no_policy(suspend: bool) -> None:
     job, pods = running_job()
-    now = later(20)
-    if state:
-        job = stored(job, plan(edited(job, **state), pods, now))
-        pods = []
-    else:
-        pods = [ended(job, index, code=0, at=20) for index in range(2)]
-        job = stored(job, plan(job, pods, now))
-        assert job.status.finished
-    planned = plan(edited(job, isolation="Job", **state), pods, later(30))
+    over = pods if suspend else [ended(job, index, code=0, at=20) for index in range(2)]
+    job = stored(job, plan(edited(job, suspend=suspend), over, later(20)))
+    assert job.status.finished is not suspend
+    planned = plan(edited(job, isolation="Job"), over, later(30))
     assert planned.isolate is None
     assert planned.status.bookkeeping.isolation == ""
 

@@ -74,13 +74,10 @@ def test_next_attempt_restarts_in_place_until_it_saves() -> None:
     assert planned.status.failures[0].action == "RestartInPlace"
 
 
-@pytest.mark.parametrize("scope", ["Pod", "InPlace"])
-def test_checkpoint_in_a_pod_is_ignored_in_scope_pod(scope: str) -> None:
-    job, pods = in_place(restart={"scope": scope})
-    assert not plan(job, pods, later(50), launchers=saying("Pod")).decided
-
-
-def test_checkpoint_in_the_only_pod_is_ignored() -> None:
+def test_checkpoint_in_a_pod_is_ignored_in_scope_pod_or_with_one_pod() -> None:
+    for scope in ("Pod", "InPlace"):
+        job, pods = in_place(restart={"scope": scope})
+        assert not plan(job, pods, later(50), launchers=saying("Pod")).decided
     job = fresh_job(replicas=1, restart={"scope": "InPlace"})
     job = settled(job, [], later(0))
     pods = [born(job, 0)]

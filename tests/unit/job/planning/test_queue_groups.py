@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.planning.queue import Upkeep, upkeep
@@ -58,12 +59,15 @@ def succeeded(one: PodState) -> PodState:
 
 
 def test_group_is_kept_while_its_job_runs() -> None:
-    job, pods = trained()
+    job, pods = trained(restart={"scope": "Gang"})
     assert upkeep(job, pods, later(30)) == NOTHING
-    lost = [failed(pods[0]), *pods[1:]]
-    assert upkeep(job, lost, later(30)) == NOTHING, "the failed pod is replaced"
+    assert upkeep(job, [failed(pods[0]), *pods[1:]], later(30)) == NOTHING
     leaves = [replace(one, deleting=True, ends_by=later(60)) for one in pods]
     assert upkeep(job, leaves, later(30)) == NOTHING
+    lost = [ended(job, 0, code=1, at=20, queue=pods[0].queue), *pods[1:]]
+    job = stored(job, plan(job, lost, later(21)))
+    assert job.status.attempt == 1
+    assert upkeep(job, lost, later(22)) == NOTHING
 
 
 def test_pods_outside_queues_need_no_upkeep() -> None:
@@ -94,9 +98,10 @@ def test_group_of_succeeded_pods_ends_by_itself() -> None:
     assert mark == over[0].key
 
 
-def test_group_of_a_suspended_job_ends_once_recorded() -> None:
+@pytest.mark.parametrize("change", [{"suspend": True}, {"nprocPerNode": 2}])
+def test_group_of_a_suspended_or_changed_job_ends_once_recorded(change: dict[str, Any]) -> None:
     job, pods = trained()
-    job = edited(job, suspend=True)
+    job = edited(job, **change)
     assert upkeep(job, pods, later(20)) == NOTHING
     job = stored(job, plan(job, pods, later(20)))
     assert upkeep(job, pods, later(21)).end == (pods[0].key,)
@@ -120,22 +125,6 @@ def test_each_group_gets_its_own_mark() -> None:
     assert upkeep(None, [*others, *pods], later(20)).end == (others[0].key, pods[0].key)
     some = marked([*others, *pods], others[2].key.name)
     assert upkeep(None, some, later(20)).end == (pods[0].key,)
-
-
-def test_group_of_pods_of_an_old_spec_ends() -> None:
-    job, pods = trained()
-    job = edited(job, suspend=False, nprocPerNode=2)
-    job = stored(job, plan(job, pods, later(20)))
-    assert job.status.attempt == 1
-    assert upkeep(job, pods, later(21)).end == (pods[0].key,)
-
-
-def test_group_is_kept_in_the_next_attempt() -> None:
-    job, pods = trained(restart={"scope": "Gang"})
-    lost = [ended(job, 0, code=1, at=20, queue=pods[0].queue), *pods[1:]]
-    job = stored(job, plan(job, lost, later(21)))
-    assert job.status.attempt == 1
-    assert upkeep(job, lost, later(22)) == NOTHING
 
 
 def beyond(job: DDPJob, slot: int, **state: Any) -> PodState:

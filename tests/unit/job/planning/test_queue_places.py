@@ -153,9 +153,7 @@ class TestSpares:
         assert planned.status.bookkeeping.queue_group_size == 4
         [(_, count)] = {group(job, one) for one in (*planned.create, *planned.create_spares)}
         assert count == "4"
-
-    def test_spares_are_queued_with_their_group(self) -> None:
-        job = self.job()
+        job = stored(job, planned)
         waiting = [gated(job, index) for index in range(3)]
         assert slots(plan(job, waiting, later(1)).create_spares) == [3]
         assert plan(job, [*waiting, gated(job, 3)], later(1)).create_spares == ()
@@ -238,12 +236,13 @@ class TestLostPlaces:
         job, pods = replacing()
         new = replace(trains(job, 1), identity=Identity(1, 0, 1))
         assert not plan(job, [pods[0], succeeded(pods[1]), new, pods[2]], later(62)).decided
-
-    def test_lost_place_in_another_group_restarts_nothing(self) -> None:
-        job, pods = replacing()
-        other = replace(succeeded(pods[1]), queue=QueueMember("other"))
-        planned = plan(job, [pods[0], other, pods[2]], later(62))
-        assert slots(planned.create) == [1]
+        elsewhere = QueueMember("other")
+        other = replace(succeeded(pods[1]), queue=elsewhere)
+        assert slots(plan(job, [pods[0], other, pods[2]], later(62)).create) == [1]
+        job, pods = trained()
+        assert not plan(job, marked(pods, "digits-0-0"), later(62)).decided
+        other = replace(pods[2], queue=elsewhere)
+        assert not plan(job, [*pods[:2], other], later(62)).decided
 
     def test_ending_group_has_no_free_places(self) -> None:
         job, pods = replacing()
@@ -254,12 +253,6 @@ class TestLostPlaces:
             assert f"{name} can have no replacement there" in planned.status.message
         other = replace(pods[2], queue=QueueMember("other"))
         assert lost_place(plan(job, [pods[0], failed(pods[1]), other], later(62)))
-
-    def test_ending_group_without_missing_pods_restarts_nothing(self) -> None:
-        job, pods = trained()
-        assert not plan(job, marked(pods, "digits-0-0"), later(62)).decided
-        other = replace(pods[2], queue=QueueMember("other"))
-        assert not plan(job, [*pods[:2], other], later(62)).decided
 
     @pytest.mark.parametrize("end", ["succeeded", "marked"])
     def test_restarted_gang_queues_again_in_the_same_attempt(self, end: str) -> None:

@@ -93,12 +93,6 @@ def test_pod_avoiding_an_unhealthy_node_is_kept(
     assert not plan(job, pods, later(60), nodes=unwell).decided
 
 
-def test_pod_avoiding_a_forgotten_node_is_recreated() -> None:
-    job, pods = lost(unready("node-2"))
-    job = replace(job, status=job.status.model_copy(update={"excluded_nodes": ()}))
-    assert plan(job, pods, later(60), nodes=WELL).decided
-
-
 def test_waiting_gang_is_recreated_as_a_whole() -> None:
     job, pods = running_job(replicas=1)
     job = stored(job, plan(job, [replace(pods[0], node="node-0")], later(20), nodes=WELL))
@@ -127,13 +121,6 @@ def test_node_excluded_for_failures_is_used_after_a_reboot() -> None:
     assert plan(job, pods, later(60), nodes=rebooted).decided
 
 
-@pytest.mark.parametrize("reason", ["SchedulingGated", ""])
-def test_pod_that_the_scheduler_has_not_tried_is_kept(reason: str) -> None:
-    job, pods = lost(unready("node-2"))
-    pods[2] = waiting(job, Identity(2, 0, 1), reason)
-    assert not plan(job, pods, later(60), nodes=WELL).decided
-
-
 def test_pod_avoiding_a_node_by_template_is_kept() -> None:
     term = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-2"]}]}
     affinity = {
@@ -146,12 +133,16 @@ def test_pod_avoiding_a_node_by_template_is_kept() -> None:
     assert not plan(job, pods, later(60), nodes=WELL).decided
 
 
-def test_unknown_or_cordoned_node_recreates_no_pod() -> None:
+def test_pod_is_recreated_only_if_the_scheduler_may_use_the_node() -> None:
     job, pods = lost(unready("node-2"))
+    forgotten = replace(job, status=job.status.model_copy(update={"excluded_nodes": ()}))
+    assert plan(forgotten, pods, later(60), nodes=WELL).decided
     cordoned = [replace(n, schedulable=n.name != "node-2") for n in WELL]
-    assert not plan(job, pods, later(60), nodes=cordoned).decided
-    assert not plan(job, pods, later(60), nodes=cordoned[:2]).decided
-    assert not plan(job, pods, later(60), nodes=()).decided
+    for nodes in (cordoned, cordoned[:2], ()):
+        assert not plan(job, pods, later(60), nodes=nodes).decided
+    for not_tried in ("SchedulingGated", ""):
+        pods[2] = waiting(job, Identity(2, 0, 1), not_tried)
+        assert not plan(job, pods, later(60), nodes=WELL).decided
 
 
 def test_node_avoided_by_one_of_several_terms_is_not_avoided() -> None:

@@ -87,9 +87,6 @@ def test_pod_address_is_no_node_address(status: Json) -> None:
     pod = read({"podIP": "10.8.0.7", **status})
     assert not pod.has_nodes_ip
     assert observe(fresh_job(), [pod]).current[0].address == "10.8.0.7:28737"
-
-
-def test_pod_without_an_address_has_no_node_address() -> None:
     assert not read({"podIP": "", "hostIP": ""}).has_nodes_ip
 
 

@@ -225,11 +225,13 @@ def test_pod_is_the_sum_of_its_parts(fabric: str, provisioning: str, gang: str) 
     ]
     assert entries(pod_of(job)) == sum(parts, entries(PLAIN))
     pod = manifests.pod(job, SECOND)
+    once = json.dumps(pod)
     again = scheduled(job, SECOND, pod)
     accelerator = job.spec.accelerator
     if accelerator and accelerator.fabric:
         again = on_fabric(accelerator.fabric, again, trainer="trainer")
-    assert json.dumps(again) == json.dumps(pod), "parts applied twice change nothing"
+    assert json.dumps(again) == once, "parts applied twice change nothing"
+    assert json.dumps(pod) == once, "the pod was changed in place"
 
 
 @pytest.mark.parametrize(("fabric", "provisioning", "gang"), PAIRS)

@@ -47,6 +47,10 @@ def env(job: DDPJob, identity: Identity = FIRST) -> dict[str, str]:
     return {e["name"]: e["value"] for e in trainer(job, identity)["env"] if "value" in e}
 
 
+def with_gpus(**limits: int | str) -> Json:
+    return {"template": template(container(resources=gpus(**limits)))}
+
+
 class TestEnvironment:
     def test_environment_with_one_process_per_pod(self) -> None:
         job = fresh_job(replicas=4, masterPort=23456, checkpoint={"path": "/ckpt"})
@@ -118,14 +122,9 @@ class TestEnvironment:
 
     def test_environment_with_several_processes_per_pod(self) -> None:
         """Only the launcher knows the rank of each process."""
-        job = fresh_job(replicas=2, nprocPerNode=8)
-        found = env(job, Identity(index=1, attempt=0))
-        assert (found["WORLD_SIZE"], found["LOCAL_WORLD_SIZE"], found["NODE_RANK"]) == (
-            "16",
-            "8",
-            "1",
-        )
-        assert found["PET_NPROC_PER_NODE"] == "8"
+        found = env(fresh_job(replicas=2, nprocPerNode=8), Identity(index=1, attempt=0))
+        sizes = (found["WORLD_SIZE"], found["LOCAL_WORLD_SIZE"], found["PET_NPROC_PER_NODE"])
+        assert (*sizes, found["NODE_RANK"]) == ("16", "8", "8", "1")
         assert not {"RANK", "LOCAL_RANK"} & set(found)
 
     def test_replacement_has_the_same_environment(self) -> None:
@@ -138,22 +137,15 @@ class TestEnvironment:
         ("spec", "processes", "backend"),
         [
             ({}, 1, "gloo"),
-            ({"template": template(container(resources=gpus(gpu=4)))}, 4, "nccl"),
-            ({"template": template(container(resources=gpus(gpu="4")))}, 4, "nccl"),
-            ({"template": template(container(resources=gpus(mig=3)))}, 3, "nccl"),
-            ({"template": template(container(resources=gpus(gpu=0)))}, 1, "gloo"),
+            (with_gpus(gpu=4), 4, "nccl"),
+            (with_gpus(gpu="4"), 4, "nccl"),
+            (with_gpus(mig=3), 3, "nccl"),
+            (with_gpus(gpu=0), 1, "gloo"),
             ({"template": template(container(), container("v", resources=gpus(gpu=4)))}, 1, "gloo"),
             ({"accelerator": {**L4, "count": 2}}, 2, "nccl"),
-            (
-                {"accelerator": L4, "template": template(container(resources=gpus(gpu=4)))},
-                4,
-                "nccl",
-            ),
-            (
-                {"accelerator": L4, "template": template(container(resources=gpus(gpu=0)))},
-                1,
-                "gloo",
-            ),
+            ({"accelerator": {"computeClass": "gpus", "count": 4}}, 4, "nccl"),
+            ({"accelerator": L4, **with_gpus(gpu=4)}, 4, "nccl"),
+            ({"accelerator": L4, **with_gpus(gpu=0)}, 1, "gloo"),
             ({"accelerator": {**L4, "count": 2}, "backend": "gloo"}, 2, "gloo"),
             ({"accelerator": {**L4, "count": 2}, "nprocPerNode": 1}, 1, "nccl"),
             ({"nprocPerNode": 3}, 3, "gloo"),
@@ -180,15 +172,14 @@ class TestEnvironment:
         assert entries[-4:] == users, "references only look back, so the user's come last"
         assert env(job)["MASTER_PORT"] == "1"
 
-    def test_trainer_or_first_container_gets_the_environment(self) -> None:
-        job = fresh_job(template=template(container("logs"), container()))
-        side_car, main = manifests.pod(job, FIRST)["spec"]["containers"]
-        assert side_car == container("logs")
-        assert "MASTER_ADDR" in {entry["name"] for entry in main["env"]}
-        job = fresh_job(template=template(container("main"), container("logs")))
-        main, side_car = manifests.pod(job, FIRST)["spec"]["containers"]
-        assert side_car == container("logs")
-        assert "MASTER_ADDR" in {entry["name"] for entry in main["env"]}
+    @pytest.mark.parametrize(("names", "main"), [(("logs", "trainer"), 1), (("main", "logs"), 0)])
+    def test_trainer_or_first_container_gets_the_environment(
+        self, names: tuple[str, str], main: int
+    ) -> None:
+        job = fresh_job(template=template(*(container(name) for name in names)))
+        containers = manifests.pod(job, FIRST)["spec"]["containers"]
+        assert "MASTER_ADDR" in {entry["name"] for entry in containers.pop(main)["env"]}
+        assert containers == [container("logs")]
 
 
 def test_override_changes_only_its_pods() -> None:

@@ -11,15 +11,12 @@ from tests.unit.job.builders import fresh_job
 FIRST = Identity(index=0, attempt=0)
 GPU_TOLERATION: Json = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 L4 = {"type": "nvidia-l4"}
+GCS_FUSE = "gcsfuse.csi.storage.gke.io"
 
 
 def trainer(job: DDPJob, identity: Identity = FIRST) -> Json:
     containers: list[Json] = manifests.pod(job, identity)["spec"]["containers"]
     return next((c for c in containers if c["name"] == "trainer"), containers[0])
-
-
-def env(job: DDPJob, identity: Identity = FIRST) -> dict[str, str]:
-    return {e["name"]: e["value"] for e in trainer(job, identity)["env"] if "value" in e}
 
 
 def tolerates(label: str) -> Json:
@@ -85,15 +82,6 @@ class TestAccelerator:
         assert spec["nodeSelector"]["kubernetes.io/arch"] == "arm64"
         assert {**tolerates("kubernetes.io/arch"), "value": "arm64"} in spec["tolerations"]
 
-    def test_compute_class_selects_the_machines(self) -> None:
-        job = fresh_job(accelerator={"computeClass": "gpus", "count": 4})
-        spec = manifests.pod(job, FIRST)["spec"]
-        label = "cloud.google.com/compute-class"
-        assert spec["nodeSelector"] == {label: "gpus"}
-        assert spec["tolerations"] == [GPU_TOLERATION, {**tolerates(label), "value": "gpus"}]
-        assert trainer(job)["resources"] == {"limits": {"nvidia.com/gpu": 4}}
-        assert env(job)["LOCAL_WORLD_SIZE"] == "4"
-
     @pytest.mark.parametrize(
         ("more", "labels"),
         [
@@ -111,31 +99,6 @@ class TestAccelerator:
             "cloud.google.com/gke-accelerator": "nvidia-l4",
             **{f"cloud.google.com/reservation-{what}": value for what, value in expected.items()},
         }
-        assert spec["tolerations"] == [GPU_TOLERATION]
-
-    @pytest.mark.parametrize("provisioning", ["standard", "spot", "flex-start"])
-    def test_max_run_seconds_selects_nodes_by_label(self, provisioning: str) -> None:
-        plain = {**L4, "provisioning": provisioning}
-        ending = {**plain, "maxRunSeconds": 7200}
-        before, after = (
-            manifests.pod(fresh_job(accelerator=accelerator), FIRST)["spec"]
-            for accelerator in (plain, ending)
-        )
-        label = {"cloud.google.com/gke-max-run-duration-seconds": "7200"}
-        assert after["nodeSelector"] == before["nodeSelector"] | label
-        assert after["tolerations"] == before["tolerations"]
-
-    @pytest.mark.parametrize("more", [{}, {"maxRunSeconds": 7200}])
-    def test_queued_provisioning_tolerates_queued_nodes(self, more: Json) -> None:
-        job = fresh_job(
-            accelerator={**L4, "provisioning": "queued", **more}, scheduling={"queueName": "a"}
-        )
-        pod = manifests.pod(job, FIRST)
-        assert pod["spec"]["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
-        queued = tolerates("cloud.google.com/gke-queued")
-        assert pod["spec"]["tolerations"] == [GPU_TOLERATION, queued]
-        limit = pod["metadata"]["annotations"].get("provreq.kueue.x-k8s.io/maxRunDurationSeconds")
-        assert limit == ("7200" if more else None)
 
     def test_no_accelerator_adds_nothing(self) -> None:
         spec = manifests.pod(fresh_job(), FIRST)["spec"]
@@ -147,22 +110,11 @@ class TestVolumes:
         ("checkpoint", "source"),
         [
             ({}, {"emptyDir": {}}),
-            (
-                {"persistentVolumeClaim": "claim"},
-                {"persistentVolumeClaim": {"claimName": "claim"}},
-            ),
-            (
-                {"hostPath": "/mnt/ckpt"},
-                {"hostPath": {"path": "/mnt/ckpt", "type": "DirectoryOrCreate"}},
-            ),
+            ({"persistentVolumeClaim": "c"}, {"persistentVolumeClaim": {"claimName": "c"}}),
+            ({"hostPath": "/mnt"}, {"hostPath": {"path": "/mnt", "type": "DirectoryOrCreate"}}),
             (
                 {"gcsBucket": "bucket"},
-                {
-                    "csi": {
-                        "driver": "gcsfuse.csi.storage.gke.io",
-                        "volumeAttributes": {"bucketName": "bucket"},
-                    }
-                },
+                {"csi": {"driver": GCS_FUSE, "volumeAttributes": {"bucketName": "bucket"}}},
             ),
         ],
     )

@@ -1,12 +1,14 @@
 """Tests of the projection of stored pods, and of the description of their end."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import pytest
 from ddp_operator.api.constants import KUEUE_GROUP, KUEUE_MANAGED, KUEUE_RETRIABLE
+from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import classes, records
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
@@ -31,7 +33,6 @@ from tests.unit.job.builders import (
 )
 
 T0 = "2026-03-01T12:00:00Z"
-ENDING = {"deletionTimestamp": T0, "deletionGracePeriodSeconds": 30}
 
 
 def manifest(
@@ -54,14 +55,42 @@ def condition(type_: str, status: str, **fields: str) -> Json:
     return {"type": type_, "status": status, **fields}
 
 
+def read(
+    *containers: Json,
+    phase: str = "Failed",
+    conditions: Sequence[Json] = (),
+    metadata: Json | None = None,
+    **status: Any,
+) -> PodState:
+    """Return the projection of a pod with these container statuses and conditions."""
+    lists = {"conditions": [*conditions], "containerStatuses": [*containers]}
+    return project(manifest(status={"phase": phase, **lists, **status}, metadata=metadata))
+
+
+def target(reason: str, since: str = T0, **fields: str) -> Json:
+    """Return the condition of a pod that is disrupted."""
+    since_then = {"reason": reason, "lastTransitionTime": since}
+    return condition("DisruptionTarget", "True", **since_then, **fields)
+
+
+def deletion(until: str, grace: int = 30) -> Json:
+    """Return the metadata of a deleted pod; `until` is the end of its grace period."""
+    return {"deletionTimestamp": until, "deletionGracePeriodSeconds": grace}
+
+
 def test_created_pod_is_read_back() -> None:
     job = fresh_job()
-    read = project(manifest())
-    assert read.identity == Identity(1, 3, 2)
-    assert read.key == Key("research", "digits-3-1-r2")
-    assert (read.owner_uid, read.spec_hash) == (job.uid, job.spec_hash)
-    assert (read.phase, read.serving, read.ready, read.scheduled) == ("Pending", True, False, False)
-    assert not any((read.failed, read.succeeded, read.disrupted, read.deleting))
+    pod = project(manifest())
+    assert pod.identity == Identity(1, 3, 2)
+    assert pod.key == Key("research", "digits-3-1-r2")
+    assert (pod.owner_uid, pod.spec_hash) == (job.uid, job.spec_hash)
+    assert (pod.phase, pod.serving, pod.ready, pod.scheduled) == (
+        "Pending",
+        True,
+        False,
+        False,
+    )
+    assert not any((pod.failed, pod.succeeded, pod.disrupted, pod.deleting))
     assert job_of(manifest()) == job.key
 
 
@@ -74,14 +103,10 @@ def test_equal_strings_are_shared_between_pods() -> None:
 
 def test_status_of_a_running_pod() -> None:
     running = {"name": "trainer", "state": {"running": {"startedAt": "2026-01-01T00:00:09Z"}}}
-    status = {
-        "phase": "Running",
-        "conditions": [condition("Ready", "True")],
-        "containerStatuses": [running],
-    }
-    read = project(manifest(status=status, nodeName="node-a"))
-    assert (read.phase, read.ready, read.node) == ("Running", True, "node-a")
-    assert read.started == datetime(2026, 1, 1, 0, 0, 9, tzinfo=UTC)
+    pod = read(running, phase="Running", conditions=[condition("Ready", "True")])
+    assert (pod.phase, pod.ready) == ("Running", True)
+    assert pod.started == datetime(2026, 1, 1, 0, 0, 9, tzinfo=UTC)
+    assert project(manifest(nodeName="node-a")).node == "node-a"
 
 
 def test_fenced_pod_does_not_serve() -> None:
@@ -91,52 +116,31 @@ def test_fenced_pod_does_not_serve() -> None:
 
 
 def test_terminal_sequences_are_removed_from_messages() -> None:
-    said = "\x1b[2J\x1b]0;mine\x07line 1\r\n\tline 2 \u202efdp.exe\x00\x9b31m é 界"
-    status = {"phase": "Failed", "containerStatuses": [terminated(3, message=said)]}
-    read = project(manifest(container(), status=status))
-    assert read.exit is not None
-    assert read.exit.message == "line 1 \n\tline 2 fdp.exe31m é 界"
+    message = "\x1b[2J\x1b]0;mine\x07line 1\r\n\tline 2 \u202efdp.exe\x00\x9b31m é 界"
+    pod = read(terminated(3, message=message))
+    assert pod.exit is not None
+    assert pod.exit.message == "line 1 \n\tline 2 fdp.exe31m é 界"
 
 
 @pytest.mark.parametrize("phase", ["Running", "Failed"])
 def test_exit_of_the_trainer_decides_and_not_the_phase(phase: str) -> None:
-    status = {
-        "phase": phase,
-        "containerStatuses": [
-            {"name": "logs", "state": {"running": {}}},
-            terminated(3, reason="Error", message="boom"),
-        ],
-    }
-    read = project(manifest(container(), container("logs"), status=status))
-    assert read.failed
-    assert read.exit is not None
-    assert (read.exit.code, read.exit.message) == (3, "boom")
-    assert read.exit.finished == NOW
-
-
-def test_failed_side_car_is_no_failed_pod() -> None:
-    status = {"phase": "Running", "containerStatuses": [terminated(1, "logs")]}
-    read = project(manifest(container(), container("logs"), status=status))
-    assert not read.failed
+    running = {"name": "logs", "state": {"running": {}}}
+    pod = read(running, terminated(3, message="boom"), phase=phase)
+    assert pod.failed
+    assert pod.exit is not None
+    assert (pod.exit.code, pod.exit.message, pod.exit.finished) == (3, "boom", NOW)
+    assert not read(terminated(1, "logs"), phase="Running").failed, "a side car failed"
 
 
 class TestSideCar:
     """Side cars are other containers than the trainer; native ones are init containers."""
 
     def read(self, *side_cars: Json, trainer: Json, **status: Any) -> PodState:
-        statuses = [{"name": "trainer", **trainer}, *side_cars]
         names = [container(each["name"]) for each in side_cars]
-        stored = manifest(
-            container(),
-            *names,
-            status={
-                "phase": "Running",
-                "conditions": [condition("Ready", "False")],
-                "containerStatuses": statuses,
-                **status,
-            },
-        )
-        return project(stored)
+        statuses = [{"name": "trainer", **trainer}, *side_cars]
+        status |= {"phase": "Running", "containerStatuses": statuses}
+        status["conditions"] = [condition("Ready", "False")]
+        return project(manifest(container(), *names, status=status))
 
     RUNNING: ClassVar[Json] = {"ready": True, "state": {"running": {}}}
     ENDED: ClassVar[Json] = {"ready": False, "state": {"terminated": {"exitCode": 0}}}
@@ -148,8 +152,8 @@ class TestSideCar:
     }
 
     def test_running_side_car_holds_the_pod(self) -> None:
-        read = self.read({"name": "logs", **self.RUNNING}, trainer=self.ENDED)
-        assert (read.held_by, read.succeeded) == ("logs", True)
+        held = self.read({"name": "logs", **self.RUNNING}, trainer=self.ENDED)
+        assert (held.held_by, held.succeeded) == ("logs", True)
         assert self.read({"name": "logs", **self.RUNNING}, trainer=self.RUNNING).held_by == ""
 
     def test_native_side_car_does_not_hold_the_pod(self) -> None:
@@ -166,30 +170,26 @@ class TestSideCar:
         assert not self.read(copied, trainer=self.RUNNING, initContainerStatuses=[self.LOOPS]).ready
 
     def test_readiness_gate_of_the_user_counts(self) -> None:
-        stored = manifest(
-            container(),
-            container("copy"),
-            status={
-                "phase": "Running",
-                "containerStatuses": [
-                    {"name": "trainer", **self.RUNNING},
-                    {"name": "copy", **self.ENDED},
-                ],
-            },
-            readinessGates=[{"conditionType": "example.com/network"}],
-        )
+        statuses = [{"name": "trainer", **self.RUNNING}, {"name": "copy", **self.ENDED}]
+        status = {"phase": "Running", "containerStatuses": statuses}
+        gates = [{"conditionType": "example.com/network"}]
+        stored = manifest(container(), container("copy"), status=status, readinessGates=gates)
         assert not project(stored).ready
 
     @pytest.mark.parametrize("trainer", [RUNNING, {"state": {"waiting": {}}}])
     def test_side_car_in_crash_loop_is_named(self, trainer: Json) -> None:
-        read = self.read(trainer=trainer, initContainerStatuses=[self.LOOPS])
-        assert read.waiting == "CrashLoopBackOff"
-        assert read.waiting_message == "side car proxy keeps ending, last with code 2: no such host"
-        assert not any((read.ready, read.failed))
+        looping = self.read(trainer=trainer, initContainerStatuses=[self.LOOPS])
+        assert looping.waiting == "CrashLoopBackOff"
+        assert (
+            looping.waiting_message == "side car proxy keeps ending, last with code 2: no such host"
+        )
+        assert not any((looping.ready, looping.failed))
         job, pods = running_job()
         job = with_status(job, conditions=(), ready_replicas=0)
-        stuck = [replace(each, ready=False, waiting=read.waiting) for each in pods]
-        status = plan(job, [replace(stuck[0], waiting_message=read.waiting_message), stuck[1]], NOW)
+        stuck = [replace(each, ready=False, waiting=looping.waiting) for each in pods]
+        status = plan(
+            job, [replace(stuck[0], waiting_message=looping.waiting_message), stuck[1]], NOW
+        )
         assert status.status.reason == "CrashLoopBackOff"
         assert "digits-0-0 is not ready: CrashLoopBackOff: side car proxy" in status.status.message
         assert not plan(stored(job, status), stuck, later(10_000)).decided, (
@@ -199,38 +199,27 @@ class TestSideCar:
 
 def test_injected_first_container_is_not_the_trainer() -> None:
     """GKE's Cloud Storage FUSE and service meshes inject containers."""
-    stored = manifest(
-        container("main"),
-        status={"phase": "Running", "containerStatuses": [terminated(0, "main")]},
-    )
+    status = {"phase": "Running", "containerStatuses": [terminated(0, "main")]}
+    stored = manifest(container("main"), status=status)
     stored["spec"]["containers"].insert(0, container("injected"))
     assert project(stored).succeeded
 
 
 def test_pod_that_failed_before_its_trainer_started() -> None:
-    read = project(
-        manifest(status={"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no"})
-    )
-    assert read.failed
-    assert not read.disrupted
-    failure = records.of_pod(fresh_job(), read, NOW)
-    assert (failure.reason, failure.message, failure.exit_code) == (
-        "UnexpectedAdmissionError",
-        "no",
-        None,
-    )
+    reason = "UnexpectedAdmissionError"
+    pod = read(reason=reason, message="no")
+    assert (pod.failed, pod.disrupted) == (True, False)
+    failure = records.of_pod(fresh_job(), pod, NOW)
+    assert (failure.reason, failure.message, failure.exit_code) == (reason, "no", None)
 
 
-@pytest.mark.parametrize(("reason", "is_nodes"), [("UnexpectedAdmissionError", True), ("", False)])
-def test_pod_refused_by_its_node_and_then_deleted(reason: str, *, is_nodes: bool) -> None:
+@pytest.mark.parametrize(
+    ("reason", "class_"), [("UnexpectedAdmissionError", "Infrastructure"), ("", "Disruption")]
+)
+def test_pod_refused_by_its_node_and_then_deleted(reason: str, class_: str) -> None:
     """A finalizer, for example Kueue's, keeps a failed pod."""
-    stored = manifest(status={"phase": "Failed", "reason": reason})
-    stored["metadata"] |= {
-        "deletionTimestamp": "2026-03-01T12:00:00Z",
-        "deletionGracePeriodSeconds": 0,
-    }
-    failure = records.of_pod(fresh_job(), project(stored), NOW)
-    assert failure.class_ == ("Infrastructure" if is_nodes else "Disruption")
+    pod = read(reason=reason, metadata=deletion(T0, grace=0))
+    assert records.of_pod(fresh_job(), pod, NOW).class_ == class_
 
 
 @pytest.mark.parametrize(
@@ -244,15 +233,14 @@ def test_pod_refused_by_its_node_and_then_deleted(reason: str, *, is_nodes: bool
 )
 def test_only_errors_count_as_waiting(waiting: str, expected: str) -> None:
     state = {"waiting": {"reason": waiting, "message": "why"}}
-    status = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": state}]}
-    read = project(manifest(status=status, nodeName="node-a"))
-    assert (read.waiting, read.waiting_message) == (expected, "why" if expected else "")
+    pod = read({"name": "trainer", "state": state}, phase="Pending")
+    assert (pod.waiting, pod.waiting_message) == (expected, "why" if expected else "")
 
 
 def test_unschedulable_pod_has_the_reason() -> None:
     unfit = condition("PodScheduled", "False", reason="Unschedulable", message="no node")
-    read = project(manifest(status={"phase": "Pending", "conditions": [unfit]}))
-    assert (read.waiting, read.waiting_message) == ("Unschedulable", "no node")
+    pod = read(phase="Pending", conditions=[unfit])
+    assert (pod.waiting, pod.waiting_message) == ("Unschedulable", "no node")
 
 
 @pytest.mark.parametrize(
@@ -269,93 +257,71 @@ class TestInitContainer:
     """A failed init container keeps the trainer from starting."""
 
     def read(self, phase: str, **state: Json) -> PodState:
-        waiting = {"waiting": {"reason": "PodInitializing"}}
-        status = {
-            "phase": phase,
-            "containerStatuses": [{"name": "trainer", "state": waiting}],
-            "initContainerStatuses": [{"name": "fetch", "state": state}],
-        }
-        return project(manifest(status=status))
+        trainer = {"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}
+        init = [{"name": "fetch", "state": state}]
+        return read(trainer, phase=phase, initContainerStatuses=init)
 
     def test_failed_init_container_fails_the_pod(self) -> None:
-        read = self.read("Failed", terminated={"exitCode": 3, "message": "no such bucket"})
-        assert (read.failed, read.container) == (True, "fetch")
-        failure = records.of_pod(fresh_job(), read, NOW)
+        pod = self.read("Failed", terminated={"exitCode": 3, "message": "no such bucket"})
+        assert (pod.failed, pod.container) == (True, "fetch")
+        failure = records.of_pod(fresh_job(), pod, NOW)
         assert (failure.container, failure.exit_code) == ("fetch", 3)
         assert failure.message == "no such bucket"
 
     def test_missing_image_of_an_init_container_is_named(self) -> None:
-        read = self.read("Pending", waiting={"reason": "ErrImagePull", "message": "no"})
-        assert (read.waiting, read.container) == ("ErrImagePull", "fetch")
+        pod = self.read("Pending", waiting={"reason": "ErrImagePull", "message": "no"})
+        assert (pod.waiting, pod.container) == ("ErrImagePull", "fetch")
 
-    def test_completed_init_container_is_no_exit(self) -> None:
-        read = self.read("Pending", terminated={"exitCode": 0})
-        assert (read.exit, read.container) == (None, "trainer")
-
-    def test_restarted_native_side_car_has_not_failed(self) -> None:
+    @pytest.mark.parametrize(("phase", "code"), [("Pending", 0), ("Running", 1)])
+    def test_completed_or_restarted_init_container_is_no_exit(self, phase: str, code: int) -> None:
         """Kubernetes restarts side cars among init containers."""
-        read = self.read("Running", terminated={"exitCode": 1})
-        assert (read.exit, read.container) == (None, "trainer")
+        pod = self.read(phase, terminated={"exitCode": code})
+        assert (pod.exit, pod.container) == (None, "trainer")
 
 
 class TestDisruption:
     def test_time_of_a_disruption(self) -> None:
-        target = condition(
-            "DisruptionTarget", "True", reason="EvictionByEvictionAPI", lastTransitionTime=T0
-        )
-        asked = {
-            "deletionTimestamp": "2026-03-01T12:00:35Z",
-            "deletionGracePeriodSeconds": 30,
-        }
+        evicted, asked = [target("EvictionByEvictionAPI")], deletion("2026-03-01T12:00:35Z")
         for conditions, metadata, at in (
-            ([target], {}, NOW),
-            ([target], asked, NOW),
+            (evicted, {}, NOW),
+            (evicted, asked, NOW),
             ([], asked, later(5)),
             ([], {}, None),
         ):
-            stored = manifest(status={"conditions": conditions}, metadata=metadata)
-            assert project(stored).disrupted_at == at
+            assert read(conditions=conditions, metadata=metadata).disrupted_at == at
 
     @pytest.mark.parametrize(
-        ("truth", "disrupted"), [("True", True), ("False", False), ("Unknown", False)]
+        ("truth", "phase", "disrupted"),
+        [
+            ("True", "Failed", True),
+            ("False", "Failed", False),
+            ("Unknown", "Failed", False),
+            ("True", "Running", False),
+        ],
     )
-    def test_disruption_target_condition(self, truth: str, *, disrupted: bool) -> None:
-        target = condition("DisruptionTarget", truth, reason="PreemptionByScheduler")
-        status = {
-            "phase": "Failed",
-            "conditions": [target],
-            "containerStatuses": [terminated(137)],
-        }
-        assert project(manifest(status=status)).disrupted is disrupted
+    def test_disruption_target_condition(self, truth: str, phase: str, *, disrupted: bool) -> None:
+        conditions = [{**target("PreemptionByScheduler"), "status": truth}]
+        end = [terminated(137)] if phase == "Failed" else []
+        assert read(*end, phase=phase, conditions=conditions).disrupted is disrupted
 
     def test_eviction_by_kueue(self) -> None:
         """Kueue sets a condition of its own and then deletes the pod."""
-        said = "Preempted to accommodate a workload in the ClusterQueue"
-        evicted = condition(
-            "TerminationTarget", "True", reason="WorkloadEvicted", lastTransitionTime=T0
-        )
-        conditions = [condition("DisruptionTarget", "False"), {**evicted, "message": said}]
-        status = {
-            "phase": "Failed",
-            "conditions": conditions,
-            "containerStatuses": [terminated(143)],
-        }
-        read = project(manifest(status=status))
-        assert (read.disruption, read.message, read.disrupted_at) == ("WorkloadEvicted", said, NOW)
-        assert read.disrupted
-        assert classes.of_pod(read) == "Disruption"
+        message = "Preempted to accommodate a workload in the ClusterQueue"
+        evicted = {**target("WorkloadEvicted", message=message), "type": "TerminationTarget"}
+        conditions = [condition("DisruptionTarget", "False"), evicted]
+        pod = read(terminated(143), conditions=conditions)
+        assert (pod.disruption, pod.message) == ("WorkloadEvicted", message)
+        assert (pod.disrupted_at, pod.disrupted) == (NOW, True)
+        assert classes.of_pod(pod) == "Disruption"
 
     def test_termination_by_kueue_for_a_failed_node(self) -> None:
         """Kueue ends a pod that waits for a failed node."""
-        why = {
-            "reason": "UnschedulableOnAssignedNode",
-            "message": "Pod terminated by Kueue NodeController due to node taint",
-        }
-        ended = {**condition("TerminatedByKueue", "True", lastTransitionTime=T0), **why}
+        reason, message = "UnschedulableOnAssignedNode", "Pod terminated due to node taint"
+        ended = {**target(reason, message=message), "type": "TerminatedByKueue"}
         gated = condition("PodScheduled", "False", reason="SchedulingGated")
-        read = project(manifest(status={"phase": "Failed", "conditions": [gated, ended]}))
-        assert (read.disruption, read.message) == (why["reason"], why["message"])
-        assert classes.of_pod(read) == "Disruption"
+        pod = read(conditions=[gated, ended])
+        assert (pod.disruption, pod.message) == (reason, message)
+        assert classes.of_pod(pod) == "Disruption"
 
     @pytest.mark.parametrize(
         ("metadata", "member"),
@@ -390,8 +356,8 @@ class TestDisruption:
         ("status", "metadata", "keeps"),
         [
             ({"phase": "Pending"}, {}, True),
-            ({"phase": "Running"}, ENDING, True),
-            ({"phase": "Succeeded"}, ENDING, True),
+            ({"phase": "Running"}, deletion(T0), True),
+            ({"phase": "Succeeded"}, deletion(T0), True),
             ({"phase": "Failed"}, {}, False),
         ],
     )
@@ -407,32 +373,20 @@ class TestDisruption:
         del stored["metadata"]["labels"][KUEUE_MANAGED]
         assert not project(stored).keeps_place
 
-    def test_announced_disruption_has_not_happened_yet(self) -> None:
-        target = condition("DisruptionTarget", "True", reason="PreemptionByScheduler")
-        read = project(manifest(status={"phase": "Running", "conditions": [target]}))
-        assert not read.disrupted
-
     @pytest.mark.parametrize(
-        ("requested", "disrupted"),
-        [("2026-03-01T11:59:50Z", True), (T0, True), ("2026-03-01T12:00:01Z", False)],
+        ("until", "disrupted"),
+        [
+            ("2026-03-01T12:00:20Z", True),
+            ("2026-03-01T12:00:30Z", True),
+            ("2026-03-01T12:00:31Z", False),
+        ],
     )
     def test_deletion_counts_only_if_requested_before_the_end(
-        self, requested: str, *, disrupted: bool
+        self, until: str, *, disrupted: bool
     ) -> None:
         """deletionTimestamp is the end of the grace period."""
-        due = datetime.fromisoformat(requested).timestamp() + 30
-        read = project(
-            manifest(
-                status={"phase": "Failed", "containerStatuses": [terminated(143)]},
-                metadata={
-                    "deletionTimestamp": datetime.fromtimestamp(due, UTC).isoformat(),
-                    "deletionGracePeriodSeconds": 30,
-                },
-            )
-        )
-        assert read.deleting
-        assert read.failed
-        assert read.disrupted is disrupted
+        pod = read(terminated(143), metadata=deletion(until))
+        assert (pod.deleting, pod.failed, pod.disrupted) == (True, True, disrupted)
 
     @pytest.mark.parametrize(
         ("code", "reason", "disrupted"),
@@ -447,36 +401,21 @@ class TestDisruption:
         self, code: int, reason: str, *, disrupted: bool
     ) -> None:
         """The kubelet's last request replaces the time of the first one."""
-        ended = terminated(code)
-        ended["state"]["terminated"]["reason"] = reason
-        read = project(
-            manifest(
-                status={"phase": "Failed", "containerStatuses": [ended]},
-                metadata={
-                    "deletionTimestamp": "2026-03-01T12:00:01Z",
-                    "deletionGracePeriodSeconds": 0,
-                },
-            )
-        )
-        assert (read.failed, read.disrupted) == (True, disrupted)
+        metadata = deletion("2026-03-01T12:00:01Z", grace=0)
+        pod = read(terminated(code, reason=reason), metadata=metadata)
+        assert (pod.failed, pod.disrupted) == (True, disrupted)
 
     @pytest.mark.parametrize("deleted", [True, False])
     def test_deletion_of_a_pod_without_a_reported_exit(self, *, deleted: bool) -> None:
         """Deleted before its container started, a pod only fails."""
-        metadata = {"deletionTimestamp": T0} if deleted else {}
         waiting = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
-        status = {"phase": "Failed", "containerStatuses": [waiting]}
-        read = project(manifest(status=status, metadata=metadata))
-        assert (read.failed, read.disrupted) == (True, deleted)
+        pod = read(waiting, metadata={"deletionTimestamp": T0} if deleted else {})
+        assert (pod.failed, pod.disrupted) == (True, deleted)
 
     def test_container_with_unknown_exit_is_a_disruption(self) -> None:
         """Containerd reports 255 for containers that a reboot ended."""
-        lost = terminated(255, reason="Unknown")
-        read = project(manifest(status={"phase": "Failed", "containerStatuses": [lost]}))
-        assert classes.of_pod(read) == "Disruption"
-        own = terminated(255, reason="Error")
-        read = project(manifest(status={"phase": "Failed", "containerStatuses": [own]}))
-        assert classes.of_pod(read) == "Application"
+        assert classes.of_pod(read(terminated(255, reason="Unknown"))) == "Disruption"
+        assert classes.of_pod(read(terminated(255, reason="Error"))) == "Application"
 
     OWN_FAULT = (
         'Usage of EmptyDir volume "scratch" exceeds the limit "64Mi". ',
@@ -490,49 +429,36 @@ class TestDisruption:
     )
 
     def read_evicted(self, message: str, *, code: int = 137) -> PodState:
-        target = condition("DisruptionTarget", "True", reason="TerminationByKubelet")
-        status = {
-            "phase": "Failed",
-            "reason": "Evicted",
-            "message": message,
-            "conditions": [{**target, "message": message}],
-            "containerStatuses": [terminated(code)],
-        }
-        return project(manifest(status=status))
+        conditions = [target("TerminationByKubelet", message=message)]
+        end = terminated(code)
+        return read(end, conditions=conditions, reason="Evicted", message=message)
 
     @pytest.mark.parametrize("code", [0, 137])
     @pytest.mark.parametrize("message", OWN_FAULT)
     def test_eviction_for_own_storage_is_charged(self, message: str, code: int) -> None:
-        read = self.read_evicted(message, code=code)
-        assert (read.failed, read.disrupted) == (True, False)
-        failure = records.of_pod(fresh_job(), read, NOW)
+        pod = self.read_evicted(message, code=code)
+        assert (pod.failed, pod.disrupted) == (True, False)
+        failure = records.of_pod(fresh_job(), pod, NOW)
         assert (failure.reason, failure.class_) == ("StorageLimitExceeded", "Application")
         assert failure.message == message
         assert "sizeLimit" in advice.for_failure(failure, has_log=True)
 
     def test_eviction_for_own_storage_before_a_node_loss(self) -> None:
-        since = "2026-03-01T12:00:35Z"
-        why = "DeletionByTaintManager"
-        target = condition("DisruptionTarget", "True", reason=why, lastTransitionTime=since)
-        status = {
-            "phase": "Failed",
-            "reason": "Evicted",
-            "message": self.OWN_FAULT[1],
-            "conditions": [target],
-            "containerStatuses": [terminated(0, finishedAt="2026-03-01T12:00:20Z")],
-        }
-        read = project(manifest(status=status, metadata=self.ASKED_AT_35))
-        assert (read.succeeded, read.failed, read.disrupted) == (False, True, False)
+        pod = read(
+            terminated(0, finishedAt="2026-03-01T12:00:20Z"),
+            conditions=[target("DeletionByTaintManager", "2026-03-01T12:00:35Z")],
+            metadata=self.ASKED_AT_35,
+            reason="Evicted",
+            message=self.OWN_FAULT[1],
+        )
+        assert (pod.succeeded, pod.failed, pod.disrupted) == (False, True, False)
 
     def test_eviction_for_the_nodes_storage_is_a_disruption(self) -> None:
-        read = self.read_evicted(self.SHORTAGE)
-        assert read.disrupted
-        assert records.of_pod(fresh_job(), read, NOW).reason == "TerminationByKubelet"
+        pod = self.read_evicted(self.SHORTAGE)
+        assert pod.disrupted
+        assert records.of_pod(fresh_job(), pod, NOW).reason == "TerminationByKubelet"
 
-    ASKED_AT_35: ClassVar[Json] = {
-        "deletionTimestamp": "2026-03-01T12:01:05Z",
-        "deletionGracePeriodSeconds": 30,
-    }
+    ASKED_AT_35: ClassVar[Json] = deletion("2026-03-01T12:01:05Z")
     TAKEN: ClassVar[dict[str, Json]] = {
         "spot preemption": {"phase": "Failed", "reason": "Terminated", "told": True},
         "node shutdown seen without a condition": {"phase": "Failed", "reason": "NodeShutdown"},
@@ -543,36 +469,31 @@ class TestDisruption:
     }
 
     def read_taken(self, how: Json, *, finished: str) -> PodState:
-        since = "2026-03-01T12:00:35Z"
-        target = condition("DisruptionTarget", "True", reason="x", lastTransitionTime=since)
-        status = {
-            "phase": how["phase"],
-            "reason": how.get("reason"),
-            "conditions": [target] if how.get("told") else [],
-            "containerStatuses": [terminated(0, finishedAt=finished)],
-        }
-        metadata = self.ASKED_AT_35 if how.get("asked") else {}
-        return project(manifest(status=status, metadata=metadata))
+        return read(
+            terminated(0, finishedAt=finished),
+            phase=how["phase"],
+            conditions=[target("x", "2026-03-01T12:00:35Z")] if how.get("told") else [],
+            metadata=self.ASKED_AT_35 if how.get("asked") else {},
+            reason=how.get("reason"),
+        )
 
     @pytest.mark.parametrize("how", TAKEN)
     def test_exit_code_0_after_a_disruption_is_no_success(self, how: str) -> None:
         """Scripts that save on SIGTERM exit with 0 before they finish."""
-        read = self.read_taken(self.TAKEN[how], finished="2026-03-01T12:00:36Z")
-        assert (read.succeeded, read.failed, read.disrupted) == (False, True, True)
-        assert classes.of_pod(read) == "Disruption"
+        pod = self.read_taken(self.TAKEN[how], finished="2026-03-01T12:00:36Z")
+        assert (pod.succeeded, pod.failed, pod.disrupted) == (False, True, True)
+        assert classes.of_pod(pod) == "Disruption"
 
     @pytest.mark.parametrize("how", [name for name in TAKEN if "without" not in name])
     def test_completed_pod_is_not_disrupted(self, how: str) -> None:
-        read = self.read_taken(self.TAKEN[how], finished="2026-03-01T12:00:34Z")
-        assert (read.succeeded, read.failed, read.disrupted) == (True, False, False)
+        pod = self.read_taken(self.TAKEN[how], finished="2026-03-01T12:00:34Z")
+        assert (pod.succeeded, pod.failed, pod.disrupted) == (True, False, False)
 
     @pytest.mark.parametrize("message", ["", *OWN_FAULT])
     def test_evicted_pod_that_is_deleted_later_failed(self, message: str) -> None:
-        ended = terminated(0, finishedAt="2026-03-01T12:00:34Z")
-        status = {"phase": "Failed", "reason": "Evicted", "containerStatuses": [ended]}
-        metadata = self.ASKED_AT_35
-        read = project(manifest(status={**status, "message": message}, metadata=metadata))
-        assert (read.succeeded, read.failed, read.disrupted) == (False, True, not message)
+        end = terminated(0, finishedAt="2026-03-01T12:00:34Z")
+        pod = read(end, metadata=self.ASKED_AT_35, reason="Evicted", message=message)
+        assert (pod.succeeded, pod.failed, pod.disrupted) == (False, True, not message)
 
 
 UNREADABLE = ["x", "-1", "\u0663", "", "9" * 5000, None]
@@ -597,17 +518,12 @@ def test_pod_is_identified_by_name_despite_its_labels(label: str, value: str | N
 
 @pytest.mark.parametrize("value", UNREADABLE)
 @pytest.mark.parametrize("label", ["replica-index", "attempt"])
-def test_unidentified_pod_of_a_job_is_deleted(label: str, value: str | None) -> None:
+def test_unidentified_pod_is_deleted_if_the_job_owns_it(label: str, value: str | None) -> None:
     job, pods = running_job()
     stored = marked(manifest(metadata={"name": "a-copy"}), "labels", label, value)
     copy = project(stored)
     assert copy.owner_uid == job.uid
     assert plan(job, [*pods, copy], NOW).delete == (copy.key,)
-
-
-@pytest.mark.parametrize("value", UNREADABLE)
-@pytest.mark.parametrize("label", ["replica-index", "attempt"])
-def test_unidentified_pod_without_owner_is_no_pod_of_a_job(label: str, value: str | None) -> None:
     metadata = {"name": "mine", "ownerReferences": []}
     with pytest.raises(MalformedError, match="neither name nor labels fit job digits"):
         project(marked(manifest(metadata=metadata), "labels", label, value))
@@ -627,27 +543,17 @@ def test_foreign_name_leaves_the_labels_to_identify(name: str) -> None:
 
 @pytest.mark.parametrize("time", ["0000-01-01T00:00:00Z", "0001-01-01T00:00:00Z", "soon", ""])
 def test_invalid_time_hides_no_pod(time: str) -> None:
-    target = condition("DisruptionTarget", "True", reason="x", lastTransitionTime=time)
-    ended = [terminated(3, finishedAt=time)]
-    status = {"phase": "Failed", "conditions": [target], "containerStatuses": ended}
-    read = project(manifest(status=status, metadata={"deletionTimestamp": time}))
-    assert read.failed
+    end = terminated(3, finishedAt=time)
+    metadata = {"deletionTimestamp": time}
+    assert read(end, conditions=[target("x", time)], metadata=metadata).failed
     running = {"name": "trainer", "state": {"running": {"startedAt": time}}}
-    project(manifest(status={"phase": "Running", "containerStatuses": [running]}))
+    assert not read(running, phase="Running").failed
 
 
 _OUR_KEYS = st.sampled_from(
     [
-        "job-name",
-        "replica-index",
-        "attempt",
-        "replacement",
-        "serving",
-        "spec-hash",
-        "generation",
-        "trainer-container",
-        "restart-requested",
-        "novelty",
+        *("job-name", "replica-index", "attempt", "replacement", "serving", "spec-hash"),
+        *("generation", "trainer-container", "restart-requested", "novelty"),
     ]
 ).map("ddp-operator.io/{}".format)
 _MARKS = st.dictionaries(_OUR_KEYS, st.text(max_size=12))
@@ -669,34 +575,27 @@ def test_pod_names_are_unique_and_host_names_follow_the_rank() -> None:
     assert replaced.host_name("job") == "job-2-1"
 
 
-class TestWords:
+class TestDescriptions:
+    def record(self, pod: PodState) -> Failure:
+        return records.of_pod(fresh_job(), pod, NOW)
+
     def test_description_of_an_exit_code(self) -> None:
-        job = fresh_job()
-        said = records.describe(
-            records.of_pod(fresh_job(), ended(job, 1, code=3, message="boom", node="node-a"), NOW)
-        )
-        assert (
-            said == "pod digits-0-1 (node rank 1) exited with code 3 (Error) on node node-a: boom"
-        )
+        failure = self.record(ended(fresh_job(), 1, code=3, message="boom"))
+        text = "pod digits-0-1 (node rank 1) exited with code 3 (Error) on node node-a: boom"
+        assert records.describe(failure) == text
+        long = self.record(ended(fresh_job(), 0, code=1, message="x" * 9999))
+        assert len(long.message) == 1024
 
     @pytest.mark.parametrize(("code", "signal"), [(137, 9), (139, 11), (143, 15)])
     def test_description_of_a_signal(self, code: int, signal: int) -> None:
-        failure = records.of_pod(
-            fresh_job(), ended(fresh_job(), 0, code=code, reason="OOMKilled"), NOW
-        )
+        failure = self.record(ended(fresh_job(), 0, code=code, reason="OOMKilled"))
         assert failure.signal == signal
         assert f"was killed by signal {signal} (OOMKilled)" in records.describe(failure)
 
     def test_description_of_a_disruption(self) -> None:
-        gone = pod(fresh_job(), 0, deleting=True, node="node-a")
-        said = records.describe(records.of_pod(fresh_job(), gone, NOW))
-        assert said.startswith("pod digits-0-0 (node rank 0) was disrupted: Deleted on node node-a")
-
-    def test_long_message_is_cut(self) -> None:
-        failure = records.of_pod(
-            fresh_job(), ended(fresh_job(), 0, code=1, message="x" * 9999), NOW
-        )
-        assert len(failure.message) == 1024
+        failure = self.record(pod(fresh_job(), 0, deleting=True, node="node-a"))
+        text = "pod digits-0-0 (node rank 0) was disrupted: Deleted on node node-a"
+        assert records.describe(failure).startswith(text)
 
 
 def test_pods_are_observed_by_node_rank_in_any_order() -> None:

@@ -21,11 +21,6 @@ def running(**spec: Any) -> DDPJob:
     return job
 
 
-def saved(job: DDPJob, at: datetime) -> DDPJob:
-    """Return the job with its last checkpoint at that time."""
-    return with_status(job, checkpoint=CheckpointRecord(step=5, time=at))
-
-
 def evicted(at: datetime, *, reason: str = EVICTED) -> Failure:
     """Return the record of an eviction of pod 0."""
     return Failure(
@@ -46,24 +41,26 @@ def test_boost_grows_with_evictions_up_to_its_limit() -> None:
     assert priority_boost(1e9, evictions=9, most=0) == 0
 
 
-def test_new_job_has_no_boost() -> None:
-    assert boost_of(running(), later(10), most=10) == 0
-    assert boost_of(running(), later(0), most=10) == 0
-
-
-def test_unsaved_work_counts_from_the_last_checkpoint() -> None:
-    job, now = running(), later(4 * HOUR)
-    assert boost_of(job, now, most=10) == 3
-    assert boost_of(saved(job, later(3.8 * HOUR)), now, most=10) == 1
-    assert boost_of(saved(job, now), now, most=10) == 0
-
-
-def test_checkpoint_before_the_start_is_ignored() -> None:
-    assert boost_of(saved(running(), later(-9 * HOUR)), later(60), most=10) == 0
-
-
-def test_checkpoint_in_the_future_leaves_no_unsaved_work() -> None:
-    assert boost_of(saved(running(), later(9 * HOUR)), later(HOUR), most=10) == 0
+@pytest.mark.parametrize(
+    ("saved_at", "now", "boost"),
+    [
+        (None, 0, 0),
+        (None, 10, 0),
+        (None, 4 * HOUR, 3),
+        (3.8 * HOUR, 4 * HOUR, 1),
+        (4 * HOUR, 4 * HOUR, 0),
+        (-9 * HOUR, 60, 0),
+        (9 * HOUR, HOUR, 0),
+    ],
+    ids=["early", "new", "unsaved", "recent", "now", "before the start", "in the future"],
+)
+def test_unsaved_work_counts_from_the_last_checkpoint(
+    saved_at: float | None, now: float, boost: int
+) -> None:
+    job = running()
+    if saved_at is not None:
+        job = with_status(job, checkpoint=CheckpointRecord(step=5, time=later(saved_at)))
+    assert boost_of(job, later(now), most=10) == boost
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Starting", "Restarting", "Suspended", "Succeeded"])

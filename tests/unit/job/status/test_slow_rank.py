@@ -143,6 +143,8 @@ def test_one_of_two_alternating_pods_is_slow() -> None:
         assert (slow.rank, slow.since, slow.ratio) == (3, later(10), 1.8)
         assert slow.faster_in_a_row == (length + 1) % 2
         assert [event.reason for event in events] == ["SlowRank"]
+    job, events = trained(*[(1, 1.8), (0, 1.8)] * 9, replicas=2)
+    assert (job.status.slow_rank, events) == (None, []), "the job has only these two"
 
 
 def test_pod_that_is_slowest_more_often_is_slow() -> None:
@@ -159,11 +161,6 @@ def test_second_slow_pod_is_named_after_the_first_is_replaced() -> None:
     job, events = told(job, pods, reports([(2, 1.7)], begin=7))
     assert slow_rank(job).rank == 2
     assert [event.reason for event in events] == ["SlowRankOver", "SlowRank"]
-
-
-def test_two_alternating_pods_of_two_are_not_slow() -> None:
-    job, events = trained(*[(1, 1.8), (0, 1.8)] * 9, replicas=2)
-    assert (job.status.slow_rank, events) == (None, [])
 
 
 def test_replacement_of_a_slow_pod_is_not_slow_yet() -> None:

@@ -3,9 +3,7 @@
 `DDP_WRITE_GOLDEN=1` writes the files again; review the difference.
 """
 
-import json
 import os
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,15 +68,6 @@ def test_plain_pod_gets_what_its_scheduler_needs(name: str) -> None:
     assert made == golden(name, made)
 
 
-@pytest.mark.parametrize("pod", [PLAIN, OWN], ids=["plain", "own"])
-@pytest.mark.parametrize("name", ALL)
-def test_scheduler_applied_twice_changes_nothing(name: str, pod: Json) -> None:
-    before, job = deepcopy(pod), job_for(name)
-    once = scheduled(job, Identity(0, 1), pod)
-    assert json.dumps(scheduled(job, Identity(0, 1), once)) == json.dumps(once)
-    assert pod == before, "the pod was changed in place"
-
-
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_users_settings_are_kept(name: str) -> None:
     made = scheduled(job_for(name), Identity(0, 1), OWN)
@@ -113,47 +102,41 @@ def test_gang_needs_its_group_object(name: str) -> None:
 
 
 def test_native_pods_name_their_group() -> None:
-    job = fresh_job(
-        replicas=3, scheduling={"gang": "native"}, template=template(priorityClassName="important")
-    )
-    made = group(job)
-    for index in range(3):
-        pod = manifests.pod(job, Identity(index, 0))
-        assert pod["spec"]["schedulingGroup"] == {"podGroupName": made["metadata"]["name"]}
+    job = job_with("native", replicas=3)
+    for pod in pods_of(job):
+        assert pod["spec"]["schedulingGroup"] == {"podGroupName": group(job)["metadata"]["name"]}
     policy = {"gang": {"minCount": 3}}
-    assert made["spec"] == {"schedulingPolicy": policy, "priorityClassName": "important"}
+    assert group(job)["spec"] == {"schedulingPolicy": policy, "priorityClassName": "important"}
 
 
 def test_coscheduling_pods_name_their_group() -> None:
     job = job_for("coscheduling", replicas=3)
-    made = group(job)
-    for index in range(3):
-        labels = manifests.pod(job, Identity(index, 0))["metadata"]["labels"]
-        assert labels["scheduling.x-k8s.io/pod-group"] == made["metadata"]["name"]
-    assert made["spec"] == {"minMember": 3}
+    for pod in pods_of(job):
+        label = pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"]
+        assert label == group(job)["metadata"]["name"]
+    assert group(job)["spec"] == {"minMember": 3}
 
 
 def test_volcano_pods_name_their_group() -> None:
     job = job_for("volcano", replicas=3)
-    made = group(job)
-    for index in range(3):
-        pod = manifests.pod(job, Identity(index, 0))
-        annotations = pod["metadata"]["annotations"]
-        assert annotations["scheduling.k8s.io/group-name"] == made["metadata"]["name"]
+    for pod in pods_of(job):
+        annotation = pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"]
+        assert annotation == group(job)["metadata"]["name"]
         assert pod["spec"]["schedulerName"] == "volcano"
         assert not any(label.startswith("kueue") for label in pod["metadata"]["labels"])
-    assert made["spec"] == {"minMember": 3, "queue": "team-a"}
+    assert group(job)["spec"] == {"minMember": 3, "queue": "team-a"}
+    defaults = {"minMember": 2, "queue": "default", "priorityClassName": "important"}
+    assert group(job_with("volcano"))["spec"] == defaults
 
 
-def test_volcano_group_sets_all_defaults() -> None:
-    job = fresh_job(
-        scheduling={"gang": "volcano"}, template=template(priorityClassName="important")
-    )
-    assert group(job)["spec"] == {
-        "minMember": 2,
-        "queue": "default",
-        "priorityClassName": "important",
-    }
+def job_with(gang: str, **spec: Any) -> DDPJob:
+    """Return a job in no queue, with a priority."""
+    important = template(priorityClassName="important")
+    return fresh_job(scheduling={"gang": gang}, template=important, **spec)
+
+
+def pods_of(job: DDPJob) -> list[Json]:
+    return [manifests.pod(job, Identity(index, 0)) for index in range(job.spec.replicas)]
 
 
 def test_coscheduling_gang_may_wait_in_kueue() -> None:
