@@ -237,6 +237,17 @@ class TestFollow:
         assert (result.exit_code, result.stdout) == (0, "0 | one\n0 | three\n")
         assert server.count("GET", "/log") == 1
 
+    async def test_follow_folds_equal_lines(self, ddp: Ddp, server: FakeApiServer) -> None:
+        server.create("ddpjobs", stored("Succeeded"))
+        for index in range(2):
+            name = started(server, index, ended=True)
+            server.logs[name] = printed((1, "same"), (2, f"I am {index}"), (3, "end"))
+        shown = (await ddp("logs", NAME, "-f")).stdout.splitlines()
+        assert (shown[0], shown[-1]) == ("[0-1 x2] | same", "[0-1 x2] | end")
+        assert sorted(shown[1:-1]) == ["0 | I am 0", "1 | I am 1"]
+        plain = (await ddp("logs", NAME, "-f", "--no-fold")).stdout.splitlines()
+        assert len(plain) == 6
+
     async def test_follow_ends_after_a_long_outage(
         self, ddp: Ddp, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,4 +1,4 @@
-"""Tools of `kubectl ddp mcp`, called in this process. `tests/local/test_mcp.py` runs the program."""
+"""Tools of `kubectl ddp mcp`, called in the test's process."""
 
 import sys
 from collections.abc import Sequence

@@ -238,6 +238,17 @@ class TestWaiting:
         assert [status.phase async for status in states] == ["Succeeded"]
         assert fault.times < 9
 
+    async def test_wait_ends_after_a_long_outage(
+        self, client: AsyncClient, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cluster, "_POLL_SECONDS", 0.01)
+        monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 0.05)
+        server.create("ddpjobs", training())
+        job = await client.job(NAME)
+        server.go_away()
+        with pytest.raises(ClusterError, match="away"):
+            await job.wait()
+
 
 class TestActing:
     async def test_stop_resume_restart_delete(

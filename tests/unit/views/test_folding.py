@@ -9,7 +9,7 @@ LINES = st.lists(st.tuples(st.integers(0, 4), st.sampled_from("abc")), max_size=
 
 
 @given(LINES)
-def test_each_writer_has_its_lines_in_their_order(lines: list[tuple[int, str]]) -> None:
+def test_lines_of_each_writer_keep_their_order(lines: list[tuple[int, str]]) -> None:
     folded = fold(lines)
     for writer in range(5):
         again = [text for text, writers in folded for one in writers if one == writer]
@@ -19,7 +19,7 @@ def test_each_writer_has_its_lines_in_their_order(lines: list[tuple[int, str]]) 
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=20), st.integers(1, 5), st.booleans())
-def test_what_all_write_alike_is_there_once(
+def test_equal_lines_of_all_writers_are_folded(
     texts: list[str], writers: int, by_writer: bool
 ) -> None:
     lines = [(writer, text) for text in texts for writer in range(writers)]
@@ -28,7 +28,7 @@ def test_what_all_write_alike_is_there_once(
     assert fold(lines) == [(text, [*range(writers)]) for text in texts]
 
 
-def test_a_line_that_would_overtake_another_of_its_writer_does_not() -> None:
+def test_folded_line_never_overtakes_another_of_its_writer() -> None:
     lines = [(0, "a"), (1, "b"), (1, "a"), (0, "b")]
     assert fold(lines) == [("a", [0]), ("b", [1, 0]), ("a", [1])]
 
@@ -41,5 +41,5 @@ def test_a_line_that_would_overtake_another_of_its_writer_does_not() -> None:
         ([range(rank, rank + 1) for rank in range(0, 12, 2)], "0,2,4,6,..."),
     ],
 )
-def test_ranks_in_short(own: list[range], said: str) -> None:
+def test_spans_of_ranks(own: list[range], said: str) -> None:
     assert spans(own) == said

@@ -49,7 +49,7 @@ def next_of(manifest: Json, *pods: PodState) -> list[str]:
     return upcoming(seen, Pods.of(seen, pods), NOW)
 
 
-def test_a_group_that_is_smaller_than_wanted() -> None:
+def test_small_group_shows_who_joins() -> None:
     job = elastic("0,2-3", 3)
     waiting: Json = {"waiting": "Unschedulable", "waiting_message": "0/3 nodes are available"}
     outside = [trains(job, 1), builders.pod(parsed(job), 4, **waiting)]
@@ -60,14 +60,14 @@ def test_a_group_that_is_smaller_than_wanted() -> None:
     assert "next        in 1m one more pod joins the group (spec.elastic.growAfterSeconds)" in lines
 
 
-def test_those_that_wait_for_nodes_are_not_about_to_join() -> None:
+def test_unscheduled_pods_do_not_join() -> None:
     job = elastic("0-3", 4)
     pods = [trains(job, slot) for slot in range(4)]
     assert next_of(job, *pods, builders.pod(parsed(job), 4)) == []
     assert "2 more pods join" in next_of(job, *pods, trains(job, 4), trains(job, 5))[0]
 
 
-def test_a_pod_that_does_not_come_is_gone_without() -> None:
+def test_late_pod_is_left_out_after_shrink_after_seconds() -> None:
     job = elastic("0-3", 4)
     gap: Json = {"reason": "Unscheduled", "since": at(1190)}
     job["status"]["gaps"] = [{"nodeRank": 3, **gap}]
@@ -84,7 +84,7 @@ def test_a_pod_that_does_not_come_is_gone_without() -> None:
     ("spares", "said"),
     [(0, "1 to join (1 ready)"), (2, "3 to join or as spares (3 ready)")],
 )
-def test_who_waits_outside_may_be_both(spares: int, said: str) -> None:
+def test_pods_outside_of_the_group_may_join_or_be_spares(spares: int, said: str) -> None:
     job = elastic("0-3", 4, spares=spares, elastic={"maxReplicas": 5})
     outside = range(4, 5 + spares)
     seen = JobSnapshot.read(job)
@@ -93,26 +93,26 @@ def test_who_waits_outside_may_be_both(spares: int, said: str) -> None:
     assert "1 spare (1 ready)" in rows(Pods.of(full, [trains(job, 5)]))[-1]
 
 
-def test_why_says_how_large_it_is_and_where_it_cannot_change() -> None:
-    def told(manifest: Json) -> str:
+def test_why_shows_the_size_of_the_group() -> None:
+    def why(manifest: Json) -> str:
         seen = JobSnapshot.read(manifest)
         pods = Pods.of(seen, [trains(manifest, slot) for slot in range(3)])
         return " ".join(str(diagnose(seen, pods, NOW)).split())
 
-    assert "its group: 3 pods for 1m; 6 wanted, 2 enough" in told(elastic("0-2", 3))
-    assert "what to do" not in told(elastic("0-2", 3))
-    assert "spec.elastic has no effect: no launcher" in told(elastic("0-2", 3, launcher=""))
-    assert "its group" not in told(training())
+    assert "its group: 3 pods for 1m; 6 wanted, 2 enough" in why(elastic("0-2", 3))
+    assert "what to do" not in why(elastic("0-2", 3))
+    assert "spec.elastic has no effect: no launcher" in why(elastic("0-2", 3, launcher=""))
+    assert "its group" not in why(training())
 
 
-def test_scaling_says_what_becomes_of_the_pods() -> None:
+def test_scale_announces_what_happens_to_pods() -> None:
     [said] = changes.scale(JobSnapshot.read(elastic("0-3", 4)), 3).says
     assert said.startswith("scales digits from 4 to 3 pods while it runs")
     stopped = changes.scale(JobSnapshot.read(elastic("0-3", 4, suspend=True)), 3)
     assert "to create the pods: kubectl ddp resume digits" in stopped.says
 
 
-def test_why_says_which_places_wait_and_for_how_long() -> None:
+def test_why_shows_missing_node_ranks() -> None:
     manifest = training()
     manifest["status"]["gaps"] = [
         {"nodeRank": 1, "reason": "NotStarted", "since": at(1140), "node": "node-b"},

@@ -44,7 +44,7 @@ def dumps(missing: int, ranks: int = 4) -> list[str]:
     return [run.dump(rank, Form(as_json=True)).decode() for rank in range(ranks)]
 
 
-def test_dumps_name_the_rank_and_its_stack_says_where_it_is() -> None:
+def test_dumps_name_the_rank_and_its_stack_the_place() -> None:
     traces = dumps(missing=3)
     ranks = [shown(rank, WAITS, STEP, trace=traces[rank]) for rank in range(3)]
     late = shown(3, INNER, LOADS, STEP, trace=traces[3])
@@ -98,7 +98,7 @@ def test_a_rank_that_shows_nothing_is_named_with_the_reason(
     assert found.kind == kind
 
 
-def test_what_dumps_show_of_all_ranks_is_not_the_fault_of_one() -> None:
+def test_wait_of_all_ranks_is_the_network_or_the_script() -> None:
     """All are in the same collective: the network. They call different ones: the script."""
     run = Ranks.same({"0": (0, 1, 2, 3)}, [Call("0")] * 2).run()
     for entries in run.entries.values():
@@ -118,7 +118,7 @@ def test_a_device_that_stopped_is_not_the_script() -> None:
     assert "GPU stopped" in found.sentence
 
 
-def test_a_wait_that_dumps_do_not_record_is_found_by_the_stacks() -> None:
+def test_wait_without_a_record_is_found_by_stacks() -> None:
     """Such as that of torch.distributed.new_group."""
     run = Ranks.same({"0": (0, 1, 2, 3)}, [Call("0")]).run()
     traces = [run.dump(rank, Form(as_json=True)).decode() for rank in range(4)]
@@ -127,7 +127,7 @@ def test_a_wait_that_dumps_do_not_record_is_found_by_the_stacks() -> None:
     assert (found.ranks, found.kind) == ((3,), "script")
 
 
-def test_ranks_that_different_things_keep_are_of_unknown_kind() -> None:
+def test_different_causes_are_of_unknown_kind() -> None:
     traces = dumps(missing=3)
     waiting = [shown(rank, WAITS, STEP, trace=traces[rank]) for rank in range(2)]
     stopped = shown(2, problem="it is stopped", cause="stopped")
@@ -144,7 +144,7 @@ def test_without_a_wait_nobody_is_named(calls: int, stack: list[tuple[str, int, 
     assert (found.ranks, found.kind) == ((), "unknown")
 
 
-def test_without_dumps_the_stacks_name_it_if_most_wait() -> None:
+def test_stacks_name_the_rank_if_most_wait() -> None:
     waiting = [shown(rank, WAITS, STEP) for rank in range(3)]
     found = explain_answers([(range(4), answer(*waiting, shown(3, LOADS, STEP)))])
     assert (found.ranks, found.kind) == ((3,), "script")
@@ -156,7 +156,7 @@ def test_without_dumps_the_stacks_name_it_if_most_wait() -> None:
     assert "Ranks 1-3 are at data.py:7 in load" in found.sentence
 
 
-def test_an_older_launcher_or_none_shows_nothing() -> None:
+def test_older_or_missing_launcher_names_nobody() -> None:
     waiting = answer(*(shown(rank, WAITS, STEP) for rank in range(3)))
     for status in (404, 409):
         refused = (3,), f"HTTP status {status}"

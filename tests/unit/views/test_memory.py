@@ -1,4 +1,4 @@
-"""What status, why and report say of checkpoints in memory."""
+"""Memory checkpoints in status, why and report."""
 
 from typing import Any
 
@@ -57,11 +57,11 @@ def lines(record: Json | None, **status: Any) -> list[str]:
         ),
     ],
 )
-def test_what_is_in_memory(record: Json | None, said: list[str]) -> None:
+def test_lines_about_memory_checkpoints(record: Json | None, said: list[str]) -> None:
     assert lines(record) == said
 
 
-def test_what_went_with_the_pods_is_not_shown() -> None:
+def test_copies_of_deleted_pods_are_not_shown() -> None:
     restored = {"restoredStep": 480, "restoredAt": at(1140)}
     ended = {"conditions": [_condition("Failed")], "phase": "Failed"}
     assert lines({**SAVED, **restored}, **ended) == [
@@ -73,7 +73,7 @@ def test_what_went_with_the_pods_is_not_shown() -> None:
     assert lines(None, phase="Starting") == []
 
 
-def test_a_job_without_it_says_nothing() -> None:
+def test_job_without_memory_checkpoints_shows_nothing() -> None:
     job = manifest(SAVED)
     del job["spec"]["memoryCheckpoint"]
     assert [*memory_checkpoint(JobSnapshot.read(job), NOW)] == []

@@ -137,7 +137,7 @@ def test_a_job_waits_for_quota_that_others_use() -> None:
         ("Admission is gated by: team/budget", "an annotation", "admission-gated-by"),
     ],
 )
-def test_waiting_for_quota_does_not_help(message: str, cause: str, remedy: str) -> None:
+def test_permanent_cause_gets_a_remedy(message: str, cause: str, remedy: str) -> None:
     found = explained(pending(message))
     assert found.cause.startswith(cause)
     assert found.cause.endswith(f": {message}")
@@ -153,7 +153,7 @@ def test_waiting_for_quota_does_not_help(message: str, cause: str, remedy: str) 
         "Workload no longer fits after processing another workload",
     ],
 )
-def test_where_one_flavor_may_fit_later_the_job_waits(message: str) -> None:
+def test_temporary_cause_keeps_the_position(message: str) -> None:
     found = explained(pending(message))
     assert found.cause == message
     assert found.position == "2 jobs ahead"
@@ -170,7 +170,7 @@ def test_where_one_flavor_may_fit_later_the_job_waits(message: str) -> None:
         ("ClusterQueue shared not found", "", "create the queue"),
     ],
 )
-def test_a_queue_admits_nothing(message: str, closed: str, remedy: str) -> None:
+def test_closed_queue_is_the_cause(message: str, closed: str, remedy: str) -> None:
     """pkg/controller/core/workload_controller.go; the last is of pkg/scheduler/scheduler.go."""
     found = explained(pending(message, "Inadmissible"), closed=closed)
     assert found.cause == (f"{message}: {closed}" if closed else message)
@@ -178,7 +178,7 @@ def test_a_queue_admits_nothing(message: str, closed: str, remedy: str) -> None:
     assert found.position == ""
 
 
-def test_a_queue_says_why_it_is_closed() -> None:
+def test_cause_of_a_closed_queue() -> None:
     """pkg/cache/scheduler/clusterqueue.go."""
     stopped = condition("Active", "False", "Stopped", "Can't admit new workloads: is stopped.")
     assert inactive({"status": {"conditions": [stopped]}}) == (
@@ -196,7 +196,7 @@ PATCH = (
 DELETE = f"to queue the job again: kubectl delete workloads.kueue.x-k8s.io {NAME}"
 
 
-def test_a_person_deactivated_it() -> None:
+def test_workload_deactivated_by_a_person() -> None:
     for before in ((), (evicted("Deactivated", "The workload is deactivated"),)):
         found = explained(pending(BUSY), *before, active=False)
         assert found.cause == (
@@ -205,7 +205,7 @@ def test_a_person_deactivated_it() -> None:
         assert (found.position, found.eviction, found.remedies) == ("", "", [PATCH])
 
 
-def test_kueue_deactivated_it_after_too_many_requeues() -> None:
+def test_workload_deactivated_after_too_many_requeues() -> None:
     by_kueue = evicted("DeactivatedDueToRequeuingLimitExceeded", LIMIT)
     found = explained(pending(LIMIT), by_kueue, active=False)
     assert found.cause == (
@@ -215,7 +215,7 @@ def test_kueue_deactivated_it_after_too_many_requeues() -> None:
     assert (found.eviction, found.remedies[1:]) == ("", [DELETE])
 
 
-def test_kueue_is_about_to_evict_what_it_deactivated() -> None:
+def test_workload_deactivated_and_not_yet_evicted() -> None:
     """pkg/controller/core/workload_controller.go sets the reason, then `active`, then evicts."""
     target = condition(
         "DeactivationTarget",
@@ -231,7 +231,7 @@ def test_kueue_is_about_to_evict_what_it_deactivated() -> None:
     assert "waitForPodsReady.timeout" in found.remedies[0]
 
 
-def test_an_admission_check_rejected_it() -> None:
+def test_workload_rejected_by_an_admission_check() -> None:
     message = "The workload is deactivated due to Admission check(s): nodes, were rejected"
     by_kueue = evicted("DeactivatedDueToAdmissionCheck", message)
     found = explained(pending(message), by_kueue, active=False)
@@ -239,7 +239,7 @@ def test_an_admission_check_rejected_it() -> None:
     assert found.remedies == [DELETE]
 
 
-def test_a_timeout_of_pods_is_followed_by_a_pause() -> None:
+def test_timeout_of_pods_is_followed_by_a_requeue() -> None:
     conditions = (
         pending(NOT_READY),
         evicted("PodsReadyTimeout", NOT_READY),
@@ -298,7 +298,7 @@ def test_a_new_workload_explains_nothing() -> None:
         {"status": {"requeueState": {"requeueAt": "tomorrow"}}},
     ],
 )
-def test_what_is_no_workload_is_not_read(manifest: dict[str, Any]) -> None:
+def test_malformed_workload_is_not_read(manifest: dict[str, Any]) -> None:
     assert Workload.read(manifest) is None
 
 

@@ -33,7 +33,7 @@ def container(**fields: Any) -> dict[str, Any]:
         {"status": {"message": f"sent authorization=Basic {SECRET} to it"}},
     ],
 )
-def test_secrets_are_taken_out(manifest: dict[str, Any]) -> None:
+def test_secrets_are_removed(manifest: dict[str, Any]) -> None:
     assert SECRET not in json.dumps(without_secrets(manifest))
 
 
@@ -49,8 +49,8 @@ def test_secrets_are_taken_out(manifest: dict[str, Any]) -> None:
         "-----BEGIN PRIVATE KEY-----\ncut",
     ],
 )
-def test_what_looks_like_a_secret_is_taken_out_wherever_it_is(text: str) -> None:
-    assert scrubbed(f"rank 0 says {text} and goes on")[:14] == f"rank 0 says {REMOVED}"[:14]
+def test_known_forms_of_secrets_are_removed_from_any_text(text: str) -> None:
+    assert scrubbed(f"rank 0 says {text} and continues")[:14] == f"rank 0 says {REMOVED}"[:14]
     assert text not in scrubbed(f"rank 0 says {text}")
 
 
@@ -64,11 +64,11 @@ def test_what_looks_like_a_secret_is_taken_out_wherever_it_is(text: str) -> None
         "--lr 1 --epochs 12",
     ],
 )
-def test_a_trainings_words_stay(text: str) -> None:
+def test_ordinary_output_stays(text: str) -> None:
     assert scrubbed(text) == text
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_references_to_secrets_stay() -> None:
     source = {"secretKeyRef": {"name": "wandb", "key": "apikey"}}
     made = container(
         env=[{"name": "WANDB_API_KEY", "valueFrom": source}, {"name": "EMPTY", "value": ""}],
@@ -80,7 +80,7 @@ def test_what_is_no_secret_stays() -> None:
     assert without_secrets(made) == made
 
 
-def test_numbers_are_secrets_unless_they_count_tokens() -> None:
+def test_number_as_a_password_is_removed() -> None:
     assert scrubbed("password: 123456") == f"password: {REMOVED}"
 
 
@@ -89,7 +89,7 @@ def test_names_of_variables_stay() -> None:
     assert made["spec"]["containers"][0]["env"] == [{"name": "NCCL_DEBUG", "value": REMOVED}]
 
 
-def test_of_a_node_addresses_and_annotations_do_not_leave() -> None:
+def test_addresses_and_annotations_of_a_node_are_removed() -> None:
     made = node(
         {
             "metadata": {"name": "a", "labels": {"zone": "b"}, "annotations": {"ip": "10.0.0.1"}},
@@ -103,6 +103,6 @@ def test_of_a_node_addresses_and_annotations_do_not_leave() -> None:
     assert made["spec"]["taints"] == [{"key": "gpu"}]
 
 
-def test_long_texts_take_no_time_worth_speaking_of() -> None:
+def test_long_texts_take_linear_time() -> None:
     for text in ("a" * 200_000, "token" * 40_000, "--" * 100_000, "password " * 20_000):
         assert scrubbed(text)

@@ -16,7 +16,7 @@ def at(stack: Stack, *ranks: int) -> list[Found]:
     return [Found(rank, f"digits-0-{rank}", 7, (stack,)) for rank in ranks]
 
 
-def test_what_python_itself_writes_is_read() -> None:
+def test_dump_of_python_is_parsed() -> None:
     started, done = threading.Event(), threading.Event()
 
     def wait_in_a_thread() -> None:
@@ -32,12 +32,12 @@ def test_what_python_itself_writes_is_read() -> None:
         other.join()
         file.seek(0)
         threads = parse(file.read())
-    assert [stack[0][2] for stack in threads[:1]] == ["test_what_python_itself_writes_is_read"]
+    assert [stack[0][2] for stack in threads[:1]] == ["test_dump_of_python_is_parsed"]
     assert threads[0][0][0] == __file__
     assert any("wait_in_a_thread" in {frame[2] for frame in stack} for stack in threads[1:])
 
 
-def test_names_of_threads_and_stacks_of_c_are_no_frames() -> None:
+def test_thread_names_and_c_stacks_are_ignored() -> None:
     text = (
         "Thread 0x00007f00 [loader] (most recent call first):\n"
         '  File "a.py", line 3 in b\n'
@@ -50,7 +50,7 @@ def test_names_of_threads_and_stacks_of_c_are_no_frames() -> None:
     assert parse(text) == ((("/x y.py", "???", "<module>"),), (("a.py", "3", "b"),))
 
 
-def test_who_is_elsewhere_is_said_first_and_what_is_common_once() -> None:
+def test_minority_is_named_first_and_common_frames_once() -> None:
     lines = shown([*at(WAITS, 0, 1, 2, 4), *at(LOADS, 3)], 80)
     assert lines == [
         "Ranks 0-2,4 are at distributed_c10d.py:2501 in all_reduce; rank 3 is elsewhere,",
@@ -83,7 +83,7 @@ def test_who_is_elsewhere_is_said_first_and_what_is_common_once() -> None:
         ),
     ],
 )
-def test_the_sentence(found: list[Found], sentence: str) -> None:
+def test_summary_sentence(found: list[Found], sentence: str) -> None:
     assert shown(found, 200)[0] == sentence
 
 
@@ -101,21 +101,14 @@ def test_long_paths_keep_their_ends() -> None:
     assert line.endswith("x/train.py:20 in main")
 
 
-def test_those_who_said_nothing_are_told_by_reason() -> None:
+def test_silent_ranks_are_grouped_by_reason() -> None:
     lines = shown([Found(rank, f"p-{rank}", problem="it is away") for rank in (1, 0)], 80)
     assert lines[-1] == "ranks 0-1, such as pod p-0: it is away"
 
 
-def test_what_a_pod_says_is_not_believed() -> None:
-    nonsense: list[object] = [
-        None,
-        3,
-        {"ranks": 3},
-        {"ranks": [3]},
-        {"ranks": [{"rank": []}]},
-        {"ranks": {}},
-    ]
-    for answer in nonsense:
+def test_hostile_answers_are_harmless() -> None:
+    malformed: list[object] = [3, {"ranks": 3}, {"ranks": [3]}, {"ranks": [{"rank": []}]}]
+    for answer in (None, *malformed):
         assert all(each.problem for each in read(answer, "p", range(2)))
     text = f'Thread 0x1 (most recent call first):\n  File "{ESCAPES}", line 1 in {ESCAPES}\n'
     said = {"ranks": [{"rank": 0, "process": "x", "stacks": text.replace("\r", "")}]}

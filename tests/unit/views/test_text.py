@@ -4,13 +4,13 @@ from ddp_operator.views.text import clean, clean_lines, columns, duration, facts
 from tests.unit.cli.jobs import ESCAPES
 
 
-def test_nothing_that_a_terminal_obeys_is_left() -> None:
+def test_control_sequences_are_removed() -> None:
     assert clean(f"a {ESCAPES}\tb\nc") == "a red end b c"
     assert clean("\x9b31mx\x00\x7f") == "31mx"
     assert clean("\x1b") == ""
 
 
-def test_what_is_ordinary_stays() -> None:
+def test_printable_unicode_stays() -> None:
     assert clean("Größe 3 µs, 損失 ✓") == "Größe 3 µs, 損失 ✓"
 
 
@@ -20,7 +20,7 @@ def test_texts_are_bounded(text: str) -> None:
     assert all(len(line) <= 20 for line in clean_lines(text, last=3, limit=20))
 
 
-def test_of_a_text_the_end_tells() -> None:
+def test_last_lines_are_kept() -> None:
     text = "\n".join(f"line {number}\n\n" for number in range(100))
     assert clean_lines(text, last=2, limit=80) == ["line 98", "line 99"]
 
@@ -44,12 +44,12 @@ def test_durations(seconds: float, said: str) -> None:
     assert duration(seconds) == said
 
 
-def test_columns_stand_under_each_other() -> None:
+def test_columns_are_aligned() -> None:
     assert columns([["A", "LONG", "Z"], ["abc", "d", ""]]) == ["A    LONG  Z", "abc  d"]
 
 
 def test_facts_are_folded_at_words() -> None:
-    lines = facts([("one", "word " * 30), ("longer", "x"), ("", "goes on")], 40)
+    lines = facts([("one", "word " * 30), ("longer", "x"), ("", "more")], 40)
     assert lines[0] == "one     " + "word " * 5 + "word"
-    assert lines[-2:] == ["longer  x", "        goes on"]
+    assert lines[-2:] == ["longer  x", "        more"]
     assert max(map(len, lines)) <= 40

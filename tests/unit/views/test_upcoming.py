@@ -15,7 +15,7 @@ from tests.unit.job.builders import later
 NOW = later(1200)
 
 
-def told(manifest: Json, *pods: PodState) -> list[str]:
+def next_of(manifest: Json, *pods: PodState) -> list[str]:
     seen = JobSnapshot.read(manifest)
     return upcoming(seen, Pods.of(seen, pods), NOW)
 
@@ -25,38 +25,38 @@ def with_spec(manifest: Json, **spec: Any) -> Json:
     return manifest
 
 
-def test_a_job_without_deadlines_goes_on() -> None:
-    assert told(with_spec(training(), progressDeadlineSeconds=None)) == []
+def test_job_without_deadlines_has_no_next_event() -> None:
+    assert next_of(with_spec(training(), progressDeadlineSeconds=None)) == []
 
 
-def test_its_active_time_runs_out() -> None:
+def test_active_deadline() -> None:
     job = with_spec(training(), activeDeadlineSeconds=1320, progressDeadlineSeconds=None)
-    assert told(job) == ["in 2m the job fails (spec.activeDeadlineSeconds)"]
+    assert next_of(job) == ["in 2m the job fails (spec.activeDeadlineSeconds)"]
 
 
 @pytest.mark.parametrize(
     ("step_at", "said"),
     [(1197, []), (1141, []), (1139, ["in 59s the job counts as hung, unless it completes a step"])],
 )
-def test_a_step_that_stands_is_a_hang_some_time(step_at: float, said: list[str]) -> None:
+def test_progress_deadline(step_at: float, said: list[str]) -> None:
     job = with_spec(training(), progressDeadlineSeconds=120)
     job["status"]["progress"] |= {"updatedAt": at(step_at)}
-    assert told(job) == said
+    assert next_of(job) == said
 
 
-def test_pods_that_cannot_start_are_given_up_and_the_soonest_comes_first() -> None:
+def test_start_timeout_and_order_by_time() -> None:
     job = stored("Starting", spec={"activeDeadlineSeconds": 1210})
     job["status"]["gaps"] = [{"nodeRank": 1, "reason": "CannotStart", "since": at(1000)}]
     read = JobSnapshot.read(job).parsed
     assert read is not None
     stuck = builders.pod(read, 1, node="node-a", waiting="ErrImagePull")
-    assert told(job, stuck) == [
+    assert next_of(job, stuck) == [
         "in 10s the job fails (spec.activeDeadlineSeconds)",
         "in 1m40s its pods count as lost, unless they start or answer",
     ]
 
 
-def test_a_gang_that_is_placed_only_in_part_gives_its_nodes_back() -> None:
+def test_scheduling_timeout_of_a_gang() -> None:
     job = stored("Starting", spec={"schedulingTimeoutSeconds": 300})
     job["status"]["conditions"] = [
         condition("PodsCreated", "Created", "") | {"lastTransitionTime": at(1000)}
@@ -65,21 +65,21 @@ def test_a_gang_that_is_placed_only_in_part_gives_its_nodes_back() -> None:
     read = JobSnapshot.read(job).parsed
     assert read is not None
     pods = [builders.pod(read, 0, node="node-a"), builders.pod(read, 1, waiting="Unschedulable")]
-    [line] = told(job, *pods)
+    [line] = next_of(job, *pods)
     assert line.startswith("in 1m40s the job releases its nodes, unless all pods have one")
 
 
-def test_one_that_has_ended_is_deleted() -> None:
+def test_time_to_live_of_an_ended_job() -> None:
     job = stored("Succeeded", spec={"ttlSecondsAfterFinished": 600, "activeDeadlineSeconds": 9999})
     job["status"]["completionTime"] = at(1000)
-    assert told(job) == ["in 6m40s the job is deleted (spec.ttlSecondsAfterFinished)"]
+    assert next_of(job) == ["in 6m40s the job is deleted (spec.ttlSecondsAfterFinished)"]
 
 
-def test_it_stands_on_the_screen() -> None:
+def test_next_event_is_on_the_screen() -> None:
     seen = JobSnapshot.read(with_spec(training(), activeDeadlineSeconds=1320))
     lines = screen(seen, Pods.of(seen, []), NOW, width=80)
     assert "next        in 2m the job fails (spec.activeDeadlineSeconds)" in lines
 
 
-def test_nothing_comes_of_a_job_that_is_stopped() -> None:
-    assert told(with_spec(training(), activeDeadlineSeconds=1320, suspend=True)) == []
+def test_suspended_job_has_no_next_event() -> None:
+    assert next_of(with_spec(training(), activeDeadlineSeconds=1320, suspend=True)) == []

@@ -89,9 +89,7 @@ def test_a_host_that_hangs_is_named(ranks: Ranks, form: Form, data: st.DataObjec
 
 
 @given(programs(), FORMS, st.data())
-def test_a_rank_without_a_dump_is_said_to_have_none(
-    ranks: Ranks, form: Form, data: st.DataObject
-) -> None:
+def test_rank_without_a_dump_is_unseen(ranks: Ranks, form: Form, data: st.DataObject) -> None:
     rank, at = one_rank(ranks, data)
     ranks.hosts[rank] = at
     verdict = analyse(ranks.run().dumps(form, without=[rank]))
@@ -100,9 +98,7 @@ def test_a_rank_without_a_dump_is_said_to_have_none(
 
 
 @given(programs(), FORMS, st.data())
-def test_dumps_that_are_absent_name_nobody_else(
-    ranks: Ranks, form: Form, data: st.DataObject
-) -> None:
+def test_missing_dumps_name_nobody_else(ranks: Ranks, form: Form, data: st.DataObject) -> None:
     rank, at = one_rank(ranks, data)
     ranks.hosts[rank] = at
     absent = data.draw(st.sets(st.sampled_from([r for r in ranks.programs if r != rank])))
@@ -112,7 +108,7 @@ def test_dumps_that_are_absent_name_nobody_else(
 
 
 @given(programs(), FORMS, st.data(), st.sampled_from(["size", "name", "dtype"]))
-def test_a_rank_that_calls_something_else_is_named(
+def test_rank_with_another_call_is_named(
     ranks: Ranks, form: Form, data: st.DataObject, what: str
 ) -> None:
     rank, at = one_rank(ranks, data)
@@ -152,14 +148,14 @@ def test_an_older_dump_names_nobody(ranks: Ranks, form: Form, data: st.DataObjec
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo", "rccl"])
-def test_one_rank_leaves_a_collective_out(backend: str) -> None:
+def test_rank_that_skips_a_collective_is_named(backend: str) -> None:
     ranks = Ranks.same({"0": (0, 1, 2, 3)}, [Call("0")] * 5)
     del ranks.programs[2][3]
     [finding] = analyse(ranks.run().dumps(Form(backend=backend))).findings
     assert (finding.kind, finding.ranks, finding.waiting) == ("missing", (2,), (0, 1, 3))
 
 
-def test_one_rank_calls_an_extra_collective() -> None:
+def test_rank_with_an_extra_collective_is_named() -> None:
     ranks = Ranks.same({"0": (0, 1, 2, 3)}, [Call("0")] * 5)
     ranks.programs[2].append(Call("0"))
     [finding] = analyse(ranks.run().dumps()).findings
@@ -196,7 +192,7 @@ def test_two_groups_in_different_order_are_a_deadlock(ahead: int) -> None:
     assert {finding.collective.group, *(each.group for each in finding.others)} == {"0", "1"}
 
 
-def test_the_odd_one_of_a_deadlock_is_named() -> None:
+def test_minority_of_a_deadlock_is_named() -> None:
     ranks = Ranks.same({"0": (0, 1, 2, 3), "1": (0, 1, 2, 3)}, [Call("0"), Call("1")])
     ranks.programs[3].reverse()
     [finding] = analyse(ranks.run().dumps()).findings
@@ -210,15 +206,7 @@ def test_ranks_that_differ_without_a_majority_are_all_named() -> None:
     assert (finding.kind, finding.ranks, finding.waiting) == ("mismatch", (0, 1), ())
 
 
-def test_nobody_is_named_if_all_entered_alike() -> None:
-    ranks = Ranks.same({"0": (0, 1, 2)}, [Call("0")] * 3).run()
-    for entries in ranks.entries.values():
-        entries[-1].done = False
-    [finding] = analyse(ranks.dumps()).findings
-    assert (finding.kind, finding.ranks, finding.waiting) == ("nobody", (), (0, 1, 2))
-
-
-def test_operations_behind_one_that_all_entered_alike_are_no_deadlock() -> None:
+def test_operations_behind_a_common_wait_are_no_deadlock() -> None:
     ranks = Ranks.same({"0": (0, 1, 2), "1": (0, 1, 2)}, [Call("0"), Call("1")] * 2).run()
     for entries in ranks.entries.values():
         for entry in entries[2:]:
@@ -229,7 +217,7 @@ def test_operations_behind_one_that_all_entered_alike_are_no_deadlock() -> None:
     assert (finding.collective.group, finding.collective.seq) == ("0", 2)
 
 
-def test_a_rank_whose_dump_is_older_is_not_named_beside_the_one_that_hangs() -> None:
+def test_older_dump_is_not_named_beside_a_hanging_rank() -> None:
     program = [Call("0")] * 5
     early = Ranks.same({"0": (0, 1, 2, 3)}, program[:2]).run()
     late = Ranks.same({"0": (0, 1, 2, 3)}, program)
@@ -238,7 +226,7 @@ def test_a_rank_whose_dump_is_older_is_not_named_beside_the_one_that_hangs() -> 
     assert (named(verdict), verdict.older) == ([2], (1,))
 
 
-def test_an_operation_that_all_entered_alike_is_the_cause_of_what_others_wait_for() -> None:
+def test_common_wait_is_the_cause_of_other_waits() -> None:
     ranks = Ranks.same({"0": (0, 1, 2, 3), "1": (0, 1)}, [Call("1"), Call("0")])
     ranks.hosts = {0: 1, 1: 1}
     ranks.run()
@@ -248,7 +236,7 @@ def test_an_operation_that_all_entered_alike_is_the_cause_of_what_others_wait_fo
     assert (finding.kind, finding.ranks, finding.waiting) == ("nobody", (), (0, 1))
 
 
-def test_the_order_of_operations_counts_more_than_clocks() -> None:
+def test_order_of_operations_outranks_clocks() -> None:
     ranks = Ranks.same({"0": (0, 1, 2), "1": (0, 1)}, [Call("1"), Call("0")])
     ranks.hosts = {0: 0}
     ranks.run().entries[1][0].created_ns += 10**9
@@ -292,7 +280,7 @@ def pipeline(entries: dict[int, list[dict[str, Any]]]) -> Verdict:
     )
 
 
-def test_the_rank_that_sends_nothing_is_named_by_its_global_rank() -> None:
+def test_missing_sender_is_named_by_its_global_rank() -> None:
     verdict = pipeline({4: [transfer(0, "recv 0<-1")], 5: [transfer(0, "recv 1<-2")], 7: []})
     [finding] = verdict.findings
     assert (finding.kind, finding.ranks, finding.waiting) == ("missing", (7,), (5,))
@@ -303,7 +291,7 @@ def test_the_rank_that_sends_nothing_is_named_by_its_global_rank() -> None:
     )
 
 
-def test_transfers_that_meet_name_nobody() -> None:
+def test_matching_transfers_name_nobody() -> None:
     met = {4: [transfer(0, "recv 0<-1")], 5: [transfer(0, "send 1->0", seq=9)], 7: []}
     assert not named(pipeline(met))
 

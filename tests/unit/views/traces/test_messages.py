@@ -47,7 +47,7 @@ def test_each_cause_has_a_headline() -> None:
     assert said(four()) == "no rank waits in a collective, as 4 dumps show"
 
 
-def test_the_evidence_names_tensors_stacks_and_what_is_missing() -> None:
+def test_evidence_names_tensors_stacks_and_missing_dumps() -> None:
     ranks = four()
     ranks.hosts[2] = 2
     verdict = analyse(ranks.run().dumps(without=(3,)))
@@ -65,7 +65,7 @@ def test_the_evidence_names_tensors_stacks_and_what_is_missing() -> None:
     ]
 
 
-def test_a_device_that_stopped_is_evidence() -> None:
+def test_stopped_device_is_evidence() -> None:
     ranks = Ranks.same({"0": (0, 1, 2)}, [Call("0")] * 4, ahead=1)
     ranks.blind, ranks.hosts = {1: 1}, {1: 3}
     found = diagnosis(analyse(ranks.run().dumps()), {})
@@ -74,7 +74,7 @@ def test_a_device_that_stopped_is_evidence() -> None:
     assert "look for Xid errors and hung kernels on the nodes of rank 1" in found.remedies
 
 
-def test_the_object_has_the_stacks_and_can_be_written() -> None:
+def test_json_has_the_stacks() -> None:
     ranks = four()
     ranks.hosts[2] = 2
     found = json.loads(json.dumps(as_dict(analyse(ranks.run().dumps()), {})))
@@ -88,7 +88,7 @@ def test_the_object_has_the_stacks_and_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("nanoseconds", [-5, 0, 2**62])
-def test_a_headline_is_short_and_clean_whatever_a_pod_wrote(nanoseconds: int) -> None:
+def test_headline_of_hostile_dumps_is_short_and_printable(nanoseconds: int) -> None:
     ranks = Ranks.same({"0\x1b[2J" + "x" * 300: (0, 1, 2)}, [Call("0\x1b[2J" + "x" * 300)] * 2)
     for program in ranks.programs.values():
         program[:] = [call._replace(name="\x1b]0;" + "y" * 300) for call in program]
