@@ -26,16 +26,10 @@ def test_line_breaks_and_control_characters_are_escaped() -> None:
         "INFO name: pod-0: boom\\n2026-01-01 00:00:00,000 INFO ddp_operator: all is well"
         "\\r\\x1b[2K\\u2028\\u202e"
     )
-
-
-def test_traceback_is_one_line() -> None:
     line = OneLineFormatter().format(record("failed", failing=True))
     assert line.endswith("name: failed\\nValueError: one\\ntwo")
-
-
-@pytest.mark.parametrize("text", ["naïve «Größe» 漢字 🙂", "step 3/10, loss 0.5", ""])
-def test_ordinary_text_is_unchanged(text: str) -> None:
-    assert one_line(text) == text
+    for text in ("naïve «Größe» 漢字 🙂", "step 3/10, loss 0.5", ""):
+        assert one_line(text) == text
 
 
 def test_record_has_a_limited_length() -> None:
@@ -63,15 +57,12 @@ def test_json_record_escapes_forged_lines() -> None:
         "logger": "name",
         "message": f"pod-0: {FORGED}",
     }
-
-
-def test_json_message_includes_the_traceback() -> None:
-    found = json.loads(JsonFormatter().format(record("failed", failing=True)))
-    assert found["message"] == "failed\nValueError: one\ntwo"
+    traced = json.loads(JsonFormatter().format(record("failed", failing=True)))
+    assert traced["message"] == "failed\nValueError: one\ntwo"
 
 
 @pytest.mark.parametrize("character", ["x", "\n", "ß", "🙂"])
-@pytest.mark.parametrize("count", [1365, 3000, 10**6])
+@pytest.mark.parametrize("count", [1365, 10**6])
 def test_json_record_has_a_limited_length(character: str, count: int) -> None:
     line = JsonFormatter().format(record("%s", character * count))
     assert len(line) < 16_600
@@ -87,7 +78,10 @@ def test_json_record_has_a_limited_length(character: str, count: int) -> None:
     ("log_format", "formatter"), [("text", OneLineFormatter), ("json", JsonFormatter)]
 )
 def test_log_format_selects_the_formatter(
-    monkeypatch: pytest.MonkeyPatch, log_format: str, formatter: type
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    log_format: str,
+    formatter: type,
 ) -> None:
     chosen: dict[str, list[logging.Handler]] = {}
     with monkeypatch.context() as patched:
@@ -98,8 +92,5 @@ def test_log_format_selects_the_formatter(
         assert main(["run", "--log-format", log_format]) == 0
     [handler] = chosen["handlers"]
     assert type(handler.formatter) is formatter
-
-
-def test_unknown_log_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--log-format", "xml"]) == 64
     assert "'xml'" in capsys.readouterr().err

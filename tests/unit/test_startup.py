@@ -19,77 +19,67 @@ OPERATOR = {"name": "operator", "image": "registry.example/operator:1"}
 MESH = {"name": "mesh", "image": "mesh:2"}
 
 
-async def test_waiting_for_the_server_ends_at_its_deadline() -> None:
-    async def look() -> None:
-        raise UnavailableError("connection refused")
-
-    with pytest.raises(UnavailableError, match="connection refused"):
-        await startup.when_reachable(look, seconds=0)
+UNREACHABLE = UnavailableError("connection refused")
 
 
-async def test_waiting_for_the_server_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(startup, "_RETRY_SECONDS", 0.0)
-    refusals = [UnavailableError("connection refused")] * 2
+async def reach(*answers: Exception | str, seconds: float = 60) -> str:
+    """Wait for the API server, which gives these answers in turn."""
+    left = [*answers]
 
     async def look() -> str:
-        if refusals:
-            raise refusals.pop()
-        return "here"
-
-    with caplog.at_level(logging.WARNING):
-        assert await startup.when_reachable(look) == "here"
-    assert caplog.messages == ["waiting for the API server: connection refused"] * 2
-
-
-async def test_missing_crd_is_retried_after_an_outage(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(startup, "_RETRY_SECONDS", 0.0)
-    answers = [UnavailableError("connection refused"), startup.StartupError("no CRD"), None]
-
-    async def look() -> None:
-        if answer := answers.pop(0):
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
             raise answer
+        return answer
 
-    await startup.when_reachable(look)
-    answers = [startup.StartupError("no CRD")]
+    return await startup.when_reachable(look, seconds=seconds)
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "_RETRY_SECONDS", 0.0)
+
+
+async def test_unreachable_server_is_retried_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert await reach(UNREACHABLE, UNREACHABLE, "here") == "here"
+    assert caplog.messages == ["waiting for the API server: connection refused"] * 2
+    with pytest.raises(UnavailableError, match="connection refused"):
+        await reach(UNREACHABLE, seconds=0)
+
+
+async def test_missing_crd_is_retried_only_after_an_outage() -> None:
+    assert await reach(UNREACHABLE, startup.StartupError("no CRD"), "here") == "here"
     with pytest.raises(startup.StartupError, match="no CRD"):
-        await startup.when_reachable(look)
+        await reach(startup.StartupError("no CRD"))
 
 
 async def test_permanent_error_is_raised_at_once() -> None:
-    async def look() -> None:
-        raise ForbiddenError("no such user", status=401)
-
     with pytest.raises(ForbiddenError):
-        await startup.when_reachable(look)
+        await reach(ForbiddenError("no such user", status=401))
 
 
-@pytest.mark.parametrize("version", ["v1.29.9", "v1.20.2-gke.5"])
-async def test_old_kubernetes_is_refused(version: str) -> None:
-    with pytest.raises(startup.StartupError) as refusal:
-        await check(with_version(version))
-    assert str(refusal.value) == (
-        f"Kubernetes {version} is too old: upgrade the cluster to Kubernetes 1.30 or later"
-    )
-
-
-@pytest.mark.parametrize("version", ["v1.30.0-gke.1", "v1.36.3", "unknown", None])
-async def test_supported_kubernetes_is_checked_for_the_crd(version: str | None) -> None:
-    with pytest.raises(startup.StartupError, match="install the CRD first"):
-        await check(with_version(version))
-
-
-async def check(client: ApiClient) -> None:
-    await startup.check(client, None, secret=Key("operators", "tokens"))
+@pytest.mark.parametrize(
+    ("version", "error"),
+    [
+        (
+            "v1.29.9",
+            "Kubernetes v1.29.9 is too old: upgrade the cluster to Kubernetes 1.30 or later",
+        ),
+        ("v1.20.2-gke.5", "Kubernetes v1.20.2-gke.5 is too old: upgrade the cluster to Kub"),
+        ("v1.30.0-gke.1", "install the CRD first"),
+        ("v1.36.3", "install the CRD first"),
+        ("unknown", "install the CRD first"),
+        (None, "install the CRD first"),
+    ],
+)
+async def test_old_kubernetes_is_refused(version: str | None, error: str) -> None:
+    with pytest.raises(startup.StartupError, match=error):
+        await startup.check(with_version(version), None, secret=Key("operators", "tokens"))
 
 
 def with_version(version: str | None) -> ApiClient:
-    """Return a server of this version without the CRD; None: the operator may not read
-    the version.
-    """
+    """Return a server of this version without the CRD. None: its version is forbidden."""
 
     class Bare:
         async def request(self, method: str, path: str) -> dict[str, Any]:
@@ -210,7 +200,9 @@ class Server:
         return self.crd
 
 
-async def told(server: Server, caplog: pytest.LogCaptureFixture) -> tuple[Difference, list[str]]:
+async def comparison(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> tuple[Difference, list[str]]:
     """Return the difference, and the log lines with their levels."""
     caplog.clear()
     with caplog.at_level(logging.INFO):
@@ -221,8 +213,8 @@ async def told(server: Server, caplog: pytest.LogCaptureFixture) -> tuple[Differ
 async def test_crd_of_this_release_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert await told(Server(custom_resource_definition()), caplog) == (Difference(), [])
-    assert await told(Server(None), caplog) == (Difference(), [])
+    assert await comparison(Server(custom_resource_definition()), caplog) == (Difference(), [])
+    assert await comparison(Server(None), caplog) == (Difference(), [])
 
 
 async def test_log_about_another_crd_release_has_a_remedy(
@@ -232,12 +224,12 @@ async def test_log_about_another_crd_release_has_a_remedy(
     fields = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     for name in list(fields["status"]["properties"])[:7]:
         del fields["status"]["properties"][name]
-    found, [line] = await told(Server(crd), caplog)
+    found, [line] = await comparison(Server(crd), caplog)
     assert len(found.lacking) == 7
     assert line.startswith("ERROR the CRD is older than this operator")
     assert " and 2 more: apply the CRD of this release" in line
     fields["spec"]["properties"]["novelty"] = {"type": "integer"}
-    found, [_, line] = await told(Server(crd), caplog)
+    found, [_, line] = await comparison(Server(crd), caplog)
     assert found.unknown == {"spec.novelty"}
     assert line.startswith("WARNING the CRD is newer than this operator")
     assert line.endswith("with spec.novelty unchanged: upgrade the operator")
@@ -246,7 +238,7 @@ async def test_log_about_another_crd_release_has_a_remedy(
 async def test_missing_permission_to_read_the_crd_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    found, [line] = await told(Server(None, allowed=False), caplog)
+    found, [line] = await comparison(Server(None, allowed=False), caplog)
     assert found == Difference()
     assert line.endswith(
         "get customresourcedefinitions.apiextensions.k8s.io ddpjobs.ddp-operator.io "

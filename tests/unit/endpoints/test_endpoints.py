@@ -1,4 +1,4 @@
-"""The operator's ports, as their clients see them."""
+"""The operator's ports for probes and metrics."""
 
 import asyncio
 import logging
@@ -76,17 +76,14 @@ async def test_each_port_serves_only_its_own_paths() -> None:
         assert (await scrape("/healthz"))[0] == 404
 
 
-async def test_port_0_opens_no_socket() -> None:
-    async with HealthEndpoint().serving(0), metrics().serving(0):
-        pass
-
-
 async def test_error_for_a_taken_port_names_its_flag() -> None:
     port = free_port()
     async with HealthEndpoint().serving(port):
         with pytest.raises(ListenError, match=rf"port {port} \(--metrics-port\): .*in use"):
             async with metrics().serving(port):
-                pytest.fail("two listen on one port")
+                pytest.fail("both serve one port")
+        async with HealthEndpoint().serving(0), metrics().serving(0):
+            pass  # port 0: no socket
 
 
 async def test_metrics_require_a_token_that_the_api_server_allows() -> None:
@@ -94,7 +91,7 @@ async def test_metrics_require_a_token_that_the_api_server_allows() -> None:
         {
             "friend": Verdict.ALLOWED,
             "nobody": Verdict.UNKNOWN,
-            "stranger": Verdict.FORBIDDEN,
+            "other": Verdict.FORBIDDEN,
             "late": BusyError(),
         }
     )
@@ -106,7 +103,7 @@ async def test_metrics_require_a_token_that_the_api_server_allows() -> None:
             "Bearer nobody": 401,
             "Basic friend": 401,
             "friend": 401,
-            "Bearer stranger": 403,
+            "Bearer other": 403,
             "Bearer late": 503,
         }.items():
             status, body, headers = await scrape("/metrics", Authorization=authorization)
@@ -146,6 +143,9 @@ def make_certificate(folder: Path) -> str:
 async def test_renewed_certificate_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    with pytest.raises(ListenError, match=r"--metrics-cert-dir.*tls\.crt and tls\.key"):
+        async with metrics().serving(free_port(), certificates=tmp_path):
+            pytest.fail("it serves without a certificate")
     monkeypatch.setattr(certificate, "_LOOK_SECONDS", 0.01)
     first, port = make_certificate(tmp_path), free_port()
 
@@ -169,12 +169,6 @@ async def test_renewed_certificate_is_served(
             session.get(f"https://localhost:{port}/metrics", ssl=trusting) as answer,
         ):
             assert await answer.text() == TEXT
-
-
-async def test_missing_certificate_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ListenError, match=r"--metrics-cert-dir.*tls\.crt and tls\.key"):
-        async with metrics().serving(free_port(), certificates=tmp_path):
-            pytest.fail("it serves without a certificate")
 
 
 @pytest.mark.parametrize(

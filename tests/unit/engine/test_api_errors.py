@@ -1,4 +1,4 @@
-"""Persistent errors of the API server are in the job's status until they are over."""
+"""Persistent errors of the API server are in the job's status until they end."""
 
 from datetime import timedelta
 from typing import Any
@@ -60,9 +60,16 @@ async def fail_for(world: World, seconds: int, error: ClusterError) -> None:
             await world.reconcile()
 
 
-@pytest.mark.parametrize("error", [*ERRORS, CONTENDED_QUOTA], ids=lambda error: f"{error.status}")
 @pytest.mark.parametrize(
-    "call", ["create_pod", "create_service", "apply NetworkPolicy", "apply PodGroup"]
+    ("call", "error"),
+    [
+        ("create_pod", ERRORS[0]),
+        ("create_pod", CONTENDED_QUOTA),
+        ("create_service", ERRORS[1]),
+        ("create_service", ERRORS[2]),
+        ("apply NetworkPolicy", ERRORS[3]),
+        ("apply PodGroup", ERRORS[4]),
+    ],
 )
 async def test_error_that_blocks_pods_is_in_the_status_until_it_ends(
     world: World, call: str, error: ClusterError
@@ -70,7 +77,7 @@ async def test_error_that_blocks_pods_is_in_the_status_until_it_ends(
     world.apply(job(isolation="Job", scheduling={"gang": "coscheduling"}))
     world.cluster.refuse[call] = error
     await fail_for(world, 5, error)
-    assert (shown(world)[0], warnings(world)) == ("", []), "it may be over in a moment"
+    assert (shown(world)[0], warnings(world)) == ("", []), "short errors are not shown"
     await fail_for(world, 15, error)
     assert shown(world) == ("APIServerError", FAIL + error.message)
     assert world.status["message"] == FAIL + error.message
@@ -165,7 +172,7 @@ async def test_status_that_cannot_be_written_makes_one_event(
     world.cluster.set_pod_status("train-0-0", READY)
     world.now += timedelta(hours=1)
     await fail_for(world, 20, error)
-    assert len(warnings(world)) == 2, "it is another time"
+    assert len(warnings(world)) == 2, "a new error makes another Event"
 
 
 async def test_long_retry_after_is_in_the_status_at_once(world: World) -> None:

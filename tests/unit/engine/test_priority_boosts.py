@@ -1,4 +1,4 @@
-"""The writes of priority boosts: few, and never a harm to a job."""
+"""Writes of priority boosts."""
 
 import asyncio
 import logging
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from ddp_operator.__main__ import main
-from ddp_operator.engine import priority_boosts
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.priority_boosts import PriorityBoosts
@@ -26,7 +25,7 @@ from tests.waiting import eventually
 
 
 class World:
-    """Jobs in a queue that run since NOW, and their Workloads."""
+    """Jobs in a queue, which have been running since NOW, and their Workloads."""
 
     def __init__(self, *names: str) -> None:
         self.cluster = FakeCluster()
@@ -92,40 +91,36 @@ async def test_boost_is_written_when_it_changes() -> None:
     assert world.cluster.boosts == {workload("one"): 3}
 
 
-async def test_restarting_job_has_no_boost() -> None:
+@pytest.mark.parametrize("operator_restarts", [False, True])
+async def test_restarting_job_has_no_boost(*, operator_restarts: bool) -> None:
     world = World("one")
     await world.write(7200)
     world.store("one", phase="Restarting")
+    if operator_restarts:
+        world.restart_operator()
     assert await world.write(7230) == ["one-7d1c-0 0"]
+    assert await world.write(7260) == []
 
 
-async def test_restarted_operator_writes_boosts_again() -> None:
-    world = World("one")
-    await world.write(7200)
-    world.store("one", phase="Restarting")
-    world.restart_operator()
-    assert await world.write(7230) == ["one-7d1c-0 0"]
-
-
-@pytest.mark.parametrize("phase", ["Pending", "Starting"])
-async def test_waiting_job_has_no_boost(phase: str) -> None:
-    world = World("one")
-    world.store("one", phase=phase)
-    assert await world.write(7200) == ["one-7d1c-0 0"]
-    assert await world.write(7230) == []
-
-
-@pytest.mark.parametrize("phase", ["Suspended", "Succeeded", "Failed"])
-async def test_ended_workload_is_not_changed(phase: str) -> None:
-    world = World("one")
-    world.store("one", phase=phase)
-    assert await world.write(7200) == []
-
-
-async def test_job_that_stops_running_loses_its_boost_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("phase", "writes"),
+    [
+        ("Pending", ["one-7d1c-0 0"]),
+        ("Starting", ["one-7d1c-0 0"]),
+        ("Suspended", []),
+        ("Succeeded", []),
+        ("Failed", []),
+    ],
+)
+async def test_waiting_job_has_no_boost_and_ended_workloads_keep_theirs(
+    phase: str, writes: list[str]
 ) -> None:
-    monkeypatch.setattr(priority_boosts, "_LEAST_SECONDS", 0.01)
+    world = World("one")
+    world.store("one", phase=phase)
+    assert await world.write(7200) == writes
+
+
+async def test_job_that_stops_running_loses_its_boost_at_once() -> None:
     world = World("one")
     world.now = later(7200)
     running = asyncio.create_task(world.boosts.run())

@@ -74,6 +74,7 @@ async def world() -> AsyncIterator[World]:
     world = World()
     yield world
     await world.engine.stop()
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "progress reports"]
 
 
 @pytest.fixture
@@ -255,13 +256,6 @@ async def test_clock_that_is_set_forward_makes_no_hang(world: World, server: Tra
     assert world.status("train")["restarts"] == 0
 
 
-async def test_polling_ends_with_the_engine(world: World, server: TrainerServer) -> None:
-    await world.run("train", server)
-    await world.until(lambda: world.step("train") == 1)
-    await world.engine.stop()
-    assert not [task for task in asyncio.all_tasks() if task.get_name() == "progress reports"]
-
-
 PATTERN = {"logPattern": r"step (?P<step>\d+)"}
 
 
@@ -277,19 +271,16 @@ async def test_progress_of_a_silent_script_is_read_in_its_log(
     await world.until(lambda: world.step("train") == 8)
 
 
-async def test_log_is_not_read_while_the_trainer_reports(
+async def test_log_is_read_only_with_a_pattern_and_without_reports(
     world: World, server: TrainerServer
 ) -> None:
     world.cluster.log = b"step 7\n"
     await world.run("train", server, progress=PATTERN)
     await world.until(lambda: world.step("train") == 1)
-    assert world.cluster.logs_read == []
-
-
-async def test_log_is_not_read_without_a_pattern(world: World, server: TrainerServer) -> None:
-    server.answer = lambda: web.Response(status=503)
-    await world.run("train", server)
-    await world.until(lambda: len(server.asked) >= 3)
+    async with TrainerServer() as silent:
+        silent.answer = lambda: web.Response(status=503)
+        await world.run("other", silent)
+        await world.until(lambda: len(silent.asked) >= 3)
     assert world.cluster.logs_read == []
 
 
