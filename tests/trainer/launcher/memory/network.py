@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddp_trainer.launcher.memory.copying import Copy
+from ddp_trainer.launcher.memory.group import Group
 from ddp_trainer.launcher.memory.pod_memory import PodMemory
 from ddp_trainer.launcher.memory.protocol.messages import RankReport
 from ddp_trainer.launcher.memory.protocol.peers import Answer, NoAnswerError
@@ -68,10 +69,13 @@ class SimulatedPod:
         self.requests = MemoryRequests(self.memory, environment.placement)
 
     @property
+    def group(self) -> Group:
+        assert self.memory.group is not None
+        return self.memory.group
+
+    @property
     def ranks(self) -> range:
-        group = self.memory.group
-        assert group is not None
-        return group.pod.ranks
+        return self.group.pod.ranks
 
     def save(self, local_rank: int, step: int, *, lose_datagram: bool = False) -> bool:
         """Save a step as a rank does."""
@@ -102,9 +106,7 @@ class SimulatedPod:
         return [copy for copy in copying._wanted if not copying.is_done(copy)]
 
     def restored(self) -> Restored:
-        group = self.memory.group
-        assert group is not None
-        found = group.restoring.result(wait_seconds=0)
+        found = self.group.restoring.result(wait_seconds=0)
         assert found is not None
         return found
 
@@ -187,9 +189,7 @@ class SimulatedJob:
             assert accepted
         for pod in self.pods:  # node rank 0 decides first
             pod.memory.begin(pod.world.assignment)
-            group = pod.memory.group
-            assert group is not None
-            group.restoring.run()
+            pod.group.restoring.run()
 
     def settle(self) -> None:
         """Let all requests and copies arrive."""
@@ -216,10 +216,9 @@ class SimulatedJob:
         return min(sum(rank in of_pod for of_pod in names) for rank in ranks) - 1
 
     def complete(self) -> int | None:
-        group = self.leader.group
-        assert group is not None
-        assert group.leading is not None
-        return group.leading.completeness.complete
+        leading = self.pods[0].group.leading
+        assert leading is not None
+        return leading.completeness.complete
 
     def check_restored(self) -> int | None:
         """Check that all ranks resume from one step; return it."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from ddp_trainer.launcher.memory import leading
+from ddp_trainer.launcher.memory.group import Group
+from ddp_trainer.launcher.memory.leading import LeadingMemory
 from ddp_trainer.launcher.memory.pod_memory import PodMemory
 from ddp_trainer.launcher.memory.protocol import requests
 from ddp_trainer.launcher.memory.protocol.messages import PIECE_BYTES, KeysReport, RankReport
@@ -41,6 +43,16 @@ class Served:
     world: World
     memory: PodMemory
     placement: Placement
+
+    @property
+    def group(self) -> Group:
+        assert self.memory.group is not None
+        return self.memory.group
+
+    @property
+    def leading(self) -> LeadingMemory:
+        assert self.group.leading is not None
+        return self.group.leading
 
     def ask(self, method: str, target: str, body: bytes = b"", *, token: str = "") -> Answer:
         placement = replace(self.placement, token=token) if token else self.placement
@@ -174,16 +186,13 @@ def test_rank_waits_for_the_decision(pod: Served, monkeypatch: pytest.MonkeyPatc
         assert answer.status == 409
         assert json.loads(answer.body)["reason"]
     monkeypatch.setattr(requests, "_WAIT_SECONDS", 60.0)
-    group = pod.memory.group
-    assert group is not None
-    assert group.leading is not None
-    group.leading._hosts = ["job-0"]  # as if the other were unknown
+    pod.leading._hosts = ["job-0"]  # as if the other were unknown
     answers: list[Answer] = []
     asks = threading.Thread(
         target=lambda: answers.append(pod.ask("POST", "/memory/restore", json.dumps(body).encode()))
     )
     asks.start()
-    group.restoring.run()
+    pod.group.restoring.run()
     asks.join()
     reason = "node rank 0 does not know the other pods ($DDP_MEMBERS)"
     assert json.loads(answers[0].body) == {
@@ -219,14 +228,11 @@ def test_a_job_without_snapshots_has_no_such_paths(tmp_path: Path) -> None:
 
 
 def test_the_news_name_the_newest_complete_step(pod: Served) -> None:
-    group = pod.memory.group
-    assert group is not None
-    assert group.leading is not None
-    group.leading._nodes = group.leading.completeness._nodes = 1
-    group.leading._hosts = ["job-0"]
-    group.copies = 0
+    pod.leading._nodes = pod.leading.completeness._nodes = 1
+    pod.leading._hosts = ["job-0"]
+    pod.group.copies = 0
     assert pod.memory.news() == pod.memory._news
-    group.restoring.run()
+    pod.group.restoring.run()
     save(pod.volume, 0, snapshot(5, 0, generation=0))
     pod.memory.note(RankReport(rank=0, generation=0, step=5, saved=True))
     pod.memory.turn(0.0)
@@ -242,9 +248,7 @@ def test_the_news_name_the_newest_complete_step(pod: Served) -> None:
 
 
 def test_the_news_name_pods_that_never_save(pod: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = pod.memory.group
-    assert group is not None
-    assert group.leading is not None
+    assert pod.leading
     save(pod.volume, 0, snapshot(5, 0, generation=0))
     pod.memory.turn(0.0)
     news = pod.memory.news()
