@@ -1,4 +1,4 @@
-"""The audit of a bad day finds what does not fit: a chaos test that forgives all shows nothing."""
+"""The audit of a chaos run finds inconsistencies."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,7 +46,7 @@ DEEDS = (
 
 
 def pod(name: str, *, uid: str = "", phase: str = "Running", serving: bool = True) -> Any:
-    """A pod as the API server shows it; its name says who it is."""
+    """Return a pod as the API server has it; its labels follow from its name."""
     _, attempt, index, *_ = name.split("-")
     labels = {LABEL_JOB_NAME: "train", LABEL_ATTEMPT: attempt, LABEL_INDEX: index}
     if serving:
@@ -56,7 +56,7 @@ def pod(name: str, *, uid: str = "", phase: str = "Running", serving: bool = Tru
 
 
 def job(attempt: int, *, reason: str = "", generation: int = 0) -> Any:
-    """A job as the API server shows it. `reason`: why it restarts."""
+    """Return a job as the API server has it, which restarts for a reason."""
     condition = {
         "type": "Restarting",
         "status": "True",
@@ -71,7 +71,7 @@ def job(attempt: int, *, reason: str = "", generation: int = 0) -> Any:
 def account(
     *, status: dict[str, Any] | None = None, names: Sequence[str] = (), scope: str = "Gang"
 ) -> Account:
-    """A gang of two that started anew twice, for one kill and one deletion."""
+    """Return a gang of two pods that restarted twice, after a kill and a deletion."""
     record = Record()
     seen = [f"train-{attempt}-{index}" for attempt in range(3) for index in range(2)]
     for name in [*seen, *names]:
@@ -153,16 +153,10 @@ def test_each_decision_in_place_has_a_generation_or_an_attempt(
     seen: Sequence[tuple[int, int]], fits: bool
 ) -> None:
     attempt, _ = seen[-1]
-    found = account(status={"attempt": attempt}, scope="InPlace")
-    for each, generation in seen:
-        found.record.see_job(job(each, generation=generation))
-    assert any("generations" in text for text in found.complaints()) is not fits
-
-
-def test_pod_created_twice_is_found() -> None:
-    doubled = account()
-    doubled.record.see(pod("train-2-1", uid="another"))
-    assert doubled.complaints() == ["train: train-2-1 was created more than once"]
+    restarted = account(status={"attempt": attempt}, scope="InPlace")
+    for number, generation in seen:
+        restarted.record.see_job(job(number, generation=generation))
+    assert any("generations" in text for text in restarted.complaints()) is not fits
 
 
 def test_two_pods_serving_one_rank_are_found() -> None:
@@ -170,9 +164,12 @@ def test_two_pods_serving_one_rank_are_found() -> None:
     record.see(pod("train-0-1"))
     record.see(pod("train-0-1", serving=False))
     record.see(pod("train-0-1-r1"))
-    assert not record.doubles, "the first one was taken out of DNS"
+    assert not record.doubles, "the first pod left DNS"
     record.see(pod("train-0-1-r2"))
     assert record.doubles == {"train-0-1-r1 and train-0-1-r2"}
+    doubled = account()
+    doubled.record.see(pod("train-2-1", uid="another"))
+    assert doubled.complaints() == ["train: train-2-1 was created more than once"]
 
 
 def test_same_seed_gives_the_same_schedule() -> None:
@@ -183,63 +180,65 @@ def test_same_seed_gives_the_same_schedule() -> None:
 
 
 A, B, C = "train-2-0", "train-2-1", "train-2-1-r1"
-"""Two pods of the last attempt, and the one that came after the second."""
+"""Two pods of the last attempt, and the replacement of the second."""
 
 
 def begun(pod: str, first: int, *steps: int) -> list[Begun]:
-    """One step a second, from so many seconds on."""
+    """Return one step per second, beginning at a second."""
     return [Begun(first + number, pod, step) for number, step in enumerate(steps)]
 
 
 def test_steps_of_unknown_pods_are_found() -> None:
-    found = replace(account(), steps=[begun("", 0, 1, 2), begun(A, 0, 1, 2)])
-    assert "train: steps were begun in pods that nobody saw: ['']" in found.complaints()
+    unknown = replace(account(), steps=[begun("", 0, 1, 2), begun(A, 0, 1, 2)])
+    assert "train: steps were begun in pods that nobody saw: ['']" in unknown.complaints()
 
 
-def went_back(*ranks: Sequence[Begun], blows: Sequence[Deed]) -> bool:
-    """Whether that is found fault with, of a job that never began a new attempt."""
+def went_back(*ranks: Sequence[Begun], faults: Sequence[Deed]) -> bool:
+    """Return whether the audit of a job with one attempt finds repeated steps."""
     known = account(status={"attempt": 0}, names=[C])
-    found = replace(known, steps=ranks, deeds=blows).complaints()
-    assert not any("nobody saw" in text for text in found)
-    return any("went back" in text for text in found)
+    complaints = replace(known, steps=ranks, deeds=faults).complaints()
+    assert not any("nobody saw" in text for text in complaints)
+    return any("went back" in text for text in complaints)
 
 
-def blow(seconds: float, pod: str, kind: Kind = Kind.FORCE_DELETE_POD) -> Deed:
+def fault(seconds: float, pod: str, kind: Kind = Kind.FORCE_DELETE_POD) -> Deed:
     return Deed(seconds, kind, "train", pod)
 
 
 def test_only_one_step_may_be_repeated_without_a_fault() -> None:
-    assert not went_back(begun(A, 0, 1, 2, 2, 3), begun(B, 0, 1, 2, 3, 2, 3), blows=())
-    assert went_back(begun(A, 0, 1, 2, 3, 1), blows=())
-    assert went_back(begun(A, 0, 1, 2, 3, 1), begun(B, 0, 1, 2, 3, 1), blows=[blow(2.5, B)])
+    assert not went_back(begun(A, 0, 1, 2, 2, 3), begun(B, 0, 1, 2, 3, 2, 3), faults=())
+    assert went_back(begun(A, 0, 1, 2, 3, 1), faults=())
+    assert went_back(begun(A, 0, 1, 2, 3, 1), begun(B, 0, 1, 2, 3, 1), faults=[fault(2.5, B)])
 
 
 def test_steps_may_be_repeated_after_a_fault_of_the_only_copy() -> None:
-    both = [blow(2.5, B), blow(5.5, A)]
+    both = [fault(2.5, B), fault(5.5, A)]
     alone = begun(A, 0, 1, 2, 3, 4, 5, 6)
-    assert not went_back(alone + begun(C, 9, 1), begun(B, 0, 1, 2, 3), blows=both)
+    assert not went_back(alone + begun(C, 9, 1), begun(B, 0, 1, 2, 3), faults=both)
     taken_over = begun(B, 0, 1, 2, 3) + begun(C, 4, 5, 6)
-    assert went_back(alone + begun(C, 9, 1), taken_over, blows=both)
+    assert went_back(alone + begun(C, 9, 1), taken_over, faults=both)
 
 
 def test_pod_without_the_state_for_minutes_excuses_nothing() -> None:
     alone = begun(A, 0, *range(1, 200)) + begun(C, 300, 1)
     for second, found in ((100.0, False), (190.0, True)):
-        blows = [blow(2.5, B), blow(second, A)]
-        assert went_back(alone, begun(B, 0, 1, 2, 3), blows=blows) is found
+        faults = [fault(2.5, B), fault(second, A)]
+        assert went_back(alone, begun(B, 0, 1, 2, 3), faults=faults) is found
 
 
 def test_new_process_has_the_state_once_it_trains() -> None:
-    blows = [blow(2.5, B, Kind.KILL_RANK), blow(6.5, A)]
+    faults = [fault(2.5, B, Kind.KILL_RANK), fault(6.5, A)]
     alone = begun(A, 0, 1, 2, 3, 4, 5, 6) + begun(B, 9, 1)
-    assert not went_back(alone, begun(B, 0, 1, 2, 3), blows=blows)
+    assert not went_back(alone, begun(B, 0, 1, 2, 3), faults=faults)
     again = begun(B, 0, 1, 2, 3) + begun(B, 5, 5)
-    assert went_back(alone, again, blows=blows)
-    gone = [replace(blows[0], kind=Kind.KILL_CONTAINER), blows[1]]
-    assert not went_back(alone, again, blows=gone), "its last words, as it ended"
+    assert went_back(alone, again, faults=faults)
+    gone = [replace(faults[0], kind=Kind.KILL_CONTAINER), faults[1]]
+    assert not went_back(alone, again, faults=gone), (
+        "these are the last steps of a stopped container"
+    )
 
 
 def test_pods_of_earlier_attempts_have_no_state() -> None:
     earlier = begun("train-1-1", 0, 1, 2)
     alone = begun(A, 3, 1, 2, 3) + begun(C, 9, 1)
-    assert not went_back(alone, earlier, blows=[blow(2.5, B), blow(6.5, A)])
+    assert not went_back(alone, earlier, faults=[fault(2.5, B), fault(6.5, A)])

@@ -1,4 +1,4 @@
-"""The verdict on an incident finds what is wrong, and the table shows it."""
+"""The verdict on an incident, and its row in the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def status(**fields: object) -> DDPJobStatus:
 
 
 def begun(*pods: str) -> list[Begun]:
-    """Step 1, 2 and so on, 0.5 s apart, and five seconds before a pod's first one."""
+    """Return steps from 1 on, 0.5 s apart, with 5 s before the first step of a pod."""
     steps: list[Begun] = []
     now = 0.0
     for number, pod in enumerate(pods, start=1):
@@ -81,9 +81,9 @@ def test_time_without_a_step_of_a_running_job_lasts_until_now() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_found(seen: Seen, complaint: str) -> None:
-    [found] = seen.complaints(EXPECTED)
-    assert complaint in found
+def test_fault_of_an_incident_is_found(seen: Seen, complaint: str) -> None:
+    [text] = seen.complaints(EXPECTED)
+    assert complaint in text
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_rank_may_repeat_only_the_running_step(steps: list[int], found: list[str
 
 
 def lines_of(page: str) -> dict[str, str]:
-    """Return the first and the last words of each line of the table."""
+    """Return the first, third and last cell of each row."""
     table = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
     return {cells[0]: f"{cells[2]}, {cells[-1]}" for cells in table[2:]}
 
 
 class TestTable:
-    """A run changes the cells that it has results for."""
+    """A run changes only the cells of its results."""
 
     PAGE: ClassVar = "text\n<!-- written by `make incidents` -->\n\n| old |\n\n<!-- end -->\n"
     PASSED: ClassVar = [Row(incident, "passed", 5.0, 1, 0) for incident in INCIDENTS]

@@ -1,4 +1,4 @@
-"""Jobs of other controllers are left alone; one of MultiKueue gets its Workload."""
+"""Jobs of other controllers are ignored; a job of MultiKueue gets its Workload."""
 
 from datetime import timedelta
 from typing import Any
@@ -194,17 +194,17 @@ async def test_workload_without_its_remote_job_is_created_again(
 
 
 @pytest.mark.parametrize(
-    ("told", "phase", "reason"),
+    ("outcome", "phase", "reason"),
     [("Succeeded", "Succeeded", "Completed"), ("Failed", "Failed", "WorkloadFailed")],
 )
 async def test_finished_workload_ends_a_job_without_its_last_status(
-    world: World, told: str, phase: str, reason: str
+    world: World, outcome: str, phase: str, reason: str
 ) -> None:
     running = {"phase": "Running", "restarts": 2}
     world.apply(elsewhere(status=running))
     await world.reconcile()
     message = "Pods\n" + "x" * 500
-    condition = {"type": "Finished", "status": "True", "reason": told, "message": message}
+    condition = {"type": "Finished", "status": "True", "reason": outcome, "message": message}
     workload(world)["status"] = {"conditions": [{**condition, "status": "False"}]}
     assert await world.reconcile() == ["read Workload train-u1-0"]
     workload(world)["status"] = {"conditions": [condition]}
@@ -222,7 +222,7 @@ async def test_last_status_of_the_other_cluster_is_kept(world: World) -> None:
     await world.reconcile()
     condition = {"type": "Finished", "status": "True", "reason": "Failed", "message": ""}
     workload(world)["status"] = {"conditions": [condition]}
-    # MultiKueue has written it, and the watch is late.
+    # MultiKueue has written the status, and the watch is late.
     world.cluster.store_job(elsewhere(status=ENDED))
     with pytest.raises(ConflictError):
         await world.reconcile()

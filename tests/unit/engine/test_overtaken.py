@@ -1,4 +1,4 @@
-"""A change during a plan's hundreds of writes is noticed between two of them."""
+"""Changes between the hundreds of writes of one plan."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from tests.unit.engine.test_reconciler import CRASHED, KEY, World, job
 
 REPLICAS = 70
 AT_ONCE = 32
-"""Creations that are under way when the change comes; they are not cancelled."""
+"""Creations at the same time. A change does not cancel those that have started."""
 
 
 @pytest.fixture
@@ -54,14 +54,21 @@ def deleted(calls: list[str]) -> int:
     return sum(call.startswith("delete_pod") for call in calls)
 
 
-async def test_suspension_interrupts_creation(
-    world: World, monkeypatch: pytest.MonkeyPatch
+async def interrupted_creation(
+    world: World, monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]
 ) -> None:
-    after_writes(world, monkeypatch, "create_pod", 30, lambda: world.apply(suspended(world)))
+    """Reconcile a new job that changes after 30 pods; its creation ends."""
+    after_writes(world, monkeypatch, "create_pod", 30, change)
     world.apply(job(replicas=REPLICAS))
     calls = await world.reconcile()
     assert 30 <= created(calls) <= 30 + AT_ONCE
-    assert "patch_status train" not in calls, "pods that were left out are not on record"
+    assert "patch_status train" not in calls, "the missing pods are not recorded"
+
+
+async def test_suspension_interrupts_creation(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await interrupted_creation(world, monkeypatch, lambda: world.apply(suspended(world)))
     calls = await world.reconcile()
     assert created(calls) == 0
     assert calls[0] == "patch_status train"
@@ -72,39 +79,23 @@ async def test_suspension_interrupts_creation(
 async def test_deleted_job_interrupts_creation(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    after_writes(world, monkeypatch, "create_pod", 30, lambda: world.jobs.remove(KEY))
-    world.apply(job(replicas=REPLICAS))
-    calls = await world.reconcile()
-    assert 30 <= created(calls) <= 30 + AT_ONCE
-    assert "patch_status train" not in calls
+    await interrupted_creation(world, monkeypatch, lambda: world.jobs.remove(KEY))
     assert await world.reconcile() == []
 
 
-async def test_failure_interrupts_creation(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("position", [7, -1], ids=["known pod", "newest pod"])
+async def test_failure_interrupts_creation(
+    world: World, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
     def crash() -> None:
-        world.cluster.set_pod_status("train-0-7", CRASHED)
+        world.cluster.set_pod_status(list(world.cluster.pods)[position].name, CRASHED)
 
-    after_writes(world, monkeypatch, "create_pod", 30, crash)
-    world.apply(job(replicas=REPLICAS))
-    calls = await world.reconcile()
-    assert 30 <= created(calls) <= 30 + AT_ONCE
-    assert "patch_status train" not in calls
+    await interrupted_creation(world, monkeypatch, crash)
     calls = await world.reconcile()
     assert calls[0] == "patch_status train"
     assert world.status["attempt"] == world.status["restarts"] == 1
-    assert created(await world.reconcile()) == REPLICAS, "of the next attempt, and only of it"
+    assert created(await world.reconcile()) == REPLICAS
     assert {pod.name for pod in world.cluster.pods} == {f"train-1-{i}" for i in range(REPLICAS)}
-
-
-async def test_pod_that_fails_at_once_interrupts_creation(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def crash_the_newest() -> None:
-        world.cluster.set_pod_status(list(world.cluster.pods)[-1].name, CRASHED)
-
-    after_writes(world, monkeypatch, "create_pod", 30, crash_the_newest)
-    world.apply(job(replicas=REPLICAS))
-    assert 30 <= created(await world.reconcile()) <= 30 + AT_ONCE
 
 
 async def test_starting_pods_do_not_interrupt_creation(
@@ -159,4 +150,4 @@ async def test_own_writes_do_not_cause_a_new_plan(
     monkeypatch.setattr(reconciler, "plan", counted)
     calls = await world.reconcile()
     assert sum(made.startswith(call) for made in calls) == REPLICAS
-    assert plans <= 2, "one that decides, one that is carried out"
+    assert plans <= 2, "one decides, and one is executed"

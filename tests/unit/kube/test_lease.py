@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -67,11 +67,14 @@ def may_act(replica: LeaderLease) -> bool:
 
 @contextlib.asynccontextmanager
 async def running(
-    client: ApiClient, name: str, timing: Timing = PATIENT
+    client: ApiClient, name: str = "me", timing: Timing = PATIENT, *, leads: bool = True
 ) -> AsyncIterator[tuple[LeaderLease, "asyncio.Task[None]"]]:
+    """Run a replica. Wait until it holds the lease, unless another one does."""
     replica = LeaderLease(client, LEASE, identity=name, timing=timing)
     task = asyncio.create_task(replica.run())
     try:
+        if leads:
+            await asyncio.wait_for(replica.held.wait(), 60)
         yield replica, task
     finally:
         task.cancel()
@@ -81,8 +84,7 @@ async def running(
 async def test_missing_lease_is_created_and_renewed(
     client: ApiClient, server: FakeApiServer
 ) -> None:
-    async with running(client, "me") as (replica, _):
-        await asyncio.wait_for(replica.held.wait(), 60)
+    async with running(client) as (replica, _):
         replica.check()
         first = spec(server)
         assert first["holderIdentity"] == "me"
@@ -96,8 +98,10 @@ async def test_missing_lease_is_created_and_renewed(
 async def test_standby_leads_after_the_holder_releases_the_lease(
     client: ApiClient, server: FakeApiServer
 ) -> None:
-    async with running(client, "first") as (first, task), running(client, "second") as (second, _):
-        await asyncio.wait_for(first.held.wait(), 60)
+    async with (
+        running(client, "first") as (first, task),
+        running(client, "second", leads=False) as (second, _),
+    ):
         reads = server.count("GET")
         await eventually(lambda: server.count("GET") >= reads + 3)
         assert not second.held.is_set()
@@ -115,8 +119,7 @@ async def test_expired_lease_is_taken_and_its_metadata_kept(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     held_by(server, "dead", seconds=1)
-    async with running(client, "me") as (replica, _):
-        await asyncio.wait_for(replica.held.wait(), 60)
+    async with running(client):
         assert holder(server) == "me"
         assert spec(server)["leaseTransitions"] == 5
         assert server.objects["leases", *LEASE]["metadata"]["labels"] == {"a": "b"}
@@ -127,8 +130,7 @@ async def test_lost_response_does_not_lose_the_lease(
     client: ApiClient, server: FakeApiServer, method: str
 ) -> None:
     server.faults = [Fault(method, None, after_effect=True)]
-    async with running(client, "me") as (replica, _):
-        await asyncio.wait_for(replica.held.wait(), 60)
+    async with running(client) as (replica, _):
         await eventually(lambda: server.faults[0].times == 0)
         puts = server.count("PUT")
         await eventually(lambda: server.count("PUT") > puts + 2)
@@ -139,49 +141,17 @@ async def test_lost_response_does_not_lose_the_lease(
 async def test_deleted_lease_is_created_again_by_its_holder(
     client: ApiClient, server: FakeApiServer
 ) -> None:
-    async with running(client, "me") as (replica, _):
-        await asyncio.wait_for(replica.held.wait(), 60)
+    async with running(client) as (replica, _):
         server.delete("leases", *LEASE)
         await eventually(lambda: holder(server) == "me")
         assert may_act(replica)
-
-
-async def test_holder_stops_at_its_deadline_when_renewals_fail(
-    client: ApiClient, server: FakeApiServer
-) -> None:
-    async with running(client, "me", HASTY) as (replica, task):
-        await asyncio.wait_for(replica.held.wait(), 60)
-        server.faults = [Fault("PUT", 503, {"message": "starting"}, times=10**6)]
-        with pytest.raises(LeaseLostError, match=r"ns/operator: it could not be renewed for 1.5 s"):
-            await asyncio.wait_for(task, 60)
-        assert not may_act(replica)
-        assert not replica.held.is_set()
-
-
-async def test_holder_stops_at_its_deadline_without_any_response(
-    client: ApiClient, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(client, "me", HASTY) as (replica, task):
-        await asyncio.wait_for(replica.held.wait(), 60)
-        received = asyncio.Event()
-
-        async def silent(*_: Any) -> None:
-            received.set()
-            await asyncio.Event().wait()
-
-        monkeypatch.setattr(server, "_answer", silent)
-        with pytest.raises(LeaseLostError, match="could not be renewed"):
-            await asyncio.wait_for(task, 30)  # half of the request's own deadline
-        assert received.is_set()
-        assert not may_act(replica)
 
 
 async def test_check_fails_after_the_deadline_even_if_no_task_has_run(
     client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped process or a suspended machine may continue later."""
-    async with running(client, "me") as (replica, _):
-        await asyncio.wait_for(replica.held.wait(), 60)
+    async with running(client) as (replica, _):
         replica.check()
         now = lease.monotonic_clock() + PATIENT.renew_deadline
         monkeypatch.setattr(lease, "monotonic_clock", lambda: now)
@@ -192,8 +162,7 @@ async def test_check_fails_after_the_deadline_even_if_no_task_has_run(
 async def test_holder_stops_when_another_one_has_the_lease(
     client: ApiClient, server: FakeApiServer
 ) -> None:
-    async with running(client, "me") as (replica, task):
-        await asyncio.wait_for(replica.held.wait(), 60)
+    async with running(client) as (replica, task):
         server.update("leases", *LEASE, {"spec": {"holderIdentity": "thief"}})
         with pytest.raises(LeaseLostError, match="thief holds it now"):
             await asyncio.wait_for(task, 60)
@@ -203,7 +172,7 @@ async def test_holder_stops_when_another_one_has_the_lease(
 
 async def test_release_works_after_lost_responses(client: ApiClient, server: FakeApiServer) -> None:
     server.faults = [Fault("POST", None, after_effect=True), Fault("GET", 503, {}, times=10**6)]
-    async with running(client, "me") as (replica, task):
+    async with running(client, leads=False) as (replica, task):
         await eventually(lambda: holder(server) is None and server.faults[1].times < 10**6)
         server.faults.pop()
         await eventually(lambda: holder(server) == "me")
@@ -216,11 +185,29 @@ async def test_release_works_after_lost_responses(client: ApiClient, server: Fak
         assert spec(server)["leaseDurationSeconds"] == 1
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_holder_stops_at_its_deadline_when_renewals_fail(
+    client: ApiClient, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch, *, is_silent: bool
+) -> None:
+    async with running(client, timing=HASTY) as (replica, task):
+
+        async def never(*_: Any) -> None:
+            await asyncio.Event().wait()
+
+        server.faults = [Fault("PUT", 503, {"message": "starting"}, times=10**6)]
+        if is_silent:
+            server.faults = []
+            monkeypatch.setattr(server, "_answer", never)
+        with pytest.raises(LeaseLostError, match=r"ns/operator: it could not be renewed for 1.5 s"):
+            await asyncio.wait_for(task, 30)  # a request may take twice as long
+        assert not may_act(replica)
+        assert not replica.held.is_set()
+
+
 async def test_failed_release_is_logged_and_does_not_raise(
     client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(client, "me") as (replica, task):
-        await asyncio.wait_for(replica.held.wait(), 60)
+    async with running(client) as (replica, task):
         task.cancel()
         await asyncio.wait({task})
         server.faults = [Fault("PUT", 503, {"message": "starting"}, times=10**6)]
@@ -232,7 +219,7 @@ async def test_release_by_a_standby_sends_no_request(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     held_by(server, "other")
-    async with running(client, "me") as (replica, task):
+    async with running(client, leads=False) as (replica, task):
         await eventually(lambda: server.count("GET") > 0)
         task.cancel()
         await asyncio.wait({task})
@@ -242,39 +229,19 @@ async def test_release_by_a_standby_sends_no_request(
     assert holder(server) == "other"
 
 
-@pytest.fixture
-def refuse() -> Callable[[], None]:
-    def closed() -> None:
-        raise NotLeaderError("not now")
-
-    return closed
-
-
-async def test_client_sends_no_write_that_its_check_refuses(
-    credentials: Credentials, server: FakeApiServer, refuse: Callable[[], None]
+@pytest.mark.parametrize("attempts", [0, 1])
+async def test_client_checks_before_each_attempt_of_a_write(
+    credentials: Credentials, server: FakeApiServer, attempts: int
 ) -> None:
+    def refuse() -> None:
+        if len(server.requests) >= attempts:
+            raise NotLeaderError("not now")
+
+    server.faults = [Fault("POST", 503, {"message": "starting"}, times=9)]
     async with ApiClient(credentials, before_write=refuse) as client:
         for method in ("POST", "PUT", "PATCH", "DELETE"):
             with pytest.raises(NotLeaderError, match="not now"):
                 await client.request(method, "/api/v1/namespaces/ns/pods", body={})
+        assert client.errors == ({"503": 1} if attempts else {})
         await client.request("GET", "/api/v1/pods")
-        assert client.errors == {}
-    assert [request.method for request in server.requests] == ["GET"]
-
-
-async def test_client_checks_again_before_each_attempt(
-    credentials: Credentials, server: FakeApiServer, refuse: Callable[[], None]
-) -> None:
-    def closes_after_one() -> None:
-        if server.requests:
-            refuse()
-
-    server.faults = [Fault("POST", 503, {"message": "starting"}, times=9)]
-    async with ApiClient(credentials, before_write=closes_after_one) as client:
-        with pytest.raises(NotLeaderError):
-            await client.request("POST", "/api/v1/namespaces/ns/pods", body={})
-    assert len(server.requests) == 1
-
-
-def test_each_identity_is_unique() -> None:
-    assert lease.new_identity() != lease.new_identity()
+    assert [request.method for request in server.requests] == [*["POST"] * attempts, "GET"]
