@@ -98,13 +98,13 @@ class TestLostCheckpoints:
             if job.status.finished:
                 break
             attempt = job.status.attempt
-            said: dict[str, Any] = {"checkpoint": {"step": saves}}
+            fields: dict[str, Any] = {"checkpoint": {"step": saves}}
             if reported:
-                said["resumed"] = {"step": begins, "time": later(now).isoformat()}
+                fields["resumed"] = {"step": begins, "time": later(now).isoformat()}
             pods = [ready(job, index) for index in (0, 1)]
             for step in (begins + 1, saves + 1):
                 now += 10
-                heard = report(step, received=now, attempt=attempt, **said)
+                heard = report(step, received=now, attempt=attempt, **fields)
                 job = look(job, pods, now, heard)
             now += 1
             job = look(job, [pods[0], ended(job, 1, code=1, at=now)], now)

@@ -19,9 +19,9 @@ from tests.unit.job.builders import NOW, ended, fresh_job, pod
 BAD_COMMAND = 'exec: "trian.py": executable file not found in $PATH: unknown'
 
 
-def printed(words: str) -> str:
-    """Return the launcher's report about a script that printed `words` and failed."""
-    error = f"rank 0 ended with exit code 1\nTraceback (most recent call last):\n{words}"
+def printed(output: str) -> str:
+    """Return the launcher's report about a script that printed `output` and failed."""
+    error = f"rank 0 ended with exit code 1\nTraceback (most recent call last):\n{output}"
     return json.dumps({"exitCode": 1, "rank": 0, "error": error, "printed": True})
 
 
@@ -198,8 +198,8 @@ class TestRecord:
         stuck = pod(fresh_job(), 0, waiting="ImagePullBackOff", waiting_message="no such image")
         record = records.of_pod(fresh_job(), stuck, NOW)
         assert (record.reason, record.message) == ("ImagePullBackOff", "no such image")
-        words = records.describe(record)
-        assert words == "pod digits-0-0 (node rank 0) cannot start: ImagePullBackOff: no such image"
+        text = records.describe(record)
+        assert text == "pod digits-0-0 (node rank 0) cannot start: ImagePullBackOff: no such image"
 
 
 @given(
@@ -209,18 +209,19 @@ class TestRecord:
 def test_records_keep_the_latest_ten_and_the_first_charged_one(
     charged: list[bool], attempts: list[int]
 ) -> None:
-    status, told = DDPJobStatus(), []
+    status, recorded = DDPJobStatus(), []
     for at, (counts, attempt) in enumerate(zip(charged, attempts, strict=False)):
         status = status.model_copy(update={"attempt": attempt})
         failed = ended(fresh_job(), 0, code=1, at=at, attempt=attempt)
         record = records.of_pod(fresh_job(), failed, NOW).model_copy(update={"charged": counts})
-        told.append(record)
+        recorded.append(record)
         status = records.remember(status, record)
     kept = list(status.failures)
-    assert len(kept) == min(len(told), records.MAX_FAILURES)
+    assert len(kept) == min(len(recorded), records.MAX_FAILURES)
     assert kept == sorted(kept, key=lambda failure: failure.time)
-    assert kept[-1] == told[-1]
-    began = [f for f in told if f.charged and f.attempt == status.attempt]
+    assert kept[-1] == recorded[-1]
+    began = [f for f in recorded if f.charged and f.attempt == status.attempt]
     assert not began or began[0] in kept
     rest = [failure for failure in kept if failure not in began[:1]]
-    assert rest == [f for f in told if f not in began[:1]][len(told) - len(began[:1]) - len(rest) :]
+    others = [failure for failure in recorded if failure not in began[:1]]
+    assert rest == others[len(others) - len(rest) :]

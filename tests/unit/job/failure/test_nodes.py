@@ -248,8 +248,8 @@ def test_lost_gpu_excludes_its_node_at_once(
 
 def test_flipped_bits_exclude_the_node_and_name_rank_and_pod() -> None:
     job, pods = running_job()
-    words = json.dumps({"exitCode": 71, "rank": 1, "error": FLIPPED})
-    broken = ended(job, 1, code=71, node="node-a", message=words)
+    message = json.dumps({"exitCode": 71, "rank": 1, "error": FLIPPED})
+    broken = ended(job, 1, code=71, node="node-a", message=message)
     job = stored(job, plan(job, [pods[0], broken], later(60), nodes=EIGHT))
     [failure] = job.status.failures
     assert (failure.class_, failure.charged, failure.rank) == ("Infrastructure", False, 1)

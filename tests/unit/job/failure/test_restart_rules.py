@@ -81,11 +81,11 @@ def test_unknown_rank_matches_any_rank_of_its_pod(first_pod: int, matching: set[
         assert (verdict.action == "FailJob") is (rank in matching)
 
 
-@pytest.mark.parametrize(("said", "known"), [(2, None), (3, 3), (4, 4), (5, None)])
-def test_reported_rank_must_be_of_its_pod(said: int, known: int | None) -> None:
+@pytest.mark.parametrize(("reported", "known"), [(2, None), (3, 3), (4, 4), (5, None)])
+def test_reported_rank_must_be_of_its_pod(reported: int, known: int | None) -> None:
     job = fresh_job(nprocPerNode=2, overrides=[{"indexes": ["0"], "nprocPerNode": 3}])
-    words = f'{{"rank": {said}, "error": "loss is nan"}}'
-    assert of_pod(job, ended(job, 1, code=1, message=words), NOW).rank == known
+    message = f'{{"rank": {reported}, "error": "loss is nan"}}'
+    assert of_pod(job, ended(job, 1, code=1, message=message), NOW).rank == known
 
 
 def test_failure_without_exit_code_matches_no_exit_code() -> None:

@@ -131,7 +131,7 @@ OF_ANOTHER_RANK = {
         "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the "
         "C10d store has failed. See inner exception for details."
     ),
-    "torchrun, told to stop": (
+    "torchrun, terminated": (
         "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"
     ),
 }

@@ -31,7 +31,12 @@ from tests.unit.job.builders import (
     stored,
     with_status,
 )
-from tests.unit.job.planning.group.test_elasticity import born, elastic_job, settled, told
+from tests.unit.job.planning.group.test_elasticity import (
+    elastic_job,
+    member_pod,
+    plan_with,
+    settled,
+)
 from tests.unit.job.planning.group.test_in_place import knowing
 from tests.unit.job.planning.group.test_spares import with_spares
 
@@ -281,19 +286,19 @@ class TestPauses:
         job, pods = elastic_job(minReplicas=2, shrinkAfterSeconds=30)
         lost = ended(job, 1, code=1, at=59)
         seen = [lost if each.identity.index == 1 else each for each in pods]
-        job = stored(job, told(job, seen, later(63)))
+        job = stored(job, plan_with(job, seen, later(63)))
         job = with_status(job, next_start_time=later(183))
         others = [pods[0], *pods[2:]]
         job = settled(job, others, later(64))
         assert reasons(job) == {1: "Paused"}
         for now in (94, 120, 182):
-            assert not told(job, others, later(now)).decided
+            assert not plan_with(job, others, later(now)).decided
         job = settled(job, others, later(183))
         assert reasons(job) == {1: "Unscheduled"}
         waiting = [*others, pod(job, 1, replacement=1)]
         job = settled(job, waiting, later(184))
-        assert not told(job, waiting, later(212)).decided
-        assert told(job, waiting, later(213)).events[0].reason == "GroupShrunk"
+        assert not plan_with(job, waiting, later(212)).decided
+        assert plan_with(job, waiting, later(213)).events[0].reason == "GroupShrunk"
 
     def test_restarted_operator_counts_training_pods(self) -> None:
         job, pods = elastic_job(minReplicas=2, shrinkAfterSeconds=0)
@@ -301,7 +306,7 @@ class TestPauses:
         job = settled(job, [*pods[:2], lost, pods[3]], later(63))
         others = [*pods[:2], pods[3]]
         known = knowing(others, group(job).generation)
-        job = stored(job, told(job, others, later(70), **known))
+        job = stored(job, plan_with(job, others, later(70), **known))
         assert (job.status.phase, job.status.ready_replicas) == ("Running", 3)
         new = plan(job, others, later(71), launchers=LauncherStates())
         assert new.status.ready_replicas == 3
@@ -311,17 +316,17 @@ class TestPauses:
 def test_elastic_group_starts_without_a_refused_pod() -> None:
     elastic = {"minReplicas": 2, "shrinkAfterSeconds": 30}
     job = fresh_job(replicas=4, restart={"scope": "Auto"}, elastic=elastic)
-    job = stored(job, told(job, [], later(0)))
+    job = stored(job, plan_with(job, [], later(0)))
     for now in (1, 20, 30):
-        pods = [born(job, index) for index in range(3)]
-        planned = told(job, pods, later(now))
+        pods = [member_pod(job, index) for index in range(3)]
+        planned = plan_with(job, pods, later(now))
         assert not planned.decided
         assert planned.seen is not None
         seen = replace(job, status=planned.seen)
         held = report_refusal(seen, "PodsForbidden", "quota", later(now), wanted=planned.create)
         job = stored(job, held)
     assert reasons(job) == {3: "Refused"}
-    planned = told(job, pods, later(31))
+    planned = plan_with(job, pods, later(31))
     assert group(planned).members == "0-2"
 
 
@@ -376,9 +381,9 @@ class TestNodes:
         job, pods = self.job()
         nodes = self.nodes(unready=True)
         for now in range(100, 600, 30):
-            said = TrainerStatus.read(f'{{"step": {now}}}'.encode())
+            status = TrainerStatus.read(f'{{"step": {now}}}'.encode())
             at = later(now)
-            report = Report(job.uid, pods[0].identity, said, first_received=at, received=at)
+            report = Report(job.uid, pods[0].identity, status, first_received=at, received=at)
             planned = plan(job, pods, later(now), nodes=nodes, report=report)
             assert not planned.decided
             job = stored(job, planned)
@@ -429,8 +434,8 @@ class TestLateLosses:
 
     def job(self, step: int = 100, saved: int = 100) -> tuple[DDPJob, list[PodState]]:
         job, pods = trained()
-        said = f'{{"step": {step}, "totalSteps": 100, "checkpoint": {{"step": {saved}}}}}'
-        done = [ended(job, index, code=0, at=30, message=said) for index in (0, 1)]
+        message = f'{{"step": {step}, "totalSteps": 100, "checkpoint": {{"step": {saved}}}}}'
+        done = [ended(job, index, code=0, at=30, message=message) for index in (0, 1)]
         return stored(job, plan(job, [*done, pods[2]], later(31))), [*done, pods[2]]
 
     @pytest.mark.parametrize(
@@ -454,8 +459,8 @@ class TestLateLosses:
 
     def test_last_step_of_an_earlier_attempt_is_ignored(self) -> None:
         job, pods = trained()
-        said = '{"step": 100, "totalSteps": 100, "checkpoint": {"step": 100}}'
-        failed = ended(job, 0, code=1, at=30, message=said)
+        message = '{"step": 100, "totalSteps": 100, "checkpoint": {"step": 100}}'
+        failed = ended(job, 0, code=1, at=30, message=message)
         job = stored(job, plan(job, [failed, *pods[1:]], later(31)))
         job = stored(job, plan(job, [], later(32)))
         new = [replace(ready(job, index), started=later(33)) for index in (0, 1)]

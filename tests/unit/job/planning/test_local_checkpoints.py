@@ -11,7 +11,7 @@ from ddp_operator.job.pods.state import PodState
 
 from tests.good_manifests import container, template
 from tests.unit.job.builders import ended, event_reasons, fresh_job, group, later, stored
-from tests.unit.job.planning.group.test_elasticity import born, elastic_job, settled
+from tests.unit.job.planning.group.test_elasticity import elastic_job, member_pod, settled
 from tests.unit.job.planning.group.test_in_place import (
     LISTENS,
     failure,
@@ -22,8 +22,8 @@ from tests.unit.job.planning.group.test_in_place import (
 
 
 def saying(scope: Any = "InPlace", **more: Any) -> LauncherStates:
-    said = LauncherStatus(number=2, generation=0, scope=scope, saved_in_pod=True, **more)
-    return replace(LISTENS, scope=scope, leader=said)
+    status = LauncherStatus(number=2, generation=0, scope=scope, saved_in_pod=True, **more)
+    return replace(LISTENS, scope=scope, leader=status)
 
 
 def saved(job: DDPJob, pods: list[PodState], of: LauncherStates) -> DDPJob:
@@ -50,7 +50,7 @@ def test_lost_pod_restarts_all_if_rank_0_saved_in_its_pod() -> None:
     job, pods = in_place(spares=1)
     job = saved(job, pods, saying())
     lost = ended(job, 1, code=137, at=59)
-    spare = born(job, 3)
+    spare = member_pod(job, 3)
     planned = plan(job, [pods[0], lost, pods[2], spare], later(63), launchers=saying())
     [failed] = planned.status.failures
     assert (failed.action, planned.status.attempt) == ("RestartGang", 1)
@@ -80,7 +80,7 @@ def test_checkpoint_in_a_pod_is_ignored_in_scope_pod_or_with_one_pod() -> None:
         assert not plan(job, pods, later(50), launchers=saying("Pod")).decided
     job = fresh_job(replicas=1, restart={"scope": "InPlace"})
     job = settled(job, [], later(0))
-    pods = [born(job, 0)]
+    pods = [member_pod(job, 0)]
     job = settled(job, pods, later(10))
     assert not plan(job, pods, later(50), launchers=saying()).decided
 
@@ -88,7 +88,7 @@ def test_checkpoint_in_a_pod_is_ignored_in_scope_pod_or_with_one_pod() -> None:
 def test_no_pod_joins_if_rank_0_saved_in_its_pod() -> None:
     job, pods = elastic_job(replicas=2, maxReplicas=3, growAfterSeconds=30)
     job = stored(job, plan(job, pods, later(50), launchers=saying()))
-    waiting = born(job, 2)
+    waiting = member_pod(job, 2)
     known = knowing([*pods, waiting], 1)
     planned = plan(job, [*pods, waiting], later(900), launchers=replace(saying(), **known))
     assert group(planned).members == "0-1"

@@ -36,8 +36,8 @@ def look(
     **launchers: Any,
 ) -> DDPJob:
     """Return the job as stored after all decisions of one moment."""
-    said = LauncherStates(scope="InPlace", failures=failures, **launchers)
-    while (planned := plan(job, pods, later(at), launchers=said, nodes=nodes)).decided:
+    states = LauncherStates(scope="InPlace", failures=failures, **launchers)
+    while (planned := plan(job, pods, later(at), launchers=states, nodes=nodes)).decided:
         job = stored(job, planned)
     return stored(job, planned)
 
@@ -124,10 +124,10 @@ def test_secondary_failure_before_its_disruption_is_refunded(
 def test_secondary_failure_of_an_unreachable_launcher_is_refunded() -> None:
     job, pods = running("InPlace")
     job = look(job, pods, 70, reported(pods[0], code=75))
-    deaf = {pods[1].key.name: later(71)}
-    knowing = {each.key.name: (1, False) for each in (pods[0], pods[2])}
+    unreachable = {pods[1].key.name: later(71)}
+    confirmed = {each.key.name: (1, False) for each in (pods[0], pods[2])}
     at = 71 + UNREACHABLE_SECONDS
-    job = look(job, pods, at, told=knowing, unreached_since=deaf)
+    job = look(job, pods, at, told=confirmed, unreached_since=unreachable)
     assert counts(job) == (0, 0)
     assert job.status.failures[-1].reason == "LauncherUnreachable"
     assert job.status.bookkeeping.node_failures_without_progress == 1
@@ -174,13 +174,13 @@ def test_failure_of_a_new_pod_is_charged(scope: str) -> None:
 def test_failure_of_restarted_processes_is_charged() -> None:
     job, pods = running("InPlace")
     job = look(job, pods, 60, reported(pods[1]))
-    knows = {each.key.name: (1, True) for each in pods[:2]}
-    again = look(job, pods, 63, reported(pods[1], generation=1, at=62), told=knows)
+    confirmed = {each.key.name: (1, True) for each in pods[:2]}
+    again = look(job, pods, 63, reported(pods[1], generation=1, at=62), told=confirmed)
     assert counts(again) == (2, 2)
-    over = look(job, [pods[0], like(pods[1], at=62), pods[2]], 63, told=knows)
+    over = look(job, [pods[0], like(pods[1], at=62), pods[2]], 63, told=confirmed)
     assert counts(over) == (2, 2)
     # A pod that still waits for the others is part of the first failure.
-    waits = look(job, [*pods[:2], like(pods[2], at=62)], 63, told=knows)
+    waits = look(job, [*pods[:2], like(pods[2], at=62)], 63, told=confirmed)
     assert counts(waits) == (1, 1)
 
 
@@ -190,19 +190,19 @@ def test_failure_after_training_again_is_charged(scope: str) -> None:
     job = look(job, [pods[0], like(pods[1], at=59), pods[2]], 60)
     generation = world_of(job).generation
     pods[1] = listening(new(job, 1, phase="Running", ready=True, node="node-a"))
-    knows = {each.key.name: (generation, True) for each in pods}
-    job = look(job, pods, 80, told=knows)
+    confirmed = {each.key.name: (generation, True) for each in pods}
+    job = look(job, pods, 80, told=confirmed)
     assert job.status.phase == "Running"
-    job = look(job, [like(pods[0], at=99), *pods[1:]], 100, told=knows)
+    job = look(job, [like(pods[0], at=99), *pods[1:]], 100, told=confirmed)
     assert counts(job) == (2, 2)
 
 
 def test_failure_after_growing_is_charged() -> None:
     job, pods = running("InPlace", elastic={"minReplicas": 2, "maxReplicas": 4})
     spare = replace(listening(ready(job, 3)), identity=replace(pods[0].identity, index=3))
-    knows = {each.key.name: (1, True) for each in (*pods, spare)}
-    job = look(job, [*pods, spare], 400, told=knows)
-    job = look(job, [*pods, spare], 401, told=knows)
+    confirmed = {each.key.name: (1, True) for each in (*pods, spare)}
+    job = look(job, [*pods, spare], 400, told=confirmed)
+    job = look(job, [*pods, spare], 401, told=confirmed)
     assert world_of(job).size == 4
     job = look(job, [pods[0], like(pods[1], at=401), pods[2], spare], 402)
     assert counts(job) == (1, 1)
@@ -211,11 +211,11 @@ def test_failure_after_growing_is_charged() -> None:
 def test_failure_after_shrinking_is_part_of_the_loss() -> None:
     job, pods = running("InPlace", elastic={"minReplicas": 2, "shrinkAfterSeconds": 0})
     generation = world_of(job).generation
-    knows = {each.key.name: (generation, True) for each in pods}
-    job = look(job, pods, 30, told=knows)
-    job = look(job, [pods[0], pods[1], like(pods[2], at=59)], 60, told=knows)
+    confirmed = {each.key.name: (generation, True) for each in pods}
+    job = look(job, pods, 30, told=confirmed)
+    job = look(job, [pods[0], pods[1], like(pods[2], at=59)], 60, told=confirmed)
     assert (counts(job), world_of(job).size) == ((1, 1), 2)
-    job = look(job, [pods[0], like(pods[1], code=75, at=60)], 64, told=knows)
+    job = look(job, [pods[0], like(pods[1], code=75, at=60)], 64, told=confirmed)
     assert counts(job) == (1, 1)
 
 

@@ -84,8 +84,8 @@ def test_queued_provisioning_waits_for_quota_and_nodes() -> None:
 
 def test_scheduling_gates_outside_a_queue_are_named() -> None:
     job = created()
-    said = plan(job, [gated(job, 0), admitted(job, 1)], later(1)).status.message
-    assert said == "1 of 2 pods wait for their scheduling gates to be removed"
+    message = plan(job, [gated(job, 0), admitted(job, 1)], later(1)).status.message
+    assert message == "1 of 2 pods wait for their scheduling gates to be removed"
 
 
 def test_waiting_reason_of_an_admitted_pod_is_named_first() -> None:

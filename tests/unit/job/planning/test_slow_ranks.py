@@ -37,8 +37,8 @@ def planned(
     nodes: Sequence[Node] = NODES,
     reported: bool = True,
 ) -> Plan:
-    said = report(7, received=at) if reported else None
-    return plan(job, pods, later(at), nodes=nodes, report=said)
+    last = report(7, received=at) if reported else None
+    return plan(job, pods, later(at), nodes=nodes, report=last)
 
 
 def spare(job: DDPJob, node: str) -> PodState:

@@ -21,12 +21,12 @@ def timed_out(
     job, pods = running_job(restart={"scope": "InPlace"})
     pods = [replace(pod, address=f"10.0.0.{pod.key.name[-1]}:1", started=later(1)) for pod in pods]
     error = f"rank 0 died of SIGABRT\n{text}"
-    said = {"error": error, "rank": 0, "exitCode": 134, "printed": True, "dumps": dumps}
+    report = {"error": error, "rank": 0, "exitCode": 134, "printed": True, "dumps": dumps}
     failure = PodFailure(
         pod=pods[0].key.name,
         generation=0,
         exit_code=134,
-        message=json.dumps(said),
+        message=json.dumps(report),
         time=later(ENDED),
     )
     return job, pods, LauncherStates(failures=(failure,), scope="InPlace")

@@ -181,9 +181,9 @@ class TestLaunchersShowTheRank:
 
     def test_hang_waits_for_traces(self) -> None:
         job, pods, heard = self.hanging()
-        asking = plan(job, pods, later(81), report=heard, hang=None)
-        assert does_nothing(asking)
-        assert asking.ask_traces == self.REQUESTS
+        requesting = plan(job, pods, later(81), report=heard, hang=None)
+        assert does_nothing(requesting)
+        assert requesting.ask_traces == self.REQUESTS
         early = plan(job, pods, later(80), report=report(7, received=80), hang=None)
         assert early.ask_traces == ()
 
@@ -246,8 +246,8 @@ class TestLaunchersShowTheRank:
             [failure] = planned.status.failures
             assert (failure.index, failure.node, failure.charged) == (1, "node-b", False)
             assert failure.rank == rank, "the slowest rank is on the other node"
-            said = "its node is broken (XidCriticalError); stuck at step 7 for 61 s"
-            assert failure.message.startswith(said)
+            start = "its node is broken (XidCriticalError); stuck at step 7 for 61 s"
+            assert failure.message.startswith(start)
             assert len(failure.message) <= 200
         # The rank that the others wait for is on another node.
         elsewhere = Hang((0,), "rank 0 did not enter all_reduce 4", "script")

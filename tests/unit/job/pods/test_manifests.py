@@ -100,8 +100,8 @@ class TestEnvironment:
             assert "DDP_MEMBERS" not in env(fresh_job(restart={"scope": scope}), Identity(0, 0))
 
     def test_memory_checkpoints_have_their_own_volume(self) -> None:
-        asked = {"sizeLimit": "1.5Gi", "copies": 2}
-        job = fresh_job(replicas=3, memoryCheckpoint=asked, spares=1)
+        memory = {"sizeLimit": "1.5Gi", "copies": 2}
+        job = fresh_job(replicas=3, memoryCheckpoint=memory, spares=1)
         for identity in (FIRST, Identity(2, 1), Identity(3, 0)):
             found = env(job, identity)
             assert {name: value for name, value in found.items() if "MEMORY" in name} == {

@@ -281,11 +281,11 @@ class TestInitContainer:
 
 class TestDisruption:
     def test_time_of_a_disruption(self) -> None:
-        evicted, asked = [target("EvictionByEvictionAPI")], deletion("2026-03-01T12:00:35Z")
+        evicted, deleted = [target("EvictionByEvictionAPI")], deletion("2026-03-01T12:00:35Z")
         for conditions, metadata, at in (
             (evicted, {}, NOW),
-            (evicted, asked, NOW),
-            ([], asked, later(5)),
+            (evicted, deleted, NOW),
+            ([], deleted, later(5)),
             ([], {}, None),
         ):
             assert read(conditions=conditions, metadata=metadata).disrupted_at == at
@@ -447,7 +447,7 @@ class TestDisruption:
         pod = read(
             terminated(0, finishedAt="2026-03-01T12:00:20Z"),
             conditions=[target("DeletionByTaintManager", "2026-03-01T12:00:35Z")],
-            metadata=self.ASKED_AT_35,
+            metadata=self.DELETED_AT_35,
             reason="Evicted",
             message=self.OWN_FAULT[1],
         )
@@ -458,22 +458,22 @@ class TestDisruption:
         assert pod.disrupted
         assert records.of_pod(fresh_job(), pod, NOW).reason == "TerminationByKubelet"
 
-    ASKED_AT_35: ClassVar[Json] = deletion("2026-03-01T12:01:05Z")
+    DELETED_AT_35: ClassVar[Json] = deletion("2026-03-01T12:01:05Z")
     TAKEN: ClassVar[dict[str, Json]] = {
-        "spot preemption": {"phase": "Failed", "reason": "Terminated", "told": True},
+        "spot preemption": {"phase": "Failed", "reason": "Terminated", "condition": True},
         "node shutdown seen without a condition": {"phase": "Failed", "reason": "NodeShutdown"},
-        "eviction by the kubelet": {"phase": "Failed", "reason": "Evicted", "told": True},
-        "eviction through the API": {"phase": "Succeeded", "told": True, "asked": True},
-        "deletion": {"phase": "Succeeded", "asked": True},
-        "deletion, while a side car still runs": {"phase": "Running", "asked": True},
+        "eviction by the kubelet": {"phase": "Failed", "reason": "Evicted", "condition": True},
+        "eviction through the API": {"phase": "Succeeded", "condition": True, "deleted": True},
+        "deletion": {"phase": "Succeeded", "deleted": True},
+        "deletion, while a side car still runs": {"phase": "Running", "deleted": True},
     }
 
     def read_taken(self, how: Json, *, finished: str) -> PodState:
         return read(
             terminated(0, finishedAt=finished),
             phase=how["phase"],
-            conditions=[target("x", "2026-03-01T12:00:35Z")] if how.get("told") else [],
-            metadata=self.ASKED_AT_35 if how.get("asked") else {},
+            conditions=[target("x", "2026-03-01T12:00:35Z")] if how.get("condition") else [],
+            metadata=self.DELETED_AT_35 if how.get("deleted") else {},
             reason=how.get("reason"),
         )
 
@@ -492,7 +492,7 @@ class TestDisruption:
     @pytest.mark.parametrize("message", ["", *OWN_FAULT])
     def test_evicted_pod_that_is_deleted_later_failed(self, message: str) -> None:
         end = terminated(0, finishedAt="2026-03-01T12:00:34Z")
-        pod = read(end, metadata=self.ASKED_AT_35, reason="Evicted", message=message)
+        pod = read(end, metadata=self.DELETED_AT_35, reason="Evicted", message=message)
         assert (pod.succeeded, pod.failed, pod.disrupted) == (False, True, not message)
 
 

@@ -148,7 +148,7 @@ def resumed(step: int, at: float) -> dict[str, Any]:
     return {"resumed": {"step": step, "time": later(at).isoformat()}}
 
 
-def after_blow(scope: str, **spec: Any) -> tuple[DDPJob, list[PodState]]:
+def after_loss(scope: str, **spec: Any) -> tuple[DDPJob, list[PodState]]:
     """Return a job that lost a pod at step 120 and has ready pods again."""
     job, pods = trained(restart={"scope": scope}, **spec)
     job = look(job, pods, 100, report(120, received=100, **SAVED_AT_100, **resumed(0, 13)))
@@ -162,7 +162,7 @@ def after_blow(scope: str, **spec: Any) -> tuple[DDPJob, list[PodState]]:
     ids=["in memory", "beyond the last report", "an older snapshot", "checkpoint", "wiped"],
 )
 def test_repeated_steps_are_lost(scope: str, begins: int, lost: int) -> None:
-    job, pods = after_blow(scope)
+    job, pods = after_loss(scope)
     assert goodput(job).steps_lost == 0, "the new group has not started yet"
     attempt = job.status.attempt
     for step, at in ((begins + 1, 124), (begins + 200, 160)):
@@ -174,7 +174,7 @@ def test_repeated_steps_are_lost(scope: str, begins: int, lost: int) -> None:
 
 
 def test_late_first_report_of_a_group_counts_repeated_steps() -> None:
-    job, pods = after_blow("Gang")
+    job, pods = after_loss("Gang")
     job = look(job, pods, 160, report(300, received=160, attempt=1, **resumed(100, 121)))
     assert goodput(job).steps_lost == 20
 

@@ -41,8 +41,8 @@ def training(**spec: Any) -> tuple[DDPJob, list[PodState]]:
 
 
 def leader(memory: object, generation: int = 0) -> LauncherStatus:
-    said = {"number": 2, "generation": generation, "memory": memory}
-    return LauncherStatus.read(json.dumps(said).encode())
+    document = {"number": 2, "generation": generation, "memory": memory}
+    return LauncherStatus.read(json.dumps(document).encode())
 
 
 def looked(
@@ -55,13 +55,13 @@ def looked(
     **launchers: Any,
 ) -> Plan:
     generation = job.status.world.generation if job.status.world else 0
-    said = LauncherStates(
+    states = LauncherStates(
         scope="InPlace",
         leader=leader(memory, generation),
         told={pod.key.name: (generation, True) for pod in pods},
         **launchers,
     )
-    return plan(job, pods, later(at), report=heard, launchers=said)
+    return plan(job, pods, later(at), report=heard, launchers=states)
 
 
 def restarted(job: DDPJob, pods: list[PodState], *, memory: object = SAVED, **looks: Any) -> DDPJob:
@@ -115,14 +115,14 @@ def test_job_without_memory_checkpoints_stores_none() -> None:
     ],
 )
 def test_invalid_memory_report_is_ignored(memory: object) -> None:
-    said = leader(memory, generation=3)
-    assert (said.memory, said.generation) == (None, 3)
+    status = leader(memory, generation=3)
+    assert (status.memory, status.generation) == (None, 3)
 
 
 def test_refusal_is_bounded_and_printable() -> None:
     job, pods = training()
-    said = {**SAVED, "refusal": "\x1b[2J" + "x" * 10**5}
-    record = looked(job, pods, said).status.memory_checkpoint
+    memory = {**SAVED, "refusal": "\x1b[2J" + "x" * 10**5}
+    record = looked(job, pods, memory).status.memory_checkpoint
     assert record is not None
     assert record.refusal == "x" * (256 - 4)
 

@@ -27,7 +27,7 @@ def landed(*names: str, **spec: Any) -> tuple[DDPJob, list[PodState]]:
     return job, [ready(job, index, node=name) for index, name in enumerate(names)]
 
 
-def told(planned: Plan) -> list[str]:
+def spread_events(planned: Plan) -> list[str]:
     return [event.message for event in planned.events if event.reason == "Spread"]
 
 
@@ -42,7 +42,7 @@ TOGETHER = hosts(("b1", "s1"), ("b1", "s1"), ("b1", "s1"))
 
 
 @pytest.mark.parametrize(
-    ("nodes", "words", "event"),
+    ("nodes", "placement", "event"),
     [
         (TOGETHER, "3 hosts, 1 sub-block", []),
         (
@@ -64,13 +64,13 @@ TOGETHER = hosts(("b1", "s1"), ("b1", "s1"), ("b1", "s1"))
     ids=["together", "sub-blocks", "blocks", "no labels", "host", "blocks alone", "some labels"],
 )  # fmt: skip
 def test_placement_names_hosts_sub_blocks_and_blocks(
-    nodes: Sequence[Node], words: str, event: list[str]
+    nodes: Sequence[Node], placement: str, event: list[str]
 ) -> None:
     job, pods = landed("n0", "n1", "n2")
     planned = plan(job, pods, later(10), nodes=nodes)
-    assert planned.status.placement == words
-    assert told(planned) == event
-    assert as_stored(planned.status)["placement"] == words
+    assert planned.status.placement == placement
+    assert spread_events(planned) == event
+    assert as_stored(planned.status)["placement"] == placement
 
 
 def test_shared_node_counts_once() -> None:
@@ -83,7 +83,7 @@ def test_placement_is_reported_once() -> None:
     apart = hosts(("b1", "s1"), ("b2", "s2"))
     job = stored(job, plan(job, pods, later(10), nodes=apart))
     again = plan(job, pods, later(20), nodes=apart)
-    assert (told(again), again.status) == ([], job.status)
+    assert (spread_events(again), again.status) == ([], job.status)
 
 
 def test_placement_needs_running_pods_and_known_nodes() -> None:
@@ -122,5 +122,5 @@ def test_placement_in_many_blocks_is_summarized() -> None:
     count = 50
     job, pods = landed(*(f"n{number}" for number in range(count)))
     nodes = hosts(*((f"b{number:02}", "s") for number in range(count)))
-    [message] = told(plan(job, pods, later(10), nodes=nodes))
+    [message] = spread_events(plan(job, pods, later(10), nodes=nodes))
     assert message == "the pods run in 50 blocks: 1 in b00, 1 in b01, 1 in b02 and 47 elsewhere"

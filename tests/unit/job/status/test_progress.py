@@ -41,20 +41,20 @@ def report(
     received: float = 0,
     first_received: float | None = None,
     attempt: int = 0,
-    **said: Any,
+    **fields: Any,
 ) -> Report:
     """Return a report of pod 0's trainer, received `received` seconds after NOW."""
     first = later(received if first_received is None else first_received)
-    document = json.dumps({"step": step, **said}).encode()
+    document = json.dumps({"step": step, **fields}).encode()
     return Report(UID, Identity(0, attempt), TrainerStatus.read(document), first, later(received))
 
 
 def test_full_report_is_read() -> None:
-    said = TrainerStatus.read(json.dumps(FULL).encode())
-    assert (said.step, said.total_steps, said.epoch) == (120, 960, 2)
-    assert (said.loss, said.samples_per_second) == (0.123457, 8123.0)
-    assert said.checkpoint is not None
-    assert said.checkpoint.time == NOW
+    status = TrainerStatus.read(json.dumps(FULL).encode())
+    assert (status.step, status.total_steps, status.epoch) == (120, 960, 2)
+    assert (status.loss, status.samples_per_second) == (0.123457, 8123.0)
+    assert status.checkpoint is not None
+    assert status.checkpoint.time == NOW
 
 
 def test_loss_that_is_no_number_is_dropped() -> None:
@@ -110,10 +110,10 @@ _answers = st.fixed_dictionaries(
 @given(_answers)
 def test_accepted_report_can_be_stored(answer: dict[str, Any]) -> None:
     try:
-        said = TrainerStatus.read(json.dumps(answer).encode())
+        status = TrainerStatus.read(json.dumps(answer).encode())
     except InvalidAnswerError:
         return
-    heard = Report(UID, Identity(0, 0), said, NOW, NOW)
+    heard = Report(UID, Identity(0, 0), status, NOW, NOW)
     stored = json.dumps(as_stored(with_report(fresh_job(), heard)), allow_nan=False)
     assert json.loads(stored)["progress"]["step"] == answer["step"]
 
@@ -159,8 +159,8 @@ def test_checkpoint_goes_back_only_with_training(
     job, _ = running_job()
     known = CheckpointRecord(step=100, path="/c/100", time=datetime(2026, 1, 1, tzinfo=UTC))
     job = with_status(job, checkpoint=known)
-    said: dict[str, Any] = {"checkpoint": {"step": checkpointed}} if checkpointed else {}
-    found = with_report(job, report(step, **said)).checkpoint
+    fields: dict[str, Any] = {"checkpoint": {"step": checkpointed}} if checkpointed else {}
+    found = with_report(job, report(step, **fields)).checkpoint
     assert found is not None
     assert found.step == expected
 

@@ -30,12 +30,12 @@ def reports(paces: Sequence[Pace], *, begin: int = 1, others: float = 1.0) -> It
         yield report(step, received=10 * step, pace=pace)
 
 
-def told(
-    job: DDPJob, pods: Sequence[PodState], said: Iterator[Report]
+def after_reports(
+    job: DDPJob, pods: Sequence[PodState], reported: Iterator[Report]
 ) -> tuple[DDPJob, list[Event]]:
     """Return the job after these reports, and its events."""
     events: list[Event] = []
-    for one in said:
+    for one in reported:
         status, new = with_pace(job, with_report(job, one), one, observe(job, pods))
         job, events = with_status(job, **dict(status)), [*events, *new]
     return job, events
@@ -45,7 +45,7 @@ def trained(
     *paces: Pace, begin: int = 1, others: float = 1.0, **spec: Any
 ) -> tuple[DDPJob, list[Event]]:
     job, pods = running_job(**{"replicas": 4, **spec})
-    return told(job, pods, reports(paces, begin=begin, others=others))
+    return after_reports(job, pods, reports(paces, begin=begin, others=others))
 
 
 def slow_rank(job: DDPJob) -> SlowRank:
@@ -92,15 +92,15 @@ def test_less_than_a_millisecond_is_not_slow() -> None:
 
 
 def test_factor_of_the_spec_decides() -> None:
-    asked = {"slowRank": {"factor": 1.2}}
-    assert trained(*[(3, 1.25)] * 3, restart=asked)[0].status.slow_rank is not None
-    assert trained(*[(3, 1.19)] * 3, restart=asked)[0].status.slow_rank is None
+    restart = {"slowRank": {"factor": 1.2}}
+    assert trained(*[(3, 1.25)] * 3, restart=restart)[0].status.slow_rank is not None
+    assert trained(*[(3, 1.19)] * 3, restart=restart)[0].status.slow_rank is None
 
 
 def test_same_comparison_counts_once() -> None:
     job, pods = running_job(replicas=4)
     [first] = reports([(3, 1.8)])
-    job, events = told(job, pods, iter([first] * 9))
+    job, events = after_reports(job, pods, iter([first] * 9))
     assert (job.status.slow_rank, events) == (None, [])
     assert job.status.progress is not None
     assert job.status.progress.pace is not None
@@ -156,23 +156,23 @@ def test_pod_that_is_slowest_more_often_is_slow() -> None:
 
 def test_second_slow_pod_is_named_after_the_first_is_replaced() -> None:
     job, pods = running_job(replicas=4)
-    job, _ = told(job, pods, reports([(3, 1.8), (2, 1.7)] * 3))
+    job, _ = after_reports(job, pods, reports([(3, 1.8), (2, 1.7)] * 3))
     job = with_status(job, replacements={"3": 1})
-    job, events = told(job, pods, reports([(2, 1.7)], begin=7))
+    job, events = after_reports(job, pods, reports([(2, 1.7)], begin=7))
     assert slow_rank(job).rank == 2
     assert [event.reason for event in events] == ["SlowRankOver", "SlowRank"]
 
 
 def test_replacement_of_a_slow_pod_is_not_slow_yet() -> None:
     job, pods = running_job(replicas=4)
-    job, _ = told(job, pods, reports([(3, 1.8)] * 3))
+    job, _ = after_reports(job, pods, reports([(3, 1.8)] * 3))
     job = with_status(job, replacements={"3": 1})
-    job, events = told(job, pods, reports([(3, 1.8)] * 2, begin=4))
+    job, events = after_reports(job, pods, reports([(3, 1.8)] * 2, begin=4))
     assert job.status.slow_rank is None
     [event] = events
     assert event.reason == "SlowRankOver"
     assert "its pod was replaced" in event.message
-    job, events = told(job, pods, reports([(3, 1.8)], begin=6))
+    job, events = after_reports(job, pods, reports([(3, 1.8)], begin=6))
     assert slow_rank(job).pod == "digits-0-3-r1"
 
 
@@ -210,7 +210,7 @@ def test_events_match_the_changes_of_the_slow_rank(paces: list[dict[str, Any]]) 
     job, pods = running_job(replicas=4)
     named = ""
     for step, pace in enumerate(paces):
-        job, events = told(job, pods, iter([report(step, received=10 * step, pace=pace)]))
+        job, events = after_reports(job, pods, iter([report(step, received=10 * step, pace=pace)]))
         slow = job.status.slow_rank
         assert job.status.bounded() == job.status
         new = slow.pod if slow else ""
@@ -223,7 +223,7 @@ def test_events_match_the_changes_of_the_slow_rank(paces: list[dict[str, Any]]) 
 
 def test_report_without_a_comparison_changes_nothing() -> None:
     job, pods = running_job(replicas=4)
-    job, _ = told(job, pods, reports([(3, 1.8)] * 3))
-    after, events = told(job, pods, iter([report(9, received=99)]))
-    assert (after.status.slow_rank, events) == (job.status.slow_rank, [])
+    job, _ = after_reports(job, pods, reports([(3, 1.8)] * 3))
+    unchanged, events = after_reports(job, pods, iter([report(9, received=99)]))
+    assert (unchanged.status.slow_rank, events) == (job.status.slow_rank, [])
     assert TrainerStatus.read(b'{"step": 1, "pace": null}').pace is None

@@ -49,7 +49,7 @@ def launchers(*failures: PodFailure, **more: Any) -> LauncherStates:
     return replace(LISTENS, failures=failures, **more)
 
 
-def told(job: DDPJob, pods: list[PodState], when: datetime, **what: Any) -> Plan:
+def plan_with(job: DDPJob, pods: list[PodState], when: datetime, **what: Any) -> Plan:
     return plan(job, pods, when, launchers=replace(LISTENS, **what))
 
 
@@ -80,9 +80,9 @@ def test_failed_process_restarts_all_processes_and_no_pod() -> None:
     assert (planned.create, planned.delete) == ((), ())
     assert [assignment.document["nodeRank"] for assignment in planned.assignments] == [0, 1, 2]
     assert not any(starts(planned).values()), "old processes may still run"
-    some = told(job, pods, later(61), **knowing(pods[:2], 1, start=False))
+    some = plan_with(job, pods, later(61), **knowing(pods[:2], 1, start=False))
     assert starts(some) == {pods[2].key.name: False}
-    planned = told(job, pods, later(61), **knowing(pods, 1, start=False))
+    planned = plan_with(job, pods, later(61), **knowing(pods, 1, start=False))
     assert all(starts(planned).values())
     assert {assignment.generation for assignment in planned.assignments} == {1}
     assert planned.assignments[2].document == {
@@ -108,10 +108,10 @@ def test_launcher_that_confirmed_gets_no_second_assignment() -> None:
     job, pods = in_place()
     job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
     both = {**knowing(pods, 1, start=False)["told"], **knowing(pods[:2], 1)["told"]}
-    some = told(job, pods, later(61), told=both)
+    some = plan_with(job, pods, later(61), told=both)
     assert starts(some) == {pods[2].key.name: True}
     assert condition(some, "Running")[0] == "False"
-    done = told(job, pods, later(61), **knowing(pods, 1))
+    done = plan_with(job, pods, later(61), **knowing(pods, 1))
     assert done.assignments == ()
     assert condition(done, "Running") == ("True", "PodsReady")
 
@@ -133,14 +133,14 @@ def test_others_wait_for_the_replacement_of_a_lost_pod() -> None:
     assert [each.replacement for each in planned.create] == [1]
     assert starts(planned) == {pod.key.name: False for pod in pods[:2]}
     new = pod(job, 2, replacement=1, generation=1)
-    waiting = told(job, [*pods[:2], new], later(64), **knowing(pods[:2], 1, start=False))
+    waiting = plan_with(job, [*pods[:2], new], later(64), **knowing(pods[:2], 1, start=False))
     assert waiting.assignments == ()
     new = listening(ready(job, 2, replacement=1, generation=1))
-    going = told(job, [*pods[:2], new], later(65), **knowing(pods[:2], 1, start=False))
+    going = plan_with(job, [*pods[:2], new], later(65), **knowing(pods[:2], 1, start=False))
     assert [assignment.start for assignment in going.assignments] == [True, True, True], (
         "the new pod waits for its assignment"
     )
-    done = told(job, [*pods[:2], new], later(66), **knowing([*pods[:2], new], 1))
+    done = plan_with(job, [*pods[:2], new], later(66), **knowing([*pods[:2], new], 1))
     assert done.assignments == ()
     assert condition(done, "Running")[0] == "True"
 
@@ -155,12 +155,12 @@ def test_ranks_wait_while_a_terminating_pod_may_save(policy: Any, waits: bool) -
     there = [going, new, *pods[1:]]
     job = stored(job, plan(job, there, later(65), launchers=LISTENS))
     knows = knowing(pods[1:], 1, start=False)
-    planned = told(job, there, later(65), **knows)
+    planned = plan_with(job, there, later(65), **knows)
     assert [assignment.start for assignment in planned.assignments] == ([] if waits else [True] * 3)
     assert condition(planned, "Running")[0] == "False"
     assert planned.requeue_at is not None
     for seen, when in ((there[1:], 66), (there, 101)):  # it is gone, or its time is over
-        assert [each.start for each in told(job, seen, later(when), **knows).assignments] == [
+        assert [each.start for each in plan_with(job, seen, later(when), **knows).assignments] == [
             True
         ] * 3
 
@@ -191,7 +191,7 @@ def test_failed_job_keeps_the_pod_of_its_cause_for_its_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "says_so"),
+    ("spec", "named"),
     [
         ({"restart": {"scope": "InPlace"}}, True),
         ({}, True),
@@ -200,12 +200,12 @@ def test_failed_job_keeps_the_pod_of_its_cause_for_its_log() -> None:
         ({"scheduling": {"queueName": "research"}}, True),
     ],
 )
-def test_gang_restarts_where_no_launcher_has_answered(spec: dict[str, Any], says_so: bool) -> None:
+def test_gang_restarts_where_no_launcher_has_answered(spec: dict[str, Any], named: bool) -> None:
     job, pods = running_job(replicas=3, **spec)
     planned = plan(job, [*pods[:2], ended(job, 2, code=1, at=59)], later(60))
     assert planned.status.attempt == 1
-    said = planned.events[0].message
-    assert ("; no launcher answers)" in said) is says_so
+    message = planned.events[0].message
+    assert ("; no launcher answers)" in message) is named
 
 
 def test_backoff_holds_processes_back() -> None:
@@ -216,19 +216,19 @@ def test_backoff_holds_processes_back() -> None:
         fault = replace(fault, **knowing(pods, generation))
         job = stored(job, plan(job, pods, later(60 + number), launchers=fault))
     assert job.status.next_start_time is not None
-    held = told(job, pods, later(62), **knowing(pods, 2, start=False))
+    held = plan_with(job, pods, later(62), **knowing(pods, 2, start=False))
     assert held.assignments == ()
-    after = told(job, pods, later(600), **knowing(pods, 2, start=False))
+    after = plan_with(job, pods, later(600), **knowing(pods, 2, start=False))
     assert [assignment.start for assignment in after.assignments] == [True] * 3
 
 
 def test_pod_with_an_unreachable_launcher_is_replaced() -> None:
     job, pods = in_place()
     job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
-    deaf = {"unreached_since": {pods[2].key.name: later(61)}, **knowing(pods[:2], 1)}
-    early = told(job, pods, later(61 + UNREACHABLE_SECONDS - 1), **deaf)
+    unreachable = {"unreached_since": {pods[2].key.name: later(61)}, **knowing(pods[:2], 1)}
+    early = plan_with(job, pods, later(61 + UNREACHABLE_SECONDS - 1), **unreachable)
     assert not early.decided
-    late = told(job, pods, later(61 + UNREACHABLE_SECONDS), **deaf)
+    late = plan_with(job, pods, later(61 + UNREACHABLE_SECONDS), **unreachable)
     [*_, lost] = late.status.failures
     assert (lost.reason, lost.index, lost.charged) == ("LauncherUnreachable", 2, False)
     assert late.status.bookkeeping.replacements == {"2": 1}
@@ -238,9 +238,9 @@ def test_pod_with_an_unreachable_launcher_is_replaced() -> None:
 def test_training_group_outlives_an_operator_that_cannot_reach_it() -> None:
     job, pods = in_place()
     job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
-    job = stored(job, told(job, pods, later(61), **knowing(pods, 1)))
-    deaf = {"unreached_since": {pods[2].key.name: later(100)}}  # for a restarted operator
-    asks = told(job, pods, later(100 + 2 * UNREACHABLE_SECONDS), **deaf)
+    job = stored(job, plan_with(job, pods, later(61), **knowing(pods, 1)))
+    unreachable = {"unreached_since": {pods[2].key.name: later(100)}}  # for a restarted operator
+    asks = plan_with(job, pods, later(100 + 2 * UNREACHABLE_SECONDS), **unreachable)
     assert not asks.decided
     assert len(asks.assignments) == 3
 
@@ -255,7 +255,7 @@ def test_restarted_gang_continues_the_generations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "action", "spec"),
+    ("reported", "action", "spec"),
     [
         ("Pod", "RestartPod", {}),
         ("InPlace", "RestartInPlace", {}),
@@ -264,13 +264,13 @@ def test_restarted_gang_continues_the_generations() -> None:
     ],
 )
 def test_launcher_scope_decides_about_the_restart(
-    said: Any, action: str, spec: dict[str, Any]
+    reported: Any, action: str, spec: dict[str, Any]
 ) -> None:
     job, pods = running_job(replicas=3, restart={"scope": "Auto"}, **spec)
     pods = [listening(each) for each in pods]
-    known = replace(NO_LAUNCHERS, scope=said)
+    known = replace(NO_LAUNCHERS, scope=reported)
     job = stored(job, plan(job, pods, later(20), launchers=known))
-    assert job.status.bookkeeping.launcher == said
+    assert job.status.bookkeeping.launcher == reported
     lost = [*pods[:2], ended(job, 2, code=1, at=59)]
     planned = plan(job, lost, later(60), launchers=NO_LAUNCHERS)  # the scope is recorded
     assert planned.status.failures[-1].action == action
@@ -282,7 +282,7 @@ def test_new_pods_are_held_only_in_scope_in_place() -> None:
     job, _ = in_place()
     world = world_of(job).model_copy(update={"generation": 2})
     job = replace(job, status=job.status.model_copy(update={"world": world}))
-    for scope, said, held in (
+    for scope, reported, held in (
         ("InPlace", "InPlace", True),
         ("Auto", "InPlace", True),
         ("Auto", "Pod", False),
@@ -291,6 +291,6 @@ def test_new_pods_are_held_only_in_scope_in_place() -> None:
     ):
         restart = job.spec.restart.model_copy(update={"scope": scope})
         spec = job.spec.model_copy(update={"restart": restart})
-        of_scope = replace(job, spec=spec, status=job.status.noting(launcher=said))
-        told = environment(of_scope, Identity(1, 0, 1), token="")
-        assert (told["DDP_RESTART_SCOPE"], "DDP_HELD" in told) == (scope, held)
+        of_scope = replace(job, spec=spec, status=job.status.noting(launcher=reported))
+        variables = environment(of_scope, Identity(1, 0, 1), token="")
+        assert (variables["DDP_RESTART_SCOPE"], "DDP_HELD" in variables) == (scope, held)

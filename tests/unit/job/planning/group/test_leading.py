@@ -43,9 +43,11 @@ def training(**spec: Any) -> tuple[DDPJob, list[PodState]]:
     return stored(job, plan(job, pods, later(20), launchers=LauncherStates(scope="InPlace"))), pods
 
 
-def blow(of: PodState, generation: int, at: float, *, code: int = 1, says: str = "") -> PodFailure:
+def failed(
+    of: PodState, generation: int, at: float, *, code: int = 1, message: str = ""
+) -> PodFailure:
     return PodFailure(
-        pod=of.key.name, generation=generation, exit_code=code, message=says, time=later(at)
+        pod=of.key.name, generation=generation, exit_code=code, message=message, time=later(at)
     )
 
 
@@ -54,10 +56,10 @@ def launchers(
 ) -> LauncherStates:
     """Return the state of rank 0's launcher that led generations from these times on."""
     news = tuple(Led(generation=number, time=later(at)) for number, at in led.items())
-    said = LauncherStatus(
+    states = LauncherStatus(
         number=9, generation=max(led), failures=failures, members=members, led=news
     )
-    return LauncherStates(scope="InPlace", failures=failures, leader=said, **more)
+    return LauncherStates(scope="InPlace", failures=failures, leader=states, **more)
 
 
 def seconds(job: DDPJob, name: str) -> int:
@@ -69,18 +71,18 @@ def seconds(job: DDPJob, name: str) -> int:
     return int(getattr(books, f"{name}_seconds"))
 
 
-def look(job: DDPJob, pods: Sequence[PodState], at: float, said: LauncherStates) -> Plan:
+def look(job: DDPJob, pods: Sequence[PodState], at: float, states: LauncherStates) -> Plan:
     """Return the first plan without a decision, after the decisions before it are stored."""
-    while (planned := plan(job, pods, later(at), launchers=said)).decided:
+    while (planned := plan(job, pods, later(at), launchers=states)).decided:
         job = stored(job, planned)
     return planned
 
 
 def test_restarts_and_seconds_without_operator_are_accounted_for() -> None:
     job, pods = training()
-    blows = [blow(pods[n % 3], n, 600 * n + 100) for n in range(3)]
-    said = launchers(*blows, led={n + 1: 600 * n + 110 for n in range(3)})
-    planned = plan(job, pods, later(HOUR), launchers=said)
+    failures = [failed(pods[n % 3], n, 600 * n + 100) for n in range(3)]
+    states = launchers(*failures, led={n + 1: 600 * n + 110 for n in range(3)})
+    planned = plan(job, pods, later(HOUR), launchers=states)
     assert planned.decided
     assert event_reasons(planned) == ["LedWithoutOperator"]
     after = stored(job, planned)
@@ -95,7 +97,7 @@ def test_restarts_and_seconds_without_operator_are_accounted_for() -> None:
     assert seconds(after, "lost") == 30
     assert condition(planned, "Running")[0] == "True", "the job trains"
     # The operator repeats the assignments as its own.
-    again = plan(after, pods, later(HOUR), launchers=said)
+    again = plan(after, pods, later(HOUR), launchers=states)
     assert not again.decided
     assert {telling.generation for telling in again.assignments} == {3}
     assert (again.create, again.delete) == ((), ())
@@ -118,8 +120,8 @@ def test_reported_first_steps_end_the_outages_without_operator() -> None:
     first = {"step": 1, "time": later(20).isoformat()}
     before = report(80, received=100, lastStepTime=later(100).isoformat(), firstSteps=[first])
     job = stored(job, plan(job, pods, later(100), report=before, launchers=LauncherStates()))
-    blows = [blow(pods[1], 0, 200), blow(pods[2], 1, 400)]
-    job = stored(job, look(job, pods, 500, launchers(*blows, led={1: 230, 2: 430})))
+    failures = [failed(pods[1], 0, 200), failed(pods[2], 1, 400)]
+    job = stored(job, look(job, pods, 500, launchers(*failures, led={1: 230, 2: 430})))
     assert seconds(job, "lost") == 60 + 70
     # Steps take a second. Step 150 was saved at 170, step 270 at 379.
     steps = [first, {"step": 151, "time": later(260).isoformat()}]
@@ -146,11 +148,11 @@ def test_reported_first_steps_end_the_outages_without_operator() -> None:
 
 def test_training_job_is_not_failed_for_past_restarts() -> None:
     job, pods = training(restart={"maxRestarts": 1})
-    blows = [blow(pods[1], n, 100 * n + 100) for n in range(4)]
-    said = launchers(*blows, led={n + 1: 100 * n + 101 for n in range(4)})
-    job = stored(job, look(job, pods, HOUR, said))
+    failures = [failed(pods[1], n, 100 * n + 100) for n in range(4)]
+    states = launchers(*failures, led={n + 1: 100 * n + 101 for n in range(4)})
+    job = stored(job, look(job, pods, HOUR, states))
     assert (job.status.restarts, job.status.phase) == (4, "Running")
-    next_one = replace(said, leader=None, failures=(blow(pods[1], 4, HOUR + 10),))
+    next_one = replace(states, leader=None, failures=(failed(pods[1], 4, HOUR + 10),))
     assert look(job, pods, HOUR + 11, next_one).status.reason == "MaxRestartsExceeded"
 
 
@@ -158,8 +160,8 @@ def test_checkpoint_between_two_failures_resets_the_budget() -> None:
     job, pods = training()
     saved = CheckpointRecord(step=900, time=later(150))
     job = with_status(job, checkpoint=saved)
-    blows = [blow(pods[1], 0, 100), blow(pods[1], 1, 200)]
-    job = stored(job, look(job, pods, HOUR, launchers(*blows, led={1: 101, 2: 201})))
+    failures = [failed(pods[1], 0, 100), failed(pods[1], 1, 200)]
+    job = stored(job, look(job, pods, HOUR, launchers(*failures, led={1: 101, 2: 201})))
     assert job.status.restarts == 2
     assert job.status.bookkeeping.restarts_without_progress == 1
 
@@ -167,13 +169,13 @@ def test_checkpoint_between_two_failures_resets_the_budget() -> None:
 def test_rules_and_classes_apply_to_failures_without_operator() -> None:
     rules = [{"exitCodes": [42], "action": "RestartPod", "charged": False}]
     job, pods = training(restart={"rules": rules})
-    blows = [
-        blow(pods[0], 0, 100, code=42),
-        blow(pods[1], 1, 200, says="CUDA error: uncorrectable ECC error encountered"),
-        blow(pods[2], 2, 301, code=75),
-        blow(pods[0], 2, 302),
+    failures = [
+        failed(pods[0], 0, 100, code=42),
+        failed(pods[1], 1, 200, message="CUDA error: uncorrectable ECC error encountered"),
+        failed(pods[2], 2, 301, code=75),
+        failed(pods[0], 2, 302),
     ]
-    job = stored(job, look(job, pods, HOUR, launchers(*blows, led={1: 101, 2: 201, 3: 303})))
+    job = stored(job, look(job, pods, HOUR, launchers(*failures, led={1: 101, 2: 201, 3: 303})))
     assert (job.status.restarts, job.status.disruptions) == (1, 2)
     classes = [(each.class_, each.index, each.charged) for each in job.status.failures]
     assert classes == [
@@ -185,22 +187,22 @@ def test_rules_and_classes_apply_to_failures_without_operator() -> None:
 
 def test_failure_known_to_the_operator_is_counted_once() -> None:
     job, pods = training()
-    first = blow(pods[1], 0, 59)
+    first = failed(pods[1], 0, 59)
     job = stored(
         job,
         plan(job, pods, later(60), launchers=LauncherStates(scope="InPlace", failures=(first,))),
     )
     assert (world_of(job).generation, job.status.restarts) == (1, 1)
     # The operator assigned nothing before it stopped; the launcher led both restarts.
-    said = launchers(first, blow(pods[2], 1, 500), led={1: 95, 2: 510})
-    job = stored(job, look(job, pods, HOUR, said))
+    states = launchers(first, failed(pods[2], 1, 500), led={1: 95, 2: 510})
+    job = stored(job, look(job, pods, HOUR, states))
     assert (world_of(job).generation, job.status.restarts) == (2, 2)
 
 
 def test_failure_of_the_current_generation_restarts_the_ranks() -> None:
     job, pods = training()
-    said = launchers(blow(pods[1], 0, 100), blow(pods[2], 1, HOUR - 5), led={1: 101})
-    planned = look(job, pods, HOUR, said)
+    states = launchers(failed(pods[1], 0, 100), failed(pods[2], 1, HOUR - 5), led={1: 101})
+    planned = look(job, pods, HOUR, states)
     assert planned.status.restarts == 2
     assert group(planned).generation == 2
     assert planned.assignments
@@ -214,8 +216,8 @@ def test_changed_group_gets_a_generation_above_the_leaders() -> None:
     job = stored(job, plan(job, [*pods, spare], later(30), launchers=listens))
     job = stored(job, plan(job, [*pods[:2], lost, spare], later(60), launchers=listens))
     assert (world_of(job).generation, world_of(job).members) == (1, "0-1,3")
-    said = launchers(blow(pods[0], 0, 58, code=75), led={1: 90})
-    for now_led in (said, launchers(blow(pods[0], 1, 95), led={1: 90, 2: 100})):
+    states = launchers(failed(pods[0], 0, 58, code=75), led={1: 90})
+    for now_led in (states, launchers(failed(pods[0], 1, 95), led={1: 90, 2: 100})):
         planned = look(job, [*pods[:2], spare], 120, now_led)
         assert group(planned).members == "0-1,3"
         assert now_led.leader is not None
@@ -232,8 +234,8 @@ def test_new_rank_0_gets_a_generation_above_its_predecessors() -> None:
     new = replace(
         ready(job, 0, replacement=1, generation=1), address="10.0.0.9:29501", started=later(70)
     )
-    born = LauncherStatus(number=1, generation=1, members="0-2")
-    refused = LauncherStates(scope="InPlace", leader=born, ahead=4)
+    status = LauncherStatus(number=1, generation=1, members="0-2")
+    refused = LauncherStates(scope="InPlace", leader=status, ahead=4)
     waits = plan(job, [new, *pods[1:]], later(80), launchers=replace(refused, leader=None))
     assert not waits.decided, "its launcher has not answered yet"
     planned = look(job, [new, *pods[1:]], 80, refused)
@@ -244,16 +246,18 @@ def test_new_rank_0_gets_a_generation_above_its_predecessors() -> None:
 @pytest.mark.parametrize("generation", [2**31, 2**53 - 1])
 def test_implausible_generation_is_ignored(generation: int) -> None:
     job, pods = training()
-    said = launchers(led={generation: 100})
-    assert not plan(job, pods, later(HOUR), launchers=said).decided
-    assert not plan(job, pods, later(HOUR), launchers=replace(said, ahead=generation)).decided
+    states = launchers(led={generation: 100})
+    assert not plan(job, pods, later(HOUR), launchers=states).decided
+    assert not plan(job, pods, later(HOUR), launchers=replace(states, ahead=generation)).decided
 
 
 def test_wrong_clocks_still_balance_the_accounts() -> None:
     job, pods = training()
-    said = launchers(
-        blow(pods[1], 0, -500), blow(pods[1], 1, 9 * HOUR), led={1: -400, 2: 10 * HOUR}
+    states = launchers(
+        failed(pods[1], 0, -500),
+        failed(pods[1], 1, 9 * HOUR),
+        led={1: -400, 2: 10 * HOUR},
     )
-    job = stored(job, look(job, pods, HOUR, said))
+    job = stored(job, look(job, pods, HOUR, states))
     assert seconds(job, "lost") == 0
     assert job.status.restarts == 2

@@ -66,10 +66,10 @@ def test_spares_are_created_once_the_group_is_scheduled() -> None:
     planned = plan(job, pods, later(20))
     assert names(planned.create_spares) == ["digits-0-3", "digits-0-4"]
     assert planned.status.ready == "3/3 +0"
-    confirmed = environment(job, planned.create_spares[0], token="secret")
-    assert confirmed["DDP_POD"] == "digits-0-3"
-    assert {"MASTER_PORT", "LOCAL_WORLD_SIZE", "DDP_GENERATION", "DDP_TOKEN"} <= confirmed.keys()
-    assert not {"RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "PET_NNODES"} & confirmed.keys()
+    variables = environment(job, planned.create_spares[0], token="secret")
+    assert variables["DDP_POD"] == "digits-0-3"
+    assert {"MASTER_PORT", "LOCAL_WORLD_SIZE", "DDP_GENERATION", "DDP_TOKEN"} <= variables.keys()
+    assert not {"RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "PET_NNODES"} & variables.keys()
     there = [*pods, *(listening(ready(job, slot)) for slot in (3, 4))]
     planned = plan(job, there, later(21))
     assert planned.create_spares == ()
@@ -87,8 +87,8 @@ def test_spare_has_its_own_priority_class() -> None:
     )
     [spare] = plan(job, pods, later(20)).create_spares
     made = {each: manifests.pod(job, each)["spec"] for each in (pods[0].identity, spare)}
-    said = [(spec["priorityClassName"], spec.get("priority")) for spec in made.values()]
-    assert said == [("high", 9), ("low", None)]
+    priorities = [(spec["priorityClassName"], spec.get("priority")) for spec in made.values()]
+    assert priorities == [("high", 9), ("low", None)]
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -228,8 +228,8 @@ def test_scope_in_place_restarts_processes_with_the_spare() -> None:
     planned = plan(job, seen, later(63), launchers=listens("InPlace"))
     job = recorded(job, planned)
     [event] = planned.events
-    said = "all processes restart in place, spare digits-0-3 becomes node rank 2"
-    assert said in event.message
+    message = "all processes restart in place, spare digits-0-3 becomes node rank 2"
+    assert message in event.message
     members = [*pods[:2], pods[3]]
     planned = plan(job, seen, later(63), launchers=listens("InPlace"))
     assert [telling.start for telling in planned.assignments] == [False] * 3

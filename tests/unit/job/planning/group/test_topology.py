@@ -93,8 +93,8 @@ def test_slots_in_one_block_get_consecutive_ranks(places: list[str], order: list
 def test_first_ranks_wait_for_their_order(scope: str) -> None:
     job, pods = placed("11a", "21a", "11b", scope=scope)
     assert _pollable(job) is job
-    told = environment(job, Identity(1, 0), token="secret")
-    assert told["DDP_HOLD_SECONDS"] == str(HOLD_SECONDS)
+    variables = environment(job, Identity(1, 0), token="secret")
+    assert variables["DDP_HOLD_SECONDS"] == str(HOLD_SECONDS)
     unplaced = [*pods[:2], replace(pods[2], node="", started=None, ready=False)]
     for waiting, launchers in ((unplaced, HEARD[scope]), (pods, NO_LAUNCHERS)):
         planned = seen(job, waiting, 2, launchers)

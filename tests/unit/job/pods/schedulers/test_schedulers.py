@@ -273,8 +273,8 @@ def test_affinity_of_template_and_override_is_kept() -> None:
 def test_topology_in_kueue_sets_no_affinity(name: str) -> None:
     made = manifests.pod(job_for(name), Identity(0, 0))
     assert "affinity" not in made["spec"]
-    [said] = [key for key in made["metadata"]["annotations"] if key.endswith("-topology")]
-    assert ("required" in said) == (name == "kueue-nearest")
+    [annotation] = [key for key in made["metadata"]["annotations"] if key.endswith("-topology")]
+    assert ("required" in annotation) == (name == "kueue-nearest")
 
 
 def test_topology_in_a_volcano_queue_sets_affinity() -> None:
