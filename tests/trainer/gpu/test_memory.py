@@ -33,7 +33,7 @@ def test_a_lost_pod_resumes_from_the_memory_of_another(tmp_path: Path) -> None:
 
 def test_a_save_takes_as_long_as_a_copy() -> None:
     """CUDA locks the memory of both files at the first saves."""
-    *_, last = seen = run_alone("saving", "4")
-    print(*seen, sep="\n")
+    *_, last = saves = run_alone("saving", "4")
+    print(*saves, sep="\n")
     assert last["saved"]
     assert last["seconds"] < 3 * last["a copy, seconds"]

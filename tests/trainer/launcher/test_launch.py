@@ -199,7 +199,7 @@ child.wait()
         until(lambda: not is_alive(child), "the rank's own child to be killed")
 
 
-def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+def test_missing_command_is_a_configuration_error(tmp_path: Path) -> None:
     with job(tmp_path, nodes=1) as scripts:
         pod = scripts.start(0, "--", "/no/such/command")
         assert pod.wait() == 64

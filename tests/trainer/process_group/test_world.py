@@ -20,13 +20,13 @@ def test_collectives_and_exact_evaluation_on_three_ranks(tmp_path: Path) -> None
     with job(tmp_path, nodes=1, local_world_size=3) as three:
         pod = three.start(0, "--", sys.executable, *program)
         assert pod.wait() == 0, pod.log
-    seen = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(3)]
-    others, had_it, lost = (rank.pop("handed over") for rank in seen)
-    assert others == had_it, "rank 0 receives the state of rank 1"
-    assert had_it[1:] == [3, [[[2, 3, 0], [[1.5]]]]]
+    results = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(3)]
+    others, source, lost = (rank.pop("handed over") for rank in results)
+    assert others == source, "rank 0 receives the state of rank 1"
+    assert source[1:] == [3, [[[2, 3, 0], [[1.5]]]]]
     assert lost[1:] == [0, []], "rank 2 keeps its own state"
-    assert lost != had_it
-    for rank in seen:
+    assert lost != source
+    for rank in results:
         assert rank == {
             "scores": {
                 f"{size} by {batch_size}": sum(i**2 for i in range(size)) / size

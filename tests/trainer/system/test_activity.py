@@ -43,7 +43,7 @@ def stat(
     folder.joinpath("stat").write_text(f"7 ({name}) {state} {' '.join(map(str, numbers))}\n")
 
 
-def test_a_process_of_which_one_thread_waits_for_a_disk(tmp_path: Path) -> None:
+def test_process_with_one_thread_that_waits_for_a_disk(tmp_path: Path) -> None:
     ticks = os.sysconf("SC_CLK_TCK")
     stat(tmp_path / "7", "ddp) D (rank 0", "S", user_ticks=2 * ticks, kernel_ticks=ticks)
     stat(tmp_path / "7" / "task" / "7", "ddp) D (rank 0", "S")

@@ -40,7 +40,7 @@ def report(
     )
 
 
-def asked(*reports: RankReport) -> Asked:
+def after(*reports: RankReport) -> Asked:
     found = Asked(POD)
     for one in reports:
         found.note(one)
@@ -67,29 +67,29 @@ def test_files_of_others_do_not_count() -> None:
 
 
 def test_a_step_counts_as_asked_for_when_the_last_rank_was_asked() -> None:
-    assert asked().step([]) is None
-    assert asked(report(2, 5)).step([]) is None
-    assert asked(report(2, 7), report(3, 5), report(3, 6)).step([]) == 6
+    assert after().step([]) is None
+    assert after(report(2, 5)).step([]) is None
+    assert after(report(2, 7), report(3, 5), report(3, 6)).step([]) == 6
 
 
 def test_a_file_shows_that_its_rank_was_asked_if_the_datagram_is_lost() -> None:
-    assert asked(report(2, 7)).step([file(6, 3)]) == 6
-    assert asked().step([file(6, 2, replicated=True)]) == 6
+    assert after(report(2, 7)).step([file(6, 3)]) == 6
+    assert after().step([file(6, 2, replicated=True)]) == 6
 
 
 def test_replicated_step_needs_one_rank() -> None:
-    assert asked(report(2, 5, replicated=True)).step([]) == 5
-    assert asked(report(2, 9), report(2, 5, replicated=True)).step([]) == 5
+    assert after(report(2, 5, replicated=True)).step([]) == 5
+    assert after(report(2, 9), report(2, 5, replicated=True)).step([]) == 5
 
 
 def test_reports_of_other_generations_and_ranks_are_ignored() -> None:
     others = [report(2, 9, generation=1), report(3, 9, generation=3), report(1, 9), report(4, 9)]
-    assert asked(*others).step([]) is None
-    assert asked(report(2, 2**63), report(3, 5)).step([]) is None
+    assert after(*others).step([]) is None
+    assert after(report(2, 2**63), report(3, 5)).step([]) is None
 
 
 def test_refusal_is_reported_until_the_rank_can_save() -> None:
-    found = asked(report(3, 5, refusal="too large" + "x" * 300))
+    found = after(report(3, 5, refusal="too large" + "x" * 300))
     assert found.refusal.startswith("too large")
     assert len(found.refusal) == 200
     found.note(report(3, 6))

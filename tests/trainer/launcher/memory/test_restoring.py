@@ -35,7 +35,7 @@ def inventory(node_rank: int, *names: SnapshotName, generation: int = 2) -> Inve
     return Inventory(generation=generation, node_rank=node_rank, snapshots=stored)
 
 
-class Asked:
+class TwoPods:
     """Node rank 0 of two pods, and the answers of the other pod in their order."""
 
     def __init__(self, *answers: Inventory | Answer | None) -> None:
@@ -65,7 +65,7 @@ class Asked:
 
 
 def test_a_pod_may_answer_late_or_be_in_an_earlier_generation_first() -> None:
-    asked = Asked(
+    pods = TwoPods(
         None,
         Answer(403, b"no"),
         Answer(200, b"{"),
@@ -74,45 +74,45 @@ def test_a_pod_may_answer_late_or_be_in_an_earlier_generation_first() -> None:
         inventory(1, OTHER, generation=3),
     )
     source = Source(name=str(OTHER), bytes=1000, hosts=("job-1",))
-    assert asked.decide() == Decision(sources=(source,))
-    assert len(asked.answers) == 1
+    assert pods.decide() == Decision(sources=(source,))
+    assert len(pods.answers) == 1
 
 
 def test_a_silent_pod_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leading, "_ANSWER_SECONDS", -1.0)
-    decision = Asked(None).decide()
+    decision = TwoPods(None).decide()
     assert not decision.sources
     assert decision.reason.endswith("no answer from node ranks 1")
 
 
 def test_unusable_volume_of_one_pod_prevents_any_restore() -> None:
     unusable = Inventory(generation=2, node_rank=1, usable=False)
-    asked = Asked(Answer(200, to_json(unusable).encode()))
+    pods = TwoPods(Answer(200, to_json(unusable).encode()))
     replicated = snapshot(5, 0, replicated=True)
-    assert asked.leading.decide(inventory(0, replicated), lambda: True)
-    assert asked.leading.decision(range(1)) == Decision(
+    assert pods.leading.decide(inventory(0, replicated), lambda: True)
+    assert pods.leading.decision(range(1)) == Decision(
         reason="node rank 1 cannot use its memory volume"
     )
 
 
 def test_a_group_that_restarts_meanwhile_decides_nothing() -> None:
-    asked = Asked(None)
-    assert not asked.leading.decide(inventory(0, OWN), lambda: False)
-    assert asked.leading.decision(range(1)) is None
+    pods = TwoPods(None)
+    assert not pods.leading.decide(inventory(0, OWN), lambda: False)
+    assert pods.leading.decision(range(1)) is None
 
 
 def test_decision_does_not_change() -> None:
-    asked = Asked(inventory(1, OTHER))
-    first = asked.decide()
-    assert asked.leading.decision(range(1, 2)) == first
+    pods = TwoPods(inventory(1, OTHER))
+    first = pods.decide()
+    assert pods.leading.decision(range(1, 2)) == first
 
 
 def test_pods_begin_with_different_replicated_snapshots() -> None:
     names = [snapshot(5, rank, replicated=True) for rank in range(2)]
-    asked = Asked(inventory(1, names[1]))
-    assert asked.leading.decide(inventory(0, names[0]), lambda: True)
+    pods = TwoPods(inventory(1, names[1]))
+    assert pods.leading.decide(inventory(0, names[0]), lambda: True)
     for first in range(2):
-        decision = asked.leading.decision(range(first, first + 1))
+        decision = pods.leading.decision(range(first, first + 1))
         assert decision is not None
         assert [source.name for source in decision.sources] == [
             str(names[first]),
@@ -133,7 +133,7 @@ class Fetching:
     ) -> None:
         self.store = Store(volume_at(folder))
         self.decided: list[Key | None] = []
-        self.asked: list[str] = []
+        self.hosts: list[str] = []
         self.looks = 0
         self.pods = pods
         self.restarts_after = restarts_after
@@ -156,7 +156,7 @@ class Fetching:
         return self.looks < self.restarts_after
 
     def _call(self, host: str, request: Request, most: int) -> Answer:
-        self.asked.append(host)
+        self.hosts.append(host)
         assert most == PIECE_BYTES
         path, _, offset = request.target.partition("?offset=")
         for name, content in self.pods.get(host, {}).items():
@@ -177,7 +177,7 @@ def test_the_next_pod_serves_what_the_first_does_not(tmp_path: Path) -> None:
     assert not fetching.result.failed
     assert fetching.result.paths[0].read_bytes() == content_of(OWN)
     assert fetching.decided == [OWN.key]
-    assert set(fetching.asked) == {"a", "b"}
+    assert set(fetching.hosts) == {"a", "b"}
 
 
 def test_any_replicated_snapshot_will_do(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_restart_ends_the_restore(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "error"),
     [
         (decision(OTHER), "snapshots of other ranks"),
         (decision(OWN, snapshot(6, 1)), "do not belong together"),
@@ -208,10 +208,10 @@ def test_a_restart_ends_the_restore(tmp_path: Path) -> None:
         (Decision(sources=(Source(name="../x", bytes=1),)), "'../x', which is no snapshot"),
     ],
 )
-def test_invalid_decision_is_refused(tmp_path: Path, wrong: Decision, words: str) -> None:
+def test_invalid_decision_is_refused(tmp_path: Path, wrong: Decision, error: str) -> None:
     fetching = Fetching(tmp_path, wrong, {})
     assert fetching.result.failed
-    assert words in fetching.result.reason
+    assert error in fetching.result.reason
     assert not fetching.decided
 
 

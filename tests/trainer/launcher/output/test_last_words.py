@@ -27,15 +27,15 @@ PLAIN = TRACEBACK.format(more="")
 ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
 
 
-def said(*streams: str, unhandled: bool = True, most: int = 900) -> str:
+def kept(*streams: str, unhandled: bool = True, most: int = 900) -> str:
     words = last_words([each.encode() for each in streams], unhandled=unhandled, most=most)
     assert len(words.encode()) <= most
     return words
 
 
 def test_traceback_is_kept_whole_with_the_lines_before_it() -> None:
-    assert said(f"epoch 1\nepoch 2\n{PLAIN}") == f"epoch 1\nepoch 2\n{PLAIN}".strip()
-    assert said("progress\n" * 900, PLAIN) == PLAIN.strip()
+    assert kept(f"epoch 1\nepoch 2\n{PLAIN}") == f"epoch 1\nepoch 2\n{PLAIN}".strip()
+    assert kept("progress\n" * 900, PLAIN) == PLAIN.strip()
 
 
 @pytest.mark.parametrize(
@@ -53,20 +53,20 @@ def test_traceback_is_kept_whole_with_the_lines_before_it() -> None:
     ],
 )
 def test_later_lines_do_not_push_out_the_traceback(after: str) -> None:
-    words = said(PLAIN + after)
+    words = kept(PLAIN + after)
     assert "ValueError: --lr -3 is no learning rate" in words
     assert words.startswith("Traceback (most recent call last):")
 
 
 def test_deep_traceback_keeps_its_exception_and_last_frames() -> None:
     deep = "".join(f'  File "lib.py", line {n}, in call\n    call({n})\n' for n in range(200))
-    words = said(TRACEBACK.format(more=deep))
+    words = kept(TRACEBACK.format(more=deep))
     assert words.startswith("Traceback (most recent call last):\n[…]\n")
     assert words.endswith("    call(199)\nValueError: --lr -3 is no learning rate")
 
 
 def test_long_exception_keeps_its_beginning() -> None:
-    words = said(PLAIN + "Exception raised from f:\n" + "detail\n" * 500)
+    words = kept(PLAIN + "Exception raised from f:\n" + "detail\n" * 500)
     assert "ValueError: --lr -3" in words
     assert "call" not in words.splitlines()[-1]
     assert words.endswith("[…]")
@@ -75,15 +75,15 @@ def test_long_exception_keeps_its_beginning() -> None:
 
 def test_torchs_prefix_and_colours_are_dropped() -> None:
     prefixed = "".join(f"[rank3]: {line}\n" for line in PLAIN.splitlines())
-    assert said(prefixed) == PLAIN.strip()
-    assert said("\x1b[31mred\x1b[0m\n") == "red"
-    assert said("10%\r20%\r30%\nend\n", unhandled=False) == "30%\nend"
+    assert kept(prefixed) == PLAIN.strip()
+    assert kept("\x1b[31mred\x1b[0m\n") == "red"
+    assert kept("10%\r20%\r30%\nend\n", unhandled=False) == "30%\nend"
 
 
 def test_handled_traceback_counts_like_any_line() -> None:
     log = PLAIN.replace("Value", "ConnectionReset") + "step\n" * 900
-    assert "ConnectionReset" in said(log, unhandled=True)
-    assert "ConnectionReset" not in said(log, unhandled=False)
+    assert "ConnectionReset" in kept(log, unhandled=True)
+    assert "ConnectionReset" not in kept(log, unhandled=False)
 
 
 def test_abort_keeps_its_reason_without_stack_frames() -> None:
@@ -92,17 +92,17 @@ def test_abort_keeps_its_reason_without_stack_frames() -> None:
         "  what():  [Rank 1] Watchdog caught collective operation timeout\n"
     )
     stack = "frame #1: f + 0x1 (0x7f in /usr/lib/libtorch.so)\n" * 100
-    words = said("step 1\n" * 2000 + what + stack + "Fatal Python error: Aborted\n\nThread 0x7f:\n")
+    words = kept("step 1\n" * 2000 + what + stack + "Fatal Python error: Aborted\n\nThread 0x7f:\n")
     assert words.startswith("step 1\n")
     assert "Watchdog caught collective operation timeout" in words
     assert "frame" not in words
 
 
 def test_without_a_traceback_both_streams_are_kept() -> None:
-    assert said("NCCL WARN x\n", "killed\n") == "NCCL WARN x\nkilled"
-    assert said("", "killed\n") == "killed"
-    assert said("out\n", "") == "out"
-    assert said() == ""
+    assert kept("NCCL WARN x\n", "killed\n") == "NCCL WARN x\nkilled"
+    assert kept("", "killed\n") == "killed"
+    assert kept("out\n", "") == "out"
+    assert kept() == ""
 
 
 @given(
@@ -128,9 +128,9 @@ def test_last_words_fit_a_termination_message_and_a_failure_report(text: str, si
     assert len(report.to_json().encode()) < 4096
     text = message_of(report, size=size)
     assert len(text.encode()) <= size <= MESSAGE_BYTES
-    kept = TerminationReport.from_json(text)
-    assert (kept.rank, kept.exit_code, kept.printed) == (1, 1, True)
-    assert (kept.error or "").startswith("rank 1 ended with exit code 1")
+    parsed = TerminationReport.from_json(text)
+    assert (parsed.rank, parsed.exit_code, parsed.printed) == (1, 1, True)
+    assert (parsed.error or "").startswith("rank 1 ended with exit code 1")
 
 
 def test_error_that_a_rank_reports_replaces_its_last_words() -> None:

@@ -59,7 +59,7 @@ def test_random_pieces_of_lines_do_not_mix(seed: int) -> None:
     # Only pauses of seconds cut lines.
     pauses = (0.0, 0.001, 0.04, 3.0) if seed % 2 else (0.0, 0.001, 0.04)
     lines = {name: [name * chance.randrange(1, 20) for _ in range(100)] for name in log.writers}
-    left = {name: "".join(f"{line}\n" for line in said) for name, said in lines.items()}
+    left = {name: "".join(f"{line}\n" for line in expected) for name, expected in lines.items()}
     while any(left.values()):
         name = chance.choice([name for name, text in left.items() if text])
         size = chance.randrange(1, 40)
@@ -69,10 +69,10 @@ def test_random_pieces_of_lines_do_not_mix(seed: int) -> None:
     log.wait(LONG)
     shown = log.text.splitlines()
     assert all(len(set(line)) == 1 for line in shown)
-    for name, said in lines.items():
+    for name, expected in lines.items():
         own = [line for line in shown if line[0] == name]
-        assert "".join(own) == "".join(said)
-        assert own == said or 3.0 in pauses
+        assert "".join(own) == "".join(expected)
+        assert own == expected or 3.0 in pauses
 
 
 def test_lines_without_a_pause_stay_together() -> None:

@@ -34,11 +34,11 @@ class SlowPod(Pod):
     """A launcher with ranks that show their stacks when `shows` is set."""
 
     def __init__(self) -> None:
-        self.asked = threading.Semaphore(0)
+        self.requested = threading.Semaphore(0)
         self.shows = threading.Event()
 
     def rank_processes(self) -> Mapping[int, int]:
-        self.asked.release()
+        self.requested.release()
         assert self.shows.wait(60)
         return {}
 
@@ -111,13 +111,13 @@ def test_requests_for_stacks_take_turns(tmp_path: Path, monkeypatch: pytest.Monk
     port = serve(tmp_path, pod)
     with ThreadPoolExecutor() as threads:
         first = threads.submit(ask, port, "/traces", token=TOKEN)
-        assert pod.asked.acquire(timeout=60)
+        assert pod.requested.acquire(timeout=60)
         others = [
             threads.submit(ask, port, "/stacks", method="POST", token=TOKEN) for _ in range(2)
         ]
         until(lambda: any(other.done() for other in others), "one to be refused")
         assert [other.result() for other in others if other.done()] == [BUSY]
-        assert not pod.asked.acquire(blocking=False)
+        assert not pod.requested.acquire(blocking=False)
         pod.shows.set()
         assert first.result() == STACKS
         assert sorted(other.result() for other in others) == [STACKS, BUSY]
@@ -132,7 +132,7 @@ def test_request_for_stacks_that_waits_too_long_is_refused(
     port = serve(tmp_path, pod)
     with ThreadPoolExecutor() as threads:
         first = threads.submit(ask, port, "/traces", token=TOKEN)
-        assert pod.asked.acquire(timeout=60)
+        assert pod.requested.acquire(timeout=60)
         assert ask(port, "/traces", token=TOKEN) == BUSY
         pod.shows.set()
         assert first.result() == STACKS

@@ -40,8 +40,8 @@ class Receiver:
 
     def post(self, body: bytes, token: str | None = None) -> tuple[int, str]:
         token = self.token if token is None else token
-        code, words = ask(self.port, trainjob.PATH, method="POST", body=body, token=token)
-        return code, words.decode()
+        code, text = ask(self.port, trainjob.PATH, method="POST", body=body, token=token)
+        return code, text.decode()
 
     def status(self) -> Status | None:
         return StatusFile(self.file).read()
@@ -118,9 +118,9 @@ def test_reports_of_kubeflows_sdk_are_accepted(
 
 @pytest.mark.parametrize("token", ["", "guessed", TOKEN])
 def test_report_without_the_token_is_refused(receiver: Receiver, token: str) -> None:
-    code, words = receiver.post(document(1), token=token)
+    code, text = receiver.post(document(1), token=token)
     assert (code, receiver.status()) == (403, None)
-    assert "$KUBEFLOW_TRAINER_SERVER_TOKEN" in words
+    assert "$KUBEFLOW_TRAINER_SERVER_TOKEN" in text
 
 
 @pytest.mark.parametrize(

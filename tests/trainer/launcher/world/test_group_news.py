@@ -60,7 +60,7 @@ def test_newer_assignment_of_the_same_attempt_wins() -> None:
     woken: list[None] = []
     world = World(BORN, wake=lambda: woken.append(None))
     newer = replace(BORN, generation=6, node_rank=0)
-    told = [
+    cases = [
         (replace(BORN, node_rank=0), True, BORN),  # the first one of a generation stays
         (newer, True, newer),
         (replace(newer, node_rank=1), True, newer),
@@ -74,8 +74,8 @@ def test_newer_assignment_of_the_same_attempt_wins() -> None:
             replace(newer, generation=7, node_rank=None),
         ),
     ]
-    for place, taken, known in told:
-        assert world.accept(place) is taken
+    for place, accepted, known in cases:
+        assert world.accept(place) is accepted
         assert world.assignment == known
     assert len(woken) == 2
 
@@ -91,20 +91,20 @@ def test_within_a_generation_only_the_start_changes() -> None:
 
 def test_number_of_the_news_grows_with_each_change() -> None:
     world = World(BORN)
-    seen = [number(world)]
+    numbers = [number(world)]
     world.joined()
-    seen.append(number(world))
+    numbers.append(number(world))
     world.joined()
-    assert number(world) == seen[-1]
+    assert number(world) == numbers[-1]
     world.note(REPORT)
-    seen.append(number(world))
+    numbers.append(number(world))
     world.note(REPORT)
-    assert number(world) == seen[-1]
+    assert number(world) == numbers[-1]
     world.accept(replace(BORN, generation=5, start=False))
-    seen.append(number(world))
+    numbers.append(number(world))
     world.accept(replace(BORN, generation=5))
-    assert number(world) == seen[-1]
-    assert seen == [1, 2, 3, 4]
+    assert number(world) == numbers[-1]
+    assert numbers == [1, 2, 3, 4]
 
 
 def test_failure_reports_are_bounded_and_end_with_their_generation() -> None:
@@ -246,8 +246,8 @@ def test_unknown_scope_is_refused() -> None:
 
 
 def member(**variables: str) -> dict[str, str]:
-    told = {"DDP_STATUS_PORT": "8090", "DDP_GENERATION": "4"}
-    return {**contract(node_rank=1, nodes=2, local_world_size=2), **told, **variables}
+    required = {"DDP_STATUS_PORT": "8090", "DDP_GENERATION": "4"}
+    return {**contract(node_rank=1, nodes=2, local_world_size=2), **required, **variables}
 
 
 def spare(**variables: str) -> dict[str, str]:

@@ -48,7 +48,7 @@ class Job:
             f"train-0-{slot}.train": World(replace(born, node_rank=rank, members=""))
             for rank, slot in ((1, 1), (2, 7))
         }
-        self.said: list[tuple[str, int, bool]] = []
+        self.calls: list[tuple[str, int, bool]] = []
         self.before_call: Callable[[str], None] = lambda _: None
         self.lost: set[str] = set()
         self.leader = Leader(
@@ -60,15 +60,15 @@ class Job:
         )
         self.pauses = 0
 
-    def _call(self, host: str, told: Assignment, wait_seconds: int) -> PutResponse | None:
+    def _call(self, host: str, place: Assignment, wait_seconds: int) -> PutResponse | None:
         assert wait_seconds <= 5
         self.before_call(host)
         if host in self.lost:
             return None
-        assert len(to_json(told)) < 1000
-        taken = self.others[host].accept(told)
-        self.said.append((host, told.generation, told.start))
-        return PutResponse(knows=taken, ended=taken)
+        assert len(to_json(place)) < 1000
+        accepted = self.others[host].accept(place)
+        self.calls.append((host, place.generation, place.start))
+        return PutResponse(knows=accepted, ended=accepted)
 
     def _sleep(self, seconds: float) -> None:
         assert seconds > 0
@@ -113,8 +113,8 @@ def test_nobody_leads_with_an_operator_or_without_a_failure() -> None:
 
 def test_launcher_without_an_earlier_operator_or_members_does_not_lead() -> None:
     clock = Clock(1000.0)
-    never_asked = World(BORN, clock=clock)
-    assert never_asked.note(REPORT) is not None
+    never_polled = World(BORN, clock=clock)
+    assert never_polled.note(REPORT) is not None
     not_first, too_old = (
         World(replace(BORN, node_rank=1), clock=clock),
         World(replace(BORN, members=""), clock=clock),
@@ -123,7 +123,7 @@ def test_launcher_without_an_earlier_operator_or_members_does_not_lead() -> None
         world.news(after=0, wait_seconds=0)
         assert world.note(REPORT) is None
     clock.now += 10 * LEAD_SECONDS
-    assert not any(is_due(world) for world in (never_asked, not_first, too_old))
+    assert not any(is_due(world) for world in (never_polled, not_first, too_old))
 
 
 def test_failures_long_after_the_last_poll_are_led() -> None:
@@ -152,8 +152,8 @@ def test_leader_ends_all_ranks_before_any_start() -> None:
     present = job.first.wait_to_lead()
     assert job.leader.lead(present)
     assert job.known == [(5, 0, True), (5, 1, True), (5, 2, True)]
-    assert job.said[-2:] == [("train-0-1.train", 5, True), ("train-0-7.train", 5, True)]
-    assert not any(start for *_, start in job.said[:-2])
+    assert job.calls[-2:] == [("train-0-1.train", 5, True), ("train-0-7.train", 5, True)]
+    assert not any(start for *_, start in job.calls[:-2])
     assert not is_due(job.first)
 
 
@@ -247,7 +247,7 @@ def test_decision_of_the_operator_meanwhile_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "taken"),
+    ("changes", "accepted"),
     [
         ({"leader": "train-0-0"}, True),
         ({"leader": "train-0-0", "start": False}, True),
@@ -258,13 +258,15 @@ def test_decision_of_the_operator_meanwhile_wins() -> None:
         ({"leader": "train-0-8", "generation": 6}, True),
     ],
 )
-def test_led_generation_is_confirmed_only_unchanged(told: dict[str, object], taken: bool) -> None:
+def test_led_generation_is_confirmed_only_unchanged(
+    changes: dict[str, object], accepted: bool
+) -> None:
     world = World(BORN)
     led = replace(BORN, generation=5, leader="train-0-0", led=True)
     assert world.accept(led)
-    assert world.accept(replace(BORN, **{"generation": 5, **told})) is taken  # type: ignore[arg-type]
-    assert (world.assignment is led) is (told.get("generation") != 6)
-    assert world.is_led is not taken
+    assert world.accept(replace(BORN, **{"generation": 5, **changes})) is accepted  # type: ignore[arg-type]
+    assert (world.assignment is led) is (changes.get("generation") != 6)
+    assert world.is_led is not accepted
 
 
 def test_generations_that_fail_at_once_back_off() -> None:
@@ -285,8 +287,8 @@ def test_generations_that_fail_at_once_back_off() -> None:
 
 
 def test_members_are_read_from_the_environment() -> None:
-    told = {"DDP_STATUS_PORT": "8090", "DDP_GENERATION": "4"}
-    env = {**contract(node_rank=0, nodes=2), **told}
+    required = {"DDP_STATUS_PORT": "8090", "DDP_GENERATION": "4"}
+    env = {**contract(node_rank=0, nodes=2), **required}
     assert RankEnvironment({**env, "DDP_MEMBERS": "0-1"}).initial.members == "0-1"
     assert RankEnvironment(env).initial.members == ""
 

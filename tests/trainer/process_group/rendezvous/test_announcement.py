@@ -31,17 +31,17 @@ def placement(node_rank: int, *, port: int | None = None, attempt: int = 0) -> P
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replace DNS by one that knows only the other pod; return the names in its queries."""
-    asked: list[str] = []
+    queries: list[str] = []
     original = socket.getaddrinfo
 
     def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:
-        asked.append(host)
+        queries.append(host)
         if host.startswith("digits-") and host != PEER:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return original("127.0.0.1" if host == PEER else host, *arguments, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    return asked
+    return queries
 
 
 @pytest.fixture
@@ -55,11 +55,11 @@ def other(tmp_path: Path) -> tuple[int, AnnouncedAddress]:
 def test_called_pod_knows_the_address(
     other: tuple[int, AnnouncedAddress], names: list[str]
 ) -> None:
-    port, seen = other
-    assert seen.read(generation=0) is None
+    port, announced = other
+    assert announced.read(generation=0) is None
     announcer = Announcer(placement(0, port=port))
     announcer.tell([0, 1])
-    until(lambda: seen.read(generation=0) == "127.0.0.1", "the address to arrive")
+    until(lambda: announced.read(generation=0) == "127.0.0.1", "the address to arrive")
     announcer.tell([0, 1])
     announcer.tell([0, 1])
     assert names == [PEER], "called itself, or called again at once"
@@ -68,10 +68,10 @@ def test_called_pod_knows_the_address(
 def test_pod_that_cannot_be_called_blocks_no_other(
     other: tuple[int, AnnouncedAddress], names: list[str]
 ) -> None:
-    port, seen = other
+    port, announced = other
     announcer = Announcer(placement(0, port=port))
     announcer.tell([2, 1])  # there is no name for a third pod
-    until(lambda: seen.read(generation=0) == "127.0.0.1", "the address to arrive")
+    until(lambda: announced.read(generation=0) == "127.0.0.1", "the address to arrive")
     assert names == ["digits-0-2.digits", PEER]
 
 
@@ -79,15 +79,15 @@ def test_pod_that_cannot_be_called_blocks_no_other(
 def test_announcement_without_the_token_is_refused(
     other: tuple[int, AnnouncedAddress], token: str | None
 ) -> None:
-    port, seen = other
+    port, announced = other
     true = {"jobUid": "7d1f", "attempt": 0, "address": "10.0.0.1"}
     code, text = post(port, true, token=token)
     assert (code, text) == (403, f"{REFUSAL}\n")
     assert post(port, {}, token=token, path="/dump-stacks")[0] == 403
     assert post(port, {}, token=token, path="/checkpoint")[0] == 403
-    assert seen.read(generation=0) is None
+    assert announced.read(generation=0) is None
     assert post(port, true)[0] == 200
-    assert seen.read(generation=0) == "10.0.0.1"
+    assert announced.read(generation=0) == "10.0.0.1"
 
 
 def test_request_without_a_token_is_refused_before_its_body(
@@ -102,22 +102,22 @@ def test_request_without_a_token_is_refused_before_its_body(
 def test_announcement_of_another_attempt_is_refused(
     other: tuple[int, AnnouncedAddress], names: list[str]
 ) -> None:
-    port, seen = other
+    port, announced = other
     code, text = post(port, {"jobUid": "7d1f", "attempt": 1, "address": "10.0.0.1"})
     assert (code, text) == (409, "this pod belongs to another job or attempt\n")
     code, text = post(port, {"jobUid": "another", "attempt": 0, "address": "10.0.0.1"})
     assert code == 409
-    assert seen.read(generation=0) is None
+    assert announced.read(generation=0) is None
     assert names == ["127.0.0.1"] * 2
 
 
 def test_announcement_of_an_earlier_rank_0_is_refused(other: tuple[int, AnnouncedAddress]) -> None:
-    port, seen = other
-    told = {"jobUid": "7d1f", "attempt": 0, "address": "10.0.0.2", "generation": 2}
-    assert post(port, told)[0] == 200
-    code, text = post(port, told | {"address": "10.0.0.1", "generation": 1})
+    port, announced = other
+    body = {"jobUid": "7d1f", "attempt": 0, "address": "10.0.0.2", "generation": 2}
+    assert post(port, body)[0] == 200
+    code, text = post(port, body | {"address": "10.0.0.1", "generation": 1})
     assert (code, text) == (409, "another pod is rank 0 by now\n")
-    assert [seen.read(generation=number) for number in (1, 2, 3)] == ["10.0.0.2"] * 2 + [None]
+    assert [announced.read(generation=number) for number in (1, 2, 3)] == ["10.0.0.2"] * 2 + [None]
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_announcement_of_an_earlier_rank_0_is_refused(other: tuple[int, Announce
 def test_invalid_announcement_is_refused(
     other: tuple[int, AnnouncedAddress], body: object, error: str
 ) -> None:
-    port, seen = other
+    port, announced = other
     code, text = post(port, body)
     assert code == 400
     assert error in text
-    assert seen.read(generation=0) is None
+    assert announced.read(generation=0) is None
 
 
 @pytest.mark.parametrize(
@@ -166,5 +166,5 @@ def test_pod_without_a_status_port_calls_nobody(names: list[str]) -> None:
 def post(
     port: int, body: object, *, token: str | None = TOKEN, path: str = "/rank-0"
 ) -> tuple[int, str]:
-    code, words = ask(port, path, method="POST", body=json.dumps(body).encode(), token=token)
-    return code, words.decode()
+    code, text = ask(port, path, method="POST", body=json.dumps(body).encode(), token=token)
+    return code, text.decode()

@@ -153,10 +153,10 @@ def test_rank_in_the_pod_of_rank_0_needs_no_name() -> None:
 def test_rank_0_is_found_by_announcement_or_by_name(
     announced: str, by_name: str, tmp_path: Path
 ) -> None:
-    port, told = free_port(), AnnouncedAddress(tmp_path / "status.json")
-    told.write(Announcement(job_uid="7d1f", attempt=0, address=announced))
+    port, file = free_port(), AnnouncedAddress(tmp_path / "status.json")
+    file.write(Announcement(job_uid="7d1f", attempt=0, address=announced))
     with ranks() as pool:
-        guest = start_again(pool, Rendezvous(environment(1, port=port, master_addr=by_name), told))
+        guest = start_again(pool, Rendezvous(environment(1, port=port, master_addr=by_name), file))
         host = start(pool, environment(0, port=port))
         assert guest.result().name == host.result().name
         assert guest.result().address == "127.0.0.1"
@@ -165,11 +165,11 @@ def test_rank_0_is_found_by_announcement_or_by_name(
 @contextmanager
 def silent_dns() -> Iterator[list[str]]:
     """Answer no DNS query until the end; yield the names in the queries."""
-    end, asked = threading.Event(), list[str]()
+    end, queries = threading.Event(), list[str]()
     original = socket.getaddrinfo
 
     def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:
-        asked.append(host)
+        queries.append(host)
         end.wait()
         return original("127.0.0.1", *arguments, **options)
 
@@ -177,7 +177,7 @@ def silent_dns() -> Iterator[list[str]]:
         patched.setattr(socket, "getaddrinfo", getaddrinfo)
         patched.setattr(network, "_ANSWER_SECONDS", 0.01)
         try:
-            yield asked
+            yield queries
         finally:
             end.set()
 
@@ -194,22 +194,22 @@ def test_silent_dns_does_not_extend_the_deadline(rank: int) -> None:
 
 def test_a_late_answer_of_dns_is_used() -> None:
     resolver = Resolver()
-    with silent_dns() as asked:
+    with silent_dns() as queries:
         for _ in range(2):
             with pytest.raises(NotYetError, match="no answer from DNS"):
                 resolver.resolve("rank-0", 80)
     wait = Wait(DEADLINE_SECONDS, lambda: False)
     assert "127.0.0.1" in retry(lambda: resolver.resolve("rank-0", 80), wait)
-    assert asked == ["rank-0"]
+    assert queries == ["rank-0"]
 
 
 def test_rank_0_resolves_its_name_once() -> None:
     host = Rendezvous(environment(0, port=free_port(), size=1))
     first = host.meet(timeout_seconds=DEADLINE_SECONDS)
-    with silent_dns() as asked:
+    with silent_dns() as queries:
         again = host.meet(timeout_seconds=DEADLINE_SECONDS)
     assert again.address == first.address
-    assert asked == []
+    assert queries == []
 
 
 def test_rank_0_retries_the_connection_to_its_store(

@@ -110,7 +110,7 @@ def test_a_snapshot_arrives_in_pieces_and_is_read_in_pieces(pod: Served) -> None
 
 
 @pytest.mark.parametrize(
-    ("changed", "status", "words"),
+    ("changed", "status", "error"),
     [
         ({"total": 10**12}, 400, "total: set it to a whole number"),
         ({"total": ""}, 400, "total: set it"),
@@ -127,10 +127,10 @@ def test_a_snapshot_arrives_in_pieces_and_is_read_in_pieces(pod: Served) -> None
     ],
 )
 def test_foreign_pieces_are_refused(
-    pod: Served, changed: dict[str, object], status: int, words: str
+    pod: Served, changed: dict[str, object], status: int, error: str
 ) -> None:
     found, answer = pod.put(b"x", **changed)
-    assert (found, words in answer) == (status, True), answer
+    assert (found, error in answer) == (status, True), answer
     assert not [*pod.volume.received.iterdir()]
 
 
