@@ -7,8 +7,9 @@ plays those parts.
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -32,7 +33,7 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """Accepts an object's metadata alone."""
 
-Ddp = Callable[..., Awaitable[Result]]
+Ddp = Callable[..., Coroutine[Any, Any, Result]]
 """Runs `kubectl ddp` with some arguments."""
 
 

@@ -13,6 +13,7 @@ from typing import NotRequired, TypedDict, Unpack
 from tests.waiting import eventually
 
 _POLL_SECONDS = 0.05
+_SERVING = ": serving "
 
 
 class Options(TypedDict):
@@ -42,13 +43,14 @@ class OperatorProcess:
             *options.get("options", ()),
         ]
         self._process: subprocess.Popen[bytes] | None = None
-        self._starts = 0
+        self._served = 0
+        """How often earlier starts served."""
         self.may_end = False
 
     def start(self) -> None:
         """Start it without waiting."""
         assert not self.running
-        self._starts += 1
+        self._served = self.log.count(_SERVING)
         self.may_end = False
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -75,7 +77,7 @@ class OperatorProcess:
     async def serving(self) -> None:
         """Wait until it serves."""
         await eventually(
-            lambda: self.log.count(": serving ") == self._starts,
+            lambda: self.log.count(_SERVING) > self._served,
             interval_seconds=_POLL_SECONDS,
             describe=lambda: self.log,
         )

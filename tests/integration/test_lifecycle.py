@@ -6,7 +6,7 @@ The tests play user and kubelet.
 import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME, LABEL_SERVING
 from ddp_operator.kube import NETWORK_POLICIES, SERVICES, ApiClient
-from ddp_operator.ports import InvalidError, NotFoundError
+from ddp_operator.ports import InvalidError
 
 from tests.good_manifests import container, job, template
 from tests.integration.jobs import Jobs
@@ -51,38 +51,6 @@ async def test_job_runs_from_pending_to_succeeded(jobs: Jobs, kubelet: FakeKubel
     assert await jobs.until_told("PodsCreated") == "created 2 of 2 pods"
     assert await jobs.until_told("Running") == "all 2 pods are ready"
     assert "accuracy" in await jobs.until_told("Succeeded")
-
-
-async def test_pods_and_service_belong_to_their_job_and_match(jobs: Jobs) -> None:
-    stored = await jobs.create(job(replicas=2, masterPort=23456))
-    pods = await jobs.until_pods("job-0-0", "job-0-1")
-    await eventually(lambda: jobs_service_exists(jobs))
-    service = await jobs.service()
-    for child in (*pods.values(), service):
-        [owner] = child["metadata"]["ownerReferences"]
-        assert owner["kind"] == "DDPJob"
-        assert owner["uid"] == stored["metadata"]["uid"]
-        assert owner["controller"] is True
-    assert service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["publishNotReadyAddresses"] is True
-    selector = service["spec"]["selector"].items()
-    for index, pod in enumerate(pods.values()):
-        assert selector <= pod["metadata"]["labels"].items()
-        assert pod["spec"]["subdomain"] == "job"
-        assert pod["spec"]["hostname"] == f"job-0-{index}"
-        environment = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
-        assert environment["MASTER_ADDR"] == "job-0-0.job"
-        assert environment["MASTER_PORT"] == "23456"
-        assert environment["WORLD_SIZE"] == "2"
-        assert environment["RANK"] == environment["NODE_RANK"] == str(index)
-
-
-async def jobs_service_exists(jobs: Jobs) -> bool:
-    try:
-        await jobs.service()
-    except NotFoundError:
-        return False
-    return True
 
 
 async def test_wrong_image_is_named_and_changed_until_a_pod_has_run(

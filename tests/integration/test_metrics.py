@@ -92,9 +92,8 @@ async def test_with_metrics_auth_only_permitted_users_see_metrics(
     own = jobs.namespace
     token = await token_of(admin, own, "prometheus")
     account = {"kind": "ServiceAccount", "name": "prometheus", "namespace": own}
-    async with granted(admin, own, [*INSTALLED_IN_ONE_NAMESPACE, REVIEWER]):
+    async with granted(admin, own, INSTALLED_IN_ONE_NAMESPACE):
         await until_checks_report(as_operator, own, "", serves=own)
-        await until_allowed(as_operator)
         with running_operator(
             as_operator,
             tmp_path / "log",
@@ -102,30 +101,19 @@ async def test_with_metrics_auth_only_permitted_users_see_metrics(
             metrics_port=port,
             options=["--metrics-auth", "--lease-namespace", own],
         ) as process:
-            await process.serving()
-            assert (await scrape(port))[0] == 401
-            assert (await scrape(port, "wrong"))[0] == 401
-            assert (await scrape(port, token))[0] == 403
-            async with granted(admin, own, [READER], to=account):
-                await until_scraped(port, token, 200, LEADS)
-            # The answer is cached for a minute.
-            assert (await scrape(port, token))[0] == 200
-
-
-async def test_metrics_auth_without_permission_ends_with_one_line(
-    admin: ApiClient, as_operator: Path, jobs: Jobs, port: int, tmp_path: Path
-) -> None:
-    async with granted(admin, jobs.namespace, INSTALLED_IN_ONE_NAMESPACE):
-        await until_checks_report(as_operator, jobs.namespace, "", serves=jobs.namespace)
-        with running_operator(
-            as_operator,
-            tmp_path / "log",
-            namespace=jobs.namespace,
-            metrics_port=port,
-            options=["--metrics-auth", "--lease-namespace", jobs.namespace],
-        ) as process:
             process.may_end = True
             assert await process.exit_code() == 1
             [line] = process.log.splitlines()
-    assert "manifests/components/metrics-auth/rbac.yaml" in line
-    assert "create tokenreviews.authentication.k8s.io in all namespaces" in line
+            assert "manifests/components/metrics-auth/rbac.yaml" in line
+            assert "create tokenreviews.authentication.k8s.io in all namespaces" in line
+            async with granted(admin, own, [REVIEWER]):
+                await until_allowed(as_operator)
+                process.start()
+                await process.serving()
+                assert (await scrape(port))[0] == 401
+                assert (await scrape(port, "wrong"))[0] == 401
+                assert (await scrape(port, token))[0] == 403
+                async with granted(admin, own, [READER], to=account):
+                    await until_scraped(port, token, 200, LEADS)
+                # The answer is cached for a minute.
+                assert (await scrape(port, token))[0] == 200
