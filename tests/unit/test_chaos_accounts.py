@@ -221,9 +221,9 @@ def test_steps_may_be_repeated_after_a_fault_of_the_only_copy() -> None:
 
 def test_pod_without_the_state_for_minutes_excuses_nothing() -> None:
     alone = begun(A, 0, *range(1, 200)) + begun(C, 300, 1)
-    for second, found in ((100.0, False), (190.0, True)):
+    for second, is_found in ((100.0, False), (190.0, True)):
         faults = [fault(2.5, B), fault(second, A)]
-        assert went_back(alone, begun(B, 0, 1, 2, 3), faults=faults) is found
+        assert went_back(alone, begun(B, 0, 1, 2, 3), faults=faults) is is_found
 
 
 def test_new_process_has_the_state_once_it_trains() -> None:

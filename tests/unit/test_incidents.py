@@ -87,17 +87,17 @@ def test_fault_of_an_incident_is_found(seen: Seen, complaint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "found"),
+    ("steps", "complaints"),
     [
         ([1, 2, 2, 3, 4], []),
         ([1, 2, 2, 3, 3, 4], ["rank 0 trained steps more than once, again from [2, 3]"]),
         ([1, 2, 3, 2, 3, 4], ["rank 0 trained steps more than once, again from [2]"]),
     ],
 )
-def test_rank_may_repeat_only_the_running_step(steps: list[int], found: list[str]) -> None:
+def test_rank_may_repeat_only_the_running_step(steps: list[int], complaints: list[str]) -> None:
     seen = replace(SEEN, steps=[[Begun(0.5 * step, "a", step) for step in steps]])
     assert seen.complaints(EXPECTED) == []
-    assert seen.complaints(replace(EXPECTED, keeps_steps=True)) == found
+    assert seen.complaints(replace(EXPECTED, keeps_steps=True)) == complaints
 
 
 def lines_of(page: str) -> dict[str, str]:
@@ -114,8 +114,8 @@ class TestTable:
     ENDED: ClassVar = {incident.name: "finished" for incident in INCIDENTS if incident.torchrun}
 
     def test_complete_run_writes_all_cells(self) -> None:
-        found = lines_of(updated(self.PAGE, self.PASSED, self.ENDED))
-        assert found == {
+        complaints = lines_of(updated(self.PAGE, self.PASSED, self.ENDED))
+        assert complaints == {
             incident.what: f"passed, {'finished' if incident.torchrun else 'not tried'}"
             for incident in INCIDENTS
         }
@@ -137,8 +137,8 @@ class TestTable:
         new, *others = self.PASSED
         page = updated(self.PAGE, others, {})
         assert lines_of(page)[new.incident.what].startswith("not tried, ")
-        found = lines_of(updated(page, [new], {}))
-        assert found[new.incident.what].startswith("passed, ")
+        complaints = lines_of(updated(page, [new], {}))
+        assert complaints[new.incident.what].startswith("passed, ")
 
     def test_each_outcome_of_torchrun_has_its_cell(self) -> None:
         whole = updated(self.PAGE, self.PASSED, self.ENDED)

@@ -1,4 +1,4 @@
-"""A cluster in memory that does what it is asked, and fails on demand; trainers without answers."""
+"""A cluster in memory that fails on demand, and trainers without reports."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy

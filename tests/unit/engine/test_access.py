@@ -1,4 +1,4 @@
-"""Tokens of jobs: whose is whose, and who can know."""
+"""Tokens of jobs, and the Secrets that contain them."""
 
 import base64
 import hashlib
@@ -84,10 +84,10 @@ def test_all_pods_of_an_attempt_have_the_same_token_source(
 ) -> None:
     access = replace(ACCESS, has_secrets=has_secrets)
     pods = [replace(fresh_pod(), token_source=source) for source in existing]
-    strangers = [replace(fresh_pod(owner_uid="x"), token_source=each) for each in TokenSource]
+    foreign = [replace(fresh_pod(owner_uid="x"), token_source=each) for each in TokenSource]
     earlier = [replace(fresh_pod(attempt=0), token_source=each) for each in TokenSource]
-    found = access.source_for("uid", 1, [*strangers, *earlier, *pods])
-    assert found is expected
+    source = access.source_for("uid", 1, [*foreign, *earlier, *pods])
+    assert source is expected
 
 
 def fresh_pod(*, attempt: int = 1, owner_uid: str = "uid") -> PodState:
@@ -100,18 +100,18 @@ def test_repr_hides_the_secret() -> None:
 
 
 def test_only_the_trainer_container_receives_the_token() -> None:
-    told = manifests.pod(fresh_job(), Identity(0, 0), token="of-the-job")
-    assert {"name": "DDP_TOKEN", "value": "of-the-job"} in told["spec"]["containers"][0]["env"]
+    visible = manifests.pod(fresh_job(), Identity(0, 0), token="of-the-job")
+    assert {"name": "DDP_TOKEN", "value": "of-the-job"} in visible["spec"]["containers"][0]["env"]
     hidden = manifests.pod(fresh_job(), Identity(0, 0), token=SecretKey("tokens", "7d"))
     [variable] = [
-        each for each in hidden["spec"]["containers"][0]["env"] if each["name"] == "DDP_TOKEN"
+        entry for entry in hidden["spec"]["containers"][0]["env"] if entry["name"] == "DDP_TOKEN"
     ]
     assert variable == {
         "name": "DDP_TOKEN",
         "valueFrom": {"secretKeyRef": {"name": "tokens", "key": "7d"}},
     }
-    sources = [project(pod).token_source for pod in (told, hidden)]
+    sources = [project(pod).token_source for pod in (visible, hidden)]
     assert sources == [VARIABLE, SECRET]
-    untold = manifests.pod(fresh_job(), Identity(0, 0))
-    assert str(told).count("of-the-job") == 1
-    assert "DDP_TOKEN" not in str(untold)
+    without = manifests.pod(fresh_job(), Identity(0, 0))
+    assert str(visible).count("of-the-job") == 1
+    assert "DDP_TOKEN" not in str(without)

@@ -143,8 +143,8 @@ async def test_evicted_workload_releases_its_quota(
     world: World, reason: str, requeued: str
 ) -> None:
     def condition(name: str, status: str = "True") -> dict[str, str]:
-        told = {"message": "text", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-        return {"type": name, "status": status, "reason": reason, **told}
+        common = {"message": "text", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        return {"type": name, "status": status, "reason": reason, **common}
 
     world.apply(elsewhere())
     again_at = await world.reconciler.reconcile(Key("default", "train"))
@@ -172,11 +172,11 @@ async def test_workload_without_its_remote_job_is_created_again(
     world: World, is_evicted: bool
 ) -> None:
     def conditions(evicted: str) -> list[dict[str, str]]:
-        told = {"reason": "Succeeded", "message": "Pods succeeded: 0/2."}
+        common = {"reason": "Succeeded", "message": "Pods succeeded: 0/2."}
         return [
-            {"type": "Finished", "status": "True", **told},
-            {"type": "Evicted", "status": evicted, **told},
-            {"type": "QuotaReserved", "status": "True", **told},
+            {"type": "Finished", "status": "True", **common},
+            {"type": "Evicted", "status": evicted, **common},
+            {"type": "QuotaReserved", "status": "True", **common},
         ]
 
     world.apply(elsewhere(suspend=not is_evicted))

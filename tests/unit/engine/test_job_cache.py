@@ -1,4 +1,4 @@
-"""A plan must not be stored on a job that has changed meanwhile."""
+"""The cache of jobs and their parsed specs."""
 
 import gc
 import json
@@ -129,7 +129,7 @@ def test_cache_keeps_only_fields_that_are_read_again() -> None:
     assert entry.manifest.keys() == {"apiVersion", "kind", "metadata"}
     kept = bulky["metadata"].keys() - {"managedFields", "annotations"}
     assert entry.manifest["metadata"].keys() == kept
-    assert "managedFields" in bulky["metadata"], "what was given is left alone"
+    assert "managedFields" in bulky["metadata"], "the argument is not changed"
 
 
 def test_spec_of_an_invalid_job_is_kept_for_its_rejection() -> None:
@@ -139,7 +139,7 @@ def test_spec_of_an_invalid_job_is_kept_for_its_rejection() -> None:
     assert entry is not None
     assert entry.manifest["spec"]["ttlSecondsAfterFinished"] == 60
     assert isinstance(entry.job, InvalidJobError)
-    assert entry.job.__traceback__ is None, "it would hold on to the whole manifest"
+    assert entry.job.__traceback__ is None, "it would keep the manifest in memory"
     assert entry.job.__context__ is None
 
 

@@ -119,9 +119,9 @@ def test_rate_and_slow_rank_are_left_out_unless_the_job_trains(phase: Phase) -> 
 
 def test_labels_hold_only_names_and_words_of_the_operator() -> None:
     job = with_status(training(progress=TOLD, checkpoint=SAVED), message="mine", reason="Mine")
-    said = text_of([job], now=later(100)).lower()
-    assert "secret" not in said
-    assert "mine" not in said
+    text = text_of([job], now=later(100)).lower()
+    assert "secret" not in text
+    assert "mine" not in text
 
 
 def entry(
@@ -168,10 +168,10 @@ def test_training_jobs_come_first_and_ended_ones_last() -> None:
 def test_thousands_of_jobs_do_not_displace_another_namespace() -> None:
     flood = [entry(f"flood-{i}", namespace="hostile", created=i) for i in range(3000)]
     late = [entry(f"late-{i}", namespace="victim", created=5000 + i) for i in range(3)]
-    found = chosen([*flood, *late], 10)
-    assert {"late-0", "late-1", "late-2"} < set(names(found))
-    assert len(found.jobs) == 10
-    assert found.left_out == 2993
+    values = chosen([*flood, *late], 10)
+    assert {"late-0", "late-1", "late-2"} < set(names(values))
+    assert len(values.jobs) == 10
+    assert values.left_out == 2993
 
 
 def test_job_with_metrics_keeps_them_when_a_new_job_appears() -> None:
@@ -199,9 +199,9 @@ def engine(*, limit: int, jobs: int) -> Engine:
 
 def test_only_the_leader_serves_metrics_of_jobs() -> None:
     replica = engine(limit=2, jobs=3)
-    found = samples(replica.metrics_text(leading=True))
-    assert len([name for name in found if name.startswith("ddpjob_phase")]) == 2
-    assert found["ddp_operator_left_out_jobs"] == 1
+    values = samples(replica.metrics_text(leading=True))
+    assert len([name for name in values if name.startswith("ddpjob_phase")]) == 2
+    assert values["ddp_operator_left_out_jobs"] == 1
     standby = samples(replica.metrics_text(leading=False))
     assert not [name for name in standby if name.startswith("ddpjob_")]
     assert standby["ddp_operator_left_out_jobs"] == 0

@@ -1,4 +1,4 @@
-"""What a script prints is read as its progress, as far as it is any."""
+"""Progress from the lines that a script prints."""
 
 import time
 
@@ -12,7 +12,7 @@ PATTERN = r"step (?P<step>[\d,]+)(?:/(?P<totalSteps>\d+))?|loss[=:] ?(?P<loss>\S
 
 
 @pytest.mark.parametrize(
-    ("log", "said"),
+    ("log", "expected"),
     [
         (b"step 3/9\n", TrainerStatus(step=3, total_steps=9)),
         (b"step 3/9 loss=0.5\nstep 4/9\n", TrainerStatus(step=4, total_steps=9, loss=0.5)),
@@ -25,8 +25,8 @@ PATTERN = r"step (?P<step>[\d,]+)(?:/(?P<totalSteps>\d+))?|loss[=:] ?(?P<loss>\S
         (b"\xff\xfe step 4\n\xff\n", TrainerStatus(step=4)),
     ],
 )
-def test_last_match_of_each_group_counts(log: bytes, said: TrainerStatus) -> None:
-    assert read(PATTERN, log) == said
+def test_last_match_of_each_group_counts(log: bytes, expected: TrainerStatus) -> None:
+    assert read(PATTERN, log) == expected
 
 
 @pytest.mark.parametrize("log", [b"", b"step 12", b"\n", b"loss=0.5\n", b"steps\n", b"\0" * 100])
@@ -55,6 +55,6 @@ def test_end_of_a_very_long_line_is_not_searched() -> None:
 def test_any_pattern_takes_little_time_on_the_worst_log() -> None:
     worst = r"(?:.?.?){190}(?P<step>\d+)[XY]$"
     log = (b"ab" * 500 + b"\n") * (LOG_END_BYTES // 1001)
-    begun = time.process_time()
+    began = time.process_time()
     assert read(worst, log) is None
-    assert time.process_time() - begun < 10  # a tenth of a second; backtracking takes for ever
+    assert time.process_time() - began < 10  # a tenth of a second; backtracking would never end

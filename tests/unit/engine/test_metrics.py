@@ -24,7 +24,7 @@ _SAMPLE = re.compile(
 
 def samples(text: str) -> dict[str, float]:
     """Parse the text format strictly: the head of each family comes before its samples."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     family = ""
     for line in text.splitlines():
         if line.startswith("# HELP "):
@@ -35,10 +35,10 @@ def samples(text: str) -> dict[str, float]:
             sample = _SAMPLE.fullmatch(line)
             assert sample, line
             assert sample[1].removeprefix(family) in ("", "_bucket", "_sum", "_count")
-            assert sample[1] + (sample[2] or "") not in found
-            found[sample[1] + (sample[2] or "")] = float(sample[3])
+            assert sample[1] + (sample[2] or "") not in values
+            values[sample[1] + (sample[2] or "")] = float(sample[3])
     assert text.endswith("\n")
-    return found
+    return values
 
 
 async def test_jobs_restarts_and_failures_are_counted() -> None:
@@ -52,16 +52,16 @@ async def test_jobs_restarts_and_failures_are_counted() -> None:
     engine.enqueue(Key("default", "train"))
     await eventually(lambda: {key.name for key in cluster.pods} == {"train-1-0", "train-1-1"})
     await engine.stop()
-    found = samples(engine.metrics_text(leading=True))
-    assert found['ddp_operator_jobs{phase="Restarting"}'] == 1
-    assert found['ddp_operator_jobs{phase="Running"}'] == 0
-    assert found['ddp_operator_restarts_total{class="Application"}'] == 1
-    assert found['ddp_operator_failures_total{class="Application",reason="Error"}'] == 1
-    assert found["ddp_operator_leader"] == 1
-    assert found["ddp_operator_queue_length"] == 0
-    count = found["ddp_operator_reconcile_duration_seconds_count"]
+    values = samples(engine.metrics_text(leading=True))
+    assert values['ddp_operator_jobs{phase="Restarting"}'] == 1
+    assert values['ddp_operator_jobs{phase="Running"}'] == 0
+    assert values['ddp_operator_restarts_total{class="Application"}'] == 1
+    assert values['ddp_operator_failures_total{class="Application",reason="Error"}'] == 1
+    assert values["ddp_operator_leader"] == 1
+    assert values["ddp_operator_queue_length"] == 0
+    count = values["ddp_operator_reconcile_duration_seconds_count"]
     assert count >= 2
-    assert found['ddp_operator_reconcile_duration_seconds_bucket{le="+Inf"}'] == count
+    assert values['ddp_operator_reconcile_duration_seconds_bucket{le="+Inf"}'] == count
 
 
 def test_restarts_without_progress_are_counted_separately() -> None:
@@ -82,9 +82,9 @@ def test_restarts_without_progress_are_counted_separately() -> None:
         )
         metrics.recorded(before=status, after=after)
         status = after
-    found = samples(metrics.text(Totals(), queued=0, leading=True))
-    assert found['ddp_operator_restarts_total{class="Application"}'] == 5
-    assert found['ddp_operator_restarts_without_progress_total{class="Application"}'] == 3
+    values = samples(metrics.text(Totals(), queued=0, leading=True))
+    assert values['ddp_operator_restarts_total{class="Application"}'] == 5
+    assert values['ddp_operator_restarts_without_progress_total{class="Application"}'] == 3
 
 
 def recoveries(*statuses: DDPJobStatus) -> tuple[float, float]:
@@ -92,18 +92,18 @@ def recoveries(*statuses: DDPJobStatus) -> tuple[float, float]:
     metrics = Metrics()
     for before, after in itertools.pairwise(statuses):
         metrics.recorded(before=before, after=after)
-    found = samples(metrics.text(Totals(), queued=0, leading=True))
+    values = samples(metrics.text(Totals(), queued=0, leading=True))
     name = "ddp_operator_recovery_duration_seconds"
-    assert found[f'{name}_bucket{{le="+Inf"}}'] == found[f"{name}_count"]
-    return found[f"{name}_count"], found[f"{name}_sum"]
+    assert values[f'{name}_bucket{{le="+Inf"}}'] == values[f"{name}_count"]
+    return values[f"{name}_count"], values[f"{name}_sum"]
 
 
 def test_recovery_ends_with_a_completed_step() -> None:
     ready_again, pods = restarted()
     went_on = look(ready_again, pods, 131, said(103, 131, attempt=1))
     went_further = look(went_on, pods, 151, said(110, 151, attempt=1))
-    told = [job.status for job in (ready_again, went_on, went_further)]
-    assert recoveries(*told) == (1, 19)
+    statuses = [job.status for job in (ready_again, went_on, went_further)]
+    assert recoveries(*statuses) == (1, 19)
 
 
 def test_recovery_without_reports_ends_when_pods_are_ready() -> None:
@@ -113,8 +113,8 @@ def test_recovery_without_reports_ends_when_pods_are_ready() -> None:
     went_on = look(fails, pods, 120)
     over = look(went_on, [ended(went_on, index, code=0) for index in range(2)], 160)
     assert fails.status.phase == "Restarting"
-    told = [job.status for job in (running, fails, went_on, over)]
-    assert recoveries(*told) == (1, 8)
+    statuses = [job.status for job in (running, fails, went_on, over)]
+    assert recoveries(*statuses) == (1, 8)
 
 
 def test_start_and_suspended_recovery_are_not_recoveries() -> None:
@@ -129,13 +129,13 @@ def test_start_and_suspended_recovery_are_not_recoveries() -> None:
 
 
 def test_counters_begin_with_zero() -> None:
-    found = samples(Metrics().text(Totals(), queued=0, leading=True))
-    classes = {name for name in found if name.startswith("ddp_operator_restarts_total{")}
+    values = samples(Metrics().text(Totals(), queued=0, leading=True))
+    classes = {name for name in values if name.startswith("ddp_operator_restarts_total{")}
     assert len(classes) == 4
-    assert found['ddp_operator_restarts_total{class="Disruption"}'] == 0
-    assert found['ddp_operator_restarts_without_progress_total{class="Application"}'] == 0
+    assert values['ddp_operator_restarts_total{class="Disruption"}'] == 0
+    assert values['ddp_operator_restarts_without_progress_total{class="Application"}'] == 0
     for name in ("Application", "Infrastructure"):
-        assert found[f'ddp_operator_failures_total{{class="{name}",reason="NoProgress"}}'] == 0
+        assert values[f'ddp_operator_failures_total{{class="{name}",reason="NoProgress"}}'] == 0
 
 
 def test_jobs_of_a_newer_operator_do_not_count_as_failed() -> None:
@@ -143,9 +143,11 @@ def test_jobs_of_a_newer_operator_do_not_count_as_failed() -> None:
     engine.job_changed(stored_job(name="newer", novelty=1))
     engine.job_changed(stored_job(name="wrong", replicas=0))
     engine.job_changed(stored_job(name="good"))
-    found = samples(engine.metrics_text(leading=True))
-    assert found["ddp_operator_newer_jobs"] == 1
-    phases = {name: value for name, value in found.items() if name.startswith("ddp_operator_jobs{")}
+    values = samples(engine.metrics_text(leading=True))
+    assert values["ddp_operator_newer_jobs"] == 1
+    phases = {
+        name: value for name, value in values.items() if name.startswith("ddp_operator_jobs{")
+    }
     assert sum(phases.values()) == 2
     assert phases['ddp_operator_jobs{phase="Failed"}'] == 1
     assert phases['ddp_operator_jobs{phase="Pending"}'] == 1

@@ -1,5 +1,5 @@
-"""A CRD of another release drops parts of a status: then the operator decides nothing, because it
-could not remember it.
+"""A CRD of another release drops fields of the status. Without its record the operator decides
+nothing.
 """
 
 from datetime import timedelta
@@ -39,7 +39,7 @@ async def test_decision_that_is_stored_in_part_is_undone_and_not_charged(field: 
     assert f"status.{field}" in world.status["message"]
     assert "apply the CRD of the operator's release" in world.status["message"]
     warnings = [event.reason for event in world.cluster.events if event.warning]
-    assert warnings == ["StatusNotStored"], "and no restart, which there was not"
+    assert warnings == ["StatusNotStored"], "and none about a restart"
     metrics = world.metrics.lost_fields
     assert f"status.{field}" in metrics
     world.cluster.lost_fields = set()
@@ -58,7 +58,7 @@ async def test_decision_is_retried_once_a_minute() -> None:
     for _ in range(60):
         calls += await world.reconcile()
         world.now += timedelta(seconds=1)
-    assert calls == ["patch_status train", "patch_status train"], "stored, and taken back"
+    assert calls == ["patch_status train", "patch_status train"], "written and undone"
 
 
 async def test_fields_that_only_people_read_may_be_lost() -> None:

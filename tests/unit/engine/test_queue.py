@@ -1,4 +1,4 @@
-"""The work queue keeps its contract."""
+"""The work queue."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import pytest
 from ddp_operator.engine.queue import QueueClosedError, WorkQueue
 
 SOON = 10.0
-"""Deadline for what must come; far above what it takes."""
+"""Deadline of a name that must come."""
 
 
 async def take(queue: WorkQueue[str]) -> str:

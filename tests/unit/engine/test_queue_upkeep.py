@@ -1,4 +1,4 @@
-"""Pods in a queue get what they need, also when their job is gone."""
+"""Writes to pods in a queue, also after their job is deleted."""
 
 import contextlib
 from datetime import timedelta
@@ -16,7 +16,7 @@ from tests.unit.engine.test_reconciler import CRASHED, KEY, NOW, READY, World, j
 
 @pytest.fixture
 async def world() -> World:
-    """A job in a queue, whose pods train."""
+    """Return a job in a queue with training pods."""
     world = World()
     world.apply(job(scheduling={"queueName": "team"}, restart={"maxRestarts": 0, "scope": "Gang"}))
     await world.reconcile_until_quiet()
@@ -29,7 +29,7 @@ async def world() -> World:
 
 
 def lose_job(world: World) -> None:
-    """Delete the job; the garbage collector has not come to its pods yet."""
+    """Delete the job; its pods still exist."""
     del world.cluster.jobs[KEY]
     world.jobs.remove(KEY)
 
@@ -39,7 +39,7 @@ def pod(world: World, index: int) -> dict[str, Any]:
 
 
 def marks(world: World) -> list[str]:
-    """Names of the pods that are marked as not retriable."""
+    """Return the names of pods that are marked as not retriable."""
     return [
         key.name
         for key, stored in world.cluster.pods.items()
@@ -95,7 +95,7 @@ async def test_waiting_pod_that_is_deleted_is_released(world: World) -> None:
 async def test_pod_on_a_silent_node_is_deleted_by_force(world: World) -> None:
     pod(world, 1)["metadata"] |= ENDING
     world.now = NOW + timedelta(seconds=39)
-    assert "delete_pod train-0-1" not in await world.reconcile(), "its kubelet may report its end"
+    assert "delete_pod train-0-1" not in await world.reconcile(), "its kubelet may still answer"
     world.now = NOW + timedelta(seconds=40)
     assert {"delete_pod train-0-1", "patch_pod train-0-1"} <= {*await world.reconcile()}
     assert world.cluster.graces[Key("default", "train-0-1")] == 0
@@ -123,7 +123,7 @@ async def test_deleted_job_is_reconciled_for_its_pods(world: World) -> None:
 
 
 async def test_pods_of_a_deleted_namespace_are_released(world: World) -> None:
-    """Kubernetes deletes them before their jobs, and creates nothing in their place."""
+    """Kubernetes deletes pods before their jobs, and allows no new ones."""
     world.cluster.pods.pop(Key("default", "train-0-0"))
     words = "unable to create new content in namespace default because it is being terminated"
     world.cluster.refuse["create_service"] = NamespaceEndsError(words, status=403)

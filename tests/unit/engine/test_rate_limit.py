@@ -1,4 +1,4 @@
-"""Each job gets its slot, and none too early."""
+"""Turns of jobs under a rate limit."""
 
 from collections.abc import Callable, Iterator
 

@@ -135,9 +135,9 @@ async def test_only_trainers_of_running_jobs_are_polled(
         world.set_pods("train", {"phase": "Pending", "podIP": "127.0.0.1"})
         # One request may be under way.
         await world.until(lambda: world.status("train")["readyReplicas"] == 0)
-        asked, others = len(idle.asked), len(server.asked)
+        polls, others = len(idle.asked), len(server.asked)
         await world.until(lambda: len(server.asked) >= others + 3)
-        assert len(idle.asked) <= asked + 1
+        assert len(idle.asked) <= polls + 1
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,9 @@ async def test_only_the_jobs_own_pod_at_its_own_address_is_polled(
             stored = world.cluster.pods[Key("default", pod)]
             world.cluster.pods[Key("default", pod)] = merged(stored, change)
         # One request may be under way.
-        asked, others = len(elsewhere.asked), len(server.asked)
+        polls, others = len(elsewhere.asked), len(server.asked)
         await world.until(lambda: len(server.asked) >= others + 3)
-        assert len(elsewhere.asked) <= asked + 1
+        assert len(elsewhere.asked) <= polls + 1
 
 
 async def test_unreachable_trainer_changes_nothing(world: World) -> None:
@@ -172,8 +172,8 @@ async def test_unreachable_trainer_changes_nothing(world: World) -> None:
         await world.until(lambda: world.step("train") == 1)
         await server.close()
         world.ahead = timedelta(hours=1)
-        asked = len(other.asked)
-        await world.until(lambda: len(other.asked) >= asked + 3)
+        polls = len(other.asked)
+        await world.until(lambda: len(other.asked) >= polls + 3)
         assert world.status("train")["phase"] == "Running"
         assert world.step("train") == 1
 
@@ -249,8 +249,8 @@ async def test_clock_that_is_set_forward_makes_no_hang(world: World, server: Tra
     await world.run("train", server, progressDeadlineSeconds=600)
     await world.until(lambda: world.step("train") == 1)
     world.ahead = timedelta(hours=1)
-    asked = len(server.asked)
-    await world.until(lambda: len(server.asked) >= asked + 3)
+    polls = len(server.asked)
+    await world.until(lambda: len(server.asked) >= polls + 3)
     server.answer = {"step": 2}
     await world.until(lambda: world.step("train") == 2)
     assert world.status("train")["restarts"] == 0

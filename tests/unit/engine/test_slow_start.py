@@ -1,4 +1,4 @@
-"""How many calls run at once, and what a failure costs."""
+"""Number of calls at the same time, and after failures."""
 
 import asyncio
 
@@ -8,18 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-class Doer:
+class Caller:
     """Succeeds with the first `good` items and refuses all others."""
 
     def __init__(self, *, good: int) -> None:
         self.good = good
-        self.begun: list[int] = []
+        self.started: list[int] = []
         self.done: list[int] = []
         self.at_once: list[int] = []
 
     async def do(self, item: int) -> None:
-        self.begun.append(item)
-        self.at_once.append(len(self.begun) - len(self.done))
+        self.started.append(item)
+        self.at_once.append(len(self.started) - len(self.done))
         await asyncio.sleep(0)  # one cycle of the event loop represents a round trip
         self.done.append(item)
         if item >= self.good:
@@ -27,30 +27,30 @@ class Doer:
 
 
 async def test_each_success_allows_one_more_call_up_to_a_limit() -> None:
-    doer = Doer(good=100)
-    assert await slow_start(doer.do, range(40), most=8) == []
-    assert sorted(doer.done) == list(range(40))
-    assert doer.at_once[:3] == [1, 1, 2], "the first one alone, then two"
-    assert max(doer.at_once) == 8
+    caller = Caller(good=100)
+    assert await slow_start(caller.do, range(40), most=8) == []
+    assert sorted(caller.done) == list(range(40))
+    assert caller.at_once[:3] == [1, 1, 2], "the first one alone, then two"
+    assert max(caller.at_once) == 8
 
 
 @given(items=st.integers(0, 60), good=st.integers(0, 60), most=st.integers(1, 40))
 def test_failures_are_at_most_one_more_than_successes(items: int, good: int, most: int) -> None:
-    doer = Doer(good=good)
-    errors = asyncio.run(slow_start(doer.do, range(items), most=most))
-    assert doer.begun == list(range(len(doer.begun))), "each one once, in order"
-    assert doer.begun == doer.done, "what was begun was waited for"
-    assert [str(error) for error in errors] == [str(item) for item in doer.done if item >= good]
+    caller = Caller(good=good)
+    errors = asyncio.run(slow_start(caller.do, range(items), most=most))
+    assert caller.started == list(range(len(caller.started))), "each one once, in order"
+    assert caller.started == caller.done, "all started calls were awaited"
+    assert [str(error) for error in errors] == [str(item) for item in caller.done if item >= good]
     assert len(errors) <= min(good + 1, most)
     if not errors:
-        assert len(doer.done) == items
+        assert len(caller.done) == items
 
 
 async def test_calls_no_longer_needed_are_not_started() -> None:
-    doer = Doer(good=100)
-    errors = await slow_start(doer.do, range(40), most=8, wanted=lambda: len(doer.begun) < 10)
+    caller = Caller(good=100)
+    errors = await slow_start(caller.do, range(40), most=8, wanted=lambda: len(caller.started) < 10)
     assert errors == []
-    assert doer.done == list(range(10)), "what was begun was waited for"
+    assert caller.done == list(range(10)), "all started calls were awaited"
 
 
 async def test_cancelling_ends_running_calls() -> None:

@@ -1,4 +1,4 @@
-"""Merge patches carry exactly the difference."""
+"""Merge patches of a status."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""The Secrets with the pods' tokens: when they are created, and what happens without them."""
+"""The Secrets with the tokens of pods."""
 
 import base64
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Jobs that an earlier operator left continue under this one."""
+"""Jobs of an earlier operator continue."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -41,10 +41,10 @@ _notes = st.fixed_dictionaries(_values).map(Bookkeeping.model_validate)
 def test_stored_jobs_have_bookkeeping() -> None:
     notes = [stored_jobs.load(name).status["bookkeeping"] for name in stored_jobs.NAMES]
     assert len(notes) == 4
-    found = {name for each in notes for name, value in each.items() if value}
-    assert found >= {"replacements", "replacing", "isolation", "suspendedSeconds"}
-    assert found >= {"acceptedSpecHash", "restartsWithoutProgress"}
-    assert found <= NOTES
+    names = {name for note in notes for name, value in note.items() if value}
+    assert names >= {"replacements", "replacing", "isolation", "suspendedSeconds"}
+    assert names >= {"acceptedSpecHash", "restartsWithoutProgress"}
+    assert names <= NOTES
 
 
 @pytest.mark.parametrize("name", stored_jobs.NAMES)

@@ -347,23 +347,23 @@ class FakeApiServer:
         token = request.query.get("continue")
         limit = int(request.query.get("limit", "0")) or 10**9
         if token is None:
-            found = [
+            matching = [
                 copy.deepcopy(stored)
                 for (kind, where, _), stored in self.objects.items()
                 if kind == plural and namespace in (None, where) and _selected(request, stored)
             ]
             revision, start = self.revision, 0
-            self._pages[f"{revision}"] = (revision, found)
+            self._pages[f"{revision}"] = (revision, matching)
         else:
             start = int(token.split(":")[1])
-            revision, found = self._pages[token.split(":")[0]]
+            revision, matching = self._pages[token.split(":")[0]]
             if revision < self.oldest_revision:
                 return _status(410, "Expired", "The provided continue parameter is too old")
         self.before_page(start // limit)
         metadata = {"resourceVersion": str(revision)}
-        if start + limit < len(found):
+        if start + limit < len(matching):
             metadata["continue"] = f"{revision}:{start + limit}"
-        items = [{**item, "kind": "Pod"} for item in found[start : start + limit]]
+        items = [{**item, "kind": "Pod"} for item in matching[start : start + limit]]
         return web.json_response({"kind": "List", "metadata": metadata, "items": items})
 
     async def _watch(

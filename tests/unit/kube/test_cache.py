@@ -1,3 +1,5 @@
+"""Cases of the object cache that random histories rarely reach, see `test_cache_histories`."""
+
 from typing import Any
 
 import pytest
@@ -77,20 +79,6 @@ def test_change_outside_the_projection_touches_no_group() -> None:
     assert cache.members(OTHER) == []
 
 
-def test_older_event_does_not_undo_an_offer(cache: ObjectCache[int]) -> None:
-    cache.changed(pod(10))
-    cache.offer(pod(15))
-    assert cache.changed(pod(12)) == set()
-    assert cache.members(JOB) == [15]
-
-
-def test_offer_older_than_the_watch_is_ignored(cache: ObjectCache[int]) -> None:
-    cache.changed(pod(11))
-    cache.deleted(pod(12))
-    assert cache.offer(pod(11)) == set()
-    assert cache.members(JOB) == []
-
-
 def test_bookmark_advances_the_version(cache: ObjectCache[int]) -> None:
     cache.bookmark({"metadata": {"resourceVersion": "20"}})
     assert cache.offer(pod(19)) == set()
@@ -104,45 +92,6 @@ def test_deletion_of_an_object_keeps_its_successor(cache: ObjectCache[int]) -> N
     assert cache.members(JOB) == [13]
 
 
-def test_list_removes_missing_objects(cache: ObjectCache[int]) -> None:
-    cache.changed(pod(10))
-    cache.changed(pod(11, name="kept", uid="u2", job="other"))
-    entries = [cache.entry_of(pod(11, name="kept", uid="u2", job="other"))]
-    assert cache.replace(entries, version=20) == {JOB}
-    assert cache.members(JOB) == []
-    assert cache.members(OTHER) == [11]
-    assert len(cache) == 1
-
-
-def test_list_older_than_an_offer_keeps_the_object(cache: ObjectCache[int]) -> None:
-    cache.replace([], version=5)
-    cache.offer(pod(12))  # the response came while a list as of 10 was being read
-    assert cache.replace([], version=10) == set()
-    assert cache.members(JOB) == [12]
-    assert cache.replace([], version=13) == {JOB}
-    assert cache.members(JOB) == []
-
-
-def test_list_older_than_an_offer_keeps_its_version(cache: ObjectCache[int]) -> None:
-    listed = [cache.entry_of(pod(8))]
-    cache.offer(pod(12))
-    assert cache.replace(listed, version=10) == set()
-    assert cache.members(JOB) == [12]
-
-
-def test_forgotten_object_does_not_return(cache: ObjectCache[int]) -> None:
-    cache.changed(pod(10))
-    listed = [cache.entry_of(pod(10))]
-    assert cache.forget(POD, uid="u1") == {JOB}
-    assert cache.changed(pod(11)) == set()
-    assert cache.offer(pod(12)) == set()
-    cache.replace(listed, version=11)
-    assert cache.members(JOB) == []
-    # Another object of the same name does not count.
-    assert cache.changed(pod(14, uid="u2")) == {JOB}
-    assert cache.members(JOB) == [14]
-
-
 def test_list_before_a_forgotten_object_does_not_return_it(
     cache: ObjectCache[int],
 ) -> None:
@@ -152,12 +101,6 @@ def test_list_before_a_forgotten_object_does_not_return_it(
     cache.replace([], version=10)  # as of before the object was created
     assert cache.changed(pod(12)) == set()
     assert cache.members(JOB) == []
-
-
-def test_forget_ignores_another_uid(cache: ObjectCache[int]) -> None:
-    cache.changed(pod(10, uid="new"))
-    assert cache.forget(POD, uid="old") == set()
-    assert cache.members(JOB) == [10]
 
 
 def test_late_responses_about_earlier_objects_are_ignored(

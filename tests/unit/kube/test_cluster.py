@@ -274,7 +274,7 @@ async def test_deletion_of_a_vanished_network_policy_succeeds(
 
 
 ENDING = {"name": "a", "namespace": "ns", "deletionTimestamp": "2026-01-01T00:00:00Z"}
-"""A pod as it was about to be stored when it was already gone: without a version."""
+"""Metadata of a pod that was deleted before a write was stored: without a version."""
 
 
 @pytest.mark.parametrize("node", [None, "node-1"])
@@ -346,7 +346,7 @@ async def test_later_pod_of_the_same_name_is_not_deleted(
     server.create("pods", pod("a"))
     await blind.delete_pod(Key("ns", "a"), grace_seconds=None)
     assert "deletionTimestamp" not in server.objects["pods", "ns", "a"]["metadata"]
-    assert blind.pods_of(JOB) == [], "the one that was meant is gone"
+    assert blind.pods_of(JOB) == []
     server.frozen = False
     server.wake()
     await view.shows({"a": ""})
@@ -365,7 +365,7 @@ async def test_labels_are_set_and_removed(
     assert (blind.pods_of(JOB), blind.pods_of(Key("ns", "other"))) == ([], [("a", "")])
     await blind.patch_pod(Key("ns", "a"), {"labels": {"role": None}})
     assert "role" not in server.objects["pods", "ns", "a"]["metadata"]["labels"]
-    # The pod's projection has no such label: nobody needs to know that it is gone.
+    # The projection has no such label, so its removal is not reported.
     assert view.changes == {JOB: 2, Key("ns", "other"): 1}
 
 
@@ -388,7 +388,7 @@ async def test_job_is_deleted_by_uid_with_its_dependents(
     cluster: KubePods, server: FakeApiServer
 ) -> None:
     uid = server.create("trainings", job())["metadata"]["uid"]
-    await cluster.delete_job(JOB, uid="of another time")
+    await cluster.delete_job(JOB, uid="of an earlier job")
     assert ("trainings", "ns", "job") in server.objects
     await cluster.delete_job(JOB, uid=uid)
     assert server.objects == {}
@@ -407,8 +407,8 @@ async def test_repeated_event_is_posted_once_in_the_background(
     await cluster.emit_event(job(), Event("Restarting", "rank 2 failed"))
     await cluster.close(timeout_seconds=30)
     bodies = [request.body for request in server.requests if request.method == "POST"]
-    said = [(body["type"], body["message"]) for body in bodies]
-    assert sorted(said) == [("Normal", "rank 2 failed"), ("Warning", "rank 1 failed")]
+    posted = [(body["type"], body["message"]) for body in bodies]
+    assert sorted(posted) == [("Normal", "rank 2 failed"), ("Warning", "rank 1 failed")]
 
 
 async def test_failed_event_is_logged(
@@ -464,8 +464,8 @@ async def test_end_of_a_log_is_read(cluster: KubePods, server: FakeApiServer) ->
     end = await cluster.log_end(Key("default", "a"), "trainer")
     assert len(end) == LOG_END_BYTES
     assert end.endswith(b"x\nstep 7\n")
-    [asked] = [query for query in server.log_queries if query["container"] == "trainer"]
-    assert (asked["tailLines"], asked["limitBytes"]) == ("100", str(2 * 1024 * 1024))
+    [query] = [item for item in server.log_queries if item["container"] == "trainer"]
+    assert (query["tailLines"], query["limitBytes"]) == ("100", str(2 * 1024 * 1024))
 
 
 async def test_missing_log_is_an_error(cluster: KubePods) -> None:
@@ -492,7 +492,7 @@ async def test_nodes_are_read_again_after_a_change(
     watching = asyncio.create_task(nodes.run())
     await eventually(lambda: [node.name for node in cluster.nodes()] == ["node-a"])
     known = cluster.nodes()
-    assert cluster.nodes() is known, "a thousand jobs ask for it"
+    assert cluster.nodes() is known, "the list is cached"
     assert known.signalled == {}
     taint = {"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}
     server.update("nodes", "", "node-a", {"spec": {"taints": [taint]}})

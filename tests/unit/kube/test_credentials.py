@@ -127,12 +127,12 @@ async def test_exec_plugin_runs_again_when_its_token_expires(tmp_path: Path) -> 
     now = 0.0
     credentials = load_credentials(kubeconfig=path, environ={}, clock=lambda: now)
     first = await credentials.authorization()
-    asked = int(counter.read_text())
-    assert first == f"Bearer token-{asked}"
+    runs = int(counter.read_text())
+    assert first == f"Bearer token-{runs}"
     assert await credentials.authorization() == first
-    assert int(counter.read_text()) == asked
+    assert int(counter.read_text()) == runs
     now = 31.0
-    assert await credentials.authorization() == f"Bearer token-{asked + 1}"
+    assert await credentials.authorization() == f"Bearer token-{runs + 1}"
 
 
 @pytest.fixture

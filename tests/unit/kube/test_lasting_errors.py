@@ -64,8 +64,8 @@ async def test_persistent_error_of_the_server_is_in_the_jobs_status(
         engine.job_changed(server.create("ddpjobs", job()))
 
         def status() -> Mapping[str, Any]:
-            found: Mapping[str, Any] = server.objects["ddpjobs", *KEY].get("status") or {}
-            return found
+            stored: Mapping[str, Any] = server.objects["ddpjobs", *KEY].get("status") or {}
+            return stored
 
         await eventually(lambda: server.count("POST", fault.path_part) > 1)
         assert not status()

@@ -37,17 +37,17 @@ async def test_key_of_another_cluster_differs(client: ApiClient, server: FakeApi
 
 
 async def test_replicas_that_start_together_agree(client: ApiClient, server: FakeApiServer) -> None:
-    found = await asyncio.gather(*(own_secret(client, WHERE) for _ in range(8)))
-    assert len(set(found)) == 1
-    assert base64.b64decode(stored(server)["data"]["key"]) == found[0]
+    keys = await asyncio.gather(*(own_secret(client, WHERE) for _ in range(8)))
+    assert len(set(keys)) == 1
+    assert base64.b64decode(stored(server)["data"]["key"]) == keys[0]
 
 
 async def test_lost_response_keeps_the_created_key(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.faults = [Fault("POST", None, after_effect=True)]
-    found = await own_secret(client, WHERE)
-    assert base64.b64decode(stored(server)["data"]["key"]) == found
+    key = await own_secret(client, WHERE)
+    assert base64.b64decode(stored(server)["data"]["key"]) == key
 
 
 async def test_secret_that_keeps_appearing_is_unavailable(
@@ -79,10 +79,10 @@ async def test_invalid_secret_is_refused_with_a_remedy(
     client: ApiClient, server: FakeApiServer, content: dict[str, Any]
 ) -> None:
     server.create("secrets", {"metadata": {"namespace": "ns", "name": "tokens"}, **content})
-    said = r"the Secret ns/tokens has no data\.key .* delete it"
-    with pytest.raises(ValueError, match=said):
+    error = r"the Secret ns/tokens has no data\.key .* delete it"
+    with pytest.raises(ValueError, match=error):
         await own_secret(client, WHERE)
-    with pytest.raises(startup.StartupError, match=said):  # in one line, without a traceback
+    with pytest.raises(startup.StartupError, match=error):  # in one line, without a traceback
         await startup.access(client, WHERE, namespace=None)
 
 

@@ -331,9 +331,9 @@ async def test_repeated_error_is_logged_once(
         server.faults = [Fault("GET", 403, {"message": "no"}, times=5, path_part="pods")]
         server.cut_watches()
         await eventually(lambda: not server.faults[0].times and server.open_watches == 1)
-    said = [r for r in caplog.records if "reconnects" in r.message and r.message.endswith(": no")]
-    assert len(said) == 1
-    assert said[0].levelno == logging.INFO
+    lines = [r for r in caplog.records if "reconnects" in r.message and r.message.endswith(": no")]
+    assert len(lines) == 1
+    assert lines[0].levelno == logging.INFO
 
 
 async def test_refresh_sees_changes_before_the_watch(

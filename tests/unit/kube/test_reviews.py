@@ -33,7 +33,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-async def asking(
+async def access(
     client: ApiClient, server: FakeApiServer, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> AccessReviews:
     monkeypatch.setattr(reviews, "_SLOT_SECONDS", 0.0)
@@ -42,109 +42,109 @@ async def asking(
     return AccessReviews(client, "/metrics", clock=clock)
 
 
-def asked(server: FakeApiServer) -> tuple[int, int]:
+def reviewed(server: FakeApiServer) -> tuple[int, int]:
     """Return how often the server received TokenReviews and SubjectAccessReviews."""
     return server.count("POST", "/tokenreviews"), server.count("POST", "/subjectaccessreviews")
 
 
-async def test_reviews_send_the_token_and_all_attributes_of_its_user(
-    asking: AccessReviews, server: FakeApiServer
+async def test_accesssend_the_token_and_all_attributes_of_its_user(
+    access: AccessReviews, server: FakeApiServer
 ) -> None:
-    assert await asking.verdict(TOKEN) is Verdict.ALLOWED
-    who, whether = server.requests
-    assert who.path == "/apis/authentication.k8s.io/v1/tokenreviews"
-    assert who.body["spec"] == {"token": TOKEN}
-    assert whether.path == "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-    assert whether.body["spec"] == {
+    assert await access.verdict(TOKEN) is Verdict.ALLOWED
+    token_review, access_review = server.requests
+    assert token_review.path == "/apis/authentication.k8s.io/v1/tokenreviews"
+    assert token_review.body["spec"] == {"token": TOKEN}
+    assert access_review.path == "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    assert access_review.body["spec"] == {
         "user": PROMETHEUS["username"],
         "uid": PROMETHEUS["uid"],
         "groups": PROMETHEUS["groups"],
         "extra": PROMETHEUS["extra"],
         "nonResourceAttributes": {"path": "/metrics", "verb": "get"},
     }
-    assert await asking.verdict("other") is Verdict.FORBIDDEN
-    assert await asking.verdict("wrong") is Verdict.UNKNOWN
-    assert asked(server) == (3, 2)
+    assert await access.verdict("other") is Verdict.FORBIDDEN
+    assert await access.verdict("wrong") is Verdict.UNKNOWN
+    assert reviewed(server) == (3, 2)
 
 
 async def test_verdicts_are_cached_for_a_while(
-    asking: AccessReviews, server: FakeApiServer, clock: Clock
+    access: AccessReviews, server: FakeApiServer, clock: Clock
 ) -> None:
     for _ in range(3):
-        assert await asking.verdict(TOKEN) is Verdict.ALLOWED
-        assert await asking.verdict("wrong") is Verdict.UNKNOWN
-    assert asked(server) == (2, 1)
+        assert await access.verdict(TOKEN) is Verdict.ALLOWED
+        assert await access.verdict("wrong") is Verdict.UNKNOWN
+    assert reviewed(server) == (2, 1)
     server.bearers["wrong"] = PROMETHEUS
     clock.seconds += 10
-    assert await asking.verdict("wrong") is Verdict.ALLOWED
-    assert await asking.verdict(TOKEN) is Verdict.ALLOWED
-    assert asked(server) == (3, 2)
+    assert await access.verdict("wrong") is Verdict.ALLOWED
+    assert await access.verdict(TOKEN) is Verdict.ALLOWED
+    assert reviewed(server) == (3, 2)
     server.bearers.clear()
     clock.seconds += 50
-    assert await asking.verdict(TOKEN) is Verdict.UNKNOWN
-    assert asked(server) == (4, 2)
+    assert await access.verdict(TOKEN) is Verdict.UNKNOWN
+    assert reviewed(server) == (4, 2)
 
 
 async def test_unknown_tokens_do_not_evict_allowed_ones(
-    asking: AccessReviews, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+    access: AccessReviews, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reviews, "_KEPT", 3)
-    assert await asking.verdict(TOKEN) is Verdict.ALLOWED
+    assert await access.verdict(TOKEN) is Verdict.ALLOWED
     for index in range(5):
-        assert await asking.verdict(f"stranger-{index}") is Verdict.UNKNOWN
-    assert asked(server) == (6, 1)
-    assert await asking.verdict(TOKEN) is Verdict.ALLOWED
-    assert await asking.verdict("stranger-2") is Verdict.UNKNOWN
-    assert asked(server) == (6, 1)
-    assert await asking.verdict("stranger-1") is Verdict.UNKNOWN  # only so many are kept
-    assert asked(server) == (7, 1)
+        assert await access.verdict(f"unknown-{index}") is Verdict.UNKNOWN
+    assert reviewed(server) == (6, 1)
+    assert await access.verdict(TOKEN) is Verdict.ALLOWED
+    assert await access.verdict("unknown-2") is Verdict.UNKNOWN
+    assert reviewed(server) == (6, 1)
+    assert await access.verdict("unknown-1") is Verdict.UNKNOWN  # only so many are kept
+    assert reviewed(server) == (7, 1)
 
 
 @pytest.mark.parametrize("token", ["", " ", "a b", "a=b", "ä", "\udcff", "a\n", "a" * 100 + "\0"])
 async def test_invalid_token_is_not_reviewed(
-    asking: AccessReviews, server: FakeApiServer, token: str
+    access: AccessReviews, server: FakeApiServer, token: str
 ) -> None:
-    assert await asking.verdict(token) is Verdict.UNKNOWN
+    assert await access.verdict(token) is Verdict.UNKNOWN
     assert server.requests == []
 
 
 async def test_simultaneous_requests_share_a_review(
-    asking: AccessReviews, server: FakeApiServer
+    access: AccessReviews, server: FakeApiServer
 ) -> None:
-    verdicts = await asyncio.gather(*(asking.verdict(TOKEN) for _ in range(20)))
+    verdicts = await asyncio.gather(*(access.verdict(TOKEN) for _ in range(20)))
     assert verdicts == [Verdict.ALLOWED] * 20
-    assert asked(server)[0] <= reviews._SLOTS
+    assert reviewed(server)[0] <= reviews._SLOTS
 
 
 async def test_requests_over_the_limit_are_refused(
-    asking: AccessReviews, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+    access: AccessReviews, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reviews, "_SLOT_SECONDS", 3600.0)
     monkeypatch.setattr(reviews, "_SECONDS", 1.0)
     answers = await asyncio.gather(
-        *(asking.verdict(f"stranger-{index}") for index in range(100)), return_exceptions=True
+        *(access.verdict(f"unknown-{index}") for index in range(100)), return_exceptions=True
     )
     kinds = [type(answer) for answer in answers]
     assert kinds.count(Verdict) == reviews._SLOTS
     assert kinds.count(UnavailableError) == reviews._WAITING_LIMIT - reviews._SLOTS
     assert kinds.count(BusyError) == 100 - reviews._WAITING_LIMIT
-    assert asked(server) == (reviews._SLOTS, 0)
+    assert reviewed(server) == (reviews._SLOTS, 0)
 
 
 async def test_slots_return_after_their_pause(
-    asking: AccessReviews, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+    access: AccessReviews, server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reviews, "_SLOT_SECONDS", 0.05)
     loop = asyncio.get_running_loop()
     began = loop.time()
     for index in range(10):
-        assert await asking.verdict(f"stranger-{index}") is Verdict.UNKNOWN
+        assert await access.verdict(f"unknown-{index}") is Verdict.UNKNOWN
     assert loop.time() - began >= 0.05 * (10 / reviews._SLOTS - 1)
-    assert asked(server) == (10, 0)
+    assert reviewed(server) == (10, 0)
 
 
-async def test_failed_review_is_not_cached(asking: AccessReviews, server: FakeApiServer) -> None:
+async def test_failed_review_is_not_cached(access: AccessReviews, server: FakeApiServer) -> None:
     server.faults = [Fault("POST", 403, {"message": "you may not"}, path_part="tokenreviews")]
     with pytest.raises(ForbiddenError, match="you may not"):
-        await asking.verdict(TOKEN)
-    assert await asking.verdict(TOKEN) is Verdict.ALLOWED
+        await access.verdict(TOKEN)
+    assert await access.verdict(TOKEN) is Verdict.ALLOWED
