@@ -1,8 +1,8 @@
-"""What all benchmarks have in common, and how they are found.
+"""The common parts of all benchmarks, and how they are found.
 
-A benchmark is a module in the folder of what it measures, `operator` or `trainer`, with a docstring
-whose first line says what it measures, and a function `measure(Settings) -> Outcome`. A new one
-needs no registration.
+A benchmark is a module in the folder `operator` or `trainer`. The first line of its docstring says
+what it measures, and it has a function `measure(Settings) -> Outcome`. A new one needs no
+registration.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ _FOLDERS = ("operator", "trainer")
 
 
 class BenchmarkError(RuntimeError):
-    """What was measured is not what should have been; the figures mean nothing."""
+    """The wrong thing was measured; the figures mean nothing."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a benchmark is told."""
+    """The options of a benchmark."""
 
     repeat: int
     """How often to measure each thing; what is compared is measured in turns."""
@@ -33,7 +33,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a benchmark found out."""
+    """The result of a benchmark."""
 
     text: str
     """A table for people, in lines of at most 80 characters: what was run on what, how often, and

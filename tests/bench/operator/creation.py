@@ -1,6 +1,6 @@
 """How fast the operator creates pods, and what that costs the API server.
 
-Compared with a bare client that posts the same pods and does nothing else.
+Compared with a bare client that posts the same pods and does nothing more.
 """
 
 import asyncio

@@ -1,17 +1,17 @@
 """How much longer a training takes when a fault comes every 20 s, and every 60 s, by the way in
-which it goes on.
+which it continues.
 
 Jobs of two pods of one rank on a real node, with the operator, take a fixed number of steps. Faults
-come at fixed times after all ranks have begun to train, whatever the job does then: a pod is
+come at fixed times after all ranks have begun to train, also while the job recovers: a pod is
 deleted by force, as when its node is gone, or a rank's process is killed in its pod, rank 0's
 included. Where nothing is left to be hit, none comes. A way's time is compared with its own, left
 alone in the same repetition.
 
-Three ways are the bundled trainer's, which goes on from memory: a spare takes the lost pod's
-place, the group goes on smaller until a new pod is there, or it waits for the new pod. Three are
-those of a plain script with snapshots (`scripts/resuming_ddp.py`): its processes start anew in the
-pods that there are, all pods start anew, or torchrun's elastic agent in each pod starts processes
-anew, whose store is with rank 0, while the operator replaces lost pods one by one.
+Three ways are the bundled trainer's, which continues from memory: a spare takes the lost pod's
+place, the group continues with fewer pods until a new one is there, or it waits for the new pod.
+Three are those of a plain script with snapshots (`scripts/resuming_ddp.py`): its processes restart
+in their pods, all pods restart, or torchrun's elastic agent in each pod restarts the processes,
+with the store at rank 0, while the operator replaces lost pods one by one.
 
 A step is mostly a pause, so that the machine has time for what recovers: what a smaller group
 computes more slowly, and what the models of GPUs take longer to move, is not in the figures.
@@ -61,12 +61,12 @@ GIVEN_UP_SECONDS = 300.0
 _SCRIPTED = {
     "InPlace": "python -m ddp_trainer.launch -- python",
     "Gang": "python -m ddp_trainer.launch -- python",
-    # Who hosts the store has to be said: a pod need not know itself by the name of its Service.
+    # The host of the store must be named: a pod may not know itself by the name of its Service.
     "torchrun": f"torchrun --nnodes={RANKS} --nproc-per-node=1 --max-restarts=1000"
     " --rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"
     " --rdzv-conf=is_host=$((NODE_RANK == 0))",
 }
-"""What starts the plain script."""
+"""The command that starts the plain script."""
 _BEGUN = "begun"
 _LOOK_SECONDS = 0.5
 
@@ -144,7 +144,7 @@ def manifest(way: str, steps: int, claim: str) -> Manifest:
             **spec,
         )
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    # Threads that wait for each other busily take the cores from all else.
+    # Threads that wait for each other busily take the cores from all others.
     container.setdefault("env", []).append({"name": "OMP_NUM_THREADS", "value": "1"})
     return job
 

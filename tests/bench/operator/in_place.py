@@ -1,15 +1,15 @@
 """From a killed rank to all new processes of a restart in place, of up to 500 launchers.
 
-No Kubernetes: the operator's engine works on a cluster in memory whose pods are launchers,
+No Kubernetes: the operator's engine works on a cluster in memory. Its pods are launchers,
 processes of this machine, each with an address of its own. All that passes between them is real:
 the failed launcher's report to that of node rank 0, from which the operator hears of it, and the
-operator's requests to each. The ranks are shells that note when they began and sleep, so that what
-is measured are the operator and the launchers, all of which share the machine's cores here; in a
+operator's requests to each. The ranks are shells that note when they began and sleep, so that only
+the operator and the launchers are measured. All of them share the machine's cores here; in a
 cluster each launcher has cores of its own, and each new process imports torch.
 
-The clock starts with the kill, which a launcher hears of by the kernel's signal. The other ranks
-end at once when they are told to; or they take some time for that, as those do that have GPUs; or
-all are killed in the same moment, as a lost peer fails those that wait for it.
+The clock starts with the kill, which a launcher notices by the kernel's signal. The other ranks end
+at once on SIGTERM; or they take some time, as ranks with GPUs do; or all are killed at the same
+moment, as a lost peer fails those that wait for it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ trap 'if read seconds < "$0/linger"; then sleep $seconds; fi; exit' TERM
 echo $$ > "$0/$DDP_GENERATION.$RANK"
 sleep 1000000 & wait
 """
-"""Says that it has begun, by a file; when it is told to end, it takes as long as another file says,
-if there is one.
-"""
+"""Writes a file when it begins. On SIGTERM it takes as long as another file says, if any."""
 ONE, SLOW, ALL = (
     "a rank is killed, the others end at once",
     f"a rank is killed, the others take {_LINGER_SECONDS} s to end",
@@ -97,14 +95,14 @@ async def _restarts(pods: int, repeat: int, folder: Path) -> dict[str, list[Rest
 
 
 class _Watched(HttpTrainers):
-    """Notes when what was said."""
+    """Notes the time of each message."""
 
     def __init__(self) -> None:
         super().__init__()
         self.heard_at: dict[int, float] = {}
         """By generation: when the operator first knew of a failure in it."""
         self.answers: list[tuple[int, bool, bool, float]] = []
-        """Generation, whether it was to start, whether all was ended, and when."""
+        """Generation, whether it may start, whether all ranks have ended, and when."""
 
     async def put_world(
         self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
@@ -194,7 +192,7 @@ class _Job:
         )
 
     def _runs(self) -> bool:
-        """Whether all ranks of this generation run, and the operator knows."""
+        """Tell whether all ranks of this generation run, and the operator knows."""
         if self._cluster.ended():
             raise AssertionError(f"launchers have ended: {self._cluster.ended()}")
         phase = self._status.get("phase")

@@ -43,7 +43,7 @@ Steps = dict[str, "Step"]
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of all jobs' lives took."""
+    """The cost of one step of all jobs' lives."""
 
     seconds: float
     cpu_seconds: float

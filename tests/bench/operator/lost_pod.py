@@ -1,10 +1,10 @@
 """From a pod that is taken away by force to the next step of all ranks: with a spare, with a new
-pod, and with a gang that starts anew.
+pod, and with a gang that restarts.
 
 Jobs of two pods on a real node, with the operator, that train the same with the bundled trainer.
 Rank 0's pod and a worker's are deleted in turns, as when their node is gone: no connection is
 closed. Measured is the longest time without a step that both ranks begin and had not begun before;
-who begins a step has completed the one before.
+a rank that begins a step has completed the one before.
 """
 
 from __future__ import annotations

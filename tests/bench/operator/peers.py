@@ -2,8 +2,8 @@
 
 Each project runs alone with Kubernetes' own controllers, in turns. There are no nodes: pods are
 never scheduled, and simulated nodes report what a kubelet would, at once. CPU and memory are those
-of a project's own controllers; JobSet and Trainer leave the pods to kube-controller-manager, whose
-CPU is told apart.
+of a project's own controllers; JobSet and Trainer leave the pods to kube-controller-manager. Its
+CPU is shown apart.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """How soon after a container's exit the operator has created the pods that take its place.
 
-Compared with a bare client that watches too, and creates as many pods as soon as it is told of the
-exit: it decides nothing, records nothing, and gives up no old pods.
+Compared with a bare client that watches too, and creates as many pods as soon as it sees the
+exit: it decides nothing, records nothing, and deletes no old pods.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class Loss:
 
     @property
     def title(self) -> str:
-        """What it is about, in words."""
+        """Return a title for people."""
         return f"{'gang' if self.scope == 'Gang' else 'one pod'} of {self.replicas}"
 
     @property
@@ -73,7 +73,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Pair:
-    """What the operator did, and right before it the bare client."""
+    """The times of the operator, and of the bare client right before it."""
 
     raw: Recovery
     operator: Recovery
@@ -86,7 +86,7 @@ def measure(settings: Settings) -> Outcome:
         f"Kubernetes   {version}: etcd, API server, controllers; simulated nodes",
         f"operator     {__version__}; a container exits with 1: until the new pods exist",
         "             (replaceWhen: Terminating; by default a gang waits for its old pods, too)",
-        "raw          a bare client that is told of the exit posts as many pods and no more",
+        "raw          a bare client that sees the exit posts as many pods and no more",
         f"             ({IN_FLIGHT} requests in flight, as the operator has)",
         f"repetitions  {settings.repeat}, interleaved; shown: median (min-max)",
         "",

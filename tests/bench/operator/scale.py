@@ -36,7 +36,7 @@ _DEADLINE_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Load:
-    """What it took until all jobs ran."""
+    """The cost until all jobs ran."""
 
     seconds: float
     cpu_seconds: float

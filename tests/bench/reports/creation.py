@@ -47,7 +47,7 @@ def table(results: Results) -> str:
     raws = [repetition.raw for repetition in results.repetitions]
     lines = [
         f"Kubernetes   {results.kubernetes}: etcd, API server, controllers; no scheduler",
-        f"operator     {__version__}, started anew for each run",
+        f"operator     {__version__}, restarted for each run",
         f"raw          a bare client posts the same pods, {raws[0].body_bytes} bytes each",
         f"             ({IN_FLIGHT} requests in flight, as the operator has)",
         f"repetitions  {len(raws)}, interleaved; shown: median (min-max)",

@@ -1,7 +1,4 @@
-"""What faults that come again and again cost a training: their order, and the table.
-
-Pure: whoever makes them come measures.
-"""
+"""The cost of repeated faults for a training: their order, and the table. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from tests.bench.benchmark import BenchmarkError, Outcome, spread
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to the pod of a node rank."""
+    """A fault of the pod of a node rank."""
 
     kind: Literal["delete pod", "kill rank"]
     node_rank: int
@@ -55,9 +52,9 @@ class Run:
 
     seconds: float
     faults: int = 0
-    """Those that hit something."""
+    """How many hit something."""
     finished: bool = True
-    """Else it failed, or was given up, after so many seconds."""
+    """False: it failed, or was stopped, after so many seconds."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ class Pair:
         """How many times as long it takes; where it was given up, at least.
 
         Raises:
-            BenchmarkError: nothing happened to it, and so nothing can be said.
+            BenchmarkError: no fault hit it, so there is no result.
         """
         if not self.disturbed.faults:
             raise BenchmarkError(f"no fault hit anything: {self}")

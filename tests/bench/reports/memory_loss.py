@@ -1,4 +1,4 @@
-"""What a save and a lost pod cost a training with a large state, in each way to keep it. Pure."""
+"""The cost of a save and of a lost pod with a large state, in each way to keep it. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PAGE_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What a rank wrote down."""
+    """A line that a rank wrote."""
 
     kind: str
     """A step was `done`; it was `saved` or `skipped`."""
@@ -52,7 +52,7 @@ def events(text: str) -> list[Event]:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a pod's volume in memory holds."""
+    """The files in a pod's volume in memory."""
 
     sizes: Sequence[int]
     """Of all files, in bytes."""
@@ -177,7 +177,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What was run."""
+    """The training that was run."""
 
     state_mb: int
     """Of all ranks together."""

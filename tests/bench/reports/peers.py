@@ -20,7 +20,7 @@ _BARE = "bare client"
 
 @dataclass(frozen=True)
 class Cost:
-    """What one step took."""
+    """The cost of one step."""
 
     seconds: float
     cpu_seconds: float
@@ -38,7 +38,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Rest:
-    """What many running jobs cost while nothing happens."""
+    """The cost of many running jobs while nothing happens."""
 
     memory_before_mb: float
     memory_mb: float

@@ -1,4 +1,4 @@
-"""What people write by hand: the loop that the trainer is measured against.
+"""The loop that people write by hand, for comparison with the trainer.
 
     torchrun --nproc-per-node 2 -m tests.bench.scripts.bare_ddp WORKLOAD EPOCHS
 

@@ -3,8 +3,7 @@
     python -m ddp_trainer.launch -- \
         python -m tests.bench.scripts.loop_rank WORKLOAD STEPS PAIRS FILE
 
-WORKLOAD is a bundled one, or such as `digits+0.006`, of which a batch takes so many seconds to
-load.
+WORKLOAD is a bundled one, or for example `digits+0.006`: each batch then takes 0.006 s to load.
 
 Both loops share processes and process group, so that all that differs between them is themselves.
 """
@@ -98,7 +97,7 @@ def by_hand(workload: Workload) -> list[bare_ddp.Moment]:
 
 
 class Slow(Dataset[Any]):
-    """Samples each of which has to be waited for, as for storage."""
+    """Samples that take time to load, as from storage."""
 
     def __init__(self, samples: SampleSet, seconds: float) -> None:
         self._samples = samples

@@ -19,7 +19,7 @@ _DEADLINE_SECONDS = 1200.0
 
 
 def environment() -> dict[str, str]:
-    """What the operator would tell a pod of two processes, with one thread for each."""
+    """Return the operator's variables for a pod of two processes, with one thread for each."""
     told = contract(local_world_size=RANKS, port=free_port())
     return {**os.environ, **told, "DDP_STATUS_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
 

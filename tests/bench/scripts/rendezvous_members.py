@@ -4,7 +4,7 @@
 
 LAST, AGAIN and WATCH are file descriptors: a member begins with what they stand for when it has
 read a byte from there; LAST is for the member that the others wait for. The store and the code are
-the trainer's; there is no group of torch's, whose full mesh would not fit a machine.
+the trainer's; there is no group of torch's, since its full mesh would not fit a machine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CountingStore = type("CountingStore", (TCPStore,), _REQUESTS)
 
 
 def live(rank: int, size: int, port: int, last: int, again: int, watch: int) -> NoReturn:
-    """Be one member, until the others are told that one is lost."""
+    """Be one member, until the others know that one is lost."""
     variables = contract(node_rank=rank, nodes=size, port=port)
     environment = Environment.from_env({**variables, "RANK": str(rank), "LOCAL_RANK": "0"})
     here = Rendezvous(environment)

@@ -1,4 +1,4 @@
-"""What people write by hand to survive a lost process: checkpoints, and torchrun's restarts.
+"""The script that people write by hand to survive a lost process: checkpoints and torchrun.
 
     torchrun --nproc-per-node 2 --max-restarts 3 -m tests.bench.scripts.resuming_ddp FOLDER STEPS \
         [STEP_SECONDS]
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 CHECKPOINT_EVERY_STEPS = 20
 STEP_SECONDS = 0.02
-"""What each step takes longer than it must, so that a kill can be aimed between two checkpoints."""
+"""A pause in each step, so that a kill can be aimed between two checkpoints."""
 BATCH_SIZE = 32
 
 

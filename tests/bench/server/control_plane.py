@@ -22,7 +22,7 @@ async def server() -> AsyncIterator[tuple[ControlPlane, BareClient]]:
     """An API server that serves jobs, and a client of it.
 
     The controllers write too, as in any cluster: Endpoints and EndpointSlices of a Service. A
-    scheduler would write as often for every pod, whoever created it.
+    scheduler would write as often for every pod of any client.
     """
     with control_plane(controllers=True, scheduler=False) as running:
         async with BareClient(running) as client:
@@ -113,7 +113,7 @@ async def namespace_of(client: BareClient, *names: str) -> AsyncIterator[None]:
 
 
 def say(text: str) -> None:
-    """Tell whoever waits how far a benchmark is."""
+    """Print how far a benchmark is."""
     print(f"{time.strftime('%X')} {text}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What is measured of creation: pods by a bare client, and by the operator for its jobs."""
+"""Measures the creation of pods by a bare client, and by the operator for its jobs."""
 
 import json
 import time
@@ -60,7 +60,7 @@ class JobsRun:
     peak_memory_mb: float
     cpu_seconds: float
     troubles: list[str]
-    """What the operator warned of."""
+    """The operator's warnings."""
 
     @property
     def pods_per_second(self) -> float:

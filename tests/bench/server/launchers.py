@@ -1,5 +1,5 @@
-"""A cluster in memory, of one job, whose pods are launchers: processes of this machine, each with
-an address of its own on loopback.
+"""A cluster in memory with one job. Its pods are launchers: processes of this machine, each with an
+address of its own on loopback.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LauncherCluster(FakeCluster):
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def pods_of(self, job: Key) -> list[PodState]:
-        """Of the one job that there is."""
+        """Return the pods of the only job."""
         return list(self._states.values()) if job in self.jobs else []
 
     async def create_pod(self, manifest: Manifest) -> None:
@@ -79,7 +79,7 @@ class LauncherCluster(FakeCluster):
         return stored
 
     def ended(self) -> list[str]:
-        """The names of pods whose launcher has ended."""
+        """Return the names of pods without a running launcher."""
         names = [key.name for key in self._states]
         return [
             name

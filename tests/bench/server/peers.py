@@ -35,7 +35,7 @@ SETTINGS = (
     "kube-controller-manager: 1000 requests a second instead of 20, for all of them",
     "gang restarts: JobSet's maxRestarts, with backoffLimit 0; the same in the runtime",
 )
-"""What differs from the defaults, in lines of at most 80 characters."""
+"""Differences from the defaults, in lines of at most 80 characters."""
 
 _MODULE = MODULES / "peers"
 _JOBSET, _TRAINER = "sigs.k8s.io/jobset", "github.com/kubeflow/trainer/v2"
@@ -144,7 +144,7 @@ class Controllers:
             foreign.create(self._control_plane.client, redirected)
 
     def manifests(self, kind: str) -> list[tuple[str, Any]]:
-        """Return the objects of both projects whose kind ends so, each with its project's name."""
+        """Return both projects' objects with this end of their kind, and the project's name."""
         jobset, trainer = (go_modules.module_source(_MODULE, path) for path in (_JOBSET, _TRAINER))
         folders = [("jobset", jobset / "config/default")]
         folders += [("trainer", trainer / "manifests/base" / part) for part in ("crds", "webhook")]

@@ -48,7 +48,7 @@ class ControllerProcess:
             raise BenchmarkError(f"{name}: it ended ({self._process.returncode}): {last}")
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; `running_program` need not be told that it ends."""
+        """Send a signal; `running_program` accepts that the process ends."""
         self._process.send_signal(number)
 
     def peak_memory_mb(self) -> float:

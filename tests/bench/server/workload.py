@@ -1,6 +1,4 @@
-"""What the benchmark creates: jobs as users write them, and the pods that the operator makes of
-them.
-"""
+"""The benchmark's jobs, as users write them, and the pods that the operator makes of them."""
 
 import json
 from collections.abc import Iterable

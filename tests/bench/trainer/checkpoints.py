@@ -33,7 +33,7 @@ class Saved:
     """One save."""
 
     stall: float
-    """Seconds until training went on."""
+    """Seconds until training continued."""
     lost: float
     """Seconds by which training was later, once the checkpoint was complete, than without it."""
     complete: float

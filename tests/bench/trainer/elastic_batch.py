@@ -1,4 +1,4 @@
-"""What it costs that a step has the same samples whatever the number of ranks.
+"""The cost of steps that have the same samples with any number of ranks.
 
 Two ranks train in turns as DDP has it, with steps of two, three or four ranks' batches in even
 shares, and with one or two logical shards to each, which are summed in one order; see
@@ -27,7 +27,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Shape:
-    """What is trained, for how many steps at a time."""
+    """The workload, and the number of steps at a time."""
 
     workload: str
     steps: int

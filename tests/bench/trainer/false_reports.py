@@ -1,4 +1,4 @@
-"""Whether ranks that compare their replicas after each step ever differ without a flipped bit.
+"""False reports of ranks that compare their replicas after each step without a flipped bit.
 
 In the last run a bit flips in one rank: a comparison that finds nothing would prove nothing.
 `--repeat 500` compares a million steps.

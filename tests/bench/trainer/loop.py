@@ -28,7 +28,7 @@ PAIRS = 6
 
 @dataclass(frozen=True)
 class Shape:
-    """What is trained, for how many steps at a time."""
+    """The workload, and the number of steps at a time."""
 
     workload: str
     steps: int

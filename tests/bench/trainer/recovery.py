@@ -1,8 +1,8 @@
 """From `kill -9` of a rank to the next step of all ranks: the trainer against torchrun's restart.
 
-The trainer's launcher forks the rank anew and the survivor hands it the state; so it goes for a
-script that has joined, whose rank is forked as well, or (`--no-preload`) started as a command;
-torchrun starts all processes of the node again, and these read a checkpoint. All train the same
+The trainer's launcher forks a new rank and the survivor sends it the state. The same holds for a
+script that has joined: its rank is forked, or (`--no-preload`) started as a command. torchrun
+restarts all processes of the node, and these read a checkpoint. All train the same
 model on the same machine, with steps of the same length, and are hit half way between two
 checkpoints.
 """
@@ -29,7 +29,7 @@ AIM_SECONDS = 1.0
 """Of our own, on top of a new process's start."""
 KILL_AFTER_STEP = CHECKPOINT_EVERY_STEPS * 5 // 2
 PATIENCE_SECONDS = 60.0
-"""Who takes longer counts as taking this long, and is said to."""
+"""A longer recovery counts as this long, and the table marks it."""
 _POLL_SECONDS = 0.002
 _STEPS = 100_000
 """Never reached: what was measured is stopped."""
@@ -37,7 +37,7 @@ _STEPS = 100_000
 
 @dataclass(frozen=True)
 class Recovery:
-    """What one kill cost."""
+    """The cost of one kill."""
 
     seconds: float
     """Until every rank had begun a step that none had begun before: so all before it were done."""

@@ -34,8 +34,8 @@ echo 'hosts: files' > "$0"
 mount --bind "$0" /etc/nsswitch.conf
 exec "$@"
 """
-"""torch's store asks for the name of whoever connects to it, one after the other. Where DNS answers
-that is soon over; here, where it may be silent, nobody is to wait for it."""
+"""torch's store asks for the name of each client, one after the other. Where DNS answers, that
+takes no time; here DNS may be silent, and nobody should wait for it."""
 
 Line = dict[str, Any]
 
@@ -65,7 +65,7 @@ def measure(settings: Settings) -> Outcome:
         "the last one comes: all have met, s": "to_meet",
         "all meet again, s": "to_meet_again",
         "... of rank 0's CPU, s": "cpu_again",
-        "one stands still: all are told, s": "to_notice",
+        "one stands still: all notice, s": "to_notice",
     }
     lines = [
         "members      processes of this machine: the trainer's store and code, no torch group",

@@ -1,5 +1,5 @@
-"""What a spare costs while it waits: CPU time, wake-ups and memory of its launcher and of what its
-ranks will be forked from, in which torch is imported.
+"""The cost of a waiting spare: CPU time, wake-ups and memory of its launcher and of the process
+with torch that its ranks will be forked from.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ os._exit(0)
 
 @dataclass(frozen=True)
 class Transfer:
-    """What one loss cost."""
+    """The cost of one loss."""
 
     state_mb: float
     to_next_step: float
@@ -65,7 +65,7 @@ def measure(settings: Settings) -> Outcome:
     state_mb = found[0].state_mb
     rows = [
         ("kill to the end of the next step, s", [one.to_next_step for one in found]),
-        ("... of which the state travels, s", [one.handed_over for one in found]),
+        ("... while the state is sent, s", [one.handed_over for one in found]),
         ("gloo's broadcast of as much, s", [one.broadcast for one in found]),
         ("ratio of the two", [one.handed_over / one.broadcast for one in found]),
         ("survivor's peak memory grew by, MB", [one.giver_grew_mb for one in found]),

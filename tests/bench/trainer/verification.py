@@ -1,4 +1,4 @@
-"""What the checks of replicas, gradients and losses cost, against steps of transformers.
+"""The cost of the checks of replicas, gradients and losses, against steps of transformers.
 
 Two ranks train with one kind of check after every step; see `checks_rank`. Its time is compared
 with that of the steps between, as if it ran at its interval. It includes the exchange with the
@@ -21,7 +21,7 @@ from tests.bench.benchmark import Outcome, Settings, spread
 from tests.bench.scripts.ranks import RANKS, environment, run_to_the_end
 
 EVERY_STEPS = {"replicas": 10, "gradients": 100, "losses": 1}
-"""Check → interval of which the cost is shown."""
+"""Check → interval for the shown cost."""
 AIM_SHARE, AIM_MILLISECONDS = 0.005, 100
 """Of the comparison of replicas, for steps of this processor time or longer."""
 WIDTHS = (128, 192, 256)
