@@ -1,4 +1,4 @@
-"""What the benchmark says of what it measured."""
+"""Figures and tables of the benchmark of the operator."""
 
 import ast
 import json
@@ -33,7 +33,7 @@ apiserver_request_duration_seconds_count{resource="pods",verb="POST"} 800
 
 
 @pytest.mark.parametrize("name", benchmark.names())
-def test_every_benchmark_can_be_run_and_says_what_it_measures(name: str) -> None:
+def test_every_benchmark_has_a_docstring_and_measure(name: str) -> None:
     # Not imported: that takes seconds where torch comes with it.
     folder, _, stem = name.partition("-")
     path = Path(benchmark.__file__).with_name(folder) / f"{stem.replace('-', '_')}.py"
@@ -43,24 +43,24 @@ def test_every_benchmark_can_be_run_and_says_what_it_measures(name: str) -> None
     assert "measure" in functions
 
 
-def test_a_spread_names_median_least_and_most() -> None:
+def test_spread_shows_median_and_range() -> None:
     assert benchmark.spread([3.0, 1.0, 2.04], 1) == "2.0 (1.0-3.0)"
 
 
-def test_requests_are_summed_over_codes_and_sorted_into_writes_and_reads() -> None:
+def test_requests_are_summed_into_writes_and_reads() -> None:
     counted = parse_requests(METRICS)
     assert counted.writes() == {("POST", "pods"): 802, ("PATCH", "ddpjobs/status"): 100}
     assert counted.writes(events=True)[("POST", "events")] == 100
     assert counted.reads() == {("LIST", "pods"): 1000}
 
 
-def test_only_what_was_added_is_counted() -> None:
+def test_requests_since_a_moment() -> None:
     before = Requests({("POST", "pods"): 800, ("GET", "pods"): 5})
     after = Requests({("POST", "pods"): 802, ("GET", "pods"): 5, ("PATCH", "pods"): 1})
     assert after.since(before) == {("POST", "pods"): 2, ("PATCH", "pods"): 1}
 
 
-def test_raw_pods_are_the_operators_pods_under_another_owner() -> None:
+def test_raw_pods_equal_the_operators_pods() -> None:
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "o", "uid": "u"}}
     bodies = workload.pods("default", owner, workload.gang(3))
     states = [project(orjson.loads(body)) for body in bodies]
@@ -69,7 +69,7 @@ def test_raw_pods_are_the_operators_pods_under_another_owner() -> None:
     assert job_of(orjson.loads(bodies[0])) == Key("default", "raw")
 
 
-def test_recovery_waits_for_the_pods_that_take_the_place_of_the_lost_one() -> None:
+def test_recovery_waits_for_the_replacement_pods() -> None:
     one, gang = Loss(scope="Pod", replicas=3), Loss(scope="Gang", replicas=3)
     assert one.lost.pod_name("job") == gang.lost.pod_name("job") == "job-0-2"
     assert [identity.pod_name("job") for identity in one.new] == ["job-0-2-r1"]
@@ -94,7 +94,7 @@ def _results(*, seconds: float, memory: float, pods_posted: int) -> Results:
     return Results("v1.20.2", rounds)
 
 
-def test_the_table_fits_a_terminal_and_names_what_was_missed() -> None:
+def test_table_fits_a_terminal_and_shows_missed_aims() -> None:
     good = report.table(_results(seconds=0.8, memory=90, pods_posted=800))
     assert max(len(line) for line in good.splitlines()) <= 80
     assert "MISSED" not in good
@@ -102,7 +102,7 @@ def test_the_table_fits_a_terminal_and_names_what_was_missed() -> None:
     assert bad.count("MISSED") == 3
 
 
-def test_ratios_are_taken_within_a_repetition() -> None:
+def test_ratios_within_a_repetition() -> None:
     data = report.as_data(_results(seconds=1.0, memory=90, pods_posted=800))
     ratios = [repetition["jobs"][0]["ratioToRaw"] for repetition in data["repetitions"]]
     assert ratios == [1.0, 1.5]
@@ -110,7 +110,7 @@ def test_ratios_are_taken_within_a_repetition() -> None:
     assert json.loads(json.dumps(data)) == data
 
 
-def test_a_large_jobs_figures_are_those_of_one_pod() -> None:
+def test_figures_of_a_large_job_are_per_pod() -> None:
     step = Step(seconds=12.34, cpu_seconds=5.0, memory_mb=99.6, writes=10_000)
     _, head, row = table({Shape(1, 5000): {"created": step}})
     words = " ".join(head.split())

@@ -1,4 +1,4 @@
-"""When faults come, and what the benchmark of them says of its runs."""
+"""Times of faults, and the table of the benchmark with faults."""
 
 from itertools import islice
 
@@ -11,27 +11,27 @@ OFTEN, SELDOM = Pace(20, steps=750), Pace(60, steps=1200)
 ALONE = Run(80.0)
 
 
-def test_faults_come_at_fixed_times_in_turns() -> None:
+def test_faults_alternate_at_fixed_times() -> None:
     first = list(islice(OFTEN.faults(0), 5))
     assert [at for at, _ in first] == [20, 40, 60, 80, 100]
     assert [fault for _, fault in first] == [*FAULTS, FAULTS[0]]
     assert next(SELDOM.faults(0)) == (60, Fault("delete pod", 0))
 
 
-def test_two_repetitions_see_all_faults_even_where_only_two_fit_in() -> None:
+def test_two_repetitions_have_all_faults() -> None:
     seen = {fault for number in (0, 1) for _, fault in islice(SELDOM.faults(number), 2)}
     assert seen == set(FAULTS)
     assert {fault.kind for _, fault in islice(SELDOM.faults(0), 2)} == {"delete pod", "kill rank"}
 
 
-def test_the_table_fits_a_terminal_and_names_what_was_missed() -> None:
+def test_table_fits_a_terminal_and_shows_missed_aims() -> None:
     good, slow = Pair(ALONE, Run(82.0, 3)), Pair(ALONE, Run(90.0, 4))
-    given_up = Pair(ALONE, Run(600.0, 29, finished=False))
+    aborted = Pair(ALONE, Run(600.0, 29, finished=False))
     outcome = table(
         {
             "spares": {OFTEN: [good, good, slow], SELDOM: [good]},
             "elastic": {OFTEN: [good], SELDOM: [slow]},
-            "torchrun": {OFTEN: [good, given_up], SELDOM: [slow]},
+            "torchrun": {OFTEN: [good, aborted], SELDOM: [slow]},
         },
         {"spares": 1.05, "elastic": 1.10},
     )
@@ -42,14 +42,11 @@ def test_the_table_fits_a_terminal_and_names_what_was_missed() -> None:
     assert ">4.26 (1.02-7.50)" in torchrun
     assert not torchrun.endswith(("met", "MISSED"))
     assert max(map(len, outcome.text.splitlines())) <= 80
+    aborted = Pair(Run(590.0), Run(600.0, 3, finished=False))
+    assert table({"spares": {OFTEN: [aborted]}}, {"spares": 1.05}).text.endswith("MISSED")
     assert [run["ratio"] for run in outcome.data["spares"]["20"]] == [1.025, 1.025, 1.125]
 
 
-def test_a_run_that_was_given_up_meets_no_aim() -> None:
-    given_up = Pair(Run(590.0), Run(600.0, 3, finished=False))
-    assert table({"spares": {OFTEN: [given_up]}}, {"spares": 1.05}).text.endswith("MISSED")
-
-
-def test_a_training_that_no_fault_hit_proves_nothing() -> None:
+def test_run_without_faults_is_an_error() -> None:
     with pytest.raises(BenchmarkError, match="no fault hit"):
         _ = Pair(ALONE, Run(80.0)).ratio

@@ -1,4 +1,4 @@
-"""What the benchmark of restarts in place says of what it measured."""
+"""Table of the benchmark of restarts in place."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ RESTART = Restart(
 )
 
 
-def test_the_table_fits_a_terminal_and_shows_medians_and_the_spread_of_the_whole() -> None:
+def test_table_fits_a_terminal_and_shows_medians_and_range() -> None:
     many = [RESTART, replace(RESTART, begun=1.25, tellings=1500), replace(RESTART, begun=100.0)]
     outcome = table({ONE: {500: many}, SLOW: {50: [RESTART], 500: many}, ALL: {500: many}})
     lines = outcome.text.splitlines()
@@ -23,7 +23,7 @@ def test_the_table_fits_a_terminal_and_shows_medians_and_the_spread_of_the_whole
     assert outcome.data[ONE]["500"]["begun"] == [1.0, 1.25, 100.0]
 
 
-def test_each_launcher_has_an_address_of_its_own() -> None:
+def test_each_launcher_has_its_own_address() -> None:
     addresses = [address_of(index) for index in range(1000)]
     assert addresses[249:251] == ["127.1.0.250", "127.1.1.1"]
     assert len(set(addresses)) == 1000

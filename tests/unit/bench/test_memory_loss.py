@@ -1,4 +1,4 @@
-"""What the benchmark of a large state says of its runs."""
+"""Figures and table of the benchmark with a large state."""
 
 from dataclasses import replace
 
@@ -42,14 +42,14 @@ RUN = Run(
 IN_PROCESS = replace(RUN, events=[*BEFORE, *done(46, 46)], complete={}, most_bytes=0, usage=[])
 
 
-def test_a_loss_costs_the_time_to_a_step_that_no_rank_had_done() -> None:
+def test_recovery_ends_at_a_new_step_of_all_ranks() -> None:
     assert RUN.resumed() == pytest.approx(41 + 10 + 0.25 - 45.6)
     assert RUN.recovered() == pytest.approx(46 + 10 + 0.25 - 45.6)
     assert RUN.steps_again() == 5
     assert IN_PROCESS.steps_again() == 0
 
 
-def test_a_step_that_one_rank_had_done_is_no_new_step_and_not_done_again() -> None:
+def test_step_of_one_rank_is_neither_new_nor_repeated() -> None:
     ahead = Event(kind="done", step=46, rank=0, at=45.5)
     run = replace(IN_PROCESS, events=[*BEFORE, ahead, *done(46, 46), *done(47, 47)])
     assert run.recovered() == pytest.approx(47.25 - 45.6)
@@ -64,7 +64,7 @@ def test_one_rank_alone_has_not_recovered() -> None:
         table({"memory.save": [RUN], "join": [alone]}, SUBJECT)
 
 
-def test_pauses_are_those_that_ranks_timed_or_what_steps_took_longer() -> None:
+def test_pauses_come_from_ranks_or_from_longer_steps() -> None:
     assert [one.seconds for one in RUN.fresh()] == [2.0, 1.5] * 2
     assert [one.ratio for one in RUN.later()] == [1.0, 1.0] * 2
     assert RUN.complete_after() == [2.0] * 4
@@ -75,7 +75,7 @@ def test_pauses_are_those_that_ranks_timed_or_what_steps_took_longer() -> None:
     assert untimed.complete_after() == [pytest.approx(2.75)]
 
 
-def test_the_table_fits_a_terminal_and_names_what_was_missed() -> None:
+def test_table_fits_a_terminal_and_shows_missed_aims() -> None:
     runs = {
         "memory.save": [RUN, RUN],
         "torch.save": [replace(RUN, usage=[], most_bytes=0)],
@@ -93,6 +93,6 @@ def test_the_table_fits_a_terminal_and_names_what_was_missed() -> None:
     assert "NOT" in table(runs | {"memory.save": [leaked]}, SUBJECT).text
 
 
-def test_a_line_that_is_being_written_is_left_out() -> None:
+def test_incomplete_line_is_ignored() -> None:
     line = '{"kind": "done", "step": 1, "rank": 0, "at": 2.5}\n'
     assert events(line + line[:9]) == [Event(kind="done", step=1, rank=0, at=2.5)]

@@ -1,6 +1,4 @@
-"""What the benchmark of the operator and its peers says of what it measured."""
-
-import json
+"""Tables of the benchmark of the operator and its peers."""
 
 from tests.bench import benchmark
 from tests.bench.reports import peers as report
@@ -29,7 +27,7 @@ def _results() -> Results:
     )
 
 
-def test_a_page_takes_the_table_as_it_is() -> None:
+def test_table_is_markdown_for_the_page() -> None:
     lines = report.text(_results(), ["a setting", "another"]).splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert table == lines[-len(table) :]
@@ -44,24 +42,18 @@ def test_a_page_takes_the_table_as_it_is() -> None:
     assert rows["1,000 jobs of 2 running pods, at rest: memory, MB"] == "91 (50 before)"
 
 
-def test_writes_are_told_by_verb_and_resource_for_one_job() -> None:
+def test_writes_by_verb_and_resource_of_one_job() -> None:
     lines = report.text(_results(), []).splitlines()
     of_many, of_restart = (line for line in lines if line.startswith("  POST"))
     assert of_many.split() == ["POST", "jobs", "16.00", "16.00"]
     assert of_restart.split() == ["POST", "jobs", "1600.00", "1600.00"]
 
 
-def test_the_data_is_json() -> None:
-    data = report.as_data(_results())
-    assert json.loads(json.dumps(data)) == data
-    assert data["repetitions"][1]["A"][report.ONE]["requests"]["POST jobs"] == 1600
-
-
-def test_a_benchmark_is_found_by_the_second_part_of_its_name() -> None:
+def test_benchmark_is_found_by_the_end_of_its_name() -> None:
     assert benchmark.find("peers") == benchmark.find("operator-peers") == ["operator-peers"]
     assert benchmark.find("peer") == []
 
 
-def test_everything_but_the_page_s_table_fits_a_terminal() -> None:
+def test_other_lines_fit_a_terminal() -> None:
     lines = report.text(_results(), ["a setting"]).splitlines()
     assert max(len(line) for line in lines if not line.startswith("|")) <= 80

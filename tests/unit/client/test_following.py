@@ -20,13 +20,13 @@ def line(index: int, second: int, text: str = "") -> Line:
     return Line(PODS[index], START + timedelta(seconds=second), text)
 
 
-def test_by_time() -> None:
+def test_lines_are_sorted_by_time() -> None:
     lines = [line(0, 1), line(0, 3), line(1, 2), line(1, 4)]
     assert following._in_order(lines) == [line(0, 1), line(1, 2), line(0, 3), line(1, 4)]
 
 
 @given(LINES)
-def test_a_pods_own_lines_stay_in_order_even_if_its_clock_does_not(
+def test_lines_of_a_pod_keep_their_order(
     came: list[tuple[int, int]],
 ) -> None:
     lines = [line(index, second, str(at)) for at, (index, second) in enumerate(came)]
@@ -50,7 +50,7 @@ class Busy:
         return line(0, 0)
 
 
-async def test_no_more_than_the_bound_is_held() -> None:
+async def test_held_lines_are_bounded() -> None:
     busy: Any = Busy()
     until = asyncio.get_running_loop().time() + 60
     assert len(await following._together(busy, until, 60)) == following.MOST_HELD

@@ -45,42 +45,38 @@ def item(name: str, **places: int) -> dict[str, Any]:
     return {"metadata": {"name": name}, **places}
 
 
-async def told(client: Client, job: JobSnapshot) -> str:
+async def place_of(client: Client, job: JobSnapshot) -> str:
     return await place_in_queue(Cluster(client), job)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
-async def test_who_is_ahead_is_counted(version: str) -> None:
+async def test_jobs_ahead_are_counted(version: str) -> None:
     items = [
         item("another", positionInLocalQueue=0, positionInClusterQueue=2),
         item(GROUP, positionInLocalQueue=1, positionInClusterQueue=5),
     ]
-    said = await told(Client({f"{ROOT}/{version}/{QUEUE}": {"items": items}}), queued())
+    said = await place_of(Client({f"{ROOT}/{version}/{QUEUE}": {"items": items}}), queued())
     assert said == "1 job ahead in queue team, 5 in all queues that share its quota"
 
 
-async def test_the_first_has_nobody_ahead() -> None:
+async def test_first_job_is_next() -> None:
     client = Client({f"{ROOT}/v1beta2/{QUEUE}": {"items": [item(GROUP)]}})
-    assert await told(client, queued()) == "quota; it is next in queue team"
+    assert await place_of(client, queued()) == "quota; it is next in queue team"
 
 
-async def test_the_first_of_its_queue_waits_for_other_queues() -> None:
+async def test_first_job_waits_for_other_queues() -> None:
     items = [item(GROUP, positionInClusterQueue=3)]
-    said = await told(Client({f"{ROOT}/v1beta2/{QUEUE}": {"items": items}}), queued())
+    said = await place_of(Client({f"{ROOT}/v1beta2/{QUEUE}": {"items": items}}), queued())
     assert said == "3 jobs ahead in all queues that share its quota; it is next in queue team"
 
 
 @pytest.mark.parametrize(
     "answer", [ForbiddenError("no right"), {"items": None}, {"items": [item("another")]}]
 )
-async def test_where_it_cannot_be_told_nothing_is(answer: Any) -> None:
+async def test_unreadable_position_is_empty(answer: Any) -> None:
     client = Client({f"{ROOT}/v1beta2/{QUEUE}": answer})
-    assert await told(client, queued()) == ""
+    assert await place_of(client, queued()) == ""
     assert len(client.asked) == 1
-
-
-async def test_without_kueue_nothing_is_told() -> None:
-    assert await told(Client({}), queued()) == ""
 
 
 @pytest.mark.parametrize(
@@ -91,13 +87,14 @@ async def test_without_kueue_nothing_is_told() -> None:
     ],
     ids=["no queue", "not waiting"],
 )
-async def test_nobody_asks_for_a_job_that_waits_in_no_queue(job: JobSnapshot) -> None:
+async def test_job_that_waits_in_no_queue_costs_no_request(job: JobSnapshot) -> None:
     client = Client({})
-    assert await told(client, job) == ""
+    assert await place_of(client, job) == ""
+    assert await state(client, job) == UNKNOWN
     assert client.asked == []
 
 
-def test_it_stands_first_of_what_a_job_waits_for() -> None:
+def test_position_is_on_the_screen() -> None:
     job = queued()
     queue = QueueState("3 jobs ahead in queue team")
     lines = screen(job, Pods.of(job, []), later(9), queue=queue)
@@ -121,7 +118,7 @@ async def state(client: Client, job: JobSnapshot | None = None) -> QueueState:
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
-async def test_the_workload_tells_the_cause(version: str) -> None:
+async def test_cause_comes_from_the_workload(version: str) -> None:
     client = Client(
         {
             f"{KUEUE}/{version}/{WORKLOAD}": WAITING,
@@ -136,7 +133,7 @@ async def test_the_workload_tells_the_cause(version: str) -> None:
     assert not [path for path in client.asked if path.endswith(LOCAL_QUEUE)]
 
 
-async def test_the_queue_says_why_it_is_closed() -> None:
+async def test_cause_of_a_closed_queue() -> None:
     local = {"spec": {"clusterQueue": "shared"}, **status(condition("Active", "cannot submit"))}
     answers: dict[str, Any] = {
         f"{KUEUE}/v1beta2/{WORKLOAD}": HELD,
@@ -154,7 +151,7 @@ async def test_the_queue_says_why_it_is_closed() -> None:
 
 
 @pytest.mark.parametrize("name", ["a/../../secrets", "", None, 7])
-async def test_only_a_name_becomes_part_of_a_request(name: Any) -> None:
+async def test_invalid_queue_name_is_never_requested(name: Any) -> None:
     client = Client(
         {
             f"{KUEUE}/v1beta2/{WORKLOAD}": HELD,
@@ -169,7 +166,7 @@ async def test_only_a_name_becomes_part_of_a_request(name: Any) -> None:
 
 
 @pytest.mark.parametrize("answer", [ForbiddenError("no right"), {"status": 7}, {}])
-async def test_without_a_readable_workload_the_position_is_left(answer: Any) -> None:
+async def test_unreadable_workload_leaves_the_position(answer: Any) -> None:
     client = Client(
         {
             f"{KUEUE}/v1beta2/{WORKLOAD}": answer,
@@ -179,11 +176,6 @@ async def test_without_a_readable_workload_the_position_is_left(answer: Any) -> 
     assert await state(client) == QueueState("quota; it is next in queue team")
 
 
-async def test_without_kueue_the_state_is_unknown() -> None:
+async def test_missing_kueue_leaves_the_state_unknown() -> None:
+    assert await place_of(Client({}), queued()) == ""
     assert await state(Client({})) == UNKNOWN
-
-
-async def test_a_job_in_no_queue_costs_no_request() -> None:
-    client = Client({})
-    assert await state(client, seen("Pending", "Queued")) == UNKNOWN
-    assert client.asked == []

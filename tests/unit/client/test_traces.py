@@ -22,7 +22,7 @@ def test_files_that_end_with_a_rank_are_read(tmp_path: Path) -> None:
     assert not found.unreadable
 
 
-def test_a_damaged_dump_is_said_and_the_others_are_read(tmp_path: Path) -> None:
+def test_damaged_dump_is_named_and_others_are_read(tmp_path: Path) -> None:
     (tmp_path / "rank_0").write_bytes(RANKS.dump(0))
     (tmp_path / "rank_1").write_bytes(RANKS.dump(1)[:-20])
     (tmp_path / "rank_2").symlink_to(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""What failures of nodes are said to cost: the simulation behind a picture, and the picture."""
+"""Cost of node failures: the simulation behind a picture, and the picture."""
 
 from pathlib import Path
 
@@ -15,19 +15,15 @@ BY_NAME = {way.name: way for way in ways(COSTS)}
 
 
 def seconds(name: str, *failed: float, stand_by: int = 0, last: float = 10_000.0) -> float:
-    """Of training, in so many."""
+    """Return the seconds of training until `last`."""
     days = last / DAY_SECONDS
     found = goodput(BY_NAME[name], COSTS, failed, nodes=4, stand_by=stand_by, days=days)
     return found * last
 
 
 @pytest.mark.parametrize("way", ways(Costs(save=0)), ids=lambda way: way.name)
-def test_without_failures_and_saves_nothing_is_lost(way: Way) -> None:
+def test_nothing_is_lost_without_failures_and_saves(way: Way) -> None:
     assert goodput(way, Costs(save=0), []) == pytest.approx(1.0)
-
-
-def test_saves_take_their_part() -> None:
-    assert seconds("Gang") == pytest.approx(9000)
 
 
 @pytest.mark.parametrize("stand_by", [0, 2])
@@ -42,7 +38,7 @@ def test_more_failures_cost_more(way: Way, stand_by: int) -> None:
 
 
 @pytest.mark.parametrize("stand_by", [0, 2])
-def test_a_way_that_does_without_a_part_of_another_is_no_worse(stand_by: int) -> None:
+def test_way_with_fewer_parts_is_no_worse(stand_by: int) -> None:
     failed = failures(RATES["RSC-1"], days=30)
     got = {
         way.name: goodput(way, Costs(), failed, stand_by=stand_by, days=30) for way in ways(Costs())
@@ -53,7 +49,7 @@ def test_a_way_that_does_without_a_part_of_another_is_no_worse(stand_by: int) ->
 
 
 # A node fails at 1,050 s, after 950 s of training: ten rounds of 90 s and a save, and 50 s.
-def test_a_spare_takes_over_when_the_failure_is_known_and_the_ranks_have_met() -> None:
+def test_spare_takes_over_after_notice_and_rendezvous() -> None:
     # known 1,060; trains again 1,080: 8,920 s are 89 rounds of 90 s and 20 s
     assert seconds("spares", 1050, stand_by=1) == pytest.approx(900 + 50 + 89 * 90 + 20)
 
@@ -65,31 +61,23 @@ def test_a_new_pod_needs_a_node_and_a_process() -> None:
     assert seconds("Pod", 1050, stand_by=1) == pytest.approx(950 + 89 * 90 + 10)
 
 
-def test_what_was_not_saved_is_lost_where_nothing_is_in_memory() -> None:
+def test_gang_loses_steps_since_the_last_save() -> None:
     # known 1,060; gang 1,068; process 1,078; trains 1,118: 8,882 s
     assert seconds("Gang", 1050, stand_by=1) == pytest.approx(900 + 88 * 90 + 82)
 
 
-def test_an_elastic_training_goes_on_smaller_until_a_pod_is_there() -> None:
+def test_elastic_group_continues_smaller_until_a_pod_is_ready() -> None:
     # known 1,060; three of four train 1,070 to 1,670; all again 1,690
     smaller = 3 / 4 * 6 * 90
     assert seconds("elastic", 1050) == pytest.approx(950 + smaller + 83 * 90 + 10)
 
 
-def test_spares_that_are_used_up_come_back_with_a_new_node() -> None:
-    one, soon, late = 1050, 1350, 2350
-    alone = seconds("spares", one, stand_by=1)
-    assert alone - seconds("spares", one, soon, stand_by=1) > COSTS.node / 2
-    assert alone - seconds("spares", one, late, stand_by=1) < COSTS.node / 2
-    assert seconds("spares", one, soon, stand_by=2) > seconds("spares", one, soon, stand_by=1)
-
-
-def test_a_failure_in_the_middle_of_a_recovery_begins_it_anew() -> None:
+def test_failure_during_a_recovery_restarts_it() -> None:
     # the second one strikes at 1,075: known 1,085, trains 1,105: 8,895 s
     assert seconds("spares", 1050, 1075, stand_by=2) == pytest.approx(950 + 88 * 90 + 90)
 
 
-def test_failures_come_at_their_rate() -> None:
+def test_failures_have_their_rate() -> None:
     days, rate, nodes = 3650, 2e-3, 100
     failed = failures(rate, nodes=nodes, days=days)
     assert len(failed) / days == pytest.approx(rate * nodes, rel=0.1)
@@ -97,12 +85,12 @@ def test_failures_come_at_their_rate() -> None:
     assert failures(0.0) == []
 
 
-def test_the_picture_in_the_pages_is_the_one_that_is_drawn() -> None:
+def test_stored_picture_is_up_to_date() -> None:
     stored = Path(picture.__file__).with_suffix(".svg")
-    assert stored.read_text() == picture.draw(), f"draw it anew: see {picture.__file__}"
+    assert stored.read_text() == picture.draw(), f"draw it again: see {picture.__file__}"
 
 
-def test_the_page_says_what_is_assumed() -> None:
+def test_page_has_all_assumptions() -> None:
     page = Path(picture.__file__).parents[1] / "concepts/goodput.md"
     text = page.read_text()
     for name, value in vars(Costs()).items():

@@ -1,4 +1,4 @@
-"""What pages tell people to type, and to apply, is right."""
+"""Commands and manifests on all pages are valid."""
 
 import ast
 import re
@@ -27,11 +27,8 @@ _OURS = ("kubectl ddp ", "ddp ", ".venv/bin/ddp ")
 
 
 class Block(NamedTuple):
-    page: str
-    text: str
+    """A block of a page, or a line of it."""
 
-
-class Line(NamedTuple):
     page: str
     text: str
 
@@ -43,15 +40,15 @@ def blocks(kind: str) -> Iterator[Block]:
                 yield Block(str(page.relative_to(ROOT)), text)
 
 
-def lines() -> Iterator[Line]:
-    """What is typed: after a `$` where the block also shows answers, else every line."""
+def lines() -> Iterator[Block]:
+    """Yield typed commands: the lines after `$`, or all lines of a block without output."""
     for page, text in blocks("console"):
         joined = text.replace("\\\n", " ").splitlines()
         typed = [line[2:] for line in joined if line.startswith("$ ")]
         for line in typed or joined:
             bare = re.sub(r"\s+#.*", "", line).strip()
             if bare:
-                yield Line(page, bare)
+                yield Block(page, bare)
 
 
 LINES = [*lines()]
@@ -67,7 +64,7 @@ def named(value: Any) -> str | None:
 
 
 def checked(manifest: dict[str, Any]) -> None:
-    """As the operator reads it, whatever namespace it is applied to."""
+    """Parse a manifest as the operator does, in any namespace."""
     stored = {"namespace": "a", "uid": "u", "creationTimestamp": "2026-11-23T00:00:00Z"}
     DDPJob.parse({**manifest, "metadata": stored | manifest["metadata"]})
 
@@ -90,7 +87,7 @@ def parse_ours(words: list[str]) -> None:
 
 
 def problem(line: str) -> str:
-    """What is wrong with a line of a page; empty: nothing that can be known here."""
+    """Return the error in a line of a page; empty if there is none that this test can see."""
     ours = next((start for start in _OURS if line.startswith(start)), None)
     words = shlex.split(re.split(r"\s[|>]\s", line)[0])
     if ours:
@@ -116,26 +113,26 @@ def problem(line: str) -> str:
 
 
 @pytest.mark.parametrize("line", LINES, ids=named)
-def test_what_pages_say_to_type_can_be_typed(line: Line) -> None:
+def test_command_on_a_page_is_accepted(line: Block) -> None:
     assert problem(line.text) == "", line
 
 
 @pytest.mark.parametrize("block", JOBS, ids=lambda block: block.page)
-def test_jobs_on_pages_are_good_ones(block: Block) -> None:
+def test_job_on_a_page_is_valid(block: Block) -> None:
     for one in yaml.safe_load_all(block.text):
         if one["kind"] == KIND:
             assert one["apiVersion"] == API_VERSION
             checked(one)
 
 
-def test_pieces_of_yaml_and_python_are_of_their_language() -> None:
+def test_blocks_of_yaml_and_python_can_be_parsed() -> None:
     for block in blocks("yaml"):
         assert [*yaml.safe_load_all(block.text)], block
     for block in blocks("python"):
         ast.parse(block.text)
 
 
-def test_one_page_says_which_kubernetes_is_needed() -> None:
+def test_only_one_page_names_the_oldest_kubernetes() -> None:
     """Others name only releases that some feature needs."""
     named = [
         (page.relative_to(ROOT).as_posix(), kubernetes.release(number))
@@ -147,7 +144,7 @@ def test_one_page_says_which_kubernetes_is_needed() -> None:
     assert all(number and number >= kubernetes.OLDEST for _, number in named)
 
 
-def test_there_is_something_to_check() -> None:
+def test_pages_have_commands_and_jobs() -> None:
     """Of each kind as much as a reader finds."""
     ours = [line for line in LINES if line.text.startswith(_OURS)]
     assert len(ours) >= 25
@@ -167,10 +164,10 @@ def test_there_is_something_to_check() -> None:
         "kubectl apply -k manifests/nowhere",
     ],
 )
-def test_what_is_wrong_is_seen(line: str) -> None:
+def test_wrong_command_is_found(line: str) -> None:
     assert problem(line) != ""
 
 
-def test_a_job_that_is_wrong_is_seen() -> None:
+def test_wrong_job_is_found() -> None:
     with pytest.raises(InvalidJobError, match="replica"):
         checked({"metadata": {"name": "x"}, "spec": {"replica": 2}})

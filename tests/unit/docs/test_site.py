@@ -32,14 +32,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_pages_fetch_nothing_from_elsewhere(site: Path) -> None:
+def test_pages_fetch_nothing_from_other_hosts(site: Path) -> None:
     pages = [*site.rglob("*.html")]
     assert len(pages) > 20
     found = {str(page): _FETCHED.findall(page.read_text()) for page in pages}
     assert {page: links for page, links in found.items() if links} == {}
 
 
-def test_the_reference_is_that_of_the_code(site: Path) -> None:
+def test_reference_is_generated_from_the_code(site: Path) -> None:
     fields = (site / "reference/fields.html").read_text()
     for name in ("accelerator.provisioning", "restart.rules[].exitCodes[]", "goodput.stepsLost"):
         assert f"<code>{name}</code>" in fields
@@ -51,7 +51,7 @@ def test_the_reference_is_that_of_the_code(site: Path) -> None:
     assert "ddp_operator_jobs" in (site / "reference/metrics.html").read_text()
 
 
-def test_each_reason_can_be_linked_to(site: Path) -> None:
+def test_each_reason_has_an_anchor(site: Path) -> None:
     page = (site / "reference/reasons.html").read_text()
     anchors = set(re.findall(r'<h3 id="([^"]+)">', page))
     assert anchors == {reason.lower() for reason in REASONS}

@@ -47,14 +47,14 @@ def test_a_job_that_succeeds(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "work" / "logs" / "tiny-0-1.log").read_text() == "step 6/9\n"
 
 
-def test_a_job_of_another_controller_runs_here(run: Run) -> None:
+def test_job_of_another_controller_runs(run: Run) -> None:
     elsewhere = {"managedBy": "kueue.x-k8s.io/multikueue", "scheduling": {"queueName": "team"}}
     code, _ = run(job("exit 0", **elsewhere))
     assert code == 0
 
 
-def test_a_job_that_fails_is_restarted_as_often_as_allowed(run: Run) -> None:
-    code, output = run(job("exit 3", restart={"maxRestarts": 2}))
+def test_failing_job_is_restarted_up_to_max_restarts(run: Run) -> None:
+    code, output = run(job("exit 3", restart={"maxRestarts": 2, "backoff": {"initialSeconds": 0}}))
     assert code == 1
     assert "restart 2 of 2" in output
     assert "tiny: Failed after" in output
@@ -88,7 +88,7 @@ http.server.HTTPServer(("", int(os.environ["DDP_STATUS_PORT"])), Trainer).serve_
 """
 
 
-def test_a_script_that_hangs_shows_its_stacks_and_starts_again(run: Run) -> None:
+def test_hanging_script_shows_stacks_and_restarts(run: Run) -> None:
     manifest = job("", progressDeadlineSeconds=1)
     (trainer,) = manifest["spec"]["template"]["spec"]["containers"]
     trainer["command"] = ["python", "-c", HANGING]
@@ -100,13 +100,7 @@ def test_a_script_that_hangs_shows_its_stacks_and_starts_again(run: Run) -> None
     assert "1 of 3 allowed" in output
 
 
-def test_a_polling_interval_of_nothing_is_refused(run: Run) -> None:
-    code, output = run(job("exit 0"), arguments=("--progress-poll-seconds", "0"))
-    assert code == 64
-    assert "use a number of seconds, 0.1 to 3600" in output
-
-
-def test_what_nobody_will_mend_here_ends_the_run(run: Run) -> None:
+def test_pod_that_can_never_start_ends_the_run(run: Run) -> None:
     manifest = job("exit 0")
     (trainer,) = manifest["spec"]["template"]["spec"]["containers"]
     trainer["env"] = [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
@@ -116,7 +110,7 @@ def test_what_nobody_will_mend_here_ends_the_run(run: Run) -> None:
     assert "env TOKEN uses valueFrom" in output
 
 
-def test_a_rank_lost_at_a_time_restarts_the_gang(run: Run) -> None:
+def test_rank_killed_at_a_time_restarts_the_gang(run: Run) -> None:
     script = "[ $DDP_ATTEMPT = 1 ] || exec sleep 1000"
     code, output = run(job(script), arguments=("--kill-rank", "1@0s"))
     assert code == 0
@@ -127,7 +121,7 @@ def test_a_rank_lost_at_a_time_restarts_the_gang(run: Run) -> None:
     assert "1 of 3 allowed" in output
 
 
-def test_a_rank_lost_at_a_step_is_replaced(run: Run) -> None:
+def test_rank_killed_at_a_step_is_replaced(run: Run) -> None:
     # Rank 1 blocks until it is killed; its replacement finds the mark of the first one.
     script = """
     if [ $NODE_RANK = 1 ]; then
@@ -147,13 +141,13 @@ def test_a_rank_lost_at_a_step_is_replaced(run: Run) -> None:
     assert "1 of 3 allowed" in output
 
 
-def test_a_moment_that_never_comes_is_admitted(run: Run) -> None:
+def test_kill_after_the_end_is_reported(run: Run) -> None:
     code, output = run(job("exit 0"), arguments=("--kill-rank", "1@3600s"))
     assert code == 0
     assert "--kill-rank 1@3600s: the run ended before that moment" in output
 
 
-def test_a_script_in_a_config_map_of_the_same_file(run: Run) -> None:
+def test_config_map_in_the_same_file_is_mounted(run: Run) -> None:
     manifest = job("")
     pod_spec = manifest["spec"]["template"]["spec"]
     pod_spec["containers"][0] |= {
@@ -209,63 +203,55 @@ def test_bad_input_is_refused_with_the_remedy(
     assert message in output
 
 
-def test_what_cannot_be_done_here_is_said(run: Run) -> None:
-    said = "spec.isolation has no effect here"
-    assert said in run(job("exit 0", isolation="Job"))[1]
-
-
 @pytest.mark.parametrize(
-    ("replicas", "script", "is_said"),
+    ("replicas", "script", "is_noted"),
     [
         (1, 'test -d "$DDP_MEMORY_DIR" && test $DDP_MEMORY_BYTES = 16777216', False),
         (2, 'test -z "$DDP_MEMORY_DIR"', True),
     ],
 )
-def test_only_one_pod_keeps_checkpoints_in_memory(
-    run: Run, replicas: int, script: str, is_said: bool
+def test_memory_checkpoints_need_a_single_pod(
+    run: Run, replicas: int, script: str, is_noted: bool
 ) -> None:
     memory = {"sizeLimit": "16Mi", "copies": 0}
-    code, output = run(job(script, replicas=replicas, memoryCheckpoint=memory))
+    code, output = run(job(script, replicas=replicas, memoryCheckpoint=memory, isolation="Job"))
     assert code == 0
-    assert ("spec.memoryCheckpoint has no effect here" in output) is is_said
+    assert ("spec.memoryCheckpoint has no effect here" in output) is is_noted
+    assert "spec.isolation has no effect here" in output
 
 
-def test_two_jobs_in_one_file_are_refused(run: Run) -> None:
-    code, output = run(job(""), job(""))
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--progress-poll-seconds", "0"), "use a number of seconds, 0.1 to 3600"),
+        (("--kill-rank", "1@5"), "'1@5' is not RANK@SECONDSs or RANK@stepSTEP"),
+        (("--kill-rank", "@5s"), "is not RANK@SECONDSs"),
+        (("--kill-rank", "2@5s"), "--kill-rank 2@5s: use a rank from 0 to 1"),
+    ],
+)
+def test_invalid_option_is_refused(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    code, output = run(job("exit 0"), arguments=arguments)
     assert code == 64
-    assert "this file has 2 (tiny, tiny)" in output
+    assert message in output
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("a: [", "is not YAML"), ("just words", "not a Kubernetes object: 'just words'")],
-)
-def test_a_file_that_is_no_manifest_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, message: str
-) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text(content)
-    assert main(["local", str(file)]) == 64
-    assert message in capsys.readouterr().err
-
-
-def test_a_file_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["local", "nowhere.yaml"]) == 64
-    assert "cannot read nowhere.yaml" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("kill", "message"),
     [
-        ("1@5", "'1@5' is not RANK@SECONDSs or RANK@stepSTEP"),
-        ("@5s", "is not RANK@SECONDSs"),
-        ("2@5s", "--kill-rank 2@5s: use a rank from 0 to 1"),
+        ("a: [", "is not YAML"),
+        ("just words", "not a Kubernetes object: 'just words'"),
+        (yaml.safe_dump_all([job(""), job("")]), "this file has 2 (tiny, tiny)"),
+        (None, "cannot read"),
     ],
 )
-def test_a_kill_that_cannot_be_is_refused(run: Run, kill: str, message: str) -> None:
-    code, output = run(job("exit 0"), arguments=("--kill-rank", kill))
-    assert code == 64
-    assert message in output
+def test_invalid_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, message: str
+) -> None:
+    file = tmp_path / "job.yaml"
+    if content is not None:
+        file.write_text(content)
+    assert main(["local", str(file)]) == 64
+    assert message in capsys.readouterr().err
 
 
 def test_the_crd_is_printed_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +266,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "usage: python -m ddp_operator" in capsys.readouterr().err
 
 
-def test_the_container_that_trains_is_kubectls_default_one(run: Run) -> None:
+def test_default_container_of_kubectl_is_the_trainer(run: Run) -> None:
     document = job("exit 0", replicas=1)
     template = document["spec"]["template"]
     template["metadata"] = {"annotations": {"kubectl.kubernetes.io/default-container": "main"}}
@@ -301,7 +287,7 @@ def test_the_container_that_trains_is_kubectls_default_one(run: Run) -> None:
         ({"args": "--lr 1"}, "containers[0].args: is one text", "write a list"),
     ],
 )
-def test_what_a_cluster_refuses_is_refused_here(
+def test_manifest_that_a_cluster_refuses_is_refused(
     run: Run, fields: dict[str, Any], field: str, remedy: str
 ) -> None:
     document = job("exit 0", restart={"maxRestarts": 0})

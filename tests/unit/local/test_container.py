@@ -55,7 +55,7 @@ def test_without_a_command_the_bundled_trainer_runs() -> None:
     assert process.command == ("/venv/bin/python3.11", "-m", "ddp_trainer.launch", "--epochs=1")
 
 
-def test_in_place_of_a_launcher_that_a_pod_is_given_that_of_this_machine_runs() -> None:
+def test_injected_launcher_is_replaced_by_the_local_one() -> None:
     fields = container(command=["python3", "/ddp-launcher", "--", "sh", "-c"], args=["true"])
     process = container_process(fields, AROUND)
     launcher = ("/venv/bin/python3.11", "-m", "ddp_trainer.launch")
@@ -66,7 +66,7 @@ def test_in_place_of_a_launcher_that_a_pod_is_given_that_of_this_machine_runs() 
     ("rank", "port", "like"),
     [("0", "29501", 12346), ("0", "29499", 12344), ("0", "28737", None), ("1", "29501", None)],
 )
-def test_a_status_port_that_scripts_count_on_to_is_as_near_here(
+def test_status_port_keeps_its_distance_to_the_master_port(
     rank: str, port: str, like: int | None
 ) -> None:
     variables = env(MASTER_PORT="29500", DDP_STATUS_PORT=port, NODE_RANK=rank)
@@ -98,7 +98,7 @@ def test_python_becomes_the_interpreter_with_the_trainer() -> None:
     assert process.environment["PATH"] == "/venv/bin:/usr/bin"
 
 
-def test_references_see_this_machines_rendezvous() -> None:
+def test_references_use_the_local_rendezvous() -> None:
     process = container_process(
         container(
             command=["torchrun"],
@@ -111,7 +111,7 @@ def test_references_see_this_machines_rendezvous() -> None:
     assert process.environment["MASTER_ADDR"] == "127.0.0.1"
 
 
-def test_paths_in_volumes_lead_to_their_places_here() -> None:
+def test_paths_in_volumes_are_translated() -> None:
     process = container_process(
         container(
             command=["sh", "-c", "ls /checkpoints/a; ls /checkpoints-old"],
@@ -127,7 +127,7 @@ def test_paths_in_volumes_lead_to_their_places_here() -> None:
     assert process.working_directory == Path("/work/volumes/claim/a")
 
 
-def test_rank_variables_around_us_do_not_reach_a_pod() -> None:
+def test_rank_variables_of_the_caller_are_removed() -> None:
     environment = container_process(container(), AROUND).environment
     assert "RANK" not in environment
     assert "PET_NNODES" not in environment
@@ -155,6 +155,6 @@ def test_a_users_own_thread_count_wins() -> None:
         ({"envFrom": [{"configMapRef": {"name": "c"}}]}, "envFrom needs a cluster"),
     ],
 )
-def test_what_only_a_cluster_can_give_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_sources_in_a_cluster_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ContainerConfigError, match=message):
         container_process(container(**fields), AROUND)

@@ -65,7 +65,9 @@ def finished(job: DDPJob, type_: str) -> DDPJob:
     )
 
 
-def told(run_state: RunState, tmp_path: Path, *kills: KillRequest) -> tuple[str, dict[str, str]]:
+def summary_of(
+    run_state: RunState, tmp_path: Path, *kills: KillRequest
+) -> tuple[str, dict[str, str]]:
     (tmp_path / "volumes" / "claim").mkdir(parents=True)
     title, lines = summarise(run_state, kills=kills, workdir=tmp_path, file=Path("job.yaml"))
     return title, {line.label: line.text for line in lines}
@@ -92,12 +94,12 @@ def test_progress_is_read_from_log_lines(
     "line",
     ["saved checkpoint /x/step-00000020 (step 20) in 0.01 s", "the group broke at step 100", "hi"],
 )
-def test_other_lines_are_no_progress(run_state: RunState, line: str) -> None:
+def test_other_lines_are_ignored(run_state: RunState, line: str) -> None:
     run_state.logged(line)
     assert run_state.progress is None
 
 
-def test_a_success_is_told_with_what_rank_0_reported(run_state: RunState, tmp_path: Path) -> None:
+def test_summary_of_a_success_has_the_report_of_rank_0(run_state: RunState, tmp_path: Path) -> None:
     kill = KillRequest.parse("1@step100")
     never = KillRequest.parse("0@9s")
     run_state.logged("step 100/276 epoch 5")
@@ -107,7 +109,7 @@ def test_a_success_is_told_with_what_rank_0_reported(run_state: RunState, tmp_pa
         [pod(0, message='{"step": 276, "totalSteps": 276, "accuracy": 0.98, "loss": 0.0227}')]
     )
     run_state.job_changed(finished(run_state.job, "Succeeded"))
-    title, lines = told(run_state, tmp_path, kill, never)
+    title, lines = summary_of(run_state, tmp_path, kill, never)
     assert title.startswith("digits-gloo: Succeeded after")
     assert lines["trained"] == "276 of 276 steps on 2 pods, 98.0% test accuracy, loss 0.0227"
     assert "rank 1 (pod digits-gloo-0-1), killed on purpose" in lines["lost"]
@@ -119,7 +121,7 @@ def test_a_success_is_told_with_what_rank_0_reported(run_state: RunState, tmp_pa
     assert "why" not in lines
 
 
-def test_pods_are_known_by_their_places_whatever_they_are_called(tmp_path: Path) -> None:
+def test_pods_are_shown_by_rank(tmp_path: Path) -> None:
     elastic = RunState(read_job_file(EXAMPLES / "elastic-digits.yaml").job)
     elastic.pods_changed([pod(index) for index in range(3)])
     assert [elastic.speaker(each) for each in elastic.pods] == ["rank 0", "rank 1", "pod 2"]
@@ -129,10 +131,10 @@ def test_pods_are_known_by_their_places_whatever_they_are_called(tmp_path: Path)
     assert [elastic.speaker(each) for each in elastic.pods] == ["rank 2", "rank 0", "rank 1"]
     assert elastic.newest_pod(0) == pod(1)
     elastic.pods_changed([pod(0, message='{"step": 1}'), pod(1, message='{"step": 8}'), pod(2)])
-    assert told(elastic, tmp_path)[1]["trained"] == "8 steps on 3 pods"
+    assert summary_of(elastic, tmp_path)[1]["trained"] == "8 steps on 3 pods"
 
 
-def test_a_rank_that_takes_over_from_memory_is_not_said_to_read_a_checkpoint(
+def test_rank_that_resumes_from_memory_reads_no_checkpoint(
     run_state: RunState, tmp_path: Path
 ) -> None:
     run_state.lost(KillRequest.parse("1@step100"), pod(1))
@@ -140,24 +142,24 @@ def test_a_rank_that_takes_over_from_memory_is_not_said_to_read_a_checkpoint(
         "[rank 1] continuing from memory at step 100: rank 0's state, 0.5 MB in 0.01 s"
     )
     run_state.job_changed(finished(run_state.job, "Succeeded"))
-    _, lines = told(run_state, tmp_path)
+    _, lines = summary_of(run_state, tmp_path)
     assert lines["resumed"].startswith("at step 100 from another rank's memory")
     assert run_state.progress is None
 
 
-def test_nothing_is_claimed_that_was_not_seen(run_state: RunState, tmp_path: Path) -> None:
+def test_summary_leaves_out_what_is_unknown(run_state: RunState, tmp_path: Path) -> None:
     run_state.logged("resuming from checkpoint /x/step-80 (step 80)")  # before any loss
     run_state.lost(KillRequest.parse("1@1s"), pod(1))
     run_state.pods_changed([pod(0, message="Traceback, not JSON")])
     run_state.job_changed(finished(run_state.job, "Failed"))
-    title, lines = told(run_state, tmp_path)
+    title, lines = summary_of(run_state, tmp_path)
     assert "Failed after" in title
     assert not {"trained", "resumed", "try next", "continue with"} & set(lines)
     assert lines["why"].startswith("Why")
 
 
-def test_a_run_that_was_stopped_says_how_to_go_on(run_state: RunState, tmp_path: Path) -> None:
-    title, lines = told(run_state, tmp_path)
+def test_stopped_run_shows_how_to_continue(run_state: RunState, tmp_path: Path) -> None:
+    title, lines = summary_of(run_state, tmp_path)
     assert "Stopped after" in title
     assert lines["continue with"].endswith(f"local job.yaml --workdir {tmp_path}")
 

@@ -65,14 +65,14 @@ class Recorder:
 
 
 @pytest.fixture
-def heard() -> Recorder:
+def recorder() -> Recorder:
     return Recorder()
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path, heard: Recorder) -> AsyncIterator[LocalCluster[PodState]]:
+async def cluster(tmp_path: Path, recorder: Recorder) -> AsyncIterator[LocalCluster[PodState]]:
     async with LocalCluster(
-        project=project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
+        project=project, workdir=Workdir(tmp_path), listener=recorder, config_maps={}
     ) as cluster:
         yield cluster
 
@@ -119,37 +119,37 @@ async def only_pod(cluster: LocalCluster[PodState]) -> PodState:
     return found
 
 
-async def test_a_pod_is_seen_at_once_and_runs_to_its_end(
-    cluster: LocalCluster[PodState], heard: Recorder, tmp_path: Path
+async def test_pod_is_listed_at_once_and_runs_to_its_end(
+    cluster: LocalCluster[PodState], recorder: Recorder, tmp_path: Path
 ) -> None:
     await cluster.create_pod(pod('echo one; printf "two" > "$DDP_TERMINATION_LOG"; echo three'))
     assert (await only_pod(cluster)).phase == "Pending"
-    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
     done = await only_pod(cluster)
     assert done.succeeded
     assert done.exit is not None
     assert (done.exit.code, done.exit.reason, done.exit.message) == (0, "Completed", "two")
     assert not done.ready
-    assert heard.lines == ["one", "three"]
+    assert recorder.lines == ["one", "three"]
     assert (tmp_path / "logs" / "job-0-0.log").read_text() == "one\nthree\n"
     assert await cluster.log_end(done.key, "trainer") == b"one\nthree\n"
     with pytest.raises(NotFoundError):
         await cluster.log_end(Key("default", "no"), "trainer")
 
 
-async def test_of_a_long_log_the_end_is_read(
-    cluster: LocalCluster[PodState], heard: Recorder
+async def test_end_of_a_long_log_is_read(
+    cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     await cluster.create_pod(pod("seq 10000; echo end"))
-    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
     end = await cluster.log_end((await only_pod(cluster)).key, "trainer")
     assert len(end) == LOG_END_BYTES
     assert end.endswith(b"\n9999\n10000\nend\n")
 
 
-async def test_running_is_ready(cluster: LocalCluster[PodState], heard: Recorder) -> None:
+async def test_running_is_ready(cluster: LocalCluster[PodState], recorder: Recorder) -> None:
     await cluster.create_pod(pod("echo up; exec sleep 1000"))
-    await heard.until(lambda: heard.lines)
+    await recorder.until(lambda: recorder.lines)
     running = await only_pod(cluster)
     assert (running.phase, running.ready, running.scheduled) == ("Running", True, True)
 
@@ -158,10 +158,10 @@ async def test_running_is_ready(cluster: LocalCluster[PodState], heard: Recorder
     ("script", "code"), [("exit 7", 7), ("kill -SEGV $$", 139), ("kill -KILL $$", 137)]
 )
 async def test_a_failure_keeps_its_exit_code(
-    cluster: LocalCluster[PodState], heard: Recorder, script: str, code: int
+    cluster: LocalCluster[PodState], recorder: Recorder, script: str, code: int
 ) -> None:
     await cluster.create_pod(pod(script))
-    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
     failed = await only_pod(cluster)
     assert failed.failed
     assert not failed.disrupted
@@ -169,96 +169,98 @@ async def test_a_failure_keeps_its_exit_code(
     assert (failed.exit.code, failed.exit.reason) == (code, "Error")
 
 
-async def test_the_log_speaks_where_the_termination_message_is_told_to_fall_back(
-    cluster: LocalCluster[PodState], heard: Recorder
+async def test_termination_message_falls_back_to_the_log(
+    cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     policy = {"terminationMessagePolicy": "FallbackToLogsOnError"}
     await cluster.create_pod(pod("echo Traceback; exit 1", trainer=policy))
-    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
     ended = (await only_pod(cluster)).exit
     assert ended is not None
     assert ended.message == "Traceback\n"
 
 
-async def test_deletion_gives_the_pod_its_chance_to_save(
-    cluster: LocalCluster[PodState], heard: Recorder
+async def test_deleted_pod_gets_sigterm_first(
+    cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     await cluster.create_pod(
         pod('trap "echo saving; exit 143" TERM; echo up; while true; do sleep 0.01; done')
     )
-    await heard.until(lambda: "up" in heard.lines)
+    await recorder.until(lambda: "up" in recorder.lines)
     await cluster.delete_pod(POD, grace_seconds=None)
     assert (await only_pod(cluster)).deleting
-    await heard.until(lambda: not cluster.pods_of(JOB))
-    assert "saving" in heard.lines
+    await recorder.until(lambda: not cluster.pods_of(JOB))
+    assert "saving" in recorder.lines
 
 
 async def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(
-    cluster: LocalCluster[PodState], heard: Recorder
+    cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     script = 'trap "echo no" TERM; echo $$; while true; do sleep 0.01; done'
     await cluster.create_pod(pod(script, terminationGracePeriodSeconds=1))
-    await heard.until(lambda: heard.lines)
-    process = int(heard.lines[0])
+    await recorder.until(lambda: recorder.lines)
+    process = int(recorder.lines[0])
     await cluster.delete_pod(POD, grace_seconds=None)
-    await heard.until(lambda: not cluster.pods_of(JOB))
-    assert "no" in heard.lines
+    await recorder.until(lambda: not cluster.pods_of(JOB))
+    assert "no" in recorder.lines
     assert not is_alive(process)
 
 
-async def test_a_pod_ends_as_a_whole(cluster: LocalCluster[PodState], heard: Recorder) -> None:
+async def test_all_processes_of_a_pod_end_with_it(
+    cluster: LocalCluster[PodState], recorder: Recorder
+) -> None:
     """Everything that it started ends with it, even a process in its own session."""
     elsewhere = "setsid sh -c 'echo $$; touch $DDP_TERMINATION_LOG; exec sleep 1000' &"
     started = "until [ -e $DDP_TERMINATION_LOG ]; do sleep 0.01; done"
     await cluster.create_pod(pod(f"{elsewhere} {started}; exit 0"))
-    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
-    assert not is_alive(int(heard.lines[0]))
+    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
+    assert not is_alive(int(recorder.lines[0]))
 
 
-async def test_a_killed_pod_stays_with_the_exit_code_of_a_kill(
-    cluster: LocalCluster[PodState], heard: Recorder
+async def test_killed_pod_stays_with_exit_code_137(
+    cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     await cluster.create_pod(pod("setsid sh -c 'echo $$; exec sleep 1000' & echo $$; wait"))
-    await heard.until(lambda: len(heard.lines) == 2)
+    await recorder.until(lambda: len(recorder.lines) == 2)
     assert cluster.kill_pod(POD)
-    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
     killed = await only_pod(cluster)
     assert killed.exit is not None
     assert killed.exit.code == 137
     assert not killed.disrupted
-    assert [is_alive(int(line)) for line in heard.lines] == [False, False]
+    assert [is_alive(int(line)) for line in recorder.lines] == [False, False]
     assert not cluster.kill_pod(POD)
 
 
-async def test_nothing_outlives_the_context(tmp_path: Path, heard: Recorder) -> None:
+async def test_no_process_outlives_the_context(tmp_path: Path, recorder: Recorder) -> None:
     async with LocalCluster(
-        project=project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
+        project=project, workdir=Workdir(tmp_path), listener=recorder, config_maps={}
     ) as cluster:
         await cluster.create_pod(pod('trap "" TERM; echo $$; while true; do sleep 0.01; done'))
-        await heard.until(lambda: heard.lines)
-    assert not is_alive(int(heard.lines[0]))
+        await recorder.until(lambda: recorder.lines)
+    assert not is_alive(int(recorder.lines[0]))
 
 
 async def test_deleting_a_finished_pod_removes_it_at_once(
-    cluster: LocalCluster[PodState], heard: Recorder
+    cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     await cluster.create_pod(pod("exit 0"))
-    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
     await cluster.delete_pod(POD, grace_seconds=None)
     assert cluster.pods_of(JOB) == []
     await cluster.delete_pod(POD, grace_seconds=None)  # already gone: no error
 
 
 async def test_a_pod_deleted_before_it_started_never_runs(
-    cluster: LocalCluster[PodState], heard: Recorder
+    cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     await cluster.create_pod(pod("echo up"))
     await cluster.delete_pod(POD, grace_seconds=None)
-    await heard.until(lambda: not cluster.pods_of(JOB))
-    assert heard.lines == []
+    await recorder.until(lambda: not cluster.pods_of(JOB))
+    assert recorder.lines == []
 
 
-async def test_creating_a_pod_twice_proves_that_it_exists(
+async def test_create_pod_is_idempotent_for_one_owner(
     cluster: LocalCluster[PodState],
 ) -> None:
     await cluster.create_pod(pod("exec sleep 1000"))
@@ -268,12 +270,12 @@ async def test_creating_a_pod_twice_proves_that_it_exists(
         await cluster.create_pod(pod("exec sleep 1000", owner="uid-2"))
 
 
-async def test_a_container_that_cannot_be_made_waits_with_its_reason(
-    cluster: LocalCluster[PodState], heard: Recorder
+async def test_invalid_container_waits_with_its_reason(
+    cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     variable = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {}}}
     await cluster.create_pod(pod("exit 0", trainer={"env": [variable]}))
-    await heard.until(lambda: cluster.pods_of(JOB)[0].waiting)
+    await recorder.until(lambda: cluster.pods_of(JOB)[0].waiting)
     waiting = await only_pod(cluster)
     assert waiting.waiting == "CreateContainerConfigError"
     assert "valueFrom" in waiting.waiting_message
@@ -281,26 +283,26 @@ async def test_a_container_that_cannot_be_made_waits_with_its_reason(
 
 
 async def test_a_command_that_does_not_exist_fails_the_pod(
-    cluster: LocalCluster[PodState], heard: Recorder
+    cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     await cluster.create_pod(pod("", trainer={"command": ["no-such-program"]}))
-    await heard.until(lambda: cluster.pods_of(JOB)[0].exit)
+    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
     ended = (await only_pod(cluster)).exit
     assert ended is not None
     assert (ended.code, ended.reason) == (128, "StartError")
     assert "no-such-program: no such program" in ended.message
 
 
-async def test_more_gpus_than_there_are_cannot_be_scheduled(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heard: Recorder
+async def test_pod_with_too_many_gpus_is_unschedulable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorder: Recorder
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     async with LocalCluster(
-        project=project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
+        project=project, workdir=Workdir(tmp_path), listener=recorder, config_maps={}
     ) as cluster:
         limits = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
         await cluster.create_pod(pod("exit 0", trainer=limits))
-        await heard.until(lambda: cluster.pods_of(JOB)[0].waiting)
+        await recorder.until(lambda: cluster.pods_of(JOB)[0].waiting)
         stuck = await only_pod(cluster)
     assert stuck.waiting == "Unschedulable"
     assert stuck.waiting_message == "this machine has no NVIDIA GPUs, the pod requests 1"
@@ -308,7 +310,7 @@ async def test_more_gpus_than_there_are_cannot_be_scheduled(
 
 
 async def test_pods_on_gpus_take_turns(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heard: Recorder
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorder: Recorder
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
     limits = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
@@ -317,15 +319,15 @@ async def test_pods_on_gpus_take_turns(
     )
     second["metadata"]["name"] = "job-0-1"
     async with LocalCluster(
-        project=project, workdir=Workdir(tmp_path), listener=heard, config_maps={}
+        project=project, workdir=Workdir(tmp_path), listener=recorder, config_maps={}
     ) as cluster:
         await cluster.create_pod(first)
         await cluster.create_pod(second)
-        await heard.until(lambda: heard.lines)
+        await recorder.until(lambda: recorder.lines)
         assert [found.phase for found in cluster.pods_of(JOB)] == ["Running", "Pending"]
         await cluster.delete_pod(POD, grace_seconds=0)
-        await heard.until(lambda: len(heard.lines) == 2)
-        assert heard.lines == ["GPU-a", "GPU-a"]
+        await recorder.until(lambda: len(recorder.lines) == 2)
+        assert recorder.lines == ["GPU-a", "GPU-a"]
         assert [found.key.name for found in cluster.pods_of(JOB)] == ["job-0-1"]
 
 
@@ -337,7 +339,7 @@ async def test_labels_are_patched(cluster: LocalCluster[PodState]) -> None:
 
 
 async def test_status_is_merged_and_guarded_by_its_resource_version(
-    cluster: LocalCluster[PodState], heard: Recorder
+    cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     version = cluster.create_job(job_manifest())["metadata"]["resourceVersion"]
     first = await cluster.patch_status(
@@ -351,14 +353,14 @@ async def test_status_is_merged_and_guarded_by_its_resource_version(
     with pytest.raises(ConflictError):
         await cluster.patch_status(JOB, {"a": 9}, resource_version=version)
     assert cluster.job(JOB) == second
-    await heard.until(lambda: len(heard.jobs) == 3)
-    assert heard.jobs[-1] == second
+    await recorder.until(lambda: len(recorder.jobs) == 3)
+    assert recorder.jobs[-1] == second
     with pytest.raises(NotFoundError):
         await cluster.patch_status(Key("default", "no"), {}, resource_version=None)
 
 
-async def test_a_deleted_job_takes_its_pods_along(
-    cluster: LocalCluster[PodState], heard: Recorder
+async def test_deleted_job_deletes_its_pods(
+    cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     uid = cluster.create_job(job_manifest())["metadata"]["uid"]
     await cluster.create_pod(pod("exec sleep 1000", owner=uid))
@@ -366,17 +368,19 @@ async def test_a_deleted_job_takes_its_pods_along(
     assert cluster.job(JOB) is not None
     await cluster.delete_job(JOB, uid=uid)
     assert cluster.job(JOB) is None
-    await heard.until(lambda: heard.deleted == [JOB] and not cluster.pods_of(JOB))
+    await recorder.until(lambda: recorder.deleted == [JOB] and not cluster.pods_of(JOB))
 
 
-async def test_events_reach_the_listener(cluster: LocalCluster[PodState], heard: Recorder) -> None:
+async def test_events_reach_the_listener(
+    cluster: LocalCluster[PodState], recorder: Recorder
+) -> None:
     job = cluster.create_job(job_manifest())
     event = Event("Running", "all pods are ready")
     await cluster.emit_event(job, event)
-    await heard.until(lambda: heard.events == [event])
+    await recorder.until(lambda: recorder.events == [event])
 
 
-async def test_a_service_of_another_owner_is_in_the_way(cluster: LocalCluster[PodState]) -> None:
+async def test_service_of_another_owner_is_an_error(cluster: LocalCluster[PodState]) -> None:
     def service(owner: str) -> dict[str, Any]:
         reference = {"kind": "DDPJob", "name": "job", "uid": owner, "controller": True}
         return {"metadata": {"namespace": "default", "name": "job", "ownerReferences": [reference]}}
@@ -387,10 +391,10 @@ async def test_a_service_of_another_owner_is_in_the_way(cluster: LocalCluster[Po
         await cluster.create_service(service("uid-2"))
 
 
-async def test_pods_do_not_share_our_process_group(
-    cluster: LocalCluster[PodState], heard: Recorder
+async def test_pods_have_their_own_process_group(
+    cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     """Ctrl-C in the terminal must reach only the command."""
     await cluster.create_pod(pod("ps -o pgid= -p $$; exec sleep 1000"))
-    await heard.until(lambda: heard.lines)
-    assert int(heard.lines[0]) != os.getpgid(0)
+    await recorder.until(lambda: recorder.lines)
+    assert int(recorder.lines[0]) != os.getpgid(0)

@@ -21,7 +21,7 @@ def test_an_attempt_keeps_its_port_and_shares_it_with_no_other() -> None:
     assert len(chosen) == 3
 
 
-def test_a_port_is_free_and_outside_the_kernels_range() -> None:
+def test_port_is_free_and_outside_the_ephemeral_range() -> None:
     port = LoopbackPorts().rendezvous(JOB, attempt="0")
     with socket.socket() as listener:
         listener.bind((ADDRESS, port))
@@ -29,7 +29,7 @@ def test_a_port_is_free_and_outside_the_kernels_range() -> None:
     assert port < lowest
 
 
-def test_a_pod_has_the_status_port_it_is_told_where_that_is_free() -> None:
+def test_pod_gets_its_status_port_if_it_is_free() -> None:
     ports = LoopbackPorts()
     near = ports.rendezvous(JOB, attempt="0") + 1
     assert ports.status(Key("default", "a-0-0"), like=near) == near
@@ -37,7 +37,7 @@ def test_a_pod_has_the_status_port_it_is_told_where_that_is_free() -> None:
     assert ports.status(Key("default", "a-0-1"), like=near) != near
 
 
-async def test_gpus_are_lent_apart_and_waited_for() -> None:
+async def test_gpus_are_lent_once_and_awaited() -> None:
     pool = GpuPool(("0", "1", "2"))
     async with pool.lend(2) as first:
         assert first == ("0", "1")
@@ -55,7 +55,7 @@ async def test_gpus_are_lent_apart_and_waited_for() -> None:
         assert len(set(await waiting)) == 2
 
 
-async def test_whoever_stops_waiting_for_gpus_holds_up_nobody() -> None:
+async def test_cancelled_wait_for_gpus_blocks_nobody() -> None:
     pool = GpuPool(("0",))
 
     async def take() -> None:

@@ -67,7 +67,7 @@ def test_sub_path_is_one_entry_of_the_volume(tmp_path: Path) -> None:
         (None, "no volume is named 'data'"),
     ],
 )
-def test_what_is_not_at_hand_is_refused(
+def test_missing_source_is_refused(
     tmp_path: Path, volume: dict[str, Any] | None, message: str
 ) -> None:
     with pytest.raises(ContainerConfigError, match=message):

@@ -28,7 +28,7 @@ EIGHT = GpuRequest("nvidia-h100-80gb", 8)
 REQUEST = JobRequest(name="resnet", image="me/train:1", command=("python", "train.py", "--lr", "1"))
 
 
-def test_a_short_wish_is_a_short_manifest() -> None:
+def test_minimal_request() -> None:
     assert job_manifest(REQUEST) == {
         "apiVersion": "ddp-operator.io/v1alpha1",
         "kind": "DDPJob",
@@ -50,7 +50,7 @@ def test_a_short_wish_is_a_short_manifest() -> None:
     }
 
 
-def test_a_long_wish() -> None:
+def test_full_request() -> None:
     request = replace(
         REQUEST,
         namespace="research",
@@ -103,7 +103,7 @@ RESTRICTED_POD = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefau
 RESTRICTED_CONTAINER = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def test_a_restricted_namespace_gets_what_it_demands() -> None:
+def test_restricted_namespace_gets_a_security_context() -> None:
     plain = job_manifest(REQUEST)
     pod = admitted(plain, RESTRICTED)["spec"]["template"]["spec"]
     assert pod.pop("securityContext") == RESTRICTED_POD
@@ -127,7 +127,7 @@ def test_processes_of_another_user() -> None:
 
 
 @pytest.mark.parametrize("level", ["baseline", "restricted"])
-def test_a_namespace_that_forbids_a_mount(level: Any) -> None:
+def test_forbidden_mount_is_refused(level: Any) -> None:
     made = job_manifest(
         replace(REQUEST, mounts=(Mount.parse("pvc/a:/a"), Mount.parse("/disk:/data")))
     )
@@ -166,21 +166,21 @@ def test_a_namespace_that_forbids_a_mount(level: Any) -> None:
         ("", 8, "auto", ""),
     ],
 )
-def test_who_starts_a_pods_processes(command: str, gpus: int, launcher: Any, started: str) -> None:
+def test_command_that_starts_the_processes(
+    command: str, gpus: int, launcher: Any, started: str
+) -> None:
     wanted = GpuRequest("nvidia-l4", gpus)
     request = replace(REQUEST, command=command.split(), gpus=wanted, launcher=launcher)
     assert pod_command(request) == started.split()
 
 
-def test_the_launcher_is_put_into_any_image() -> None:
-    assert (
-        job_manifest(replace(REQUEST, launcher="inject", command=("./a.sh",)))["spec"]["launcher"]
-        == "inject"
-    )
+def test_injected_launcher() -> None:
+    injected = job_manifest(replace(REQUEST, launcher="inject", command=("./a.sh",)))
+    assert injected["spec"]["launcher"] == "inject"
     assert "launcher" not in job_manifest(replace(REQUEST, launcher="none"))["spec"]
 
 
-def test_which_pods_may_be_in_the_group() -> None:
+def test_elastic_group_and_spares() -> None:
     request = replace(REQUEST, replicas=4, launcher="inject")
     spec = job_manifest(replace(request, min_replicas=2, max_replicas=6, spares=1))["spec"]
     assert (spec["elastic"], spec["spares"]) == ({"minReplicas": 2, "maxReplicas": 6}, 1)
@@ -208,7 +208,7 @@ def test_checkpoints_in_memory(text: str, field: Json) -> None:
 
 
 @pytest.mark.parametrize("text", ["64Gi,", "64Gi,copies", "64Gi,copies=-1", "64Gi,copies=٣", "1,2"])
-def test_a_memory_checkpoint_in_another_form(text: str) -> None:
+def test_invalid_memory_checkpoint_is_refused(text: str) -> None:
     with pytest.raises(JobRequestError, match=r"use SIZE or SIZE,copies=N"):
         MemoryCheckpoint.parse(text)
 
@@ -233,12 +233,12 @@ def test_a_memory_checkpoint_in_another_form(text: str) -> None:
         ({"min_replicas": 5}, r"spec\.elastic\.minReplicas: more than spec\.replicas"),
     ],
 )
-def test_a_group_that_cannot_change(changes: Any, said: str) -> None:
+def test_invalid_group_is_refused(changes: Any, said: str) -> None:
     with pytest.raises(JobRequestError, match=said):
         job_manifest(replace(REQUEST, **{"replicas": 4, "launcher": "inject", **changes}))
 
 
-def test_files_are_called_as_pods_call_them() -> None:
+def test_scripts_are_mounted_and_renamed_in_the_command() -> None:
     scripts = Scripts({"code/train.py": b"import model\n", "model.py": b"\xff\xfe"})
     request = replace(
         REQUEST, scripts=scripts, command=("python", "./model.py", "code/train.py", "x")
@@ -257,7 +257,7 @@ def test_files_are_called_as_pods_call_them() -> None:
     assert pod_command(replace(request, command=())) == ["python", "/ddp-scripts/train.py"]
 
 
-def test_other_files_are_another_config_map() -> None:
+def test_name_of_the_config_map_depends_on_the_files() -> None:
     names = {
         Scripts(files).name("a")
         for files in ({"x": b"1"}, {"x": b"2"}, {"y": b"1"}, {"x": b"1", "y": b""}, {"x": b"1y"})
@@ -266,7 +266,7 @@ def test_other_files_are_another_config_map() -> None:
     assert Scripts({"a/x": b"1", "y": b"2"}).name("a") == Scripts({"y": b"2", "x": b"1"}).name("a")
 
 
-def test_every_gpu_has_a_short_name_and_means_itself() -> None:
+def test_short_names_of_gpus() -> None:
     assert set(SHORT_NAMES.values()) == set(GPUS)
     assert GpuRequest.parse("A100") == GpuRequest("nvidia-tesla-a100", 1)
     assert GpuRequest.parse("a100-80gb:8") == GpuRequest("nvidia-a100-80gb", 8)
@@ -277,80 +277,71 @@ def test_every_gpu_has_a_short_name_and_means_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "said"),
+    ("parse", "text", "message"),
     [
-        (lambda: GpuRequest.parse("h100:x"), "use TYPE:COUNT, such as h100:8"),
-        (lambda: GpuRequest.parse("h100:0"), "use TYPE:COUNT, such as h100:8"),
-        (lambda: GpuRequest.parse("h1000"), "unknown type, use one of a100, a100-80gb"),
-        (lambda: GpuRequest.parse("nvidia-L4 --x"), "unknown type"),
-        (lambda: Mount.parse("data"), "use pvc/NAME:/path"),
-        (lambda: Mount.parse("pvc/data:data"), "absolute path"),
-        (lambda: Mount.parse("pvc/:/data"), "use lower-case letters"),
-        (lambda: Mount.parse("disk/a:/data"), "use pvc/NAME:/path"),
-        (lambda: Mount.parse("gs://Bad:/data"), "use lower-case letters"),
-        (lambda: CheckpointLocation.parse("/mnt"), "use pvc/NAME or gs://BUCKET"),
-        (lambda: Scripts({"a b.py": b""}), "in its name"),
-        (lambda: Scripts({"a/x.py": b"", "b/x.py": b""}), "both become /ddp-scripts/x.py"),
-        (lambda: Scripts({"x": bytes(MAX_BYTES + 1)}), "holds at most 1048576"),
-        (lambda: job_manifest(replace(REQUEST, name="Res Net")), "use lower-case letters"),
-        (lambda: job_manifest(replace(REQUEST, replicas=0)), "spec.replicas"),
-        (lambda: job_manifest(replace(REQUEST, spot=True)), "needs gpus"),
+        (GpuRequest.parse, "h100:x", "use TYPE:COUNT, such as h100:8"),
+        (GpuRequest.parse, "h100:0", "use TYPE:COUNT, such as h100:8"),
+        (GpuRequest.parse, "h1000", "unknown type, use one of a100, a100-80gb"),
+        (GpuRequest.parse, "nvidia-L4 --x", "unknown type"),
+        (Mount.parse, "data", "use pvc/NAME:/path"),
+        (Mount.parse, "pvc/data:data", "absolute path"),
+        (Mount.parse, "pvc/:/data", "use lower-case letters"),
+        (Mount.parse, "disk/a:/data", "use pvc/NAME:/path"),
+        (Mount.parse, "gs://Bad:/data", "use lower-case letters"),
+        (CheckpointLocation.parse, "/mnt", "use pvc/NAME or gs://BUCKET"),
+    ],
+)
+def test_invalid_text_is_refused(parse: Callable[[str], object], text: str, message: str) -> None:
+    with pytest.raises(JobRequestError, match=message):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a b.py": b""}, "in its name"),
+        ({"a/x.py": b"", "b/x.py": b""}, "both become /ddp-scripts/x.py"),
+        ({"x": bytes(MAX_BYTES + 1)}, "holds at most 1048576"),
+    ],
+)
+def test_invalid_scripts_are_refused(files: dict[str, bytes], message: str) -> None:
+    with pytest.raises(JobRequestError, match=message):
+        Scripts(files)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "Res Net"}, "use lower-case letters"),
+        ({"replicas": 0}, "spec.replicas"),
+        ({"spot": True}, "needs gpus"),
+        ({"user": 0}, "user 0: give a number from 1 to 2147483647; 0 is roo"),
+        ({"user": 2**31}, "user 2147483648: give a number"),
+        ({"env_from": ("vault/x",)}, "secret/NAME or configmap/NAME"),
+        ({"env": {"RANK": "1"}}, "RANK"),
+        ({"gpus": GpuRequest("nvidia-l4", 16)}, "spec.accelerator"),
+        ({"launcher": "inject", "command": ()}, "spec.launcher: inject must know what to start"),
         (
-            lambda: job_manifest(replace(REQUEST, user=0)),
-            "user 0: give a number from 1 to 2147483647; 0 is roo",
-        ),
-        (lambda: job_manifest(replace(REQUEST, user=2**31)), "user 2147483648: give a number"),
-        (
-            lambda: job_manifest(replace(REQUEST, env_from=("vault/x",))),
-            "secret/NAME or configmap/NAME",
-        ),
-        (lambda: job_manifest(replace(REQUEST, env={"RANK": "1"})), "RANK"),
-        (
-            lambda: job_manifest(replace(REQUEST, gpus=GpuRequest("nvidia-l4", 16))),
-            "spec.accelerator",
-        ),
-        (
-            lambda: job_manifest(replace(REQUEST, launcher="inject", command=())),
-            "spec.launcher: inject must know what to start",
-        ),
-        (
-            lambda: job_manifest(
-                replace(REQUEST, launcher="bundled", command=("/a/torchrun", "a.py"))
-            ),
+            {"launcher": "bundled", "command": ("/a/torchrun", "a.py")},
             "launcher bundled: torchrun starts processes too",
         ),
         (
-            lambda: job_manifest(
-                replace(REQUEST, gpus=EIGHT, command=("accelerate", "launch", "a.py"))
-            ),
+            {"gpus": EIGHT, "command": ("accelerate", "launch", "a.py")},
             r"accelerate: .* write python train\.py, which torchrun starts, or add --launcher none",
         ),
         (
-            lambda: job_manifest(replace(REQUEST, replicas=2, command=("deepspeed", "a.py"))),
+            {"replicas": 2, "command": ("deepspeed", "a.py")},
             r"deepspeed: .* write python train\.py",
         ),
         (
-            lambda: job_manifest(
-                replace(REQUEST, gpus=EIGHT, command=("bash", "-c", "python a.py | tee b"))
-            ),
+            {"gpus": EIGHT, "command": ("bash", "-c", "python a.py | tee b")},
             "replace python with torchrun",
         ),
-        (
-            lambda: job_manifest(replace(REQUEST, gpus=EIGHT, command=("./a.py",))),
-            r"\./a\.py: write python before it",
-        ),
-        (
-            lambda: job_manifest(replace(REQUEST, launcher="torchrun", command=("bash", "x"))),
-            "the command must start Python",
-        ),
-        (
-            lambda: job_manifest(
-                replace(REQUEST, launcher="torchrun", command=("python", "-c", "1"))
-            ),
-            "a script or a module",
-        ),
+        ({"gpus": EIGHT, "command": ("./a.py",)}, r"\./a\.py: write python before it"),
+        ({"launcher": "torchrun", "command": ("bash", "x")}, "the command must start Python"),
+        ({"launcher": "torchrun", "command": ("python", "-c", "1")}, "a script or a module"),
     ],
 )
-def test_what_cannot_be_had(ask: Callable[[], object], said: str) -> None:
-    with pytest.raises(JobRequestError, match=said):
-        ask()
+def test_invalid_request_is_refused(changes: Any, message: str) -> None:
+    with pytest.raises(JobRequestError, match=message):
+        job_manifest(replace(REQUEST, **changes))

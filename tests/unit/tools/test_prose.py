@@ -1,4 +1,4 @@
-"""What the checker of prose finds, in each kind of text."""
+"""Findings of the checker of prose in each kind of text."""
 
 from pathlib import Path
 
@@ -26,9 +26,7 @@ def _found(path: Path) -> list[tuple[str, int, str]]:
         ("12 pods were to train", "must"),
     ],
 )
-def test_words_of_the_old_voice_are_found_with_the_advice(
-    tmp_path: Path, words: str, instead: str
-) -> None:
+def test_marker_words_are_found_with_advice(tmp_path: Path, words: str, instead: str) -> None:
     (tmp_path / "page.md").write_text(f"# Title\n\nHere {words}\n")
     [(kind, line, found)] = _found(tmp_path / "page.md")
     assert (kind, line) == ("docs", 3)

@@ -16,7 +16,7 @@ from tests.unit.kube.fake_api_server import FakeApiServer
 __all__ = ["ddp", "kubeconfig", "server"]
 
 
-async def test_it_serves_until_it_is_interrupted(server: FakeApiServer, kubeconfig: Path) -> None:
+async def test_page_is_served_until_sigint(server: FakeApiServer, kubeconfig: Path) -> None:
     server.create("ddpjobs", training())
     program = [sys.executable, "-m", "ddp_operator.cli", "--kubeconfig", str(kubeconfig)]
     run = await asyncio.create_subprocess_exec(
@@ -37,7 +37,7 @@ async def test_it_serves_until_it_is_interrupted(server: FakeApiServer, kubeconf
     assert (run.returncode, said) == (0, b"")
 
 
-async def test_a_port_that_is_taken(ddp: Ddp) -> None:
+async def test_used_port_is_refused(ddp: Ddp) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = await ddp("ui", "--port", str(port))
@@ -46,7 +46,7 @@ async def test_a_port_that_is_taken(ddp: Ddp) -> None:
     assert len(result.output.splitlines()) == 1
 
 
-async def test_what_is_no_name_is_refused(ddp: Ddp) -> None:
+async def test_invalid_name_is_refused(ddp: Ddp) -> None:
     result = await ddp("ui", "A b")
     assert result.exit_code == 2
     assert "invalid name" in result.output
