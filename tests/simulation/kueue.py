@@ -22,7 +22,7 @@ from ddp_operator.ports import ForbiddenError, InvalidError, Key, Manifest
 
 from tests.mergepatch import merged
 
-GATE: Final = {"name": "kueue.x-k8s.io/admission"}
+_GATES: Final = ("kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology")
 _TOTAL: Final = "kueue.x-k8s.io/pod-group-total-count"
 _ROLE: Final = "kueue.x-k8s.io/role-hash"
 _REQUEUED: Final = ("Preempted", "NodeFailures")
@@ -96,7 +96,7 @@ class Kueue:
         if KUEUE_QUEUE in metadata.get("labels", {}):
             metadata["labels"][KUEUE_MANAGED] = "true"
             metadata["finalizers"] = [KUEUE_MANAGED]
-            pod["spec"]["schedulingGates"] = [GATE]
+            pod["spec"]["schedulingGates"] = [{"name": name} for name in _GATES]
             self._set(pod, "PodScheduled", False, "SchedulingGated")
         self.pods[key_of(pod)] = pod
 
@@ -239,7 +239,8 @@ class Kueue:
             self.finish(workload, "Succeeded", message)
             self._release(pods)
         elif holds(workload, "Evicted"):
-            self._stop(kept, "WorkloadEvicted")
+            reason = condition(workload, "Evicted")["reason"]
+            self._stop(kept, f"WorkloadEvictedDueTo{reason}")
             if holds(workload, "QuotaReserved") and not any(map(_runs, kept)):
                 self.give_back(workload)
         elif any(map(_is_suspended, kept)):

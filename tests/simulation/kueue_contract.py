@@ -91,10 +91,10 @@ async def existing(subject: Subject, name: str) -> Manifest:
 
 
 def conditions(stored: Manifest | None) -> dict[str, str]:
-    """Return the reasons of a Workload's true conditions, by type."""
+    """Return the reasons of an object's true conditions, by type."""
     status = (stored or {}).get("status") or {}
     true = (one for one in status.get("conditions") or () if one["status"] == "True")
-    return {one["type"]: one["reason"] for one in true}
+    return {one["type"]: one.get("reason", "") for one in true}
 
 
 async def until(subject: Subject, name: str, **expected: str | None) -> None:
@@ -209,7 +209,10 @@ async def group_is_admitted_when_all_its_pods_exist(kueue: Subject) -> None:
     await kueue.pass_time()
     assert await kueue.workload("a") is None
     gated = (await kueue.pods())["a-0"]
-    assert gated["spec"]["schedulingGates"] == [{"name": "kueue.x-k8s.io/admission"}]
+    assert [gate["name"] for gate in gated["spec"]["schedulingGates"]] == [
+        "kueue.x-k8s.io/admission",
+        "kueue.x-k8s.io/topology",
+    ]
     assert gated["metadata"]["finalizers"] == ["kueue.x-k8s.io/managed"]
     await kueue.create_pod(pod("a-1", "a", total=2))
     await until(kueue, "a", Admitted="Admitted")
@@ -270,8 +273,7 @@ async def deactivated_group_loses_its_pods_and_gives_its_quota_back(kueue: Subje
     await until(kueue, "a", Evicted="Deactivated", QuotaReserved=None, Admitted=None)
     for stored in (await kueue.pods()).values():
         assert "deletionTimestamp" in stored["metadata"]
-        known = conditions(stored)
-        assert known["TerminationTarget"] == "WorkloadEvicted"
+        assert conditions(stored)["TerminationTarget"] == "WorkloadEvictedDueToDeactivated"
 
 
 async def preempted_group_returns_with_new_pods(kueue: Subject) -> None:
@@ -292,7 +294,11 @@ async def group_without_its_workload_loses_its_pods(kueue: Subject) -> None:
     await _group(kueue, "a")
     await kueue.delete_workload("a")
     await kueue.eventually(lambda: _are(kueue))
-    assert await kueue.workload("a") is None
+
+    async def gone() -> bool:
+        return await kueue.workload("a") is None
+
+    await kueue.eventually(gone)
 
 
 Scenario = Callable[[Subject], Awaitable[None]]

@@ -88,11 +88,17 @@ class ModelClusters:
         self._jobs: dict[int, dict[Key, Json]] = {id(self.manager): {}, id(self.worker): {}}
         sides = (Cluster(each.kueue, self._jobs[id(each)]) for each in (self.manager, self.worker))
         self.manager.settle = self.worker.settle = MultiKueue(*sides).settle
-        self._jobs[id(self.manager)][JOB] = elsewhere()
-        made = multikueue.workload(DDPJob.parse(elsewhere()), None)
-        self.workload: str = made["metadata"]["name"]
+        self.workload = ""
+
+    async def create_job(self, name: str, *, priority: int = 0) -> str:
+        manifest = elsewhere()
+        manifest["metadata"] |= {"name": name, "uid": f"uid-{name}"}
+        self._jobs[id(self.manager)][JOB._replace(name=name)] = manifest
+        made = multikueue.workload(DDPJob.parse(manifest), None)
+        made["spec"]["priority"] = priority
         self.manager.kueue.create_workload(made)
         self.manager.settle()
+        return str(made["metadata"]["name"])
 
     async def job(self, cluster: kueue_contract.Subject) -> Manifest | None:
         return self._jobs[id(cluster)].get(JOB)
@@ -111,4 +117,6 @@ async def test_model_of_kueue(scenario: kueue_contract.Scenario) -> None:
     "scenario", kueue_multikueue_contract.SCENARIOS, ids=lambda one: one.__name__
 )
 async def test_model_of_multikueue(scenario: kueue_multikueue_contract.Scenario) -> None:
-    await scenario(ModelClusters())
+    clusters = ModelClusters()
+    clusters.workload = await clusters.create_job(JOB.name)
+    await scenario(clusters)

@@ -22,7 +22,7 @@ _FLAVORS: Final = Resource(*_GROUP, "resourceflavors")
 _CLUSTER_QUEUES: Final = Resource(*_GROUP, "clusterqueues")
 _LOCAL_QUEUES: Final = Resource(*_GROUP, "localqueues")
 _PRIORITIES: Final = Resource(*_GROUP, "workloadpriorityclasses")
-_WORKLOADS: Final = Resource(*_GROUP, "workloads")
+WORKLOADS: Final = Resource(*_GROUP, "workloads")
 _API: Final = "kueue.x-k8s.io/v1beta2"
 
 NAME: Final = "team"
@@ -75,7 +75,7 @@ class Queue:
 
     async def set_active(self, workload: str, active: bool) -> None:
         """Deactivate or reactivate a workload, as a person would."""
-        path = _WORKLOADS.path(namespace=self._namespace, name=workload)
+        path = WORKLOADS.path(namespace=self._namespace, name=workload)
         body = {"spec": {"active": active}}
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
@@ -86,7 +86,7 @@ class Queue:
         condition = {"type": "Finished", "status": "True", "lastTransitionTime": now, **told}
         body = {"status": {"conditions": [*workload["status"]["conditions"], condition]}}
         name = workload["metadata"]["name"]
-        path = _WORKLOADS.path(namespace=self._namespace, name=name, subresource="status")
+        path = WORKLOADS.path(namespace=self._namespace, name=name, subresource="status")
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def _set_stop_policy(self, policy: str) -> None:
@@ -97,7 +97,7 @@ class Queue:
     async def delete_workload(self, workload: str) -> None:
         """Delete a workload."""
         await self._client.request(
-            "DELETE", _WORKLOADS.path(namespace=self._namespace, name=workload)
+            "DELETE", WORKLOADS.path(namespace=self._namespace, name=workload)
         )
 
     async def used(self) -> int:
@@ -120,7 +120,7 @@ class Queue:
 
     async def workloads(self) -> dict[str, Json]:
         """All workloads of the namespace, by name."""
-        path = _WORKLOADS.path(namespace=self._namespace)
+        path = WORKLOADS.path(namespace=self._namespace)
         found = await self._client.request("GET", path)
         return {item["metadata"]["name"]: item for item in found["items"]}
 

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from ddp_operator.api.job import DDPJob
+from ddp_operator.job.pods import multikueue
 from ddp_operator.kube import NAMESPACES, SECRETS, ApiClient, Resource, load_credentials
 from ddp_operator.kube.client import MERGE_PATCH
-from ddp_operator.ports import AlreadyExistsError, NotFoundError
+from ddp_operator.ports import AlreadyExistsError, Manifest, NotFoundError
 
 from tests import cluster
 from tests.cluster.kueue import Kueue
 from tests.good_manifests import Json
 from tests.integration.conftest import install_crd
-from tests.integration.jobs import Jobs
+from tests.integration.jobs import JOBS, Jobs
 from tests.integration.kubelet import FakeKubelet
 from tests.integration.operator_process import OperatorProcess, flawless_operator
 from tests.integration.queues.conftest import NODE_OBJECT, playing
@@ -27,9 +29,12 @@ from tests.integration.queues.queue import (
     queued_job,
     workload_of,
 )
+from tests.integration.queues.real_kueue import RealKueue
+from tests.simulation.kueue_contract import Subject
+from tests.simulation.kueue_multikueue_contract import SCENARIOS, Scenario
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("operator", "operator_elsewhere", "elsewhere_lives")
+WITH_OPERATORS = pytest.mark.usefixtures("operator", "operator_elsewhere", "elsewhere_lives")
 
 _GROUP: Final = ("kueue.x-k8s.io", "v1beta2")
 _API: Final = "/".join(_GROUP)
@@ -37,13 +42,13 @@ _SETTINGS: Final = {
     "multiKueue": {"externalFrameworks": [{"name": "DDPJob.v1alpha1.ddp-operator.io"}]}
 }
 _NAME: Final = "elsewhere"
-"""The name of everything that leads to the other cluster."""
+"""The name of MultiKueue's objects for the other cluster."""
 
 
 @pytest.fixture(scope="module")
 def elsewhere(control_plane: cluster.ControlPlane) -> Iterator[cluster.ControlPlane]:
-    """The other control plane, with its own Kueue."""
-    del control_plane  # the test is skipped there if there can be none
+    """Another control plane with its own Kueue."""
+    del control_plane  # skips the tests on a machine without Kubernetes' programs
     with cluster.control_plane(collects_pods=True, watch_lists=False) as running:
         running.client.request("POST", "/api/v1/nodes", NODE_OBJECT)
         installed(running)
@@ -72,7 +77,7 @@ def kubelet_elsewhere(admin_elsewhere: ApiClient, namespace: str) -> FakeKubelet
 
 @pytest.fixture
 async def elsewhere_lives(kubelet_elsewhere: FakeKubelet) -> AsyncIterator[None]:
-    """Pods of the other cluster come to life, and end, by themselves."""
+    """Pods of the other cluster start and end by themselves."""
     async with playing(kubelet_elsewhere):
         yield
 
@@ -102,22 +107,22 @@ def _distributing(
         for kind in ("admissionchecks", "multikueueconfigs", "multikueueclusters"):
             path = Resource(*_GROUP, kind).path(name=_NAME)
             control_plane.client.request("DELETE", path)
-    del elsewhere  # which ends after that
+    del elsewhere  # ends after this fixture
 
 
 @pytest.fixture
 async def queue(
     admin: ApiClient, namespace: str, elsewhere: cluster.ControlPlane, queue_elsewhere: Queue
 ) -> Queue:
-    """The queue of the first cluster, which leads to the other one."""
-    del queue_elsewhere  # first, since jobs go there at once
+    """The queue of the first cluster, which sends jobs to the other one."""
+    del queue_elsewhere  # created first, because jobs go there at once
     queue = await new_queue(admin, namespace)
-    await _lead(admin, elsewhere.kubeconfig.read_bytes(), namespace)
+    await _connect(admin, elsewhere.kubeconfig.read_bytes(), namespace)
     return queue
 
 
-async def _lead(admin: ApiClient, kubeconfig: bytes, namespace: str) -> None:
-    """Have the ClusterQueue `namespace` lead to the cluster of a kubeconfig."""
+async def _connect(admin: ApiClient, kubeconfig: bytes, namespace: str) -> None:
+    """Have the ClusterQueue `namespace` send its jobs to the cluster of a kubeconfig."""
 
     async def create(kind: str, **spec: Any) -> Resource:
         resource = Resource(*_GROUP, f"{kind.lower()}s")
@@ -141,14 +146,14 @@ async def _lead(admin: ApiClient, kubeconfig: bytes, namespace: str) -> None:
     checks = await create(
         "AdmissionCheck", controllerName="kueue.x-k8s.io/multikueue", parameters=parameters
     )
-    seen: Json = {}
+    check: Json = {}
 
-    async def active() -> bool:
-        nonlocal seen
-        seen = await admin.request("GET", checks.path(name=_NAME))
-        return is_true(seen, "Active")
+    async def is_active() -> bool:
+        nonlocal check
+        check = await admin.request("GET", checks.path(name=_NAME))
+        return is_true(check, "Active")
 
-    await eventually(active, interval_seconds=0.2, describe=lambda: seen)
+    await eventually(is_active, interval_seconds=0.1, describe=lambda: check)
     path = Resource(*_GROUP, "clusterqueues").path(name=namespace)
     strategy = {"admissionChecksStrategy": {"admissionChecks": [{"name": _NAME}]}}
     await admin.request("PATCH", path, body={"spec": strategy}, content_type=MERGE_PATCH)
@@ -159,14 +164,64 @@ def elsewhere_job(**spec: Any) -> Json:
     return queued_job(managedBy="kueue.x-k8s.io/multikueue", **spec)
 
 
-async def all_is_over(queue: Queue, queue_elsewhere: Queue) -> None:
+async def until_finished(queue: Queue, queue_elsewhere: Queue) -> None:
     """Wait until the Workloads are finished, and hold quota in neither cluster."""
     await queue.until_finished()
     await queue.until_used(0)
     await queue_elsewhere.until_used(0)
 
 
-async def test_a_job_runs_in_the_other_cluster(
+class RealClusters:
+    """Implements `kueue_multikueue_contract.Clusters`."""
+
+    def __init__(self, manager: RealKueue, worker: RealKueue) -> None:
+        self.manager, self.worker = manager, worker
+        self.workload = ""
+
+    async def create_job(self, name: str, *, priority: int = 0) -> str:
+        jobs = Jobs(self.manager.client, self.manager.namespace)
+        stored = await jobs.create(elsewhere_job(), name=name)
+        made = multikueue.workload(DDPJob.parse(stored), None)
+        made["spec"]["priority"] = priority
+        await self.manager.create_workload(made)
+        return str(made["metadata"]["name"])
+
+    async def job(self, cluster: Subject) -> Manifest | None:
+        assert isinstance(cluster, RealKueue)
+        try:
+            return await Jobs(cluster.client, cluster.namespace).get()
+        except NotFoundError:
+            return None
+
+    async def set_status(self, cluster: Subject, status: Manifest) -> None:
+        assert isinstance(cluster, RealKueue)
+        job = await self.job(cluster)
+        path = JOBS.path(namespace=cluster.namespace, name="job", subresource="status")
+        await cluster.client.request("PUT", path, body={**(job or {}), "status": status})
+
+
+@pytest.fixture
+async def clusters(
+    admin: ApiClient, admin_elsewhere: ApiClient, kubelet: FakeKubelet, jobs: Jobs
+) -> RealClusters:
+    """A job in the first cluster, with the Workload that the operator would create."""
+    clusters = RealClusters(
+        RealKueue(admin, jobs.namespace, kubelet),
+        RealKueue(admin_elsewhere, jobs.namespace, kubelet),
+    )
+    clusters.workload = await clusters.create_job("job")
+    return clusters
+
+
+@pytest.mark.usefixtures("queue")
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
+async def test_real_multikueue(clusters: RealClusters, scenario: Scenario) -> None:
+    """The model in `tests/simulation` passes the same scenarios."""
+    await scenario(clusters)
+
+
+@WITH_OPERATORS
+async def test_job_runs_in_the_other_cluster(
     jobs: Jobs,
     jobs_elsewhere: Jobs,
     kubelet_elsewhere: FakeKubelet,
@@ -186,10 +241,12 @@ async def test_a_job_runs_in_the_other_cluster(
         await kubelet_elsewhere.succeed(pod)
     status = await jobs.until_phase("Succeeded")
     assert (status.restarts, status.disruptions) == (0, 0)
-    await all_is_over(queue, queue_elsewhere)
+    await until_finished(queue, queue_elsewhere)
 
 
-async def test_a_restart_keeps_the_quota_and_a_deletion_reaches_the_other_cluster(
+@pytest.mark.nightly
+@WITH_OPERATORS
+async def test_restart_keeps_quota_and_deletion_reaches_the_other_cluster(
     jobs: Jobs,
     jobs_elsewhere: Jobs,
     kubelet_elsewhere: FakeKubelet,
@@ -212,7 +269,9 @@ async def test_a_restart_keeps_the_quota_and_a_deletion_reaches_the_other_cluste
     await queue.until_workloads(lambda found: not found)
 
 
-async def test_a_failure_is_final(
+@pytest.mark.nightly
+@WITH_OPERATORS
+async def test_failed_job_is_final(
     jobs: Jobs, kubelet_elsewhere: FakeKubelet, queue: Queue, queue_elsewhere: Queue
 ) -> None:
     await jobs.create(elsewhere_job(restart={"maxRestarts": 0}))
@@ -220,10 +279,12 @@ async def test_a_failure_is_final(
     await kubelet_elsewhere.fail("job-0-0")
     status = await jobs.until_phase("Failed")
     assert (status.restarts, status.reason) == (0, "MaxRestartsExceeded")
-    await all_is_over(queue, queue_elsewhere)
+    await until_finished(queue, queue_elsewhere)
 
 
-async def test_a_job_that_ends_while_the_operator_there_is_away_is_over(
+@pytest.mark.nightly
+@WITH_OPERATORS
+async def test_job_that_ends_while_its_operator_is_away_succeeds(
     jobs: Jobs,
     jobs_elsewhere: Jobs,
     kubelet_elsewhere: FakeKubelet,
@@ -240,31 +301,34 @@ async def test_a_job_that_ends_while_the_operator_there_is_away_is_over(
     assert status.message.startswith(
         "Kueue finished the Workload, the job's last status is missing"
     )
-    await all_is_over(queue, queue_elsewhere)
+    await until_finished(queue, queue_elsewhere)
 
 
-@pytest.mark.parametrize("seems_over", [False, True])
-async def test_a_suspended_job_leaves_the_other_cluster_until_it_is_resumed(
-    jobs: Jobs, jobs_elsewhere: Jobs, queue: Queue, queue_elsewhere: Queue, seems_over: bool
+@pytest.mark.nightly
+@WITH_OPERATORS
+@pytest.mark.parametrize("finished", [False, True], ids=["", "finished"])
+async def test_suspended_job_leaves_the_other_cluster_until_resumed(
+    jobs: Jobs, jobs_elsewhere: Jobs, queue: Queue, queue_elsewhere: Queue, *, finished: bool
 ) -> None:
-    """Also if MultiKueue sees the end of its pods before that of the job there."""
+    """The Workload is finished if MultiKueue sees the pods end before the job's deletion there."""
     await jobs.create(elsewhere_job())
     await jobs.until_phase("Running")
     await jobs.set_spec(suspend=True)
     await queue.until_used(0)
     await queue_elsewhere.until_used(0)
     await eventually(lambda: _gone(jobs_elsewhere))
-    if seems_over:
+    if finished:
         await queue.finish(await workload_of(queue))
     await jobs.set_spec(suspend=False)
     await _until_it_runs_again(jobs_elsewhere, queue_elsewhere)
 
 
-async def test_a_job_that_is_evicted_there_queues_again(
+@WITH_OPERATORS
+async def test_job_evicted_in_the_other_cluster_queues_again(
     jobs: Jobs, jobs_elsewhere: Jobs, queue: Queue, queue_elsewhere: Queue
 ) -> None:
-    """MultiKueue deletes the copy once the quota here is free, unless Kueue has admitted the
-    Workload again before MultiKueue looks: then the copy waits there.
+    """MultiKueue deletes the copy when the quota here is free. If Kueue admits the Workload again
+    before MultiKueue looks, the copy waits there.
     """
     await jobs.create(elsewhere_job())
     await jobs.until_phase("Running")
@@ -278,7 +342,9 @@ async def test_a_job_that_is_evicted_there_queues_again(
     assert (status.restarts, await jobs.pods()) == (0, {})
 
 
-async def test_a_job_that_is_evicted_here_queues_again(
+@pytest.mark.nightly
+@WITH_OPERATORS
+async def test_job_evicted_in_the_first_cluster_queues_again(
     jobs: Jobs, jobs_elsewhere: Jobs, queue: Queue, queue_elsewhere: Queue
 ) -> None:
     await jobs.create(elsewhere_job())
@@ -293,8 +359,8 @@ async def test_a_job_that_is_evicted_here_queues_again(
 
 
 async def _until_it_runs_again(jobs_elsewhere: Jobs, queue_elsewhere: Queue) -> None:
-    """Wait until MultiKueue has made a new copy, and it runs with quota. A first copy may go again,
-    with the Workload that is over.
+    """Wait until MultiKueue has made a new copy and it runs with quota. MultiKueue may delete a
+    first copy together with the finished Workload.
     """
 
     async def runs() -> bool:
