@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.engine.job_cache import JobCache
+from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.ports import Key
 
 from tests.unit.engine.test_reconciler import job
@@ -21,17 +21,21 @@ def stored(version: int, *, uid: str = "u1", **spec: Any) -> dict[str, Any]:
     return manifest
 
 
+def entry_of(jobs: JobCache) -> Entry:
+    entry = jobs.get(KEY)
+    assert entry is not None
+    return entry
+
+
 def test_entry_in_use_does_not_change() -> None:
     jobs = JobCache()
     assert jobs.put(stored(1, replicas=2))
-    planned_from = jobs.get(KEY)
+    planned_from = entry_of(jobs)
     assert jobs.put(stored(2, replicas=3))
-    assert planned_from is not None
     assert planned_from.manifest["metadata"]["resourceVersion"] == "1"
-    now = jobs.get(KEY)
-    assert now is not None
-    assert isinstance(now.job, DDPJob)
-    assert now.job.spec.replicas == 3
+    changed = entry_of(jobs).job
+    assert isinstance(changed, DDPJob)
+    assert changed.spec.replicas == 3
 
 
 def test_spec_is_parsed_again_only_after_a_change() -> None:
@@ -39,10 +43,9 @@ def test_spec_is_parsed_again_only_after_a_change() -> None:
 
     def put(version: int, **spec: Any) -> DDPJob:
         jobs.put(stored(version, **spec))
-        entry = jobs.get(KEY)
-        assert entry is not None
-        assert isinstance(entry.job, DDPJob)
-        return entry.job
+        parsed = entry_of(jobs).job
+        assert isinstance(parsed, DDPJob)
+        return parsed
 
     first, same = put(1, replicas=2), put(2, replicas=2)
     assert same.spec is first.spec
@@ -59,39 +62,25 @@ def test_late_response_about_an_earlier_job_is_ignored() -> None:
     jobs = JobCache()
     assert jobs.put(stored(5, uid="u2"))
     assert not jobs.put(stored(4, uid="u1"), written_at=datetime(2026, 1, 1, tzinfo=UTC))
-    now = jobs.get(KEY)
-    assert now is not None
-    assert now.uid == "u2"
+    assert entry_of(jobs).uid == "u2"
 
 
 def test_time_of_the_last_write_is_kept_until_the_uid_changes() -> None:
     jobs = JobCache()
     written = datetime(2026, 1, 1, tzinfo=UTC)
-    jobs.put(stored(1))
-    for version, at in ((2, written), (3, None)):
-        jobs.put(stored(version), written_at=at)
-        entry = jobs.get(KEY)
-        assert entry is not None
-        assert entry.status_written_at == written
-    jobs.put(stored(4, uid="u2"))
-    entry = jobs.get(KEY)
-    assert entry is not None
-    assert entry.status_written_at < written
-
-
-def test_overtaken_response_still_sets_the_time_of_the_write() -> None:
-    jobs = JobCache()
-    written = datetime(2026, 1, 1, tzinfo=UTC)
     jobs.put(stored(2))
-    assert not jobs.put(stored(2), written_at=written)
-    entry = jobs.get(KEY)
-    assert entry is not None
-    assert entry.status_written_at == written
+    for version, at in ((2, written), (3, None)):  # the watch has overtaken the first response
+        assert jobs.put(stored(version), written_at=at) is (version == 3)
+        assert entry_of(jobs).status_written_at == written
+    jobs.put(stored(4, uid="u2"))
+    assert entry_of(jobs).status_written_at < written
 
 
 def test_job_that_reuses_a_name_during_a_list_is_kept() -> None:
     jobs = JobCache()
+    known = jobs.uids()
     jobs.put(stored(1))
+    assert jobs.prune(known, existing={}) == []
     known = jobs.uids()
     # The list is made while there is no job of that name; then the next one appears.
     assert jobs.put(stored(3, uid="u2"))
@@ -107,14 +96,6 @@ def test_deleted_job_is_removed_although_another_has_its_name() -> None:
         assert jobs.get(KEY) is None
 
 
-def test_job_added_during_a_list_is_kept() -> None:
-    jobs = JobCache()
-    known = jobs.uids()
-    jobs.put(stored(1))
-    assert jobs.prune(known, existing={}) == []
-    assert jobs.uids() == {KEY: "u1"}
-
-
 def test_cache_keeps_only_fields_that_are_read_again() -> None:
     bulky = stored(1)
     bulky["metadata"] |= {
@@ -124,8 +105,7 @@ def test_cache_keeps_only_fields_that_are_read_again() -> None:
     }
     jobs = JobCache()
     jobs.put(bulky)
-    entry = jobs.get(KEY)
-    assert entry is not None
+    entry = entry_of(jobs)
     assert entry.manifest.keys() == {"apiVersion", "kind", "metadata"}
     kept = bulky["metadata"].keys() - {"managedFields", "annotations"}
     assert entry.manifest["metadata"].keys() == kept
@@ -135,8 +115,7 @@ def test_cache_keeps_only_fields_that_are_read_again() -> None:
 def test_spec_of_an_invalid_job_is_kept_for_its_rejection() -> None:
     jobs = JobCache()
     jobs.put(stored(1, replicas="many", ttlSecondsAfterFinished=60))
-    entry = jobs.get(KEY)
-    assert entry is not None
+    entry = entry_of(jobs)
     assert entry.manifest["spec"]["ttlSecondsAfterFinished"] == 60
     assert isinstance(entry.job, InvalidJobError)
     assert entry.job.__traceback__ is None, "it would keep the manifest in memory"

@@ -579,15 +579,36 @@ async def test_restored_backup_is_accepted(world: World) -> None:
     assert world.status["attempt"] == 1
 
 
-async def test_claim_template_is_created_before_the_first_pod(world: World) -> None:
-    world.apply(job(**DRANET))
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [(DRANET, "ResourceClaimTemplate"), ({"scheduling": {"gang": "coscheduling"}}, "PodGroup")],
+)
+async def test_prerequisite_is_created_before_the_first_pod(
+    world: World, spec: dict[str, Any], kind: str
+) -> None:
+    world.apply(job(**spec))
     calls = await world.reconcile()
-    first = calls.index("create_service train")
-    assert calls[first : first + 3] == [
+    first = calls.index(f"apply {kind} train")
+    assert calls[first - 1 : first + 2] == [
         "create_service train",
-        "apply ResourceClaimTemplate train",
+        f"apply {kind} train",
         "create_pod train-0-0",
     ]
+    assert await world.reconcile() == []
+
+
+async def test_resized_gang_has_a_group_of_its_new_size(world: World) -> None:
+    world.apply(job(scheduling={"gang": "coscheduling"}))
+    await world.reconcile()
+    for change in ({"suspend": True}, {"replicas": 3, "suspend": False}):
+        stored = world.cluster.jobs[KEY]
+        stored["spec"] |= change
+        stored["metadata"]["generation"] += 1
+        world.apply(stored)
+        await world.reconcile_until_quiet()
+    [group] = world.cluster.applied["PodGroup"].values()
+    assert group["spec"] == {"minMember": 3}
+    assert len(world.cluster.pods) == 3
 
 
 @pytest.mark.parametrize(
@@ -617,28 +638,6 @@ async def test_missing_prerequisite_is_named_and_waited_for(
     world.cluster.refuse.clear()
     await world.reconcile()
     assert len(world.cluster.pods) == 2
-
-
-async def test_gang_has_its_group_before_pods_and_after_a_resize(world: World) -> None:
-    manifest = job(scheduling={"gang": "coscheduling"})
-    world.apply(manifest)
-    calls = await world.reconcile()
-    first = calls.index("apply PodGroup train")
-    assert calls[first - 1 : first + 2] == [
-        "create_service train",
-        "apply PodGroup train",
-        "create_pod train-0-0",
-    ]
-    assert await world.reconcile() == []
-    for change in ({"suspend": True}, {"replicas": 3, "suspend": False}):
-        stored = world.cluster.jobs[KEY]
-        stored["spec"] |= change
-        stored["metadata"]["generation"] += 1
-        world.apply(stored)
-        await world.reconcile_until_quiet()
-    [group] = world.cluster.applied["PodGroup"].values()
-    assert group["spec"] == {"minMember": 3}
-    assert len(world.cluster.pods) == 3
 
 
 @pytest.mark.parametrize(("first", "then"), [("low", "high"), (None, "high"), ("low", None)])

@@ -58,11 +58,6 @@ async def test_missing_resource_is_not_served(client: ApiClient, server: FakeApi
     assert not await check_served(client, JOBS)
     server.resource_lists = {JOBS.root: ["others", "trainings", "trainings/status"]}
     assert await check_served(client, JOBS)
-
-
-async def test_unavailable_server_does_not_count_as_not_served(
-    client: ApiClient, server: FakeApiServer
-) -> None:
     server.faults = [Fault("GET", 503, {"message": "starting"}, times=99)]
     with pytest.raises(UnavailableError):
         await check_served(client, JOBS)
