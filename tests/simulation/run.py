@@ -102,7 +102,7 @@ def run(history: bytes) -> Simulation:
         choices = spec_choices(history)
         spec = user.new_spec(choices)
         simulation.lasting_fault = choices.of(_LASTING_FAULTS)
-        simulation.server.use(choices.of(FLEETS))
+        simulation.use(choices.of(FLEETS))
         simulation.gpu_request = choices.of(REQUESTS)
         simulation.training.total_steps = choices.of(_TOTAL_STEPS)
         simulation.log(f"the cluster has {simulation.server.fleet.name}")

@@ -18,8 +18,10 @@ from tests.simulation.clock import Clock
 from tests.simulation.world import kubelet
 from tests.simulation.world.cluster import RequestFaults
 from tests.simulation.world.fleet import REQUESTS as GPU_REQUESTS
+from tests.simulation.world.fleet import Fleet
 from tests.simulation.world.launchers import Launchers, restarts_in_place
 from tests.simulation.world.process import OperatorProcess
+from tests.simulation.world.resources import offered
 from tests.simulation.world.scheduler import Scheduler
 from tests.simulation.world.server import ApiServer, owner_of
 from tests.simulation.world.start_faults import (
@@ -81,6 +83,13 @@ class Simulation:
         self.start_operator()
 
     # What actions use
+
+    def use(self, fleet: Fleet) -> None:
+        """Have the nodes of this cluster, and the other tenants on them."""
+        self.server.use(fleet)
+        tenants = self.scheduler.tenants
+        tenants.stay = {name: offered(fleet.nodes[name]) for name in fleet.occupied}
+        tenants.clear()
 
     def log(self, what: str) -> None:
         """Note what happened, and when."""

@@ -41,7 +41,7 @@ def end(simulation: "Simulation") -> None:
     simulation.requests.refusals.clear()
     simulation.start_faults.clear()
     simulation.dead_nodes.clear()
-    simulation.scheduler.tenants.taken.clear()
+    simulation.scheduler.tenants.clear()
     simulation.launchers.all_cut_off_since = None
     for node in simulation.server.fleet.nodes.values():
         simulation.server.put_node(node)
@@ -115,6 +115,11 @@ def _lacks_room(simulation: "Simulation") -> bool:
 def _scheduler_says(simulation: "Simulation") -> str:
     waits = any(not kubelet.node_of(pod) for pod in simulation.pods())
     return "nodes are available" if waits else ""
+
+
+def _names_who_waits(simulation: "Simulation") -> bool:
+    job = simulation.job()
+    return job is not None and bool(job.status.gaps)
 
 
 def _no_way_to_pods(simulation: "Simulation") -> None:
@@ -204,7 +209,7 @@ LASTING_FAULTS: Final = (
         "a node that nobody hears of", _nobody_hears_of_a_node, _names_are_taken_or_no_place
     ),
     LastingFault("no room", _other_tenants_take_all, _lacks_room, _scheduler_says),
-    LastingFault("no way to pods", _no_way_to_pods, lambda _: True, lambda _: "launcher"),
+    LastingFault("no way to pods", _no_way_to_pods, _names_who_waits),
     LastingFault("too little quota", _quota_is_short, _may_wait_for_quota, _refused),
     *(
         LastingFault(name, partial(_creations_meet, error), _has_no_deadline, _refused)

@@ -38,9 +38,6 @@ from tests.simulation.world.start_faults import Stage
 _UNHEARD_OF: Final = timedelta(seconds=10)
 """How long after its time a pod that does not end is to be waited for."""
 
-_MOST_PODS: Final = 14
-"""No job of a history wants more than 7; others are strangers', or of an attempt before."""
-
 
 class World(NamedTuple):
     """What the pods of a job have to agree on."""
@@ -81,6 +78,8 @@ class Invariants:
         self._server = server
         self._clock = clock
         self._parse = parse
+        self.most_pods = 14
+        """No job of a history wants more than 7; others are foreign, or of an earlier attempt."""
         self.violation: str | None = None
         self.known_fault = ""
         self.explain: Callable[[str], str] = lambda _: ""
@@ -162,7 +161,7 @@ class Invariants:
         self.judge_assignment_of(pod)
         self.pod_changed()
         live = [one for one in self._server.pods.values() if not (is_over(one) or is_deleting(one))]
-        self.require(len(live) <= _MOST_PODS, f"there are {len(live)} pods")
+        self.require(len(live) <= self.most_pods, f"there are {len(live)} pods")
 
     def _judge_creation(self, identity: Identity, status: DDPJobStatus) -> None:
         """No pod without its counters, and none that nobody wants."""

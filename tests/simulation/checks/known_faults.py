@@ -76,5 +76,5 @@ KNOWN_FAULTS: Final = (
     KnownFault(
         "unreached_healthy_pod_is_replaced_again", "is healthy and not reached", _is_cut_off
     ),
-    KnownFault("unreached_new_pods_wait_for_ever", "nobody hears of 'launcher'", _is_cut_off),
+    KnownFault("unreached_new_pods_wait_for_ever", "not at rest in spite of it", _is_cut_off),
 )

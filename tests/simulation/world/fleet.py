@@ -19,20 +19,30 @@ class Fleet:
     name: str
     nodes: Mapping[str, Manifest]
     has_gpus: bool
+    occupied: tuple[str, ...] = ()
+    """Nodes that pods of other tenants hold all the time."""
 
 
-def fleet(name: str, *, with_gpus: int, others: int, taint: bool = True) -> Fleet:
+def fleet(
+    name: str,
+    *,
+    with_gpus: int,
+    others: int,
+    taint: bool = True,
+    occupied: tuple[str, ...] = (),
+) -> Fleet:
     """Return a cluster with so many nodes; those with GPUs come first."""
     made = [
         node(letter, number, gpus=GPUS_PER_NODE if number < with_gpus else 0, taint=taint)
         for number, letter in enumerate(_LETTERS[: with_gpus + others])
     ]
-    return Fleet(name, {name_of(one): one for one in made}, has_gpus=with_gpus > 0)
+    nodes = {name_of(one): one for one in made}
+    return Fleet(name, nodes, has_gpus=with_gpus > 0, occupied=occupied)
 
 
 ROOMY: Final = fleet("room for everything", with_gpus=0, others=8)
 """A job may avoid two nodes."""
-EXACT: Final = fleet("three nodes with GPUs", with_gpus=3, others=2)
+EXACT: Final = fleet("GPUs for three pods", with_gpus=4, others=2, occupied=("node-d",))
 """As many as the largest jobs have pods: none is left for a spare, or to avoid another one."""
 MIXED: Final = fleet("five nodes with GPUs, three without", with_gpus=5, others=3)
 UNTAINTED: Final = fleet(

@@ -204,6 +204,10 @@ class Launchers:
         one.failed_at = self.clock.seconds
         return True
 
+    def fail_in_place(self, pod: Manifest, code: int, message: str) -> bool:
+        """Like `fail`, for a pod that may not restart its processes; False: it ends with them."""
+        return restarts_in_place(pod) and self.fail(pod, code, message)
+
     def lead(self, pods: Sequence[Manifest]) -> None:
         """Without an operator, the launchers of a group begin its next generation."""
         now = format_time(self.clock.now())

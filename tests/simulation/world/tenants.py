@@ -13,6 +13,8 @@ class Tenants:
     """The requests of other tenants' pods on each node."""
 
     taken: dict[str, Resources] = field(default_factory=dict)
+    stay: dict[str, Resources] = field(default_factory=dict)
+    """Those that never leave."""
     changed_at: float = 0.0
 
     def fill(self, node: str, free: Resources, now: float) -> None:
@@ -23,4 +25,13 @@ class Tenants:
     def leave(self, node: str, now: float) -> None:
         """Give back all that they have on a node."""
         self.taken.pop(node, None)
+        self._stay_on(node)
         self.changed_at = now
+
+    def clear(self) -> None:
+        """Leave all nodes but those that are always held."""
+        self.taken = dict(self.stay)
+
+    def _stay_on(self, node: str) -> None:
+        if node in self.stay:
+            self.taken[node] = self.stay[node]
