@@ -16,9 +16,10 @@ from tests.simulation.actions.lasting import evict_by_taint
 from tests.simulation.checks.known_faults import KNOWN_FAULTS
 from tests.simulation.checks.truth import Exit
 from tests.simulation.scripted import Script
-from tests.simulation.world import kubelet
+from tests.simulation.world import kubelet, refusals
 from tests.simulation.world.fleet import EXACT, MIXED, fleet
 from tests.simulation.world.nodes import reporting
+from tests.simulation.world.refusals import Refusal
 from tests.simulation.world.start_faults import START_FAULTS, Stage, StartFault
 from tests.simulation.world.training import Training
 
@@ -231,6 +232,15 @@ def test_full_disk_at_first_start_fails_job(begin: Callable[..., Script]) -> Non
     fault = StartFault(Stage.CONTAINER, "node", "CreateContainerError", message)
     script.simulation.start_faults.put("node-a", fault)
     script.run(900, step=30)
+    assert script.job.status.phase == "Running", script.job.status.message
+
+
+@fails("while spares are refused, the job's status does not show that all its pods run")
+def test_refused_spare_keeps_status_from_being_recorded(begin: Callable[..., Script]) -> None:
+    script = begin(replicas=2, spares=1, restart={"scope": "Pod"})
+    refusal = Refusal(refusals.webhook_down, ("create_pod",), skip=2)
+    script.simulation.requests.refusals.add(refusal)
+    script.run(300)
     assert script.job.status.phase == "Running", script.job.status.message
 
 

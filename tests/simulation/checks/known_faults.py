@@ -52,6 +52,11 @@ def _kubelet_refuses(simulation: "Simulation") -> bool:
     return "refuses pods" in simulation.lasting_fault.name
 
 
+def _lacks_only_spares(simulation: "Simulation") -> bool:
+    job, refused = simulation.job(), simulation.requests.refusals.active
+    return bool(job and job.spec.spares and refused) and job.status.reason == "APIServerError"
+
+
 def _is_cut_off(simulation: "Simulation") -> bool:
     return simulation.launchers.all_cut_off_since is not None
 
@@ -72,6 +77,7 @@ KNOWN_FAULTS: Final = (
         lambda simulation: simulation.server.fleet.has_gpus or simulation.scheduler.tenants.taken,
     ),
     KnownFault("avoided_node_is_the_only_place", "not at rest", _avoids_nodes),
+    KnownFault("refused_spare_keeps_status_from_being_recorded", "not at rest", _lacks_only_spares),
     KnownFault("refusing_kubelet_is_never_avoided", "not at rest", _kubelet_refuses),
     KnownFault(
         "unreached_healthy_pod_is_replaced_again", "is healthy and not reached", _is_cut_off
