@@ -212,31 +212,27 @@ def test_shell_command_is_restarted_with_its_new_rank(tmp_path: Path) -> None:
         until(lambda: output.read_text().splitlines()[1:] == ["2 3"], "the shell to restart")
 
 
-def test_pod_ends_at_once_if_no_operator_polls(tmp_path: Path) -> None:
-    with world_job(tmp_path) as job:
-        first, second = job.start(0), job.start(1)
-        first.wait_for(1)
-        second.wait_for(1)
-        second.end(1, 3)
-        assert second.wait() == 3
-        assert second.message["error"] == (
-            "rank 1 ended with exit code 3; not restarted in place: "
-            "the operator does not poll node rank 0 for failures"
-        )
-
-
-def test_pod_without_an_answer_ends_with_its_exit_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("polls", "reason"),
+    [
+        (False, "the operator does not poll node rank 0 for failures"),
+        (True, "no answer within 0.5 s"),
+    ],
+)
+def test_pod_without_an_answer_ends_with_its_exit_code(
+    polls: bool, reason: str, tmp_path: Path
+) -> None:
     with world_job(tmp_path) as job:
         first, second = job.start(0), job.start(1, waits={"ANSWER_SECONDS": 0.5})
         first.wait_for(1)
         second.wait_for(1)
-        assert first.news()["failures"] == []
+        if polls:
+            assert first.news()["failures"] == []
         second.end(1, 3)
         assert second.wait() == 3
-        assert [failure["pod"] for failure in first.news()["failures"]] == [second.name]
-        assert second.message["error"] == (
-            "rank 1 ended with exit code 3; not restarted in place: no answer within 0.5 s"
-        )
+        error = f"rank 1 ended with exit code 3; not restarted in place: {reason}"
+        assert second.message["error"] == error
+        assert [each["pod"] for each in first.news()["failures"]] == [second.name] * polls
 
 
 LEADS = {"DDP_MEMBERS": "0-1"}

@@ -289,25 +289,21 @@ def test_frozen_rank_0_does_not_extend_the_deadline(monkeypatch: pytest.MonkeyPa
         meet(environment(1, port=port), timeout_seconds=1)
 
 
-def test_a_rank_of_another_attempt_does_not_join() -> None:
+@pytest.mark.parametrize(
+    ("foreign", "error"),
+    [
+        ({"attempt": 1}, "still belongs to attempt 0 of digits"),
+        ({"size": 3, "job_uid": "later"}, "to attempt 0 of an earlier job digits"),
+    ],
+)
+def test_rank_of_another_attempt_or_job_does_not_join(foreign: dict[str, Any], error: str) -> None:
     port = free_port()
     with ranks() as pool:
         host = start(pool, environment(0, port=port))
-        with pytest.raises(RendezvousTimeoutError, match="still belongs to attempt 0 of digits"):
-            meet(environment(1, port=port, attempt=1), timeout_seconds=0.5)
+        with pytest.raises(RendezvousTimeoutError, match=error):
+            meet(environment(1, port=port, **foreign), timeout_seconds=0.5)
         own = start(pool, environment(1, port=port))
         assert host.result().address == own.result().address
-
-
-def test_a_rank_of_a_later_job_waits_for_its_own_rank_0() -> None:
-    port = free_port()
-    with ranks() as pool:
-        earlier = start(pool, environment(0, port=port, size=2))
-        later = environment(1, port=port, size=3, job_uid="later")
-        with pytest.raises(RendezvousTimeoutError, match="to attempt 0 of an earlier job digits"):
-            meet(later, timeout_seconds=0.5)
-        own = start(pool, environment(1, port=port))
-        assert earlier.result().address == own.result().address
 
 
 def test_rank_with_another_world_size_gets_an_error() -> None:
