@@ -1,4 +1,4 @@
-"""What the chart has Prometheus asked: rules of its alerts, panels of its dashboards."""
+"""Queries of the chart: rules of its alerts and panels of its dashboards."""
 
 import json
 from typing import Any, Final
@@ -9,7 +9,7 @@ from tools.chart.generated import CHART
 
 ALERTS: Final = CHART / "files/alerts.yaml"
 DASHBOARDS: Final = {"ddp-operator": "dashboard.json", "ddp-job": "job-dashboard.json"}
-"""Files of the dashboards, by what Grafana knows them by."""
+"""Files of the dashboards, by their UID in Grafana."""
 
 
 def rules() -> list[dict[str, Any]]:
@@ -26,7 +26,7 @@ def dashboard(uid: str) -> dict[str, Any]:
 
 
 def panels(uid: str) -> dict[str, str]:
-    """Return what a dashboard's panels ask, by title and reference."""
+    """Return the queries of a dashboard's panels, by title and reference."""
     return {
         f"{panel['title']}: {target['refId']}": target["expr"]
         for panel in dashboard(uid)["panels"]

@@ -4,7 +4,7 @@ from tools.chart.generated import CHART
 
 
 def take_over() -> list[list[str]]:
-    """Return the commands that prepare what kubectl installed for a release, without `kubectl`."""
+    """Return the commands that hand over an installation of kubectl, without `kubectl`."""
     section = (CHART / "README.md").read_text().partition("\n## Take over from kubectl\n")[2]
     block = section.partition("```console\n")[2].partition("```")[0]
     *prepare, install = (line.split() for line in block.splitlines())

@@ -48,7 +48,7 @@ def run(file: Path, home: Path, *arguments: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_it_runs_and_says_its_version(file: Path, home: Path) -> None:
+def test_plugin_shows_its_version(file: Path, home: Path) -> None:
     ended = run(file, home, "--version")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == f"ddp-operator {__version__}\n"
@@ -57,13 +57,13 @@ def test_it_runs_and_says_its_version(file: Path, home: Path) -> None:
     assert {p.name for p in home.iterdir()} == {".cache"}
 
 
-def test_it_has_all_commands(file: Path, home: Path) -> None:
+def test_plugin_has_all_commands(file: Path, home: Path) -> None:
     ended = run(file, home, "--help")
     listed = ended.stdout.partition("Commands:\n")[2].splitlines()
     assert {line.split()[0] for line in listed if line[2] != " "} == program.commands.keys()
 
 
-def test_it_converts(file: Path, home: Path, tmp_path: Path) -> None:
+def test_plugin_converts(file: Path, home: Path, tmp_path: Path) -> None:
     containers = [{"name": "pytorch", "image": "me/train:1", "command": ["python", "a.py"]}]
     replicas = {"replicas": 2, "template": {"spec": {"containers": containers}}}
     theirs = {
@@ -77,7 +77,7 @@ def test_it_converts(file: Path, home: Path, tmp_path: Path) -> None:
     assert yaml.safe_load(ended.stdout)["spec"]["replicas"] == 2, ended.stderr
 
 
-async def test_it_asks_a_server(
+async def test_plugin_uses_a_server(
     file: Path, home: Path, server: FakeApiServer, kubeconfig: Path
 ) -> None:
     server.resource_lists[JOBS.root] = [JOBS.plural]
@@ -88,7 +88,7 @@ async def test_it_asks_a_server(
     assert ended.stdout == "ddpjob.ddp-operator.io/digits\n", ended.stderr
 
 
-def test_what_is_not_locked_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unlocked_package_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for wrong, said in ((("click", "0.1"), "but 0.1 is locked"), (("no-such", "1"), "not inst")):
         monkeypatch.setattr(plugin, "locked", lambda wrong=wrong: [wrong])
         with pytest.raises(plugin.NotLockedError, match=said):
@@ -96,7 +96,7 @@ def test_what_is_not_locked_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not (tmp_path / plugin.PLUGIN).exists()
 
 
-def test_another_python_is_told(file: Path) -> None:
+def test_other_python_is_refused(file: Path) -> None:
     linux = [3, 11, "linux", "x86_64"]
     assert refusal(linux, linux) == ""
     assert refusal(linux, [3, 13, "darwin", "arm64"]) == (
@@ -107,7 +107,7 @@ def test_another_python_is_told(file: Path) -> None:
     assert first == "#!/usr/bin/env python{}.{}".format(*sys.version_info)
 
 
-def test_it_ends_where_it_was_not_made_for(file: Path, home: Path) -> None:
+def test_plugin_refuses_another_platform(file: Path, home: Path) -> None:
     run(file, home, "--version")
     [facts] = (home / ".cache/kubectl-ddp").glob("*/site-packages/kubectl-ddp.json")
     true = facts.read_text()
@@ -120,7 +120,7 @@ def test_it_ends_where_it_was_not_made_for(file: Path, home: Path) -> None:
     assert ended.stderr.startswith("kubectl-ddp: this file needs Python 2.7 on os2 i386")
 
 
-def test_what_releases_unpack_does_not_pile_up(tmp_path: Path) -> None:
+def test_older_unpacked_releases_are_removed(tmp_path: Path) -> None:
     for age in range(4):
         folder = tmp_path / f"kubectl-ddp_{age}"
         (folder / "site-packages").mkdir(parents=True)

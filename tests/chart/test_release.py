@@ -1,4 +1,4 @@
-"""What `make release` writes."""
+"""Files of `make release`."""
 
 import hashlib
 import subprocess
@@ -33,7 +33,7 @@ def written(folder: Path) -> dict[str, Path]:
     }
 
 
-def test_it_is_these_files(written: dict[str, Path], folder: Path) -> None:
+def test_release_has_these_files(written: dict[str, Path], folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == written.keys()
     [archive] = [name for name in written if name.startswith("kubectl-ddp-")]
     assert archive.startswith(f"kubectl-ddp-{__version__}-{sys.platform}-")
@@ -46,13 +46,13 @@ def test_it_is_these_files(written: dict[str, Path], folder: Path) -> None:
     }
 
 
-def test_the_checksums_are_right(written: dict[str, Path], folder: Path) -> None:
+def test_checksums_match(written: dict[str, Path], folder: Path) -> None:
     command = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
     checked = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
     assert checked.stdout.count(": OK") == len(written) - 1
 
 
-def test_the_package_is_the_chart_with_what_its_links_lead_to(written: dict[str, Path]) -> None:
+def test_package_has_the_chart_with_resolved_links(written: dict[str, Path]) -> None:
     with tarfile.open(written[f"ddp-operator-{__version__}.tgz"]) as package:
         assert all(member.isfile() for member in package.getmembers())
         assert len({member.mtime for member in package.getmembers()}) == 1
@@ -65,7 +65,7 @@ def test_the_package_is_the_chart_with_what_its_links_lead_to(written: dict[str,
     assert packed == stored
 
 
-def test_the_package_installs_this_release(written: dict[str, Path]) -> None:
+def test_package_installs_this_release(written: dict[str, Path]) -> None:
     with helm.Chart.load(written[f"ddp-operator-{__version__}.tgz"]) as chart:
         assert chart.version == chart.metadata["appVersion"] == __version__
         texts = chart.render(name="ddp", namespace="ddp-operator")
@@ -73,7 +73,7 @@ def test_the_package_installs_this_release(written: dict[str, Path]) -> None:
     assert container_of(rendered)["image"] == f"ghcr.io/example/ddp-operator:{__version__}"
 
 
-def test_the_single_file_is_the_kustomize_install_with_its_image(written: dict[str, Path]) -> None:
+def test_single_file_equals_the_kustomization(written: dict[str, Path]) -> None:
     text = written["ddp-operator.yaml"].read_text()
     documents = list(yaml.safe_load_all(text))
     assert all(documents)
@@ -85,7 +85,7 @@ def test_the_single_file_is_the_kustomize_install_with_its_image(written: dict[s
     assert "helm" not in text.lower()
 
 
-def test_krew_finds_the_program_and_its_licence(written: dict[str, Path]) -> None:
+def test_krew_manifest_names_program_and_licence(written: dict[str, Path]) -> None:
     krew = yaml.safe_load(written["krew-ddp.yaml"].read_text())
     assert (krew["kind"], krew["metadata"]) == ("Plugin", {"name": "ddp"})
     assert krew["spec"]["version"] == f"v{__version__}"
@@ -102,7 +102,7 @@ def test_krew_finds_the_program_and_its_licence(written: dict[str, Path]) -> Non
         assert plugin.read() == written["kubectl-ddp"].read_bytes()
 
 
-def test_whoever_makes_it_gets_the_same(written: dict[str, Path], tmp_path: Path) -> None:
+def test_release_is_reproducible(written: dict[str, Path], tmp_path: Path) -> None:
     again = {
         path.name: path for path in release(tmp_path, registry="ghcr.io/example", downloads=WHERE)
     }

@@ -13,7 +13,7 @@ MANIFESTS: Final = Path(__file__).parents[3] / "manifests"
 
 
 def build(*components: str) -> Objects:
-    """What `kubectl apply -k` of a kustomization with these components would install."""
+    """Return the objects that `kubectl apply -k` with these components would install."""
     folder = MANIFESTS / "install"
     chosen = _read(folder)
     objects = by_name(_resources(folder))

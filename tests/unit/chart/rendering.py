@@ -25,12 +25,12 @@ def chart() -> helm.Chart:
 
 
 def render(values: Mapping[str, Any] | None = None, *, namespace: str = NAMESPACE) -> Objects:
-    """What is installed with these values."""
+    """Return the objects that are installed with these values."""
     return {key: o for key, o in everything(values, namespace=namespace).items() if not is_hook(o)}
 
 
 def hooks(values: Mapping[str, Any] | None = None, *, namespace: str = NAMESPACE) -> Objects:
-    """What `helm test` adds for a while."""
+    """Return the objects that `helm test` adds."""
     return {key: o for key, o in everything(values, namespace=namespace).items() if is_hook(o)}
 
 
@@ -46,7 +46,7 @@ def _rendered(values: str, namespace: str) -> str:
 
 
 def by_name(documents: list[Json | None]) -> Objects:
-    """By kind and name, of which no two are the same."""
+    """Return objects by kind and name. No two may be the same."""
     found = [document for document in documents if document]
     objects = {(o["kind"], o["metadata"]["name"]): o for o in found}
     assert len(objects) == len(found)
@@ -58,7 +58,7 @@ def is_hook(manifest: Json) -> bool:
 
 
 def pod_of(rendered: Objects) -> Json:
-    """What the operator's pods are to be."""
+    """Return the spec of the operator's pods."""
     pod = rendered[OPERATOR]["spec"]["template"]["spec"]
     assert isinstance(pod, dict)
     return pod

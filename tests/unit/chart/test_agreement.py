@@ -17,7 +17,7 @@ KEEP = {"helm.sh/resource-policy": "keep"}
 
 
 def without_namespace(installed: Objects) -> Objects:
-    """What Helm installs: it makes the namespace itself (--create-namespace)."""
+    """Leave out the namespace, which Helm creates itself (--create-namespace)."""
     return {key: o for key, o in installed.items() if key[0] != "Namespace"}
 
 
@@ -29,7 +29,7 @@ def differences(ours: Objects, theirs: Objects) -> dict[tuple[str, str], Any]:
     }
 
 
-def test_by_default() -> None:
+def test_default_installations_are_equal() -> None:
     rendered, installed = render(), without_namespace(build())
     assert len(installed) > 10
     [definition] = [key for key in rendered if key[0] == "CustomResourceDefinition"]
@@ -39,7 +39,7 @@ def test_by_default() -> None:
     assert ours == theirs
 
 
-def test_to_the_letter_where_nothing_is_said_to_helm() -> None:
+def test_installations_are_equal_without_crds_keep() -> None:
     assert differences(render({"crds": {"keep": False}}), without_namespace(build())) == {}
 
 
@@ -55,13 +55,13 @@ def test_to_the_letter_where_nothing_is_said_to_helm() -> None:
         ("network-policy", {"networkPolicy": {"enabled": True}}),
     ],
 )
-def test_with_what_not_every_cluster_wants(component: str, values: dict[str, Any]) -> None:
+def test_installations_with_a_component_are_equal(component: str, values: dict[str, Any]) -> None:
     rendered = render({"crds": {"keep": False}, **values})
     assert differences(rendered, without_namespace(build(component))) == {}
     assert rendered != render({"crds": {"keep": False}})
 
 
-def test_in_one_namespace() -> None:
+def test_installations_in_one_namespace_are_equal() -> None:
     rendered = render({"crds": {"keep": False}, "watchNamespace": "ddp-operator"})
     installed = without_namespace(build("one-namespace"))
     [(changed, (ours, theirs))] = differences(rendered, installed).items()

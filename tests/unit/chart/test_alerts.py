@@ -1,4 +1,4 @@
-"""The alerts ask only for what the operator says of itself."""
+"""The alerts use only metrics and words of the operator."""
 
 import re
 from typing import Any, Final, get_args
@@ -24,20 +24,20 @@ def rules(*, namespace: str = "ddp-operator") -> list[dict[str, Any]]:
 
 
 def words(label: str) -> set[str]:
-    """What the rules want a label to be."""
+    """Return the values of a label that the rules select."""
     found = (re.findall(rf'{label}=~?"([\w|]+)"', rule["expr"]) for rule in rules())
     return {word for texts in found for text in texts for word in text.split("|")}
 
 
-def test_every_metric_is_one_of_the_operators() -> None:
-    said = Metrics().text(Totals(), queued=0, leading=True) + text_of((), now=NOW)
-    known = set(re.findall(r"^# TYPE (\S+)", said, re.MULTILINE))
+def test_alerts_use_metrics_of_the_operator() -> None:
+    text = Metrics().text(Totals(), queued=0, leading=True) + text_of((), now=NOW)
+    known = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     asked = {name for rule in rules() for name in METRIC.findall(rule["expr"])}
     assert len(asked) >= 6
     assert asked <= known
 
 
-def test_words_are_those_of_the_operator() -> None:
+def test_alerts_use_words_of_the_operator() -> None:
     reasons = {r for rule in rules() for r in re.findall(r'reason="(\w+)"', rule["expr"])}
     assert reasons == {NO_PROGRESS}
     assert "failures" in DDPJobStatus.model_fields
@@ -45,7 +45,7 @@ def test_words_are_those_of_the_operator() -> None:
     assert words("kind") == {"lost", "training"} <= set(KINDS)
 
 
-def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
+def test_alert_has_summary_description_and_severity() -> None:
     names = [rule["alert"] for rule in rules()]
     assert len(set(names)) == len(names)
     for rule in rules():
@@ -53,7 +53,7 @@ def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
         assert rule["labels"]["severity"] in {"warning", "critical"}
 
 
-def test_an_operator_in_another_namespace_has_alerts_of_its_own() -> None:
+def test_alerts_select_the_namespace_of_the_operator() -> None:
     for rule in rules(namespace="training"):
         selectors = re.findall(METRIC.pattern + r"\{([^}]*)\}", rule["expr"])
         assert len(selectors) == len(METRIC.findall(rule["expr"]))

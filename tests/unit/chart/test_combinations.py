@@ -25,7 +25,7 @@ CHOICES: Final[dict[str, Json]] = {
     "placed": {"nodeSelector": {"a": "b"}, "affinity": {"nodeAffinity": {}}, "tolerations": [{}]},
     "bare": {"resources": None, "topologySpreadConstraints": []},
     "marked": {"extraLabels": {"a": "b"}, "extraAnnotations": {"c": "d"}},
-    "told": {"extraArgs": ["--verbose"], "extraEnv": [{"name": "A", "value": "{{"}]},
+    "extra": {"extraArgs": ["--verbose"], "extraEnv": [{"name": "A", "value": "{{"}]},
 }
 PAIRS: Final = list(itertools.combinations(CHOICES, 2))
 
@@ -39,7 +39,7 @@ def merged(one: Json, other: Json) -> Json:
 
 
 def names_in(node: Any) -> list[str]:
-    """Of labels and annotations, wherever they are."""
+    """Return the names of all labels and annotations in an object."""
     if isinstance(node, list):
         return [name for item in node for name in names_in(item)]
     if not isinstance(node, dict):
@@ -49,7 +49,7 @@ def names_in(node: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="+".join)
-def test_any_two_go_together(pair: tuple[str, str]) -> None:
+def test_pair_of_values_renders_valid_objects(pair: tuple[str, str]) -> None:
     rendered = everything(merged(CHOICES[pair[0]], CHOICES[pair[1]]))
     for (kind, name), manifest in rendered.items():
         assert manifest["apiVersion"], (kind, name)
@@ -68,5 +68,5 @@ def test_any_two_go_together(pair: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_helm_finds_nothing_to_mend_in_any(choice: str) -> None:
+def test_helm_lint_accepts_the_values(choice: str) -> None:
     assert helm.lint(CHART, CHOICES[choice], strict=True)["errors"] == []

@@ -1,4 +1,4 @@
-"""The dashboards ask only for what the operator says, and show all of it."""
+"""The dashboards show all metrics of the operator and no others."""
 
 import itertools
 import json
@@ -25,12 +25,12 @@ ASKED: Final = {
     "ddp-operator": (OF_OPERATOR, "ddp_operator_", r'namespace="$namespace"'),
     "ddp-job": (OF_JOB, "ddpjob_", r'job_namespace="$namespace", job_name="$job"'),
 }
-"""By dashboard: what it is about, how its metrics begin, and by what each is chosen."""
+"""By dashboard: known metrics, their prefix, and the selector of each query."""
 
 each_dashboard: Final = pytest.mark.parametrize("uid", DASHBOARDS)
 
 
-def test_they_are_installed_as_they_are() -> None:
+def test_dashboards_are_installed_unchanged() -> None:
     data = render(ENABLED, namespace="other")["ConfigMap", "ddp-operator-dashboard"]["data"]
     assert {name: json.loads(text) for name, text in data.items()} == {
         f"{uid}.json": dashboard(uid) for uid in DASHBOARDS
@@ -39,7 +39,7 @@ def test_they_are_installed_as_they_are() -> None:
 
 
 @each_dashboard
-def test_it_shows_every_metric_and_no_other(uid: str) -> None:
+def test_dashboard_shows_every_metric(uid: str) -> None:
     said, prefix, _ = ASKED[uid]
     known = set(re.findall(r"^# TYPE (\S+)", said, re.MULTILINE))
     asked = {
@@ -51,7 +51,7 @@ def test_it_shows_every_metric_and_no_other(uid: str) -> None:
 
 
 @each_dashboard
-def test_every_query_is_about_what_was_chosen(uid: str) -> None:
+def test_queries_use_the_selected_variables(uid: str) -> None:
     _, prefix, chosen = ASKED[uid]
     for expression in panels(uid).values():
         selectors = re.findall(rf"{prefix}\w+\{{([^}}]*)\}}", expression)
@@ -59,7 +59,7 @@ def test_every_query_is_about_what_was_chosen(uid: str) -> None:
         assert all(selector.startswith(chosen) for selector in selectors)
 
 
-def test_words_are_those_of_the_operator() -> None:
+def test_queries_use_words_of_the_operator() -> None:
     text = " ".join(panels("ddp-operator").values())
     assert set(re.findall(r'reason="(\w+)"', text)) == {NO_PROGRESS}
     kinds = {kind for found in re.findall(r'kind=~?"([\w|]+)"', text) for kind in found.split("|")}
@@ -67,7 +67,7 @@ def test_words_are_those_of_the_operator() -> None:
     assert kinds < set(KINDS)
 
 
-def test_the_labels_of_a_job_are_those_that_it_has() -> None:
+def test_queries_use_labels_of_a_job() -> None:
     known = set(re.findall(r'(\w+)="', OF_JOB))
     for panel in dashboard("ddp-job")["panels"]:
         for target in panel["targets"]:
@@ -81,7 +81,7 @@ def test_the_labels_of_a_job_are_those_that_it_has() -> None:
 
 
 @each_dashboard
-def test_its_variables_are_those_that_it_has(uid: str) -> None:
+def test_variables_are_defined_and_used(uid: str) -> None:
     found = dashboard(uid)
     variables = {variable["name"] for variable in found["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(found)))
@@ -94,7 +94,7 @@ def test_its_variables_are_those_that_it_has(uid: str) -> None:
 
 
 @each_dashboard
-def test_every_panel_has_the_unit_of_what_it_shows(uid: str) -> None:
+def test_panel_has_the_unit_of_its_query(uid: str) -> None:
     for panel in dashboard(uid)["panels"]:
         unit = panel["fieldConfig"]["defaults"]["unit"]
         texts = [target["expr"] for target in panel["targets"]]
@@ -114,7 +114,7 @@ def cells(panel: dict[str, Any]) -> set[tuple[int, int]]:
 
 
 @each_dashboard
-def test_panels_have_places_of_their_own(uid: str) -> None:
+def test_panels_do_not_overlap(uid: str) -> None:
     found = dashboard(uid)["panels"]
     assert len({panel["id"] for panel in found}) == len(found)
     assert len({panel["title"] for panel in found}) == len(found)

@@ -1,4 +1,4 @@
-"""The chart in a chart of somebody else's."""
+"""The chart as a dependency of another chart."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ def rendered(parent: helm.Chart, values: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_it_is_there_when_its_parent_wants_it(parent: helm.Chart, enabled: bool) -> None:
+def test_dependency_is_rendered_if_enabled(parent: helm.Chart, enabled: bool) -> None:
     values = {"ddp-operator": {"enabled": enabled, "replicas": 3}, "global": {"region": "eu"}}
     found = rendered(parent, values)
     assert (DEPLOYMENT in found) is enabled
@@ -39,7 +39,7 @@ def test_it_is_there_when_its_parent_wants_it(parent: helm.Chart, enabled: bool)
         assert deployment["metadata"]["namespace"] == "ml"
 
 
-def test_its_typos_are_named_there_too(parent: helm.Chart) -> None:
+def test_unknown_value_of_a_dependency_is_named(parent: helm.Chart) -> None:
     with pytest.raises(helm.HelmValuesError) as refusal:
         parent.validate_schema({"ddp-operator": {"replica": 3}})
     assert "'replica'" in str(refusal.value)

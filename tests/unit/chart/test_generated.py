@@ -20,19 +20,19 @@ from tools.chart.values import OF_PARENTS, Values
 VALUES = (CHART / "values.yaml").read_text()
 
 
-def test_the_stored_files_are_those_of_the_model() -> None:
+def test_generated_files_are_up_to_date() -> None:
     for name, text in files(VALUES, (CHART / "README.md").read_text()).items():
         assert (CHART / name).read_text() == text, f"{name} is out of date: run make generate"
 
 
-def test_the_readme_names_every_value() -> None:
+def test_readme_has_every_value() -> None:
     readme = (CHART / "README.md").read_text()
     assert '| `metrics.auth.certificateSecret` | `"ddp-operator-metrics"` |' in readme
     assert "| `replicas` | `2` | Number of operator pods. One leader acts; " in readme
     assert readme.count("\n| `") > 40
 
 
-def test_the_values_are_those_of_the_model() -> None:
+def test_values_are_fields_of_the_model() -> None:
     read = yaml.safe_load(VALUES)
     fields = [field.alias for field in Values.model_fields.values()]
     assert list(read) == [name for name in fields if name not in OF_PARENTS]
@@ -61,20 +61,20 @@ def test_a_description_is_the_first_paragraph_of_a_comment() -> None:
         ("replicas: 2\n", "replica: 2\n", "replica"),
     ],
 )
-def test_values_that_the_model_does_not_have_are_refused(good: str, bad: str, named: str) -> None:
+def test_invalid_values_are_refused(good: str, bad: str, named: str) -> None:
     assert good in VALUES
     with pytest.raises(ValidationError, match=named):
         entries(VALUES.replace(good, bad))
 
 
-def test_helm_finds_nothing_to_mend() -> None:
+def test_helm_lint_accepts_the_chart() -> None:
     report = helm.lint(CHART, strict=True)
     assert report["total_charts_linted"] == 1
     assert report["errors"] == []
     assert {message["error"] for message in report["messages"]} <= {"icon is recommended"}
 
 
-def test_the_chart_is_of_this_release() -> None:
+def test_chart_is_of_this_release() -> None:
     about: dict[str, Any] = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert about["version"] == __version__
     [listed] = yaml.safe_load(about["annotations"]["artifacthub.io/crds"])
@@ -86,13 +86,13 @@ def test_the_chart_is_of_this_release() -> None:
     assert DDPJob.parse(stored_job(**example["spec"])).spec.replicas == 4
 
 
-def test_the_schema_is_one_that_any_validator_reads() -> None:
+def test_schema_is_closed() -> None:
     stored = json.loads((CHART / "values.schema.json").read_text())
     assert stored["additionalProperties"] is False
     assert stored["properties"]["global"]["type"] == "object"
 
 
-def test_the_chart_asks_for_the_servers_that_the_operator_accepts() -> None:
+def test_chart_accepts_the_servers_of_the_operator() -> None:
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     # With "-0", as versions such as v1.30.5-gke.100 count as pre-releases.
     assert about["kubeVersion"] == f">={kubernetes.in_words(kubernetes.OLDEST)}.0-0"

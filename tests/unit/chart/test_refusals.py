@@ -1,4 +1,4 @@
-"""What cannot be meant is refused, by the name of the value."""
+"""Invalid values are refused by name."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("values", "named"), BAD, ids=str)
-def test_a_typo_is_named(values: dict[str, Any], named: str) -> None:
+def test_invalid_value_is_named(values: dict[str, Any], named: str) -> None:
     with pytest.raises(helm.HelmValuesError) as refusal:
         chart().validate_schema(values)
     assert named in str(refusal.value)
@@ -53,7 +53,7 @@ def test_a_typo_is_named(values: dict[str, Any], named: str) -> None:
         ({"extraObjects": [{"kind": "ConfigMap"}]}, "extraObjects: an object has no metadata"),
     ],
 )
-def test_what_does_not_go_together_is_named(values: dict[str, Any], named: str) -> None:
+def test_contradicting_values_are_named(values: dict[str, Any], named: str) -> None:
     with pytest.raises(helm.HelmRenderError) as refusal:
         render(values)
     assert named in str(refusal.value)
@@ -62,7 +62,7 @@ def test_what_does_not_go_together_is_named(values: dict[str, Any], named: str) 
 @pytest.mark.parametrize(
     "values", [{}, {"global": {"imageRegistry": "x"}}, {"enabled": True}, {"resources": None}]
 )
-def test_what_a_parent_chart_says_is_let_through(values: dict[str, Any]) -> None:
+def test_values_of_a_parent_chart_are_accepted(values: dict[str, Any]) -> None:
     chart().validate_schema(values)
     assert render(values)
 

@@ -1,4 +1,4 @@
-"""What `helm test` runs, as the processes that its pods would be."""
+"""Programs of `helm test`, as local processes."""
 
 import asyncio
 import contextlib
@@ -83,7 +83,7 @@ async def tried(tmp_path: Path, status: Json) -> tuple[int | None, str, str, Fak
     return pod.returncode, out.decode(), errors.decode(), server
 
 
-async def test_a_server_that_accepts_an_invalid_job_fails_the_test(tmp_path: Path) -> None:
+async def test_accepted_invalid_job_fails_the_test(tmp_path: Path) -> None:
     async with pod_of_the_test(tmp_path) as (pod, server):
         async with asyncio.timeout(60):
             _, errors = await pod.communicate()
@@ -92,7 +92,7 @@ async def test_a_server_that_accepts_an_invalid_job_fails_the_test(tmp_path: Pat
         assert PATH not in server.objects
 
 
-async def test_a_job_that_succeeds_passes_and_is_removed(tmp_path: Path) -> None:
+async def test_successful_job_passes_and_is_removed(tmp_path: Path) -> None:
     status = {"phase": "Succeeded", "reason": "Completed", "message": "all is well"}
     code, out, errors, server = await tried(tmp_path, status)
     assert (code, errors) == (0, "")
@@ -105,7 +105,7 @@ async def test_a_job_that_succeeds_passes_and_is_removed(tmp_path: Path) -> None
     assert PATH not in server.objects
 
 
-async def test_a_job_that_fails_says_why_and_is_removed(tmp_path: Path) -> None:
+async def test_failed_job_shows_the_reason_and_is_removed(tmp_path: Path) -> None:
     status = {"phase": "Failed", "reason": "BackoffLimit", "message": "it is not"}
     code, out, errors, server = await tried(tmp_path, status)
     assert (code, errors) == (1, "failed: BackoffLimit\n")
@@ -114,7 +114,7 @@ async def test_a_job_that_fails_says_why_and_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-async def test_its_ranks_find_each_other_whoever_comes_late(late: int) -> None:
+async def test_ranks_meet_in_any_order(late: int) -> None:
     spec = job()["spec"]
     parsed = fresh_job(**spec)
     [trainer] = manifests.pod(parsed, Identity(0, 0))["spec"]["containers"]
@@ -132,7 +132,7 @@ async def test_its_ranks_find_each_other_whoever_comes_late(late: int) -> None:
     ]
 
 
-def test_its_pods_may_run_where_pods_are_restricted() -> None:
+def test_pods_meet_the_restricted_level() -> None:
     for spec in (hooks()["Pod", "ddp-operator-test"]["spec"], job()["spec"]["template"]["spec"]):
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -141,7 +141,7 @@ def test_its_pods_may_run_where_pods_are_restricted() -> None:
             assert found["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_it_may_do_what_it_does_and_no_more() -> None:
+def test_rights_are_minimal() -> None:
     added = hooks()
     assert {kind for kind, _ in added} == {"ServiceAccount", "Role", "RoleBinding", "Pod"}
     [rule] = added["Role", "ddp-operator-test"]["rules"]

@@ -25,22 +25,29 @@ DIGEST: Final = f"sha256:{'0123456789abcdef' * 4}"
 CRD: Final = ("CustomResourceDefinition", "ddpjobs.ddp-operator.io")
 TOLERATION: Final = {"key": "dedicated", "operator": "Exists"}
 MONITORED: Final[Json] = {"kind": "PodMonitor"}
+EXTRA: Final[Json] = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "of-{{ .Release.Name }}", "namespace": "elsewhere"},
+}
+EVERYTHING: Final[Json] = {
+    **{"admissionPolicy": True, "dranet": True, "gangs": True, "multikueue": True},
+    **{"priorityBoost": 5, "sideCars": {"tcpx": "m/a:1"}, "networkPolicy": {"enabled": True}},
+    "metrics": {
+        "monitor": {"kind": "ServiceMonitor", "labels": {"mine": "theirs"}},
+        "alerts": {"enabled": True},
+        "dashboard": {"enabled": True},
+    },
+}
+
+
+Look = Callable[[Objects], Any]
+Case = tuple[str, Json, Look, Any]
+"""The value's name, values with it, where it goes, and the content there."""
 
 
 def image(rendered: Objects) -> Any:
     return container_of(rendered)["image"]
-
-
-def arguments(rendered: Objects) -> Any:
-    return container_of(rendered)["args"]
-
-
-def of_pod(field: str) -> Callable[[Objects], Any]:
-    return lambda rendered: pod_of(rendered).get(field)
-
-
-def of_container(field: str) -> Callable[[Objects], Any]:
-    return lambda rendered: container_of(rendered).get(field)
 
 
 def endpoint(rendered: Objects) -> Any:
@@ -48,15 +55,32 @@ def endpoint(rendered: Objects) -> Any:
     return found
 
 
-def labels_of(kind: str) -> Callable[[Objects], Any]:
-    return lambda rendered: rendered[kind, "ddp-operator"]["metadata"].get("labels")
+def side_cars(rendered: Objects) -> Any:
+    return rendered["ConfigMap", "ddp-operator-side-cars"]["data"]
 
 
-def has(kind: str, name: str = "ddp-operator") -> Callable[[Objects], Any]:
-    return lambda rendered: (kind, name) in rendered
+def labels_of(kind: str, name: str = "ddp-operator") -> Look:
+    return lambda rendered: rendered[kind, name]["metadata"].get("labels")
 
 
-CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
+def argument(name: str, values: Json, *arguments: str) -> Case:
+    """Return the case of a value that becomes arguments of the operator."""
+    expected = ["run", "--leader-elect", *arguments]
+    return name, values, lambda rendered: container_of(rendered)["args"], expected
+
+
+def pod_field(name: str, value: Any) -> Case:
+    """Return the case of a value that becomes the field of that name in the operator's pods."""
+    return name, {name: value}, lambda rendered: pod_of(rendered).get(name), value
+
+
+def switch(name: str, values: Json, kind: str, object_name: str = "ddp-operator") -> Case:
+    """Return the case of a value that adds an object, or removes it if it is false."""
+    is_expected = "False" not in str(values)
+    return name, values, lambda rendered: (kind, object_name) in rendered, is_expected
+
+
+CASES: Final[list[Case]] = [
     ("image.registry", {"image": {"registry": "ghcr.io/x/"}}, image, "ghcr.io/x/ddp-operator:dev"),
     ("image.repository", {"image": {"repository": "a/b"}}, image, "a/b:dev"),
     ("image.tag", {"image": {"tag": "1.2.3"}}, image, "ddp-operator:1.2.3"),
@@ -70,7 +94,7 @@ CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
     (
         "image.pullSecrets",
         {"image": {"pullSecrets": [{"name": "pull"}]}},
-        of_pod("imagePullSecrets"),
+        lambda r: pod_of(r).get("imagePullSecrets"),
         [{"name": "pull"}],
     ),
     ("replicas", {"replicas": 3}, lambda r: r[OPERATOR]["spec"]["replicas"], 3),
@@ -80,60 +104,37 @@ CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
         lambda r: container_of(r)["resources"]["limits"],
         {"cpu": "2", "memory": "512Mi"},
     ),
-    (
+    argument(
         "watchNamespace",
         {"watchNamespace": "training"},
-        arguments,
-        [
-            *("run", "--leader-elect", "--namespace=training"),
-            "--launcher-image=ddp-operator:dev",  # it may not look at its own pod
-        ],
-    ),
-    ("leaderElection", {"leaderElection": False, "replicas": 1}, arguments, ["run"]),
-    (
-        "progressPollSeconds",
-        {"progressPollSeconds": 0.5},
-        arguments,
-        ["run", "--leader-elect", "--progress-poll-seconds=0.5"],
+        "--namespace=training",
+        "--launcher-image=ddp-operator:dev",  # it may not read its own pod
     ),
     (
-        "logFormat",
-        {"logFormat": "json"},
-        arguments,
-        ["run", "--leader-elect", "--log-format=json"],
+        "leaderElection",
+        {"leaderElection": False, "replicas": 1},
+        lambda r: container_of(r)["args"],
+        ["run"],
     ),
-    ("nodeSelector", {"nodeSelector": {"a": "b"}}, of_pod("nodeSelector"), {"a": "b"}),
-    ("tolerations", {"tolerations": [TOLERATION]}, of_pod("tolerations"), [TOLERATION]),
-    (
-        "affinity",
-        {"affinity": {"podAffinity": {"x": []}}},
-        of_pod("affinity"),
-        {"podAffinity": {"x": []}},
-    ),
-    (
-        "topologySpreadConstraints",
-        {"topologySpreadConstraints": [{"maxSkew": 2}]},
-        of_pod("topologySpreadConstraints"),
-        [{"maxSkew": 2}],
-    ),
-    (
-        "priorityClassName",
-        {"priorityClassName": "system-cluster-critical"},
-        of_pod("priorityClassName"),
-        "system-cluster-critical",
-    ),
-    ("podDisruptionBudget", {"podDisruptionBudget": False}, has("PodDisruptionBudget"), False),
-    ("crds.enabled", {"crds": {"enabled": False}}, lambda r: CRD in r, False),
+    argument("progressPollSeconds", {"progressPollSeconds": 0.5}, "--progress-poll-seconds=0.5"),
+    argument("logFormat", {"logFormat": "json"}, "--log-format=json"),
+    pod_field("nodeSelector", {"a": "b"}),
+    pod_field("tolerations", [TOLERATION]),
+    pod_field("affinity", {"podAffinity": {"x": []}}),
+    pod_field("topologySpreadConstraints", [{"maxSkew": 2}]),
+    pod_field("priorityClassName", "system-cluster-critical"),
+    switch("podDisruptionBudget", {"podDisruptionBudget": False}, "PodDisruptionBudget"),
+    switch("crds.enabled", {"crds": {"enabled": False}}, *CRD),
     (
         "crds.keep",
         {"crds": {"keep": False}},
         lambda r: "helm.sh/resource-policy" in r[CRD]["metadata"].get("annotations", {}),
         False,
     ),
-    ("userRoles", {"userRoles": False}, has("ClusterRole", "ddpjobs-edit"), False),
-    ("userRoles", {"userRoles": False}, has("ClusterRole", "ddpjobs-view"), False),
-    ("admissionPolicy", {"admissionPolicy": True}, has("ValidatingAdmissionPolicy"), True),
-    ("networkPolicy.enabled", {"networkPolicy": {"enabled": True}}, has("NetworkPolicy"), True),
+    switch("userRoles", {"userRoles": False}, "ClusterRole", "ddpjobs-edit"),
+    switch("userRoles", {"userRoles": False}, "ClusterRole", "ddpjobs-view"),
+    switch("admissionPolicy", {"admissionPolicy": True}, "ValidatingAdmissionPolicy"),
+    switch("networkPolicy.enabled", {"networkPolicy": {"enabled": True}}, "NetworkPolicy"),
     (
         "networkPolicy.metricsFrom",
         {"networkPolicy": {"enabled": True, "metricsFrom": {"metrics": None, "team": "sre"}}},
@@ -145,22 +146,17 @@ CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
             }
         ],
     ),
-    (
-        "metrics.jobs",
-        {"metrics": {"jobs": 0}},
-        arguments,
-        ["run", "--leader-elect", "--metrics-jobs=0"],
-    ),
-    (
+    argument("metrics.jobs", {"metrics": {"jobs": 0}}, "--metrics-jobs=0"),
+    argument(
         "metrics.auth.enabled",
         {"metrics": {"auth": {"enabled": True}}},
-        arguments,
-        ["run", "--leader-elect", "--metrics-auth", "--metrics-cert-dir=/certificates"],
+        "--metrics-auth",
+        "--metrics-cert-dir=/certificates",
     ),
     (
         "metrics.auth.certificateSecret",
         {"metrics": {"auth": {"enabled": True, "certificateSecret": "mine"}}},
-        of_pod("volumes"),
+        lambda r: pod_of(r).get("volumes"),
         [{"name": "certificates", "secret": {"secretName": "mine"}}],
     ),
     (
@@ -169,11 +165,10 @@ CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
         endpoint,
         {"port": "metrics", "scheme": "http", "interval": "30s"},
     ),
-    (
+    switch(
         "metrics.monitor.kind",
         {"metrics": {"monitor": {"kind": "ServiceMonitor"}}},
-        has("Service", "ddp-operator-metrics"),
-        True,
+        *("Service", "ddp-operator-metrics"),
     ),
     (
         "metrics.monitor.interval",
@@ -193,12 +188,7 @@ CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
         lambda r: endpoint(r)["honorTimestamps"],
         False,
     ),
-    (
-        "metrics.alerts.enabled",
-        {"metrics": {"alerts": {"enabled": True}}},
-        has("PrometheusRule"),
-        True,
-    ),
+    switch("metrics.alerts.enabled", {"metrics": {"alerts": {"enabled": True}}}, "PrometheusRule"),
     (
         "metrics.alerts.labels",
         {"metrics": {"alerts": {"enabled": True, "labels": {"release": "prom"}}}},
@@ -208,80 +198,49 @@ CASES: Final[list[tuple[str, Json, Callable[[Objects], Any], Any]]] = [
     (
         "metrics.dashboard.enabled",
         {"metrics": {"dashboard": {"enabled": True}}},
-        lambda r: r["ConfigMap", "ddp-operator-dashboard"]["metadata"]["labels"],
+        labels_of("ConfigMap", "ddp-operator-dashboard"),
         {"grafana_dashboard": "1"},
     ),
     (
         "metrics.dashboard.labels",
         {"metrics": {"dashboard": {"enabled": True, "labels": {"mine": "yes"}}}},
-        lambda r: r["ConfigMap", "ddp-operator-dashboard"]["metadata"]["labels"],
+        labels_of("ConfigMap", "ddp-operator-dashboard"),
         {"grafana_dashboard": "1", "mine": "yes"},
     ),
-    ("dranet", {"dranet": True}, has("ClusterRoleBinding", "ddp-operator-claims"), True),
-    ("gangs", {"gangs": True}, has("ClusterRoleBinding", "ddp-operator-gangs"), True),
-    (
-        "multikueue",
-        {"multikueue": True},
-        has("ClusterRoleBinding", "ddp-operator-multikueue"),
-        True,
+    *(
+        switch(name, {name: True}, "ClusterRoleBinding", f"ddp-operator-{role}")
+        for name, role in (("dranet", "claims"), ("gangs", "gangs"), ("multikueue", "multikueue"))
     ),
-    (
-        "priorityBoost",
-        {"priorityBoost": 5},
-        arguments,
-        ["run", "--leader-elect", "--priority-boost=5"],
-    ),
-    (
-        "sideCars.tcpx",
-        {"sideCars": {"tcpx": "m/a:1"}},
-        lambda r: r["ConfigMap", "ddp-operator-side-cars"]["data"],
-        {"tcpx": "m/a:1"},
-    ),
-    (
-        "sideCars.tcpxo",
-        {"sideCars": {"tcpx": "m/a:1", "tcpxo": "m/b:2"}},
-        lambda r: r["ConfigMap", "ddp-operator-side-cars"]["data"],
-        {"tcpx": "m/a:1", "tcpxo": "m/b:2"},
-    ),
-    (
-        "extraArgs",
-        {"extraArgs": ["--verbose", "--a={{b}}"]},
-        arguments,
-        ["run", "--leader-elect", "--verbose", "--a={{b}}"],
-    ),
+    argument("priorityBoost", {"priorityBoost": 5}, "--priority-boost=5"),
+    ("sideCars.tcpx", {"sideCars": {"tcpx": "m/a:1"}}, side_cars, {"tcpx": "m/a:1"}),
+    ("sideCars.tcpxo", {"sideCars": {"tcpxo": "m/b:2"}}, side_cars, {"tcpxo": "m/b:2"}),
+    argument("extraArgs", {"extraArgs": ["--verbose", "--a={{b}}"]}, "--verbose", "--a={{b}}"),
     (
         "extraEnv",
         {"extraEnv": [{"name": "A", "value": "1"}]},
-        of_container("env"),
+        lambda r: container_of(r).get("env"),
         [{"name": "A", "value": "1"}],
     ),
     (
         "extraObjects",
-        {
-            "extraObjects": [
-                {
-                    "apiVersion": "v1",
-                    "kind": "ConfigMap",
-                    "metadata": {"name": "of-{{ .Release.Name }}", "namespace": "elsewhere"},
-                }
-            ]
-        },
+        {"extraObjects": [EXTRA]},
         lambda r: r["ConfigMap", "of-ddp"]["metadata"]["namespace"],
         "elsewhere",
     ),
 ]
+ROLES: Final = ("jobs", "logs", "tokens", "claims", "gangs", "multikueue", "workloads")
 OF_EVERY_OBJECT: Final = ("extraLabels", "extraAnnotations")
 VALUES: Final = (CHART / "values.yaml").read_text()
 
 
-def test_every_value_is_tried() -> None:
+def test_every_value_has_a_case() -> None:
     tried = {name for name, *_ in CASES}
     names = {".".join(entry.path) for entry in entries(VALUES) if not entry.is_section}
     assert tried | set(OF_EVERY_OBJECT) == names
 
 
 @pytest.mark.parametrize(("name", "values", "look", "expected"), CASES)
-def test_a_value_reaches_what_is_installed(
+def test_value_changes_the_installed_objects(
     name: str, values: Mapping[str, Any], look: Callable[[Objects], Any], expected: Any
 ) -> None:
     assert look(render(values)) == expected
@@ -297,18 +256,7 @@ def test_a_value_reaches_what_is_installed(
 @pytest.mark.parametrize("name", OF_EVERY_OBJECT)
 def test_labels_and_annotations_reach_every_object(name: str) -> None:
     field = name.removeprefix("extra").lower()
-    everywhere: dict[str, Any] = {"admissionPolicy": True, "dranet": True, "gangs": True}
-    everywhere["multikueue"] = True
-    everywhere["priorityBoost"] = 5
-    everywhere["sideCars"] = {"tcpx": "m/a:1"}
-    everywhere["metrics"] = {
-        "monitor": {"kind": "ServiceMonitor", "labels": {"mine": "theirs"}},
-        "alerts": {"enabled": True},
-        "dashboard": {"enabled": True},
-    }
-    everywhere["networkPolicy"] = {"enabled": True}
-    values = {**everywhere, name: {"mine": "yes"}}
-    rendered = everything(values)
+    rendered = everything({**EVERYTHING, name: {"mine": "yes"}})
     assert len(rendered) > 20
     own = ("ServiceMonitor", "ddp-operator") if field == "labels" else None
     for key, manifest in rendered.items():
@@ -320,13 +268,13 @@ def test_labels_and_annotations_reach_every_object(name: str) -> None:
     assert selector == {"app.kubernetes.io/name": "ddp-operator"}
 
 
-def test_labels_that_others_find_the_pods_by_stay() -> None:
+def test_extra_labels_do_not_replace_the_selector() -> None:
     rendered = render({"extraLabels": {"app.kubernetes.io/name": "mine"}})
     template = rendered[OPERATOR]["spec"]["template"]["metadata"]
     assert template["labels"] == {"app.kubernetes.io/name": "ddp-operator"}
 
 
-def test_a_monitor_of_metrics_that_are_not_for_everybody_uses_tls() -> None:
+def test_monitor_of_authenticated_metrics_uses_tls() -> None:
     authorization = {"credentials": {"name": "token", "key": "token"}}
     monitor = {**MONITORED, "endpoint": {"authorization": authorization}}
     rendered = render({"metrics": {"auth": {"enabled": True}, "monitor": monitor}})
@@ -338,7 +286,7 @@ def test_a_monitor_of_metrics_that_are_not_for_everybody_uses_tls() -> None:
     }
 
 
-def test_other_side_cars_start_the_operator_anew() -> None:
+def test_changed_side_cars_restart_the_operator() -> None:
     def annotations(values: Json) -> Any:
         return render(values)[OPERATOR]["spec"]["template"]["metadata"].get("annotations")
 
@@ -349,7 +297,7 @@ def test_other_side_cars_start_the_operator_anew() -> None:
     assert annotations(one) != annotations(other)
 
 
-def test_a_default_that_is_not_said_is_the_operators_own() -> None:
+def test_defaults_are_those_of_the_operator() -> None:
     parser = argparse.ArgumentParser()
     _add_run_arguments(parser)
     own = parser.parse_args([])
@@ -358,12 +306,10 @@ def test_a_default_that_is_not_said_is_the_operators_own() -> None:
     assert defaults["logFormat"] == own.log_format
 
 
-def test_releases_with_a_namespace_each_share_nothing() -> None:
-    """But what one of them has for the cluster."""
-    alone = {"crds": {"enabled": False}, "userRoles": False, "dranet": True, "gangs": True}
-    alone["multikueue"] = True
-    alone["priorityBoost"] = 5
-    alone["metrics"] = {"auth": {"enabled": True}}
+def test_releases_in_two_namespaces_share_nothing() -> None:
+    """Except objects of the whole cluster."""
+    alone: Json = {"crds": {"enabled": False}, "userRoles": False, "dranet": True, "gangs": True}
+    alone |= {"multikueue": True, "priorityBoost": 5, "metrics": {"auth": {"enabled": True}}}
     one = render({**alone, "watchNamespace": "a"}, namespace="a")
     other = render({**alone, "watchNamespace": "b"}, namespace="b")
 
@@ -389,22 +335,14 @@ def test_releases_with_a_namespace_each_share_nothing() -> None:
         assert ("ClusterRole", f"ddp-operator-metrics-reader-{namespace}") in rendered
 
 
-def test_another_namespace_than_its_own_is_served_by_roles_there() -> None:
-    granted = {"dranet": True, "gangs": True, "multikueue": True, "priorityBoost": 5}
+def test_other_namespace_has_its_own_roles() -> None:
+    granted: Json = {"dranet": True, "gangs": True, "multikueue": True, "priorityBoost": 5}
     rendered = render({"watchNamespace": "training", **granted})
     there = {key for key, o in rendered.items() if o["metadata"].get("namespace") == "training"}
     assert there == {
         (kind, name)
         for kind in ("Role", "RoleBinding")
-        for name in (
-            "ddp-operator-jobs",
-            "ddp-operator-logs",
-            "ddp-operator-tokens",
-            "ddp-operator-claims",
-            "ddp-operator-gangs",
-            "ddp-operator-multikueue",
-            "ddp-operator-workloads",
-        )
+        for name in map("ddp-operator-{}".format, ROLES)
     }
     assert {name for kind, name in rendered if kind == "ClusterRole"} == {
         "ddpjobs-edit",
@@ -417,7 +355,7 @@ def test_another_namespace_than_its_own_is_served_by_roles_there() -> None:
             assert subject["namespace"] == "ddp-operator"
 
 
-def test_the_tests_pods_go_where_the_operators_do() -> None:
+def test_pods_of_helm_test_are_placed_like_the_operators() -> None:
     values = {
         "nodeSelector": {"a": "b"},
         "tolerations": [TOLERATION],
