@@ -55,7 +55,8 @@ def test_printed_messages_follow_the_style(source_messages: list[Message]) -> No
 
 
 def test_messages_of_crd_rules_have_a_remedy() -> None:
-    rules = [NAME_CEL[1], *(rule.message for rule in (*SPEC_RULES, *TRANSITION_RULES))]
+    rules = [NAME_CEL[1], *(rule.message for rule in SPEC_RULES)]
+    rules += [rule.message for rule in TRANSITION_RULES]
     wrong = {rule: list(faults_of_refusal(_LISTED.sub(" …", rule))) for rule in rules}
     assert not any(wrong.values()), wrong
 

@@ -34,11 +34,6 @@ CONTENDED_QUOTA = ConflictError(
 )
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def shown(world: World) -> tuple[str, str]:
     """Return reason and message of the condition Running; empty if it was never set."""
     stored = world.cluster.jobs[KEY].get("status") or {}
@@ -89,10 +84,8 @@ async def test_error_that_blocks_pods_is_in_the_status_until_it_ends(
 
 
 async def test_running_job_shows_the_error_and_continues(world: World) -> None:
-    world.apply(job())
-    await world.reconcile()
-    for index in range(2):
-        world.cluster.set_pod_status(f"train-0-{index}", READY)
+    await world.start()
+    world.make_pods_ready()
     await world.reconcile()
     stored = world.cluster.jobs[KEY]
     stored["spec"]["isolation"] = "Job"
@@ -107,8 +100,7 @@ async def test_running_job_shows_the_error_and_continues(world: World) -> None:
 
 @pytest.mark.parametrize("call", ["delete_pod", "patch_pod"])
 async def test_error_that_blocks_old_pods_is_in_the_status(world: World, call: str) -> None:
-    world.apply(job(restart={"scope": "Pod"}))
-    await world.reconcile()
+    await world.start(restart={"scope": "Pod"})
     world.cluster.set_pod_status("train-0-0", READY)
     crashed: dict[str, Any] = {**CRASHED, "phase": "Running"}
     world.cluster.set_pod_status("train-0-1", crashed)
@@ -122,8 +114,7 @@ async def test_error_that_blocks_old_pods_is_in_the_status(world: World, call: s
 
 
 async def test_suspended_job_shows_errors_until_its_pods_are_deleted(world: World) -> None:
-    world.apply(job())
-    await world.reconcile()
+    await world.start()
     stored = world.cluster.jobs[KEY]
     stored["spec"]["suspend"] = True
     world.apply(stored)
@@ -140,8 +131,7 @@ async def test_suspended_job_shows_errors_until_its_pods_are_deleted(world: Worl
 
 
 async def test_failed_cleanup_of_an_ended_job_makes_one_event(world: World) -> None:
-    world.apply(job(cleanPodPolicy="All", restart={"maxRestarts": 0}))
-    await world.reconcile()
+    await world.start(cleanPodPolicy="All", restart={"maxRestarts": 0})
     world.cluster.set_pod_status("train-0-1", CRASHED)
     world.cluster.refuse["delete_pod"] = ERRORS[0]
     await fail_for(world, 60, ERRORS[0])

@@ -33,11 +33,6 @@ ENDED = {
 }
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 def elsewhere(*, generation: int = 1, status: Any = None, **spec: Any) -> dict[str, Any]:
     manifest = job(**QUEUED, **spec)
     manifest["metadata"]["generation"] = generation

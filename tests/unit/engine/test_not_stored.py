@@ -6,16 +6,14 @@ from datetime import timedelta
 
 import pytest
 
-from tests.unit.engine.test_reconciler import CRASHED, READY, World, job
+from tests.unit.engine.test_reconciler import CRASHED, World, job
 
 
 async def running(world: World) -> None:
     """Run a job with ready pods, then let one of them fail. Nothing necessary is lost yet."""
     lost, world.cluster.lost_fields = world.cluster.lost_fields, set()
-    world.apply(job(restart={"scope": "Pod"}))
-    await world.reconcile()
-    for index in range(2):
-        world.cluster.set_pod_status(f"train-0-{index}", READY)
+    await world.start(restart={"scope": "Pod"})
+    world.make_pods_ready()
     await world.reconcile_until_quiet()
     assert world.status["phase"] == "Running"
     world.cluster.set_pod_status("train-0-1", CRASHED)
@@ -25,8 +23,9 @@ async def running(world: World) -> None:
 @pytest.mark.parametrize(
     "field", ["bookkeeping", "bookkeeping.replacements", "restarts", "failures"]
 )
-async def test_decision_that_is_stored_in_part_is_undone_and_not_charged(field: str) -> None:
-    world = World()
+async def test_decision_that_is_stored_in_part_is_undone_and_not_charged(
+    world: World, field: str
+) -> None:
     world.cluster.lost_fields = {field}
     await running(world)
     pods = set(world.cluster.pods)
@@ -50,8 +49,7 @@ async def test_decision_that_is_stored_in_part_is_undone_and_not_charged(field: 
     assert world.status["reason"] != "StatusNotStored"
 
 
-async def test_decision_is_retried_once_a_minute() -> None:
-    world = World()
+async def test_decision_is_retried_once_a_minute(world: World) -> None:
     world.cluster.lost_fields = {"failures"}
     await running(world)
     calls = []
@@ -61,8 +59,7 @@ async def test_decision_is_retried_once_a_minute() -> None:
     assert calls == ["patch_status train", "patch_status train"], "written and undone"
 
 
-async def test_fields_that_only_people_read_may_be_lost() -> None:
-    world = World()
+async def test_fields_that_only_people_read_may_be_lost(world: World) -> None:
     world.cluster.lost_fields = {"ready", "selector", "placement", "goodput"}
     await running(world)
     await world.reconcile_until_quiet()
@@ -70,18 +67,15 @@ async def test_fields_that_only_people_read_may_be_lost() -> None:
     assert "train-0-1-r1" in {key.name for key in world.cluster.pods}
 
 
-async def test_job_ends_although_its_failures_are_lost() -> None:
-    world = World()
+async def test_job_ends_although_its_failures_are_lost(world: World) -> None:
     world.cluster.lost_fields = {"failures"}
-    world.apply(job(restart={"maxRestarts": 0}))
-    await world.reconcile()
+    await world.start(restart={"maxRestarts": 0})
     world.cluster.set_pod_status("train-0-1", CRASHED)
     await world.reconcile()
     assert (world.status["phase"], world.status["reason"]) == ("Failed", "MaxRestartsExceeded")
 
 
-async def test_group_that_is_stored_in_part_starts_no_pods() -> None:
-    world = World()
+async def test_group_that_is_stored_in_part_starts_no_pods(world: World) -> None:
     world.cluster.lost_fields = {"world.members"}
     world.apply(job(elastic={"minReplicas": 1}))
     for _ in range(10):

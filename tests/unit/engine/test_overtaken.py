@@ -114,8 +114,7 @@ async def test_starting_pods_do_not_interrupt_creation(
 async def test_resumption_interrupts_deletion(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.apply(job(replicas=REPLICAS))
-    await world.reconcile()
+    await world.start(replicas=REPLICAS)
     world.apply(suspended(world))
     after_writes(
         world,

@@ -89,6 +89,16 @@ class World:
     def apply(self, manifest: Mapping[str, Any]) -> None:
         self.jobs.put(self.cluster.store_job(manifest))
 
+    async def start(self, **spec: Any) -> None:
+        """Store a job and reconcile once, so that its pods exist."""
+        self.apply(job(**spec))
+        await self.reconcile()
+
+    def make_pods_ready(self) -> None:
+        """Report both pods of the first attempt as ready."""
+        for index in range(2):
+            self.cluster.set_pod_status(f"train-0-{index}", READY)
+
     async def reconcile(self) -> list[str]:
         """Reconcile once; return the calls that it made."""
         before = len(self.cluster.calls)
@@ -106,11 +116,6 @@ class World:
     def status(self) -> dict[str, Any]:
         stored: dict[str, Any] = self.cluster.jobs[KEY]["status"]
         return stored
-
-
-@pytest.fixture
-def world() -> World:
-    return World()
 
 
 async def test_new_job_takes_its_pods_one_service_and_one_status(world: World) -> None:
@@ -183,8 +188,7 @@ async def test_isolation_of_a_running_job_changes_only_the_policy(world: World) 
     manifest = job()
     world.apply(manifest)
     await world.reconcile()
-    for index in range(2):
-        world.cluster.set_pod_status(f"train-0-{index}", READY)
+    world.make_pods_ready()
     await world.reconcile()
     for isolation, call in (
         ("Job", "apply NetworkPolicy train"),
@@ -199,8 +203,7 @@ async def test_isolation_of_a_running_job_changes_only_the_policy(world: World) 
 
 
 async def test_restart_is_recorded_before_pods_are_deleted(world: World) -> None:
-    world.apply(job())
-    await world.reconcile()
+    await world.start()
     world.cluster.set_pod_status("train-0-1", CRASHED)
     calls = await world.reconcile()
     assert calls[0] == "patch_status train"
@@ -217,8 +220,7 @@ async def test_restart_is_recorded_before_pods_are_deleted(world: World) -> None
 
 
 async def test_job_changed_meanwhile_gets_no_further_writes(world: World) -> None:
-    world.apply(job())
-    await world.reconcile()
+    await world.start()
     world.cluster.set_pod_status("train-0-1", CRASHED)
     world.cluster.store_job(world.cluster.jobs[KEY])  # another write; the cache has the old version
     before = len(world.cluster.calls)
@@ -268,8 +270,7 @@ async def test_denied_pod_is_in_the_status_and_retried(world: World, refusal: Cl
 
 async def test_template_that_was_accepted_before_does_not_fail_the_job(world: World) -> None:
     """A field may be refused later, by a policy that names it or by a server that was updated."""
-    world.apply(job())
-    await world.reconcile()
+    await world.start()
     world.cluster.set_pod_status("train-0-1", CRASHED)
     world.cluster.refuse["create_pod"] = InvalidError("spec.hostNetwork", permanent=True)
     with pytest.raises(InvalidError):
@@ -284,8 +285,7 @@ async def test_older_crd_is_logged_once_and_causes_no_loop(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.cluster.lost_fields = {"completedIndexes", "bookkeeping", "ready"}
-    world.apply(job(restart={"scope": "Pod"}))
-    await world.reconcile()
+    await world.start(restart={"scope": "Pod"})
     world.cluster.set_pod_status("train-0-0", READY)
     world.cluster.set_pod_status("train-0-1", READY)
     world.now += timedelta(seconds=60)
@@ -303,8 +303,7 @@ async def test_older_crd_is_logged_once_and_causes_no_loop(
 
 async def test_job_for_a_newer_operator_keeps_its_pods(world: World) -> None:
     """A new CRD also gives the defaults of its new fields to running jobs."""
-    world.apply(job())
-    await world.reconcile()
+    await world.start()
     pods = set(world.cluster.pods)
     world.apply(job(novelty=0, restart={"scope": "InPlace"}) | {"status": world.status})
     world.cluster.set_pod_status("train-0-1", CRASHED)
@@ -323,8 +322,7 @@ async def test_job_for_a_newer_operator_keeps_its_pods(world: World) -> None:
 
 
 async def test_denied_deletion_is_retried_for_failed_jobs(world: World) -> None:
-    world.apply(job())
-    await world.reconcile()
+    await world.start()
     world.apply(job(replicas=0))
     world.cluster.refuse["delete_pod"] = ForbiddenError("a webhook says no", status=403)
     with pytest.raises(ForbiddenError):
@@ -336,8 +334,7 @@ async def test_denied_deletion_is_retried_for_failed_jobs(world: World) -> None:
 
 
 async def test_denied_deletion_does_not_change_the_outcome(world: World) -> None:
-    world.apply(job(cleanPodPolicy="All", restart={"maxRestarts": 0}))
-    await world.reconcile()
+    await world.start(cleanPodPolicy="All", restart={"maxRestarts": 0})
     world.cluster.set_pod_status("train-0-1", CRASHED)
     world.cluster.refuse["delete_pod"] = ForbiddenError("a webhook says no", status=403)
     with pytest.raises(ForbiddenError):
@@ -410,8 +407,7 @@ async def test_service_of_another_owner_is_named(world: World) -> None:
 
 
 async def test_minor_changes_wait_for_the_interval(world: World) -> None:
-    world.apply(job(replicas=3))
-    await world.reconcile()
+    await world.start(replicas=3)
     world.cluster.set_pod_status("train-0-0", READY)
     before = len(world.cluster.calls)
     again_at = await world.reconciler.reconcile(KEY)
@@ -424,16 +420,14 @@ async def test_minor_changes_wait_for_the_interval(world: World) -> None:
 
 
 async def test_minor_changes_do_not_wait_after_a_clock_is_set_back(world: World) -> None:
-    world.apply(job(replicas=3))
-    await world.reconcile()
+    await world.start(replicas=3)
     world.cluster.set_pod_status("train-0-0", READY)
     world.now = NOW - timedelta(minutes=10)
     assert await world.reconcile() == ["patch_status train"]
 
 
 async def test_job_that_becomes_invalid_fails_and_releases_its_pods(world: World) -> None:
-    world.apply(job())
-    await world.reconcile()
+    await world.start()
     broken = {**world.cluster.jobs[KEY]}
     broken["spec"] = {**broken["spec"], "replicas": "many"}
     world.apply(broken)
@@ -454,8 +448,7 @@ async def test_vanished_job_is_removed_from_the_cache(world: World) -> None:
 
 
 async def test_finished_job_is_deleted_after_its_ttl(world: World) -> None:
-    world.apply(job(ttlSecondsAfterFinished=60))
-    await world.reconcile()
+    await world.start(ttlSecondsAfterFinished=60)
     for index in range(2):
         world.cluster.set_pod_status(f"train-0-{index}", {"phase": "Succeeded"})
     again_at = await world.reconciler.reconcile(KEY)
@@ -477,8 +470,7 @@ async def test_progress_alone_is_written_once_per_interval() -> None:
     world.reconciler = Reconciler(
         world.cluster, world.jobs, settings=SETTINGS, clock=lambda: world.now, report_of=report_of
     )
-    world.apply(job())
-    await world.reconcile()
+    await world.start()
     assert world.status["progress"]["step"] == 1
     status["step"] = 2
     world.now = NOW + timedelta(seconds=9)
@@ -543,8 +535,7 @@ async def test_write_without_response_is_followed_by_a_read(world: World) -> Non
 
 
 async def test_outdated_job_is_not_planned_with(world: World) -> None:
-    world.apply(job())
-    await world.reconcile()
+    await world.start()
     suspended = job(suspend=True)
     suspended["metadata"]["generation"] = 2
     world.cluster.store_job({**suspended, "status": world.status})
@@ -568,8 +559,7 @@ async def test_deleted_job_is_read_once(world: World) -> None:
 
 
 async def test_restored_backup_is_accepted(world: World) -> None:
-    world.apply(job())
-    await world.reconcile()
+    await world.start()
     earlier = world.cluster.jobs[KEY]
     earlier["metadata"]["resourceVersion"] = "0"
     world.cluster.set_pod_status("train-0-1", CRASHED)
@@ -598,8 +588,7 @@ async def test_prerequisite_is_created_before_the_first_pod(
 
 
 async def test_resized_gang_has_a_group_of_its_new_size(world: World) -> None:
-    world.apply(job(scheduling={"gang": "coscheduling"}))
-    await world.reconcile()
+    await world.start(scheduling={"gang": "coscheduling"})
     for change in ({"suspend": True}, {"replicas": 3, "suspend": False}):
         stored = world.cluster.jobs[KEY]
         stored["spec"] |= change
@@ -684,8 +673,7 @@ async def test_pods_have_the_side_cars_of_the_configuration(world: World) -> Non
         clock=lambda: world.now,
     )
     accelerator = {"type": "nvidia-h100-mega-80gb", "count": 8, "network": "tcpxo"}
-    world.apply(job(accelerator=accelerator))
-    await world.reconcile()
+    await world.start(accelerator=accelerator)
     pods = list(world.cluster.pods.values())
     assert [pod["spec"]["initContainers"][0]["image"] for pod in pods] == [
         "mirror.example/rxdm:v9"

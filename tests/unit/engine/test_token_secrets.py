@@ -82,8 +82,7 @@ async def test_secret_is_created_before_the_first_pods(world: HidingWorld) -> No
 
 
 async def test_secret_is_created_once_for_all_attempts(world: HidingWorld) -> None:
-    world.apply(job())
-    await world.reconcile()
+    await world.start()
     world.cluster.set_pod_status("train-0-1", CRASHED)
     await world.reconcile_until_quiet()
     assert {key.name for key in world.cluster.pods} == {"train-1-0", "train-1-1"}
@@ -105,8 +104,7 @@ async def test_jobs_that_start_together_create_one_secret() -> None:
 
 
 async def test_replacement_after_a_restart_needs_no_new_secret(world: HidingWorld) -> None:
-    world.apply(job(restart={"scope": "Pod"}))
-    await world.reconcile()
+    await world.start(restart={"scope": "Pod"})
     world.restart_operator()
     world.cluster.refuse["create_secret"] = ForbiddenError("exceeded quota", status=403)
     world.cluster.set_pod_status("train-0-0", READY)
@@ -139,8 +137,7 @@ async def test_replacement_keeps_the_token_of_an_earlier_operator(
     world: HidingWorld,
 ) -> None:
     world.restart_operator(has_secrets=False)
-    world.apply(job(restart={"scope": "Pod"}))
-    await world.reconcile()
+    await world.start(restart={"scope": "Pod"})
     assert set(tokens(world.cluster).values()) == {TOKEN}
     world.restart_operator()
     world.cluster.set_pod_status("train-0-0", READY)
@@ -152,8 +149,7 @@ async def test_replacement_keeps_the_token_of_an_earlier_operator(
 
 async def test_new_attempt_reads_the_token_from_the_secret(world: HidingWorld) -> None:
     world.restart_operator(has_secrets=False)
-    world.apply(job())
-    await world.reconcile()
+    await world.start()
     world.restart_operator()
     world.cluster.set_pod_status("train-0-1", CRASHED)
     await world.reconcile_until_quiet()
@@ -164,8 +160,7 @@ async def test_new_attempt_reads_the_token_from_the_secret(world: HidingWorld) -
 async def test_deleted_secret_is_created_again(
     world: HidingWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.apply(job())
-    await world.reconcile()
+    await world.start()
     before = world.cluster.secrets.copy()
     world.cluster.secrets.clear()
     for pod in ("train-0-0", "train-0-1"):
@@ -178,8 +173,7 @@ async def test_deleted_secret_is_created_again(
 
 
 async def test_missing_secret_is_a_disruption_and_not_charged(world: HidingWorld) -> None:
-    world.apply(job(restart={"maxRestarts": 0}))
-    await world.reconcile()
+    await world.start(restart={"maxRestarts": 0})
     world.cluster.refuse["create_secret"] = ForbiddenError("exceeded quota", status=403)
     for pod in ("train-0-0", "train-0-1"):
         world.cluster.set_pod_status(pod, LACKING)

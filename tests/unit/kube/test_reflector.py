@@ -63,11 +63,16 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(client: ApiClient, **options: Any) -> AsyncIterator[Running]:
+async def running(
+    client: ApiClient, *, server: FakeApiServer | None = None, **options: Any
+) -> AsyncIterator[Running]:
+    """Run a reflector. With `server`, wait until its watch is open."""
     started = Running(client, **options)
     task = asyncio.create_task(started.reflector.run())
     try:
         await started.reflector.wait_synced(timeout_seconds=30)
+        if server is not None:
+            await eventually(lambda: server.open_watches == 1)
         yield started
         assert not task.done()
     finally:
@@ -140,8 +145,7 @@ async def test_broken_watch_continues_at_its_version(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.create("pods", pod("a"))
-    async with running(client) as view:
-        await eventually(lambda: server.open_watches == 1)
+    async with running(client, server=server) as view:
         server.create("pods", pod("b"))
         await view.shows({"a": "", "b": ""})
         server.cut_watches()
@@ -165,8 +169,7 @@ async def test_watch_that_the_server_ends_is_opened_again(
 async def test_watch_too_far_behind_lists_again(client: ApiClient, server: FakeApiServer) -> None:
     server.create("pods", pod("a"))
     server.create("pods", pod("b", job="other"))
-    async with running(client) as view:
-        await eventually(lambda: server.open_watches == 1)
+    async with running(client, server=server) as view:
         before = view.changes[OTHER]
         server.frozen = True
         server.delete("pods", "ns", "b")
@@ -191,8 +194,7 @@ async def test_watch_too_far_behind_lists_again(client: ApiClient, server: FakeA
 async def test_error_in_the_stream_lists_again(
     client: ApiClient, server: FakeApiServer, line: bytes
 ) -> None:
-    async with running(client) as view:
-        await eventually(lambda: server.open_watches == 1)
+    async with running(client, server=server) as view:
         server.extra_line = line
         server.wake()
         await eventually(lambda: server.count("GET", "/pods") == 2)
@@ -212,8 +214,7 @@ async def test_silent_watch_is_opened_again(client: ApiClient, server: FakeApiSe
 async def test_refused_watch_lists_again(client: ApiClient, server: FakeApiServer) -> None:
     refusal = Fault("GET", 403, {"message": "not you"}, times=2, path_part="watch=true")
     server.faults = [refusal]
-    async with running(client) as view:
-        await eventually(lambda: server.open_watches == 1)
+    async with running(client, server=server) as view:
         assert server.count("GET", "/pods") == 3
         server.create("pods", pod("a"))
         await view.shows({"a": ""})
@@ -269,8 +270,7 @@ async def test_malformed_or_forged_object_is_ignored_with_a_log_line(
 async def test_offer_is_visible_at_once_and_reported_once(
     client: ApiClient, server: FakeApiServer
 ) -> None:
-    async with running(client) as view:
-        await eventually(lambda: server.open_watches == 1)
+    async with running(client, server=server) as view:
         server.frozen = True
         view.reflector.offer(server.create("pods", pod("mine")))
         assert view.pods() == {"mine": ""}
@@ -283,8 +283,7 @@ async def test_offer_is_visible_at_once_and_reported_once(
 async def test_offer_during_a_list_is_kept(client: ApiClient, server: FakeApiServer) -> None:
     for index in range(4):
         server.create("pods", pod(f"p{index}"))
-    async with running(client, page_size=2) as view:
-        await eventually(lambda: server.open_watches == 1)
+    async with running(client, page_size=2, server=server) as view:
 
         def write(page: int) -> None:
             if page == 1:
@@ -326,8 +325,7 @@ async def test_repeated_error_is_logged_once(
     client: ApiClient, server: FakeApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="ddp_operator.kube.view.reflector")
-    async with running(client):
-        await eventually(lambda: server.open_watches == 1)
+    async with running(client, server=server):
         server.faults = [Fault("GET", 403, {"message": "no"}, times=5, path_part="pods")]
         server.cut_watches()
         await eventually(lambda: not server.faults[0].times and server.open_watches == 1)
@@ -340,8 +338,7 @@ async def test_refresh_sees_changes_before_the_watch(
     client: ApiClient, server: FakeApiServer
 ) -> None:
     server.create("pods", pod("old"))
-    async with running(client) as view:
-        await eventually(lambda: server.open_watches == 1)
+    async with running(client, server=server) as view:
         server.frozen = True
         server.delete("pods", "ns", "old")
         server.create("pods", pod("new"))
@@ -356,8 +353,9 @@ async def test_refresh_sees_changes_before_the_watch(
 async def test_refresh_does_not_wait_for_a_backoff(
     client: ApiClient, server: FakeApiServer
 ) -> None:
-    async with running(client, first_backoff_seconds=3600.0, last_backoff_seconds=3600.0) as view:
-        await eventually(lambda: server.open_watches == 1)
+    async with running(
+        client, first_backoff_seconds=3600.0, last_backoff_seconds=3600.0, server=server
+    ) as view:
         server.cut_watches()
         await eventually(lambda: server.open_watches == 0)
         server.create("pods", pod("new"))
