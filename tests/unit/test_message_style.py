@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_RULES
 
 from tests.message_style import faults, faults_at_terminal, faults_of_refusal
-from tests.unit.said_messages import Message, messages
+from tests.unit.source_messages import Message, messages
 
 FOLDERS = [Path(path) for package in (ddp_operator, ddp_trainer) for path in package.__path__]
 REFUSALS = {
