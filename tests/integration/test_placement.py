@@ -90,8 +90,12 @@ async def users(admin: ApiClient, placing_operator: OperatorProcess) -> AsyncIte
 def a_job(replicas: int, *, pod: Json | None = None, **topology: Any) -> Json:
     """Return a job with pods that need a node each."""
     pods = template(container(resources={"limits": {DEVICE: 1}}), **(pod or {}))
-    scheduling = {"topology": topology} if topology else {}
-    return job(replicas=replicas, template=pods, scheduling=scheduling)
+    if not topology:
+        return job(replicas=replicas, template=pods)
+    # Pods that differ cannot swap ranks, so the job does not wait for launchers to order them.
+    overrides = [{"indexes": ["0"], "nprocPerNode": 2}]
+    scheduling = {"topology": topology}
+    return job(replicas=replicas, template=pods, scheduling=scheduling, overrides=overrides)
 
 
 def is_placed(pod: Json) -> bool:
