@@ -31,7 +31,6 @@ _EVERY_SMALL = 40
 
 
 def main(folder: Path) -> None:
-    """Kill a save at each point."""
     torch.set_num_threads(1)
     states = {"old": frozen.new_run(seed=0), "new": frozen.new_run(seed=1)}
     for run in states.values():

@@ -21,7 +21,7 @@ OLD, NEW = b"old" * 1000, b"new" * 1000
 
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
-    """A directory with a checkpoint of step 10 and one of step 20."""
+    """Return a directory with checkpoints of steps 10 and 20."""
     directory = CheckpointDirectory(tmp_path, keep=2)
     save(directory, OLD, step=10)
     save(directory, NEW, step=20)

@@ -31,7 +31,6 @@ class Process:
         self.checkpoint_manager = CheckpointManager(self.saver, 0)
 
     def lead(self, generation: int) -> None:
-        """Form its group of this generation."""
         self.placement = replace(self.placement, generation=generation)
         self.checkpoint_manager.lead(True)
 

@@ -49,7 +49,6 @@ class Normalised(Quantised):
         self.norm = nn.BatchNorm1d(4)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Adapt rows of the embedding."""
         return cast(Tensor, self.norm(self.adapter(self.embedding(rows))))
 
 

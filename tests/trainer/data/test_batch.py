@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -23,7 +23,9 @@ from ddp_trainer.settings.training import DDPOptions
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.trainer.data.datasets import Endless
 
 SAMPLES, BATCH_SIZE, SHARDS = 45, 4, 3
 GLOBAL = {"DDP_BATCH": "global", "DDP_BATCH_RANKS": "3"}
@@ -315,12 +317,6 @@ def test_compressed_gradients_are_refused_for_exact_shards() -> None:
     check(Batch(shards=3), nn.Linear(2, 2), halves)
     with pytest.raises(ConfigurationError, match="bf16 compression rounds"):
         check(Batch(shards=3, exact=True), nn.Linear(2, 2), halves)
-
-
-class Endless(IterableDataset[Tensor]):
-    def __iter__(self) -> Iterator[Tensor]:
-        while True:
-            yield torch.ones(1)
 
 
 def takes_turns(job: ddp_trainer.Job, optimizer: torch.optim.Optimizer) -> None:

@@ -23,7 +23,6 @@ epochs = st.integers(0, 5)
 
 
 def shares(length: int, world_size: int, seed: int, epoch: int, start: int = 0) -> list[list[int]]:
-    """Return the indices of each rank."""
     ranks = batches(length, world_size, seed, epoch, start, batch_size=8)
     return [[index for batch in rank for index in batch] for rank in ranks]
 
@@ -31,7 +30,6 @@ def shares(length: int, world_size: int, seed: int, epoch: int, start: int = 0) 
 def batches(
     length: int, world_size: int, seed: int, epoch: int, start: int, *, batch_size: int
 ) -> list[list[list[int]]]:
-    """Return the batches of each rank."""
     found = []
     for rank in range(world_size):
         loader = DataLoader(Numbers(length), batch_size=batch_size, shuffle=True)

@@ -32,7 +32,7 @@ DOUBLES = "--workload=tests.trainer.support.own_digits:doubles"
 def training(
     folder: Path, *more: str, pods: int, variables: Mapping[str, str] | None = None
 ) -> Iterator[World]:
-    """A job with running statistics, dropout and gradients that travel in several pieces."""
+    """Start a job with running statistics, dropout and several buckets of gradients."""
     with job(folder, nodes=pods, local_world_size=1, extra_environment=variables or {}) as of:
         world = World(
             of,
@@ -47,7 +47,6 @@ def training(
 
 
 def end(world: World) -> None:
-    """Wait until all pods complete."""
     for pod in world.slots.values():
         assert pod.wait() == 0, pod.log
 
@@ -64,14 +63,14 @@ def samples_of(of: Job, *, ranks: int) -> dict[int, list[int]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """As many ranks as shards, of a job that is not elastic."""
+    """Return a job that is not elastic, with as many ranks as shards."""
     with training(tmp_path_factory.mktemp("undisturbed"), pods=SHARDS) as world:
         end(world)
         yield world.of
 
 
 def assert_close(of: Job, undisturbed: Job, tolerance: float = TOLERANCE) -> None:
-    """The same steps, but for rounding."""
+    """Check that steps are the same except for rounding."""
     expected = losses_of(undisturbed)
     assert losses_of(of) == pytest.approx(expected, rel=tolerance)
     assert len(expected) == LAST_STEP
@@ -116,7 +115,7 @@ def test_sizes_that_do_not_divide_share_the_same_steps_evenly(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """One rank, which computes all shards."""
+    """Return a job of one rank, which computes all shards."""
     with training(tmp_path_factory.mktemp("exact"), *LOGICAL_SHARDS, pods=1) as world:
         end(world)
         yield world.of

@@ -14,7 +14,6 @@ from ddp_trainer.exit_codes import ConfigurationError
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -22,17 +21,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from tests.trainer.data.datasets import Noise
+
 SAMPLES = 12
-
-
-class Noise(Dataset[float]):
-    """Each sample is its index and a random part of 1."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> float:
-        return index + 0.5 * float(torch.rand(()))
 
 
 class Halves(Sampler[int]):
@@ -70,18 +61,20 @@ def weighted(**settings: Any) -> WeightedRandomSampler:
         None,
         weighted(),
         weighted(generator=torch.Generator()),
-        RandomSampler(Noise(), num_samples=7),
+        RandomSampler(Noise(SAMPLES), num_samples=7),
     ],
     ids=["shuffled", "weighted", "its own generator", "fewer"],
 )
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_split_the_samples_of_a_sampler(sampler: Sampler[int] | None, workers: int) -> None:
     loader = DataLoader(
-        Noise(), batch_size=2, shuffle=sampler is None, sampler=sampler, num_workers=workers
+        Noise(SAMPLES), batch_size=2, shuffle=sampler is None, sampler=sampler, num_workers=workers
     )
     alone = [*chain(*seen(loader))]
     assert len(alone) == (SAMPLES if sampler is None else len(list(sampler)))
-    assert seen(loader) == seen(DataLoader(Noise(), 2, shuffle=sampler is None, sampler=sampler))
+    assert seen(loader) == seen(
+        DataLoader(Noise(SAMPLES), 2, shuffle=sampler is None, sampler=sampler)
+    )
     assert [*chain(*seen(loader, done=5))] == alone[5:]
     first, second = ([*chain(*seen(loader, rank=rank, ranks=2))] for rank in (0, 1))
     assert first == alone[::2]
@@ -90,13 +83,13 @@ def test_ranks_split_the_samples_of_a_sampler(sampler: Sampler[int] | None, work
 
 
 def test_a_sample_that_comes_twice_is_augmented_twice() -> None:
-    samples = [*chain(*seen(DataLoader(Noise(), batch_size=4, sampler=weighted())))]
+    samples = [*chain(*seen(DataLoader(Noise(SAMPLES), batch_size=4, sampler=weighted())))]
     assert len({int(sample) for sample in samples}) < len(samples)
     assert len(set(samples)) == len(samples)
 
 
 def test_a_sampler_receives_the_epoch() -> None:
-    loader = DataLoader(Noise(), batch_size=3, sampler=Halves())
+    loader = DataLoader(Noise(SAMPLES), batch_size=3, sampler=Halves())
     for epoch in (0, 1, 2):
         assert [int(one) for one in chain(*seen(loader, epoch=epoch))] == [
             *range(epoch % 2, SAMPLES, 2)
@@ -105,8 +98,8 @@ def test_a_sampler_receives_the_epoch() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_a_batch_sampler_stay_whole(workers: int) -> None:
-    batches = BatchSampler(RandomSampler(Noise()), batch_size=5, drop_last=False)
-    loader = DataLoader(Noise(), batch_sampler=batches, num_workers=workers)
+    batches = BatchSampler(RandomSampler(Noise(SAMPLES)), batch_size=5, drop_last=False)
+    loader = DataLoader(Noise(SAMPLES), batch_sampler=batches, num_workers=workers)
     alone = seen(loader)
     assert [len(batch) for batch in alone] == [5, 5, 2]
     assert sorted(map(int, chain(*alone))) == [*range(SAMPLES)]
@@ -124,7 +117,7 @@ def test_batches_of_a_batch_sampler_stay_whole(workers: int) -> None:
     ids=["sampler", "batch sampler"],
 )
 def test_an_evaluation_reads_each_sample_of_a_sampler_once(settings: dict[str, Any]) -> None:
-    loading = Loading(DataLoader(Noise(), **settings), seed=7)
+    loading = Loading(DataLoader(Noise(SAMPLES), **settings), seed=7)
     parts = [loading.share(rank=rank, world_size=2) for rank in (0, 1)]
     assert sorted(int(one) for part in parts for batch in part for one in batch) == [*range(3, 10)]
 
@@ -134,7 +127,7 @@ def test_a_sampler_of_another_length_each_epoch_is_refused() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(range(self.epoch + 4))
 
-    loading = Loading(DataLoader(Noise(), batch_size=2, sampler=Growing()), seed=0)
+    loading = Loading(DataLoader(Noise(SAMPLES), batch_size=2, sampler=Growing()), seed=0)
     with pytest.raises(ConfigurationError, match=r"gives 5 in epoch 1, but gave 4 in the first"):
         loading.rest(1, 0, ShardAssignment(shards=1, rank=0, size=1))
 
@@ -144,9 +137,9 @@ def test_a_subclass_of_the_distributed_sampler_is_not_taken_for_one() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(range(SAMPLES - 1, -1, -1))
 
-    sampler = Reversed(Noise(), num_replicas=1, rank=0)
-    loader = DataLoader(Noise(), batch_size=4, sampler=sampler)
+    sampler = Reversed(Noise(SAMPLES), num_replicas=1, rank=0)
+    loader = DataLoader(Noise(SAMPLES), batch_size=4, sampler=sampler)
     assert [int(one) for one in chain(*seen(loader))] == [*range(SAMPLES - 1, -1, -1)]
-    shares = Reversed(Noise(), num_replicas=2, rank=0)
+    shares = Reversed(Noise(SAMPLES), num_replicas=2, rank=0)
     with pytest.raises(ConfigurationError, match="splits samples among ranks"):
-        Loading(DataLoader(Noise(), batch_size=4, sampler=shares), seed=0)
+        Loading(DataLoader(Noise(SAMPLES), batch_size=4, sampler=shares), seed=0)

@@ -178,7 +178,6 @@ class NormNet(nn.Module):
 
 
 def test_a_refused_step_leaves_no_trace(no_launcher: None) -> None:
-    """The same for running statistics."""
     del no_launcher
     torch.manual_seed(1)
     model = NormNet()
@@ -213,7 +212,7 @@ def test_tensors_of_a_broken_group_are_not_used() -> None:
 
 
 def watchdog_that_notes() -> tuple[Watchdog, list[str], threading.Event]:
-    """A watchdog that records its calls instead of ending the process."""
+    """Return a watchdog that records its calls instead of ending the process."""
     ended: list[str] = []
     called = threading.Event()
 

@@ -23,7 +23,6 @@ class Cuda:
 
 
 def originals() -> list[torch.Tensor]:
-    """Tensors of all kinds."""
     return [
         torch.randn(1000, 1001),
         torch.randn(3, 5, dtype=torch.float64).t(),

@@ -37,7 +37,6 @@ def verdict(says: Tensor, *, real: bool) -> Tensor:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train to the end."""
     options = parsed(arguments)
     torch.manual_seed(0)
     forging, judging = forger(), critic()

@@ -20,11 +20,9 @@ class Count:
         self.total = torch.zeros((), dtype=torch.float64)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count and the sum."""
         return {"steps": self.steps, "total": self.total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load them."""
         self.steps, self.total = state["steps"], state["total"]
 
 
@@ -47,5 +45,4 @@ class Average(script.Extra):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train to the end."""
     script.main(arguments, extra_of=Average)

@@ -18,7 +18,6 @@ from tests.trainer.support import fault_injection
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train to the end."""
     options = parsed(arguments)
     model, optimizer = seeded_parts()
     tests = Digits(train=False)

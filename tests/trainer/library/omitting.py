@@ -27,7 +27,6 @@ class Branches(nn.Module):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train to the end."""
     options = parsed(arguments)
     torch.manual_seed(0)
     model = Branches()

@@ -31,19 +31,15 @@ class Share(IterableDataset[tuple[Tensor, int, int]]):
             yield self._digits[(self._first + self._next - 1) % len(self._digits)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position."""
         return {"next": self._next}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the position of the next iteration."""
         self._begin = state["next"]
 
 
 def share(rank: int) -> DataLoader[Any]:
-    """Return the loader of a rank."""
     return DataLoader(Share(rank), batch_size=BATCH_SIZE)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train to the end."""
     script.main(arguments, loader_of=share)

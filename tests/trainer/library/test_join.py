@@ -32,12 +32,11 @@ from torch._C._distributed_c10d import HashStore
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from torch.utils.data import (
     DataLoader,
-    Dataset,
-    IterableDataset,
     Sampler,
     TensorDataset,
 )
 
+from tests.trainer.data.datasets import Endless, Noise
 from tests.trainer.support.exposition import parse
 
 SAMPLES = 10
@@ -285,19 +284,6 @@ def test_an_evaluation_gets_each_sample_once(job: ddp_trainer.Job) -> None:
     assert [*chain(*seen)] == list(range(SAMPLES))
 
 
-class Noise(Dataset[float]):
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> float:
-        return index + float(torch.rand(()))
-
-
-class Endless(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        yield from range(SAMPLES)
-
-
 class Together(Noise):
     """Draws the samples of a batch together."""
 
@@ -309,7 +295,7 @@ class Together(Noise):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_random_batches_depend_on_their_place_alone(workers: int) -> None:
     def drawn(workers: int) -> list[list[float]]:
-        loading = Loading(DataLoader(Together(), batch_size=4, num_workers=workers), seed=7)
+        loading = Loading(DataLoader(Together(SAMPLES), batch_size=4, num_workers=workers), seed=7)
         torch.seed()
         return [batch.tolist() for batch in loading.rest(1, 0, ALONE).batches]
 
@@ -319,7 +305,7 @@ def test_random_batches_depend_on_their_place_alone(workers: int) -> None:
 
 
 def test_persistent_workers_serve_several_epochs() -> None:
-    loader = DataLoader(Noise(), batch_size=2, num_workers=2, persistent_workers=True)
+    loader = DataLoader(Noise(SAMPLES), batch_size=2, num_workers=2, persistent_workers=True)
     loading = Loading(loader, seed=7)
     cut = loading.rest(0, 0, ALONE).batches
     next(cut)  # and the group breaks
@@ -327,7 +313,7 @@ def test_persistent_workers_serve_several_epochs() -> None:
     for epoch in epochs:
         assert sorted(epoch.int().tolist()) == list(range(SAMPLES))
     assert not torch.equal(*epochs)
-    once = Loading(DataLoader(Noise(), batch_size=2), seed=7)
+    once = Loading(DataLoader(Noise(SAMPLES), batch_size=2), seed=7)
     assert torch.equal(epochs[1], torch.cat([*once.rest(1, 0, ALONE).batches]))
 
 
@@ -450,11 +436,9 @@ class Extra:
         self.state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its state."""
         return self.state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state."""
         self.state = state
 
 

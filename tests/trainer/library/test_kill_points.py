@@ -48,7 +48,7 @@ def test_ranks_whose_optimizers_take_turns_die_at_every_point(
 
 
 AVERAGE = "an average"
-"""What this script changes after a step belongs to the step."""
+"""A script with parts that change after each step, which belong to the step."""
 
 
 def test_all_ranks_die_and_resume_from_a_checkpoint(

@@ -46,7 +46,6 @@ def printed(run: Job) -> list[str]:
 
 
 def nightly(rank: int, device: str) -> object:
-    """Return parameters of a nightly test."""
     return pytest.param(rank, device, marks=pytest.mark.nightly)
 
 

@@ -14,7 +14,6 @@ from torch import nn
 
 
 def joined(**settings: Any) -> Options:
-    """Return the settings of a job."""
     with ddp_trainer.join(model=nn.Linear(1, 1), **settings) as job:
         return job._options
 

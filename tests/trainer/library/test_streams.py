@@ -42,7 +42,6 @@ class Numbers(IterableDataset[float]):
         self.given = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, like datasets that shuffle."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[float]:
@@ -51,12 +50,11 @@ class Numbers(IterableDataset[float]):
             yield self.noisy(number)
 
     def noisy(self, number: int) -> float:
-        """Never a whole more."""
         return 100 * self.epoch + number + float(torch.rand(())) / 2
 
 
 def share_of_worker() -> slice:
-    """With several reading processes, each reads a part."""
+    """Return the part of a reading process: all, if there is only one."""
     worker = get_worker_info()
     return slice(worker.id, None, worker.num_workers) if worker is not None else slice(None)
 
@@ -78,11 +76,9 @@ class Counting(Numbers):
             yield self.noisy(numbers[self.place - 1])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its position."""
         return {"place": self.place, "extra": self.extra}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the position of the next iteration."""
         self.begin = state["place"]
 
 

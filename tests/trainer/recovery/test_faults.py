@@ -17,7 +17,6 @@ from tests.trainer.library.runs import script_job
 from tests.trainer.support import fault_injection, faults
 from tests.trainer.support.fault_injection import FaultAt
 from tests.trainer.support.faults import FAULTS, Outcome
-from tests.trainer.support.membership_changes import assert_ends_alike
 from tests.trainer.support.pods import Job, job
 
 COME_BACK = [
@@ -74,27 +73,6 @@ def test_a_rank_that_neither_ends_nor_comes_back_is_given_up(
         assert pod.wait() == 75, pod.log
         fault_injection.assert_all_happened(plan, tmp_path / "faults", pod.log)
         assert "rank 0 waits for rank 1 of 2" in pod.message["error"]
-
-
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_a_pod_of_two_ranks_is_killed_and_replaced(victim: int, tmp_path: Path) -> None:
-    """After torchft's `test_ddp_recovery_multi_rank`: a replica has several ranks."""
-    flags = ("--epochs", "2", "--step-delay-seconds", "0.1", "--max-reforms", "100")
-    with script_job(tmp_path, ranks=4, nodes=2) as of:
-        trained = (*flags, "--trace-samples", str(of.traces))
-        pods = of.start_all(*trained)
-        of.wait_for_step(4)
-        pods[victim].kill()
-        pods[1 - victim].wait_for_log("the group broke")
-        successor = of.start(victim, *trained)
-        successor.wait_for_log("continuing from memory")
-        pods[1 - victim].assert_keeps_its_ranks()
-        for pod in (successor, pods[1 - victim]):
-            assert pod.wait() == 0, pod.log
-            assert "resuming from checkpoint" not in pod.log
-        assert_ends_alike([successor, pods[1 - victim]])
-        for rank in range(4):
-            assert list(of.steps_of(rank)) == list(range(1, max(of.steps_of(0)) + 1))
 
 
 PLAIN = """

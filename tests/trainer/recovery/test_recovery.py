@@ -72,7 +72,6 @@ def assert_nothing_repeated(of: Job, *, failures: int) -> None:
 
 
 def _path_with(folder: Path) -> str:
-    """Return PYTHONPATH with one more folder."""
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

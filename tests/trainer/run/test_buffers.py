@@ -17,8 +17,6 @@ LAYERS = 53
 
 
 class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts calls of torch's operations."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: Counter[str] = Counter()

@@ -84,8 +84,6 @@ def workload(model: Callable[[], nn.Module] = Net) -> Workload:
 
 
 class CountingWork(PendingWork):
-    """Counts the buckets of gradients."""
-
     buckets = 0
 
     def guard(self, future: Future[Any], **how: Any) -> Future[Any]:

@@ -63,8 +63,6 @@ class StreamCommunicator:
 
 
 class StreamDevice:
-    """A rank's device."""
-
     def join(self, contact: Contact, *, on_contact: Callable[[], object]) -> StreamCommunicator:
         """Make the default group of streams, and beside it one of gloo."""
         contact.make_group("stream")
@@ -125,7 +123,6 @@ def _wait_for_ever() -> None:
 
 
 def hang() -> None:
-    """Let the device hang."""
     STREAM.queue(_wait_for_ever)
 
 

@@ -34,8 +34,6 @@ torch 2.7 passes `asyncOp` in a few options only, and waits for the work of ever
 
 
 class StreamWork(dist.Work):
-    """A queued collective."""
-
     def __init__(self, group: StreamGroup, mark: Mark, outputs: list[Tensor]) -> None:
         super().__init__()
         self._group = group
@@ -148,7 +146,6 @@ class StreamGroup(dist.ProcessGroup):
         self._stream.synchronize()
 
     def wait_for_abort(self) -> None:
-        """Return when the group is aborted."""
         self._aborted.wait()
 
     def shutdown(self) -> None:

@@ -49,7 +49,6 @@ def batch_norm_elemt(
     inverse: Tensor,
     eps: float,
 ) -> Tensor:
-    """Return the normalised inputs."""
     del eps
     assert weight is not None
     assert bias is not None

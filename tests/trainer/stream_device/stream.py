@@ -23,7 +23,6 @@ class Stream:
         self._thread: threading.Thread | None = None
 
     def queue(self, work: Callable[[], None]) -> None:
-        """Queue some work; return at once."""
         with self._changed:
             if self._thread is None:  # not before: a process that is forked has no threads
                 self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
@@ -75,8 +74,6 @@ class Stream:
 
 
 class Mark:
-    """A position in a stream."""
-
     def __init__(self, stream: Stream, number: int) -> None:
         self._stream = stream
         self._number = number
@@ -86,5 +83,4 @@ class Mark:
         return self._stream.has_done(self._number)
 
     def synchronize(self) -> None:
-        """Wait until it has."""
         self._stream.synchronize(self._number)

@@ -94,7 +94,6 @@ class Processor:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train to the end."""
     options = parsed(arguments)
     torch.use_deterministic_algorithms(os.environ.get("DDP_BACKEND") == "nccl")
     model, optimizer = seeded_parts()

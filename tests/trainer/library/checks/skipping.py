@@ -38,7 +38,6 @@ class LeavingOut(torch.optim.AdamW):
         self._before: list[Tensor] = []
 
     def begin(self) -> None:
-        """Note the buffers before a step."""
         self._before = [buffer.clone() for buffer in self._model.buffers()]
 
     def step(self, closure: Any = None) -> Any:
@@ -53,7 +52,6 @@ class LeavingOut(torch.optim.AdamW):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train to the end."""
     options = parsed(arguments)
     bad = json.loads(os.environ[BAD])
     by_hand, is_sharded = BY_HAND in os.environ, SHARDED in os.environ

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,8 +29,9 @@ from ddp_trainer.library.checks.replicas import in_words
 from ddp_trainer.library.checks.verification import Verification
 from ddp_trainer.run.train_state import TrainState
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
+from tests.trainer.data.datasets import Endless
 from tests.trainer.library.checks.flipping import (
     EVERY_STEPS,
     FAULT,
@@ -281,14 +282,6 @@ def test_a_message_is_short() -> None:
 
 
 # Refusals.
-
-
-class Endless(IterableDataset[Tensor]):
-    """A stream."""
-
-    def __iter__(self) -> Iterator[Tensor]:
-        while True:
-            yield torch.ones(1)
 
 
 def test_gradients_that_cannot_be_compared_are_refused() -> None:

@@ -27,7 +27,6 @@ def summed(own: Tensor, mesh: DeviceMesh, to: Replicate | Shard) -> Tensor:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train to the end."""
     options = parsed(arguments)
     model, optimizer = seeded_parts()
     with ddp_trainer.join(

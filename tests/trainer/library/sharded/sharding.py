@@ -54,7 +54,6 @@ def _pause(point: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Train to the end."""
     options = parsed(arguments)
     torch.manual_seed(0)
     size = os.environ.get(SHARD_SIZE)

@@ -149,12 +149,10 @@ def test_a_packed_state_cannot_run_code() -> None:
 
 
 def model() -> nn.Module:
-    """Return a model of two layers."""
     return nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
 
 
 def refusal(caplog: pytest.LogCaptureFixture, **arguments: Any) -> str:
-    """Return the error of `join`."""
     caplog.clear()
     with pytest.raises(SystemExit) as end, ddp_trainer.join(**arguments):
         pass
@@ -221,7 +219,7 @@ def test_replicas_of_shards_need_a_mesh_of_the_job() -> None:
 
 @contextmanager
 def fake_group(ranks: int) -> Iterator[None]:
-    """Be rank 0 of a group whose other ranks do not exist."""
+    """Be rank 0 of a group; its other ranks do not exist."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         yield
@@ -239,7 +237,6 @@ def test_a_dtensor_that_is_not_sharded_is_refused() -> None:
 
 
 def loader() -> DataLoader[Any]:
-    """Return three batches."""
     return DataLoader(TensorDataset(torch.arange(6.0).reshape(6, 1)), batch_size=2)
 
 
