@@ -13,9 +13,7 @@ from tests.chaos.record import Record
 from tests.chaos.schedule import Kind
 
 HANDOVER_SECONDS: Final = 120.0
-"""What a new process gets at most, an outage of a minute included, to start and to take the state
-over.
-"""
+"""The longest time for a new process to start and receive the state, with a minute's outage."""
 MAX_FAILURES: Final = 10
 """As many as a status remembers."""
 SIGKILL: Final = 9
@@ -38,7 +36,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Account:
-    """One job that has succeeded, with all that there is to know about it."""
+    """One job that has succeeded, and all records of it."""
 
     name: str
     scope: str
@@ -51,10 +49,10 @@ class Account:
     record: Record
     elastic: bool = False
     steps: Sequence[Sequence[Begun]] = ()
-    """By rank, of jobs that go on from memory: the steps that were begun, in order."""
+    """By rank, of jobs that continue from memory: the steps that were begun, in order."""
 
     def complaints(self) -> list[str]:
-        """Say what does not fit; nothing when all is well."""
+        """Return what does not fit; nothing if all is well."""
         return [f"{self.name}: {text}" for text in self._complaints()]
 
     def _complaints(self) -> Iterator[str]:
@@ -145,7 +143,7 @@ class Account:
                 )
 
     def _hits_the_last(self, blow: Deed) -> bool:
-        """Whether it came so soon after another one that no other pod had the state yet."""
+        """Tell whether it came so soon after another one that no other pod had the state yet."""
         before = [deed.seconds for deed in self._deeds if deed.seconds < blow.seconds]
         if not before or blow.seconds - before[-1] > HANDOVER_SECONDS:
             return False
@@ -161,7 +159,7 @@ class Account:
         )
 
     def _has_state(self, pod: str, at: float, begun: Sequence[Begun]) -> bool:
-        """Whether a pod that has begun these steps has the state at that moment, still or again."""
+        """Tell whether a pod that has begun these steps has the state at that moment."""
         struck = [deed for deed in self._deeds if deed.pod == pod and deed.seconds < at]
         # After these alone another process comes in the same pod.
         if any(deed.kind is not Kind.KILL_RANK for deed in struck):

@@ -1,4 +1,4 @@
-"""A cluster whose every process may be killed: the bare node, with the operator in it."""
+"""A cluster in which each process may be killed: the bare node, with the operator in it."""
 
 import os
 import random
@@ -22,7 +22,7 @@ _JOURNALS = pytest.StashKey[list[Journal]]()
 
 @dataclass(frozen=True)
 class Victim:
-    """What is to be disturbed."""
+    """The node and the environment that chaos disturbs."""
 
     environment: Environment
     node: Node
@@ -57,7 +57,7 @@ def seed() -> int:
 
 @pytest.fixture
 def journal(request: pytest.FixtureRequest, seed: int) -> Journal:
-    """What is done, in order; its summary is printed at the end of the run."""
+    """The disturbances in order; their summary is printed at the end of the run."""
     made = Journal(seed)
     request.config.stash.setdefault(_JOURNALS, []).append(made)
     return made

@@ -1,4 +1,4 @@
-"""Carries out what a schedule says, on whatever pods there are at that moment."""
+"""Carries out a schedule on the pods that exist at that moment."""
 
 import subprocess
 import time
@@ -45,7 +45,7 @@ class Chaos:
             NothingTrainsError,
             subprocess.TimeoutExpired,
         ) as refused:
-            # Whatever was to be disturbed has not begun yet, or has ended in this very moment.
+            # The target has not begun yet, or has ended at this very moment.
             self.journal.note(f"could not {kind.value}: {refused}")
 
     def _disturb(self, kind: Kind) -> None:
@@ -128,7 +128,7 @@ class Chaos:
 
 
 def _running(pods: Sequence[Any]) -> list[Any]:
-    """Those whose container runs, and that nobody has taken away yet."""
+    """Return the pods with a running container that nobody has deleted yet."""
     return [
         pod
         for pod in pods

@@ -76,10 +76,10 @@ class GoodputAccount:
                     yield step.seconds - WITHIN_STEP
 
     def _is_missed(self, deed: Deed) -> bool:
-        """Whether the others cannot go on: not if the pod had not joined them, or had left."""
+        """Tell whether the others must wait for it: not if the pod had not joined, or had left."""
         begun = [[step for step in steps if step.seconds < deed.seconds] for steps in self.steps]
         if not any(begun):
-            return True  # it was to train
+            return True  # it should have trained
         own = [step for steps in begun for step in steps if step.pod == deed.pod]
         newest = max((steps[-1] for steps in begun if steps), key=lambda step: step.seconds)
         # A rank may begin the next step a moment before the others.

@@ -1,4 +1,4 @@
-"""What was done to whom, and when: the first thing to read after a failure."""
+"""A journal of all disturbances: the first thing to read after a failure."""
 
 import time
 from collections import Counter
@@ -15,7 +15,7 @@ class Deed:
     """Since the journal was opened."""
     kind: Kind
     job: str = ""
-    """Whose pod it was; empty where it was nobody's in particular."""
+    """The pod's job; empty if the target was no pod of a job."""
     pod: str = ""
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Journal:
         self._lines.append(str(deed))
 
     def note(self, text: str) -> None:
-        """Note anything else."""
+        """Add any other line."""
         self._lines.append(f"{self._now():6.1f} s    {text}")
 
     def text(self) -> str:

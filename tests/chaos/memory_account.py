@@ -81,7 +81,7 @@ class MemoryAccount:
 
     @cached_property
     def resumed(self) -> Mapping[int, int]:
-        """The step at which each generation resumed whose ranks came so far."""
+        """Return the step at which each generation resumed, if its ranks came so far."""
         return {generation: starts[0].step for generation, starts in self._generations.items()}
 
     @cached_property

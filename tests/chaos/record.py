@@ -64,13 +64,13 @@ class Sighting:
 
 
 class Record:
-    """What `recording` has seen so far."""
+    """All that `recording` has seen so far."""
 
     def __init__(self) -> None:
         self.uids: dict[str, set[str]] = defaultdict(set)
         """Of each name, all pods that ever bore it."""
         self.doubles: set[str] = set()
-        """What must never be: two pods that serve as the same rank at the same time."""
+        """Must stay empty: pairs of pods that serve as the same rank at the same time."""
         self.attempts: dict[str, set[int]] = defaultdict(set)
         """Of each job, the attempts that pods belonged to."""
         self.rescheduled: dict[str, set[int]] = defaultdict(set)
@@ -90,11 +90,11 @@ class Record:
         self._alive.clear()
 
     def gone(self, manifest: dict[str, Any]) -> None:
-        """Take in that a pod was deleted."""
+        """Record that a pod was deleted."""
         self._alive.pop(manifest["metadata"]["uid"], None)
 
     def see(self, manifest: dict[str, Any]) -> None:
-        """Take in a pod as the API server has it."""
+        """Record a pod as the API server has it."""
         pod = Seen.of(manifest)
         self.uids[pod.name].add(pod.uid)
         self.attempts[pod.job].add(pod.attempt)
@@ -109,7 +109,7 @@ class Record:
             self.doubles.add(" and ".join(sorted(same)))
 
     def see_job(self, manifest: dict[str, Any]) -> None:
-        """Take in the status of a job."""
+        """Record the status of a job."""
         name = manifest["metadata"]["name"]
         status = DDPJobStatus.model_validate(manifest.get("status", {}))
         restarting = status.condition("Restarting")

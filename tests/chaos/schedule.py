@@ -1,4 +1,4 @@
-"""What goes wrong, and when: drawn from a seed, so that a bad day can be had again."""
+"""The disturbances and their times, drawn from a seed, so that a run can be repeated."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -138,9 +138,7 @@ def _wait_until_all_pods_have_ended(jobs: list[Job]) -> None:
 
 
 def _about_ends(namespace: Kubectl) -> list[str]:
-    """As many ranks come to the same end, whatever was done to them and however many there were
-    meanwhile.
-    """
+    """Return differences between the ends of jobs of the same world size: all must be equal."""
     found = []
     for replicas in {shape.replicas for shape in JOBS}:
         names = [shape.name for shape in JOBS if shape.replicas == replicas]
@@ -182,7 +180,7 @@ def _audit(
         deeds=journal.deeds,
         record=record,
         elastic=shape.elastic,
-        # Only these go on from memory.
+        # Only these continue from memory.
         steps=steps if shape.scope == "Pod" and shape.replicas > 1 else (),
     )
     created = namespace.get("ddpjob", shape.name)["metadata"]["creationTimestamp"]

@@ -56,7 +56,7 @@ def test_time_that_does_not_is_found(training: int, lost: int) -> None:
 
 
 def test_a_deleted_pod_trains_until_it_has_saved() -> None:
-    # The pod is told to end two seconds before its last step begins.
+    # The pod gets SIGTERM two seconds before its last step begins.
     graceful = Deed(108.5, Kind.DELETE_POD, "gang-3", POD)
     assert list(replace(account(198, 21), deeds=[graceful]).complaints()) == []
     assert list(replace(account(219, 0), deeds=[graceful]).complaints()) != []

@@ -22,7 +22,7 @@ KILLS: Final = int(os.environ.get("CHAOS_OUTAGE_KILLS") or 6)
 SETTLED_SECONDS: Final = 11.0
 """After a generation that failed sooner, a launcher waits longer before it leads the next."""
 LEAD_SECONDS: Final = 60.0
-"""What the launcher of rank 0 takes to lead at most, also the first time."""
+"""The longest time until the launcher of rank 0 leads, also the first time."""
 REPLICAS: Final = 3
 
 SCRIPT = """

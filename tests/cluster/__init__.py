@@ -1,4 +1,4 @@
-"""A real Kubernetes for tests and for play, on whatever this machine offers.
+"""A real Kubernetes for tests and for play, with the means of this machine.
 
 `control_plane()` gives an API server without nodes, `cluster()` a Kubernetes that runs pods.
 ClusterUnavailableError says in one line why a machine can have none.

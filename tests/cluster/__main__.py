@@ -19,7 +19,7 @@ from tests.cluster.teardown import remove_named, sweep
 # For people who try something; tests make their own.
 VOLUMES = 4
 TO_RUN = (Stage.API_SERVER, Stage.NODE)
-"""What a cluster needs before anything is loaded into it."""
+"""The stages that a cluster needs before images are loaded."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -33,8 +33,8 @@ def say(line: str) -> None:
 def exclusive(lock_file: Path, *, waiting_for: str) -> Iterator[int]:
     """Hold ``lock_file`` against other processes; the kernel frees it if the holder dies.
 
-    Yields the lock's file descriptor: a child that inherits it holds the lock as well, for as long
-    as it lives. Waits while another holder works, and says so once.
+    Yields the lock's file descriptor: a child that inherits it also holds the lock, for as long as
+    it lives. Waits while another holder works, and says so once.
 
     Raises ClusterError when the other holder takes an hour.
     """

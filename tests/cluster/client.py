@@ -41,7 +41,7 @@ class ApiClient:
             return answer
 
     def lines(self, path: str, *, timeout_s: float) -> Iterator[bytes]:
-        """Yield the lines of an answer that goes on, such as a watch, as they come.
+        """Yield the lines of an answer that does not end, such as a watch, as they come.
 
         Raises OSError when it breaks, or is silent for ``timeout_s``.
         """

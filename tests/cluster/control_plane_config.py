@@ -1,4 +1,4 @@
-"""etcd, the API server and the controllers: how each is told to run. Pure except for key files."""
+"""Options of etcd, the API server and the controllers. Pure except for key files."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def apiserver_argv(config: ControlPlaneConfig) -> list[str | Path]:
     """Return the API server's command line.
 
     Its own limits are lifted (in-flight requests, priority and fairness), so that a benchmark
-    measures the server's work and not its manners.
+    measures the server's work and not its limits.
     """
     key = config.folder / "service-account.key"
     argv: list[str | Path] = [

@@ -8,4 +8,4 @@ class ClusterUnavailableError(RuntimeError):
 
 
 class ClusterError(RuntimeError):
-    """A cluster that should have come up (or gone away) did not; the message says where to look."""
+    """A cluster did not start, or did not go away; the message says where to look."""

@@ -51,7 +51,7 @@ class KindCluster:
         _run("kind", "load", "image-archive", str(archive), "--name", name)
 
     def tag_image(self, name: str, *, as_name: str) -> None:
-        """Let pods use the loaded image ``name`` under another full name as well."""
+        """Let pods use the loaded image ``name`` also under another full name."""
         self._in_node("ctr", "-n", "k8s.io", "images", "tag", "--force", name, as_name)
 
     def remove_image(self, name: str) -> None:
@@ -76,7 +76,7 @@ def cluster_name(name: str) -> str:
 def start(name: str, *, owner: ProcessId | None) -> KindCluster:
     """Create a kind cluster that stays until it is removed by name, or its owner ends.
 
-    What has come into being when it fails is the caller's to remove.
+    After a failure, the caller removes what exists.
     """
     instance = create(name, "kind", owner=owner, ports=0)
     running = KindCluster(instance)

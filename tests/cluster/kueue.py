@@ -231,7 +231,7 @@ class Kueue:
         wait_until(self._works, what="Kueue", deadline_s=START_DEADLINE_S, failed=self._death)
 
     def _works(self) -> bool:
-        """Whether the API server reaches its webhooks and its visibility server."""
+        """Tell whether the API server reaches its webhooks and its visibility server."""
         flavor = {
             "apiVersion": "kueue.x-k8s.io/v1beta2",
             "kind": "ResourceFlavor",

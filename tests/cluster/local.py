@@ -147,8 +147,8 @@ def control_plane(
     Without ``controllers`` nothing happens but what the API server does itself: no Endpoints, no
     garbage collection of dependents, no namespace deletion. With ``collects_pods`` pods go that can
     run nowhere, as in a real cluster; their nodes have to exist. Without ``watch_lists`` a client
-    may watch without a resource version also where etcd is 3.4. A control plane whose process was
-    killed is cleared away by the next one that starts.
+    may watch without a resource version also where etcd is 3.4. The next control plane that
+    starts removes one that was killed.
 
     Raises ClusterUnavailableError when this machine cannot have one.
     """

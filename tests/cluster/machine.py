@@ -50,7 +50,7 @@ class Machine:
         self._ctr("images", "import", str(archive))
 
     def tag_image(self, name: str, *, as_name: str) -> None:
-        """Let pods use the loaded image ``name`` under another full name as well."""
+        """Let pods use the loaded image ``name`` also under another full name."""
         self._ctr("images", "tag", "--force", name, as_name)
 
     def remove_image(self, name: str) -> None:

@@ -79,7 +79,7 @@ class Node(Machine):
 
     @property
     def instance(self) -> Instance:
-        """What the cluster has on this machine."""
+        """Return the cluster's record on this machine."""
         return self._instance
 
     @property
@@ -99,7 +99,7 @@ class Node(Machine):
         for index in range(count):
             folder = self._instance.folder / "volumes" / str(index)
             folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(0o1777)  # whatever user a pod runs as
+            folder.chmod(0o1777)  # pods run as any user
             volume = {
                 "apiVersion": "v1",
                 "kind": "PersistentVolume",
@@ -231,7 +231,7 @@ def require() -> None:
 def start(name: str, *, owner: ProcessId | None) -> Node:
     """Start a node that runs until it is removed by name, or its owner ends.
 
-    What has come into being when it fails is the caller's to remove.
+    After a failure, the caller removes what exists.
     """
     require()
     instance = create(name, "node", owner=owner, ports=0)

@@ -1,4 +1,4 @@
-"""What containerd, CNI and the kubelet of the single node are told. Pure: settings in, text out."""
+"""Configuration of containerd, CNI and the kubelet of the single node. Pure."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def kubelet_config(config: NodeConfig) -> str:
 
 
 def kubelet_argv(config: NodeConfig) -> list[str | Path]:
-    """Return the kubelet's command line; what can stand in its file stands there."""
+    """Return the kubelet's command line: only what its file cannot contain."""
     control_plane = config.control_plane
     return [
         control_plane.binaries.path("kubelet"),

@@ -69,7 +69,7 @@ def main() -> None:
 
 def arrange_mounts(config: NodeConfig) -> None:
     """Give the node its own /run and /var/log, and kernel settings that only it sees."""
-    # Volumes with mount propagation need a shared tree; it is shared with nobody else.
+    # Volumes with mount propagation need a shared tree; no other process shares it.
     run("mount", "--make-rshared", "/")
     run("mount", "-t", "tmpfs", "-o", "mode=755", "node-run", "/run")
     for target in ("/var/log", "/var/lib/kubelet", "/var/lib/cni"):

@@ -40,7 +40,7 @@ class Cluster(Protocol):
         """Make the images of a docker-archive usable by pods."""
 
     def tag_image(self, name: str, *, as_name: str) -> None:
-        """Let pods use the loaded image ``name`` under another full name as well."""
+        """Let pods use the loaded image ``name`` also under another full name."""
 
     def remove_image(self, name: str) -> None:
         """Take an image's name away, and its content unless something else uses it."""

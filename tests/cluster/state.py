@@ -1,4 +1,4 @@
-"""What a cluster instance leaves on this machine, written down before it exists.
+"""The record of what a cluster instance has on this machine, written before it exists.
 
 One folder per instance, outside the checkout, holds a record from which `down` can clear everything
 away in another process, after any crash.
@@ -42,7 +42,7 @@ class Instance:
     folder: Path
     # etcd's data, in memory where there is a tmpfs.
     data_dir: Path
-    # The process at whose end the cluster should go; None: it stays until `down`.
+    # The cluster goes when this process ends; None: it stays until `down`.
     owner: ProcessId | None = None
     ports: list[int] = field(default_factory=list)
     subnet: int | None = None

@@ -41,7 +41,7 @@ def remove_named(name: str) -> bool:
 
 
 def sweep() -> None:
-    """Remove the instances whose owners have ended without doing so themselves."""
+    """Remove the instances of owners that have ended without removing them."""
     for instance in instances():
         if instance.owner is not None and not instance.owner.alive():
             remove(instance)

@@ -1,4 +1,4 @@
-"""A real node: pods run, find each other and can be read; and whatever crashes, nothing is left."""
+"""A real node: pods run, find each other and can be read, and after any crash nothing is left."""
 
 from __future__ import annotations
 

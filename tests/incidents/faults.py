@@ -19,7 +19,7 @@ _SHIM = "containerd-shim"
 
 
 def pids(pod: Any, name: str) -> list[int]:
-    """Return the processes of a pod, on this machine, whose names begin so."""
+    """Return the processes of a pod, on this machine, with this beginning of their names."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):

@@ -29,7 +29,7 @@ STALL_SECONDS: Final = 30.0
 FULL_SECONDS: Final = 10.0
 _TRAINER: Final = f"docker.io/library/{TRAINER_IMAGE}"
 _SEAT: Final = "example.com/seat"
-"""A resource of which each pod takes one: it decides which node a pod gets."""
+"""Each pod takes one of this resource: it decides which node a pod gets."""
 _REMOVABLE: Final = "docker.io/library/ddp-trainer:removable"
 
 
@@ -153,7 +153,7 @@ def _slow_down(scene: Scene) -> None:
 
 @contextmanager
 def _two_nodes(scene: Scene) -> Iterator[None]:
-    """Have two real nodes, of which the second has no seat yet."""
+    """Run two real nodes. The second one has no seat yet."""
     first = scene.victim.node
     with full_nodes(first), second_node(first) as machine:
         images.load(images.find(images.TRAINER), machine)

@@ -22,9 +22,9 @@ from tests.incidents import training
 from tests.incidents.verdict import Expected, Seen
 
 FORMED: Final = "ranks formed"
-"""What rank 0 logs when the group is formed, of both trainings."""
+"""Rank 0 of both trainings logs it when the group is formed."""
 BROKE: Final = "the group broke at step"
-"""What any rank of the bundled trainer logs before it forms the next one."""
+"""Each rank of the bundled trainer logs it before it forms the next group."""
 BUNDLED_EPOCHS: Final = 8
 """184 steps on two ranks."""
 
@@ -36,7 +36,7 @@ class Incident:
     name: str
     what: str
     done: str
-    """What is done to the job, in words."""
+    """The fault, in words."""
     inject: Callable[[Scene], None]
     expected: Expected
     plain: bool = True
@@ -53,7 +53,7 @@ class Incident:
     torchrun: bool = True
     """It also happens to torchrun in a Job, without the operator."""
     around: Callable[[Scene], AbstractContextManager[None]] = lambda _: nullcontext()
-    """What the cluster is like while the job runs; the job's claims exist already."""
+    """The state of the cluster while the job runs; the job's claims exist already."""
 
 
 @dataclass(frozen=True)

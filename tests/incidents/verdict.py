@@ -22,7 +22,7 @@ PAUSE_SECONDS: Final = 2.0
 
 @dataclass(frozen=True)
 class Expected:
-    """What is due after an incident."""
+    """The expected result of an incident."""
 
     failures: range = range(1, 2)
     """How many are recorded."""
@@ -40,7 +40,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Training:
-    """The steps of a job, whoever runs it."""
+    """The steps of a job, of the operator or of torchrun."""
 
     steps: Sequence[Sequence[Begun]]
     """By rank, the steps that were begun, in order."""

@@ -1,1 +1,1 @@
-"""What a cluster needs on this machine and takes long to get: done once, before anything starts."""
+"""Slow preparations of a test cluster: they run once, before anything starts."""

