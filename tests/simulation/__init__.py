@@ -1,20 +1,22 @@
 """The whole engine over random histories, in virtual time.
 
-Everything of the operator that decides and remembers is the real thing: the event loop's tasks, the
-work queue, the workers, the reconciler, the job and pod caches, the plans. Simulated is what lies
-beyond its ports:
+The operator's deciding parts are real: the event loop's tasks, the work queue, the workers, the
+reconciler, the job and pod caches, the plans. Everything beyond its ports is simulated:
 
-- an API server with its watches (`server`, `watch`, `mutations`) and what requests to it meet
-  (`cluster`, `refusals`),
-- nodes and kubelets (`nodes`, `kubelet`) and what keeps pods from starting (`start_faults`),
-- trainers and launchers (`training`, `launchers`), users, and the clock (`clock`).
+- `world`: an API server with watches, refusals and admission; nodes with room, GPUs and taints, and
+  the pods of other tenants on them; a scheduler, kubelets, launchers and trainers.
+- `actions`: events that change the world: of users, nodes, pods and the cluster.
+- `checks`: rules for every write, judged by what really happened (`truth`): the class of a failure,
+  its charge, the end of a job. They never ask the operator.
 
 A history is a string of bytes, three to a step, so that hypothesis can generate and shrink it
-cheaply. In the end all troubles are over but for one that may last (`convergence`, `lasting`).
+cheaply. Its first bytes choose a job and a cluster (`world.fleet`). In the end all faults are over,
+but for one that may last (`checks.convergence`, `actions.lasting`). A scripted history
+(`scripted`) does only what its test says.
 
-`invariants` judges every write at the moment when it takes effect, by what truly happened
-(`truth`): what a failure is called, what is charged, why a job ends. It never asks the operator.
+Faults of the operator that are known are named in `checks.known_faults`. A random history that
+meets one ends there, and `test_known_faults` has each as a short history.
 
-`python -m tests.simulation HEX` tells the history of those bytes step by step;
-`python -m tests.simulation --histories N` lives through new ones.
+`python -m tests.simulation HEX` prints the events of the history of those bytes;
+`python -m tests.simulation --histories N` runs new ones.
 """

@@ -1,5 +1,5 @@
-"""Tells one history, `python -m tests.simulation HEX`, with the bytes that a failed test reported;
-or lives through new ones, `python -m tests.simulation --histories N`, and counts what is wrong.
+"""Runs one history, `python -m tests.simulation HEX`, from the bytes that a failed test reported;
+or many new ones, `python -m tests.simulation --histories N`, and counts violations.
 """
 
 import argparse
@@ -14,24 +14,26 @@ from tests.simulation.history import LEAST_STEPS, MOST_STEPS, SPEC_BYTES, STEP_B
 from tests.simulation.run import run
 
 _KIND = re.compile(r"[-\d.]+|\bobserved_generation\b.*|\bTruth\(.*")
-"""What differs from one violation to the next of the same kind."""
+"""Parts of a claim that differ between violations of the same kind."""
 
 
 def main() -> int:
     """Return 1 when something is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("history", nargs="?", metavar="HEX", help="tell this history")
-    which.add_argument("--histories", type=int, metavar="N", help="live through so many new ones")
+    which.add_argument(
+        "history", nargs="?", metavar="HEX", help="run this history, and print its events"
+    )
+    which.add_argument("--histories", type=int, metavar="N", help="run so many new ones")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="but not for longer")
     args = parser.parse_args()
     if args.history:
-        return _tell(bytes.fromhex(args.history))
-    return _live(args.histories, args.minutes)
+        return _run_one(bytes.fromhex(args.history))
+    return _run_many(args.histories, args.minutes)
 
 
-def _tell(history: bytes) -> int:
-    """Live through one history, and print what happened."""
+def _run_one(history: bytes) -> int:
+    """Run one history, and print what happened."""
     try:
         simulation = run(history)
     except AssertionError as error:
@@ -42,17 +44,17 @@ def _tell(history: bytes) -> int:
     return 0
 
 
-def _live(histories: int, minutes: float) -> int:
-    """Live through many, and print each kind of violation with how often it was seen."""
+def _run_many(histories: int, minutes: float) -> int:
+    """Run many, and print each kind of violation with how often it was seen."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     wrong: Counter[str] = Counter()
     first: dict[str, str] = {}
-    began, lived = time.monotonic(), 0
-    while lived < histories and time.monotonic() - began < minutes * 60:
+    began, completed = time.monotonic(), 0
+    while completed < histories and time.monotonic() - began < minutes * 60:
         steps = LEAST_STEPS + secrets.randbelow(MOST_STEPS - LEAST_STEPS + 1)
         history = secrets.token_bytes(SPEC_BYTES + steps * STEP_BYTES)
-        lived += 1
+        completed += 1
         try:
             run(history)
         except AssertionError as error:
@@ -64,7 +66,7 @@ def _live(histories: int, minutes: float) -> int:
     for kind, times in wrong.most_common():
         print(f"{times:6}  {kind}\n        {first[kind]}")
     seconds = time.monotonic() - began
-    print(f"{lived} histories in {seconds:.0f} s, {sum(wrong.values())} with something wrong")
+    print(f"{completed} histories in {seconds:.0f} s, {sum(wrong.values())} with something wrong")
     return 1 if wrong else 0
 
 

@@ -1,7 +1,7 @@
-"""Time that passes only when told to: a clock, and an event loop that lives by it.
+"""Virtual time: a clock that tests advance, and an event loop that follows it.
 
-Thousands of histories of minutes and hours have to fit into a few minutes, so nothing ever sleeps.
-An operator process has a loop of its own: to kill the process is to forget its loop.
+Thousands of histories of minutes and hours have to fit into a few minutes, so nothing sleeps.
+Each operator process has its own loop, and ends with it.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ class Clock:
         self.operator_skew_seconds = 0.0
 
     def now(self) -> datetime:
-        """The true time, by which API server and kubelets go."""
+        """Return the true time, which the API server and kubelets use."""
         return BEGINNING + timedelta(seconds=self.seconds)
 
     def operators_now(self) -> datetime:
-        """The time as the operator's machine has it."""
+        """Return the time of the operator's machine."""
         return self.now() + timedelta(seconds=self.operator_skew_seconds)
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """An event loop without I/O whose timers fire as fast as the clock is advanced."""
+    """An event loop without I/O. Its timers fire as fast as the clock is advanced."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -65,11 +65,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
 
     def halt(self) -> None:
-        """Let nothing run any more, from the next callback on."""
+        """Run no further callback."""
         self.halted = True
 
     def cancel_tasks(self) -> None:
-        """Unwind the tasks of a halted loop, so that none is ever found to have been forgotten."""
+        """Cancel and unwind the tasks of a halted loop, so that none is reported as pending."""
         self._timers.clear()
         for task in self._tasks:
             task.cancel()

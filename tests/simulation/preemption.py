@@ -62,7 +62,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """What the jobs of one history suffered."""
+    """Losses and delays of the jobs of one history."""
 
     lost_gpu_hours: float
     preemptions: int

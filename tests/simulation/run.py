@@ -1,4 +1,4 @@
-"""How often each action is taken, and how a history of them is lived through.
+"""How often each action happens, and how a history of them runs.
 
 An action that finds nothing to act on does nothing. The first option of each of its choices is the
 plainest one, since histories shrink towards it.
@@ -33,7 +33,7 @@ _WEIGHTS: tuple[tuple[Action, int], ...] = (
     (pods.a_container_cannot_start, 2),
     (pods.processes_end_in_their_pod, 16),
     (pods.launchers_are_cut_off, 6),
-    (pods.what_launchers_were_told_comes_again, 3),
+    (pods.late_orders_reach_launchers, 3),
     (pods.launchers_stop_waiting, 3),
     (pods.a_trainer_takes_its_peers_along, 8),
     (pods.training_ends_well, 4),
@@ -91,7 +91,7 @@ class _BugReports(logging.Handler):
 
 
 def run(history: bytes) -> Simulation:
-    """Live through one history; raises `AssertionError` with the tale when something is wrong."""
+    """Run one history; raises `AssertionError` with its events when something is wrong."""
     simulation = Simulation(known_faults=KNOWN_FAULTS)
     reports = _BugReports(simulation.invariants)
     logger = logging.getLogger("ddp_operator")

@@ -35,7 +35,7 @@ from tests.simulation.world.training import SimulatedTrainers, Training
 
 
 class Simulation:
-    """A cluster in which anything may happen; `tale` says in words what did."""
+    """A cluster in which anything may happen, and the operator in it. `events` lists what did."""
 
     def __init__(
         self, training: Training | None = None, *, known_faults: Sequence[KnownFault] = ()
@@ -57,7 +57,7 @@ class Simulation:
         self.gpu_request = GPU_REQUESTS[0]
         """How jobs request GPUs, in a cluster that has some."""
         self.dead_nodes: set[str] = set()
-        """Nobody on them answers, or tells that anything has ended."""
+        """Nodes that do not answer; nor do the pods on them."""
         self.lasting_fault = NOTHING_LASTS
         self.evicted: dict[str, tuple[str, str]] = {}
         """Reason and message that pods get once they have ended, by UID."""
@@ -125,11 +125,11 @@ class Simulation:
             return self._specs[newest]
 
     def start_operator(self) -> None:
-        """A new process reads the cluster and goes on."""
+        """Start a new process, which reads the cluster and continues."""
         self.operator = OperatorProcess(self.server, self.clock, self.requests, self._trainers)
 
     def kill_operator(self) -> None:
-        """The process ends now; the next one comes after `down_seconds`."""
+        """End the process now. The next one starts after `down_seconds`."""
         if self.operator is not None:
             self.operator.kill()
             self.plans += self.operator.plans
@@ -216,14 +216,14 @@ class Simulation:
         return fault
 
     def _note_start_fault(self, pod: Manifest, fault: StartFault) -> None:
-        """What has run once is not wrong, whatever becomes of it later."""
+        """Note that a pod is kept from starting. A spec that has run is not wrong."""
         deserved: set[Class] = {"Infrastructure", "Disruption"}
         if fault.fault == "spec" and not self.has_run(pod):
             deserved.add("Configuration")
         self.invariants.truth_of(pod).faults |= deserved
 
     def has_run(self, pod: Manifest) -> bool:
-        """Whether pods like it ran, and the operator must know it."""
+        """Return whether pods like it ran, and the operator must know it."""
         template, _ = self.invariants.kind_of(pod)
         spec = self.server.job["spec"] if self.server.job else {}
         ledger = self.invariants.ledgers[owner_of(pod)]
@@ -243,8 +243,8 @@ class Simulation:
         self.change(pod, kubelet.started(pod, ready=ready, now=self.clock.now()))
 
     def fail_trainer(self, pod: Manifest, exit_: Exit, *, side_car_runs: bool = False) -> None:
-        """The trainer of a pod ends by itself, and not well; a launcher whose processes have ended
-        ends as they did, and what is told to end does not get as far.
+        """End the trainer of a pod by its own failure. A launcher ends as its processes have ended
+        before; a pod that is already ending ends with 143.
         """
         code, reason, words, _ = exit_
         if restarts_in_place(pod) and (failure := self.launchers.of(pod).failure):
@@ -283,18 +283,20 @@ class Simulation:
         self.change(pod, kubelet.failed(ended, *told) if told else ended)
 
     def end_after_waiting(self, pod: Manifest) -> None:
-        """A launcher that nobody has answered ends as its processes did, if it waited too long."""
+        """End a launcher that has waited too long for an answer, with the code of its processes."""
         if failure := self.launchers.waited_too_long(pod):
             self.end_trainer(pod, failure["exitCode"], message=failure["message"])
             name = pod["metadata"]["name"]
-            self.log(f"{name} ends with {failure['exitCode']}, for nobody has answered")
+            self.log(f"{name} ends with {failure['exitCode']}: no answer came")
 
     def trains(self, pod: Manifest) -> bool:
-        """Whether a pod's processes run."""
+        """Return whether a pod's processes run."""
         return kubelet.is_running(pod) and self.launchers.works(pod)
 
     def possible_start_faults(self) -> Mapping[str, StartFault]:
-        """What may keep pods back now: an image's name that has once been right stays so."""
+        """Return the faults that may keep pods from starting now. An image's name that was valid
+        stays so.
+        """
         job = self.job()
         has_run = job is not None and bool(self.invariants.ledgers[job.uid].ran)
         return {
@@ -329,7 +331,7 @@ class Simulation:
             self.invariants.note_fault(pod, "Application")
 
     def _is_recorded(self, failure: Mapping[str, Any]) -> bool:
-        """Whether the job's status holds this failure of processes in a pod."""
+        """Return whether the job's status holds this failure of processes in a pod."""
         job = self.job()
         return job is not None and any(
             (known.pod, format_time(known.time)) == (failure["pod"], failure["time"])
@@ -337,7 +339,7 @@ class Simulation:
         )
 
     def is_ending(self, pod: Manifest) -> bool:
-        """Whether its kubelet is told to end it, or about to be."""
+        """Return whether its kubelet ends it, or is about to."""
         return kubelet.is_told_to_end(pod) or pod["metadata"]["uid"] in self.evicted
 
     def take_away(self, pod: Manifest) -> None:
@@ -351,9 +353,7 @@ class Simulation:
             truth.taken_away = True
 
     def finish_termination(self, pod: Manifest, code: int) -> None:
-        """The kubelet has ended a pod that was to go, deleted or evicted; one that was deleted has
-        its object go, too.
-        """
+        """End a deleted or evicted pod, as its kubelet does. A deleted pod's object goes."""
         key = self.key_of(pod)
         if kubelet.is_running(pod):
             self.end_trainer(pod, code if self.trains(pod) else code or 143)

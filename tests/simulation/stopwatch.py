@@ -12,13 +12,13 @@ Seconds = dict[str, float]
 
 @dataclass
 class Times:
-    """What happened to a job, in seconds of the history."""
+    """Events of a job, in seconds of the history."""
 
     created: float
     steps: list[tuple[float, int]] = field(default_factory=list)
     """When each step was completed, and its number, in the order of time."""
     interruptions: list[float] = field(default_factory=list)
-    """When a failure or a restart stopped the training, or pods that were to train."""
+    """When a failure or a restart stopped the training, or pods before they trained."""
     suspended: list[float] = field(default_factory=list)
     resumed: list[float] = field(default_factory=list)
     placed: list[float] = field(default_factory=list)

@@ -367,7 +367,7 @@ class History:
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_the_status_agrees_with_the_stopwatch(shard: int) -> None:
+def test_status_agrees_with_independent_stopwatch(shard: int) -> None:
     happened, shrank = Counter[str](), 0
     each = HISTORIES // SHARDS
     for seed in range(shard * each, (shard + 1) * each):

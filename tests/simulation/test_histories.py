@@ -43,7 +43,7 @@ def rare_garbage_collection() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_whatever_happens(shard: int) -> None:
+def test_invariants_hold_in_random_histories(shard: int) -> None:
     lived = steps = 0
     fleets, known = Counter[str](), Counter[str]()
 

@@ -176,7 +176,7 @@ def cut_off(script: Script) -> None:
 
 @fails("healthy pods are replaced again and again while the operator reaches no pod")
 def test_unreached_healthy_pod_is_replaced_again(begin: Callable[..., Script]) -> None:
-    """One pod is drained meanwhile, so the others have to be told of its replacement."""
+    """One pod is drained meanwhile, so the others need an order for its replacement."""
     script = begin(replicas=3, restart={"scope": "InPlace"})
     script.run(100)
     cut_off(script)

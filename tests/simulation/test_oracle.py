@@ -27,14 +27,14 @@ from tests.unit.job.builders import fresh_job, pod, stored_job, with_status
 @pytest.mark.parametrize(
     ("elastic", "is_same"), [({"elastic": {"minReplicas": 1}}, True), ({}, False)]
 )
-def test_pods_of_an_elastic_job_are_alike_in_a_group_of_any_size(
+def test_elastic_jobs_of_any_size_have_pods_of_one_shape(
     elastic: dict[str, Any], *, is_same: bool
 ) -> None:
     shapes = {shape_of(stored_job(replicas=replicas, **elastic)) for replicas in (2, 3)}
     assert (len(shapes) == 1) is is_same
 
 
-def test_a_launcher_that_nobody_answers_ends_with_the_words_of_its_processes() -> None:
+def test_unanswered_launcher_ends_with_message_of_its_processes() -> None:
     simulation = Simulation()
     spec: dict[str, Any] = {"restart": {"scope": "InPlace"}, "template": template(container())}
     simulation.server.create_job(stored_job(replicas=1, **spec)["spec"])
@@ -54,9 +54,7 @@ def test_a_launcher_that_nobody_answers_ends_with_the_words_of_its_processes() -
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_an_eviction_for_its_own_storage_hides_a_failure_that_is_not_recorded(
-    *, recorded: bool
-) -> None:
+def test_eviction_for_own_storage_hides_unrecorded_failure(*, recorded: bool) -> None:
     simulation = Simulation()
     spec: dict[str, Any] = {"restart": {"scope": "InPlace"}, "template": template(container())}
     simulation.server.create_job(stored_job(replicas=1, **spec)["spec"])
@@ -79,7 +77,7 @@ def test_an_eviction_for_its_own_storage_hides_a_failure_that_is_not_recorded(
     assert ("Application" in truth.faults) is not recorded
 
 
-def test_a_failure_hidden_by_an_eviction_may_be_charged() -> None:
+def test_failure_hidden_by_eviction_may_be_charged() -> None:
     """A GPU fails, the kubelet evicts the pod 10 ms later, and the operator crashes meanwhile."""
     run(
         bytes.fromhex(
@@ -90,7 +88,7 @@ def test_a_failure_hidden_by_an_eviction_may_be_charged() -> None:
     )
 
 
-def test_a_pod_that_has_ended_is_gone_once_it_is_deleted() -> None:
+def test_ended_pod_is_gone_once_it_is_deleted() -> None:
     simulation = Simulation()
     simulation.server.create_job(stored_job(replicas=1, template=template(container()))["spec"])
     simulation.advance(1.0)
@@ -107,7 +105,7 @@ def test_a_pod_that_has_ended_is_gone_once_it_is_deleted() -> None:
 
 
 @pytest.mark.parametrize("restarts", [True, False])
-def test_only_pods_of_the_present_attempt_inherit_places(*, restarts: bool) -> None:
+def test_only_pods_of_the_present_attempt_take_places(*, restarts: bool) -> None:
     """An elastic group of one pod leaves a node, and has more places then."""
     simulation = Simulation()
     simulation.server.create_job(stored_job(replicas=2, template=template(container()))["spec"])
@@ -140,7 +138,7 @@ def test_only_pods_of_the_present_attempt_inherit_places(*, restarts: bool) -> N
 
 
 @pytest.mark.parametrize("is_right", [True, False])
-def test_a_decision_is_not_judged_by_a_clock_that_was_set_back_since(*, is_right: bool) -> None:
+def test_decision_is_not_judged_after_clock_was_set_back(*, is_right: bool) -> None:
     simulation = Simulation()
     simulation.kill_operator()
     simulation.invariants.clock_is_right = is_right
@@ -162,7 +160,7 @@ def test_a_decision_is_not_judged_by_a_clock_that_was_set_back_since(*, is_right
 
 
 @pytest.mark.parametrize("is_right", [True, False])
-def test_a_start_is_late_by_a_clock_that_is_ahead(*, is_right: bool) -> None:
+def test_start_may_be_late_by_a_clock_that_is_ahead(*, is_right: bool) -> None:
     job = fresh_job()
     broken: list[str] = []
     failure = records.of_lost(job, pod(job), START_TIMEOUT, "", "Infrastructure", job.created)

@@ -1,4 +1,4 @@
-"""What boosts save in a queue with preemptions, and that they starve no job."""
+"""Boosts save work in a queue with preemptions, and starve no job."""
 
 import pytest
 
@@ -21,12 +21,12 @@ def results() -> dict[int, list[Result]]:
     return found
 
 
-def test_much_less_is_lost(results: dict[int, list[Result]]) -> None:
+def test_boosts_save_lost_hours(results: dict[int, list[Result]]) -> None:
     for without, with_boosts in zip(results[0], results[MOST], strict=True):
         assert with_boosts.lost_gpu_hours < without.lost_gpu_hours * 0.6
 
 
-def test_no_job_starves(results: dict[int, list[Result]]) -> None:
+def test_boosts_starve_no_job(results: dict[int, list[Result]]) -> None:
     """More and smaller jobs are preempted, but none more often, and none waits longer."""
     for worst in ("most_preemptions", "longest_wait_hours"):
         without, with_boosts = (

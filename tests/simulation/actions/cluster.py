@@ -1,4 +1,4 @@
-"""What happens to time, to the operator, and on its way to the API server."""
+"""Events that concern time, the operator, and its way to the API server and to pods."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def the_operators_clock_jumps(simulation: Simulation, choices: Choices) -> None:
 
 
 def the_operator_crashes(simulation: Simulation, choices: Choices) -> None:
-    """Now, or at one of its next writes, before or after that took effect."""
+    """Crash now, or at one of its next writes, before or after that takes effect."""
     writes = choices.upto(6)
     simulation.down_seconds = choices.of((0.0, 1.0, 20.0))
     if writes == 0:
@@ -81,7 +81,7 @@ def quota_is_used_up(simulation: Simulation, choices: Choices) -> None:
 
 
 def webhooks_change_pods(simulation: Simulation, choices: Choices) -> None:
-    """Those that are created from now on; or no longer."""
+    """Admission changes pods that are created from now on, or no longer."""
     what, simulation.server.mutate = choices.of(MUTATIONS)
     simulation.log(f"webhooks give pods {what}")
 

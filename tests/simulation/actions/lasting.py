@@ -1,4 +1,4 @@
-"""Troubles that last when all others have ended, and what a job makes of them."""
+"""Faults that last when all others have ended, and whether a job may wait for their end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 _BAD_NODE: Final = "node-a"
-"""The scheduler likes it best: nothing runs there."""
+"""The scheduler prefers it."""
 
 
 @dataclass(frozen=True)
 class LastingFault:
-    """One such trouble."""
+    """A fault that lasts."""
 
     name: str
     begin: Callable[["Simulation"], None]
     may_wait: Callable[["Simulation"], bool] = lambda _: False
-    """Whether a job may wait until it is over, if it says what for."""
+    """Returns whether a job may wait until it is over, if its status says why."""
     last_message: Callable[["Simulation"], str] = lambda _: ""
-    """Of who keeps it waiting."""
+    """Returns words that its status or Events must contain."""
 
 
 def end(simulation: "Simulation") -> None:
-    """Whatever it is, it is over."""
+    """End all of them."""
     simulation.requests.refusals.clear()
     simulation.start_faults.clear()
     simulation.dead_nodes.clear()
@@ -56,9 +56,7 @@ def _nobody_hears_of_a_node(simulation: "Simulation") -> None:
 
 
 def lose_node(simulation: "Simulation", node: str) -> None:
-    """A node and all on it are gone, as far as anybody can tell; what does not tolerate that is
-    told to go.
-    """
+    """Lose the way to a node and all pods on it. Pods that do not tolerate this are evicted."""
     simulation.dead_nodes.add(node)
     manifest = simulation.server.node_manifests[node]
     simulation.server.put_node(reporting(manifest, UNREACHABLE))
@@ -164,7 +162,7 @@ def _may_wait_for_quota(simulation: "Simulation") -> bool:
     if job is None or not _has_no_deadline(simulation):
         return False
     if job.spec.scheduling_timeout_seconds is not None:
-        return True  # it gives up what it has, again and again
+        return True  # it releases its pods again and again
     elastic, quota = job.spec.elastic, _quota(simulation)
     image = job.spec.template["spec"]["containers"][0]["image"]
     shrinks = elastic and (elastic.min_replicas or 1) <= quota and image != WITHOUT_LAUNCHER
@@ -172,7 +170,7 @@ def _may_wait_for_quota(simulation: "Simulation") -> bool:
 
 
 def _has_run(simulation: "Simulation") -> bool:
-    """A job whose pods never ran with this spec has a wrong one, unless its rules say otherwise."""
+    """Return whether pods ran with this spec. One that never ran is wrong, unless rules differ."""
     job = simulation.job()
     if job is None or job.spec.restart.rules:
         return True
@@ -182,7 +180,7 @@ def _has_run(simulation: "Simulation") -> bool:
 
 
 def _refused(simulation: "Simulation") -> str:
-    """What distinguishes an answer, without the name of the object."""
+    """Return the part of the last answer that names no object."""
     return simulation.requests.refusals.last_message.split(" is forbidden: ")[-1][:24]
 
 

@@ -1,4 +1,4 @@
-"""What happens to nodes, and to the pods on them."""
+"""Events of nodes and of the pods on them."""
 
 from tests.simulation.actions.lasting import evict_by_taint, lose_node
 from tests.simulation.history import Choices
@@ -10,7 +10,7 @@ _NODES = ("node-a", "node-b", "node-c")
 
 
 def a_node_dies(simulation: Simulation, choices: Choices) -> None:
-    """It is noticed after a while: its pods are told to go, or their objects go with the node."""
+    """The control plane notices later: pods are evicted, or their objects go with the node."""
     node, how = choices.of(_NODES), choices.upto(2)
     if node in simulation.dead_nodes:
         return
@@ -25,7 +25,7 @@ def a_node_dies(simulation: Simulation, choices: Choices) -> None:
     lose_node(simulation, node)
     if how == 1:
         _leave_nobody(simulation, node)
-        simulation.log(f"{node} is given up, and what tolerates everything is told to go")
+        simulation.log(f"{node} is removed: its pods are evicted, tolerations or not")
 
 
 def _leave_nobody(simulation: Simulation, node: str) -> None:
@@ -65,7 +65,7 @@ def dead_nodes_come_back(simulation: Simulation, choices: Choices) -> None:
 
 
 def a_node_says_something(simulation: Simulation, choices: Choices) -> None:
-    """That it is about to go, or broken, or that all is well; or it is started again."""
+    """Report that a node is about to go, is broken, or is well; or start it again."""
     name = choices.of(_NODES)
     node = simulation.server.node_manifests[name]
     if name in simulation.dead_nodes:
@@ -91,7 +91,7 @@ def nobody_hears_of_any_node(simulation: Simulation, choices: Choices) -> None:
 
 
 def pods_do_not_start(simulation: Simulation, choices: Choices) -> None:
-    """On a node, one of them, or all of them: for a while, or for good."""
+    """On a node, one of them, or all of them: for a while, or for long."""
     what, fault = choices.of(tuple(simulation.possible_start_faults().items()))
     pods = simulation.pods()
     uid = choices.of(pods)["metadata"]["uid"] if pods else ""

@@ -1,4 +1,4 @@
-"""What trainers and their pods do, and what is done to them."""
+"""Events of trainers, launchers and their pods."""
 
 from ddp_operator.job.membership.rank_order import is_due
 
@@ -16,7 +16,7 @@ _OFTEN = (EXITS[0], EXITS[1], EXITS[2])
 
 
 def pods_progress(simulation: Simulation, choices: Choices) -> None:
-    """All pods come as far as they can, or one comes one step further."""
+    """Start all pods as far as possible, or one pod one stage further."""
     all_the_way = choices.upto(2) < 2
     pods = simulation.pods()
     for pod in pods if all_the_way else [choices.of(pods)] if pods else []:
@@ -102,10 +102,10 @@ def launchers_are_cut_off(simulation: Simulation, choices: Choices) -> None:
         simulation.log(f"{name_of(pod)} is cut off, or within reach again")
 
 
-def what_launchers_were_told_comes_again(simulation: Simulation, choices: Choices) -> None:
+def late_orders_reach_launchers(simulation: Simulation, choices: Choices) -> None:
     del choices
     simulation.launchers.deliver_late()
-    simulation.log("what launchers were told comes once more")
+    simulation.log("late orders reach launchers again")
 
 
 def launchers_stop_waiting(simulation: Simulation, choices: Choices) -> None:
@@ -127,7 +127,7 @@ def a_trainer_takes_its_peers_along(simulation: Simulation, choices: Choices) ->
 
 
 def training_proceeds(simulation: Simulation, choices: Choices) -> None:
-    """Whoever trains moves by some steps, and mostly the operator asks how far."""
+    """Pods that train make some steps, and mostly the operator asks for progress."""
     steps, save, asked = choices.of((10, 1)), choices.of((False, True)), choices.upto(3) < 3
     for pod in simulation.pods():
         if simulation.trains(pod) and not kubelet.is_deleting(pod):

@@ -1,4 +1,4 @@
-"""What users do to jobs, and to the names that jobs need."""
+"""Actions of users on jobs, and on names that jobs need."""
 
 from typing import Any
 
@@ -79,7 +79,7 @@ def new_spec(choices: Choices) -> dict[str, Any]:
 
 
 def _for_fleet(simulation: Simulation, spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a spec whose pods request GPUs, where the cluster's nodes have some."""
+    """Return a spec with pods that request GPUs, if the cluster's nodes have some."""
     fleet, request = simulation.server.fleet, simulation.gpu_request
     return requesting_gpus(spec, request) if fleet.has_gpus else spec
 
@@ -99,7 +99,7 @@ def the_job_is_resumed(simulation: Simulation, choices: Choices) -> None:
             simulation.server.edit_job({"replicas": replicas})
             simulation.log(f"a user edits replicas: {replicas}")
         simulation.server.edit_job({"suspend": False})
-        simulation.log("a user lets the job go on")
+        simulation.log("a user resumes the job")
 
 
 def the_template_changes(simulation: Simulation, choices: Choices) -> None:

@@ -1,4 +1,4 @@
-"""What must hold of a job's budget, its lost steps and its pauses, by what truly happened."""
+"""Rules for a job's budget, judged by what really happened."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class Accounts:
     require: Require
     ledger: Ledger
     progressed: bool | None = False
-    """Whether a later checkpoint is known than at the last restart that was counted; None: one of
+    """True if a later checkpoint is known than at the last restart that was counted; None: one of
     another training, which began again behind it.
     """
     lost: int = 0
-    """How often checkpoints were lost: so many restarts stay counted, whatever comes later."""
+    """How often checkpoints were lost. So many restarts stay counted in any case."""
 
     def judge(self, old: DDPJob, new: DDPJob) -> None:
         """Judge one change of a job's status."""
@@ -45,7 +45,7 @@ class Accounts:
             self.progressed = self.progressed or None
 
     def _judge_budget(self, before: DDPJobStatus, after: DDPJob) -> None:
-        """The budget is refilled by progress, and by nothing else."""
+        """Require that only progress refills the budget."""
         known = before.bookkeeping.restarts_without_progress
         counted = after.status.bookkeeping.restarts_without_progress
         refilled = range(1, 2 + min(self.lost, known))
@@ -55,5 +55,5 @@ class Accounts:
         claim = f"{counted} restarts without progress, not {expected}: {self.progressed}"
         self.require(counted in expected, claim)
         granted = self.ledger.faults["Application"] + self.ledger.other_charges
-        claim = f"{after.status.restarts} restarts are charged, of which {granted} were deserved"
+        claim = f"{after.status.restarts} restarts are charged, {granted} were deserved"
         self.require(after.status.restarts <= granted, claim)

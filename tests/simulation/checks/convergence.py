@@ -1,5 +1,5 @@
-"""The calm after the storm: all troubles end, but for one that may last; then everything must come
-to where its user wants it.
+"""The end of a history: all faults end, but for one that may last. Then the job must reach the
+state that its user wants.
 """
 
 from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_REPLACEMENT
@@ -25,7 +25,7 @@ _MOST_WRITES_PER_STEP = 6
 
 
 def converge(simulation: Simulation) -> None:
-    """All faults end; then everything must come to where its user wants it."""
+    """End all faults, and require that the job reaches the state that its user wants."""
     fault = simulation.lasting_fault
     simulation.log(f"all faults end, but for {fault.name}")
     _clear(simulation)
@@ -73,7 +73,7 @@ def _come_to_rest(simulation: Simulation, rounds: int) -> bool:
 
 
 def _require_message(simulation: Simulation, events_before: int) -> None:
-    """A job that waits says what for, in the words of who keeps it waiting."""
+    """Require that a job that waits says why, in the words of the cause."""
     words, job = simulation.lasting_fault.last_message(simulation), simulation.job()
     if job is None or not words:
         return
@@ -84,7 +84,7 @@ def _require_message(simulation: Simulation, events_before: int) -> None:
 
 
 def _require_only_current_pods(simulation: Simulation) -> None:
-    """Nothing of the past runs on, and nothing of a suspended job."""
+    """Require that no pod of the past runs, and none of a suspended job."""
     wrong = _wrong_pods(simulation)
     if wrong:  # perhaps decided just now: the status is written before pods are deleted
         simulation.advance(_WRITES_SECONDS)
@@ -114,7 +114,7 @@ def _wrong_pods(simulation: Simulation) -> set[str]:
         # Edits of a finished job do nothing, and an elastic one is of any size.
         fixed = not (status.finished or job.spec.elastic)
         if fixed and world[0] is not None and world[0] != world[1]:
-            wrong.add(f"{name} is told of {world[0]}, not {world[1]}")
+            wrong.add(f"{name} has the world {world[0]}, not {world[1]}")
         if status.is_true("Suspended"):
             wrong.add(f"{name} outlived the suspension")
     return wrong
@@ -141,7 +141,7 @@ def _kubelets_catch_up(simulation: Simulation) -> None:
 
 
 def _never_starts(simulation: Simulation, pod: Manifest) -> bool:
-    """Whether its processes have ended or not begun; what waited too long ends with them."""
+    """Return whether its processes have ended or not begun; what waited too long ends with them."""
     if simulation.launchers.works(pod):
         return False
     simulation.end_after_waiting(pod)
@@ -149,7 +149,7 @@ def _never_starts(simulation: Simulation, pod: Manifest) -> bool:
 
 
 def _at_rest(simulation: Simulation) -> bool:
-    """Whether nothing is left to do: no job, a finished one, or a suspended one."""
+    """Return whether nothing is left to do: no job, a finished one, or a suspended one."""
     job = simulation.job()
     pods = [
         pod

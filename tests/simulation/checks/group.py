@@ -1,4 +1,4 @@
-"""What must hold when a job's group changes, or is called incomplete, by what truly happened."""
+"""Rules for changes of a job's group, and for when it counts as incomplete."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -90,7 +90,7 @@ class GroupJudge:
 
     def _judge_room(self, old: DDPJob, new: DDPJob, failure: Failure, require: Require) -> None:
         """No pod leaves a node while no other node has a place for it, unless a spare takes its
-        place or an elastic group goes on without it.
+        place or an elastic group continues without it.
         """
         tenants = self._scheduler.tenants
         lately = self._clock.seconds - tenants.changed_at < _LATE.total_seconds()
@@ -137,7 +137,7 @@ class GroupJudge:
         require(not early, f"the group shrinks while the operator pauses until {until}")
 
     def _judge_readiness(self, old: DDPJob, new: DDPJob, require: Require) -> None:
-        """A group whose pods all train is not called empty."""
+        """Require that a group is not called empty while all its pods train."""
         if not old.status.is_true("Running") or new.status.finished or new.status.ready_replicas:
             return
         if old.status.incarnation != new.status.incarnation or old.status.world != new.status.world:

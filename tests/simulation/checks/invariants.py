@@ -1,4 +1,4 @@
-"""What must hold at every moment, whatever happens: judged when a write takes effect."""
+"""Rules that hold at every moment, judged when a write takes effect."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -36,11 +36,11 @@ from tests.simulation.world.server import JOB, ApiServer, owner_of, shape_of
 from tests.simulation.world.start_faults import Stage
 
 _UNHEARD_OF: Final = timedelta(seconds=10)
-"""How long after its time a pod that does not end is to be waited for."""
+"""How long the operator waits for a pod that does not end in time."""
 
 
 class World(NamedTuple):
-    """What the pods of a job have to agree on."""
+    """Facts that all pods of a job must agree on."""
 
     pods: int
     ranks: int
@@ -55,7 +55,7 @@ def wanted_by(spec: DDPJobSpec) -> World:
 
 
 def world_of_pod(pod: Manifest) -> World | None:
-    """The world that a pod is told of; None: it has no place in any."""
+    """Return the world in a pod's environment; None: it has no place in one."""
     told = {entry["name"]: entry.get("value") for entry in trainer_of(pod)["env"]}
     if "WORLD_SIZE" not in told:
         return None
@@ -100,7 +100,7 @@ class Invariants:
         """Asked of each change of a job's status."""
 
     def truth_of(self, pod: Manifest) -> Truth:
-        """What is known of a pod, to be told by whoever does something to it."""
+        """Return the facts about a pod, for those who cause them to note."""
         return self._truth.setdefault(pod["metadata"]["uid"], Truth())
 
     def _accounts_of(self, job: str) -> Accounts:
@@ -108,7 +108,7 @@ class Invariants:
         return known or self._accounts.setdefault(job, Accounts(self.require, self.ledgers[job]))
 
     def kind_of(self, pod: Manifest) -> tuple[str, bool]:
-        """What a pod was made of, and whether it is the first one, which may be unlike others."""
+        """Return the template of a pod, and true for the first pod, which may be different."""
         template = self.templates.get(pod["metadata"]["uid"], "")
         return template, pod["metadata"]["labels"].get(LABEL_INDEX) == "0"
 
@@ -122,7 +122,7 @@ class Invariants:
         ]
 
     def _keeps_off_well_node(self, pod: Manifest) -> bool:
-        """Whether a pod without a node is barred from one that is well, or was until lately."""
+        """Return whether a pod without a node avoids one that is well, or was until lately."""
         lately = self._clock.seconds - LATE_TO_SEE_SECONDS
         return not node_of(pod) and any(
             is_well(self._server.node_manifests[name]) or self._server.changed_at[name] > lately
@@ -130,7 +130,7 @@ class Invariants:
         )
 
     def note_fault(self, pod: Manifest, class_: Class) -> None:
-        """Take note of what befalls a pod, and is not what follows of something else."""
+        """Note a fault of a pod that is not the consequence of another one."""
         self.truth_of(pod).faults.add(class_)
         self.ledgers[owner_of(pod)].faults[class_] += 1
 
@@ -148,7 +148,7 @@ class Invariants:
         self._uid_of[name] = pod["metadata"]["uid"]
         self.ledgers[state.owner_uid].pods += 1
         recorded = name in self._recorded
-        self.require(not recorded, f"{state.key.name} is made anew although it was on record")
+        self.require(not recorded, f"{state.key.name} is created again although it was on record")
         job = self._server.job
         if job is not None and job["metadata"]["uid"] == state.owner_uid:
             self._judge_creation(state.identity, self._parse(job).status)
@@ -172,8 +172,8 @@ class Invariants:
         self.require(not status.is_true("Suspended"), "a pod is created for a suspended job")
 
     def _judge_world(self, pod: Manifest) -> None:
-        """Pods that shall meet are told of the same world, although the job may have become another
-        one in a moment in which nobody tells the operator.
+        """Require that pods of one group have the same world, even if the job has been replaced
+        unseen by the operator.
         """
         attempt = pod["metadata"]["labels"][LABEL_ATTEMPT]
         for other in self._server.pods.values():
@@ -184,7 +184,7 @@ class Invariants:
             generations = {first_generation(one) for one in (pod, other)}
             if not is_deleting(other) and None not in worlds and len(generations) == 1:
                 names = f"{pod['metadata']['name']} and {other['metadata']['name']}"
-                self.require(worlds[0] == worlds[1], f"{names} are told of {worlds}")
+                self.require(worlds[0] == worlds[1], f"{names} have the worlds {worlds}")
 
     def _judge_gang(self, pod: Manifest) -> None:
         """No scheduler sees a pod of a gang before it knows of the gang, and how large it is."""
@@ -203,9 +203,9 @@ class Invariants:
             return
         name = pod["metadata"]["name"]
         self.require(job.status.is_true("PodsCreated"), f"{name} comes before the group")
-        self.require(name not in self._spares, f"{name} is made anew although it was seen")
+        self.require(name not in self._spares, f"{name} is created again although it was seen")
         taken = pod["metadata"]["labels"][LABEL_INDEX] in map(str, members(job))
-        self.require(not taken, f"{name} is told of no place, and has one")
+        self.require(not taken, f"{name} has a place, but none in its environment")
 
     def _judge_succession(self, new: PodState) -> None:
         """No two gangs of a job at work, but for pods that do not end although they had to."""
@@ -222,7 +222,7 @@ class Invariants:
             self.require(given_up or not self.clock_is_right, claim)
 
     def _judge_isolation(self, job: DDPJob) -> None:
-        """What the status says of the NetworkPolicy is so, or leaves it open."""
+        """Require that the status is right about the NetworkPolicy, or leaves it open."""
         policy = self._server.policy
         exists = policy is not None and owner_of(policy) == job.uid
         said = job.status.bookkeeping.isolation
@@ -257,7 +257,7 @@ class Invariants:
         self.truth_of(pod).given_up = True
 
     def pod_removed(self, pod: Manifest) -> None:
-        """Whoever has not seen it before sees no more than that it is gone."""
+        """Note that observers who come later see only that the pod is gone."""
         self.truth_of(pod).faults.add("Disruption")
 
     # The job

@@ -1,4 +1,4 @@
-"""What must hold of the order of node ranks along the network, when it is decided."""
+"""Rules for the order of node ranks along the network."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -26,8 +26,8 @@ def judge_order(
     *,
     now: datetime | None,
 ) -> None:
-    """Of a decision: ranks follow each other as their nodes do, unless nobody could be told of it,
-    or ranks run that would have to start anew. `now`: None where the clock was wrong.
+    """Judge a decision: ranks are in the order of their nodes, unless no launcher could receive it,
+    or ranks run that would have to restart. `now`: None where the clock was wrong.
     """
     before, after = old.status.bookkeeping.ordered, new.status.bookkeeping.ordered
     if before == after or not after:
@@ -78,7 +78,7 @@ def _pod_of(server: ApiServer, job: DDPJob, slot: int) -> PodState | None:
 
 
 def _is_contiguous(server: ApiServer, pods: Sequence[PodState], depth: int) -> bool:
-    """Whether nobody comes back to a place that was left, at any level."""
+    """Return whether nobody comes back to a place that was left, at any level."""
     labels = [_places(server.nodes[pod.node].labels) for pod in pods]
     for level in range(1, depth + 1):
         runs = [place for place, _ in groupby(place[:level] for place in labels)]

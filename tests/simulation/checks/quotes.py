@@ -1,4 +1,4 @@
-"""The words of API servers, kubelets and trainers that the operator may repeat."""
+"""Words of API servers, kubelets and trainers that the operator may quote."""
 
 from typing import Final
 
@@ -33,7 +33,7 @@ _OPENINGS: Final = (
 
 
 def own_text(message: str) -> str:
-    """What the operator says of its own, up to the first words of somebody else."""
+    """Return the operator's own words, up to the first quoted ones."""
     own = without_testimony(message)
     cuts = [at for opening in _OPENINGS if (at := own.find(opening)) >= 0]
     return own[: min(cuts, default=len(own))].rstrip(": ")

@@ -1,6 +1,4 @@
-"""What became of pods and of jobs, as only the world knows that did it: no expectation asks the
-operator.
-"""
+"""The true fate of pods and jobs, as the world knows it. Nothing here asks the operator."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -18,7 +16,7 @@ LATE_SECONDS: Final = 30.0
 
 
 class Exit(NamedTuple):
-    """How a container ends by itself, in the words of its kubelet, and whose fault that is."""
+    """The end of a container, in the words of its kubelet, and the class of the failure."""
 
     code: int
     reason: str
@@ -56,7 +54,7 @@ EXITS: Final = (
     Exit(1, "Error", "\x1b[2J\x00\r" + "CUDA error " * 300, "Application"),
     Exit(64, "Error", "", "Configuration"),
 )
-"""The last one ends a job, whatever runs."""
+"""The last one ends the job in any case."""
 START_ERRORS: Final = (
     Exit(
         128,
@@ -79,7 +77,7 @@ TOGETHER_SECONDS: Final = 2.0
 
 
 def class_of(exit_: Exit, pod: Manifest) -> Class:
-    """Whose fault it is in this pod: without a limit of its own, memory was the node's."""
+    """Return the class of an exit in this pod. Without a limit, memory was the node's fault."""
     limits = (trainer_of(pod).get("resources") or {}).get("limits") or {}
     if exit_.reason == "OOMKilled" and "memory" not in limits:
         return "Infrastructure"
@@ -88,7 +86,7 @@ def class_of(exit_: Exit, pod: Manifest) -> Class:
 
 @dataclass
 class Truth:
-    """What became of one pod."""
+    """The fate of one pod."""
 
     exit_code: int | None = None
     ended_at: float = 0.0
@@ -99,9 +97,9 @@ class Truth:
     given_up: bool = False
     """Deleted by the operator."""
     faults: set[Class] = field(default_factory=set)
-    """What has befallen it, as it is to be called."""
+    """Classes of the faults that it met: one of them is the right name."""
     failed_as: Class | None = None
-    """Whose fault it was when its processes last ended and the pod stayed."""
+    """Class of the failure when its processes last ended and the pod stayed."""
     moved_at: float = 0.0
     """When its training began or came a step further, in seconds of the history."""
     stood_seconds: float = 0.0
@@ -122,18 +120,18 @@ class Truth:
 
 @dataclass
 class Ledger:
-    """What became of one job."""
+    """The fate of one job."""
 
     faults: Counter[Class] = field(default_factory=Counter)
-    """How often each kind has befallen its pods; what follows of a blow is none."""
+    """How often each kind has befallen its pods; consequences of a fault are not counted."""
     other_charges: int = 0
-    """Charges for what no blow to a pod was: hangs, launchers out of reach, a user's rules."""
+    """Charges for no fault of a pod: hangs, launchers out of reach, a user's rules."""
     ran: dict[tuple[str, bool], float] = field(default_factory=dict)
     """Since when pods have run, by what they were made of and whether they are the first one, which
     may be unlike the others.
     """
     seen_to_run: set[tuple[str, bool]] = field(default_factory=set)
-    """Those of which the operator must know: its status was written long after they had begun."""
+    """Kinds that the operator must know: its status was written long after they began."""
     created: float = 0.0
     pods: int = 0
     """How many were created for it."""
@@ -144,6 +142,6 @@ class Ledger:
         self.seen_to_run.update(kind for kind in kinds if self.ran.get(kind, now) < long_ago)
 
     def has_run(self, template: str, *, alike: bool) -> bool:
-        """Whether pods of each kind have, as the operator must know."""
+        """Return whether pods of each kind have, as the operator must know."""
         kinds = [(template, is_first) in self.seen_to_run for is_first in (True, False)]
         return any(kinds) if alike else all(kinds)

@@ -1,4 +1,4 @@
-"""What must hold of a job's status: judged at each write, against what truly happened."""
+"""Rules for a job's status, judged at each write by what really happened."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tests.simulation.world.server import REFUSED_IMAGE
 _OBSERVED = frozenset(
     {"observed_generation", "ready_replicas", "ready", "completed_indexes", "selector"}
 )
-"""What is simply seen, and may differ after a job has finished."""
+"""Observed fields, which may still change after a job has finished."""
 
 _MAX_SHARE = 4
 """One in so many nodes may be avoided."""
@@ -75,7 +75,7 @@ class Verdicts:
         new = after.status
         charged = new.restarts - old.restarts
         disrupted = new.disruptions - old.disruptions
-        # Those in a row are counted: the count begins anew once all pods run.
+        # Retries in a row are counted: the count returns to 0 once all pods run.
         retried = max(new.bookkeeping.scheduling_retries - old.bookkeeping.scheduling_retries, 0)
         started = new.attempt - old.attempt
         renewed = (new.bookkeeping.spares_renewed or 0) - (old.bookkeeping.spares_renewed or 0)
@@ -102,20 +102,20 @@ class Verdicts:
         elif started:
             edited = reason == "SpecChanged"
             reasons = edited + retried + rescheduled + old.is_true("Suspended")
-            self.require(reasons == 1, "the gang starts anew for nothing")
+            self.require(reasons == 1, "the gang restarts for nothing")
         elif anew and after.spec.elastic and not ordered:
             self._resized(old, after)
         else:
             self.require(not replaced or rescheduled, "a pod was replaced uncounted")
             relieved = self._is_relieved(old, after)
-            self.require(not anew or relieved or ordered, "processes start anew uncounted")
+            self.require(not anew or relieved or ordered, "processes restart uncounted")
         if charged:
             limit = after.spec.restart.max_restarts
             self.require(_used(after) <= limit, "more restarts than allowed")
 
     def _is_relieved(self, old: DDPJobStatus, after: DDPJob) -> bool:
-        """Whether spares took the places of pods whose loss is on record until all run again, or
-        that have never run, as far as anybody could see: then no process starts anew.
+        """Return whether spares took the places of pods that were recorded as lost, or that never
+        ran as far as anybody could see: then no process restarts.
         """
         before, now = (slots_of(each.world, after.spec.replicas) for each in (old, after.status))
         gone = set(before).difference(now)
@@ -142,7 +142,7 @@ class Verdicts:
         """A group of another size is within its job's bounds, and keeps who it had in order."""
         before = slots_of(old.world, after.spec.replicas, elastic=True)
         now = members(after)
-        self.require(before != now, "processes start anew for nothing")
+        self.require(before != now, "processes restart for nothing")
         least, most = after.spec.min_size, after.spec.max_size
         self.require(len(now) >= least, f"{len(now)} pods are fewer than {least}")
         grows = len(now) > len(before)
@@ -165,7 +165,7 @@ class Verdicts:
         corrected = [(before, after) for before, after in pairs if before != after]
         self.require(len(corrected) == 1, f"{len(corrected)} records were corrected")
         before, after = corrected[0]
-        self.require(before.charged and not after.charged, "nothing was to be taken back")
+        self.require(before.charged and not after.charged, "there was no charge to take back")
         self.require(before.attempt == after.attempt, "the cause is of another attempt")
         by_rule = any(rule.charged is False for rule in job.spec.restart.rules)
         excuses = by_rule or after.class_ in ("Disruption", "Infrastructure")
@@ -178,7 +178,7 @@ class Verdicts:
         if failure.reason == NO_PROGRESS:
             still = max(self.seconds - truth.moved_at, truth.stood_seconds)
             deadline = job.spec.progress_deadline_seconds or 0
-            # An operator that is started anew has but the clock to go by.
+            # An operator that has restarted knows only the clock.
             hung = still >= deadline - 1 or not self.clock_is_right
             self.require(hung, f"taken for hung although {failure.pod} stood for {still:.1f} s")
             complete = _is_complete(job.status) and truth.last_step_at is not None
@@ -206,14 +206,14 @@ class Verdicts:
 
     def _is_chargeable(self, job: DDPJob, failure: Failure) -> bool:
         if failure.class_ == "Infrastructure":
-            # A job whose every node seems to be broken is a job that is broken.
+            # If every node of a job seems broken, the job is the cause.
             of_nodes = sum(known.class_ == "Infrastructure" for known in job.status.failures)
             return of_nodes > MOST_NODE_FAILURES
         own = "Application" in self.truth_of(failure.pod).faults
         return own or failure.reason == NO_PROGRESS
 
     def _failed(self, job: DDPJob) -> None:
-        """A job has failed for a reason that there is in truth."""
+        """Require that a job failed for a reason that really existed."""
         reason, spec = job.status.reason, job.spec
         last = job.status.failures[-1] if job.status.failures else None
         truth = self.truth_of(last.pod) if last else Truth()

@@ -1,4 +1,4 @@
-"""The way from an operator to the API server, on which everything can be lost."""
+"""The operator's requests to the API server, where everything can be lost."""
 
 import asyncio
 import contextlib
@@ -30,13 +30,13 @@ _NONE = Refusal(None)
 
 @dataclass
 class RequestFaults:
-    """What befalls an operator's requests, and the write at which it dies."""
+    """Faults of an operator's requests, and the write at which it crashes."""
 
     refusals: Refusals = field(default_factory=Refusals)
     writes_until_crash: int | None = None
     crash_after_effect: bool = False
     told: list[str] = field(default_factory=list)
-    """Messages of Events, none of which is ever lost."""
+    """Messages of Events; none is lost."""
 
     def clear(self) -> None:
         """Let everything go well from now on."""
@@ -44,7 +44,7 @@ class RequestFaults:
         self.writes_until_crash = None
 
     def next_is_last(self) -> bool:
-        """Whether the operator dies of the write that it is about to make."""
+        """Return whether the operator dies of the write that it is about to make."""
         if self.writes_until_crash is None:
             return False
         self.writes_until_crash -= 1

@@ -1,4 +1,4 @@
-"""What becomes of pods: each function makes of a pod's manifest its next state."""
+"""States of pods: each function returns a pod's manifest in its next state."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,22 +15,22 @@ _STARTED = "Running"
 
 
 def is_over(pod: Manifest) -> bool:
-    """Whether the pod will never run again."""
+    """Return whether the pod will never run again."""
     return pod["status"]["phase"] in ("Succeeded", "Failed")
 
 
 def is_running(pod: Manifest) -> bool:
-    """Whether its trainer runs."""
+    """Return whether its trainer runs."""
     return pod["status"]["phase"] == _STARTED and not trainer_exit(pod)
 
 
 def is_deleting(pod: Manifest) -> bool:
-    """Whether somebody asked for its end."""
+    """Return whether somebody asked for its end."""
     return "deletionTimestamp" in pod["metadata"]
 
 
 def is_told_to_end(pod: Manifest) -> bool:
-    """Whether somebody asked for its end, or the cluster announced it."""
+    """Return whether somebody asked for its end, or the cluster announced it."""
     conditions = pod["status"].get("conditions") or ()
     return is_deleting(pod) or any(c["type"] == "DisruptionTarget" for c in conditions)
 
@@ -48,7 +48,7 @@ def secrets_of(pod: Manifest) -> list[str]:
 
 
 def name_of_trainer(pod: Manifest) -> str:
-    """Name of the container that trains; others may have come before it by a webhook."""
+    """Return the name of the container that trains. A webhook may have added others before it."""
     name: str = pod["metadata"]["annotations"][ANNOTATION_TRAINER]
     return name
 
@@ -72,7 +72,7 @@ def trainer_exit(pod: Manifest) -> Mapping[str, Any] | None:
 
 
 def stage_of(pod: Manifest) -> Stage:
-    """How far a pod has come that has not ended."""
+    """Return the stage of a pod that has not ended."""
     conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions") or ()}
     if not node_of(pod):
         return Stage.CREATED

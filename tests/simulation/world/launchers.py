@@ -1,4 +1,4 @@
-"""The launchers in pods of jobs whose processes start anew in place, and the way to them."""
+"""Launchers in pods, which restart processes in place, and the operator's way to them."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -31,14 +31,14 @@ ANSWER_LIMIT_SECONDS = 60.0
 """How long a launcher waits for what the operator decides about a failure."""
 
 _UNHEARD_OF = timedelta(seconds=10)
-"""How long after its time a pod that does not end is to be waited for."""
+"""How long the operator waits for a pod that does not end in time."""
 
 Require = Callable[[object, str], None]
 
 
 def restarts_in_place(pod: Manifest) -> bool:
-    """Whether a pod's launcher starts its processes anew; others form their group by themselves, or
-    end with their pods.
+    """Return whether a pod's launcher restarts its processes. Others form their group
+    themselves, or end with their pods.
     """
     if not has_launcher(pod):
         return False
@@ -47,8 +47,8 @@ def restarts_in_place(pod: Manifest) -> bool:
 
 
 def has_launcher(pod: Manifest) -> bool:
-    """Whether somebody listens in a pod: not in an image without, nor where all pods of some jobs
-    start anew.
+    """Return whether a launcher listens in a pod: not if its image has none, nor in some jobs that
+    restart all pods.
     """
     if trainer_of(pod)["image"] == WITHOUT_LAUNCHER:
         return False
@@ -58,12 +58,12 @@ def has_launcher(pod: Manifest) -> bool:
 
 
 def _restarts_when_moved(pod: Manifest) -> bool:
-    """Whether its processes, told of another place, start anew there."""
+    """Return whether its processes restart when it receives another place."""
     return restarts_in_place(pod) or (_variable(pod, ENV_SCOPE) == "Gang" and not joins(pod))
 
 
 def joins(pod: Manifest) -> bool:
-    """Whether its processes form their group anew by themselves: in every other job they do."""
+    """Return whether its processes rebuild their group themselves, as in every other job."""
     return int(owner_of(pod).removeprefix("job-") or 0) % 2 == 1
 
 
@@ -94,14 +94,14 @@ def first_node_rank(pod: Manifest) -> int | None:
 
 @dataclass
 class Launcher:
-    """What one of them knows."""
+    """The state of one launcher."""
 
     generation: int
     node_rank: int | None
     """None: the pod has no place."""
     start: bool = True
     held_until: datetime | None = None
-    """When its processes start where the pod was made to be, unless it is told of another place."""
+    """When its processes start in the pod's first place, unless it receives another one."""
     failure: Mapping[str, Any] | None = None
     """Of its processes, in this generation."""
     failed_at: float = 0.0
@@ -114,35 +114,35 @@ class Launcher:
 
     @property
     def has_ranks(self) -> bool:
-        """Whether processes run in its pod, of whichever generation."""
+        """Return whether processes of any generation run in its pod."""
         return self.works or self.asks_until_ended > 0
 
     @property
     def works(self) -> bool:
-        """Whether those of the generation that it knows run."""
+        """Return whether those of the generation that it knows run."""
         return self.node_rank is not None and self.start and self.failure is None
 
 
 @dataclass
 class Launchers:
-    """All of them, by the UID of their pods."""
+    """All launchers, by the UID of their pods."""
 
     server: ApiServer
     clock: Clock
     require: Require
     clock_is_right: Callable[[], bool]
-    """Whether the operator's clock always was."""
+    """True if the operator's clock always was."""
     dead_nodes: Set[str]
     cut_off: set[str] = field(default_factory=set)
     """UIDs of pods that the operator does not reach."""
     all_cut_off_since: float | None = None
     """When the operator lost its way to all pods, as by a network policy; None: it has it."""
     apart: set[str] = field(default_factory=set)
-    """UIDs of pods whose launchers do not reach that of node rank 0."""
+    """UIDs of pods with launchers that do not reach that of node rank 0."""
     loses_answers: bool = False
-    """Whether what it is told takes effect, and it never hears so."""
+    """True if orders take effect and their answers get lost."""
     processes_linger: bool = False
-    """Whether processes that are to end take some time."""
+    """True if processes that are to end take some time."""
     answer_seconds: float = ANSWER_SECONDS
     """How long they take."""
     heard_at: dict[str, float] = field(default_factory=dict)
@@ -157,8 +157,7 @@ class Launchers:
     _saved: set[str] = field(default_factory=set)
     """UIDs of pods that hold a checkpoint which no other pod sees."""
     _places: dict[tuple[str, str, int, int], str] = field(default_factory=dict)
-    """Who has been told, or made, to have a place: UID of the job, attempt, generation and node
-    rank, and the host name of the pod."""
+    """The host name of the pod in each place: UID of the job, attempt, generation, node rank."""
 
     def clear(self) -> None:
         """Let all be reached, and answer at once."""
@@ -220,11 +219,11 @@ class Launchers:
             one.generation, one.failure = generation, None
 
     def works(self, pod: Manifest) -> bool:
-        """Whether its processes run, or would if they were there."""
+        """Return whether its processes run, or would if they were there."""
         return self.of(pod).works
 
     def waited_too_long(self, pod: Manifest) -> Mapping[str, Any] | None:
-        """The failure with whose code and words a pod ends now, since nothing came of it."""
+        """Return the failure that ends a pod now, because no answer came."""
         one = self.of(pod)
         waited = self.clock.seconds - one.failed_at
         return one.failure if waited >= ANSWER_LIMIT_SECONDS else None
@@ -250,7 +249,7 @@ class Launchers:
         self._judge_place(pod, document["generation"], document["nodeRank"])
         stored = (self.server.job or {}).get("status", {}).get("world", {}).get("generation", 0)
         alive = self.server.job is not None and self.server.job["metadata"]["uid"] == owner_of(pod)
-        what = f"a launcher is told of generation {document['generation']}, stored is {stored}"
+        what = f"a launcher receives generation {document['generation']}, stored is {stored}"
         self.require(not alive or document["generation"] <= stored, what)
         one.node_rank = document["nodeRank"]
         one.led.clear()
@@ -331,24 +330,24 @@ class Launchers:
         return orjson.dumps(said)
 
     def saved_in_pod(self, pod: Manifest) -> bool:
-        """Whether rank 0 has saved to its pod's own disk: in one of five jobs, once it has run."""
+        """Return whether rank 0 has saved to its pod's own disk, as in one of five jobs."""
         one, may = self.of(pod), int(owner_of(pod).removeprefix("job-") or 0) % 5 == 2
         if may and _variable(pod, ENV_LOCAL_PATHS) and one.works and one.node_rank == 0:
             self._saved.add(_uid(pod))
         return _uid(pod) in self._saved
 
     def judge_assignment(self, address: str) -> None:
-        """Nobody is told where nobody listens, but in jobs that say by their scope, Pod, that
-        somebody does: spares take places there without being asked who listens.
+        """Require that orders go only to pods with a launcher. In jobs of scope Pod, spares take
+        places without a question whether one listens.
         """
         ip = address.partition(":")[0]
         for pod in self.server.pods.values():
             if pod["status"].get("podIP") == ip and is_running(pod):
                 says_so = _attempt_of(pod) in self._answered or _variable(pod, ENV_SCOPE) == "Pod"
-                self.require(says_so, f"{pod['metadata']['name']} is told of its place")
+                self.require(says_so, f"{pod['metadata']['name']} receives its place")
 
     def deliver_late(self) -> None:
-        """What was sent long ago comes again, to whoever has the address by now."""
+        """Deliver old orders again, to the pods that have these addresses now."""
         late, self.late = self.late, []
         for sent in late:
             pod = self.at(sent["address"])

@@ -67,7 +67,7 @@ def name_of(node: Manifest) -> str:
 
 
 def reporting(node: Manifest, what: str) -> Manifest:
-    """Return the same node, which reports this and nothing else."""
+    """Return the same node, which reports only this."""
     taints = [taint for taint in node["spec"].get("taints") or () if taint == GPU_TAINT]
     conditions = [_condition("Ready", "Unknown" if what == UNREACHABLE else "True")]
     labels = {k: v for k, v in node["metadata"]["labels"].items() if v != _ONGOING}

@@ -33,7 +33,7 @@ class Pace:
     first_step: float
     """How much longer the first step takes."""
     save: float
-    """From a step to its complete checkpoint; training goes on meanwhile."""
+    """From a step to its complete checkpoint; training continues meanwhile."""
     every: int
     """Steps from one checkpoint to the next."""
 
@@ -67,9 +67,9 @@ class PacedTraining(Training):
     first_steps: list[tuple[int, float]] = field(default_factory=list)
     """Number and time of each group's first step."""
     counts: bool = True
-    """Whether it reports how long training took; earlier releases and scripts do not."""
+    """True if it reports how long training took; earlier releases and scripts do not."""
     has_volume: bool = True
-    """Whether it remembers the first steps of earlier processes."""
+    """True if it remembers the first steps of earlier processes."""
     leaving: dict[str, bool] = field(default_factory=dict)
     """UIDs of deleted pods that train on until they end or another group forms; true: the group
     saves when they end.
@@ -99,7 +99,7 @@ class PacedTraining(Training):
 
     @property
     def is_training(self) -> bool:
-        """Whether the group completes steps."""
+        """Return whether the group completes steps."""
         return self.group is not None and self.times.steps[-1:] > [(self.group.formed, 0)]
 
     def observe(self) -> None:
@@ -132,7 +132,7 @@ class PacedTraining(Training):
             self.observe()
 
     def save_and_stop(self) -> None:
-        """All ranks are told to end, and save first."""
+        """All ranks save, and end."""
         if self.group is not None:
             self.save()
             self.stop()
@@ -146,7 +146,7 @@ class PacedTraining(Training):
         self.saved = self.group.step, now
 
     def is_left(self, pod: Manifest) -> bool:
-        """Whether a pod waits for others, and its processes know how far they were."""
+        """Return whether a pod waits for others, and its processes know how far they were."""
         return self.group is None and pod["metadata"]["uid"] in self._memory
 
     def save_alone(self, pod: Manifest) -> None:
@@ -170,7 +170,7 @@ class PacedTraining(Training):
         self.group = None
 
     def report(self, pod: Manifest) -> bytes | str:
-        """What a pod's trainer answers to GET /status."""
+        """Return the answer of a pod's trainer to GET /status."""
         uid, now = pod["metadata"]["uid"], self.simulation.clock.seconds
         self._train_until(now)
         if self.group is not None and uid == self.group.leader and now >= self.group.formed:
@@ -228,7 +228,7 @@ class PacedTraining(Training):
         return ()
 
     def _size_of(self, attempt: str, generation: int) -> int:
-        """Return the size of a group, as its launchers were told."""
+        """Return the size of a group, as its launchers know it."""
         job = self.simulation.job()
         world = job.status.world if job else None
         if job and world and (str(job.status.attempt), world.generation) == (attempt, generation):
@@ -248,7 +248,7 @@ class PacedTraining(Training):
 
 
 def all_placed(pods: Sequence[Manifest], replicas: int) -> bool:
-    """Whether as many pods as a group needs have nodes."""
+    """Return whether as many pods as a group needs have nodes."""
     return sum(bool(node_of(pod)) and not is_deleting(pod) for pod in pods) >= replicas
 
 

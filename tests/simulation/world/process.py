@@ -87,7 +87,7 @@ class OperatorProcess:
     def _ask(self) -> None:
         reports = self.engine._reports
         assert reports is not None
-        reports._now_due()  # forgets what was said by jobs that do not run any more
+        reports._now_due()  # forgets reports of jobs that do not run
         self.loop.create_task(reports._poll(JOB))
 
     def listen(self) -> None:

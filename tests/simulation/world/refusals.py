@@ -1,4 +1,4 @@
-"""What requests to the API server meet instead of being done: one mechanism for all of it.
+"""Refusals and delays of requests to the API server: one mechanism for all of them.
 
 The words are those of the API server and its admission (k8s.io/apiserver, plugin/pkg/admission), of
 aiohttp where the operator's own machine fails.
@@ -29,7 +29,7 @@ WRITES: Final = (
 )
 
 Error = Callable[[str], ClusterError]
-"""What is answered to a request about an object of this name."""
+"""Returns the answer to a request about an object of this name."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Refusal:
 
 @dataclass
 class Refusals:
-    """All that holds at present, and what was refused last."""
+    """All refusals at present, and the last answer."""
 
     active: list[Refusal] = field(default_factory=list)
     last_message: str = ""

@@ -26,7 +26,7 @@ class Scheduler:
         self._nodes = nodes
         self._pods = pods
         self._requested: dict[str, Resources] = {}
-        """By the UIDs of pods, whose requests never change."""
+        """By the UIDs of pods. Their requests never change."""
         self.tenants = tenants or Tenants()
 
     def feasible(self, pod: Manifest) -> list[str]:

@@ -50,7 +50,7 @@ class Judge(Protocol):
 
 
 class ApiServer:
-    """Objects and the events that tell of them; refuses what Kubernetes refuses."""
+    """Objects and their events; refuses requests that Kubernetes refuses."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -62,9 +62,9 @@ class ApiServer:
         self.nodes: dict[str, Node] = {}
         """The same as the operator keeps them."""
         self.changed_at: dict[str, float] = {}
-        """When each node last said something else."""
+        """When each node last changed."""
         self.leaving: dict[str, set[str]] = defaultdict(set)
-        """By node: the boot IDs with which it ever said that it is about to go."""
+        """By node: the boot IDs with which it reported that it is about to go."""
         self.service: Manifest | None = None
         self.secrets: dict[str, Manifest] = {}
         self.policy: Manifest | None = None
@@ -99,7 +99,7 @@ class ApiServer:
     # The operator's requests
 
     def put_node(self, manifest: Manifest) -> None:
-        """Have a node say something else of itself."""
+        """Store what a node reports."""
         name = manifest["metadata"]["name"]
         if is_leaving(manifest):
             self.leaving[name].add(boot_id_of(manifest))
@@ -122,7 +122,7 @@ class ApiServer:
         return created
 
     def store_pod(self, manifest: Manifest) -> Manifest:
-        """Add a pod, whoever makes it."""
+        """Add a pod."""
         version = self._next_version()
         metadata = {
             **manifest["metadata"],
@@ -139,9 +139,7 @@ class ApiServer:
         return deleted
 
     def end_pod(self, key: Key, *, grace_seconds: int | None = None) -> Manifest:
-        """Ask for a pod's end, whoever asks; one that no kubelet has, or that has ended, is gone at
-        once.
-        """
+        """Request a pod's end. One that has no node, or that has ended, is gone at once."""
         pod = self.found_pod(key)
         if "deletionTimestamp" not in pod["metadata"]:
             grace = POD_GRACE_SECONDS if grace_seconds is None else grace_seconds
@@ -308,7 +306,7 @@ def owner_of(manifest: Manifest) -> str:
 
 
 def shape_of(job: Manifest) -> str:
-    """What its pods are made of; those of an elastic job are alike in a group of any size."""
+    """Return the parts of a spec that shape its pods. An elastic group's size does not."""
     spec = job["spec"]
     replicas = None if spec.get("elastic") else spec["replicas"]
     return repr((spec["template"], replicas, spec.get("overrides")))

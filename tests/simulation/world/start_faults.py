@@ -1,4 +1,4 @@
-"""How far pods come: what keeps them from getting further, and for how long.
+"""Faults that keep pods from starting, and for how long.
 
 Reasons and messages are the kubelet's (pkg/kubelet: images, kuberuntime, container) and those of
 containerd; what only Events tell, as of a volume that does not mount, pods themselves do not say.
@@ -19,7 +19,7 @@ class Stage(IntEnum):
 
     CREATED = 0
     SCHEDULED = 1
-    """Bound to a node whose kubelet has not said anything yet."""
+    """Bound to a node, without news from its kubelet."""
     SANDBOX = 2
     """Its volumes and its network are being set up."""
     CONTAINER = 3
@@ -29,12 +29,12 @@ class Stage(IntEnum):
 
 
 Fault = Literal["node", "registry", "cluster", "spec"]
-"""Whose it is that a pod gets no further."""
+"""The cause that a pod does not start."""
 
 
 @dataclass(frozen=True)
 class StartFault:
-    """Pods get no further than this, for this reason."""
+    """A stage that pods do not pass, and why."""
 
     stage: Stage
     fault: Fault
@@ -91,27 +91,27 @@ START_FAULTS: Final = {
 
 
 def missing_secret(name: str) -> StartFault:
-    """What keeps a pod back whose token is in a Secret that is gone."""
+    """Return the fault of a pod that needs a Secret that is gone."""
     words = f'secret "{name}" not found'
     return StartFault(Stage.CONTAINER, "cluster", "CreateContainerConfigError", words)
 
 
 @dataclass
 class StartFaults:
-    """All that fault at present: on a node, on one pod (by its UID), or on all pods."""
+    """All such faults at present: on a node, of one pod (by its UID), or of all pods."""
 
     _until: dict[str, tuple[float, StartFault]] = field(default_factory=dict)
 
     def put(self, where: str, fault: StartFault, *, until: float = math.inf) -> None:
-        """Let it fault somewhere; `where` is empty for everywhere."""
+        """Begin a fault; `where` is empty for everywhere."""
         self._until[where] = (until, fault)
 
     def clear(self) -> None:
-        """Let all pods get on."""
+        """End all of them."""
         self._until.clear()
 
     def of(self, pod: Manifest, now: float) -> StartFault | None:
-        """What keeps a pod back the most; None: nothing does."""
+        """Return the earliest fault of a pod; None: it has none."""
         known = [
             self._until[where]
             for where in ("", pod["spec"].get("nodeName", ""), pod["metadata"]["uid"])

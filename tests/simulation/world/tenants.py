@@ -14,7 +14,7 @@ class Tenants:
 
     taken: dict[str, Resources] = field(default_factory=dict)
     stay: dict[str, Resources] = field(default_factory=dict)
-    """Those that never leave."""
+    """Requests of those who never leave."""
     changed_at: float = 0.0
 
     def fill(self, node: str, free: Resources, now: float) -> None:

@@ -50,7 +50,7 @@ class Training:
         self._steps = dict.fromkeys(self._steps, 0)
 
     def report(self, pod: Manifest) -> bytes | str:
-        """What a pod's trainer answers to GET /status."""
+        """Return the answer of a pod's trainer to GET /status."""
         saved = self._checkpoints.get(owner_of(pod), 0)
         step = self._steps.get(pod["metadata"]["uid"], saved)
         checkpoint = {"checkpoint": {"step": saved}} if saved else {}
@@ -117,7 +117,7 @@ class SimulatedTrainers:
         return self._launchers.say(pod)
 
     async def _answers(self, wait_seconds: float = 0.0) -> bool:
-        """Whether an answer comes before the operator gives it up."""
+        """Return whether an answer comes before the operator gives it up."""
         seconds, most = self._launchers.answer_seconds, wait_seconds + _TIMEOUT_SECONDS
         await asyncio.sleep(min(seconds, most))
         return seconds < most

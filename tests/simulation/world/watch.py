@@ -8,13 +8,13 @@ from ddp_operator.ports import Manifest
 from tests.simulation.clock import VirtualLoop
 
 LAG_SECONDS = 0.02
-"""What a healthy watch takes to tell."""
+"""Delay of a healthy watch."""
 
 _KEPT = 6
 
 
 class Watch:
-    """Delivers events in order, `LAG_SECONDS` late; after trouble it lists anew."""
+    """Delivers events in order, `LAG_SECONDS` late; after a failure it lists again."""
 
     def __init__(
         self,
