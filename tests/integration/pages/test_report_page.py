@@ -3,7 +3,6 @@
 import base64
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,14 +27,19 @@ const light = color => {
 """
 
 
-@pytest.fixture
-def page(browser: webdriver.Chrome, tmp_path: Path) -> Iterator[webdriver.Chrome]:
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The report of a job with a failure; its message looks like HTML."""
     hostile = job(failures=[failure(time=at(150), message=HOSTILE)], message=HOSTILE)
-    file = tmp_path / "digits.html"
+    file = tmp_path_factory.mktemp("report") / "digits.html"
     file.write_text(as_html(build(facts(hostile))))
+    return file.as_uri()
+
+
+@pytest.fixture
+def page(browser: webdriver.Chrome, address: str) -> Iterator[webdriver.Chrome]:
     browser.get_log("browser")  # of the page before
-    browser.get(file.as_uri())
+    browser.get(address)
     yield browser
     browser.execute_cdp_cmd(MEDIA, {"media": "", "features": []})
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
