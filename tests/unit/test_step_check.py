@@ -1,4 +1,4 @@
-"""The check that ranks lose no step, which tests with real pods make."""
+"""The check of tests with real pods that ranks lose no step."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The engine keeps working when one job misbehaves."""
+"""The engine: its queue and workers, and the changes that make it reconcile a job."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -123,7 +123,7 @@ def test_spec_of_an_invalid_job_is_kept_for_its_rejection() -> None:
 
 
 def test_cached_job_takes_few_kilobytes() -> None:
-    """Its template has a tenth of a kilobyte as JSON here; the rest is the same for each job."""
+    """Its template takes 100 bytes as JSON; the rest is the same for each job."""
     status = {
         "phase": "Running",
         "message": "all 2 pods are ready",

@@ -25,7 +25,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def after_writes(
     world: World, monkeypatch: pytest.MonkeyPatch, call: str, count: int, then: Callable[[], object]
 ) -> None:
-    """Call a function once a method has been called so many times; all calls overlap."""
+    """Call `then` once the method has been called `count` times; all calls overlap."""
     original = getattr(world.cluster, call)
     made = 0
 
@@ -57,7 +57,7 @@ def deleted(calls: list[str]) -> int:
 async def interrupted_creation(
     world: World, monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]
 ) -> None:
-    """Reconcile a new job that changes after 30 pods; its creation ends."""
+    """Reconcile a new job that changes after 30 pods, and check that its creation ends."""
     after_writes(world, monkeypatch, "create_pod", 30, change)
     world.apply(job(replicas=REPLICAS))
     calls = await world.reconcile()

@@ -1,4 +1,4 @@
-"""Number of calls at the same time, and after failures."""
+"""Calls that start slowly: few at the same time until some succeed."""
 
 import asyncio
 

@@ -13,7 +13,7 @@ from aiohttp import WSMsgType, web
 
 
 class ProgramRun:
-    """A fake program's view of its caller."""
+    """A run of a fake program: its command, input and output."""
 
     def __init__(self, socket: web.WebSocketResponse, command: Sequence[str], tty: bool) -> None:
         self._socket = socket

@@ -1,4 +1,4 @@
-"""The policy that limits the operator admits all of its requests, and refuses each bad one."""
+"""The admission policy for the operator: it admits all its requests, and refuses bad ones."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -119,7 +119,7 @@ async def sent(
 
 
 async def _boosted(server: AdmittingServer, cluster: KubeCluster[Key]) -> AdmissionRequest:
-    """Return the request that boosts the Workload of a pod group, as Kueue made it."""
+    """Return the request that boosts the Workload that Kueue made for a pod group."""
     owners = [
         {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": name}
         for name in ("digits-0-0", "digits-0-1")

@@ -22,7 +22,7 @@ BAD_SECONDS, ALL_SECONDS = 60.0, 90.0
 
 @dataclass
 class Network:
-    """Fate of messages; seconds and probabilities."""
+    """Delays and losses of messages."""
 
     dice: random.Random
     loss: float
@@ -55,7 +55,7 @@ class Replica:
 
 
 class World:
-    """The lease on its server, the replicas, and the coming events."""
+    """The lease on its server, the replicas, and the events to come."""
 
     def __init__(self, network: Network, speeds: list[float]) -> None:
         self.now = 0.0
@@ -100,7 +100,7 @@ class World:
             self._store(replace(self.record, holder="", duration=1.0))
 
     def freeze(self, replica: Replica, seconds: float) -> None:
-        """Suspend the replica for a time, without its knowledge."""
+        """Suspend the replica for a time; it does not notice."""
         replica.frozen_until = self.now + seconds
 
     # Actions of replicas.
@@ -223,7 +223,7 @@ def test_no_two_replicas_act_and_one_does_in_the_end(
 ) -> None:
     world = World(Network(random.Random(seed), loss, slow), speeds)
 
-    def befall(what: str, which: int, seconds: float) -> None:
+    def happen(what: str, which: int, seconds: float) -> None:
         victims = world.replicas
         if what.endswith("leader"):
             victims = [r for r in victims if r.may_act(world.now)] or victims
@@ -237,7 +237,7 @@ def test_no_two_replicas_act_and_one_does_in_the_end(
                 world.freeze(victim, seconds)
 
     for what, when, which, seconds in incidents:
-        world.at(when, lambda w=what, i=which, s=seconds: befall(w, i, s))  # type: ignore[misc]
+        world.at(when, lambda w=what, i=which, s=seconds: happen(w, i, s))  # type: ignore[misc]
     world.run()
     assert len(world.acting()) == 1
     event(f"{min(len(world.leaders), 5)} leaders")

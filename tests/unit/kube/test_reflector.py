@@ -37,7 +37,7 @@ def group(manifest: Any) -> Key:
 
 
 class Running:
-    """A reflector at work, and its reports."""
+    """A running reflector, and the changes that it reports."""
 
     def __init__(self, client: ApiClient, **options: Any) -> None:
         self.changes: Counter[Key] = Counter()
