@@ -51,8 +51,7 @@ async def fail_for(world: World, seconds: int, error: ClusterError) -> None:
     """Reconcile again and again, like the queue."""
     for wait in (0, *[5] * (seconds // 5)):
         world.now += timedelta(seconds=wait)
-        with pytest.raises(type(error)):
-            await world.reconcile()
+        await world.reconcile_fails(type(error))
 
 
 @pytest.mark.parametrize(

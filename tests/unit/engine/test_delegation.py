@@ -121,8 +121,7 @@ async def test_missing_object_makes_an_event_and_no_status(
     world.cluster.applied["PriorityClass"] = {Key("", "high"): {"value": 1}}
     world.apply(elsewhere(template={"spec": spec}))
     for _ in range(3):
-        with pytest.raises(type(error)):
-            await world.reconcile()
+        await world.reconcile_fails(type(error))
         world.now += timedelta(seconds=10)
     [event] = world.cluster.events
     assert error.message in event.message
@@ -219,8 +218,7 @@ async def test_last_status_of_the_other_cluster_is_kept(world: World) -> None:
     workload(world)["status"] = {"conditions": [condition]}
     # MultiKueue has written the status, and the watch is late.
     world.cluster.store_job(elsewhere(status=ENDED))
-    with pytest.raises(ConflictError):
-        await world.reconcile()
+    await world.reconcile_fails(ConflictError)
     assert world.cluster.jobs[Key("default", "train")]["status"] == ENDED
 
 

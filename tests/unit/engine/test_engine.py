@@ -1,8 +1,10 @@
 """The engine: its queue and workers, and the changes that make it reconcile a job."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
@@ -30,10 +32,21 @@ class PoisonedCluster(FakeCluster):
         await super().create_pod(manifest)
 
 
-def named(name: str) -> dict[str, object]:
+def named(name: str) -> dict[str, Any]:
     manifest = job()
     manifest["metadata"] = {**manifest["metadata"], "name": name, "uid": f"uid-{name}"}
     return manifest
+
+
+@asynccontextmanager
+async def running(cluster: FakeCluster, *jobs: Manifest, **options: Any) -> AsyncIterator[Engine]:
+    """Run an engine with some jobs."""
+    engine = Engine(cluster, settings=SETTINGS, **options)
+    engine.start()
+    for manifest in jobs:
+        engine.job_changed(cluster.store_job(manifest))
+    yield engine
+    await engine.stop()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -42,36 +55,27 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_job_that_raises_is_retried_and_delays_no_other() -> None:
     cluster = PoisonedCluster()
-    engine = Engine(cluster, settings=SETTINGS, workers=1)
-    engine.start()
-    engine.job_changed(cluster.store_job(named("poison")))
-    for i in range(20):
-        engine.job_changed(cluster.store_job(named(f"good-{i}")))
-    await until(lambda: len(cluster.pods) == 40)
-    await until(lambda: cluster.calls.count("create_pod poison") >= 3)
-    await engine.stop()
+    jobs = (named(name) for name in ("poison", *(f"good-{i}" for i in range(20))))
+    async with running(cluster, *jobs, workers=1):
+        await until(lambda: len(cluster.pods) == 40)
+        await until(lambda: cluster.calls.count("create_pod poison") >= 3)
 
 
 async def test_unavailable_server_is_retried_until_it_answers() -> None:
     cluster = FakeCluster()
     cluster.refuse["create_pod"] = UnavailableError("down", retry_after_seconds=0.01)
-    engine = Engine(cluster, settings=SETTINGS)
-    engine.start()
-    engine.job_changed(cluster.store_job(job()))
-    await until(lambda: sum(call.startswith("create_pod") for call in cluster.calls) >= 2)
-    cluster.refuse.clear()
-    await until(lambda: len(cluster.pods) == 2)
-    await engine.stop()
+    async with running(cluster, job()):
+        await until(lambda: sum(call.startswith("create_pod") for call in cluster.calls) >= 2)
+        cluster.refuse.clear()
+        await until(lambda: len(cluster.pods) == 2)
 
 
 async def test_own_write_seen_by_the_watch_is_not_new() -> None:
     cluster = FakeCluster()
-    engine = Engine(cluster, settings=SETTINGS)
     stored = cluster.store_job(job())
-    engine.start()
-    engine.job_changed(stored)
-    await until(lambda: "status" in cluster.jobs[Key("default", "train")])
-    await engine.stop()
+    async with running(cluster) as engine:
+        engine.job_changed(stored)
+        await until(lambda: "status" in cluster.jobs[Key("default", "train")])
     assert not engine.jobs.put(stored)
     assert not engine.jobs.put(cluster.jobs[Key("default", "train")])
 

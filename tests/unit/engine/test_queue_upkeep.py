@@ -105,8 +105,7 @@ async def test_pod_on_a_silent_node_is_deleted_by_force(world: World) -> None:
 async def test_no_group_ends_while_the_jobs_group_is_unknown(world: World) -> None:
     world.cluster.lose_answers.add("patch_status")
     world.cluster.set_pod_status("train-0-0", CRASHED)
-    with pytest.raises(UnavailableError):
-        await world.reconcile()
+    await world.reconcile_fails(UnavailableError)
     assert marks(world) == []
     world.cluster.lose_answers.clear()
     await world.reconcile()

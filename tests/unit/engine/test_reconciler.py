@@ -105,6 +105,11 @@ class World:
         await self.reconciler.reconcile(KEY)
         return self.cluster.calls[before:]
 
+    async def reconcile_fails(self, error: type[ClusterError]) -> None:
+        """Reconcile once, and check that it raises this error."""
+        with pytest.raises(error):
+            await self.reconcile()
+
     async def reconcile_until_quiet(self) -> None:
         """Reconcile like a watch, which also reports the operator's own writes."""
         for _ in range(5):
@@ -173,8 +178,7 @@ async def test_network_policy_is_created_before_pods(world: World) -> None:
 async def test_refused_network_policy_prevents_pods(world: World, kind: type[ClusterError]) -> None:
     world.apply(job(isolation="Job"))
     world.cluster.refuse["apply NetworkPolicy"] = kind("not this policy")
-    with pytest.raises(kind):
-        await world.reconcile()
+    await world.reconcile_fails(kind)
     assert world.cluster.pods == {}
     assert world.status["message"] == "not this policy"
     assert world.status["bookkeeping"]["isolation"] == "Changing"
@@ -253,13 +257,11 @@ async def test_invalid_template_fails_the_job_with_the_servers_message(world: Wo
 async def test_denied_pod_is_in_the_status_and_retried(world: World, refusal: ClusterError) -> None:
     world.cluster.refuse["create_pod"] = refusal
     world.apply(job())
-    with pytest.raises(type(refusal)):
-        await world.reconcile()
+    await world.reconcile_fails(type(refusal))
     assert (world.status["phase"], world.status["reason"]) == ("Pending", "PodsForbidden")
     assert "says no" in world.status["message"]
     warnings = [event.reason for event in world.cluster.events if event.warning]
-    with pytest.raises(type(refusal)):
-        await world.reconcile()
+    await world.reconcile_fails(type(refusal))
     assert warnings == ["PodsForbidden"]
     assert [event.reason for event in world.cluster.events if event.warning] == warnings
     world.cluster.refuse.clear()
@@ -325,8 +327,7 @@ async def test_denied_deletion_is_retried_for_failed_jobs(world: World) -> None:
     await world.start()
     world.apply(job(replicas=0))
     world.cluster.refuse["delete_pod"] = ForbiddenError("a webhook says no", status=403)
-    with pytest.raises(ForbiddenError):
-        await world.reconcile()
+    await world.reconcile_fails(ForbiddenError)
     assert world.status["reason"] == "InvalidSpec"
     world.cluster.refuse.clear()
     await world.reconcile()
@@ -337,12 +338,10 @@ async def test_denied_deletion_does_not_change_the_outcome(world: World) -> None
     await world.start(cleanPodPolicy="All", restart={"maxRestarts": 0})
     world.cluster.set_pod_status("train-0-1", CRASHED)
     world.cluster.refuse["delete_pod"] = ForbiddenError("a webhook says no", status=403)
-    with pytest.raises(ForbiddenError):
-        await world.reconcile()
+    await world.reconcile_fails(ForbiddenError)
     conditions = world.status["conditions"]
     assert world.status["reason"] == "MaxRestartsExceeded"
-    with pytest.raises(ForbiddenError):
-        await world.reconcile()
+    await world.reconcile_fails(ForbiddenError)
     assert world.status["conditions"] == conditions
     assert world.cluster.events[-1].message == "a webhook says no"
     world.cluster.refuse.clear()
@@ -363,8 +362,7 @@ async def test_quota_for_few_pods_causes_few_refusals(
 
     monkeypatch.setattr(world.cluster, "create_pod", create_within_quota)
     world.apply(job(replicas=500))
-    with pytest.raises(ForbiddenError):
-        await world.reconcile()
+    await world.reconcile_fails(ForbiddenError)
     assert len(world.cluster.pods) == 3
     creations = [call for call in world.cluster.calls if call.startswith("create_pod")]
     assert len(creations) <= 3 + 4, "as many refused as created, and one"
@@ -387,8 +385,7 @@ async def test_status_is_written_although_a_pod_is_refused(
     world.apply(job(replicas=4, activeDeadlineSeconds=60))
     for seconds in (0, 30, 59):
         world.now = NOW + timedelta(seconds=seconds)
-        with pytest.raises(type(refusal)):
-            await world.reconcile()
+        await world.reconcile_fails(type(refusal))
         assert world.status["startTime"] == "2026-01-01T00:00:00Z"
         [gap] = [gap for gap in world.status["gaps"] if gap["nodeRank"] == 3]
         assert (gap["reason"], gap["since"]) == ("Refused", "2026-01-01T00:00:00Z")
@@ -523,8 +520,7 @@ async def test_progress_of_all_jobs_shares_a_rate_limit() -> None:
 async def test_write_without_response_is_followed_by_a_read(world: World) -> None:
     world.apply(job())
     world.cluster.lose_answers = {"patch_status"}
-    with pytest.raises(UnavailableError):
-        await world.reconcile()
+    await world.reconcile_fails(UnavailableError)
     assert world.status["conditions"][0]["type"] == "PodsCreated", "the write took effect"
     world.cluster.lose_answers = set()
     del world.cluster.pods[Key("default", "train-0-0")]
@@ -540,8 +536,7 @@ async def test_outdated_job_is_not_planned_with(world: World) -> None:
     suspended["metadata"]["generation"] = 2
     world.cluster.store_job({**suspended, "status": world.status})
     del world.cluster.pods[Key("default", "train-0-0")]
-    with pytest.raises(ConflictError):
-        await world.reconcile()
+    await world.reconcile_fails(ConflictError)
     await world.reconcile()
     assert world.status["phase"] == "Suspended"
     assert world.cluster.pods == {}
@@ -550,8 +545,7 @@ async def test_outdated_job_is_not_planned_with(world: World) -> None:
 async def test_deleted_job_is_read_once(world: World) -> None:
     world.apply(job())
     world.cluster.refuse["patch_status"] = UnavailableError("no answer")
-    with pytest.raises(UnavailableError):
-        await world.reconcile()
+    await world.reconcile_fails(UnavailableError)
     del world.cluster.refuse["patch_status"]
     del world.cluster.jobs[KEY]
     assert await world.reconcile() == ["patch_status train"]
@@ -563,8 +557,7 @@ async def test_restored_backup_is_accepted(world: World) -> None:
     earlier = world.cluster.jobs[KEY]
     earlier["metadata"]["resourceVersion"] = "0"
     world.cluster.set_pod_status("train-0-1", CRASHED)
-    with pytest.raises(ConflictError):
-        await world.reconcile()
+    await world.reconcile_fails(ConflictError)
     await world.reconcile()
     assert world.status["attempt"] == 1
 
@@ -619,8 +612,7 @@ async def test_missing_prerequisite_is_named_and_waited_for(
 ) -> None:
     world.cluster.refuse[f"apply {call}"] = error("there is none")
     world.apply(job(**spec))
-    with pytest.raises(error):
-        await world.reconcile()
+    await world.reconcile_fails(error)
     assert (world.status["phase"], world.status["reason"]) == ("Pending", "PodsForbidden")
     assert world.status["message"].startswith(f"there is none: {needs}")
     assert world.cluster.pods == {}
@@ -659,8 +651,7 @@ async def test_native_gang_takes_a_new_priority_while_suspended(
 
 async def test_injection_without_a_launcher_image_is_refused(world: World) -> None:
     world.apply(job(launcher="inject", template=template(container(command=["./train"]))))
-    with pytest.raises(ForbiddenError):
-        await world.reconcile()
+    await world.reconcile_fails(ForbiddenError)
     assert (world.status["phase"], world.cluster.pods) == ("Pending", {})
     assert "start the operator with --launcher-image, or remove launcher" in world.status["message"]
 
