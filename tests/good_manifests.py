@@ -214,7 +214,7 @@ GOOD_MANIFESTS: dict[str, Json] = {
     "more GPUs of a type that nobody knows": job(
         accelerator={"type": "nvidia-of-tomorrow", "count": 32}
     ),
-    "parts of GPUs, of which a machine has more": job(
+    "parts of GPUs, more than the machine has GPUs": job(
         accelerator={
             "type": "nvidia-a100-80gb",
             "count": 14,

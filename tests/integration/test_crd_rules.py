@@ -58,7 +58,7 @@ def refused_by(*judges: str) -> dict[str, BadManifest]:
 
 @pytest.mark.usefixtures("jobs")
 async def test_server_accepts_the_whole_crd(admin: ApiClient) -> None:
-    """The server refuses rules whose cost it cannot bound."""
+    """The server refuses rules if it cannot bound their cost."""
     wanted = custom_resource_definition()
     stored = await admin.request("GET", f"{CRDS}/{wanted['metadata']['name']}")
     conditions = {c["type"]: c["status"] for c in stored["status"]["conditions"]}

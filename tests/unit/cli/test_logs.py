@@ -69,7 +69,7 @@ class TestLines:
         [
             (b"2026-03-01T12:00:05.123456789Z step 1", 5, "step 1"),
             (b"2026-03-01T14:00:05.5+02:00   indented", 5, "  indented"),
-            (b"no time at all", 1, "no time at all"),
+            (b"no time here", 1, "no time here"),
             (b"2026-03-01T12:00:07Z \xff", 7, "\ufffd"),
         ],
     )

@@ -124,7 +124,7 @@ def is_noted(found: Conversion, path: Path) -> bool:
 def unnoticed(
     kind: str, paths: Iterable[Path], change: Callable[[list[Any], Path], list[Any]]
 ) -> list[Path]:
-    """Return the fields whose change leaves the result the same, without a note or a reason."""
+    """Return fields that can change without effect, although they have no note and a meaning."""
     documents = EXAMPLES[kind]
     whole = convert_object(*documents)
     assert whole.manifest is not None, whole.problem

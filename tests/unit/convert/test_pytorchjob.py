@@ -184,7 +184,7 @@ def test_queue_of_volcano_wins_and_kueues_label_is_noted() -> None:
     assert spec_of(found)["suspend"] is True
 
 
-def test_multikueue_runs_what_is_in_a_queue_of_kueue() -> None:
+def test_multikueue_is_kept_for_queued_jobs() -> None:
     multikueue = "kueue.x-k8s.io/multikueue"
     found = job(pytorchReplicaSpecs={"Master": replica()}, runPolicy={"managedBy": multikueue})
     loose = convert_object(found)

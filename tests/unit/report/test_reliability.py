@@ -55,7 +55,7 @@ def test_ignored_failures_and_parts_of_others_are_not_counted() -> None:
     assert found["class", "Application"].count == 1
 
 
-def test_the_report_says_when_older_failures_are_missing() -> None:
+def test_missing_older_failures_are_a_gap() -> None:
     ten = [failure(time=at(10 * number)) for number in range(10)]
     missing = "the status records only the latest 10 failures: "
     for restarts, said in ((14, "at least 4 older are"), (9, "older ones, if any, are")):

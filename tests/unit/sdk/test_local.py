@@ -68,7 +68,7 @@ async def test_a_function_on_two_ranks(client: AsyncLocalClient, tmp_path: Path)
     assert "has succeeded" in (await job.why()).sentence
 
 
-async def test_a_failure_says_why(client: AsyncLocalClient) -> None:
+async def test_failed_job_raises_with_a_diagnosis(client: AsyncLocalClient) -> None:
     job = await client.run(**shell("echo 'no such data' >&2; exit 64"))
     with pytest.raises(JobFailedError, match="ConfigurationError") as caught:
         await job.wait(timeout=60)

@@ -49,7 +49,7 @@ def next_of(manifest: Json, *pods: PodState) -> list[str]:
     return upcoming(seen, Pods.of(seen, pods), NOW)
 
 
-def test_small_group_shows_who_joins() -> None:
+def test_small_group_shows_pods_that_join() -> None:
     job = elastic("0,2-3", 3)
     waiting: Json = {"waiting": "Unschedulable", "waiting_message": "0/3 nodes are available"}
     outside = [trains(job, 1), builders.pod(parsed(job), 4, **waiting)]

@@ -255,7 +255,7 @@ def test_timeout_of_pods_is_followed_by_a_requeue() -> None:
     assert "waitForPodsReady.timeout" in found.remedies[0]
 
 
-def test_a_preempted_job_says_by_whom() -> None:
+def test_preempted_job_names_the_preemptor() -> None:
     by_other = evicted("Preempted", PREEMPTED)
     assert explained(pending(PREEMPTED), by_other).cause == PREEMPTED
     found = explained(pending(BUSY), by_other)

@@ -141,7 +141,7 @@ def test_a_device_that_stops_is_named(ranks: Ranks, form: Form, data: st.DataObj
 def test_an_older_dump_names_nobody(ranks: Ranks, form: Form, data: st.DataObject) -> None:
     early = Ranks(ranks.groups, ranks.programs, ranks.ahead).run(data.draw(st.integers(0, 20)))
     rank, _ = one_rank(ranks, data)
-    # A rank that had entered all its operations looks like one whose device stopped in the last.
+    # After all operations, a rank looks as if its device had stopped in the last one.
     assume(len(early.entries[rank]) < len(ranks.programs[rank]))
     verdict = analyse(ranks.run().dumps(form) | {rank: early.dumps(form)[rank]})
     assert not named(verdict)
