@@ -76,13 +76,6 @@ class TestProgress:
         planned = fails(checkpointed(job, step))
         assert (planned.status.phase, planned.status.reason) == ("Failed", "MaxRestartsExceeded")
 
-    def test_max_restarts_without_checkpoints_is_a_plain_limit(self) -> None:
-        job = start(maxRestarts=2)
-        for _ in range(2):
-            job = running_again(job, fails(job))
-        assert fails(job).status.reason == "MaxRestartsExceeded"
-        assert job.status.restarts == 2
-
 
 class TestLostCheckpoints:
     """Repeated steps after lost checkpoints count as progress, but not repeatedly."""

@@ -153,14 +153,6 @@ class TestActions:
         assert (planned.status.restarts, planned.status.disruptions) == (0, 1)
         assert "(not charged, spec.restart.rules[0])" in planned.status.message
 
-    def test_charged_true(self) -> None:
-        rule = {"classes": ["Disruption"], "action": "RestartGang", "charged": True}
-        job, pods = running_job(restart={"rules": [rule]})
-        planned = plan(job, [pods[0]], later(60))
-        assert (planned.status.restarts, planned.status.disruptions) == (1, 0)
-        [noted] = planned.status.failures
-        assert (noted.class_, noted.charged) == ("Disruption", True)
-
 
 class TestIgnore:
     def start(self, **spec: Any) -> tuple[DDPJob, list[PodState]]:
@@ -187,12 +179,6 @@ class TestIgnore:
         planned = plan(job, seen, later(60))
         assert planned.status.phase == "Succeeded"
         assert "(1 failed, ignored by spec.restart.rules)" in planned.status.message
-
-    def test_configuration_error_can_be_ignored(self) -> None:
-        job, pods = running_job(restart={"rules": [{"exitCodes": [64], "action": "Ignore"}]})
-        seen = [pods[0], ended(job, 1, code=64)]
-        job = stored(job, plan(job, seen, later(60)))
-        assert not plan(job, seen, later(61)).decided
 
     def test_failure_of_another_rank_still_counts(self) -> None:
         job, _ = self.start()

@@ -167,6 +167,8 @@ def test_rule_decides_about_a_leaving_node() -> None:
     job, pods = spread(restart={"scope": "Pod", "rules": rules})
     decision = planned(job, pods, with_leaving("node-b"))
     assert (decision.status.restarts, decision.status.attempt) == (1, 1)
+    [failure] = decision.status.failures
+    assert (failure.class_, failure.charged) == ("Disruption", True)
 
 
 def test_record_of_left_nodes_is_bounded() -> None:

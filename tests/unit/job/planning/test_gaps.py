@@ -40,6 +40,9 @@ from tests.unit.job.planning.group.test_elasticity import (
 from tests.unit.job.planning.group.test_in_place import knowing
 from tests.unit.job.planning.group.test_spares import with_spares
 
+CONTAINERS_CAN_START = {"type": "PodReadyToStartContainers"}
+RUNS = {"state": {"running": {}}}
+STARTED = "2026-03-01T12:00:00Z"
 UNAVAILABLE = "failed to pull and unpack image: unexpected status: 503 Service Unavailable"
 
 
@@ -258,19 +261,13 @@ class TestStart:
     @pytest.mark.parametrize(
         ("status", "stage"),
         [
-            ({"conditions": [{"type": "PodReadyToStartContainers", "status": "False"}]}, "sandbox"),
-            ({"conditions": [{"type": "PodReadyToStartContainers", "status": "True"}]}, "image"),
+            ({"conditions": [{**CONTAINERS_CAN_START, "status": "False"}]}, "sandbox"),
+            ({"conditions": [{**CONTAINERS_CAN_START, "status": "True"}]}, "image"),
             ({}, "sandbox"),
-            ({"startTime": "2026-03-01T12:00:00Z"}, "image"),
-            ({"initContainerStatuses": [{"name": "copy", "state": {"running": {}}}]}, ""),
-            (
-                {
-                    "startTime": "2026-03-01T12:00:00Z",
-                    "initContainerStatuses": [{"name": "car", "state": {"running": {}}}],
-                },
-                "image",
-            ),
-            ({"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}, ""),
+            ({"startTime": STARTED}, "image"),
+            ({"initContainerStatuses": [{"name": "copy", **RUNS}]}, ""),
+            ({"startTime": STARTED, "initContainerStatuses": [{"name": "car", **RUNS}]}, "image"),
+            ({"containerStatuses": [{"name": "trainer", **RUNS}]}, ""),
         ],
     )
     def test_pod_status_gives_the_stage_of_its_start(self, status: Any, stage: str) -> None:

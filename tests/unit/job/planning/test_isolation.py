@@ -98,13 +98,6 @@ def carried_out(
     return stored(job, planned), planned
 
 
-def test_job_without_isolation_makes_no_policy() -> None:
-    job = fresh_job()
-    planned = plan(job, [], later(0))
-    assert (planned.decided, planned.isolate) == (False, None)
-    assert planned.status.bookkeeping.isolation == ""
-
-
 def test_policy_is_decided_before_the_pods() -> None:
     job = fresh_job(isolation="Job")
     decision = plan(job, [], later(0))

@@ -191,14 +191,6 @@ class TestPodReplacement:
         lost = (key("digits-0-1"),)
         assert (planned.delete, planned.fence) == (lost * deleted, lost * fenced)
 
-    def test_replacements_count_up(self) -> None:
-        job, pods = running_job(restart={"scope": "Pod", "maxRestarts": 9})
-        for count in (1, 2, 3):
-            job = stored(job, plan(job, [pods[0], *self.current(job, code=1)], later(60)))
-            assert job.status.bookkeeping.replacements == {"1": count}
-            job = stored(job, plan(job, [pods[0]], later(61)))
-        assert [pod.key.name for pod in self.current(job, code=1)] == ["digits-0-1-r3"]
-
     def test_pod_that_vanishes_during_a_replacement_is_lost_too(self) -> None:
         job, pods = running_job(replicas=3, restart={"scope": "Pod"})
         job = stored(job, plan(job, [pods[0], *self.current(job, code=1), pods[2]], later(60)))

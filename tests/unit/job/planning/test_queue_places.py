@@ -77,12 +77,6 @@ def test_place_of_a_pod_is_free_once_it_failed_or_is_gone() -> None:
         assert group(job, new) == group(job)
 
 
-def test_unscheduled_pod_keeps_no_place() -> None:
-    job, pods = replacing()
-    pods[1] = replace(pods[1], node="")
-    assert len(plan(job, pods, later(61)).create) == 1
-
-
 def test_no_place_is_awaited_outside_queues() -> None:
     job, pods = replacing()
     outside = edited(job, scheduling={})

@@ -58,17 +58,9 @@ def test_running_job_with_an_invalid_edit_fails() -> None:
 
 
 def test_finished_job_with_invalid_spec_is_kept() -> None:
-    status = {
-        "phase": "Succeeded",
-        "conditions": [
-            {
-                "type": "Succeeded",
-                "status": "True",
-                "reason": "Completed",
-                "lastTransitionTime": NOW.isoformat(),
-            }
-        ],
-    }
+    succeeded = {"type": "Succeeded", "status": "True", "reason": "Completed"}
+    conditions = [{**succeeded, "lastTransitionTime": NOW.isoformat()}]
+    status = {"phase": "Succeeded", "conditions": conditions}
     planned = rejected(stored_job(replicas=0, status=status))
     assert does_nothing(planned)
     assert planned.status.phase == "Succeeded"

@@ -73,11 +73,6 @@ def test_placement_names_hosts_sub_blocks_and_blocks(
     assert as_stored(planned.status)["placement"] == placement
 
 
-def test_shared_node_counts_once() -> None:
-    job, pods = landed("n0", "n0", "n1")
-    assert plan(job, pods, later(10), nodes=TOGETHER).status.placement == "2 hosts, 1 sub-block"
-
-
 def test_placement_is_reported_once() -> None:
     job, pods = landed("n0", "n1")
     apart = hosts(("b1", "s1"), ("b2", "s2"))

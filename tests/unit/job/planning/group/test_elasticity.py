@@ -118,8 +118,8 @@ def test_group_shrinks_after_shrink_after_seconds(victim: int) -> None:
     [outside] = planned.create_spares
     assert (outside.slot, outside.replacement) == (victim, 2)
     assert "NODE_RANK" not in environment(job, outside, token="secret")
-    for rank, telling in enumerate(planned.assignments):
-        document = telling.document
+    for rank, assignment in enumerate(planned.assignments):
+        document = assignment.document
         assert (document["nodeRank"], document["nodes"], document["broken"]) == (rank, 3, True)
         assert document["masterAddr"] == f"digits-0-{1 if victim == 0 else 0}.digits"
     assert len(planned.assignments) == 3
@@ -207,7 +207,7 @@ def test_running_job_is_scaled_down_and_up() -> None:
     smaller = stored(smaller, planned)
     planned = plan_with(smaller, pods, later(30))
     assert planned.delete == tuple(each.key for each in pods[2:])
-    assert [telling.document["nodes"] for telling in planned.assignments] == [2, 2]
+    assert [assignment.document["nodes"] for assignment in planned.assignments] == [2, 2]
     larger = edited(smaller, replicas=3, elastic={"minReplicas": 1})
     known = knowing(pods[:2], world.world_of(smaller).generation)
     planned = plan_with(larger, pods[:2], later(40), **known)

@@ -99,7 +99,7 @@ def test_restarts_and_seconds_without_operator_are_accounted_for() -> None:
     # The operator repeats the assignments as its own.
     again = plan(after, pods, later(HOUR), launchers=states)
     assert not again.decided
-    assert {telling.generation for telling in again.assignments} == {3}
+    assert {assignment.generation for assignment in again.assignments} == {3}
     assert (again.create, again.delete) == ((), ())
     confirmed = LauncherStates(
         scope="InPlace",
@@ -222,7 +222,7 @@ def test_changed_group_gets_a_generation_above_the_leaders() -> None:
         assert group(planned).members == "0-1,3"
         assert now_led.leader is not None
         assert group(planned).generation == now_led.leader.generation + 1
-        assert {telling.generation for telling in planned.assignments} == {
+        assert {assignment.generation for assignment in planned.assignments} == {
             now_led.leader.generation + 1
         }
 

@@ -111,16 +111,15 @@ def test_spare_replaces_a_lost_pod_in_the_write_that_records_it(victim: int) -> 
     assert planned.delete == (lost.key,)
     assert planned.create == ()
     assert names(planned.create_spares) == [f"digits-0-{victim}-r1"]
-    assert {telling.pod: telling.document["nodeRank"] for telling in planned.assignments} == {
-        each.key.name: rank
-        for rank, each in enumerate([pods[3 if i == victim else i] for i in range(3)])
-    }
-    for telling in planned.assignments:
-        assert telling.document["broken"], "no rank waits for the lost one"
-        assert telling.start, "ranks of another generation cannot join"
+    ranks = {each.pod: each.document["nodeRank"] for each in planned.assignments}
+    members = [pods[3 if index == victim else index] for index in range(3)]
+    assert ranks == {each.key.name: rank for rank, each in enumerate(members)}
+    for assignment in planned.assignments:
+        assert assignment.document["broken"], "no rank waits for the lost one"
+        assert assignment.start, "ranks of another generation cannot join"
         leader = 3 if victim == 0 else 0
-        assert telling.document["masterAddr"] == f"digits-0-{leader}.digits"
-        assert telling.document["masterAddress"] == f"10.0.0.{leader}"
+        assert assignment.document["masterAddr"] == f"digits-0-{leader}.digits"
+        assert assignment.document["masterAddress"] == f"10.0.0.{leader}"
     assert condition(planned, "Running")[0] == "False"
 
     others = [each for each in pods if each.identity.index != victim]
@@ -232,10 +231,10 @@ def test_scope_in_place_restarts_processes_with_the_spare() -> None:
     assert message in event.message
     members = [*pods[:2], pods[3]]
     planned = plan(job, seen, later(63), launchers=listens("InPlace"))
-    assert [telling.start for telling in planned.assignments] == [False] * 3
+    assert [assignment.start for assignment in planned.assignments] == [False] * 3
     launchers = replace(listens("InPlace"), **knowing(members, 1, start=False))
     planned = plan(job, members, later(70), launchers=launchers)
-    assert [telling.start for telling in planned.assignments] == [True] * 3
+    assert [assignment.start for assignment in planned.assignments] == [True] * 3
     # A process that fails in the spare restarts there.
     confirmed = replace(
         listens("InPlace"),
@@ -260,10 +259,9 @@ def test_unreachable_spare_is_ignored_until_it_answers() -> None:
         (silent, "0,4,2"),
         (neither, "0-2"),
     ):
-        status = plan(job, left, later(60), launchers=known).status
-        assert status.world is not None
-        assert status.world.members == members
-        assert status.bookkeeping.replacements == {"1": 1}, "the lost pod is replaced"
+        planned = plan(job, left, later(60), launchers=known)
+        assert group(planned).members == members
+        assert planned.status.bookkeeping.replacements == {"1": 1}, "the lost pod is replaced"
 
 
 def test_ended_spare_is_uncharged_and_replaced_with_backoff() -> None:
