@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import yaml
 from ddp_operator.kube import ApiClient
 
 from tests.good_manifests import Json
-from tests.integration.operator_process import OperatorProcess, running_operator
+from tests.integration.operator_process import running_operator
 from tools.chart.generated import CHART
 
 NAME = "ddp"
@@ -74,11 +74,16 @@ class Release:
         written.write_text(json.dumps(config))
         return written
 
-    @contextmanager
-    def operator(self, kubeconfig: Path, arguments: list[str]) -> Iterator[OperatorProcess]:
-        """Run the operator with the Deployment's arguments and the rights in a kubeconfig."""
-        command, *options = arguments
+    @asynccontextmanager
+    async def operator(self, kubeconfig: Path) -> AsyncIterator[None]:
+        """Run the operator with the Deployment's arguments and the rights in a kubeconfig.
+
+        It ends in order, which releases the Lease for the next one.
+        """
+        command, *options = await self.arguments()
         assert command == "run"
         log = kubeconfig.with_suffix(".log")
         with running_operator(kubeconfig, log, namespace=None, options=options) as process:
-            yield process
+            yield
+            process.terminate()
+            assert await process.exit_code() == 0

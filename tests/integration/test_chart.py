@@ -87,7 +87,7 @@ async def test_upgrade_rollback_and_uninstall_keep_the_jobs(
     assert crd
     rights = await release.kubeconfig_of("ddp-operator", tmp_path)
     arguments = await release.arguments()
-    with release.operator(rights, arguments):
+    async with release.operator(rights):
         await start(jobs, kubelet)
         before = await uids(jobs)
         assert before.keys() == {"job-0-0", "job-0-1", ""}
@@ -108,7 +108,7 @@ async def test_upgrade_rollback_and_uninstall_keep_the_jobs(
     assert found
     assert found["metadata"]["uid"] == crd["metadata"]["uid"]
     rights = await release.kubeconfig_of("ddp-operator", tmp_path)
-    with release.operator(rights, await release.arguments()):
+    async with release.operator(rights):
         for pod in ("job-0-0", "job-0-1"):
             await kubelet.succeed(pod)
         await jobs.until_phase("Succeeded")
@@ -128,7 +128,7 @@ async def test_helm_test_runs_a_job_to_its_end(
     await release.install()
     kubelet = FakeKubelet(admin, release.namespace)
     rights = await release.kubeconfig_of("ddp-operator", tmp_path)
-    with release.operator(rights, await release.arguments()):
+    async with release.operator(rights):
         trying = asyncio.create_task(release.test())
         pod: Json = {}
 

@@ -169,24 +169,6 @@ async def replacement(jobs: Jobs, kubelet: FakeKubelet) -> None:
         await kubelet.finish(pod)
 
 
-async def suspension(jobs: Jobs, kubelet: FakeKubelet) -> None:
-    """Suspend a running job, and resume it with another size while an old pod terminates."""
-    await jobs.create(job(replicas=2))
-    await run_all(jobs, kubelet, "job-0-0", "job-0-1")
-    await jobs.set_spec(suspend=True)
-    await jobs.until_phase("Suspended")
-    await jobs.until_pods()
-    await kubelet.finish("job-0-1")
-    await jobs.set_spec(replicas=3)
-    await jobs.set_spec(suspend=False)
-    await jobs.until(lambda status: status.reason == "WaitingForOldPods")
-    await kubelet.finish("job-0-0")
-    await run_all(jobs, kubelet, "job-1-0", "job-1-1", "job-1-2")
-    for index in range(3):
-        await kubelet.succeed(f"job-1-{index}")
-    await jobs.until_phase("Succeeded")
-
-
 @dataclass(frozen=True)
 class End:
     """The result of a story, without what differs between any two runs."""
@@ -233,11 +215,7 @@ def timeless(value: Any) -> Any:
 
 @pytest.mark.parametrize(
     "story",
-    [
-        gang,
-        pytest.param(replacement, marks=pytest.mark.nightly),
-        pytest.param(suspension, marks=pytest.mark.nightly),
-    ],
+    [gang, pytest.param(replacement, marks=pytest.mark.nightly)],
     ids=lambda story: story.__name__,
 )
 @pytest.mark.usefixtures("jobs")

@@ -19,7 +19,6 @@ from ddp_operator.ports import (
     AlreadyExistsError,
     ConflictError,
     ForbiddenError,
-    InvalidError,
     Key,
     NotFoundError,
 )
@@ -169,18 +168,6 @@ async def test_job_is_deleted_only_with_its_uid(
     await view.cluster.delete_job(view.job, uid=job["metadata"]["uid"])
     assert await list_uids(admin, JOBS.path(namespace=namespace)) == {}
     await view.cluster.delete_job(view.job, uid=job["metadata"]["uid"])
-
-
-async def test_error_quotes_the_server_about_an_invalid_pod(view: View, namespace: str) -> None:
-    invalid = pod(namespace, "a")
-    invalid["spec"]["containers"][0]["name"] = "Not A Name"
-    with pytest.raises(InvalidError, match=r"spec\.containers\[0\]\.name: Invalid value") as e:
-        await view.cluster.create_pod(invalid)
-    assert e.value.status == 422
-    invalid["spec"]["containers"] = "none"
-    with pytest.raises(InvalidError) as e:
-        await view.cluster.create_pod(invalid)
-    assert e.value.status == 400
 
 
 async def test_many_creations_under_a_quota_all_succeed(
