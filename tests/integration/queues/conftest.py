@@ -1,17 +1,15 @@
-"""A control plane with Kueue; the tests still play the kubelet."""
+"""A control plane with Kueue and one operator for all namespaces; tests play the kubelet."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
-from ddp_operator.kube import ApiClient
+from ddp_operator.kube import ApiClient, load_credentials
 
 from tests import cluster
 from tests.cluster.kueue import Kueue
-from tests.integration.conftest import new_namespace
-from tests.integration.jobs import Jobs
+from tests.integration.conftest import install_crd, new_namespace
 from tests.integration.kubelet import NODE, FakeKubelet
 from tests.integration.operator_process import OperatorProcess, flawless_operator
 from tests.integration.queues.queue import Queue, installed, new_queue, remove_queue
@@ -22,7 +20,7 @@ NODE_OBJECT = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
 
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[cluster.ControlPlane]:
-    """One of its own, in which every pod asks Kueue; pods that can run nowhere are collected."""
+    """A control plane for the queue tests, because Kueue's webhook sees every pod in it."""
     with contextlib.ExitStack() as stack:
         try:
             running = stack.enter_context(cluster.control_plane(collects_pods=True))
@@ -34,13 +32,13 @@ def control_plane() -> Iterator[cluster.ControlPlane]:
 
 @pytest.fixture(scope="session")
 def kueue(control_plane: cluster.ControlPlane) -> Kueue:
-    """The Kueue beside it."""
+    """Kueue beside the control plane."""
     return installed(control_plane)
 
 
 @pytest.fixture
 async def namespace(admin: ApiClient) -> AsyncIterator[str]:
-    """The name of a fresh namespace, whose queue goes with it."""
+    """The name of a new namespace; its queue is deleted after the test."""
     async with new_namespace(admin) as name:
         yield name
         await remove_queue(admin, name)
@@ -54,7 +52,7 @@ async def queue(admin: ApiClient, namespace: str) -> Queue:
 
 @contextlib.asynccontextmanager
 async def playing(kubelet: FakeKubelet) -> AsyncIterator[None]:
-    """Have pods that Kueue lets run come to life, and deleted ones end, by themselves."""
+    """Run the pods that Kueue admits and end deleted ones, as a kubelet does."""
 
     async def play() -> None:
         while True:
@@ -69,16 +67,36 @@ async def playing(kubelet: FakeKubelet) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def life(kubelet: FakeKubelet) -> AsyncIterator[None]:
-    """Pods that Kueue lets run come to life, and deleted ones end, by themselves."""
+    """Admitted pods run and deleted ones end by themselves."""
     async with playing(kubelet):
         yield
 
 
-@pytest.fixture
-def operator(
-    control_plane: cluster.ControlPlane, jobs: Jobs, tmp_path: Path
+@pytest.fixture(scope="session")
+def shared_operator(
+    control_plane: cluster.ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorProcess]:
-    """The operator, for the test's namespace alone."""
-    log = tmp_path / "log"
-    with flawless_operator(control_plane.kubeconfig, log, namespace=jobs.namespace) as process:
+    """The operator of all namespaces and tests, because starting one takes longer than most."""
+
+    async def prepare() -> None:
+        async with ApiClient(load_credentials(kubeconfig=str(control_plane.kubeconfig))) as client:
+            await install_crd(client)
+
+    asyncio.run(prepare())
+    log = tmp_path_factory.mktemp("operator") / "log"
+    with flawless_operator(control_plane.kubeconfig, log, namespace=None) as process:
         yield process
+
+
+@pytest.fixture
+def operator(shared_operator: OperatorProcess) -> Iterator[OperatorProcess]:
+    """The operator; a test may kill or freeze it, and it runs again afterwards."""
+    earlier = len(shared_operator.log)
+    yield shared_operator
+    print(shared_operator.log[earlier:])
+    if shared_operator.running:
+        shared_operator.thaw()
+        return
+    was_killed = shared_operator.may_end
+    shared_operator.start()
+    assert was_killed

@@ -16,14 +16,14 @@ from tests.waiting import eventually
 async def explained(
     admin: ApiClient, jobs: Jobs, condition: Callable[[QueueState], bool], name: str = "job"
 ) -> QueueState:
-    """Wait until the client explains the wait of a job as it should, and return that."""
-    found = UNKNOWN
+    """Wait until the client's explanation of a wait fulfils a condition, and return it."""
+    state = UNKNOWN
 
     async def holds() -> bool:
-        nonlocal found
+        nonlocal state
         job = JobSnapshot.read(await jobs.get(name))
-        found = await queue_state(Cluster(admin), job, datetime.now(UTC))
-        return condition(found)
+        state = await queue_state(Cluster(admin), job, datetime.now(UTC))
+        return condition(state)
 
-    await eventually(holds, interval_seconds=0.1, describe=lambda: f"the state is {found}")
-    return found
+    await eventually(holds, interval_seconds=0.1, describe=lambda: f"the state is {state}")
+    return state

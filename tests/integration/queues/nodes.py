@@ -1,6 +1,6 @@
-"""Nodes with one chip each, and where a topology-aware queue places pods on them.
+"""Nodes with one chip each, and a topology-aware queue over them.
 
-A test's four nodes are in one block: the first two in a sub-block, the other two in another.
+A test has four nodes in one block: two in one sub-block, and two in another.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -20,7 +20,7 @@ BLOCK: Final = "cloud.google.com/gce-topology-block"
 _SUB_BLOCK: Final = "cloud.google.com/gce-topology-subblock"
 LEVELS: Final = (BLOCK, _SUB_BLOCK, HOSTNAME)
 POOL: Final = "example.com/pool"
-"""The label that only the nodes of one test have."""
+"""The label of the nodes of one test."""
 
 
 class NodePool:
@@ -32,15 +32,15 @@ class NodePool:
         self.names = [f"{pool}-{number}" for number in range(4)]
 
     async def create(self) -> None:
-        """Create them, ready and empty."""
+        """Create ready and empty nodes."""
         for number, name in enumerate(self.names):
             places = {BLOCK: self._pool, _SUB_BLOCK: f"{self._pool}-{number // 2}"}
             labels = {**places, HOSTNAME: name, POOL: self._pool}
             metadata = {"name": name, "labels": labels}
             body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
             await self._client.request("POST", NODES.path(), body=body)
-            room = {"cpu": "8", "memory": "8Gi", "pods": "110", CHIP: "1"}
-            await self._change_status(name, capacity=room, allocatable=room)
+            capacity = {"cpu": "8", "memory": "8Gi", "pods": "110", CHIP: "1"}
+            await self._change_status(name, capacity=capacity, allocatable=capacity)
             await self.set_ready(name, "True")
             await self.taint(name, "")  # the server taints each new node as not ready
 
@@ -50,7 +50,7 @@ class NodePool:
         await self._change_status(name, conditions=[ready])
 
     async def taint(self, name: str, effect: str) -> None:
-        """Give a node a taint of this effect; no taint if it is empty."""
+        """Give a node a taint with this effect; remove the taint if it is empty."""
         taints = [{"key": "example.com/broken", "effect": effect}] if effect else None
         body = {"spec": {"taints": taints}}
         await self._change(NODES.path(name=name), body)
@@ -82,7 +82,7 @@ async def new_pool(client: ApiClient, name: str) -> AsyncIterator[NodePool]:
 async def new_topology_queue(
     client: ApiClient, namespace: str, levels: Sequence[str] = LEVELS
 ) -> Queue:
-    """Make the queue `team` over a test's nodes; Kueue chooses one for each pod by these labels."""
+    """Create the queue `team` over a test's nodes; Kueue places its pods by these labels."""
     topology = {
         "apiVersion": f"{_TOPOLOGIES.group}/{_TOPOLOGIES.version}",
         "kind": "Topology",
@@ -95,16 +95,16 @@ async def new_topology_queue(
 
 
 def assigned(workload: Json) -> list[str]:
-    """Return the nodes that Kueue has chosen for a Workload's pods, in its order."""
+    """Return the nodes of a Workload's pods in Kueue's order."""
     admission = workload.get("status", {}).get("admission") or {}
-    found: list[str] = []
+    nodes: list[str] = []
     for pods in admission.get("podSetAssignments") or ():
         for part in (pods.get("topologyAssignment") or {}).get("slices") or ():
             hosts = part["valuesPerLevel"][-1]
             if "universal" in hosts:
-                found += [hosts["universal"]] * part["domainCount"]
+                nodes += [hosts["universal"]] * part["domainCount"]
                 continue
-            each = hosts["individual"]
-            ends = each.get("prefix", ""), each.get("suffix", "")
-            found += [ends[0] + root + ends[1] for root in each["roots"]]
-    return found
+            names = hosts["individual"]
+            prefix, suffix = names.get("prefix", ""), names.get("suffix", "")
+            nodes += [prefix + root + suffix for root in names["roots"]]
+    return nodes

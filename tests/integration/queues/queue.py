@@ -1,4 +1,4 @@
-"""The queue of a namespace, and what Kueue says of the jobs in it."""
+"""The queue of a namespace, and the Workloads in it."""
 
 import contextlib
 import time
@@ -27,7 +27,7 @@ _API: Final = "kueue.x-k8s.io/v1beta2"
 
 NAME: Final = "team"
 CHIP: Final = "example.com/chip"
-"""What there is quota for: a resource of which a machine has as many as a test says."""
+"""The resource with quota; a test sets how many a node has."""
 URGENT: Final = "urgent"
 """The name of the only priority class."""
 SINGLE: Final[dict[str, Any]] = {"restart": {"scope": "Pod"}}
@@ -35,9 +35,7 @@ SINGLE: Final[dict[str, Any]] = {"restart": {"scope": "Pod"}}
 
 
 def installed(host: Host) -> Kueue:
-    """Kueue beside a cluster; where this machine has none, the test is skipped, or fails in
-    continuous integration.
-    """
+    """Install Kueue beside a cluster; without its program, skip the test or fail it in CI."""
     running = Kueue(host)
     try:
         running.install()
@@ -47,7 +45,7 @@ def installed(host: Host) -> Kueue:
 
 
 def queued_job(*, urgent: bool = False, **spec: Any) -> Json:
-    """A job of two pods in the queue, each of which asks for one chip."""
+    """Return a job of two pods in the queue; each pod requests one chip."""
     trainer = container(resources={"limits": {CHIP: 1}})
     labels = {"kueue.x-k8s.io/priority-class": URGENT} if urgent else {}
     pods = {"metadata": {"labels": labels}, **template(trainer)}
@@ -55,35 +53,37 @@ def queued_job(*, urgent: bool = False, **spec: Any) -> Json:
 
 
 class Queue:
-    """A queue with a quota of its own."""
+    """The queue of one namespace."""
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client = client
         self._namespace = namespace
 
     async def drain(self) -> None:
-        """Have Kueue evict all that runs, and admit nothing."""
+        """Evict all running jobs and admit none."""
         await self._set_stop_policy("HoldAndDrain")
 
     async def reopen(self) -> None:
-        """Have Kueue admit what waits."""
+        """Admit waiting jobs again."""
         await self._set_stop_policy("None")
 
     async def hold(self) -> None:
-        """Have Kueue admit nothing; what runs goes on."""
+        """Admit no job; running jobs continue."""
         await self._set_stop_policy("Hold")
 
     async def set_active(self, workload: str, active: bool) -> None:
-        """Deactivate or reactivate a workload, as a person would."""
+        """Deactivate or activate a Workload as an administrator does."""
         path = WORKLOADS.path(namespace=self._namespace, name=workload)
         body = {"spec": {"active": active}}
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def finish(self, workload: Json) -> None:
-        """Finish a workload, as MultiKueue does once its copy is finished."""
+        """Finish a Workload as MultiKueue does when its copy is finished."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        told = {"reason": "Succeeded", "message": "Pods succeeded: 0/2."}
-        condition = {"type": "Finished", "status": "True", "lastTransitionTime": now, **told}
+        condition = {
+            **{"type": "Finished", "status": "True", "lastTransitionTime": now},
+            **{"reason": "Succeeded", "message": "Pods succeeded: 0/2."},
+        }
         body = {"status": {"conditions": [*workload["status"]["conditions"], condition]}}
         name = workload["metadata"]["name"]
         path = WORKLOADS.path(namespace=self._namespace, name=name, subresource="status")
@@ -95,64 +95,56 @@ class Queue:
         await self._client.request("PATCH", path, body=body, content_type=MERGE_PATCH)
 
     async def delete_workload(self, workload: str) -> None:
-        """Delete a workload."""
-        await self._client.request(
-            "DELETE", WORKLOADS.path(namespace=self._namespace, name=workload)
-        )
+        """Delete a Workload."""
+        path = WORKLOADS.path(namespace=self._namespace, name=workload)
+        await self._client.request("DELETE", path)
 
     async def used(self) -> int:
-        """How many chips are reserved in it."""
-        path = _CLUSTER_QUEUES.path(name=self._namespace)
-        found = await self._client.request("GET", path)
-        [flavor] = found["status"]["flavorsReservation"]
+        """Return the number of reserved chips."""
+        stored = await self._client.request("GET", _CLUSTER_QUEUES.path(name=self._namespace))
+        [flavor] = stored["status"]["flavorsReservation"]
         return int(flavor["resources"][0]["total"])
 
     async def until_used(self, chips: int) -> None:
-        """Wait until so many chips are reserved."""
-        seen = -1
+        """Wait until this number of chips is reserved."""
 
         async def holds() -> bool:
-            nonlocal seen
-            seen = await self.used()
-            return seen == chips
+            return await self.used() == chips
 
-        await eventually(holds, interval_seconds=0.1, describe=lambda: f"{seen} chips are reserved")
+        await eventually(holds, interval_seconds=0.1, describe=lambda: f"{chips} chips reserved")
 
     async def workloads(self) -> dict[str, Json]:
-        """All workloads of the namespace, by name."""
-        path = WORKLOADS.path(namespace=self._namespace)
-        found = await self._client.request("GET", path)
-        return {item["metadata"]["name"]: item for item in found["items"]}
+        """Return all Workloads of the namespace by name."""
+        answer = await self._client.request("GET", WORKLOADS.path(namespace=self._namespace))
+        return {item["metadata"]["name"]: item for item in answer["items"]}
 
     async def until_finished(self) -> None:
-        """Wait until all workloads are finished."""
-        await self.until_workloads(
-            lambda found: all(is_true(workload, "Finished") for workload in found.values())
-        )
+        """Wait until all Workloads are finished."""
+        await self.until_workloads(lambda all_: all(is_true(w, "Finished") for w in all_.values()))
 
     async def until_workloads(
         self, condition: Callable[[dict[str, Json]], bool]
     ) -> dict[str, Json]:
-        """Wait until the workloads fulfil a condition, and return them."""
-        seen: dict[str, Json] = {}
+        """Wait until the Workloads fulfil a condition, and return them."""
+        workloads: dict[str, Json] = {}
 
         async def holds() -> bool:
-            nonlocal seen
-            seen = await self.workloads()
-            return condition(seen)
+            nonlocal workloads
+            workloads = await self.workloads()
+            return condition(workloads)
 
-        await eventually(holds, interval_seconds=0.1, describe=lambda: f"workloads {seen}")
-        return seen
+        await eventually(holds, interval_seconds=0.1, describe=lambda: f"workloads {workloads}")
+        return workloads
 
 
 async def next_second() -> None:
-    """Wait for another second: to Kueue, workloads of the same second have no order."""
+    """Wait for the next second, because Kueue does not order Workloads of the same second."""
     now = int(time.time())
     await eventually(lambda: time.time() >= now + 1)
 
 
 async def until_ungated(jobs: Jobs, *names: str) -> None:
-    """Wait until a job has exactly these pods, but for deleted ones, and Kueue lets them start."""
+    """Wait until a job has exactly these pods, not counting deleted ones, and all are admitted."""
 
     async def holds() -> bool:
         pods = await jobs.pods()
@@ -173,22 +165,22 @@ async def until_ready(jobs: Jobs, name: str) -> None:
 
 
 def was_let_go(pod: Json) -> bool:
-    """Whether the kubelet has let a deleted pod go, so that Kueue's finalizer alone keeps it."""
+    """Return whether only Kueue's finalizer keeps a deleted pod."""
     return bool(pod["metadata"].get("deletionGracePeriodSeconds") == 0)
 
 
 def is_true(workload: Json, condition: str) -> bool:
-    """Whether a condition of a workload holds."""
-    found = workload.get("status", {}).get("conditions") or ()
-    return any(c["type"] == condition and c["status"] == "True" for c in found)
+    """Return whether a condition of an object is true."""
+    conditions = workload.get("status", {}).get("conditions") or ()
+    return any(c["type"] == condition and c["status"] == "True" for c in conditions)
 
 
 async def workload_of(queue: Queue, job: str = "job") -> Json:
-    """The only Workload of a job that is not finished."""
-    found = await queue.until_workloads(
+    """Return the only Workload of a job that is not finished."""
+    workloads = await queue.until_workloads(
         lambda all_: sum(_is_of(job, name, each) for name, each in all_.items()) == 1
     )
-    return next(each for name, each in found.items() if _is_of(job, name, each))
+    return next(each for name, each in workloads.items() if _is_of(job, name, each))
 
 
 def _is_of(job: str, name: str, workload: Json) -> bool:
@@ -196,7 +188,7 @@ def _is_of(job: str, name: str, workload: Json) -> bool:
 
 
 def admission(workload: Json) -> tuple[str, str]:
-    """A Workload's UID, and since when it has had its quota."""
+    """Return a Workload's UID and the time of its quota reservation."""
     [reserved] = [c for c in workload["status"]["conditions"] if c["type"] == "QuotaReserved"]
     assert reserved["status"] == "True"
     return workload["metadata"]["uid"], reserved["lastTransitionTime"]
@@ -206,7 +198,7 @@ def _cluster_queue(chips: int, flavor: str) -> Json:
     quota = {"name": flavor, "resources": [{"name": CHIP, "nominalQuota": chips}]}
     return {
         "namespaceSelector": {},
-        # Else Kueue lets others pass a job that it has just found no room for.
+        # Otherwise other jobs can overtake one that has just found no quota.
         "queueingStrategy": "StrictFIFO",
         "preemption": {"withinClusterQueue": "LowerPriority"},
         "resourceGroups": [{"coveredResources": [CHIP], "flavors": [quota]}],
@@ -216,7 +208,7 @@ def _cluster_queue(chips: int, flavor: str) -> Json:
 def queue_objects(
     namespace: str, chips: int = 2, *, nodes: Json | None = None
 ) -> list[tuple[Resource, Json]]:
-    """The queue `team` of a namespace, and what it needs; see `new_queue`."""
+    """Return the objects of the queue `team` of a namespace; see `new_queue`."""
     flavor = namespace if nodes else "default"
     queue = {"clusterQueue": namespace}
 
@@ -235,21 +227,19 @@ def queue_objects(
 async def new_queue(
     client: ApiClient, namespace: str, chips: int = 2, *, nodes: Json | None = None
 ) -> Queue:
-    """Make the queue `team` of a namespace; the quota is that of one job of two pods.
+    """Create the queue `team` of a namespace, by default with quota for one job of two pods.
 
     Args:
-        nodes: what its ResourceFlavor says of nodes; a flavor for all nodes if it is missing.
+        nodes: spec of its ResourceFlavor; None: the flavor of all nodes.
     """
     for resource, body in queue_objects(namespace, chips, nodes=nodes):
         path = resource.path(namespace=body["metadata"].get("namespace"))
-        with contextlib.suppress(AlreadyExistsError):  # those that all tests share
+        with contextlib.suppress(AlreadyExistsError):  # all tests share some objects
             await client.request("POST", path, body=body)
     return Queue(client, namespace)
 
 
 async def remove_queue(client: ApiClient, namespace: str) -> None:
-    """Remove the queue of a namespace whose jobs nobody runs any more: Kueue would try again and
-    again to admit them.
-    """
+    """Delete the queue of a namespace, so that Kueue stops trying to admit its jobs."""
     with contextlib.suppress(NotFoundError):
         await client.request("DELETE", _CLUSTER_QUEUES.path(name=namespace))

@@ -271,19 +271,6 @@ async def test_restart_keeps_quota_and_deletion_reaches_the_other_cluster(
 
 @pytest.mark.nightly
 @WITH_OPERATORS
-async def test_failed_job_is_final(
-    jobs: Jobs, kubelet_elsewhere: FakeKubelet, queue: Queue, queue_elsewhere: Queue
-) -> None:
-    await jobs.create(elsewhere_job(restart={"maxRestarts": 0}))
-    await jobs.until_phase("Running")
-    await kubelet_elsewhere.fail("job-0-0")
-    status = await jobs.until_phase("Failed")
-    assert (status.restarts, status.reason) == (0, "MaxRestartsExceeded")
-    await until_finished(queue, queue_elsewhere)
-
-
-@pytest.mark.nightly
-@WITH_OPERATORS
 async def test_job_that_ends_while_its_operator_is_away_succeeds(
     jobs: Jobs,
     jobs_elsewhere: Jobs,
@@ -340,22 +327,6 @@ async def test_job_evicted_in_the_other_cluster_queues_again(
     await queue_elsewhere.until_used(2)
     status = await jobs_elsewhere.until_phase("Running")
     assert (status.restarts, await jobs.pods()) == (0, {})
-
-
-@pytest.mark.nightly
-@WITH_OPERATORS
-async def test_job_evicted_in_the_first_cluster_queues_again(
-    jobs: Jobs, jobs_elsewhere: Jobs, queue: Queue, queue_elsewhere: Queue
-) -> None:
-    await jobs.create(elsewhere_job())
-    await jobs.until_phase("Running")
-    first = (await jobs_elsewhere.get())["metadata"]["uid"]
-    await queue.drain()
-    await eventually(lambda: _gone(jobs_elsewhere))
-    await queue.reopen()
-    await _until_it_runs_again(jobs_elsewhere, queue_elsewhere)
-    assert (await jobs_elsewhere.get())["metadata"]["uid"] != first
-    assert await jobs.pods() == {}
 
 
 async def _until_it_runs_again(jobs_elsewhere: Jobs, queue_elsewhere: Queue) -> None:

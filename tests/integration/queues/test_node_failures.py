@@ -1,9 +1,9 @@
-"""Nodes fail under a job for which Kueue has chosen the nodes.
+"""Nodes fail that Kueue has chosen for a job.
 
 The cases are those of test/e2e/tas/hotswap_test.go of https://github.com/kubernetes-sigs/kueue
-(0.17), with a DDPJob in the place of a JobSet or Job. Kueue's feature gates for them are on by
-default: TASFailedNodeReplacement, TASFailedNodeReplacementFailFast, TASReplaceNodeOnPodTermination
-and TASReplaceNodeOnNodeTaints.
+(0.17), with a DDPJob instead of a JobSet or Job. Kueue's feature gates for them are on by default:
+TASFailedNodeReplacement, TASFailedNodeReplacementFailFast, TASReplaceNodeOnPodTermination and
+TASReplaceNodeOnNodeTaints.
 """
 
 from collections.abc import AsyncIterator
@@ -31,7 +31,8 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.usefixtures("kueue", "pool", "queue", "operator", "life")
 
 FAILURES = ("Unknown", "NoExecute", "NoSchedule")
-"""A node that does not answer, and taints."""
+"""The status of a silent node, and effects of taints."""
+DAILY = FAILURES[0]
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ async def queue(admin: ApiClient, namespace: str) -> Queue:
 
 
 def near_job(level: str, **spec: object) -> Json:
-    """A job all of whose pods must be in one place of this level."""
+    """Return a job that needs all its pods in one domain of this level."""
     topology = {"level": level, "required": True}
     return queued_job(**{"scheduling": {"queueName": NAME, "topology": topology}, **SINGLE, **spec})
 
@@ -63,7 +64,7 @@ async def nodes_of(jobs: Jobs) -> dict[int, str]:
 
 
 async def assigned_to(jobs: Jobs, node: str) -> set[str]:
-    """Return the pods that Kueue has ungated for a node, and that have not ended."""
+    """Return the pods that Kueue has admitted to a node and that have not ended."""
     return {
         name
         for name, pod in (await jobs.pods()).items()
@@ -74,24 +75,24 @@ async def assigned_to(jobs: Jobs, node: str) -> set[str]:
 
 
 async def runs_on(jobs: Jobs, queue: Queue, *nodes: str) -> Json:
-    """Wait until a job's pods run on exactly these nodes, which Kueue has chosen for them; return
-    the Workload.
-    """
-    seen: object = None
+    """Wait until Kueue has chosen exactly these nodes and pods run there; return the Workload."""
+    chosen_and_used: object = None
     workload: Json = {}
 
     async def holds() -> bool:
-        nonlocal seen, workload
+        nonlocal chosen_and_used, workload
         workload = await workload_of(queue)
-        seen = chosen, places = assigned(workload), await nodes_of(jobs)
-        return sorted(chosen) == sorted(places.values()) == sorted(nodes)
+        chosen_and_used = chosen, used = assigned(workload), await nodes_of(jobs)
+        return sorted(chosen) == sorted(used.values()) == sorted(nodes)
 
-    await eventually(holds, interval_seconds=0.1, describe=lambda: f"chosen and used: {seen}")
+    await eventually(
+        holds, interval_seconds=0.1, describe=lambda: f"chosen and used: {chosen_and_used}"
+    )
     return workload
 
 
 async def until_run(jobs: Jobs, pods: int) -> None:
-    """Wait until so many pods run."""
+    """Wait until this number of pods runs."""
 
     async def holds() -> bool:
         return len(await nodes_of(jobs)) == pods
@@ -102,7 +103,7 @@ async def until_run(jobs: Jobs, pods: int) -> None:
 async def fail_under_pod(
     jobs: Jobs, pool: NodePool, kubelet: FakeKubelet, node: str, how: str
 ) -> None:
-    """Have a node fail, with the pod on it."""
+    """Let a node fail, with the pod on it."""
     [index] = [index for index, name in (await nodes_of(jobs)).items() if name == node]
     [pod] = [name for name in await jobs.live_pods() if name.startswith(f"job-0-{index}")]
     kubelet.cordoned.add(node)
@@ -111,12 +112,15 @@ async def fail_under_pod(
         await jobs.delete_pod(pod)  # as Kubernetes does after five minutes
     else:
         await pool.taint(node, how)
-        if how == "NoSchedule":  # no reason to end the pod
+        if how == "NoSchedule":  # this taint does not end the pod
             await kubelet.fail(pod, exit_code=139)
 
 
-@pytest.mark.parametrize("how", FAILURES)
-async def test_another_node_of_the_block_replaces_one_that_fails(
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(how, marks=() if how == DAILY else pytest.mark.nightly) for how in FAILURES],
+)
+async def test_another_node_of_the_block_replaces_a_failed_one(
     jobs: Jobs,
     queue: Queue,
     pool: NodePool,
@@ -124,7 +128,7 @@ async def test_another_node_of_the_block_replaces_one_that_fails(
     operator: OperatorProcess,
     how: str,
 ) -> None:
-    """The job keeps its place if Kueue leaves the node before the replacement comes."""
+    """The job keeps its quota if Kueue drops the node before the replacement pod exists."""
     await jobs.create(near_job("block", replicas=3))
     before = await runs_on(jobs, queue, *pool.names[:3])
     nodes = await nodes_of(jobs)
@@ -133,10 +137,10 @@ async def test_another_node_of_the_block_replaces_one_that_fails(
     operator.freeze()
     await fail_under_pod(jobs, pool, kubelet, pool.names[1], how)
 
-    async def left() -> bool:
+    async def is_dropped() -> bool:
         return pool.names[1] not in assigned(await workload_of(queue))
 
-    await eventually(left, interval_seconds=0.1)
+    await eventually(is_dropped, interval_seconds=0.1)
     operator.thaw()
     after = await runs_on(jobs, queue, pool.names[0], *pool.names[2:])
     assert admission(after) == admission(before)
@@ -144,13 +148,14 @@ async def test_another_node_of_the_block_replaces_one_that_fails(
     assert (await jobs.status()).restarts == (1 if how == "NoSchedule" else 0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", FAILURES)
-async def test_a_replacement_may_come_before_kueue_leaves_the_node(
+async def test_replacement_before_kueue_drops_the_node_runs_elsewhere(
     jobs: Jobs, queue: Queue, pool: NodePool, kubelet: FakeKubelet, how: str
 ) -> None:
-    """Kueue 0.17 may let it run on that node, and then ends it. If that changes the Workload while
-    Kueue looks for another node, Kueue looks twice, finds the node that it chose before taken, by
-    this same job, and evicts the job.
+    """Kueue 0.17 may admit the pod to that node and then ends it. If that changes the Workload
+    while Kueue looks for another node, Kueue looks twice. It then finds that this job itself uses
+    the node that it chose first, and evicts the job.
     """
     await jobs.create(near_job("block", replicas=3))
     before = await runs_on(jobs, queue, *pool.names[:3])
@@ -161,7 +166,8 @@ async def test_a_replacement_may_come_before_kueue_leaves_the_node(
     assert (await jobs.status()).restarts == (1 if how == "NoSchedule" else 0)
 
 
-async def test_a_job_whose_sub_block_has_no_other_node_moves_to_another(
+@pytest.mark.nightly
+async def test_job_without_another_node_in_its_sub_block_moves(
     jobs: Jobs, queue: Queue, pool: NodePool, kubelet: FakeKubelet
 ) -> None:
     await jobs.create(near_job("sub-block"))
@@ -172,7 +178,8 @@ async def test_a_job_whose_sub_block_has_no_other_node_moves_to_another(
     assert (await jobs.status()).restarts == 0
 
 
-async def test_a_job_that_loses_two_nodes_waits_until_they_are_well(
+@pytest.mark.nightly
+async def test_job_that_lost_two_nodes_waits_until_they_recover(
     jobs: Jobs, queue: Queue, pool: NodePool
 ) -> None:
     await jobs.create(near_job("block", replicas=3))
@@ -189,10 +196,11 @@ async def test_a_job_that_loses_two_nodes_waits_until_they_are_well(
     assert (await jobs.status()).restarts == 0
 
 
-async def test_a_node_that_fails_before_its_pod_starts_is_replaced(
+@pytest.mark.nightly
+async def test_node_that_fails_before_its_pod_starts_is_replaced(
     jobs: Jobs, queue: Queue, pool: NodePool, kubelet: FakeKubelet
 ) -> None:
-    """Kueue ends a pod that waits for such a node, since nobody else would."""
+    """Kueue ends a pod that waits for such a node, because no other controller does."""
     kubelet.cordoned.add(pool.names[1])
     await jobs.create(near_job("block", replicas=3))
     await until_run(jobs, 2)
@@ -204,14 +212,15 @@ async def test_a_node_that_fails_before_its_pod_starts_is_replaced(
     assert (status.restarts, is_true(after, "Evicted")) == (0, False)
 
 
-async def test_a_job_that_avoids_a_node_queues_again_without_it(
+@pytest.mark.nightly
+async def test_job_that_avoids_a_node_queues_again_without_it(
     jobs: Jobs, queue: Queue, pool: NodePool, kubelet: FakeKubelet
 ) -> None:
-    """The node is healthy for Kueue, which would keep the pod there."""
+    """Kueue considers the node healthy and would keep the pod there."""
     restart = {"scope": "Pod", "nodeFailureLimit": 1}
     await jobs.create(near_job("block", replicas=3, restart=restart))
     before = await runs_on(jobs, queue, *pool.names[:3])
-    kubelet.cordoned.add(pool.names[1])  # a scheduler heeds the affinity
+    kubelet.cordoned.add(pool.names[1])  # a scheduler obeys the affinity
     await kubelet.fail("job-0-1")
     after = await runs_on(jobs, queue, pool.names[0], *pool.names[2:])
     assert after["metadata"]["uid"] != before["metadata"]["uid"]

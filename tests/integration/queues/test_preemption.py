@@ -1,4 +1,4 @@
-"""Of two running jobs, a real Kueue preempts the one that loses less.
+"""A real Kueue preempts the running job that loses less work.
 
 The operator has only the rights of its installation, and its admission policy is in force.
 """
@@ -31,9 +31,9 @@ _POLICIES: Final = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpol
 _BINDINGS: Final = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def boosting(kueue: Kueue) -> Iterator[None]:
-    """Kueue with its feature gate."""
+    """Kueue with its feature gate for boosts."""
     with kueue.configured(featureGates={"PriorityBoost": True}):
         yield
 
@@ -62,26 +62,27 @@ async def _until_in_force(as_operator: Path, namespace: str) -> None:
     """Wait until the policy refuses a Service of no job."""
     path, dry = SERVICES.path(namespace=namespace), {"dryRun": "All"}
     body: Json = {"metadata": {"name": "other"}, "spec": {"clusterIP": "None"}}
-    said = ""
+    answer = ""
 
-    async def refused() -> bool:
-        nonlocal said
+    async def is_refused() -> bool:
+        nonlocal answer
         try:
             await client.request("POST", path, body=body, params=dry)
         except ClusterError as error:
-            said = error.message
-        return "touches only what has a DDPJob" in said
+            answer = error.message
+        return "touches only what has a DDPJob" in answer
 
     async with ApiClient(load_credentials(kubeconfig=str(as_operator))) as client:
-        await eventually(refused, interval_seconds=0.1, describe=lambda: said)
+        await eventually(is_refused, interval_seconds=0.1, describe=lambda: answer)
 
 
 @pytest.fixture
 def operator(
-    limited: None, as_operator: Path, jobs: Jobs, tmp_path: Path
+    limited: None, as_operator: Path, jobs: Jobs, tmp_path: Path, shared_operator: OperatorProcess
 ) -> Iterator[OperatorProcess]:
-    """The operator that writes boosts."""
+    """The operator that writes boosts, instead of the shared one."""
     del limited  # the operator checks its rights when it starts
+    shared_operator.kill()
     with flawless_operator(
         as_operator,
         tmp_path / "log",
@@ -89,10 +90,11 @@ def operator(
         options=["--priority-boost=10", "--lease-namespace", jobs.namespace],
     ) as process:
         yield process
+    shared_operator.start()
 
 
 async def runs_since(admin: ApiClient, jobs: Jobs, name: str, since: str, **status: Any) -> None:
-    """Make a job look as if it had run since then."""
+    """Set the time since which a job runs, and other fields of its status."""
     conditions = (await jobs.get(name))["status"]["conditions"]
     [running] = [each for each in conditions if each["type"] == "Running"]
     running["lastTransitionTime"] = since
@@ -102,18 +104,16 @@ async def runs_since(admin: ApiClient, jobs: Jobs, name: str, since: str, **stat
 
 
 def boosts(workloads: dict[str, Any]) -> dict[str, str | None]:
-    """The boosts of Workloads, by the job's name and what follows its group's number."""
-    found = {}
+    """Return the boosts of Workloads by job, and by pod for groups of one pod."""
+    by_name = {}
     for name, workload in workloads.items():
         job, _, _, *pod = name.split("-", 3)
         annotations = workload["metadata"].get("annotations", {})
-        found["-".join((job, *pod))] = annotations.get(KUEUE_BOOST)
-    return found
+        by_name["-".join((job, *pod))] = annotations.get(KUEUE_BOOST)
+    return by_name
 
 
-async def test_the_job_with_the_fresher_checkpoint_is_preempted(
-    admin: ApiClient, jobs: Jobs
-) -> None:
+async def test_job_with_the_fresher_checkpoint_is_preempted(admin: ApiClient, jobs: Jobs) -> None:
     queue = await new_queue(admin, jobs.namespace, chips=4)
     for name in ("fresh", "stale"):  # without boosts, Kueue preempts the last one first
         await jobs.create(queued_job(), name=name)
@@ -129,13 +129,14 @@ async def test_the_job_with_the_fresher_checkpoint_is_preempted(
     status = await jobs.until(lambda status: status.reason == "Queued", "fresh")
     assert status.failures[-1].reason.startswith(EVICTED)
     assert (status.restarts, status.disruptions) == (0, 1)
-    # It queues as its class does.
+    # Without a boost, it queues with the priority of its class.
     await queue.until_workloads(lambda found: boosts(found)["fresh"] == "0")
     status = await jobs.status("stale")
     assert (status.phase, status.disruptions) == ("Running", 0)
 
 
-async def test_a_pod_without_which_processes_restart_is_as_expensive_as_its_job(
+@pytest.mark.nightly
+async def test_pod_that_restarts_all_processes_costs_as_much_as_its_job(
     admin: ApiClient, jobs: Jobs
 ) -> None:
     queue = await new_queue(admin, jobs.namespace, chips=4)

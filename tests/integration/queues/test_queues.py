@@ -12,18 +12,22 @@ from ddp_operator.views.job.queueing import UNKNOWN
 from ddp_operator.views.job.snapshot import JobSnapshot
 
 from tests.cluster.kueue import Kueue
+from tests.integration.conftest import Ddp
 from tests.integration.jobs import Jobs
-from tests.integration.kubelet import FakeKubelet
+from tests.integration.kubelet import HOSTNAME, FakeKubelet
 from tests.integration.operator_process import OperatorProcess
 from tests.integration.queues.explained import explained
-from tests.integration.queues.queue import Queue, is_true, next_second, queued_job, was_let_go
+from tests.integration.queues.nodes import BLOCK, new_topology_queue
+from tests.integration.queues.queue import NAME, Queue, next_second, queued_job, was_let_go
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("kueue", "operator", "life")
 
+FAILURE = 'failed calling webhook "mpod.kb.io"'
+
 
 async def complete(jobs: Jobs, kubelet: FakeKubelet, name: str = "job") -> None:
-    """End all pods of a running job well."""
+    """Complete all pods of a running job."""
     await jobs.until_phase("Running", name)
     for pod in await jobs.live_pods(name):
         await kubelet.succeed(pod)
@@ -31,7 +35,7 @@ async def complete(jobs: Jobs, kubelet: FakeKubelet, name: str = "job") -> None:
 
 
 async def wait_behind(jobs: Jobs, *names: str) -> None:
-    """Start the job `job`, and others that wait for its quota, in this order."""
+    """Start the job `job`, and others that wait in this order for its quota."""
     await jobs.create(queued_job())
     await jobs.until_phase("Running")
     for name in names:
@@ -45,47 +49,33 @@ async def _have_ended(jobs: Jobs) -> bool:
     return all(map(was_let_go, pods))
 
 
-async def test_a_job_is_admitted_and_gives_its_quota_back(
-    jobs: Jobs, kubelet: FakeKubelet, queue: Queue
-) -> None:
-    await jobs.create(queued_job())
-    await jobs.until_phase("Running")
-    await queue.until_used(2)
-    [workload] = (await queue.workloads()).values()
-    assert is_true(workload, "Admitted")
-    await complete(jobs, kubelet)
-    await queue.until_used(0)
-    [workload] = (await queue.workloads()).values()
-    assert is_true(workload, "Finished")
-    status = await jobs.status()
-    assert (status.restarts, status.disruptions) == (0, 0)
-    assert "NotQueued" not in await jobs.events()
-
-
-async def test_jobs_wait_in_their_order_and_know_their_place(
+async def test_jobs_wait_in_order_and_show_their_position(
     admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, queue: Queue
 ) -> None:
-    async def place(name: str) -> str:
+    async def position(name: str) -> str:
         return await place_in_queue(Cluster(admin), JobSnapshot.read(await jobs.get(name)))
 
     await wait_behind(jobs, "second", "third")
     status = await jobs.status("third")
     assert status.message.startswith("2 of 2 pods wait in spec.scheduling.queueName (team)")
-    assert await place("second") == "quota; it is next in queue team"
-    assert (await place("third")).startswith("1 job ahead in queue team, 1 in all")
+    assert await position("second") == "quota; it is next in queue team"
+    assert (await position("third")).startswith("1 job ahead in queue team, 1 in all")
     await complete(jobs, kubelet)
     await jobs.until_phase("Running", "second")
-    assert await place("third") == "quota; it is next in queue team"
+    assert await position("third") == "quota; it is next in queue team"
     await complete(jobs, kubelet, "second")
     await complete(jobs, kubelet, "third")
     await queue.until_used(0)
+    await queue.until_finished()
+    status = await jobs.status()
+    assert (status.restarts, status.disruptions) == (0, 0)
+    assert "NotQueued" not in await jobs.events()
 
 
-async def test_what_is_preempted_returns_uncharged(
+async def test_preempted_job_returns_uncharged_before_later_jobs(
     jobs: Jobs, kubelet: FakeKubelet, queue: Queue
 ) -> None:
-    await jobs.create(queued_job())
-    await jobs.until_phase("Running")
+    await wait_behind(jobs, "later")
     await jobs.create(queued_job(urgent=True), name="urgent")
     await jobs.until_phase("Running", "urgent")
     status = await jobs.until(lambda status: status.reason == "Queued")
@@ -93,22 +83,24 @@ async def test_what_is_preempted_returns_uncharged(
     assert "Preempted to accommodate a workload" in status.failures[-1].message
     await queue.until_used(2)
     await complete(jobs, kubelet, "urgent")
+    await jobs.until_phase("Running")
+    assert (await jobs.status("later")).reason == "Queued"
     await complete(jobs, kubelet)
     status = await jobs.status()
     assert (status.restarts, status.disruptions) == (0, 1)
+    await complete(jobs, kubelet, "later")
     await queue.until_used(0)
-    workloads = await queue.workloads()
-    assert all(is_true(workload, "Finished") for workload in workloads.values())
+    await queue.until_finished()
 
 
-async def test_a_job_is_suspended_in_the_queue_and_resumed(
+async def test_job_suspended_in_the_queue_runs_after_it_is_resumed(
     jobs: Jobs, kubelet: FakeKubelet, queue: Queue
 ) -> None:
     await wait_behind(jobs, "second", "third")
     await jobs.set_spec("second", suspend=True)
     await jobs.until_phase("Suspended", "second")
     await complete(jobs, kubelet)
-    # It would be next.
+    # Without the suspension, it would be next.
     await complete(jobs, kubelet, "third")
     await queue.until_used(0)
     await jobs.set_spec("second", suspend=False)
@@ -116,7 +108,7 @@ async def test_a_job_is_suspended_in_the_queue_and_resumed(
     await queue.until_used(0)
 
 
-async def test_a_job_is_deleted_in_the_queue(
+async def test_job_deleted_in_the_queue_is_skipped(
     jobs: Jobs, kubelet: FakeKubelet, queue: Queue
 ) -> None:
     await wait_behind(jobs, "second", "third")
@@ -128,7 +120,7 @@ async def test_a_job_is_deleted_in_the_queue(
     assert not any(name.startswith("second") for name in workloads)
 
 
-async def test_a_job_whose_time_to_live_is_over_leaves_nothing(
+async def test_job_after_its_time_to_live_leaves_nothing(
     jobs: Jobs, kubelet: FakeKubelet, queue: Queue
 ) -> None:
     await jobs.create(queued_job(ttlSecondsAfterFinished=0))
@@ -144,14 +136,16 @@ async def test_a_job_whose_time_to_live_is_over_leaves_nothing(
     await complete(jobs, kubelet, "second")
 
 
-async def test_kueue_is_away_for_a_while(
+@pytest.mark.nightly
+async def test_jobs_run_after_an_outage_of_kueue(
     jobs: Jobs, kubelet: FakeKubelet, queue: Queue, kueue: Kueue, operator: OperatorProcess
 ) -> None:
     await wait_behind(jobs, "second")
+    earlier = len(operator.log)
     with kueue.away():
         await complete(jobs, kubelet)
         await jobs.create(queued_job(), name="third")
-        await eventually(lambda: 'failed calling webhook "mpod.kb.io"' in operator.log)
+        await eventually(lambda: FAILURE in operator.log[earlier:])
     await complete(jobs, kubelet, "second")
     await complete(jobs, kubelet, "third")
     for name in ("second", "third"):
@@ -160,13 +154,14 @@ async def test_kueue_is_away_for_a_while(
     await queue.until_used(0)
 
 
-async def test_the_operator_is_away_while_its_pods_are_evicted(
+@pytest.mark.nightly
+async def test_job_evicted_while_the_operator_is_away_returns(
     jobs: Jobs, kubelet: FakeKubelet, queue: Queue, operator: OperatorProcess
 ) -> None:
     await wait_behind(jobs)
     operator.kill()
     await queue.drain()
-    await eventually(partial(_have_ended, jobs))  # Kueue's finalizer keeps them for replacements
+    await eventually(partial(_have_ended, jobs))  # Kueue's finalizer keeps the pods
     operator.start()
     await jobs.until(lambda status: status.reason == "Queued")
     await queue.until_used(0)
@@ -177,7 +172,8 @@ async def test_the_operator_is_away_while_its_pods_are_evicted(
     await queue.until_used(0)
 
 
-async def test_finished_jobs_never_come_back(
+@pytest.mark.nightly
+async def test_finished_jobs_stay_finished_after_restarts(
     jobs: Jobs, kubelet: FakeKubelet, queue: Queue, kueue: Kueue, operator: OperatorProcess
 ) -> None:
     await wait_behind(jobs, "second")
@@ -197,57 +193,82 @@ async def test_finished_jobs_never_come_back(
     assert all(uid[name] == item["metadata"]["uid"] for name, item in before.items())
 
 
-async def test_a_held_queue_is_the_cause_of_a_wait(
+async def test_held_queue_is_the_cause_of_a_wait(
     admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, queue: Queue
 ) -> None:
     await queue.hold()
     await jobs.create(queued_job())
     await jobs.until(lambda status: status.reason == "Queued")
-    found = await explained(admin, jobs, lambda state: "is stopped" in state.cause)
-    assert found.cause == (
+    state = await explained(admin, jobs, lambda state: "is stopped" in state.cause)
+    assert state.cause == (
         f"ClusterQueue {jobs.namespace} is inactive: Can't admit new workloads: is stopped"
     )
-    assert (found.position, len(found.remedies)) == ("", 1)
-    assert "open the queue" in found.remedies[0]
+    assert (state.position, len(state.remedies)) == ("", 1)
+    assert "open the queue" in state.remedies[0]
     await queue.reopen()
     await complete(jobs, kubelet)
 
 
-async def test_a_deactivated_workload_is_the_cause_of_a_wait(
-    admin: ApiClient, jobs: Jobs, kubelet: FakeKubelet, queue: Queue
-) -> None:
-    await wait_behind(jobs, "second")
-    [name] = (each for each in await queue.workloads() if each.startswith("second"))
-    await explained(admin, jobs, lambda state: "insufficient unused quota" in state.cause, "second")
-    await queue.set_active(name, False)
-    found = await explained(admin, jobs, lambda state: "deactivated" in state.cause, "second")
-    assert found.cause == f"Workload {name} is deactivated: somebody set its spec.active to false"
-    assert f"kubectl patch workloads.kueue.x-k8s.io {name} " in found.remedies[0]
-    await complete(jobs, kubelet)
-    await queue.until_used(0)
-    # The remedy helps.
-    await queue.set_active(name, True)
-    await complete(jobs, kubelet, "second")
-
-
-async def test_a_job_that_is_too_large_for_its_queue_is_told_so(
+async def test_job_larger_than_its_queue_shows_the_cause(
     admin: ApiClient, jobs: Jobs, queue: Queue
 ) -> None:
     await jobs.create(queued_job(replicas=3))
     await jobs.until(lambda status: status.reason == "Queued")
-    found = await explained(admin, jobs, lambda state: "maximum capacity" in state.cause)
-    assert found.cause.startswith("the job is larger than the queue's quota: couldn't assign")
-    assert found.position == ""
-    assert "lower spec.replicas" in found.remedies[0]
+    state = await explained(admin, jobs, lambda state: "maximum capacity" in state.cause)
+    assert state.cause.startswith("the job is larger than the queue's quota: couldn't assign")
+    assert state.position == ""
+    assert "lower spec.replicas" in state.remedies[0]
     assert await queue.used() == 0
 
 
-async def test_who_may_not_read_the_queue_learns_nothing_and_sees_no_error(
+async def test_user_without_rights_sees_an_unknown_queue(
     jobs: Jobs, queue: Queue, as_operator: Path
 ) -> None:
     await queue.hold()
     await jobs.create(queued_job())
     await jobs.until(lambda status: status.reason == "Queued")
     job = JobSnapshot.read(await jobs.get())
-    async with ApiClient(load_credentials(kubeconfig=str(as_operator))) as stranger:
-        assert await queue_state(Cluster(stranger), job, datetime.now(UTC)) == UNKNOWN
+    async with ApiClient(load_credentials(kubeconfig=str(as_operator))) as client:
+        assert await queue_state(Cluster(client), job, datetime.now(UTC)) == UNKNOWN
+
+
+async def test_job_reports_that_its_pods_cannot_be_created(
+    jobs: Jobs, queue: Queue, kueue: Kueue, ddp: Ddp
+) -> None:
+    with kueue.away():
+        await jobs.create(queued_job())
+        status = await jobs.until(lambda status: status.reason == "APIServerError")
+        assert FAILURE in status.message
+        assert FAILURE in await jobs.until_told("APIServerError")
+        result = await ddp("why", "job")
+    assert result.exit_code == 0
+    explanation = " ".join(result.stdout.split())
+    assert FAILURE in explanation
+    assert "pods start" not in explanation
+    status = await jobs.until_phase("Running")
+    assert (status.restarts, status.disruptions) == (0, 0)
+    await queue.until_used(2)
+
+
+@pytest.mark.parametrize(
+    ("level", "cause"),
+    [
+        ("block", "no node of the queue has the level of spec.scheduling.topology"),
+        pytest.param(
+            "sub-block",
+            "the queue's nodes lack the level of spec.scheduling.topology",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+    ids=["block", "sub-block"],
+)
+async def test_required_topology_is_the_cause_of_a_wait(
+    admin: ApiClient, jobs: Jobs, level: str, cause: str
+) -> None:
+    """The queue's nodes are in blocks, but no node exists."""
+    await new_topology_queue(admin, jobs.namespace, levels=(BLOCK, HOSTNAME))
+    topology = {"level": level, "required": True}
+    await jobs.create(queued_job(scheduling={"queueName": NAME, "topology": topology}))
+    state = await explained(admin, jobs, lambda state: state.cause.startswith(cause))
+    assert "choose another spec.scheduling.topology.level" in state.remedies[0]
+    assert state.position == ""
