@@ -5,19 +5,17 @@ from pathlib import Path
 
 import pytest
 from ddp_operator.cli.__main__ import program
-from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.state import Identity
 
 from tests.unit.cli.conftest import Ddp
 from tests.unit.cli.jobs import training
-from tests.unit.job.builders import NAME, fresh_job
+from tests.unit.cli.test_logs import started
+from tests.unit.job.builders import NAME
 from tests.unit.kube.fake_api_server import FakeApiServer
 from tests.unit.kube.fake_channels import ProgramRun
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/command-line.md"
 _ROW = re.compile(r"^\| `([^`]+)` \| (\d+) \|", re.M)
 ON_PAGE = {command: int(cost) for command, cost in _ROW.findall(PAGE.read_text())}
-PODS = 2
 
 
 async def answers(run: ProgramRun) -> int:
@@ -28,15 +26,11 @@ async def answers(run: ProgramRun) -> int:
 
 @pytest.fixture(autouse=True)
 async def running(server: FakeApiServer) -> None:
-    uid = server.create("ddpjobs", training())["metadata"]["uid"]
-    for index in range(PODS):
-        pod = manifests.pod(fresh_job(), Identity(index, 0))
-        pod["metadata"]["ownerReferences"][0]["uid"] = uid
-        state = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "name": "trainer"}
-        pod["status"] = {"phase": "Running", "containerStatuses": [{**state, "ready": True}]}
-        server.create("pods", pod)
-        server.logs[pod["metadata"]["name"]] = b"2026-01-01T00:00:00Z hello\n"
-        server.programs[pod["metadata"]["name"]] = answers
+    server.create("ddpjobs", training())
+    for index in range(2):
+        name = started(server, index)
+        server.logs[name] = b"2026-01-01T00:00:00Z hello\n"
+        server.programs[name] = answers
 
 
 @pytest.mark.parametrize("command", ON_PAGE)

@@ -6,29 +6,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.state import Identity
 
 from tests.unit.cli.conftest import Ddp
-from tests.unit.cli.jobs import training
-from tests.unit.job.builders import NAME, fresh_job
+from tests.unit.cli.test_stacks import pods
+from tests.unit.job.builders import NAME
 from tests.unit.kube.fake_api_server import FakeApiServer
 from tests.unit.kube.fake_channels import FakePort, ProgramRun
 
-
-@pytest.fixture
-async def pods(server: FakeApiServer) -> list[str]:
-    """The names of a running job's two pods."""
-    uid = server.create("ddpjobs", training())["metadata"]["uid"]
-    names: list[str] = []
-    for index in range(2):
-        pod = manifests.pod(fresh_job(), Identity(index, 0))
-        pod["metadata"]["ownerReferences"][0]["uid"] = uid
-        running = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "name": "trainer"}
-        pod["status"] = {"phase": "Running", "containerStatuses": [{**running, "ready": True}]}
-        server.create("pods", pod)
-        names.append(pod["metadata"]["name"])
-    return names
+__all__ = ["pods"]
 
 
 async def test_exec_runs_in_the_pod_of_a_rank(

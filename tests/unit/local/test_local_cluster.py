@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ddp_operator.api.constants import LABEL_SERVING
 from ddp_operator.job.pods.projection import project
-from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.pods.state import ContainerExit, PodState
 from ddp_operator.local.machine import LocalCluster, Workdir
 from ddp_operator.ports import (
     LOG_END_BYTES,
@@ -119,16 +119,24 @@ async def only_pod(cluster: LocalCluster[PodState]) -> PodState:
     return found
 
 
+async def ended(
+    cluster: LocalCluster[PodState], recorder: Recorder
+) -> tuple[PodState, ContainerExit]:
+    """Wait for the end of the only pod, and return it with its exit."""
+    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
+    pod = await only_pod(cluster)
+    assert pod.exit is not None
+    return pod, pod.exit
+
+
 async def test_pod_is_listed_at_once_and_runs_to_its_end(
     cluster: LocalCluster[PodState], recorder: Recorder, tmp_path: Path
 ) -> None:
     await cluster.create_pod(pod('echo one; printf "two" > "$DDP_TERMINATION_LOG"; echo three'))
     assert (await only_pod(cluster)).phase == "Pending"
-    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
-    done = await only_pod(cluster)
+    done, end = await ended(cluster, recorder)
     assert done.succeeded
-    assert done.exit is not None
-    assert (done.exit.code, done.exit.reason, done.exit.message) == (0, "Completed", "two")
+    assert (end.code, end.reason, end.message) == (0, "Completed", "two")
     assert not done.ready
     assert recorder.lines == ["one", "three"]
     assert (tmp_path / "logs" / "job-0-0.log").read_text() == "one\nthree\n"
@@ -141,8 +149,8 @@ async def test_end_of_a_long_log_is_read(
     cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     await cluster.create_pod(pod("seq 10000; echo end"))
-    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
-    end = await cluster.log_end((await only_pod(cluster)).key, "trainer")
+    done, _ = await ended(cluster, recorder)
+    end = await cluster.log_end(done.key, "trainer")
     assert len(end) == LOG_END_BYTES
     assert end.endswith(b"\n9999\n10000\nend\n")
 
@@ -161,12 +169,10 @@ async def test_a_failure_keeps_its_exit_code(
     cluster: LocalCluster[PodState], recorder: Recorder, script: str, code: int
 ) -> None:
     await cluster.create_pod(pod(script))
-    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
-    failed = await only_pod(cluster)
+    failed, end = await ended(cluster, recorder)
     assert failed.failed
     assert not failed.disrupted
-    assert failed.exit is not None
-    assert (failed.exit.code, failed.exit.reason) == (code, "Error")
+    assert (end.code, end.reason) == (code, "Error")
 
 
 async def test_termination_message_falls_back_to_the_log(
@@ -174,10 +180,8 @@ async def test_termination_message_falls_back_to_the_log(
 ) -> None:
     policy = {"terminationMessagePolicy": "FallbackToLogsOnError"}
     await cluster.create_pod(pod("echo Traceback; exit 1", trainer=policy))
-    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
-    ended = (await only_pod(cluster)).exit
-    assert ended is not None
-    assert ended.message == "Traceback\n"
+    _, end = await ended(cluster, recorder)
+    assert end.message == "Traceback\n"
 
 
 async def test_deleted_pod_gets_sigterm_first(
@@ -223,10 +227,8 @@ async def test_killed_pod_stays_with_exit_code_137(
     await cluster.create_pod(pod("setsid sh -c 'echo $$; exec sleep 1000' & echo $$; wait"))
     await recorder.until(lambda: len(recorder.lines) == 2)
     assert cluster.kill_pod(POD)
-    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
-    killed = await only_pod(cluster)
-    assert killed.exit is not None
-    assert killed.exit.code == 137
+    killed, end = await ended(cluster, recorder)
+    assert end.code == 137
     assert not killed.disrupted
     assert [is_alive(int(line)) for line in recorder.lines] == [False, False]
     assert not cluster.kill_pod(POD)
@@ -286,11 +288,9 @@ async def test_a_command_that_does_not_exist_fails_the_pod(
     cluster: LocalCluster[PodState], recorder: Recorder
 ) -> None:
     await cluster.create_pod(pod("", trainer={"command": ["no-such-program"]}))
-    await recorder.until(lambda: cluster.pods_of(JOB)[0].exit)
-    ended = (await only_pod(cluster)).exit
-    assert ended is not None
-    assert (ended.code, ended.reason) == (128, "StartError")
-    assert "no-such-program: no such program" in ended.message
+    _, end = await ended(cluster, recorder)
+    assert (end.code, end.reason) == (128, "StartError")
+    assert "no-such-program: no such program" in end.message
 
 
 async def test_pod_with_too_many_gpus_is_unschedulable(
