@@ -17,7 +17,7 @@ from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.job.status.progress import Report, TrainerStatus
 from ddp_operator.ports import Node
 
-from tests.good_manifests import template
+from tests.good_manifests import Json, template
 from tests.unit.cpu_budget import loops
 from tests.unit.job.builders import (
     condition,
@@ -41,7 +41,7 @@ from tests.unit.job.planning.group.test_in_place import knowing
 from tests.unit.job.planning.group.test_spares import with_spares
 
 CONTAINERS_CAN_START = {"type": "PodReadyToStartContainers"}
-RUNS = {"state": {"running": {}}}
+RUNS: Json = {"state": {"running": {}}}
 STARTED = "2026-03-01T12:00:00Z"
 UNAVAILABLE = "failed to pull and unpack image: unexpected status: 503 Service Unavailable"
 
