@@ -14,6 +14,7 @@ from tests.simulation.checks.invariants import Invariants
 from tests.simulation.checks.known_faults import KNOWN_FAULTS, KnownFaultError
 from tests.simulation.history import Choices, spec_choices, steps
 from tests.simulation.simulation import Simulation
+from tests.simulation.world.admission import MUTATIONS
 from tests.simulation.world.fleet import FLEETS, REQUESTS
 
 Action = Callable[[Simulation, Choices], None]
@@ -69,7 +70,8 @@ _WEIGHTS: tuple[tuple[Action, int], ...] = (
 _LASTING_FAULTS = (*[lasting.NOTHING_LASTS] * len(lasting.LASTING_FAULTS), *lasting.LASTING_FAULTS)
 """After half of all histories nothing lasts."""
 
-_TOTAL_STEPS = (None, None, 10, 20)
+_ADMISSION = (*[MUTATIONS[0]] * len(MUTATIONS), *MUTATIONS)
+_TOTAL_STEPS = (None, None, 1, 10)
 """Half of all trainings have an end that is known, and scripts work on after it."""
 
 _TABLE: tuple[Action, ...] = tuple(action for action, weight in _WEIGHTS for _ in range(weight))
@@ -105,7 +107,8 @@ def run(history: bytes) -> Simulation:
         simulation.use(choices.of(FLEETS))
         simulation.gpu_request = choices.of(REQUESTS)
         simulation.training.total_steps = choices.of(_TOTAL_STEPS)
-        simulation.log(f"the cluster has {simulation.server.fleet.name}")
+        what, simulation.server.mutate = choices.of(_ADMISSION)
+        simulation.log(f"the cluster has {simulation.server.fleet.name}; admission adds {what}")
         user.apply(simulation, spec)
         for number, choices in steps(history):
             simulation.steps += 1

@@ -16,11 +16,14 @@ _OFTEN = (EXITS[0], EXITS[1], EXITS[2])
 
 
 def pods_progress(simulation: Simulation, choices: Choices) -> None:
-    """Start all pods as far as possible, or one pod one stage further."""
+    """Start all pods as far as possible, or one pod one stage further. Gates are removed first."""
     all_the_way = choices.upto(2) < 2
     pods = simulation.pods()
     for pod in pods if all_the_way else [choices.of(pods)] if pods else []:
         if kubelet.is_deleting(pod) or kubelet.trainer_exit(pod):
+            continue
+        if kubelet.is_gated(pod):
+            simulation.change(pod, kubelet.ungated(pod))
             continue
         nodes = () if kubelet.node_of(pod) else (choices.of(_NODES),)
         next_stage = Stage(min(kubelet.stage_of(pod) + 1, Stage.READY))

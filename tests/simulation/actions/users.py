@@ -118,7 +118,8 @@ INVALID_PATTERN = r"step (?P<step>\d+"
 def a_pattern_gets_a_typo(simulation: Simulation, choices: Choices) -> None:
     """Or it is corrected."""
     del choices
-    correct_pattern(simulation) or break_pattern(simulation)
+    if not correct_pattern(simulation):
+        break_pattern(simulation)
 
 
 def break_pattern(simulation: Simulation) -> None:

@@ -28,7 +28,7 @@ class KnownFault:
     name: str
     claim: str
     """A pattern of the claims that it breaks."""
-    applies: Callable[["Simulation"], object]
+    applies: Callable[["Simulation"], bool]
     """Returns whether it can be the cause in this history."""
 
     def explains(self, simulation: "Simulation", claim: str) -> bool:
@@ -53,14 +53,22 @@ def _kubelet_refuses(simulation: "Simulation") -> bool:
 
 
 def _lacks_only_spares(simulation: "Simulation") -> bool:
-    job, refused = simulation.job(), simulation.requests.refusals.active
-    return bool(job and job.spec.spares and refused) and job.status.reason == "APIServerError"
+    job = simulation.job()
+    if job is None or not (job.spec.spares and simulation.requests.refusals.active):
+        return False
+    return job.status.reason == "APIServerError"
+
+
+def _has_little_room(simulation: "Simulation") -> bool:
+    return simulation.server.fleet.has_gpus or bool(simulation.scheduler.tenants.taken)
 
 
 def _is_cut_off(simulation: "Simulation") -> bool:
     return simulation.launchers.all_cut_off_since is not None
 
 
+_WAITS: Final = "not at rest in spite of it"
+"""Claims that a job waits while a fault lasts, though it need not."""
 KNOWN_FAULTS: Final = (
     KnownFault(
         "typo_in_pattern_of_running_job_fails_it",
@@ -74,13 +82,13 @@ KNOWN_FAULTS: Final = (
     KnownFault(
         "pod_leaves_node_although_no_other_has_room",
         "no other node has a place for it",
-        lambda simulation: simulation.server.fleet.has_gpus or simulation.scheduler.tenants.taken,
+        _has_little_room,
     ),
     KnownFault("avoided_node_is_the_only_place", "not at rest", _avoids_nodes),
-    KnownFault("refused_spare_keeps_status_from_being_recorded", "not at rest", _lacks_only_spares),
-    KnownFault("refusing_kubelet_is_never_avoided", "not at rest", _kubelet_refuses),
+    KnownFault("refused_spare_keeps_status_from_being_recorded", _WAITS, _lacks_only_spares),
+    KnownFault("refusing_kubelet_is_never_avoided", _WAITS, _kubelet_refuses),
     KnownFault(
         "unreached_healthy_pod_is_replaced_again", "is healthy and not reached", _is_cut_off
     ),
-    KnownFault("unreached_new_pods_wait_for_ever", "not at rest in spite of it", _is_cut_off),
+    KnownFault("unreached_new_pods_wait_for_ever", _WAITS, _is_cut_off),
 )

@@ -114,11 +114,12 @@ def _matches(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
     if toleration.get("effect") not in (None, "", taint["effect"]):
         return False
     if not toleration.get("key"):
-        return toleration.get("operator") == "Exists"
+        return bool(toleration.get("operator") == "Exists")
     if toleration["key"] != taint["key"]:
         return False
-    same = (toleration.get("value") or "") == taint.get("value", "")
-    return toleration.get("operator", "Equal") == "Exists" or same
+    if toleration.get("operator", "Equal") == "Exists":
+        return True
+    return str(toleration.get("value") or "") == taint.get("value", "")
 
 
 def _disliked(pod: Manifest) -> set[str]:
