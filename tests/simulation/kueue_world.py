@@ -9,10 +9,12 @@ from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.ports import ClusterError, ForbiddenError, Key, Manifest
 
 from tests.simulation.kueue import Json, Kueue, key_of
+from tests.simulation.kueue_contract import workload
 from tests.simulation.kueue_multikueue import CHECK, Cluster, MultiKueue
 from tests.unit.engine.fakes import SETTINGS, FakeCluster
 
 JOB = Key("default", "train")
+URGENT = Key("default", "urgent")
 _STEP = timedelta(seconds=10)
 
 
@@ -99,6 +101,12 @@ class World:
             await self.reconcile()
             self.kueue.settle()
             self.clock.now += _STEP
+
+    def preempt(self) -> None:
+        """Have another job take the quota."""
+        urgent = workload(URGENT.name, priority=1000)
+        urgent["metadata"]["namespace"] = URGENT.namespace
+        self.kueue.create_workload(urgent)
 
     @property
     def status(self) -> Json:

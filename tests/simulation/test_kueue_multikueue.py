@@ -3,14 +3,12 @@
 from typing import Any
 
 import pytest
-from ddp_operator.ports import Key, Node
+from ddp_operator.ports import Node
 
 from tests.simulation.kueue import Json, condition, holds
-from tests.simulation.kueue_contract import workload
-from tests.simulation.kueue_world import JOB, TwoClusters, World
+from tests.simulation.kueue_world import URGENT, TwoClusters
 from tests.unit.engine.test_delegation import elsewhere
 
-URGENT = Key(JOB.namespace, "urgent")
 _RUNS = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
 _RESTARTED_IN_PLACE: Json = {
     **_RUNS,
@@ -48,13 +46,6 @@ async def with_status(spec: Json, status: Json) -> TwoClusters:
     await clusters.run()
     assert clusters.manager.status == status
     return clusters
-
-
-def preempt(world: World) -> None:
-    """Have another job take the quota of a cluster."""
-    urgent = workload(URGENT.name, priority=1000)
-    urgent["metadata"]["namespace"] = URGENT.namespace
-    world.kueue.create_workload(urgent)
 
 
 def job_workload(clusters: TwoClusters) -> Json:
@@ -112,7 +103,7 @@ async def test_job_that_lost_a_gpu_is_suspended() -> None:
 
 async def test_preempted_job_gives_quota_back_and_returns() -> None:
     clusters = await started()
-    preempt(clusters.manager)
+    clusters.manager.preempt()
     await clusters.run()
     assert holds(clusters.manager.workloads["urgent"], "QuotaReserved")
     assert not clusters.worker.cluster.jobs
@@ -133,7 +124,7 @@ async def test_preempted_job_gives_quota_back_after_operator_restart(
 ) -> None:
     clusters = await with_status(spec, status)
     clusters.manager.start_operator()
-    preempt(clusters.manager)
+    clusters.manager.preempt()
     await clusters.run(600)
     assert condition(job_workload(clusters), "Evicted")["reason"] == "Preempted"
     assert holds(clusters.manager.workloads["urgent"], "QuotaReserved")
@@ -142,7 +133,7 @@ async def test_preempted_job_gives_quota_back_after_operator_restart(
 async def test_job_preempted_in_worker_cluster_queues_again() -> None:
     clusters = await started()
     first = clusters.worker.running()
-    preempt(clusters.worker)
+    clusters.worker.preempt()
     await clusters.run()
     assert holds(clusters.worker.workloads["urgent"], "Admitted")
     assert not clusters.worker.running()

@@ -6,7 +6,7 @@ import pytest
 from ddp_operator.ports import Key, Node
 
 from tests.simulation.kueue import Kueue, holds
-from tests.simulation.kueue_world import TwoClusters, World
+from tests.simulation.kueue_world import URGENT, TwoClusters, World
 from tests.unit.engine.test_delegation import elsewhere
 from tests.unit.engine.test_reconciler import job
 
@@ -156,3 +156,20 @@ async def test_deactivated_job_stays_queued_when_operator_starts() -> None:
     await world.run()
     assert len(world.running()) == 2
     assert world.status["disruptions"] == 1
+
+
+async def test_preempted_job_returns_uncharged_when_quota_is_free() -> None:
+    world = World()
+    world.apply(job(scheduling={"queueName": "team"}))
+    await world.run()
+    first = world.running()
+    world.preempt()
+    await world.run()
+    assert not world.running()
+    assert holds(world.workloads["urgent"], "Admitted")
+    world.start_operator()
+    world.kueue.delete_workload(URGENT)
+    await world.run()
+    assert len(world.running()) == 2
+    assert world.running().items().isdisjoint(first.items())
+    assert (world.status["restarts"], world.status["disruptions"]) == (0, 1)

@@ -28,10 +28,10 @@ class RealKueue:
     async def workload(self, name: str) -> Manifest | None:
         path = WORKLOADS.path(namespace=self.namespace, name=name)
         try:
-            found: Manifest = await self.client.request("GET", path)
+            stored: Manifest = await self.client.request("GET", path)
         except NotFoundError:
             return None
-        return found
+        return stored
 
     async def change(self, name: str, **spec: Any) -> None:
         path = WORKLOADS.path(namespace=self.namespace, name=name)

@@ -265,8 +265,8 @@ async def test_restart_keeps_quota_and_deletion_reaches_the_other_cluster(
     await jobs.delete()
     await eventually(lambda: _gone(jobs_elsewhere))
     await queue_elsewhere.until_used(0)
-    await queue_elsewhere.until_workloads(lambda found: not found)
-    await queue.until_workloads(lambda found: not found)
+    await queue_elsewhere.until_workloads(lambda all_: not all_)
+    await queue.until_workloads(lambda all_: not all_)
 
 
 @pytest.mark.nightly
@@ -320,7 +320,7 @@ async def test_job_evicted_in_the_other_cluster_queues_again(
     await jobs.create(elsewhere_job())
     await jobs.until_phase("Running")
     await queue_elsewhere.drain()
-    await queue.until_workloads(lambda found: not _all_admitted(found))
+    await queue.until_workloads(lambda all_: not _all_admitted(all_))
     await queue_elsewhere.until_used(0)
     await queue_elsewhere.reopen()
     await queue.until_workloads(_all_admitted)

@@ -83,14 +83,16 @@ def operator(
     """The operator that writes boosts, instead of the shared one."""
     del limited  # the operator checks its rights when it starts
     shared_operator.kill()
-    with flawless_operator(
-        as_operator,
-        tmp_path / "log",
-        namespace=jobs.namespace,
-        options=["--priority-boost=10", "--lease-namespace", jobs.namespace],
-    ) as process:
-        yield process
-    shared_operator.start()
+    try:
+        with flawless_operator(
+            as_operator,
+            tmp_path / "log",
+            namespace=jobs.namespace,
+            options=["--priority-boost=10", "--lease-namespace", jobs.namespace],
+        ) as process:
+            yield process
+    finally:
+        shared_operator.start()
 
 
 async def runs_since(admin: ApiClient, jobs: Jobs, name: str, since: str, **status: Any) -> None:
@@ -123,14 +125,14 @@ async def test_job_with_the_fresher_checkpoint_is_preempted(admin: ApiClient, jo
     saved = {"step": 5, "time": (now - timedelta(minutes=10)).isoformat()}
     await runs_since(admin, jobs, "fresh", since, checkpoint=saved)
     await runs_since(admin, jobs, "stale", since)
-    await queue.until_workloads(lambda found: boosts(found) == {"fresh": "1", "stale": "2"})
+    await queue.until_workloads(lambda all_: boosts(all_) == {"fresh": "1", "stale": "2"})
     await jobs.create(queued_job(urgent=True), name="urgent")
     await jobs.until_phase("Running", "urgent")
     status = await jobs.until(lambda status: status.reason == "Queued", "fresh")
     assert status.failures[-1].reason.startswith(EVICTED)
     assert (status.restarts, status.disruptions) == (0, 1)
     # Without a boost, it queues with the priority of its class.
-    await queue.until_workloads(lambda found: boosts(found)["fresh"] == "0")
+    await queue.until_workloads(lambda all_: boosts(all_)["fresh"] == "0")
     status = await jobs.status("stale")
     assert (status.phase, status.disruptions) == ("Running", 0)
 
@@ -155,7 +157,7 @@ async def test_pod_that_restarts_all_processes_costs_as_much_as_its_job(
     await runs_since(admin, jobs, "job", since, world=grown)
     await jobs.until(lambda status: status.ready_replicas == 3)
     expected = {"fresh": "0", "job": "2", "job-0-2-0": "2"}
-    await queue.until_workloads(lambda found: boosts(found) == expected)
+    await queue.until_workloads(lambda all_: boosts(all_) == expected)
     await jobs.create(queued_job(replicas=1, urgent=True), name="urgent")
     await jobs.until_phase("Running", "urgent")
     await jobs.until(lambda status: status.reason == "Queued", "fresh")

@@ -116,7 +116,7 @@ async def test_job_deleted_in_the_queue_is_skipped(
     await complete(jobs, kubelet)
     await complete(jobs, kubelet, "third")
     await queue.until_used(0)
-    workloads = await queue.until_workloads(lambda found: len(found) == 2)
+    workloads = await queue.until_workloads(lambda all_: len(all_) == 2)
     assert not any(name.startswith("second") for name in workloads)
 
 
@@ -132,7 +132,7 @@ async def test_job_after_its_time_to_live_leaves_nothing(
     await jobs.until_phase("Running", "second")
     await jobs.until_gone("job-0-0", "job-0-1")
     assert not await jobs.exists()
-    await queue.until_workloads(lambda found: len(found) == 1)
+    await queue.until_workloads(lambda all_: len(all_) == 1)
     await complete(jobs, kubelet, "second")
 
 
