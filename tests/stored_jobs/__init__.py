@@ -2,9 +2,7 @@
 
 That operator's own code wrote them, with the tests' cluster in memory.
 
-- replaced: a pod has replaced another.
 - replacing: a quota refuses the new pod.
-- restarted: all pods have restarted.
 - resumed: the job was suspended before.
 """
 
