@@ -179,7 +179,8 @@ def test_field_that_shapes_no_pod_may_change_at_any_time() -> None:
     names = {field.alias or name for name, field in DDPJobSpec.model_fields.items()}
     assert others.keys() | _CHANGES.keys() | {"managedBy"} == names
     for name, value in others.items():
-        spec = job(**({"spares": 1} if name == "sparesPriorityClassName" else {}))["spec"]
+        before: Json = {"spares": 1} if name == "sparesPriorityClassName" else {}
+        spec = job(**before)["spec"]
         changed = {**spec, name: value}
         assert refused(spec, changed) == []
         assert len(digests(spec, changed)) == 1

@@ -189,7 +189,9 @@ class TestWaiting:
         assert server.count("GET", f"/{NAME}") == 2  # by `job` and `wait`; the watch did the rest
         assert server.count("GET", "/ddpjobs", watch=True) == 1
 
-    async def test_failed_job_raises_with_a_diagnosis(self, client: AsyncClient, server: FakeApiServer) -> None:
+    async def test_failed_job_raises_with_a_diagnosis(
+        self, client: AsyncClient, server: FakeApiServer
+    ) -> None:
         failed = stored("Failed", "MaxRestartsExceeded", "used up", failures=[failure()])
         server.create("ddpjobs", failed)
         with pytest.raises(JobFailedError) as caught:
