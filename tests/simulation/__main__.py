@@ -13,6 +13,7 @@ from collections import Counter
 from tests.simulation.history import LEAST_STEPS, MOST_STEPS, SPEC_BYTES, STEP_BYTES
 from tests.simulation.run import run
 
+_LASTS = "all faults end, but for "
 _KIND = re.compile(r"[-\d.]+|\bobserved_generation\b.*|\bTruth\(.*")
 """Parts of a claim that differ between violations of the same kind."""
 
@@ -40,7 +41,8 @@ def _run_one(history: bytes) -> int:
         print(error)
         return 1
     print("\n".join(simulation.events))
-    print("nothing is wrong with it")
+    known = simulation.ended_by
+    print(f"ended by a known fault: {known}" if known else "nothing is wrong with it")
     return 0
 
 
@@ -48,7 +50,7 @@ def _run_many(histories: int, minutes: float) -> int:
     """Run many, and print each kind of violation with how often it was seen."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    wrong: Counter[str] = Counter()
+    wrong, known = Counter[str](), Counter[str]()
     first: dict[str, str] = {}
     began, completed = time.monotonic(), 0
     while completed < histories and time.monotonic() - began < minutes * 60:
@@ -56,15 +58,18 @@ def _run_many(histories: int, minutes: float) -> int:
         history = secrets.token_bytes(SPEC_BYTES + steps * STEP_BYTES)
         completed += 1
         try:
-            run(history)
+            known[run(history).ended_by] += 1
         except AssertionError as error:
-            claim, *tale = str(error).splitlines() or ["an assertion failed"]
-            lasts = next((line.partition("lasts: ")[2] for line in tale if "lasts: " in line), "")
+            claim, *events = str(error).splitlines() or ["an assertion failed"]
+            lasts = next((line.partition(_LASTS)[2] for line in events if _LASTS in line), "")
             kind = _KIND.sub("#", claim)[:120] + f" ({lasts})" * bool(lasts)
             wrong[kind] += 1
             first.setdefault(kind, history.hex())
     for kind, times in wrong.most_common():
         print(f"{times:6}  {kind}\n        {first[kind]}")
+    known.pop("", None)
+    for fault, times in known.most_common():
+        print(f"{times:6}  ended by a known fault: {fault}")
     seconds = time.monotonic() - began
     print(f"{completed} histories in {seconds:.0f} s, {sum(wrong.values())} with something wrong")
     return 1 if wrong else 0

@@ -87,7 +87,8 @@ def obstacle(pod: Manifest, node: Manifest, taken: Resources, wanted: Resources)
 def selects(pod: Manifest, node: Manifest) -> bool:
     """Return whether a node has the labels that a pod's node selector asks for."""
     selector: Mapping[str, str] = pod["spec"].get("nodeSelector") or {}
-    return selector.items() <= node["metadata"]["labels"].items()
+    labels: Mapping[str, str] = node["metadata"]["labels"]
+    return selector.items() <= labels.items()
 
 
 def avoided(pod: Manifest) -> set[str]:
@@ -114,7 +115,7 @@ def _matches(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
     if toleration.get("effect") not in (None, "", taint["effect"]):
         return False
     if not toleration.get("key"):
-        return bool(toleration.get("operator") == "Exists")
+        return toleration.get("operator") == "Exists"
     if toleration["key"] != taint["key"]:
         return False
     if toleration.get("operator", "Equal") == "Exists":
