@@ -72,7 +72,7 @@ async def raw(client: BareClient, namespace: str, *, pods: int) -> RawRun:
     """Create pods with the bare client alone; nobody else watches them but the controllers."""
     async with namespace_of(client, namespace):
         owner = await make_owner(client, namespace)
-        bodies = workload.pods(namespace, owner, workload.gang(pods))
+        bodies = workload.pods(namespace, owner, pods)
         await client.settle()
         started = time.monotonic()
         await client.post_all(pods_path(namespace), bodies)

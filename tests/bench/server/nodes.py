@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -28,8 +28,6 @@ class SimulatedNodes:
         self._failed: BaseException | None = None
         self.seen: dict[str, float] = {}
         """By name of each pod: when the watch told of it, by `time.monotonic`."""
-        self.failures_seen: asyncio.Queue[str] = asyncio.Queue()
-        """Names of pods that the watch reported as failed, one after the other."""
         self._containers: dict[str, str] = {}
         """By name of each pod: the name of its first container."""
         self.running = 0
@@ -40,19 +38,14 @@ class SimulatedNodes:
         if self._failed is not None:
             raise BenchmarkError(f"the simulated nodes: {self._failed!r}") from self._failed
 
-    async def wait_until_seen(
-        self, names: Iterable[str], *, alive: Callable[[], None]
-    ) -> dict[str, float]:
-        """Wait until the watch has told of these pods; return when it did."""
-        wanted = set(names)
+    async def wait_until_seen(self, name: str, *, alive: Callable[[], None]) -> float:
+        """Wait until the watch has reported this pod; return when it did."""
 
         async def seen() -> bool:
-            return wanted <= self.seen.keys()
+            return name in self.seen
 
-        await wait_for(
-            seen, what=f"{len(wanted)} pods", interval_seconds=0.005, alive=[self.check, alive]
-        )
-        return {name: self.seen[name] for name in wanted}
+        await wait_for(seen, what=name, interval_seconds=0.005, alive=[self.check, alive])
+        return self.seen[name]
 
     async def fail(self, pod: str, *, exit_code: int = 1) -> None:
         """Report that the container of a running pod has ended."""
@@ -67,8 +60,6 @@ class SimulatedNodes:
                 self.seen[name] = time.monotonic()
                 self._containers[name] = pod["spec"]["containers"][0]["name"]
                 self._created.put_nowait(pod)
-            elif event["type"] == "MODIFIED" and pod["status"].get("phase") == "Failed":
-                self.failures_seen.put_nowait(name)
 
     async def _run_pods(self) -> None:
         while True:

@@ -47,10 +47,6 @@ class ControllerProcess:
             name = self._log.name
             raise BenchmarkError(f"{name}: it ended ({self._process.returncode}): {last}")
 
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal; `running_program` accepts that the process ends."""
-        self._process.send_signal(number)
-
     def peak_memory_mb(self) -> float:
         """Return the most memory that was ever resident, in MB (10^6 bytes)."""
         return memory_mb(self._process.pid, "VmHWM")
@@ -74,13 +70,10 @@ class OperatorProcess(ControllerProcess):
 
 
 @contextmanager
-def running_operator(
-    kubeconfig: Path, *, log: Path, options: Sequence[str] = ()
-) -> Iterator[OperatorProcess]:
-    """Run the operator, with further options, for the length of a `with` block."""
+def running_operator(kubeconfig: Path, *, log: Path) -> Iterator[OperatorProcess]:
+    """Run the operator for the length of a `with` block."""
     command = [sys.executable, "-m", "ddp_operator", "run"]
-    command += ["--kubeconfig", str(kubeconfig), "--health-port", "0"]
-    command += ["--metrics-port", "0", *options]
+    command += ["--kubeconfig", str(kubeconfig), "--health-port", "0", "--metrics-port", "0"]
     with _process(command, log=log) as process:
         yield OperatorProcess(process, log)
 

@@ -1,7 +1,6 @@
 """The benchmark's jobs, as users write them, and the pods that the operator makes of them."""
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from ddp_operator.api.constants import API_VERSION, KIND
@@ -19,43 +18,30 @@ def job(
     replicas: int,
     suspend: bool = False,
     scope: str = "Pod",
-    queue: str = "",
 ) -> Manifest:
     """Return a job with about as much in its template as a real one has."""
-    # No kubelet ends the old pods, and how long one takes is not the operator's doing. A queue
-    # waits for it nevertheless.
-    scheduling = {"scheduling": {"queueName": queue}} if queue else {}
-    restart = {"scope": scope} if queue else {"scope": scope, "replaceWhen": "Terminating"}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": name, "namespace": namespace},
         "spec": {
             "replicas": replicas,
-            **scheduling,
             "backend": "gloo",
             "suspend": suspend,
-            "restart": restart,
+            # No kubelet ends the old pods, and how long one takes is not the operator's doing.
+            "restart": {"scope": scope, "replaceWhen": "Terminating"},
             "checkpoint": {"persistentVolumeClaim": "checkpoints"},
             "template": template(),
         },
     }
 
 
-def pods(
-    namespace: str,
-    owner: Manifest,
-    identities: Iterable[Identity],
-    *,
-    job_name: str = "raw",
-    queue: str = "",
-) -> list[bytes]:
-    """Return the bodies of pods as the operator would post them for one job.
+def pods(namespace: str, owner: Manifest, count: int) -> list[bytes]:
+    """Return the bodies of pods as the operator would post them for one job named `raw`.
 
     They belong to `owner` instead, so that the garbage collector leaves them alone.
     """
-    wanted = list(identities)
-    stored = job(namespace, job_name, replicas=len(wanted), queue=queue)
+    stored = job(namespace, "raw", replicas=count)
     stored["metadata"] |= {
         "uid": "00000000-0000-0000-0000-000000000000",
         "creationTimestamp": "2020-01-01T00:00:00Z",
@@ -70,8 +56,8 @@ def pods(
         "blockOwnerDeletion": False,
     }
     bodies = []
-    for identity in wanted:
-        pod = manifests.pod(parsed, identity)
+    for index in range(count):
+        pod = manifests.pod(parsed, Identity(index, 0))
         pod["metadata"]["ownerReferences"] = [reference]
         bodies.append(json.dumps(pod, separators=(",", ":")).encode())
     return bodies
@@ -79,12 +65,7 @@ def pods(
 
 def pod_names(job_name: str, *, replicas: int) -> set[str]:
     """Return the names of a new job's pods."""
-    return {identity.pod_name(job_name) for identity in gang(replicas)}
-
-
-def gang(replicas: int, *, attempt: int = 0) -> list[Identity]:
-    """Return who the pods of an attempt are."""
-    return [Identity(index, attempt) for index in range(replicas)]
+    return {Identity(index, 0).pod_name(job_name) for index in range(replicas)}
 
 
 def template() -> Manifest:

@@ -11,7 +11,6 @@ from ddp_operator.ports import Key
 
 from tests.bench import benchmark
 from tests.bench.operator.large import Step, table
-from tests.bench.operator.recovery import Loss
 from tests.bench.reports import creation as report
 from tests.bench.reports.creation import Repetition, Results
 from tests.bench.server import workload
@@ -62,18 +61,11 @@ def test_requests_since_a_moment() -> None:
 
 def test_raw_pods_equal_the_operators_pods() -> None:
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "o", "uid": "u"}}
-    bodies = workload.pods("default", owner, workload.gang(3))
+    bodies = workload.pods("default", owner, 3)
     states = [project(orjson.loads(body)) for body in bodies]
     assert {state.key.name for state in states} == workload.pod_names("raw", replicas=3)
     assert {state.owner_uid for state in states} == {"u"}
     assert job_of(orjson.loads(bodies[0])) == Key("default", "raw")
-
-
-def test_recovery_waits_for_the_replacement_pods() -> None:
-    one, gang = Loss(scope="Pod", replicas=3), Loss(scope="Gang", replicas=3)
-    assert one.lost.pod_name("job") == gang.lost.pod_name("job") == "job-0-2"
-    assert [identity.pod_name("job") for identity in one.new] == ["job-0-2-r1"]
-    assert [identity.pod_name("job") for identity in gang.new] == ["job-1-0", "job-1-1", "job-1-2"]
 
 
 def _results(*, seconds: float, memory: float, pods_posted: int) -> Results:
