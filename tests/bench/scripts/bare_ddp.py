@@ -1,20 +1,15 @@
 """The loop that people write by hand, for comparison with the trainer.
 
-    torchrun --nproc-per-node 2 -m tests.bench.scripts.bare_ddp WORKLOAD EPOCHS
-
-It has nothing that it could do without: no checkpoints, no way to stop, no second chance.
+It has no checkpoints, no way to stop and no restarts.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from ddp_trainer import workloads
 from ddp_trainer.workloads.base import MapSamples, Samples, SampleSet, Workload
 from torch import Tensor
 from torch import distributed as dist
@@ -61,10 +56,8 @@ def now() -> Moment:
     return Moment(time.perf_counter(), time.process_time())
 
 
-def train(
-    workload: Workload, *, epochs: int, group: dist.ProcessGroup | None = None
-) -> list[Moment]:
-    """Train with AdamW and a cosine schedule in a process group; None: the default one.
+def train(workload: Workload, *, epochs: int, group: dist.ProcessGroup) -> list[Moment]:
+    """Train with AdamW and a cosine schedule in a process group.
 
     Returns when each step was complete.
     """
@@ -88,10 +81,3 @@ def train(
             if rank == 0 and len(complete) % LOG_EVERY_STEPS == 0:
                 print(f"step {len(complete)} loss {loss.item():.4f}", flush=True)
     return complete
-
-
-if __name__ == "__main__":
-    dist.init_process_group(os.environ["DDP_BACKEND"])
-    train(workloads.load(sys.argv[1]), epochs=int(sys.argv[2]))
-    dist.destroy_process_group()
-    os._exit(0)  # now: gloo's threads could abort or hang the interpreter's shutdown
