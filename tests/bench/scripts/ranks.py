@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.bench.benchmark import BenchmarkError
 from tests.ports import free_port
@@ -24,16 +26,24 @@ def environment() -> dict[str, str]:
     return {**os.environ, **told, "DDP_STATUS_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
 
 
-def run_to_the_end(command: Sequence[str], variables: dict[str, str], *, log: Path) -> None:
-    """Run a command that starts the ranks.
+def run_script(name: str, *arguments: object, log: Path) -> None:
+    """Run a script of this folder in ranks of the trainer's launcher, to its end.
 
     Raises:
         BenchmarkError: it failed, or took too long; with its last words.
     """
-    with started(command, variables, log=log) as process:
+    script = [sys.executable, "-m", f"tests.bench.scripts.{name}", *map(str, arguments)]
+    command = ["-m", "ddp_trainer.launch", "--", *script]
+    with started(command, environment(), log=log) as process:
         wait_until(lambda: process.poll() is not None, process, log)
         if process.returncode != 0:
             raise _trouble(f"ended with {process.returncode}", log)
+
+
+def results_of(name: str, *arguments: object, file: Path) -> Any:
+    """Run a script like `run_script`; return what it wrote to the file of its last argument."""
+    run_script(name, *arguments, file, log=file.with_suffix(".log"))
+    return json.loads(file.read_text())
 
 
 def wait_until(

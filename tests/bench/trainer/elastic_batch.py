@@ -7,16 +7,13 @@ shares, and with one or two logical shards to each, which are summed in one orde
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from tests.bench.benchmark import Outcome, Settings, spread
 from tests.bench.scripts.elastic_rank import KINDS
-from tests.bench.scripts.ranks import RANKS, environment, run_to_the_end
+from tests.bench.scripts.ranks import RANKS, results_of
 
 Round = dict[str, dict[str, float]]
 """Kind → clock → milliseconds a step."""
@@ -42,7 +39,8 @@ def measure(settings: Settings) -> Outcome:
     for shape in SHAPES:
         rounds: list[Round] = []
         for i in range(settings.repeat):
-            rounds += _train(shape, settings.scratch / f"{shape.workload}-{i}.json")
+            file = settings.scratch / f"{shape.workload}-{i}.json"
+            rounds += results_of("elastic_rank", shape.workload, shape.steps, ROUNDS, file=file)
         rows += [_row(shape, rounds, kind) for kind in KINDS]
         data[shape.workload] = {"steps": shape.steps, "millisecondsAStep": rounds}
     lines = [
@@ -65,11 +63,3 @@ def _row(shape: Shape, rounds: list[Round], kind: str) -> str:
     ]
     title = f"{shape.workload}, {kind}"
     return f"{title:30}{spread(wall, 2):>24}{spread(ratios, 3):>24}"
-
-
-def _train(shape: Shape, results: Path) -> list[Round]:
-    program = ["-m", "tests.bench.scripts.elastic_rank", shape.workload, str(shape.steps)]
-    command = ["-m", "ddp_trainer.launch", "--", sys.executable, *program, str(ROUNDS)]
-    run_to_the_end([*command, str(results)], environment(), log=results.with_suffix(".log"))
-    rounds: list[Round] = json.loads(results.read_text())
-    return rounds

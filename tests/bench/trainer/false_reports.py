@@ -6,13 +6,12 @@ In the last run a bit flips in one rank: a comparison that finds nothing would p
 
 from __future__ import annotations
 
-import sys
 import time
 
 import torch
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
-from tests.bench.scripts.ranks import RANKS, environment, run_to_the_end
+from tests.bench.scripts.ranks import RANKS, run_script
 
 STEPS = 2000
 """In each repetition."""
@@ -45,11 +44,8 @@ def measure(settings: Settings) -> Outcome:
 
 def _reports(settings: Settings, *, flip_at: int) -> int:
     """Train; return how many lines of the log report a difference."""
-    program = ["-m", "tests.bench.scripts.compared_rank", str(STEPS), str(flip_at)]
     log = settings.scratch / "log"
-    run_to_the_end(
-        ["-m", "ddp_trainer.launch", "--", sys.executable, *program], environment(), log=log
-    )
+    run_script("compared_rank", STEPS, flip_at, log=log)
     text = log.read_text()
     if text.count(f"completed {STEPS} steps") != RANKS:
         raise BenchmarkError(f"the ranks did not complete {STEPS} steps: {text[-1000:]}")

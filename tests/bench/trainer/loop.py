@@ -7,16 +7,13 @@ phases, comparing ranks, status, history.
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import torch
 
 from tests.bench.benchmark import Outcome, Settings, spread
-from tests.bench.scripts.ranks import RANKS, environment, run_to_the_end
+from tests.bench.scripts.ranks import RANKS, results_of
 
 Pair = dict[str, dict[str, float]]
 """Loop → clock → milliseconds a step; see `loop_rank`."""
@@ -44,7 +41,8 @@ def measure(settings: Settings) -> Outcome:
     for shape in SHAPES:
         pairs: list[Pair] = []
         for i in range(settings.repeat):
-            pairs += _train(shape, settings.scratch / f"{shape.workload}-{i}.json")
+            file = settings.scratch / f"{shape.workload}-{i}.json"
+            pairs += results_of("loop_rank", shape.workload, shape.steps, PAIRS, file=file)
         rows += [_row(f"{shape.workload}, {clock}", pairs, clock) for clock in ("wall", "cpu")]
         met.append(median(_ratios(pairs, "wall")) <= AIM_RATIO)
         data[shape.workload] = {"steps": shape.steps, "millisecondsAStep": pairs}
@@ -69,11 +67,3 @@ def _row(title: str, pairs: list[Pair], clock: str) -> str:
 
 def _ratios(pairs: list[Pair], clock: str) -> list[float]:
     return [pair["trainer"][clock] / pair["bare"][clock] for pair in pairs]
-
-
-def _train(shape: Shape, results: Path) -> list[Pair]:
-    program = ["-m", "tests.bench.scripts.loop_rank", shape.workload, str(shape.steps), str(PAIRS)]
-    launched = ["-m", "ddp_trainer.launch", "--", sys.executable, *program, str(results)]
-    run_to_the_end(launched, environment(), log=results.with_suffix(".log"))
-    pairs: list[Pair] = json.loads(results.read_text())
-    return pairs

@@ -8,17 +8,14 @@ aim is of processor time. Copies in memory are not included.
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
 from tests.bench.benchmark import Outcome, Settings, spread
-from tests.bench.scripts.ranks import RANKS, environment, run_to_the_end
+from tests.bench.scripts.ranks import RANKS, results_of
 
 EVERY_STEPS = {"replicas": 10, "gradients": 100, "losses": 1}
 """Check → interval for the shown cost."""
@@ -66,7 +63,8 @@ def measure(settings: Settings) -> Outcome:
     }
     for _ in range(settings.repeat):
         for (check, width), some in runs.items():
-            some.append(_train(check, width, settings.scratch / f"{check}-{width}.json"))
+            file = settings.scratch / f"{check}-{width}.json"
+            some.append(results_of("checks_rank", check, width, _STEPS, file=file))
     found = [Found(check, width, some) for (check, width), some in runs.items()]
     replicas = [
         median(each.shares("cpu"))
@@ -88,11 +86,3 @@ def measure(settings: Settings) -> Outcome:
     ]
     data = {f"{each.check}-{each.width}": each.runs for each in found}
     return Outcome("\n".join(lines), data)
-
-
-def _train(check: str, width: int, results: Path) -> dict[str, Any]:
-    program = ["-m", "tests.bench.scripts.checks_rank", check, str(width), str(_STEPS)]
-    launched = ["-m", "ddp_trainer.launch", "--", sys.executable, *program, str(results)]
-    run_to_the_end(launched, environment(), log=results.with_suffix(".log"))
-    run: dict[str, Any] = json.loads(results.read_text())
-    return run
