@@ -2,8 +2,8 @@
 
 No Kubernetes: the operator's engine works on a cluster in memory. Its pods are launchers,
 processes of this machine, each with an address of its own. All that passes between them is real:
-the failed launcher's report to that of node rank 0, from which the operator hears of it, and the
-operator's requests to each. The ranks are shells that note when they began and sleep, so that only
+the failed launcher's report to that of node rank 0, which the operator polls, and the operator's
+requests to each. The ranks are shells that note when they began and sleep, so that only
 the operator and the launchers are measured. All of them share the machine's cores here; in a
 cluster each launcher has cores of its own, and each new process imports torch.
 
@@ -18,18 +18,18 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import orjson
 from ddp_operator.engine.engine import Engine
-from ddp_operator.ports import Key, Manifest, WorldAnswer
+from ddp_operator.ports import Key, Manifest
 from ddp_operator.trainers import HttpTrainers
 
-from tests.bench.benchmark import BenchmarkError, Outcome, Settings
-from tests.bench.reports.in_place import Restart, table
+from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
 from tests.bench.server.control_plane import say
 from tests.bench.server.launchers import LauncherCluster
 from tests.ports import free_port
@@ -54,6 +54,16 @@ ONE, SLOW, ALL = (
 )
 
 
+@dataclass(frozen=True)
+class Restart:
+    """The cost of one restart of all ranks."""
+
+    seconds: float
+    """From the kill until the last new process ran."""
+    cpu_seconds: float
+    """CPU time of the operator."""
+
+
 def measure(settings: Settings) -> Outcome:
     """Kill a rank of jobs of several sizes, one job after another."""
     found: dict[str, dict[int, list[Restart]]] = {what: {} for what in (ONE, SLOW, ALL)}
@@ -65,16 +75,30 @@ def measure(settings: Settings) -> Outcome:
                 found[what][pods] = restarts
         except AssertionError as error:
             raise BenchmarkError(f"{pods} launchers: {error}") from error
-    outcome = table(found)
     lines = [
         "launchers    processes of this machine; a rank of each: a shell that sleeps",
         "operator     its engine in one process; a cluster in memory",
-        f"repetitions  {settings.repeat}, in turns; shown: median (min-max), s since the kill",
-        "requests     to a launcher, on average; CPU: the operator's, s",
+        f"repetitions  {settings.repeat}, in turns; shown: median (min-max)",
         "",
-        outcome.text,
+        *table(found),
     ]
-    return Outcome("\n".join(lines), outcome.data)
+    data = {
+        what: {str(pods): [asdict(one) for one in restarts] for pods, restarts in by_size.items()}
+        for what, by_size in found.items()
+    }
+    return Outcome("\n".join(lines), data)
+
+
+def table(found: Mapping[str, Mapping[int, Sequence[Restart]]]) -> list[str]:
+    """Return the lines of each cause of a restart, one for each number of launchers."""
+    lines = [f"{'launchers':12}{'all run after, s':>24}{'CPU of the operator, s':>26}"]
+    for what, by_size in found.items():
+        lines.append(what)
+        for pods, restarts in by_size.items():
+            seconds = spread([restart.seconds for restart in restarts], 2)
+            cpu = median(restart.cpu_seconds for restart in restarts)
+            lines.append(f"{pods:>10}  {seconds:>24}{cpu:>26.2f}")
+    return lines
 
 
 async def _restarts(pods: int, repeat: int, folder: Path) -> dict[str, list[Restart]]:
@@ -87,49 +111,11 @@ async def _restarts(pods: int, repeat: int, folder: Path) -> dict[str, list[Rest
             for number in range(repeat):
                 for what, restarts in found.items():
                     restarts.append(await job.restart(what))
-                    took = f"{restarts[-1].begun:.2f} s"
+                    took = f"{restarts[-1].seconds:.2f} s"
                     say(f"{pods} launchers, {number + 1} of {repeat}, {what}: {took}")
             return found
         finally:
             await job.engine.stop()
-
-
-class _Watched(HttpTrainers):
-    """Notes the time of each message."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heard_at: dict[int, float] = {}
-        """By generation: when the operator first knew of a failure in it."""
-        self.answers: list[tuple[int, bool, bool, float]] = []
-        """Generation, whether it may start, whether all ranks have ended, and when."""
-
-    async def put_world(
-        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
-    ) -> WorldAnswer | None:
-        """Tell it, and note the answer."""
-        said = await super().put_world(address, document, wait_seconds=wait_seconds, token=token)
-        ended = said is not None and said.ended
-        self.answers.append((document["generation"], document["start"], ended, time.time()))
-        return said
-
-    async def poll_world(
-        self, address: str, *, after: int, wait_seconds: int, token: str
-    ) -> bytes | str:
-        """Hear it, and note when it tells of a failure."""
-        said = await super().poll_world(
-            address, after=after, wait_seconds=wait_seconds, token=token
-        )
-        if isinstance(said, bytes):
-            news = orjson.loads(said)
-            if news["failures"]:
-                self.heard_at.setdefault(news["generation"], time.time())
-        return said
-
-    def last(self, generation: int, *, start: bool) -> float:
-        """When the last launcher had said so."""
-        asked = (generation, start, True)
-        return max(at for *answer, at in self.answers if tuple(answer) == asked)
 
 
 class _Job:
@@ -141,12 +127,9 @@ class _Job:
         self._cluster = LauncherCluster(
             folder, ["--no-preload", "--", "sh", "-c", _RANK, str(folder)]
         )
-        self._trainers = _Watched()
-        self.engine = Engine(self._cluster, settings=SETTINGS, trainers=self._trainers)
+        self.engine = Engine(self._cluster, settings=SETTINGS, trainers=HttpTrainers())
         self._generation = 0
-        self._recorded_at: dict[int, float] = {}
         self._cluster.tell = self.engine.pods_changed
-        self._cluster.recorded = self._note_record
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -172,7 +155,6 @@ class _Job:
             linger.write_text(f"{_LINGER_SECONDS}\n")
         else:
             linger.unlink(missing_ok=True)
-        self._trainers.answers.clear()
         cpu, killed_at = time.process_time(), time.time()
         for victim in victims:
             os.kill(victim, signal.SIGKILL)
@@ -180,16 +162,7 @@ class _Job:
         await self._until(self._runs, f"generation {self._generation} runs")
         cpu = time.process_time() - cpu
         begun = [self._file(self._generation, rank).stat().st_mtime for rank in range(self._pods)]
-        trainers, generation = self._trainers, self._generation
-        return Restart(
-            heard=trainers.heard_at[generation - 1] - killed_at,
-            recorded=self._recorded_at[generation] - killed_at,
-            ended=trainers.last(generation, start=False) - killed_at,
-            told=trainers.last(generation, start=True) - killed_at,
-            begun=max(begun) - killed_at,
-            tellings=len(trainers.answers),
-            cpu=cpu,
-        )
+        return Restart(max(begun) - killed_at, cpu)
 
     def _runs(self) -> bool:
         """Tell whether all ranks of this generation run, and the operator knows."""
@@ -210,10 +183,6 @@ class _Job:
 
     def _file(self, generation: int, rank: int) -> Path:
         return self._folder / f"{generation}.{rank}"
-
-    def _note_record(self, status: dict[str, Any]) -> None:
-        generation = (status.get("world") or {}).get("generation", 0)
-        self._recorded_at.setdefault(generation, time.time())
 
     @property
     def _status(self) -> dict[str, Any]:

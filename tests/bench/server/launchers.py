@@ -8,12 +8,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ddp_operator.api.constants import LABEL_INDEX
 from ddp_operator.job.pods.projection import job_of, project
@@ -37,8 +36,6 @@ class LauncherCluster(FakeCluster):
     def __init__(self, folder: Path, command: Sequence[str]) -> None:
         """`command`: what each launcher runs as its ranks; `folder`: where all they print goes."""
         super().__init__()
-        self.recorded: Callable[[dict[str, Any]], None] = lambda _: None
-        """Called with each status that is stored."""
         self._folder = folder
         self._command = command
         self._states: dict[Key, PodState] = {}
@@ -69,14 +66,6 @@ class LauncherCluster(FakeCluster):
         self._states[key] = project(self.pods[key])
         if job := job_of(manifest):
             self.tell(job)
-
-    async def patch_status(
-        self, job: Key, status: Manifest, *, resource_version: str | None
-    ) -> Manifest:
-        """Store it, and tell of it."""
-        stored = await super().patch_status(job, status, resource_version=resource_version)
-        self.recorded(stored["status"])
-        return stored
 
     def ended(self) -> list[str]:
         """Return the names of pods without a running launcher."""
