@@ -1,4 +1,4 @@
-"""How the components are configured, and who provides a cluster."""
+"""The choice of a cluster, its names, and the keys of what is built once."""
 
 from __future__ import annotations
 
@@ -9,32 +9,13 @@ from typing import cast
 import pytest
 from dnslib import QTYPE, RCODE, DNSRecord
 
-from tests.cluster import control_plane_config, node_config, provider
-from tests.cluster.control_plane_config import ControlPlaneConfig
+from tests.cluster import provider
 from tests.cluster.dns import ClusterResolver, records
 from tests.cluster.errors import ClusterUnavailableError
-from tests.cluster.node_config import NodeConfig
 from tests.cluster.preparation import images, packages
-from tests.cluster.preparation.binaries import API_SERVER, KubeBinaries, find
+from tests.cluster.preparation.binaries import API_SERVER, find
 from tests.cluster.processes import ProcessId
 from tests.cluster.state import Instance
-
-
-def make_config(folder: Path, *, has_nodes: bool = True) -> NodeConfig:
-    for program in ("etcd", "kube-apiserver", "kube-controller-manager", "kubelet"):
-        (folder / program).touch()
-    plane = ControlPlaneConfig(
-        binaries=KubeBinaries(folder),
-        folder=folder,
-        data_dir=folder / "data",
-        address="10.200.0.1",
-        bind_address="0.0.0.0",
-        port=443,
-        etcd_port=2379,
-        etcd_peer_port=2380,
-        has_nodes=has_nodes,
-    )
-    return NodeConfig(plane, subnet=200, image_root=folder / "images", cgroup="/parent/name")
 
 
 def test_a_folder_without_kubernetes_is_refused(
@@ -45,37 +26,11 @@ def test_a_folder_without_kubernetes_is_refused(
         find(API_SERVER)
 
 
-def test_only_a_control_plane_without_nodes_spares_made_up_nodes(tmp_path: Path) -> None:
-    spared = "--controllers=*,-nodelifecycle,-podgc"
-    with_nodes = make_config(tmp_path, has_nodes=True).control_plane
-    without = make_config(tmp_path, has_nodes=False).control_plane
-    assert spared not in control_plane_config.controller_manager_argv(with_nodes)
-    assert spared in control_plane_config.controller_manager_argv(without)
-    no_account = "--disable-admission-plugins=ServiceAccount"
-    assert no_account not in control_plane_config.apiserver_argv(with_nodes)
-    assert no_account in control_plane_config.apiserver_argv(without)
-
-
-def test_pods_get_addresses_apart_from_node_and_host(tmp_path: Path) -> None:
-    config = make_config(tmp_path)
-    bridge = json.loads(node_config.cni_conflist(config))["plugins"][0]
-    ((addresses,),) = bridge["ipam"]["ranges"]
-    assert addresses == {
-        "subnet": "10.200.0.0/24",
-        "rangeStart": "10.200.0.10",
-        "gateway": config.gateway,
-    }
-    assert config.host_address == "10.200.0.2"
-    assert len(config.host_interface) < 16  # the kernel's limit for interface names
-
-
 @pytest.mark.parametrize(
     ("kubeconfig", "kind_usable", "expected"),
     [
         ("/some/config", True, "existing"),
-        ("/some/config", False, "existing"),
         (None, True, "kind"),
-        (None, False, "node"),
         ("", False, "node"),
     ],
 )
@@ -155,14 +110,6 @@ ENDPOINTS = {
 }
 
 
-def test_dns_names_of_endpoints() -> None:
-    assert records(ENDPOINTS) == {
-        "job.team.svc.cluster.local": ["10.0.0.1", "10.0.0.2"],
-        "job-0.job.team.svc.cluster.local": ["10.0.0.1"],
-    }
-    assert records({"metadata": ENDPOINTS["metadata"]}) == {}
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "answer"),
     [
@@ -174,6 +121,8 @@ def test_dns_names_of_endpoints() -> None:
         ("job-0.job.team.svc.cluster.local.other.svc.cluster.local.", "A", None),
         ("kubernetes.default.svc.cluster.local.", "A", ["10.96.0.1"]),
         ("example.com.", "A", None),
+        # Its pod is not ready, and the Service publishes no such addresses.
+        ("job-2.job.team.svc.cluster.local.", "A", None),
     ],
 )
 def test_dns_answers(name: str, kind: str, answer: list[str] | None) -> None:

@@ -65,8 +65,3 @@ def test_marked_finds_what_nobody_recorded(sleeper: ProcessId, tmp_path: Path) -
     # Neither part of the marker's value nor a longer one is the same marker.
     assert marked(tmp_path / "other") == set()
     assert marked(tmp_path.parent) == set()
-
-
-def test_a_missing_program_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no-such-program"):
-        spawn(["no-such-program"], log=tmp_path / "log", marker=tmp_path)
