@@ -66,6 +66,9 @@ def test_a_build_from_nothing(folder: Path) -> None:
         program = folder / "programs" / name
         assert subprocess.run(program, capture_output=True, check=True).stderr == b"v7\n"
     assert sorted(os.listdir(folder / "programs")) == ["one", "two"]
+    (folder / "programs/one").write_bytes(b"")
+    build.build()
+    assert (folder / "programs/one").read_bytes() == b"", "finished programs are not built again"
 
 
 def test_too_little_space_is_told_before_a_build(folder: Path) -> None:
@@ -75,30 +78,18 @@ def test_too_little_space_is_told_before_a_build(folder: Path) -> None:
     assert not (folder / "programs").exists()
 
 
-def test_what_is_there_is_not_built_again(folder: Path) -> None:
-    (folder / "programs").mkdir()
-    for name in ("one", "two"):
-        (folder / "programs" / name).touch()
-    programs(folder).build()
-    assert (folder / "programs/one").read_bytes() == b""
-
-
-def test_a_build_that_was_cut_off_is_completed(folder: Path) -> None:
+def test_two_builds_at_once_complete_one_that_was_cut_off(folder: Path) -> None:
     left = folder / "programs/.one.partial"
     left.mkdir(parents=True)
     (left / "one").write_text("half a program")
-    programs(folder).build()
-    assert not left.exists()
-    assert (folder / "programs/one").stat().st_size > 1000
-
-
-def test_two_that_build_at_once_do_not_disturb_each_other(folder: Path) -> None:
     others = [
         subprocess.Popen([sys.executable, "-c", BUILD.format(folder=str(folder))], cwd=REPOSITORY)
         for _ in range(2)
     ]
     assert [other.wait() for other in others] == [0, 0]
     assert programs(folder).is_done()
+    assert not left.exists()
+    assert (folder / "programs/one").stat().st_size > 1000
 
 
 def test_a_failure_names_the_error_and_the_log(folder: Path) -> None:
@@ -108,16 +99,13 @@ def test_a_failure_names_the_error_and_the_log(folder: Path) -> None:
     assert not programs(folder).is_done()
 
 
-def test_a_machine_without_go_gets_the_remedy(
+def test_machine_without_go_or_with_an_old_one_gets_the_remedy(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert not go_modules.has_go()
     with pytest.raises(ClusterUnavailableError, match="`make prepare` gets it"):
         programs(folder).build()
-
-
-def test_an_old_go_counts_as_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = folder / "go"
     old.write_text("#!/bin/sh\necho go version go1.19.8 linux/amd64\n")
     old.chmod(0o755)

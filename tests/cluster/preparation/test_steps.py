@@ -52,6 +52,10 @@ def test_times_are_for_people() -> None:
     assert [in_words(0.4), in_words(59.6), in_words(130)] == ["0 s", "1 min 0 s", "2 min 10 s"]
 
 
+def refuse() -> None:
+    raise ClusterUnavailableError("no network")
+
+
 class Machine:
     """Remembers what has been done on it."""
 
@@ -117,50 +121,24 @@ def test_kueue_is_built_beside_the_stages_after_images() -> None:
     assert machine.did.index("images") < machine.did.index("Kueue")
 
 
-def test_failed_build_of_kueue_is_raised_after_the_other_stages() -> None:
-    def refuse() -> None:
-        raise ClusterUnavailableError("no network")
-
+@pytest.mark.parametrize(
+    ("stage", "others"),
+    [(Stage.NODE, ["server"]), (Stage.KUEUE, ["server", "images", "pages"])],
+)
+def test_failed_step_is_raised_and_nothing_follows_it(stage: Stage, others: list[str]) -> None:
+    """Only Kueue is built beside the stages after it."""
     machine = Machine()
-    kueue = replace(machine.step("kueue", Stage.KUEUE), run=refuse)
+    broken = replace(machine.step("broken", stage), run=refuse)
+    rest = {"server": Stage.API_SERVER, "images": Stage.IMAGES, "pages": Stage.BROWSER}
     with pytest.raises(ClusterUnavailableError, match="no network"):
-        prepare([kueue, machine.step("images", Stage.IMAGES), machine.step("pages", Stage.BROWSER)])
-    assert machine.did == ["images", "pages"]
+        prepare([broken, *(machine.step(name, stage) for name, stage in rest.items())])
+    assert machine.did == others
 
 
-def test_nothing_follows_a_step_that_cannot_be_done() -> None:
-    def refuse() -> None:
-        raise ClusterUnavailableError("no network")
-
+def test_failed_optional_step_is_named_and_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     machine = Machine()
-    broken = Step(
-        name="broken", stage=Stage.NODE, usual_seconds=1, is_done=lambda: False, run=refuse
-    )
-    with pytest.raises(ClusterUnavailableError, match="no network"):
-        prepare(
-            [machine.step("server", Stage.API_SERVER), broken, machine.step("images", Stage.IMAGES)]
-        )
-    assert machine.did == ["server"]
-
-
-def test_what_is_optional_is_missed_aloud(capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse() -> None:
-        raise ClusterUnavailableError("no network")
-
-    machine = Machine()
-    prepare(
-        [
-            Step(
-                name="extra server",
-                stage=Stage.API_SERVER,
-                usual_seconds=1,
-                is_done=lambda: False,
-                run=refuse,
-                is_optional=True,
-            ),
-            machine.step("images", Stage.IMAGES),
-        ]
-    )
+    extra = replace(machine.step("extra server", Stage.API_SERVER), run=refuse, is_optional=True)
+    prepare([extra, machine.step("images", Stage.IMAGES)])
     assert machine.did == ["images"]
     lines = capsys.readouterr().err.splitlines()
     assert "preparing 1/2: NO EXTRA SERVER ON THIS MACHINE: no network" in lines
@@ -179,7 +157,13 @@ def without_network(*words: str, **environment: str) -> subprocess.CompletedProc
 
 @pytest.mark.cluster
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as all that prepares a node does")
-def test_without_network_and_cache_it_says_what_it_lacks(tmp_path: Path) -> None:
+def test_machine_without_network_uses_its_cache_or_names_what_it_lacks(tmp_path: Path) -> None:
+    # Not all stages: what the others make may be in the making beside this very test.
+    unfinished = [step.name for step in steps(CLUSTER) if not step.is_done()]
+    assert not unfinished, "run `make prepare` first"
+    ended = without_network("-c", PREPARE_CLUSTER)
+    assert ended.returncode == 0, ended.stderr
+    assert "preparing" not in ended.stderr
     ended = without_network(
         *("-m", "tests.cluster", "prepare"),
         XDG_CACHE_HOME=str(tmp_path),
@@ -190,14 +174,3 @@ def test_without_network_and_cache_it_says_what_it_lacks(tmp_path: Path) -> None
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("no test cluster on this machine: ")
     assert "go env GOPROXY" in last or "missing Debian packages" in last
-
-
-@pytest.mark.cluster
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as all that prepares a node does")
-def test_without_network_what_is_cached_is_enough() -> None:
-    # Not all stages: what the others make may be in the making beside this very test.
-    unfinished = [step.name for step in steps(CLUSTER) if not step.is_done()]
-    assert not unfinished, "run `make prepare` first"
-    ended = without_network("-c", PREPARE_CLUSTER)
-    assert ended.returncode == 0, ended.stderr
-    assert "preparing" not in ended.stderr
