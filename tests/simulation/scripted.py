@@ -65,13 +65,14 @@ class Script:
 
     def train(self, *, steps: int) -> None:
         """All processes make steps, and save."""
-        for pod in self.pods:
-            if self.simulation.trains(pod):
-                self.simulation.training.proceed(pod, steps=steps, save=True)
-                truth = self.simulation.invariants.truth_of(pod)
-                truth.move(self.simulation.clock.seconds)
-                if self.simulation.training.is_complete(pod):
-                    truth.last_step_at = self.simulation.clock.seconds
+        training, now = self.simulation.training, self.simulation.clock.seconds
+        pods = [pod for pod in self.pods if self.simulation.trains(pod)]
+        for pod in pods:
+            training.proceed(pod, steps=steps, save=pod is pods[-1])
+        for pod in pods:
+            truth = self.simulation.invariants.truth_of(pod)
+            truth.move(now)
+            truth.last_step_at = now if training.is_complete(pod) else None
 
     def fail(self, pod: Manifest, exit_: Exit) -> None:
         """The processes of a pod end; their launcher keeps the pod if it restarts them in place."""

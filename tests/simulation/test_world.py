@@ -17,7 +17,7 @@ from tests.simulation.checks.truth import Ledger, Truth
 from tests.simulation.checks.verdicts import Verdicts
 from tests.simulation.scripted import Script
 from tests.simulation.world.admission import MUTATIONS, tolerating_gpus
-from tests.simulation.world.fleet import EXACT, MIXED, ROOMY, UNTAINTED
+from tests.simulation.world.fleet import EXACT, FEW, MIXED, ROOMY, UNTAINTED
 from tests.simulation.world.kubelet import is_gated, scheduled, ungated
 from tests.simulation.world.nodes import ACCELERATOR, HOSTNAME, LEAVING, is_leaving, reporting
 from tests.simulation.world.resources import GPU, requested
@@ -139,6 +139,15 @@ def test_job_has_places_without_as_many_nodes_as_are_spare() -> None:
     simulation.fill("node-d")
     assert have_places(simulation)
     assert not have_places(simulation, without={"node-a"})
+
+
+def test_job_with_more_pods_than_places_says_why_it_waits() -> None:
+    script = Script(FEW, replicas=3)
+    script.run(100)
+    script.simulation.kill_operator()
+    assert sorted(script.nodes) == ["", "node-a", "node-b"]
+    assert not have_places(script.simulation)
+    assert "Insufficient nvidia.com/gpu" in script.job.status.message
 
 
 def broken_claims(judged: list[tuple[object, str]]) -> list[str]:

@@ -7,6 +7,7 @@ from ddp_operator.ports import Manifest
 
 from tests.simulation.actions import lasting, users
 from tests.simulation.checks.invariants import wanted_by, world_of_pod
+from tests.simulation.checks.placement import have_places
 from tests.simulation.simulation import Simulation
 from tests.simulation.world import kubelet
 
@@ -39,9 +40,11 @@ def converge(simulation: Simulation) -> None:
             _require_message(simulation, events_before)
         lasting.end(simulation)
         simulation.log("nothing lasts any longer")
-    _come_to_rest(simulation, _ROUNDS)
-    at_rest = _at_rest(simulation)
-    simulation.require(at_rest, f"not at rest in the end: {_in_words(simulation)}")
+    if not _come_to_rest(simulation, _ROUNDS):
+        places = have_places(simulation)
+        simulation.require(not places, f"not at rest in the end: {_in_words(simulation)}")
+        _require_words(simulation, "nodes are available", events_before)
+        return
     _idle(simulation)
 
 
@@ -74,7 +77,11 @@ def _come_to_rest(simulation: Simulation, rounds: int) -> bool:
 
 def _require_message(simulation: Simulation, events_before: int) -> None:
     """Require that a job that waits says why, in the words of the cause."""
-    words, job = simulation.lasting_fault.last_message(simulation), simulation.job()
+    _require_words(simulation, simulation.lasting_fault.last_message(simulation), events_before)
+
+
+def _require_words(simulation: Simulation, words: str, events_before: int) -> None:
+    job = simulation.job()
     if job is None or not words:
         return
     said = [condition.message for condition in job.status.conditions]

@@ -86,6 +86,8 @@ class Invariants:
         """Returns the name of the known fault of the operator that breaks a claim, if any."""
         self.clock_is_right = True
         self._truth: dict[str, Truth] = {}
+        self.newest_pod: dict[str, Manifest] = {}
+        """By the UIDs of jobs."""
         self.ledgers: dict[str, Ledger] = defaultdict(Ledger)
         """By the UIDs of jobs."""
         self.templates: dict[str, str] = {}
@@ -147,6 +149,7 @@ class Invariants:
         name = (state.owner_uid, state.key.name)
         self._uid_of[name] = pod["metadata"]["uid"]
         self.ledgers[state.owner_uid].pods += 1
+        self.newest_pod[state.owner_uid] = pod
         recorded = name in self._recorded
         self.require(not recorded, f"{state.key.name} is created again although it was on record")
         job = self._server.job

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_operator.ports import Manifest
 
-from tests.simulation.world.kubelet import is_over
 from tests.simulation.world.nodes import name_of
 from tests.simulation.world.resources import Resources, offered
 from tests.simulation.world.scheduler import Scheduler, obstacle
@@ -21,12 +20,11 @@ def have_places(simulation: "Simulation", *, without: Collection[str] = ()) -> b
     Nodes that the operator avoids count, because it chose to avoid them.
     """
     job, server = simulation.job(), simulation.server
-    own = [pod for pod in server.pods.values() if job and owner_of(pod) == job.uid]
-    live = [pod for pod in own if not is_over(pod)]
-    if job is None or not live:
+    newest = simulation.invariants.newest_pod.get(job.uid) if job else None
+    if job is None or newest is None:
         return True
-    model = _as_requested(live[0], job.spec.template)
-    others = {key: pod for key, pod in server.pods.items() if pod not in own}
+    model = _as_requested(newest, job.spec.template)
+    others = {key: pod for key, pod in server.pods.items() if owner_of(pod) != job.uid}
     scheduler = Scheduler(server.node_manifests, others, simulation.scheduler.tenants)
     taken, wanted = scheduler.taken(), scheduler.requests_of(model)
     places = sum(

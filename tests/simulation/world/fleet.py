@@ -44,11 +44,13 @@ ROOMY: Final = fleet("room for everything", with_gpus=0, others=8)
 """A job may avoid two nodes."""
 EXACT: Final = fleet("GPUs for three pods", with_gpus=4, others=2, occupied=("node-d",))
 """As many as the largest jobs have pods: none is left for a spare, or to avoid another one."""
+FEW: Final = fleet("GPUs for two pods", with_gpus=2, others=2)
+"""Larger jobs wait."""
 MIXED: Final = fleet("five nodes with GPUs, three without", with_gpus=5, others=3)
 UNTAINTED: Final = fleet(
     "four nodes with GPUs, four without, no taints", with_gpus=4, others=4, taint=False
 )
-FLEETS: Final = (ROOMY, ROOMY, ROOMY, ROOMY, EXACT, EXACT, MIXED, UNTAINTED)
+FLEETS: Final = (ROOMY, ROOMY, ROOMY, ROOMY, EXACT, FEW, MIXED, UNTAINTED)
 
 REQUESTS: Final = ("spec.accelerator", "template and selector", "template")
 """Ways to request GPUs. The last one leaves the choice of nodes to the request alone."""
