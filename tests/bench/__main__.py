@@ -52,7 +52,7 @@ def main() -> int:
                 continue
         print(outcome.text)
         print(f"({name} took {time.monotonic() - began:.0f} s)", flush=True)
-        found[name] = outcome.data
+        found[name] = benchmark.as_json(outcome.data)
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
     return 1 if failed else 0

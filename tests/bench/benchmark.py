@@ -5,8 +5,8 @@ what it measures, and it has a function `measure(Settings) -> Outcome`. A new on
 registration.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -38,8 +38,8 @@ class Outcome:
     text: str
     """A table for people, in lines of at most 80 characters: what was run on what, how often, and
     each figure with its spread. Rows of Markdown, for a page, may be longer."""
-    data: dict[str, Any] = field(default_factory=dict)
-    """The same and more, as JSON data."""
+    data: Any = field(default_factory=dict)
+    """The same and more, for `as_json`."""
 
 
 def names() -> list[str]:
@@ -71,6 +71,21 @@ def measure(name: str, settings: Settings) -> Outcome:
         raise BenchmarkError("its state has a fixed size: run it without --state-mb")
     outcome: Outcome = module.measure(settings)
     return outcome
+
+
+def as_json(value: Any) -> Any:
+    """Return dataclasses, mappings and sequences as JSON data."""
+    if is_dataclass(value):
+        return {each.name: as_json(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {_key(key): as_json(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    return value
+
+
+def _key(key: Any) -> str:
+    return " ".join(key) if isinstance(key, tuple) else str(key)
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:

@@ -70,10 +70,6 @@ class ControlPlane:
         self._components.spawn(name, [*argv])
         return self.process(name)
 
-    def metrics(self) -> str:
-        """Return the API server's metrics in Prometheus' text format."""
-        return self.client.request("GET", "/metrics", timeout_s=60).decode()
-
     def stop_apiserver(self) -> None:
         """Kill the API server without warning; connections to it break."""
         if left := stop([self._components.process("kube-apiserver")]):
@@ -82,11 +78,6 @@ class ControlPlane:
     def start_apiserver(self) -> None:
         """Start the API server again on the same port and data, and wait until it is ready."""
         start_apiserver(self._components, self._config)
-
-    def restart_apiserver(self) -> None:
-        """Kill the API server and start it again."""
-        self.stop_apiserver()
-        self.start_apiserver()
 
     def bring_up(self, *, controllers: bool, scheduler: bool) -> None:
         """Start every component and wait until objects can be created."""

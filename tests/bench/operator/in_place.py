@@ -20,7 +20,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -82,11 +82,7 @@ def measure(settings: Settings) -> Outcome:
         "",
         *table(found),
     ]
-    data = {
-        what: {str(pods): [asdict(one) for one in restarts] for pods, restarts in by_size.items()}
-        for what, by_size in found.items()
-    }
-    return Outcome("\n".join(lines), data)
+    return Outcome("\n".join(lines), found)
 
 
 def table(found: Mapping[str, Mapping[int, Sequence[Restart]]]) -> list[str]:

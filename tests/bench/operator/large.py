@@ -12,8 +12,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from ddp_operator import __version__
 
@@ -63,10 +62,7 @@ def measure(settings: Settings) -> Outcome:
         "repetitions  1",
         *table(found),
     ]
-    data: dict[str, Any] = {
-        title(shape): {name: asdict(step) for name, step in steps.items()}
-        for shape, steps in found.items()
-    }
+    data = {title(shape): steps for shape, steps in found.items()}
     return Outcome("\n".join(lines), {"kubernetes": version, "steps": data})
 
 

@@ -39,7 +39,7 @@ _CANARY = "canary"
 def measure(settings: Settings) -> Outcome:
     """Lead jobs through their lives under each project, in turns; those at rest once."""
     results = asyncio.run(_measure(settings))
-    return Outcome(report.text(results, SETTINGS), report.as_data(results))
+    return Outcome(report.text(results, SETTINGS), results)
 
 
 async def _measure(settings: Settings) -> Results:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from ddp_operator import __version__
 from ddp_operator.job.pods.state import Identity
@@ -88,9 +88,7 @@ def measure(settings: Settings) -> Outcome:
         _row("  CPU until then", f"{spread(found.start_cpu_seconds)} s"),
         _row("  peak memory", f"{spread(found.start_peak_memory_mb, 0)} MB"),
     ]
-    data = asdict(found)
-    data["load"]["requests"] = {f"{verb} {name}": n for (verb, name), n in load.requests.items()}
-    return Outcome("\n".join(lines), data)
+    return Outcome("\n".join(lines), found)
 
 
 def _row(title: str, figure: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 from tests.bench.benchmark import BenchmarkError, Outcome, spread
 
@@ -92,11 +92,8 @@ def table(found: Found, aims: Mapping[str, float]) -> Outcome:
     for way, by_pace in found.items():
         cells = "".join(_cell(pairs) for pairs in by_pace.values())
         lines.append(f"{way:14}{cells}{_verdict(by_pace, aims.get(way)):>14}".rstrip())
-    data: dict[str, Any] = {
-        way: {
-            str(pace.every_seconds): [{**asdict(pair), "ratio": pair.ratio} for pair in pairs]
-            for pace, pairs in by_pace.items()
-        }
+    data = {
+        way: {pace.every_seconds: pairs for pace, pairs in by_pace.items()}
         for way, by_pace in found.items()
     }
     return Outcome("\n".join(lines), data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -220,8 +220,7 @@ def table(runs: Mapping[str, Sequence[Run]], subject: Subject) -> Outcome:
         f"aim: ≤ {MOST_SNAPSHOTS} snapshots a pod {_met(most <= MOST_SNAPSHOTS and exact)}",
         *(_aims(way, some, subject) for way, some in runs.items() if way in AIM_SECONDS),
     ]
-    data = {way: [asdict(run) for run in some] for way, some in runs.items()}
-    return Outcome("\n".join(lines), {"stateMB": subject.state_mb, "runs": data})
+    return Outcome("\n".join(lines), {"stateMB": subject.state_mb, "runs": runs})
 
 
 def _in_pages(size: int) -> int:

@@ -1,7 +1,7 @@
 """Says what was measured of the operator and its peers: for a terminal, and for a page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -14,7 +14,6 @@ READY, RESTART = "its 500 pods become ready", "one fails, all 500 restart"
 PODS = {MANY: 800, ONE: 500, READY: 500, RESTART: 500}
 """By name of each step: how many pods it is about."""
 JOBS = {MANY: 100, ONE: 1, READY: 1, RESTART: 1}
-REST_JOBS = 1000
 _BARE = "bare client"
 
 
@@ -89,34 +88,6 @@ def text(results: Results, settings: Sequence[str]) -> str:
         *_markdown(results),
     ]
     return "\n".join(lines)
-
-
-def as_data(results: Results) -> dict[str, Any]:
-    """Return everything as JSON data."""
-    return {
-        "kubernetes": results.kubernetes,
-        "versions": dict(results.versions),
-        "loadAverage": list(results.load_average),
-        "repetitions": [
-            {
-                "raw": asdict(each.raw),
-                **{
-                    kind: {step: _cost_as_data(cost) for step, cost in costs.items()}
-                    for kind, costs in each.costs.items()
-                },
-            }
-            for each in results.rounds
-        ],
-        "rest": {
-            kind: {**asdict(rest), "load": _cost_as_data(rest.load)}
-            for kind, rest in results.rest.items()
-        },
-    }
-
-
-def _cost_as_data(cost: Cost) -> dict[str, Any]:
-    requests = {f"{verb} {name}": n for (verb, name), n in cost.requests.items()}
-    return {**asdict(cost), "requests": requests}
 
 
 def _writes(results: Results) -> list[str]:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -51,46 +51,50 @@ class BareClient:
 
     async def get(self, path: str) -> Any:
         """Return the object at a path, None where there is none."""
-        async with self._session.get(self._server + path) as response:
-            if response.status == 404:
-                return None
-            content = await response.read()
-            if response.status != 200:
-                raise BenchmarkError(f"GET {path}: {response.status} {content[:300]!r}")
-            return json.loads(content)
+        content = await self._request("GET", path, expected=(200, 404))
+        return None if content is None else json.loads(content)
 
-    async def post(self, path: str, body: bytes) -> bytes:
-        """Create an object and return the server's answer, unparsed."""
-        async with self._session.post(
-            self._server + path, data=body, headers={"Content-Type": "application/json"}
-        ) as response:
-            content = await response.read()
-            if response.status != 201:
-                raise BenchmarkError(f"POST {path}: {response.status} {content[:300]!r}")
-            return content
+    async def post(self, path: str, body: bytes) -> None:
+        """Create an object."""
+        await self._request("POST", path, body, expected=(201,))
 
     async def create(self, path: str, manifest: dict[str, Any]) -> dict[str, Any]:
         """Create an object and return it as stored."""
-        stored: dict[str, Any] = json.loads(await self.post(path, json.dumps(manifest).encode()))
+        content = await self._request("POST", path, json.dumps(manifest).encode(), expected=(201,))
+        stored: dict[str, Any] = json.loads(content or b"")
         return stored
 
     async def patch(self, path: str, change: dict[str, Any]) -> None:
         """Change an object, or its status, by a strategic merge patch."""
-        await self._patch(path, change, "application/strategic-merge-patch+json")
+        content_type = "application/strategic-merge-patch+json"
+        await self._request("PATCH", path, json.dumps(change).encode(), content_type=content_type)
 
     async def merge(self, path: str, change: dict[str, Any]) -> None:
         """Change an object by a merge patch, the only one that custom resources know."""
-        await self._patch(path, change, "application/merge-patch+json")
+        content_type = "application/merge-patch+json"
+        await self._request("PATCH", path, json.dumps(change).encode(), content_type=content_type)
 
-    async def _patch(self, path: str, change: dict[str, Any], content_type: str) -> None:
-        async with self._session.patch(
-            self._server + path,
-            data=json.dumps(change).encode(),
-            headers={"Content-Type": content_type},
+    async def delete(self, path: str) -> None:
+        """Delete an object."""
+        await self._request("DELETE", path, expected=(200, 202))
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        content_type: str = "application/json",
+        expected: Collection[int] = (200,),
+    ) -> bytes | None:
+        """Return the server's answer, unparsed; None: 404."""
+        async with self._session.request(
+            method, self._server + path, data=body, headers={"Content-Type": content_type}
         ) as response:
             content = await response.read()
-            if response.status != 200:
-                raise BenchmarkError(f"PATCH {path}: {response.status} {content[:300]!r}")
+            if response.status not in expected:
+                raise BenchmarkError(f"{method} {path}: {response.status} {content[:300]!r}")
+            return None if response.status == 404 else content
 
     @asynccontextmanager
     async def watch(self, path: str) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
@@ -135,13 +139,6 @@ class BareClient:
 
             listed = existing["metadata"]["resourceVersion"]
             yield events(await begin(listed), listed)
-
-    async def delete(self, path: str) -> None:
-        """Delete an object."""
-        async with self._session.delete(self._server + path) as response:
-            await response.read()
-            if response.status not in (200, 202):
-                raise BenchmarkError(f"DELETE {path}: {response.status}")
 
     async def post_all(self, path: str, bodies: Iterable[bytes]) -> None:
         """Create many objects, `IN_FLIGHT` at the same time."""

@@ -1,10 +1,9 @@
-"""From `kill -9` of a rank to the next step of all ranks: the trainer against torchrun's restart.
+"""From `kill -9` of a rank to the next step of all ranks: `join` against torchrun's restart.
 
-The trainer's launcher forks a new rank and the survivor sends it the state. The same holds for a
-script that has joined: its rank is forked, or (`--no-preload`) started as a command. torchrun
-restarts all processes of the node, and these read a checkpoint. All train the same
-model on the same machine, with steps of the same length, and are hit half way between two
-checkpoints.
+The trainer's launcher forks a new rank, or (`--no-preload`) starts it as a command, and the
+survivor sends it the state. torchrun restarts all processes of the node, and these read a
+checkpoint. All train the same model on the same machine, with steps of the same length, and are
+hit half way between two checkpoints.
 """
 
 from __future__ import annotations
@@ -48,16 +47,11 @@ class Recovery:
 
 def measure(settings: Settings) -> Outcome:
     """Kill a rank of either, in turns."""
-    starts: dict[str, list[float]] = {"trainer": [], "script": []}
+    starts: list[float] = []
     found: dict[str, list[Recovery]] = {}
     for i in range(settings.repeat):
-        starts["trainer"].append(_time_of("import ddp_trainer.loop.train"))
-        starts["script"].append(
-            _time_of("from tests.bench.scripts import joined_ddp as s; s.prepare()")
-        )
+        starts.append(_time_of("from tests.bench.scripts import joined_ddp as s; s.prepare()"))
         for name, kill in (
-            ("trainer, rank 1", lambda folder: _of_trainer(folder, victim=1)),
-            ("trainer, rank 0", lambda folder: _of_trainer(folder, victim=0)),
             ("script, rank 1", lambda folder: _of_script(folder, victim=1)),
             ("script, rank 0", lambda folder: _of_script(folder, victim=0)),
             ("script, a command", lambda folder: _of_script(folder, "--no-preload", victim=1)),
@@ -68,10 +62,9 @@ def measure(settings: Settings) -> Outcome:
             found.setdefault(name, []).append(kill(folder))
     met = all(
         recovery.in_time and recovery.seconds <= AIM_SECONDS + start and not recovery.steps_again
-        for kind, own_starts in starts.items()
         for name, recoveries in found.items()
-        if name.startswith(kind)
-        for recovery, start in zip(recoveries, own_starts, strict=True)
+        if name.startswith("script")
+        for recovery, start in zip(recoveries, starts, strict=True)
     )
     lines = [
         f"torch        {torch.__version__}, {RANKS} ranks in one pod, gloo, one thread each",
@@ -80,20 +73,12 @@ def measure(settings: Settings) -> Outcome:
         "",
         f"{'killed':18}{'s to the next step':>22}{'steps again':>18}",
         *(_row(name, recoveries) for name, recoveries in found.items()),
-        f"{'a new Python':18}{spread(starts['trainer'], 2):>22}",
-        f"{'... of the script':18}{spread(starts['script'], 2):>22}   until it joins",
+        f"{'a new Python':18}{spread(starts, 2):>22}   until it joins",
         "",
-        f"aim: trainer and script ≤ {AIM_SECONDS} s and its process's start, no step again: "
+        f"aim: script ≤ {AIM_SECONDS} s and its process's start, no step again: "
         f"{'met' if met else 'MISSED'}",
     ]
-    data = {
-        "processStartSeconds": starts,
-        **{
-            name: [{"seconds": r.seconds, "stepsAgain": r.steps_again} for r in recoveries]
-            for name, recoveries in found.items()
-        },
-    }
-    return Outcome("\n".join(lines), data)
+    return Outcome("\n".join(lines), {"processStartSeconds": starts, **found})
 
 
 def _row(name: str, recoveries: list[Recovery]) -> str:
@@ -102,18 +87,6 @@ def _row(name: str, recoveries: list[Recovery]) -> str:
     late = sum(not recovery.in_time for recovery in recoveries)
     told = f"  {late} gave none in {PATIENCE_SECONDS:.0f} s" if late else ""
     return f"{name:18}{seconds:>22}{again:>18}{told}"
-
-
-def _of_trainer(folder: Path, *, victim: int) -> Recovery:
-    command = [
-        *("-m", "ddp_trainer.launch", f"--epochs={_STEPS}", f"--trace-samples={folder}/begun"),
-        f"--checkpoint-every-steps={CHECKPOINT_EVERY_STEPS}",
-        f"--step-delay-seconds={STEP_SECONDS}",
-    ]
-    variables = {**environment(), "DDP_CHECKPOINT_DIR": str(folder / "checkpoints")}
-    log = folder / "log"
-    with started(command, variables, log=log) as launcher:
-        return _killed(launcher, folder, log, lambda: child_named(launcher, f"ddp-rank-{victim}"))
 
 
 def _of_script(folder: Path, *flags: str, victim: int) -> Recovery:
@@ -179,13 +152,6 @@ def _begun(folder: Path, rank: int) -> list[dict[str, int]]:
 
 def _last_step(folder: Path, rank: int) -> int:
     return max((entry["step"] for entry in _begun(folder, rank)), default=0)
-
-
-def child_named(parent: subprocess.Popen[bytes], name: str) -> int:
-    """The process ID of a launcher's child."""
-    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-    (found,) = [pid for pid in children if Path(f"/proc/{pid}/comm").read_text().strip() == name]
-    return int(found)
 
 
 def _time_of(program: str) -> float:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
 from statistics import mean
@@ -80,7 +80,7 @@ def measure(settings: Settings) -> Outcome:
             for title, field in rows.items()
         ),
     ]
-    return Outcome("\n".join(lines), {str(n): [asdict(one) for one in found[n]] for n in SIZES})
+    return Outcome("\n".join(lines), found)
 
 
 def _meet(size: int, names: Path) -> Meeting:

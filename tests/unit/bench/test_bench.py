@@ -42,6 +42,15 @@ def test_every_benchmark_has_a_docstring_and_measure(name: str) -> None:
     assert "measure" in functions
 
 
+def test_results_become_json_data() -> None:
+    step = Step(seconds=1.5, cpu_seconds=0.5, memory_mb=90.0, writes=7)
+    counted = Requests({("POST", "pods"): 2})
+    assert benchmark.as_json({"steps": {50: [step]}, "requests": counted}) == {
+        "steps": {"50": [{"seconds": 1.5, "cpu_seconds": 0.5, "memory_mb": 90.0, "writes": 7}]},
+        "requests": {"POST pods": 2},
+    }
+
+
 def test_spread_shows_median_and_range() -> None:
     assert benchmark.spread([3.0, 1.0, 2.04], 1) == "2.0 (1.0-3.0)"
 

@@ -44,7 +44,7 @@ def test_table_fits_a_terminal_and_shows_missed_aims() -> None:
     assert max(map(len, outcome.text.splitlines())) <= 80
     aborted = Pair(Run(590.0), Run(600.0, 3, finished=False))
     assert table({"spares": {OFTEN: [aborted]}}, {"spares": 1.05}).text.endswith("MISSED")
-    assert [run["ratio"] for run in outcome.data["spares"]["20"]] == [1.025, 1.025, 1.125]
+    assert [pair.ratio for pair in outcome.data["spares"][20]] == [1.025, 1.025, 1.125]
 
 
 def test_run_without_faults_is_an_error() -> None:
