@@ -199,9 +199,9 @@ class Simulation:
         if stage >= Stage.STARTED:
             self.start_trainer(placed, ready=stage is Stage.READY)
         elif stage >= Stage.SANDBOX and not kubelet.is_running(placed):
-            told = (fault.reason, fault.message) if fault and fault.stage is stage else ("", "")
+            why = (fault.reason, fault.message) if fault and fault.stage is stage else ("", "")
             sandbox = stage is Stage.CONTAINER
-            self.change(placed, kubelet.waiting(placed, told, sandbox=sandbox))
+            self.change(placed, kubelet.waiting(placed, why, sandbox=sandbox))
         elif placed is not pod:
             self.change(pod, placed)
         if fault and fault.stage is stage:
@@ -269,8 +269,8 @@ class Simulation:
             return
         truth = self.invariants.truth_of(pod)
         truth.exit_code, truth.ended_at = code, self.clock.seconds
-        told = self.evicted.pop(pod["metadata"]["uid"], None)
-        ends = told or kubelet.is_told_to_end(pod)
+        evicted = self.evicted.pop(pod["metadata"]["uid"], None)
+        ends = evicted or kubelet.is_told_to_end(pod)
         truth.completed = code == 0 and not ends
         ended = kubelet.exited(
             pod,
@@ -280,7 +280,7 @@ class Simulation:
             finished=self.clock.now(),
             side_car_runs=not ends and (side_car_runs or bool(kubelet.side_cars_of(pod))),
         )
-        self.change(pod, kubelet.failed(ended, *told) if told else ended)
+        self.change(pod, kubelet.failed(ended, *evicted) if evicted else ended)
 
     def end_after_waiting(self, pod: Manifest) -> None:
         """End a launcher that has waited too long for an answer, with the code of its processes."""
@@ -357,8 +357,8 @@ class Simulation:
         key = self.key_of(pod)
         if kubelet.is_running(pod):
             self.end_trainer(pod, code if self.trains(pod) else code or 143)
-        if told := self.evicted.pop(pod["metadata"]["uid"], None):
-            self.change(pod, kubelet.failed(self.server.found_pod(key), *told))
+        if evicted := self.evicted.pop(pod["metadata"]["uid"], None):
+            self.change(pod, kubelet.failed(self.server.found_pod(key), *evicted))
         if kubelet.is_deleting(pod):
             self.server.remove_pod(key)
 

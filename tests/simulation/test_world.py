@@ -50,7 +50,7 @@ def not_in(key: str, *names: str, fields: str = "matchExpressions") -> dict[str,
 
 
 @pytest.mark.parametrize(
-    ("asked", "nodes"),
+    ("pod_", "nodes"),
     [
         (gpu_pod(), GPU_NODES),
         (gpu_pod(nodeSelector={ACCELERATOR: "nvidia-l4"}), GPU_NODES),
@@ -62,8 +62,8 @@ def not_in(key: str, *names: str, fields: str = "matchExpressions") -> dict[str,
         (pod_of(container(resources={"requests": {"cpu": "96500m"}})), []),
     ],
 )
-def test_pods_fit_by_room_labels_and_taints(asked: Manifest, nodes: list[str]) -> None:
-    assert Scheduler(MIXED.nodes, {}).feasible(asked) == nodes
+def test_pods_fit_by_room_labels_and_taints(pod_: Manifest, nodes: list[str]) -> None:
+    assert Scheduler(MIXED.nodes, {}).feasible(pod_) == nodes
 
 
 def test_pod_has_its_place_until_it_has_ended() -> None:
@@ -184,7 +184,7 @@ def test_healthy_pod_may_be_replaced_once_while_unreached() -> None:
     judged: list[tuple[object, str]] = []
     for since in (None, None, 10.0, 20.0, 20.0):
         simulation.launchers.all_cut_off_since = since
-        judge._judge_replacement(job.uid, failure, lambda *told: judged.append(told))
+        judge._judge_replacement(job.uid, failure, lambda *args: judged.append(args))
     assert [bool(holds) for holds, _ in judged] == [True, True, False]
 
 
@@ -247,8 +247,8 @@ def test_known_fault_explains_only_its_claim(
     script = Script(replicas=1)
     simulation = script.simulation
     simulation.kill_operator()
-    simulation.invariants.explain = lambda said: (
-        fault.name if fault.explains(simulation, said) else ""
+    simulation.invariants.explain = lambda text: (
+        fault.name if fault.explains(simulation, text) else ""
     )
     with pytest.raises(error, match=r"waits|fails"):
         simulation.require(False, claim)

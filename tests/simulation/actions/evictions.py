@@ -76,13 +76,13 @@ def a_pod_is_evicted(simulation: Simulation, choices: Choices) -> None:
 
 
 def _by_kubelet(
-    simulation: Simulation, pod: Manifest, told: tuple[str, str], code: int | None
+    simulation: Simulation, pod: Manifest, why: tuple[str, str], code: int | None
 ) -> None:
     """Announced first; the phase follows when its containers have ended, at once or later."""
     simulation.take_away(pod)
     now = simulation.clock.now()
-    simulation.change(pod, kubelet.targeted(pod, "TerminationByKubelet", told[1], now))
-    _end(simulation, pod, told, code)
+    simulation.change(pod, kubelet.targeted(pod, "TerminationByKubelet", why[1], now))
+    _end(simulation, pod, why, code)
 
 
 def _for_its_storage(simulation: Simulation, pod: Manifest, message: str, code: int | None) -> None:
@@ -93,13 +93,13 @@ def _for_its_storage(simulation: Simulation, pod: Manifest, message: str, code: 
     _end(simulation, pod, ("Evicted", message), code)
 
 
-def _end(simulation: Simulation, pod: Manifest, told: tuple[str, str], code: int | None) -> None:
-    simulation.evicted[pod["metadata"]["uid"]] = told
+def _end(simulation: Simulation, pod: Manifest, why: tuple[str, str], code: int | None) -> None:
+    simulation.evicted[pod["metadata"]["uid"]] = why
     if code is not None:
         found = simulation.server.found_pod(simulation.key_of(pod))
         simulation.finish_termination(found, code)
     ended = "" if code is None else f", and ends with {code}"
-    simulation.log(f"{name_of(pod)} is evicted: {told[0]}: {told[1][:30]}{ended}")
+    simulation.log(f"{name_of(pod)} is evicted: {why[0]}: {why[1][:30]}{ended}")
 
 
 def a_person_deletes_a_pod(simulation: Simulation, choices: Choices) -> None:

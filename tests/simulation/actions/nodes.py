@@ -44,8 +44,8 @@ def _collect_orphans(simulation: Simulation, node: str) -> None:
             continue
         simulation.take_away(pod)
         if not kubelet.is_over(pod):
-            told = kubelet.targeted(pod, "DeletionByPodGC", text, now)
-            simulation.change(pod, kubelet.failed(told, ""))
+            targeted = kubelet.targeted(pod, "DeletionByPodGC", text, now)
+            simulation.change(pod, kubelet.failed(targeted, ""))
         simulation.server.remove_pod(simulation.key_of(pod))
 
 

@@ -30,7 +30,7 @@ def converge(simulation: Simulation) -> None:
     fault = simulation.lasting_fault
     simulation.log(f"all faults end, but for {fault.name}")
     _clear(simulation)
-    events_before = len(simulation.requests.told)
+    events_before = len(simulation.requests.messages)
     fault.begin(simulation)
     lasts = fault is not lasting.NOTHING_LASTS
     if lasts:
@@ -84,9 +84,9 @@ def _require_words(simulation: Simulation, words: str, events_before: int) -> No
     job = simulation.job()
     if job is None or not words:
         return
-    said = [condition.message for condition in job.status.conditions]
-    said += simulation.requests.told[events_before:]
-    heard = any(words in message for message in said)
+    messages = [condition.message for condition in job.status.conditions]
+    messages += simulation.requests.messages[events_before:]
+    heard = any(words in message for message in messages)
     simulation.require(heard, f"nobody hears of {words!r}: {_in_words(simulation)}")
 
 

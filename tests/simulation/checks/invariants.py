@@ -56,12 +56,12 @@ def wanted_by(spec: DDPJobSpec) -> World:
 
 def world_of_pod(pod: Manifest) -> World | None:
     """Return the world in a pod's environment; None: it has no place in one."""
-    told = {entry["name"]: entry.get("value") for entry in trainer_of(pod)["env"]}
-    if "WORLD_SIZE" not in told:
+    variables = {entry["name"]: entry.get("value") for entry in trainer_of(pod)["env"]}
+    if "WORLD_SIZE" not in variables:
         return None
     return World(
-        pods=int(told["GROUP_WORLD_SIZE"] or 0),
-        ranks=int(told["WORLD_SIZE"] or 0),
+        pods=int(variables["GROUP_WORLD_SIZE"] or 0),
+        ranks=int(variables["WORLD_SIZE"] or 0),
         gang="scheduling.x-k8s.io/pod-group" in pod["metadata"]["labels"],
     )
 
@@ -191,14 +191,14 @@ class Invariants:
 
     def _judge_gang(self, pod: Manifest) -> None:
         """No scheduler sees a pod of a gang before it knows of the gang, and how large it is."""
-        told = world_of_pod(pod)
-        if told is None or not told.gang:
+        world = world_of_pod(pod)
+        if world is None or not world.gang:
             return
         gang = self._server.gang
         known = gang is not None and owner_of(gang) == owner_of(pod)
         size = gang["spec"]["minMember"] if gang and known else 0
         name = pod["metadata"]["name"]
-        self.require(size == told.pods, f"{name} is created in a gang of {size}")
+        self.require(size == world.pods, f"{name} is created in a gang of {size}")
 
     def _judge_spare(self, pod: Manifest, job: DDPJob) -> None:
         """No pod without a place before all others have been made, or where it has one."""
@@ -228,15 +228,15 @@ class Invariants:
         """Require that the status is right about the NetworkPolicy, or leaves it open."""
         policy = self._server.policy
         exists = policy is not None and owner_of(policy) == job.uid
-        said = job.status.bookkeeping.isolation
-        self.require(said != "Job" or exists, "said to be isolated, and is not")
-        self.require(said != "" or not exists, "isolated, and not said to be")
+        recorded = job.status.bookkeeping.isolation
+        self.require(recorded != "Job" or exists, "recorded as isolated, and is not")
+        self.require(recorded != "" or not exists, "isolated, and not recorded as such")
 
     def _judge_words(self, status: DDPJobStatus) -> None:
         for condition in status.conditions:
-            said = own_text(condition.message)
-            wrong = list(faults(said)) if said else []
-            self.require(not wrong, f"{condition.type} says {said!r}, which {wrong}")
+            text = own_text(condition.message)
+            wrong = list(faults(text)) if text else []
+            self.require(not wrong, f"{condition.type} says {text!r}, which {wrong}")
 
     def _true_now(self) -> datetime | None:
         """None: not by the operator's clock, which was wrong."""

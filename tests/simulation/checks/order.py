@@ -40,7 +40,7 @@ def judge_order(
     depth = 3 if first or not _re_forms(new) else 2
     if _is_contiguous(server, there, depth):
         return
-    told = _generation(new) > _generation(old)
+    announced = _generation(new) > _generation(old)
     starts = [pod.started for pod in there if pod.started]
     late = now is None or (
         len(starts) == len(there)
@@ -54,7 +54,7 @@ def judge_order(
         or new.status.is_true("Running")
     )
     nodes = [pod.node for pod in there]
-    require(not told and excused, f"ranks are given out without need along {nodes}")
+    require(not announced and excused, f"ranks are given out without need along {nodes}")
 
 
 def _re_forms(job: DDPJob) -> bool:

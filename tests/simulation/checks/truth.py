@@ -91,7 +91,7 @@ class Truth:
     exit_code: int | None = None
     ended_at: float = 0.0
     completed: bool = False
-    """It ended with 0 before anybody told it to end."""
+    """It ended with 0 before anybody asked for its end."""
     taken_away: bool = False
     """By the cluster or a person, before it ended."""
     given_up: bool = False

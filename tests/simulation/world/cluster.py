@@ -35,7 +35,7 @@ class RequestFaults:
     refusals: Refusals = field(default_factory=Refusals)
     writes_until_crash: int | None = None
     crash_after_effect: bool = False
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     """Messages of Events; none is lost."""
 
     def clear(self) -> None:
@@ -169,7 +169,7 @@ class SimulatedCluster:
         assert event.reason
         own = own_text(event.message)
         assert not (own and list(faults(own))), event.message
-        self._requests.told.append(event.message)
+        self._requests.messages.append(event.message)
 
     async def _write_to_pod(
         self, request: str, key: Key, uid: str | None, effect: Callable[[], Manifest]

@@ -113,11 +113,11 @@ def ungated(pod: Manifest) -> Manifest:
     return {**pod, "spec": {k: v for k, v in pod["spec"].items() if k != "schedulingGates"}}
 
 
-def waiting(pod: Manifest, told: tuple[str, str], *, sandbox: bool) -> Manifest:
-    """The kubelet has the pod and no container of it runs. `told`: why, by reason and message,
+def waiting(pod: Manifest, why: tuple[str, str], *, sandbox: bool) -> Manifest:
+    """The kubelet has the pod and no container of it runs. `why`: its reason and message,
     where the kubelet says; `sandbox`: whether its network is set up.
     """
-    reason, message = told
+    reason, message = why
     waits = {"reason": reason, "message": message} if reason else {"reason": "ContainerCreating"}
     conditions = {
         "PodReadyToStartContainers": {"status": str(sandbox)},
@@ -180,10 +180,10 @@ def exited(
 
 def failed(pod: Manifest, reason: str, message: str = "") -> Manifest:
     """The kubelet, or a controller, ended the pod for a reason of its own."""
-    told = {"reason": reason} if reason else {}
+    texts = {"reason": reason} if reason else {}
     if message:
-        told["message"] = message
-    return _with(pod, _not_ready("PodFailed"), phase="Failed", **told)
+        texts["message"] = message
+    return _with(pod, _not_ready("PodFailed"), phase="Failed", **texts)
 
 
 def not_ready(pod: Manifest) -> Manifest:
@@ -213,8 +213,8 @@ def _with(
 
 
 def _not_ready(reason: str) -> dict[str, Mapping[str, str]]:
-    said = {"status": "False", "reason": reason}
-    return {"ContainersReady": said, "Ready": said}
+    condition = {"status": "False", "reason": reason}
+    return {"ContainersReady": condition, "Ready": condition}
 
 
 def _state_of_trainer(pod: Manifest) -> Manifest:

@@ -303,7 +303,7 @@ class Launchers:
             self.require(not past, f"{names} run processes of different generations")
 
     def say(self, pod: Manifest) -> bytes:
-        """GET /world: that of node rank 0 says what all have told it that reach it."""
+        """GET /world: the launcher of node rank 0 reports the failures of all that reach it."""
         one = self.of(pod)
         failures = (
             []
@@ -320,14 +320,14 @@ class Launchers:
         )
         number = 1 + one.generation * 100 + len(failures)
         scope = "Pod" if joins(pod) else "InPlace"
-        said = {"number": number, "generation": one.generation, "failures": failures}
-        said |= {"scope": scope, "savedInPod": self.saved_in_pod(pod)}
+        state = {"number": number, "generation": one.generation, "failures": failures}
+        state |= {"scope": scope, "savedInPod": self.saved_in_pod(pod)}
         if one.led and self.server.job:
             members = self.server.job["status"].get("world", {}).get("members")
-            said["members"] = members or f"0-{self.server.job['spec']['replicas'] - 1}"
-            said["failures"] = [*one.led_for, *failures]
-            said["led"] = one.led
-        return orjson.dumps(said)
+            state["members"] = members or f"0-{self.server.job['spec']['replicas'] - 1}"
+            state["failures"] = [*one.led_for, *failures]
+            state["led"] = one.led
+        return orjson.dumps(state)
 
     def saved_in_pod(self, pod: Manifest) -> bool:
         """Return whether rank 0 has saved to its pod's own disk, as in one of five jobs."""

@@ -98,14 +98,14 @@ class SimulatedTrainers:
         pod = self._launchers.at(address)
         if pod is None or not (token and wait_seconds):
             return None
-        said = self._launchers.take(pod, document)
+        answer = self._launchers.take(pod, document)
         in_time = await self._answers(wait_seconds)
         if not in_time or self._launchers.loses_answers:
             return None
-        if said == (document["generation"], True):
+        if answer == (document["generation"], True):
             heard_at = self._launchers.heard_at
             heard_at[pod["metadata"]["uid"]] = asyncio.get_running_loop().time()
-        return WorldAnswer(*said)
+        return WorldAnswer(*answer)
 
     async def poll_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
