@@ -1,9 +1,11 @@
 """Compares what a job's status says with what was done to it, and with the pods that existed."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Self
 
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.membership.world import slots_of
@@ -32,6 +34,12 @@ class Begun:
     """Since the journal was opened."""
     pod: str
     step: int
+
+    @classmethod
+    def all_in(cls, file: Path, *, opened: float = 0.0) -> list[Self]:
+        """Read the steps of a rank; a line that it is writing is left out."""
+        entries = map(json.loads, file.read_text().rpartition("\n")[0].splitlines())
+        return [cls(entry["time"] - opened, entry["pod"], entry["step"]) for entry in entries]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import os
 import random
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from tests.cluster import ClusterUnavailableError
 from tests.cluster.node import Node
 from tests.e2e import environment as environments
 from tests.e2e.environment import OPERATOR_NAMESPACE, Environment
-from tests.e2e.jobs import dump
+from tests.e2e.jobs import Job, dump
 from tests.e2e.kubectl import Kubectl
 from tests.skipping import skip_or_fail
 
@@ -74,6 +75,13 @@ def explained(journal: Journal, environment: Environment, kubectl: Kubectl) -> I
         raise
     finally:
         print(journal.text())
+
+
+def wait_until_all_succeed(jobs: Sequence[Job], *, within_seconds: float) -> None:
+    """Wait for the success of all jobs, with one deadline."""
+    deadline = time.monotonic() + within_seconds
+    for job in jobs:
+        job.wait_until("Succeeded", deadline_seconds=max(deadline - time.monotonic(), 1.0))
 
 
 def pytest_terminal_summary(

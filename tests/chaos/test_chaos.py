@@ -3,7 +3,6 @@
 All jobs finish, none fails, and their statuses account for every restart.
 """
 
-import json
 import random
 import time
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.accounts import Account, Begun
-from tests.chaos.conftest import Victim, explained
+from tests.chaos.conftest import Victim, explained, wait_until_all_succeed
 from tests.chaos.disturbances import Chaos
 from tests.chaos.goodput_account import GoodputAccount
 from tests.chaos.journal import Journal
@@ -80,7 +79,7 @@ def test_all_jobs_come_through_a_bad_day(
             chaos.disturb(step.kind)
 
         journal.note("calm from now on")
-        _wait_until_all_succeed(jobs)
+        wait_until_all_succeed(jobs, within_seconds=FINISH_SECONDS)
         _wait_until_all_pods_have_ended(jobs)
         complaints = [
             text
@@ -117,12 +116,6 @@ def _manifest(shape: Shape, claim: str) -> Manifest:
     )
 
 
-def _wait_until_all_succeed(jobs: list[Job]) -> None:
-    deadline = time.monotonic() + FINISH_SECONDS
-    for job in jobs:
-        job.wait_until("Succeeded", deadline_seconds=max(deadline - time.monotonic(), 1.0))
-
-
 def _wait_until_all_pods_have_ended(jobs: list[Job]) -> None:
     """Launchers tell the operator of their end before the kubelet tells the API server."""
 
@@ -152,13 +145,8 @@ def _steps(
     environment: Environment, namespace: Kubectl, shape: Shape, opened: float
 ) -> list[list[Begun]]:
     """By rank, the steps that were begun."""
-
-    def read(line: str) -> Begun:
-        entry = json.loads(line)
-        return Begun(entry["time"] - opened, entry["pod"], entry["step"])
-
     files = sorted(environment.volume_path(namespace, shape.name).glob(f"{STEP_LOG}.rank*"))
-    return [[read(line) for line in each.open()] for each in files]
+    return [Begun.all_in(file, opened=opened) for file in files]
 
 
 def _audit(

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 from tests.chaos import memory_training
-from tests.chaos.conftest import Victim, explained
+from tests.chaos.conftest import Victim, explained, wait_until_all_succeed
 from tests.chaos.disturbances import Chaos
 from tests.chaos.journal import Journal
 from tests.chaos.memory_account import Loss, MemoryAccount, Start, ends
@@ -76,7 +76,11 @@ def test_random_losses_change_no_bit(victim: Victim, namespace: Kubectl, journal
         chaos = Chaos(victim.node, namespace, random.Random(journal.seed), journal)
         _disturb(chaos, one, two)
         journal.note("calm from now on")
-        _wait_until_all_succeed([undisturbed, one, two])
+        for each in jobs:
+            (each.folder / CALM).touch()
+        wait_until_all_succeed(
+            [each.job for each in (undisturbed, one, two)], within_seconds=FINISH_SECONDS
+        )
         expected = ends(undisturbed.folder)
         assert len(expected) == RANKS
         accounts = [each.account(journal, record) for each in jobs]
@@ -179,15 +183,6 @@ class _Training:
             losses=losses,
             sightings=record.sightings[self.job.name],
         )
-
-
-def _wait_until_all_succeed(trainings: Sequence[_Training]) -> None:
-    deadline = time.monotonic() + FINISH_SECONDS
-    for each in trainings:
-        (each.folder / CALM).touch()
-    for each in trainings:
-        left = max(deadline - time.monotonic(), 1.0)
-        each.job.wait_until("Succeeded", deadline_seconds=left)
 
 
 def _start(environment: Environment, namespace: Kubectl, shape: Shape) -> _Training:

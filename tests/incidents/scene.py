@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -177,13 +176,8 @@ class Scene:
 
     def steps(self) -> list[list[Begun]]:
         """Return the steps that were begun so far, by rank."""
-        return [self._steps(rank) for rank in range(self.incident.replicas)]
-
-    def _steps(self, rank: int) -> list[Begun]:
-        text = (self.trace / f"{STEP_LOG}.rank{rank}").read_text()
-        # A rank may be in the midst of its last line.
-        entries = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
-        return [Begun(entry["time"], entry["pod"], entry["step"]) for entry in entries]
+        ranks = range(self.incident.replicas)
+        return [Begun.all_in(self.trace / f"{STEP_LOG}.rank{rank}") for rank in ranks]
 
     def _groups(self, pods: Mapping[str, Any], steps: Sequence[Sequence[Begun]]) -> int:
         """Count groups by the pods' logs. A pod that was lost takes its log along, but the others

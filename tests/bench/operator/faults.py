@@ -19,7 +19,6 @@ computes more slowly, and what the models of GPUs take longer to move, is not in
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -30,16 +29,14 @@ from ddp_operator.api.constants import LABEL_INDEX
 from ddp_operator.job.membership.world import slots_of
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings
-from tests.bench.operator.lost_pod import RANKS
+from tests.bench.operator.lost_pod import RANKS, operator_on_a_node
 from tests.bench.reports import faults as report
 from tests.bench.reports.faults import Fault, Pace, Pair, Run
 from tests.bench.scripts import resuming_ddp
 from tests.bench.server.control_plane import say
-from tests.cluster import ClusterError
-from tests.e2e import environment as environments
 from tests.e2e.environment import Environment
 from tests.e2e.jobs import Job, digits_job, force_delete, kill_rank, script_job
-from tests.e2e.kubectl import Kubectl, Manifest, wait_for
+from tests.e2e.kubectl import Manifest, wait_for
 from tests.e2e.losses import last_step
 
 WAYS: Mapping[str, dict[str, Any]] = {
@@ -73,20 +70,13 @@ _LOOK_SECONDS = 0.5
 
 def measure(settings: Settings) -> Outcome:
     """Let each way train alone and under faults, in turns."""
-    try:
-        with environments.node_with_images() as node:
-            environment = Environment(Kubectl(node.kubeconfig))
-            with environment.installed():
-                found: dict[str, dict[Pace, list[Pair]]] = {
-                    way: {pace: [] for pace in PACES} for way in WAYS
-                }
-                for repetition in range(settings.repeat):
-                    for pace in PACES:
-                        for way, by_pace in found.items():
-                            by_pace[pace].append(_pair(environment, way, pace, repetition))
-                return _report(settings, found, environment)
-    except (AssertionError, ClusterError, subprocess.TimeoutExpired) as error:
-        raise BenchmarkError(str(error)) from error
+    found: dict[str, dict[Pace, list[Pair]]] = {way: {pace: [] for pace in PACES} for way in WAYS}
+    with operator_on_a_node() as (_, environment):
+        for repetition in range(settings.repeat):
+            for pace in PACES:
+                for way, by_pace in found.items():
+                    by_pace[pace].append(_pair(environment, way, pace, repetition))
+        return _report(settings, found, environment)
 
 
 def _pair(environment: Environment, way: str, pace: Pace, repetition: int) -> Pair:

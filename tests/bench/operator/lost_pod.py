@@ -24,6 +24,7 @@ from ddp_operator.job.pods.state import Identity
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
 from tests.bench.server.control_plane import say
 from tests.cluster import ClusterError
+from tests.cluster.node import Node
 from tests.e2e import environment as environments
 from tests.e2e.environment import Environment
 from tests.e2e.jobs import Job, digits_job, force_delete
@@ -44,11 +45,22 @@ _LOOK_SECONDS = 0.005
 
 def measure(settings: Settings) -> Outcome:
     """Take a pod of each job away, in turns."""
+    with operator_on_a_node() as (_, environment):
+        return _report(settings, _outages(settings, environment), environment)
+
+
+@contextmanager
+def operator_on_a_node() -> Iterator[tuple[Node, Environment]]:
+    """Run the operator on a real node.
+
+    Raises:
+        BenchmarkError: the block waited in vain, so its figures would mean nothing.
+    """
     try:
         with environments.node_with_images() as node:
             environment = Environment(Kubectl(node.kubeconfig))
             with environment.installed():
-                return _report(settings, _outages(settings, environment), environment)
+                yield node, environment
     except (AssertionError, ClusterError, subprocess.TimeoutExpired) as error:
         raise BenchmarkError(str(error)) from error
 

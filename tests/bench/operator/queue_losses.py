@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -24,20 +23,17 @@ from typing import Any
 from ddp_operator.job.membership.world import slots_of
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
-from tests.bench.operator.lost_pod import longest_pause, until_steady
+from tests.bench.operator.lost_pod import RANKS, longest_pause, operator_on_a_node, until_steady
 from tests.bench.server.control_plane import say
-from tests.cluster import ClusterError
 from tests.cluster.kueue import Kueue
 from tests.cluster.node import Node
-from tests.e2e import environment as environments
 from tests.e2e.environment import Environment
 from tests.e2e.jobs import Job, digits_job
-from tests.e2e.kubectl import Kubectl, Manifest, wait_for
+from tests.e2e.kubectl import Manifest, wait_for
 from tests.e2e.losses import KINDS, STEP_LOG, StepLog, disturb, running_pod
 from tests.e2e.queues import Queue, queued
 from tests.integration.queues.queue import CHIP
 
-RANKS = 2
 AIMS: Mapping[str, float] = {"a spare": 1.0, "no spare": 5.0}
 """Seconds: the median of all losses."""
 _SPARES: Mapping[str, int] = {"a spare": 1, "no spare": 0}
@@ -59,21 +55,16 @@ def measure(settings: Settings) -> Outcome:
     say(f"BENCH_SEED={seed} repeats these losses")
     chance, number = random.Random(seed), _LOSSES * settings.repeat
     losses = {way: draw(chance, number) for way in AIMS}
-    try:
-        with environments.node_with_images() as node:
-            environment = Environment(Kubectl(node.kubeconfig))
-            with environment.installed():
-                node.set_capacity(CHIP, 2 * RANKS)
-                kueue = Kueue(node)
-                kueue.install()
-                try:
-                    found = {way: _outages(node, environment, way, losses[way]) for way in AIMS}
-                finally:
-                    environment.wait_until_namespaces_are_gone()
-                    kueue.uninstall()
-                return _report(seed, number, found, environment)
-    except (AssertionError, ClusterError, subprocess.TimeoutExpired) as error:
-        raise BenchmarkError(str(error)) from error
+    with operator_on_a_node() as (node, environment):
+        node.set_capacity(CHIP, 2 * RANKS)
+        kueue = Kueue(node)
+        kueue.install()
+        try:
+            found = {way: _outages(node, environment, way, losses[way]) for way in AIMS}
+        finally:
+            environment.wait_until_namespaces_are_gone()
+            kueue.uninstall()
+        return _report(seed, number, found, environment)
 
 
 def draw(chance: random.Random, number: int) -> list[tuple[str, int]]:

@@ -171,7 +171,7 @@ class Controllers:
         kubeconfig, log = self._control_plane.kubeconfig, self._scratch / f"{name}-{run}.log"
         if name == "operator":
             return running_operator(kubeconfig, log=log)
-        return running_program(self.command(name), log=log, environment={})
+        return running_program(self.command(name), log=log)
 
     def _config(self, name: str) -> Path:
         return self._scratch / f"{name}.json"

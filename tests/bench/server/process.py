@@ -1,10 +1,9 @@
 """The operator, and other controllers, as users run them: processes, watched from outside."""
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,21 +78,16 @@ def running_operator(kubeconfig: Path, *, log: Path) -> Iterator[OperatorProcess
 
 
 @contextmanager
-def running_program(
-    command: Sequence[str | Path], *, log: Path, environment: Mapping[str, str]
-) -> Iterator[ControllerProcess]:
-    """Run a controller, with further environment variables, for the length of a `with` block."""
-    with _process(command, log=log, environment=environment) as process:
+def running_program(command: Sequence[str | Path], *, log: Path) -> Iterator[ControllerProcess]:
+    """Run a controller for the length of a `with` block."""
+    with _process(command, log=log) as process:
         yield ControllerProcess(process, log)
 
 
 @contextmanager
-def _process(
-    command: Sequence[str | Path], *, log: Path, environment: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    env = {**os.environ, **(environment or {})}
+def _process(command: Sequence[str | Path], *, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         yield process
     finally:

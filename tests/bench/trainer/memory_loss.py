@@ -30,7 +30,6 @@ from tests.bench.reports.memory_loss import (
     Event,
     Run,
     Subject,
-    Usage,
     events,
     table,
 )
@@ -245,16 +244,16 @@ def run(folder: Path, megabytes: int, start: Start) -> Run:
         BenchmarkError: that took too long, or a process ended.
     """
     complete: dict[int, float] = {}
-    most = 0
+    most = largest = 0
     try:
         with start(folder, megabytes) as pods:
             for _ in _polls(pods):
                 for step, at in pods.complete().items():
                     complete.setdefault(step, at)
-                most = max([most, *(each.allocated for each in _usage(pods))])
+                taken, size = _usage(pods)
+                most, largest = max(most, taken), max(largest, size)
                 if _is_due(_events(folder), complete) and pods.spare_is_ready():
                     break
-            usage = _usage(pods)
             lost_at = time.time()
             pods.lose()
             for _ in _polls(pods):
@@ -263,7 +262,7 @@ def run(folder: Path, megabytes: int, start: Start) -> Run:
                     lost_at=lost_at,
                     complete=complete,
                     most_bytes=most,
-                    usage=usage,
+                    snapshot_bytes=largest,
                 )
                 if ended.recovered() is not None:
                     return ended
@@ -295,24 +294,18 @@ def _is_due(found: Sequence[Event], complete: Collection[int]) -> bool:
     return len(complete) >= SAVES and steps >= max(complete) + EVERY_STEPS // 2
 
 
-def _usage(pods: Pods) -> list[Usage]:
-    volumes = pods.volumes
-    if volumes is None:
-        return []
-    found = []
-    for pod in sorted(volumes.iterdir()):
-        statuses = []
+def _usage(pods: Pods) -> tuple[int, int]:
+    """Return the most bytes of a pod's volume in memory, and of a file in any."""
+    most = largest = 0
+    for pod in pods.volumes.iterdir() if pods.volumes else ():
+        taken = 0
         for path in pod.rglob("*"):
             with suppress(FileNotFoundError):  # it is renamed or removed just now
                 if stat.S_ISREG((status := path.lstat()).st_mode):
-                    statuses.append(status)
-        found.append(
-            Usage(
-                sizes=[each.st_size for each in statuses],
-                allocated=sum(each.st_blocks for each in statuses) * _BLOCK_BYTES,
-            )
-        )
-    return found
+                    taken += status.st_blocks * _BLOCK_BYTES
+                    largest = max(largest, status.st_size)
+        most = max(most, taken)
+    return most, largest
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
