@@ -63,12 +63,10 @@ class Chaos:
             case Kind.KILL_RANK:
                 self._kill_rank()
             case _:
-                self._disturb_pod(kind)
+                self._hit(kind, self._choose(self._pods()))
 
-    def _disturb_pod(self, kind: Kind) -> None:
-        self._hit(
-            kind, self._choose(_running(self.kubectl.items("pods", "--selector", LABEL_JOB_NAME)))
-        )
+    def _pods(self) -> list[Any]:
+        return _running(self.kubectl.items("pods", "--selector", LABEL_JOB_NAME))
 
     def _hit(self, kind: Kind, pod: Any) -> None:
         job, name = _job_of(pod), pod["metadata"]["name"]
@@ -86,7 +84,7 @@ class Chaos:
                 self._kill_container(kind, pod)
 
     def _kill_rank(self) -> None:
-        pods = _running(self.kubectl.items("pods", "--selector", LABEL_JOB_NAME))
+        pods = self._pods()
         for pod in self.random.sample(pods, len(pods)):
             try:
                 self._hit(Kind.KILL_RANK, pod)
@@ -101,7 +99,7 @@ class Chaos:
         self.journal.did(Kind.DELETE_OPERATOR, pod=name)
 
     def _outage(self) -> None:
-        pods = _running(self.kubectl.items("pods", "--selector", LABEL_JOB_NAME))
+        pods = self._pods()
         victims = [self._choose(pods), self._choose(pods)]
         self.node.stop_apiserver()
         self.journal.did(Kind.OUTAGE)

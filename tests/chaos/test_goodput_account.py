@@ -47,7 +47,7 @@ def test_time_that_fits_the_steps_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(("training", "lost"), [(208, 11), (180, 39)])
-def test_time_that_does_not_is_found(training: int, lost: int) -> None:
+def test_time_that_differs_from_the_steps_is_found(training: int, lost: int) -> None:
     found = list(account(training, lost).complaints())
     assert found == [
         f"gang-3: {training} s of training, but its steps show 198 s",
@@ -62,7 +62,7 @@ def test_a_deleted_pod_trains_until_it_has_saved() -> None:
     assert list(replace(account(219, 0), deeds=[graceful]).complaints()) != []
 
 
-def test_the_others_go_on_without_a_pod_that_has_not_joined_them_or_has_left() -> None:
+def test_pod_before_it_joins_or_after_it_left_costs_no_time() -> None:
     spare = Deed(50.5, Kind.KILL_CONTAINER, "gang-3", "gang-3-0-2")
     gone = Deed(150.5, Kind.FORCE_DELETE_POD, "gang-3", POD)
     own = account(198, 21)

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.cluster.client import ApiClient
 from tests.cluster.components import (
@@ -93,10 +94,12 @@ def start(
     controllers: bool,
     scheduler: bool,
     owner: ProcessId | None,
-    collects_pods: bool = False,
-    watch_lists: bool = True,
+    **settings: Any,
 ) -> ControlPlane:
-    """Start a control plane that runs until it is removed by name, or its owner ends."""
+    """Start a control plane that runs until it is removed by name, or its owner ends.
+
+    `settings`: further fields of its `ControlPlaneConfig`.
+    """
     packages.check(packages.CONTROL_PLANE)
     programs = binaries.find(binaries.API_SERVER)
     instance = create(name, "control-plane", owner=owner, ports=3)
@@ -113,8 +116,7 @@ def start(
             etcd_port=etcd_port,
             etcd_peer_port=etcd_peer_port,
             has_nodes=False,
-            collects_pods=collects_pods,
-            watch_lists=watch_lists,
+            **settings,
         ),
     )
     try:

@@ -47,7 +47,7 @@ def test_a_given_kubeconfig_has_to_exist(tmp_path: Path, monkeypatch: pytest.Mon
     assert provider.up("test-existing").kubeconfig == path
 
 
-def test_a_given_cluster_is_used_with_the_images_that_all_its_nodes_have(
+def test_given_cluster_is_used_with_images_that_all_its_nodes_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = ["example/one:dev", "example/one:1"], ["example/other:1"]
@@ -70,7 +70,7 @@ def test_a_given_cluster_is_used_with_the_images_that_all_its_nodes_have(
             given.tag_image("example/other:1", as_name="example/other:dev")
 
 
-def test_two_that_start_a_cluster_at_the_same_time_get_one_each(
+def test_two_processes_that_start_a_cluster_at_once_get_one_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: dict[str, Instance] = {}

@@ -26,20 +26,16 @@ def sleeper(tmp_path: Path) -> Iterator[ProcessId]:
     stop([process])
 
 
-def test_a_process_is_itself_until_it_ends(sleeper: ProcessId) -> None:
+def test_process_is_stopped_only_by_its_own_identity(sleeper: ProcessId) -> None:
+    earlier = dataclasses.replace(sleeper, started="another-boot/1")
+    assert not earlier.alive()
+    assert stop([earlier]) == set()
     assert sleeper.alive()
     wait_until(lambda: sleeper.command() == "sleep 1000", what="sleep", deadline_s=30)
     assert stop([sleeper]) == set()
     assert not sleeper.alive()
     assert ProcessId.of(sleeper.pid) is None
     assert sleeper.command() == ""
-
-
-def test_a_recycled_process_id_is_left_alone(sleeper: ProcessId) -> None:
-    earlier = dataclasses.replace(sleeper, started="another-boot/1")
-    assert not earlier.alive()
-    assert stop([earlier]) == set()
-    assert sleeper.alive()
 
 
 def test_stop_returns_who_survives(tmp_path: Path) -> None:

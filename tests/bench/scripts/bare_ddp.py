@@ -50,6 +50,9 @@ class Moment:
     cpu: float
     """Of this process, all threads together."""
 
+    def __sub__(self, earlier: Moment) -> Moment:
+        return Moment(self.wall - earlier.wall, self.cpu - earlier.cpu)
+
 
 def now() -> Moment:
     """This moment."""

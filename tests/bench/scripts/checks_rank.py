@@ -54,7 +54,7 @@ class TimedJob(Job):
             present, new = now(), self.checks[self._counted :]
             if self._last is not None:
                 for each in (self._last, *new):
-                    present = _less(present, each)
+                    present -= each
                 self.steps.append(present)
             self._last, self._counted = now(), len(self.checks)
         return taken
@@ -76,11 +76,7 @@ class TimedJob(Job):
         began = now()
         yield
         if check == self._check:
-            self.checks.append(_less(now(), began))
-
-
-def _less(end: Moment, begin: Moment) -> Moment:
-    return Moment(end.wall - begin.wall, end.cpu - begin.cpu)
+            self.checks.append(now() - began)
 
 
 def main(check: str, width: int, steps: int, results: Path) -> None:

@@ -33,14 +33,11 @@ def offer(monkeypatch: pytest.MonkeyPatch, *programs: str) -> list[str]:
     return downloaded
 
 
-def test_without_it_the_remedy_is_said() -> None:
-    with pytest.raises(ClusterUnavailableError, match=r"no prometheus .*`make prepare`"):
-        prometheus.find()
-
-
-def test_it_is_downloaded_once_and_nothing_else_is_kept(
+def test_only_both_programs_are_kept_from_one_download(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(ClusterUnavailableError, match=r"no prometheus .*`make prepare`"):
+        prometheus.find()
     downloaded = offer(monkeypatch, "prometheus", "promtool", "other")
     prometheus.fetch()
     prometheus.fetch()
@@ -50,7 +47,7 @@ def test_it_is_downloaded_once_and_nothing_else_is_kept(
     assert {path.name for path in folder.iterdir()} == {"lock", "prometheus", "promtool"}
 
 
-def test_half_a_package_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_without_one_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     offer(monkeypatch, "prometheus")
     with pytest.raises(ClusterUnavailableError, match="no promtool in Debian's package"):
         prometheus.fetch()
