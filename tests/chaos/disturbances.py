@@ -51,7 +51,7 @@ class Chaos:
     def _disturb(self, kind: Kind) -> None:
         match kind:
             case Kind.KILL_OPERATOR:
-                self._kill_container(kind, self._choose(_running(operator_pods(self.kubectl))))
+                self._hit(kind, self._choose(_running(operator_pods(self.kubectl))))
             case Kind.DELETE_OPERATOR:
                 self._delete_operator()
             case Kind.KILL_API_SERVER:
@@ -73,15 +73,13 @@ class Chaos:
         match kind:
             case Kind.DELETE_POD:
                 self.kubectl.run("delete", "pod", name, "--wait=false")
-                self.journal.did(kind, job=job, pod=name)
             case Kind.FORCE_DELETE_POD:
                 self.kubectl.run("delete", "pod", name, "--force", "--grace-period=0")
-                self.journal.did(kind, job=job, pod=name)
             case Kind.KILL_RANK:
                 kill_rank(Job(self.kubectl, job), name)
-                self.journal.did(kind, job=job, pod=name)
             case _:
-                self._kill_container(kind, pod)
+                self.node.kill_container(pod)
+        self.journal.did(kind, job=job, pod=name)
 
     def _kill_rank(self) -> None:
         pods = self._pods()
@@ -107,17 +105,13 @@ class Chaos:
             for pod in victims:
                 time.sleep(OUTAGE_SECONDS / 3)
                 try:
-                    self._kill_container(Kind.KILL_CONTAINER, pod)
+                    self._hit(Kind.KILL_CONTAINER, pod)
                 except ClusterError as refused:
                     self.journal.note(f"could not kill {pod['metadata']['name']}: {refused}")
             time.sleep(OUTAGE_SECONDS / 3)
         finally:
             self.node.start_apiserver()
             self.journal.note("the API server is back")
-
-    def _kill_container(self, kind: Kind, pod: Any) -> None:
-        self.node.kill_container(pod)
-        self.journal.did(kind, job=_job_of(pod), pod=pod["metadata"]["name"])
 
     def _choose(self, pods: Sequence[Any]) -> Any:
         if not pods:

@@ -26,16 +26,10 @@ def test_a_folder_without_kubernetes_is_refused(
         find(API_SERVER)
 
 
-@pytest.mark.parametrize(
-    ("kubeconfig", "kind_usable", "expected"),
-    [
-        ("/some/config", True, "existing"),
-        (None, True, "kind"),
-        ("", False, "node"),
-    ],
-)
-def test_provider_choice(kubeconfig: str | None, kind_usable: bool, expected: str) -> None:
-    assert provider.choose(kubeconfig=kubeconfig, kind_usable=kind_usable) == expected
+def test_given_cluster_comes_before_kind_and_kind_before_a_node() -> None:
+    assert provider.choose(kubeconfig="/some/config", kind_usable=True) == "existing"
+    assert provider.choose(kubeconfig=None, kind_usable=True) == "kind"
+    assert provider.choose(kubeconfig="", kind_usable=False) == "node"
 
 
 def test_a_given_kubeconfig_has_to_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

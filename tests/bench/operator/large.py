@@ -10,8 +10,8 @@ would look through all pods for each of its Services.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from ddp_operator import __version__
@@ -27,7 +27,7 @@ from tests.bench.server.control_plane import (
     wait_until_serving,
 )
 from tests.bench.server.creation import Shape
-from tests.bench.server.nodes import SimulatedNodes, simulated_nodes
+from tests.bench.server.nodes import SimulatedNodes, count_running, nodes_of
 from tests.bench.server.process import OperatorProcess, running_operator
 from tests.cluster import ControlPlane
 
@@ -120,8 +120,11 @@ async def _live(
 
             async def run() -> None:
                 # Not before: the pods would be ready before the step begins.
-                nodes.extend(await stack.enter_async_context(_nodes(client, life.namespaces)))
-                await life.until(lambda: _all_run(nodes, shape.pods))
+                nodes.extend(await stack.enter_async_context(nodes_of(client, life.namespaces)))
+                await life.until(all_run)
+
+            async def all_run() -> bool:
+                return count_running(nodes) >= shape.pods
 
             async def restart() -> None:
                 await nodes[0].fail(f"{life.names[0]}-0-0")
@@ -132,22 +135,6 @@ async def _live(
         await life.step("suspended", life.suspend)
         await life.step("deleted", life.delete)
     return life.steps
-
-
-@asynccontextmanager
-async def _nodes(
-    client: BareClient, namespaces: Sequence[str]
-) -> AsyncIterator[Sequence[SimulatedNodes]]:
-    async with AsyncExitStack() as stack:
-        # Bound to a node, pods would stay in Terminating for want of a kubelet.
-        nodes = [simulated_nodes(client, namespace, bind=False) for namespace in namespaces]
-        yield [await stack.enter_async_context(one) for one in nodes]
-
-
-async def _all_run(nodes: Sequence[SimulatedNodes], pods: int) -> bool:
-    for one in nodes:
-        one.check()
-    return sum(one.running for one in nodes) >= pods
 
 
 class _Life:

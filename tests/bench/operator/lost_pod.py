@@ -90,16 +90,17 @@ def _outages(settings: Settings, environment: Environment) -> dict[str, list[lis
                     )
                 )
                 for rank in range(RANKS):
-                    found[way][rank].append(_outage(Job(kubectl, name), log, rank))
+                    job, spares = Job(kubectl, name), spec.get("spares", 0)
+                    found[way][rank].append(_outage(job, log, rank, spares))
                 kubectl.run("delete", "ddpjob", name)
     finally:
         environment.delete_namespace(kubectl)
     return found
 
 
-def _outage(job: Job, log: StepLog, node_rank: int) -> float:
+def _outage(job: Job, log: StepLog, node_rank: int, spares: int) -> float:
     """Seconds without a new step after the pod of a node rank is gone."""
-    until_steady(job, log, partial(_is_whole, job), warm_seconds=_WARM_SECONDS)
+    until_steady(job, log, partial(is_whole, job, spares), warm_seconds=_WARM_SECONDS)
     status = job.status()
     slot = slots_of(status.world, RANKS)[node_rank]
     replacement = status.bookkeeping.replacements.get(str(slot), 0)
@@ -107,7 +108,7 @@ def _outage(job: Job, log: StepLog, node_rank: int) -> float:
     disruptions = status.disruptions
 
     def trains_on() -> bool:
-        return job.status().disruptions > disruptions and _is_whole(job)
+        return job.status().disruptions > disruptions and is_whole(job, spares)
 
     return longest_pause(job, log, trains_on, lose=partial(force_delete, job, pod))
 
@@ -159,9 +160,10 @@ def _following(log: StepLog) -> Iterator[list[float]]:
         thread.join()
 
 
-def _is_whole(job: Job) -> bool:
+def is_whole(job: Job, spares: int) -> bool:
+    """Return True if all ranks run, and so many spares wait."""
     status = job.status()
-    wanted = f"{RANKS}/{RANKS}" + (" +1" if job.name.startswith("a-spare") else "")
+    wanted = f"{RANKS}/{RANKS}" + (f" +{spares}" if spares else "")
     return status.is_true("Running") and status.ready == wanted
 
 

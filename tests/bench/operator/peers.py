@@ -21,7 +21,7 @@ from tests.bench.server import creation
 from tests.bench.server.client import BareClient, wait_for
 from tests.bench.server.control_plane import namespace_of, pods_exist, pods_path, say, server
 from tests.bench.server.creation import Shape
-from tests.bench.server.nodes import SimulatedNodes, simulated_nodes
+from tests.bench.server.nodes import SimulatedNodes, count_running, nodes_of
 from tests.bench.server.peers import SETTINGS, Controllers, Project, projects
 from tests.bench.server.process import ControllerProcess, cpu_seconds
 
@@ -105,11 +105,10 @@ class _Life:
             await self._begin(namespace)
             found[report.ONE] = await self._step(report.ONE, lambda: self._create([namespace], ONE))
             await self._verify(namespace, ONE)
-            nodes = []
+            nodes: list[SimulatedNodes] = []
 
             async def make_ready() -> float:
-                begun = simulated_nodes(self._client, namespace, bind=False)
-                nodes.append(await stack.enter_async_context(begun))
+                nodes.extend(await stack.enter_async_context(nodes_of(self._client, [namespace])))
                 return await self._run(nodes, ONE.pods + 1)
 
             found[report.READY] = await self._step(report.READY, make_ready)
@@ -122,23 +121,20 @@ class _Life:
     async def rest(self, run: str) -> Rest:
         """Return what REST's jobs cost while nothing happens."""
         namespaces = [f"{run}-{i}" for i in range(_TEAMS)]
-        async with namespace_of(self._client, *namespaces), AsyncExitStack() as stack:
+        async with namespace_of(self._client, *namespaces):
             await self._begin(namespaces[0])
             before = self._memory_mb()
-            nodes = [
-                await stack.enter_async_context(simulated_nodes(self._client, n, bind=False))
-                for n in namespaces
-            ]
+            async with nodes_of(self._client, namespaces) as nodes:
 
-            async def load() -> float:
-                await self._create(namespaces, REST)
-                return await self._run(nodes, REST.pods + 1)
+                async def load() -> float:
+                    await self._create(namespaces, REST)
+                    return await self._run(nodes, REST.pods + 1)
 
-            cost = await self._step("until they run", load)
-            cpu, began = self._cpu(), time.monotonic()
-            await asyncio.sleep(_REST_SECONDS)
-            percent = 100 * (self._cpu() - cpu) / (time.monotonic() - began)
-            return Rest(before, self._memory_mb(), percent, cost)
+                cost = await self._step("until they run", load)
+                cpu, began = self._cpu(), time.monotonic()
+                await asyncio.sleep(_REST_SECONDS)
+                percent = 100 * (self._cpu() - cpu) / (time.monotonic() - began)
+                return Rest(before, self._memory_mb(), percent, cost)
 
     async def _begin(self, namespace: str) -> None:
         """Wait until a job has its pod, and nobody writes anything any more."""
@@ -172,9 +168,7 @@ class _Life:
         """Have pods run, and return when so many did."""
 
         async def run() -> bool:
-            for each in nodes:
-                each.check()
-            return sum(each.running for each in nodes) >= pods
+            return count_running(nodes) >= pods
 
         await wait_for(
             run, what=f"{pods} pods run", alive=self._alive, deadline_seconds=_DEADLINE_SECONDS

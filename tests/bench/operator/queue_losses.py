@@ -23,7 +23,13 @@ from typing import Any
 from ddp_operator.job.membership.world import slots_of
 
 from tests.bench.benchmark import BenchmarkError, Outcome, Settings, spread
-from tests.bench.operator.lost_pod import RANKS, longest_pause, operator_on_a_node, until_steady
+from tests.bench.operator.lost_pod import (
+    RANKS,
+    is_whole,
+    longest_pause,
+    operator_on_a_node,
+    until_steady,
+)
 from tests.bench.server.control_plane import say
 from tests.cluster.kueue import Kueue
 from tests.cluster.node import Node
@@ -118,8 +124,7 @@ def _manifest(name: str, claim: str, way: str) -> Manifest:
 
 def _outage(node: Node, job: Job, log: StepLog, kind: str, rank: int, way: str) -> float:
     """Return the seconds without a new step after one loss."""
-    spare = f" +{_SPARES[way]}" if _SPARES[way] else ""
-    whole = partial(_is_whole, job, f"{RANKS}/{RANKS}{spare}")
+    whole = partial(is_whole, job, _SPARES[way])
     until_steady(job, log, whole, warm_seconds=_WARM_SECONDS)
     status = job.status()
     pod = running_pod(job, slots_of(status.world, RANKS)[rank])
@@ -136,11 +141,6 @@ def _outage(node: Node, job: Job, log: StepLog, kind: str, rank: int, way: str) 
 def _count(job: Job) -> int:
     status = job.status()
     return status.restarts + status.disruptions
-
-
-def _is_whole(job: Job, ready: str) -> bool:
-    status = job.status()
-    return status.is_true("Running") and status.ready == ready
 
 
 def _report(seed: int, number: int, found: Found, environment: Environment) -> Outcome:

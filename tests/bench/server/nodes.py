@@ -3,8 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -119,6 +119,23 @@ async def simulated_nodes(
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
     nodes.check()
+
+
+@asynccontextmanager
+async def nodes_of(
+    client: BareClient, namespaces: Iterable[str]
+) -> AsyncIterator[list[SimulatedNodes]]:
+    """Run the pods of several namespaces, unbound: no kubelet would end their termination."""
+    async with AsyncExitStack() as stack:
+        nodes = [simulated_nodes(client, namespace, bind=False) for namespace in namespaces]
+        yield [await stack.enter_async_context(one) for one in nodes]
+
+
+def count_running(nodes: Sequence[SimulatedNodes]) -> int:
+    """Return how many pods run; raise what has gone wrong in the background."""
+    for one in nodes:
+        one.check()
+    return sum(one.running for one in nodes)
 
 
 def _now() -> str:

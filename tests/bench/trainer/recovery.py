@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +28,7 @@ AIM_SECONDS = 1.0
 KILL_AFTER_STEP = CHECKPOINT_EVERY_STEPS * 5 // 2
 PATIENCE_SECONDS = 60.0
 """A longer recovery counts as this long, and the table marks it."""
+_PREPARE = "from tests.bench.scripts import joined_ddp; joined_ddp.prepare()"
 _POLL_SECONDS = 0.002
 _STEPS = 100_000
 """Never reached: what was measured is stopped."""
@@ -50,7 +50,9 @@ def measure(settings: Settings) -> Outcome:
     starts: list[float] = []
     found: dict[str, list[Recovery]] = {}
     for i in range(settings.repeat):
-        starts.append(_time_of("from tests.bench.scripts import joined_ddp as s; s.prepare()"))
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", _PREPARE], check=True)
+        starts.append(time.monotonic() - began)
         for name, kill in (
             ("script, rank 1", lambda folder: _of_script(folder, victim=1)),
             ("script, rank 0", lambda folder: _of_script(folder, victim=0)),
@@ -97,7 +99,7 @@ def _of_script(folder: Path, *flags: str, victim: int) -> Recovery:
     variables = {**environment(), "DDP_CHECKPOINT_DIR": str(folder / "checkpoints")}
     log = folder / "log"
     with started(command, variables, log=log) as launcher:
-        return _killed(launcher, folder, log, lambda: int(_begun(folder, victim)[-1]["pid"]))
+        return _killed(launcher, folder, log, victim)
 
 
 def _of_torchrun(folder: Path) -> Recovery:
@@ -108,18 +110,15 @@ def _of_torchrun(folder: Path) -> Recovery:
     ]
     log = folder / "log"
     with started(command, {**os.environ, "OMP_NUM_THREADS": "1"}, log=log) as agent:
-        return _killed(agent, folder, log, lambda: int(_begun(folder, 1)[-1]["pid"]))
+        return _killed(agent, folder, log, victim=1)
 
 
-def _killed(
-    process: subprocess.Popen[bytes], folder: Path, log: Path, victim: Callable[[], int]
-) -> Recovery:
+def _killed(process: subprocess.Popen[bytes], folder: Path, log: Path, victim: int) -> Recovery:
     ranks = range(RANKS)
     wait_until(
         lambda: min(_last_step(folder, rank) for rank in ranks) >= KILL_AFTER_STEP, process, log
     )
-    pid = victim()
-    os.kill(pid, signal.SIGKILL)
+    os.kill(_begun(folder, victim)[-1]["pid"], signal.SIGKILL)
     killed = time.monotonic()
     before = {rank: len(_begun(folder, rank)) for rank in ranks}
     highest = max(_last_step(folder, rank) for rank in ranks)
@@ -152,9 +151,3 @@ def _begun(folder: Path, rank: int) -> list[dict[str, int]]:
 
 def _last_step(folder: Path, rank: int) -> int:
     return max((entry["step"] for entry in _begun(folder, rank)), default=0)
-
-
-def _time_of(program: str) -> float:
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", program], check=True)
-    return time.monotonic() - began
