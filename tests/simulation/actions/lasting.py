@@ -184,6 +184,7 @@ def _refused(simulation: "Simulation") -> str:
     return simulation.requests.refusals.last_message.split(" is forbidden: ")[-1][:24]
 
 
+NO_ROOM: Final = LastingFault("no room", _other_tenants_take_all, _lacks_room, _scheduler_says)
 NOTHING_LASTS: Final = LastingFault("nothing", lambda _: None)
 
 _REFUSALS: Final[tuple[tuple[str, Error], ...]] = (
@@ -206,7 +207,7 @@ LASTING_FAULTS: Final = (
     LastingFault(
         "a node that nobody hears of", _nobody_hears_of_a_node, _names_are_taken_or_no_place
     ),
-    LastingFault("no room", _other_tenants_take_all, _lacks_room, _scheduler_says),
+    NO_ROOM,
     LastingFault("no way to pods", _no_way_to_pods, _names_who_waits),
     LastingFault("too little quota", _quota_is_short, _may_wait_for_quota, _refused),
     *(

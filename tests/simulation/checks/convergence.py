@@ -35,9 +35,11 @@ def converge(simulation: Simulation) -> None:
     lasts = fault is not lasting.NOTHING_LASTS
     if lasts:
         if not _come_to_rest(simulation, _LASTING_ROUNDS):
-            may_wait = fault.may_wait(simulation)
+            has_room = have_places(simulation)
+            may_wait = not has_room or fault.may_wait(simulation)
             simulation.require(may_wait, f"not at rest in spite of it: {_in_words(simulation)}")
-            _require_message(simulation, events_before)
+            if has_room or fault is lasting.NO_ROOM:  # otherwise room is what it waits for
+                _require_message(simulation, events_before)
         lasting.end(simulation)
         simulation.log("nothing lasts any longer")
     if not _come_to_rest(simulation, _ROUNDS):
