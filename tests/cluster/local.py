@@ -80,6 +80,11 @@ class ControlPlane:
         """Start the API server again on the same port and data, and wait until it is ready."""
         start_apiserver(self._components, self._config)
 
+    def restart_apiserver(self) -> None:
+        """Kill the API server and start it again: watches break and the port stays the same."""
+        self.stop_apiserver()
+        self.start_apiserver()
+
     def bring_up(self, *, controllers: bool, scheduler: bool) -> None:
         """Start every component and wait until objects can be created."""
         begin_control_plane(self._components, self._config)
