@@ -1,9 +1,9 @@
-"""Takes this machine back to where a newcomer's is and runs README's two commands: `make bare`.
+"""Resets this machine to a newcomer's and runs README's two commands: `make bare`.
 
-Removed is what earlier runs have left: running test clusters, the Debian packages that were
+It removes what earlier runs have left: running test clusters, the Debian packages that were
 installed for them (and nothing that was there before or that something else needs), caches, and
 what `make` has put into this checkout. pip's and apt's own caches belong to the user and stay; pip
-is told not to use its. Needs Python alone, since the virtual environment goes first.
+does not use its cache here. Needs Python alone, since the virtual environment goes first.
 """
 
 import os
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def remove_packages() -> None:
-    """Remove the Debian packages on record, unless others have come to need them."""
+    """Remove the Debian packages on record, unless others need them now."""
     record = packages.installed_here()
     if not record.exists():
         return

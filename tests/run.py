@@ -36,7 +36,7 @@ class Part:
 
     tests: Sequence[str]
     needs: Stage | None = None
-    """What must be prepared before it starts; None: nothing."""
+    """The stage that must be prepared before it starts; None: no stage."""
 
 
 LOST_RANKS = ("tests/trainer/library", "tests/trainer/stream_device")
@@ -168,7 +168,7 @@ class Lane(threading.Thread):
         self.log = log
         self.log.touch()
         self.reports = [log.with_suffix(f".{number}.xml") for number in range(len(parts))]
-        """What each part did, test by test (JUnit's format)."""
+        """JUnit reports, one for each part."""
         self.exit_code = 0
         self.interrupted = threading.Event()
         """Set when no further part may start."""

@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PROSE = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md"),
-    *("docs", "manifests", "skills", "tests/README.md"),
+    *("docs", "manifests", "skills", "tests"),
     *("operator/ddp_operator", "trainer-image/ddp_trainer", "trainer-image/examples", "tools"),
 )
 """Files and folders that are checked, from the root of the repository."""

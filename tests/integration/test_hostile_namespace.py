@@ -18,13 +18,16 @@ from tests.integration.operator_process import running_operator
 from tests.trainer_server import ENDLESS, TrainerServer
 
 LEASE = "hostile-test"
-ORDINARY = 50
 MEMORY_MEBIBYTES = 512
 """The container's limit (manifests/install/deployment.yaml)."""
 
 
-@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("ordinary", "churned"), [(10, 1), pytest.param(50, 3, marks=pytest.mark.nightly)]
+)
 async def test_hostile_namespace_does_not_disturb_other_jobs(
+    ordinary: int,
+    churned: int,
     control_plane: cluster.ControlPlane,
     admin: ApiClient,
     jobs: Jobs,
@@ -51,9 +54,11 @@ async def test_hostile_namespace_does_not_disturb_other_jobs(
             await operator.serving()
             lease = await lease_of(admin, jobs.namespace)
             async with asyncio.TaskGroup() as tasks:
-                churning = [tasks.create_task(hostile.churn(f"churned-{i}")) for i in range(3)]
+                churning = [
+                    tasks.create_task(hostile.churn(f"churned-{i}")) for i in range(churned)
+                ]
                 tasks.create_task(hostile.keep_asked())
-                await train(jobs, kubelet, [f"ordinary-{i}" for i in range(ORDINARY)])
+                await train(jobs, kubelet, [f"ordinary-{i}" for i in range(ordinary)])
                 for task in churning:
                     task.cancel()
             assert operator.running
@@ -64,7 +69,7 @@ async def test_hostile_namespace_does_not_disturb_other_jobs(
                 lease["leaseTransitions"],
             )
             assert "Traceback" not in operator.log
-            for name in ("before", *(f"ordinary-{i}" for i in range(ORDINARY))):
+            for name in ("before", *(f"ordinary-{i}" for i in range(ordinary))):
                 status = await jobs.status(name)
                 assert (status.phase, status.attempt, status.failures) == ("Running", 0, ())
         assert "status" in trainer.asked

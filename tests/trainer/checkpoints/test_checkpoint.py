@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
+import pickle
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from ddp_trainer.checkpoints.checkpoint import CheckpointDirectory
 from ddp_trainer.checkpoints.storage import CancelledError, Recorder, Transfer
+from ddp_trainer.system import buffers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -262,3 +266,27 @@ def test_a_manifest_that_cannot_be_written_completes_nothing(two: Path) -> None:
     with files_no_larger_than(10), pytest.raises(OSError, match="File too large"):
         save(reopened(two), b"0123456789", step=30)
     assert names(two) == ["step-00000010", "step-00000020"]
+
+
+class _Attack:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.file,)
+
+
+def test_code_in_a_checkpoint_does_not_run(tmp_path: Path) -> None:
+    file, state = tmp_path / "attacked", io.BytesIO()
+    torch.save({"model": _Attack(file)}, state)
+    directory = CheckpointDirectory(tmp_path / "checkpoints", keep=2)
+    save(directory, state.getvalue(), step=10)
+    stored = loaded(directory)
+    assert stored is not None
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        buffers.load(stored)
+    assert not file.exists()
+    torch.load(io.BytesIO(stored), weights_only=False)
+    assert file.exists(), "the attack works where code may run"
