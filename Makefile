@@ -61,7 +61,7 @@ test: $(STAMP) ## The daily tests; builds first what they need. SHARE=3/7 adds a
 	$(PY) -m tests.run $(if $(SHARE),--share $(SHARE))
 
 test-unit: $(STAMP) ## Tests of decisions, without processes or Kubernetes
-	$(PY) -m pytest tests/unit tests/simulation
+	$(PY) -m tests.run decisions
 
 test-integration: $(STAMP) ## Tests against a real kube-apiserver
 	$(PY) -m tests.cluster prepare --control-plane-only

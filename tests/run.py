@@ -106,6 +106,7 @@ def suite_of(name: str, share: str | None) -> Suite:
         return Suite({**DAILY, **RARE}, share)
     return {
         "tests": Suite(DAILY),
+        "decisions": Suite({name: DAILY[name] for name in ("histories", "decisions")}),
         "chaos": Suite(CHAOS, "all"),
         "nightly": Suite({**DAILY, **RARE}, "all"),
     }[name]
@@ -220,7 +221,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.run", description="Other arguments are pytest's."
     )
-    parser.add_argument("suite", nargs="?", choices=("tests", "chaos", "nightly"), default="tests")
+    parser.add_argument(
+        "suite", nargs="?", choices=("tests", "decisions", "chaos", "nightly"), default="tests"
+    )
     parser.add_argument(
         "--share",
         type=nightly.checked_share,
@@ -248,7 +251,8 @@ def main() -> int:
     for lane in lanes.values():
         lane.start()
     try:
-        worst = _prepare(turns)
+        needed = {part.needs for parts in suite.lanes.values() for part in parts}
+        worst = _prepare(turns) if needed - {None} else 0
         prepared_s = time.monotonic() - began
         for name, lane in lanes.items():
             print(

@@ -18,7 +18,7 @@ from tests.simulation.world.nodes import WELL, reporting
 from tests.simulation.world.paced_training import PacedTraining, all_placed, paces
 from tests.simulation.world.start_faults import Stage
 
-HISTORIES, SHARDS = 200, 8
+HISTORIES, SHARDS, DAILY_SHARDS = 200, 8, 4
 KINDS = 15
 """Of what happens; each shard has all of them."""
 TOLERANCE = 0.01
@@ -366,7 +366,13 @@ class History:
         }
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize(
+    "shard",
+    [
+        pytest.param(shard, marks=() if shard < DAILY_SHARDS else pytest.mark.nightly)
+        for shard in range(SHARDS)
+    ],
+)
 def test_status_agrees_with_independent_stopwatch(shard: int) -> None:
     happened, shrank = Counter[str](), 0
     each = HISTORIES // SHARDS

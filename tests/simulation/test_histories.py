@@ -22,6 +22,9 @@ SHARDS = 20
 
 HISTORIES = 2000
 
+DAILY_SHARDS = 12
+"""1,200 histories run daily, the others nightly."""
+
 LEAST_COMPLETE = 0.9
 """Least share of histories that no known fault of the operator ends."""
 
@@ -42,7 +45,13 @@ def rare_garbage_collection() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize(
+    "shard",
+    [
+        pytest.param(shard, marks=() if shard < DAILY_SHARDS else pytest.mark.nightly)
+        for shard in range(SHARDS)
+    ],
+)
 def test_invariants_hold_in_random_histories(shard: int) -> None:
     lived = steps = 0
     fleets, known = Counter[str](), Counter[str]()

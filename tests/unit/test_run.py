@@ -72,6 +72,7 @@ def test_share_adds_the_lanes_of_rare_tests() -> None:
     daily = suite_of("tests", None)
     assert (daily.lanes, daily.nightly) == (DAILY, "none")
     assert suite_of("tests", "3/7") == Suite({**DAILY, **RARE}, "3/7")
+    assert suite_of("decisions", None).lanes.keys() == {"histories", "decisions"}
     assert suite_of("nightly", None) == Suite({**DAILY, **RARE}, "all")
 
 
