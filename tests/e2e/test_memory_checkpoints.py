@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +19,64 @@ EXAMPLE = Path(__file__).parents[2] / "manifests" / "examples" / "memory-checkpo
 INTERVAL = 5
 """Steps between two saves in the example."""
 PODS = 3
+STEPS = 400
 
 
-LOSSES = ("memory-0", "memory-1", "memory-rank")
-"""A job for each pod or rank that is lost."""
+@dataclass(frozen=True)
+class Disturbed:
+    """A job that has just lost a pod or a rank."""
+
+    job: Job
+    step: int
+    """The newest complete step before the loss."""
+    uids: dict[str, str]
+    """Its pods before the loss."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def jobs(shared: Kubectl) -> dict[str, Job]:
-    """The example under a name for each loss, applied at once."""
+LOSSES: Mapping[str, Callable[[Job], None]] = {
+    "memory-0": lambda job: force_delete(job, "memory-0-0-0"),
+    "memory-1": lambda job: force_delete(job, "memory-1-0-1"),
+    "memory-rank": lambda job: kill_rank(job, "memory-rank-0-2"),
+}
+"""The jobs' names, and what each loses."""
+
+
+@pytest.fixture(scope="module")
+def disturbed(shared: Kubectl) -> dict[str, Disturbed]:
+    """The example under a name for each loss, applied at once; each has lost its pod or rank."""
     for manifest in manifests_in(EXAMPLE):
         names = LOSSES if manifest["kind"] == "DDPJob" else [manifest["metadata"]["name"]]
         for name in names:
             shared.apply(_small(manifest, name))
-    return {name: Job(shared, name) for name in LOSSES}
+    jobs = {name: Job(shared, name) for name in LOSSES}
+    found: dict[str, Disturbed] = {}
+
+    def disturb_all() -> bool:
+        for name, job in jobs.items():
+            # Each as soon as it has some complete steps: it does not wait for the others.
+            if name not in found and _can_be_disturbed(job):
+                found[name] = Disturbed(job, complete(job), job.uids())
+                LOSSES[name](job)
+        return len(found) == len(LOSSES)
+
+    wait_for(disturb_all, what="complete steps of all jobs", describe=found.keys)
+    return found
+
+
+def _can_be_disturbed(job: Job) -> bool:
+    answers = job.status().bookkeeping.launcher == "InPlace"
+    return answers and complete(job) >= 4 * INTERVAL
 
 
 def _small(manifest: Any, name: str) -> Any:
-    """Return a manifest under a name; a job's pods request little."""
+    """Return a manifest under a name; a job's pods request little and take fewer steps."""
     manifest = deepcopy(manifest)
     manifest["metadata"]["name"] = name
     if manifest["kind"] == "DDPJob":
         [container] = manifest["spec"]["template"]["spec"]["containers"]
         container["resources"]["requests"] = {"cpu": "50m", "memory": "128Mi"}
+        container["env"] = [{"name": "STEPS", "value": str(STEPS)}]
     return manifest
-
-
-def saving(job: Job) -> Job:
-    """Wait for some complete steps."""
-    job.wait_until_launcher_answers()
-    wait_for(lambda: complete(job) >= 4 * INTERVAL, what="complete steps", describe=job.status)
-    return job
 
 
 def complete(job: Job) -> int:
@@ -84,12 +113,12 @@ def last_saved(log: str) -> int:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_lost_pod_resumes_from_the_memory_of_another(jobs: dict[str, Job], lost: int) -> None:
+def test_lost_pod_resumes_from_the_memory_of_another(
+    disturbed: dict[str, Disturbed], lost: int
+) -> None:
     """Rank 0's pod has the launcher that decides, and any other pod only snapshots."""
     name = f"memory-{lost}"
-    job = saving(jobs[name])
-    before, uids = complete(job), job.uids()
-    force_delete(job, f"{name}-0-{lost}")
+    job, uids = disturbed[name].job, disturbed[name].uids
     names = [f"{name}-0-{index}" + ("-r1" if index == lost else "") for index in range(PODS)]
     logs = [begun(job, pod, starts=1 if index == lost else 2) for index, pod in enumerate(names)]
     resumed = {begins(log)[-1] for log in logs}
@@ -97,7 +126,11 @@ def test_lost_pod_resumes_from_the_memory_of_another(jobs: dict[str, Job], lost:
     [step] = resumed
     assert step % INTERVAL == 0
     # A save that was still being copied is lost with the pod, and the steps since.
-    assert before <= step <= max(last_saved(log) for log in logs[:lost] + logs[lost + 1 :])
+    assert (
+        disturbed[name].step
+        <= step
+        <= max(last_saved(log) for log in logs[:lost] + logs[lost + 1 :])
+    )
     now = job.uids()
     assert [now[pod] for pod in names if pod in uids] == [uids[p] for p in names if p in uids]
     record = wait_for(lambda: restored(job), what="the restore in the status", describe=job.status)
@@ -106,18 +139,16 @@ def test_lost_pod_resumes_from_the_memory_of_another(jobs: dict[str, Job], lost:
     wait_for(lambda: complete(job) > step, what="newer complete steps", describe=job.status)
     status = job.wait_until("Succeeded")
     assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 1)
-    job.log_with(names[0], "rank 0 step 600/600")
+    job.log_with(names[0], f"rank 0 step {STEPS}/{STEPS}")
 
 
-def test_killed_rank_resumes_from_its_own_pod(jobs: dict[str, Job]) -> None:
+def test_killed_rank_resumes_from_its_own_pod(disturbed: dict[str, Disturbed]) -> None:
     name = "memory-rank"
-    job = saving(jobs[name])
-    before, uids = complete(job), job.uids()
-    kill_rank(job, f"{name}-0-2")
+    job = disturbed[name].job
     resumed = {begins(begun(job, f"{name}-0-{index}", starts=2))[-1] for index in range(PODS)}
     assert len(resumed) == 1
-    assert resumed.pop() >= before
-    assert job.uids() == uids
+    assert resumed.pop() >= disturbed[name].step
+    assert job.uids() == disturbed[name].uids
     status = job.wait_until("Succeeded")
     assert (status.attempt, status.restarts + status.disruptions) == (0, 1)
     [failure] = status.failures
