@@ -58,5 +58,5 @@ def checked_share(option: str) -> str:
 
 
 def share_of(name: str) -> int:
-    """Return the share of a test by its ID, or of a commit by its hash: 0 to 6."""
+    """Return the share, 0 to 6, of a test by its ID."""
     return zlib.crc32(name.encode()) % SHARES

@@ -15,6 +15,7 @@ from tests.simulation.actions import users
 from tests.simulation.actions.lasting import evict_by_taint
 from tests.simulation.checks.known_faults import KNOWN_FAULTS
 from tests.simulation.checks.truth import Exit
+from tests.simulation.expected_failure import fails
 from tests.simulation.scripted import Script
 from tests.simulation.world import kubelet, refusals
 from tests.simulation.world.fleet import EXACT, MIXED, fleet
@@ -25,11 +26,6 @@ from tests.simulation.world.training import Training
 
 BAD_RECORD = Exit(1, "Error", "ValueError: bad record in shard 17", "Application")
 BROKEN_GPU = Exit(1, "Error", "CUDA error: uncorrectable ECC error encountered", "Infrastructure")
-
-
-def fails(reason: str) -> pytest.MarkDecorator:
-    """Return the mark of a test that fails until the operator is fixed."""
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
 
 
 @pytest.fixture

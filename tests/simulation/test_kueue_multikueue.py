@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from ddp_operator.ports import Node
 
+from tests.simulation.expected_failure import fails
 from tests.simulation.kueue import Json, condition, holds
 from tests.simulation.kueue_world import URGENT, TwoClusters
 from tests.unit.engine.test_delegation import elsewhere
@@ -65,11 +66,9 @@ async def test_suspended_job_leaves_worker_cluster_and_returns() -> None:
     assert len(clusters.worker.running()) == 2
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Kueue refuses the Workload of a suspended job, because its podSets follow the copied"
-    " status, so the job trains on; only `active` should change.",
+@fails(
+    "Kueue refuses the Workload of a suspended job, because its podSets follow the copied"
+    " status, so the job trains on; only `active` should change."
 )
 @LATER_STATUSES
 async def test_suspended_job_leaves_worker_cluster(spec: Json, status: Json) -> None:
@@ -80,11 +79,9 @@ async def test_suspended_job_leaves_worker_cluster(spec: Json, status: Json) -> 
     assert not clusters.worker.cluster.jobs
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="A GPU that fails in the worker cluster changes the podSets of the manager's Workload,"
-    " so suspend has no effect; podSets should follow the spec alone.",
+@fails(
+    "A GPU that fails in the worker cluster changes the podSets of the manager's Workload,"
+    " so suspend has no effect; podSets should follow the spec alone."
 )
 async def test_job_that_lost_a_gpu_is_suspended() -> None:
     clusters = TwoClusters()
@@ -112,11 +109,9 @@ async def test_preempted_job_gives_quota_back_and_returns() -> None:
     assert len(clusters.worker.running()) == 2
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="After a restart of the operator, the refused Workload hides its eviction, so the quota"
-    " is never given back; an eviction needs no new podSets.",
+@fails(
+    "After a restart of the operator, the refused Workload hides its eviction, so the quota"
+    " is never given back; an eviction needs no new podSets."
 )
 @LATER_STATUSES
 async def test_preempted_job_gives_quota_back_after_operator_restart(
@@ -151,11 +146,9 @@ async def test_deactivated_workload_stays_inactive() -> None:
     assert not clusters.worker.cluster.jobs
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="The operator activates a Workload that an administrator deactivated when it starts and"
-    " when the job's spec changes; only `suspend` should change `active`.",
+@fails(
+    "The operator activates a Workload that an administrator deactivated when it starts and"
+    " when the job's spec changes; only `suspend` should change `active`."
 )
 @pytest.mark.parametrize("cause", ["operator starts", "user edits the spec"])
 async def test_deactivated_workload_stays_inactive_when(cause: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from ddp_operator.ports import Key, Node
 
+from tests.simulation.expected_failure import fails
 from tests.simulation.kueue import Kueue, holds
 from tests.simulation.kueue_world import URGENT, TwoClusters, World
 from tests.unit.engine.test_delegation import elsewhere
@@ -66,11 +67,9 @@ def lose_node(world: World) -> None:
     world.kueue.delete_pod(_POD)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="A lost pod gives all provisioned nodes back to the queue although its node is healthy;"
-    " the pod alone should be replaced.",
+@fails(
+    "A lost pod gives all provisioned nodes back to the queue although its node is healthy;"
+    " the pod alone should be replaced."
 )
 @LOSSES
 async def test_lost_pod_on_healthy_node_keeps_provisioned_nodes(lose: Any) -> None:
@@ -94,11 +93,9 @@ async def test_lost_node_asks_the_queue_for_nodes_again() -> None:
     assert len(world.running()) == 4
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Under MultiKueue, a job with provisioned nodes fails after any lost pod and records no"
-    " failure; it should continue, or queue again in the manager cluster.",
+@fails(
+    "Under MultiKueue, a job with provisioned nodes fails after any lost pod and records no"
+    " failure; it should continue, or queue again in the manager cluster."
 )
 @pytest.mark.parametrize("loss", ["pod", "node"])
 async def test_copy_with_provisioned_nodes_survives_lost(loss: str) -> None:
@@ -125,11 +122,9 @@ async def test_spare_is_admitted_with_its_group() -> None:
     assert len(world.running()) == 3
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="A spare that a ResourceQuota refuses keeps the pod group incomplete, so the job waits"
-    " in the queue forever; the group should not count it.",
+@fails(
+    "A spare that a ResourceQuota refuses keeps the pod group incomplete, so the job waits"
+    " in the queue forever; the group should not count it."
 )
 async def test_job_starts_without_spare_that_quota_refuses() -> None:
     world = World(quota=3)
