@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+from ddp_trainer.library import join
+from ddp_trainer.library.sharded.device_mesh import release_default_group
+from torch import distributed as dist
 
 from tests.trainer.support.pods import Job, job
 from tests.trainer.support.runs import Undisturbed, run_to_its_end
@@ -16,11 +21,30 @@ LAUNCHERS_VARIABLES = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _each_test_ends_its_group() -> Iterator[None]:
+    """Fail a test that leaves a process group, which later tests would take for their own."""
+    yield
+    if left := dist.is_initialized():
+        dist.destroy_process_group()
+    assert not left, "the test leaves a process group: end it, or use the fixture no_launcher"
+
+
 @pytest.fixture
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this process a job of its own."""
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make this process a job of its own, and each training in it one of a new process."""
+    monkeypatch.setattr(join, "_joined", _Nothing())
     for name in LAUNCHERS_VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    yield
+    release_default_group()
+
+
+class _Nothing(set[str]):
+    """Forgets the trainings that have ended."""
+
+    def add(self, _: str) -> None:
+        """Remember nothing."""
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,7 @@ from ddp_trainer.launcher.verdict import (
     judge,
     judge_script,
 )
+from ddp_trainer.launcher.world.failure_reports import message_of
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
 from ddp_trainer.launcher.world.state import World
 from ddp_trainer.process_group.assignment import Assignment, AssignmentFile
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str], env: Mapping[str, str]) -> int:
         _logger.info(
             "exit code %s%s", report.exit_code, f": {report.headline}" if report.error else ""
         )
-    write_termination_message(report, env)
+    write_termination_message(message_of(report), env)
     return report.exit_code or 0
 
 
@@ -276,7 +277,7 @@ def _says_finished(status_path: Path | None) -> bool:
         status = StatusFile(status_path).read()
     except (OSError, ValueError):
         return False
-    return status is not None and status.finished is True
+    return status is not None and (status.finished is True or status.done is True)
 
 
 def _environment(placement: Placement, env: Mapping[str, str]) -> Mapping[str, str]:

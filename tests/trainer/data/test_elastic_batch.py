@@ -192,13 +192,9 @@ def test_a_step_needs_the_parts_of_all_ranks_although_some_die(
 
 
 @pytest.mark.nightly
-def test_shards_that_did_not_come_are_missed_without_the_gate(
-    tmp_path: Path, shards_of_a_pod: Job
-) -> None:
+def test_shards_that_did_not_come_are_missed_without_the_gate(tmp_path: Path) -> None:
     lost = FaultAt(rank=2, point="backward", step=9, others_at="gate")
     sabotage = {SABOTAGE_VARIABLE: Sabotage.NO_GATE}
-    actual = run_with_faults(
-        tmp_path, [lost], *SHARDED, ranks=3, forkserver=STREAM, variables=sabotage
-    )
-    with pytest.raises(AssertionError):
-        assert_same(actual.state(LAST_STEP_OF_A_POD), shards_of_a_pod.state(LAST_STEP_OF_A_POD))
+    # Ranks compare their weights after the first step of the next group.
+    with pytest.raises(AssertionError, match="after their first step, ranks differ in"):
+        run_with_faults(tmp_path, [lost], *SHARDED, ranks=3, forkserver=STREAM, variables=sabotage)

@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from tests.trainer.data.datasets import Noise
+from tests.trainer.support.reading import batches_of
 
 SAMPLES = 12
 
@@ -48,7 +49,7 @@ def seen(
     loading = Loading(loader, seed=7)
     torch.seed()  # the order must not depend on earlier random numbers
     rest = loading.rest(epoch, done, ShardAssignment(shards=ranks, rank=rank, size=ranks))
-    return [batch.tolist() for batch in rest.batches]
+    return [batch.tolist() for batch in batches_of(rest)]
 
 
 def weighted(**settings: Any) -> WeightedRandomSampler:
@@ -122,14 +123,16 @@ def test_an_evaluation_reads_each_sample_of_a_sampler_once(settings: dict[str, A
     assert sorted(int(one) for part in parts for batch in part for one in batch) == [*range(3, 10)]
 
 
-def test_a_sampler_of_another_length_each_epoch_is_refused() -> None:
+def test_epochs_of_a_sampler_may_differ_in_length() -> None:
     class Growing(Halves):
         def __iter__(self) -> Iterator[int]:
             return iter(range(self.epoch + 4))
 
     loading = Loading(DataLoader(Noise(SAMPLES), batch_size=2, sampler=Growing()), seed=0)
-    with pytest.raises(ConfigurationError, match=r"gives 5 in epoch 1, but gave 4 in the first"):
-        loading.rest(1, 0, ShardAssignment(shards=1, rank=0, size=1))
+    alone = ShardAssignment(shards=1, rank=0, size=1)
+    assert not loading.is_even
+    assert [loading.length_of(epoch) for epoch in (0, 3, 1)] == [4, 7, 5]
+    assert [len(batch) for batch in batches_of(loading.rest(3, 2, alone))] == [2, 2, 1]
 
 
 def test_a_subclass_of_the_distributed_sampler_is_not_taken_for_one() -> None:

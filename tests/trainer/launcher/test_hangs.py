@@ -11,7 +11,7 @@ import pytest
 import torch
 from ddp_operator.job.failure import records
 from ddp_operator.job.failure.hang import Hang
-from ddp_operator.views.hangs import explain_answers, read
+from ddp_operator.views.hangs import Room, explain_answers, read
 
 from tests.trainer.launcher.status_server.test_status import Server, served_by, server
 from tests.trainer.support.pods import TOKEN, job, until
@@ -150,7 +150,7 @@ def test_ended_rank_is_listed_with_its_exit_code(tmp_path: Path, server: Server)
         code, answer = ask(server.port, "/traces", token=TOKEN)
         if code != 200:
             return False
-        _, left = read(answer, range(2))
+        _, left = read(answer, range(2), Room())
         return (left.problem, left.cause) == ("its process has ended with exit code 0", "ended")
 
     with job(tmp_path, **settings) as scripts:

@@ -131,6 +131,7 @@ if os.environ["RANK"] == "0":
     ("status", "end", "exit_code"),
     [
         ({"step": 7, "finished": True}, "os.abort()", 0),
+        ({"step": 7, "done": True}, "os.abort()", 0),
         ({"step": 7, "finished": True}, "sys.exit(3)", 3),
         # The last step may be trained, and its checkpoint lost.
         ({"step": 7, "totalSteps": 7}, "os.abort()", 134),
@@ -411,5 +412,5 @@ def test_finished_run_that_starts_again_finishes_again(tmp_path: Path) -> None:
         assert first.wait() == 0, first.log
         second = twice.start(0, "--epochs", "1")
         assert second.wait() == 0, second.log
-        for known in ("step", "totalSteps", "accuracy", "checkpoint"):
+        for known in ("step", "totalSteps", "accuracy", "checkpoint", "done"):
             assert second.message[known] == first.message[known]

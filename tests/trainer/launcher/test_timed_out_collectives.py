@@ -79,7 +79,7 @@ def test_the_missing_rank_is_named_after_all_ranks_have_ended(tmp_path: Path) ->
         for pod in pods:
             pod.wait_for(2)
             _, answer = pod.request("GET", "/traces")
-            assert [each["dump"] for each in answer["ranks"]] == ["", ""]
+            assert [each["trace"] for each in answer["ranks"]] == [None, None]
         job.finish()
         assert [pod.wait() for pod in pods] == [0, 0]
 

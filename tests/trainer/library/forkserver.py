@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ddp_trainer import __main__ as trainer
 
 from tests.trainer.gpu.sharing import share_gpu
+from tests.trainer.habits import joined
 from tests.trainer.library import (
     adversaries,
     averaging,
@@ -41,6 +42,7 @@ SCRIPTS = {
     "shards": sharding.main,
     "flips": flipping.main,
     "bad batches": skipping.main,
+    "a habit": joined.main,
 }
 
 

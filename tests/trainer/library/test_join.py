@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +39,7 @@ from torch.utils.data import (
 
 from tests.trainer.data.datasets import Endless, Noise
 from tests.trainer.support.exposition import parse
+from tests.trainer.support.reading import batches_of
 
 SAMPLES = 10
 BATCH_SIZE = 4
@@ -267,6 +269,23 @@ def test_a_scripts_own_numbers_are_shown(
     assert logged[1][1]["perplexity"] == 4.0
 
 
+def test_script_reports_that_its_result_is_safe(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = StatusFile(tmp_path / "status.json")
+    monkeypatch.setenv("DDP_STATUS_FILE", str(tmp_path / "status.json"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with ddp_trainer.join(model=model, optimizer=optimizer) as job:
+        train(job, job.wrap(model), epochs=1)
+        with pytest.raises(RuntimeError, match="call it after the `with"):
+            job.done()
+    ended = file.read()
+    assert ended is not None
+    assert ended.done is None, "the script may still export"
+    job.done()
+    assert file.read() == replace(ended, done=True)
+
+
 def test_bad_names_in_a_scripts_own_status_file_are_left_out() -> None:
     status = Status(step=1, metrics={'x"} 1\nddp_step 7': 1.0, "good": 2.0})
     metrics = parse(render(status, rank_restarts=0))
@@ -297,7 +316,7 @@ def test_random_batches_depend_on_their_place_alone(workers: int) -> None:
     def drawn(workers: int) -> list[list[float]]:
         loading = Loading(DataLoader(Together(SAMPLES), batch_size=4, num_workers=workers), seed=7)
         torch.seed()
-        return [batch.tolist() for batch in loading.rest(1, 0, ALONE).batches]
+        return [batch.tolist() for batch in batches_of(loading.rest(1, 0, ALONE))]
 
     seen = drawn(workers)
     assert seen == drawn(workers) == drawn(0)
@@ -307,14 +326,14 @@ def test_random_batches_depend_on_their_place_alone(workers: int) -> None:
 def test_persistent_workers_serve_several_epochs() -> None:
     loader = DataLoader(Noise(SAMPLES), batch_size=2, num_workers=2, persistent_workers=True)
     loading = Loading(loader, seed=7)
-    cut = loading.rest(0, 0, ALONE).batches
+    cut = batches_of(loading.rest(0, 0, ALONE))
     next(cut)  # and the group breaks
-    epochs = [torch.cat([*loading.rest(epoch, 0, ALONE).batches]) for epoch in (0, 1)]
+    epochs = [torch.cat([*batches_of(loading.rest(epoch, 0, ALONE))]) for epoch in (0, 1)]
     for epoch in epochs:
         assert sorted(epoch.int().tolist()) == list(range(SAMPLES))
     assert not torch.equal(*epochs)
     once = Loading(DataLoader(Noise(SAMPLES), batch_size=2), seed=7)
-    assert torch.equal(epochs[1], torch.cat([*once.rest(1, 0, ALONE).batches]))
+    assert torch.equal(epochs[1], torch.cat([*batches_of(once.rest(1, 0, ALONE))]))
 
 
 class Restless(Sampler[int]):
@@ -356,11 +375,11 @@ def test_batches_of_a_batch_sampler_are_not_cut(model: nn.Module) -> None:
     batches = [[0, 1, 2], [3, 4]]
     loader = DataLoader(loader_of().dataset, batch_sampler=batches)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with (
-        ddp_trainer.join(model=model, optimizer=optimizer, logical_shards=2) as job,
-        pytest.raises(ConfigurationError, match=r"have to split its .*leave --logical-shards out"),
-    ):
-        next(job.batches(loader))
+    refused = pytest.raises(ConfigurationError, match=r"have to split its .*--logical-shards out")
+    with ddp_trainer.join(model=model, optimizer=optimizer, logical_shards=2) as job:
+        job.wrap(model)
+        with refused:
+            next(job.batches(loader))
 
 
 def test_sums_are_refused_within_the_loop(job: ddp_trainer.Job, model: nn.Module) -> None:

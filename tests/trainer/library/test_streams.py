@@ -98,8 +98,7 @@ def rest_of(stream: Stream, epoch: int, done: int, *, steps: int | None = None) 
     rest = stream.rest(epoch, done, ALONE)
     found: list[Any] = []
     while steps is None or len(found) < steps:
-        rest.next_step()
-        found.append(next(rest.batches).tolist())
+        found.append(rest.batch(rest.next_step(), 0).tolist())
         if rest.has_end:
             break
     return found

@@ -74,12 +74,14 @@ def test_steps_equal_those_of_a_plain_loop(job: ddp_trainer.Job, pair: Pair) -> 
 
 
 def test_an_unknown_optimizer_is_refused(job: ddp_trainer.Job, pair: Pair) -> None:
+    job.wrap(pair.left), job.wrap(pair.right)
     next(job.batches(batches()))
     with pytest.raises(ConfigurationError, match=r"an optimizer that join\(\) does not know"):
         job.step(optimizer=SGD(pair.left.parameters()))
 
 
 def test_turns_with_accumulation_are_refused(job: ddp_trainer.Job, pair: Pair) -> None:
+    job.wrap(pair.left), job.wrap(pair.right)
     next(job.batches(batches(), accumulate=2))
     with pytest.raises(ConfigurationError, match=r"accumulate=.* cannot be combined"):
         job.step(optimizer=pair.left_optimizer)
@@ -88,7 +90,7 @@ def test_turns_with_accumulation_are_refused(job: ddp_trainer.Job, pair: Pair) -
 def test_a_step_without_an_optimizer_is_refused_after_a_turn(
     job: ddp_trainer.Job, pair: Pair
 ) -> None:
-    net = job.wrap(pair.left)
+    net, _ = job.wrap(pair.left), job.wrap(pair.right)
     for (inputs,) in job.batches(batches()):
         net(inputs).sum().backward()
         assert job.step(optimizer=pair.left_optimizer)

@@ -72,10 +72,10 @@ class Launcher:
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
         self.requests.append(json.loads(body))
         status, document = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        request = admission.Request(method=handler.command, target=handler.path, body=body)
         if handler.path != "/memory/restore" or not admission.admits(
             self.environment.placement,
-            request,
+            method=handler.command,
+            target=handler.path,
             authorization=handler.headers["Authorization"],
             client="192.0.2.1",
         ):

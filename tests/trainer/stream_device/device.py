@@ -22,12 +22,12 @@ from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.collectives.script_group import ScriptGroup
 from ddp_trainer.devices.accelerator import Contact
 from ddp_trainer.devices.gate import Event, Gate
-from ddp_trainer.library.checks import probe
+from ddp_trainer.library.checks import first_step, probe
 from ddp_trainer.library.steps import net
 from ddp_trainer.loop import learner
 from ddp_trainer.process_group import connection, world
 from ddp_trainer.process_group.connection import Connection
-from ddp_trainer.run import train_state, updates
+from ddp_trainer.run import parameter_watch, train_state, updates
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch._C._distributed_c10d import Store
@@ -170,6 +170,8 @@ def install(sabotage: Sabotage | None = None) -> None:
     _queue(train_state.TrainState, "take_back")
     _synchronize_before(train_state.TrainState, "state_dict", "load_state_dict", "before")
     _synchronize_before(net.Net, "forward")
+    for reader in (first_step, parameter_watch):
+        _synchronize_before(reader, "sum_of_bits")
     # The stream clears gradients in its thread; a GPU's host does that itself, before this.
     _synchronize_before(probe, "put_back")
     match sabotage:

@@ -29,9 +29,12 @@ def test_without_a_protection_results_are_wrong(
     """A device on which nothing can go wrong would prove nothing."""
     # The others wait for gradients only.
     lost = FaultAt(rank=2, point="backward", step=9, others_at="gate")
-    run = run_with_faults(
-        tmp_path, [lost], ranks=3, forkserver=STREAM, variables={SABOTAGE_VARIABLE: sabotage}
-    )
+    variables = {SABOTAGE_VARIABLE: sabotage}
+    try:
+        run = run_with_faults(tmp_path, [lost], ranks=3, forkserver=STREAM, variables=variables)
+    except AssertionError as error:  # ranks compare their weights after the next group's first step
+        assert "after their first step, ranks differ in" in str(error)  # noqa: PT017
+        return
     assert "continuing from memory at step 8" not in run.pods[0].log, "it took an incomplete step"
     with pytest.raises(AssertionError):
         assert_same(run.state(LAST_STEP[3]), reference(3, STREAM).state(LAST_STEP[3]))

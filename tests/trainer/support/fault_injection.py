@@ -193,7 +193,7 @@ def install(variables: Mapping[str, str]) -> None:
 
     def inject_in_backward(_: object, model: Any, *__: object) -> None:
         # The gradient of one parameter in the middle is ready: some buckets may be on their way.
-        parameters = list(model.parameters())
+        parameters = [each for each in model.parameters() if each.requires_grad]
         parameters[len(parameters) // 2].register_hook(at("backward"))
 
     if any("vote" in (fault.point, fault.others_at) for fault in plan):

@@ -12,6 +12,7 @@ from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.pending import PendingWork
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.library.job import Job
+from ddp_trainer.library.sharded.device_mesh import release_default_group
 from ddp_trainer.process_group.current_assignment import CurrentAssignment
 from ddp_trainer.process_group.world import World
 from ddp_trainer.settings.environment import Environment
@@ -36,6 +37,7 @@ class SameGroup(World):
 @contextmanager
 def group_of_one(failure: Callable[[], Exception | None] = lambda: None) -> Iterator[Group]:
     """Form a group of this process alone; `failure` returns the error that broke it."""
+    release_default_group()  # of a training that has ended in this process
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         yield Group(

@@ -18,9 +18,9 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.collectives.ddp_group import DDPGroup
+from ddp_trainer.collectives.fixed_buckets import FixedBuckets
 from ddp_trainer.collectives.pending import PendingWork, future_of, value_of
 from ddp_trainer.devices.gate import Gate
 from ddp_trainer.settings.training import DDPOptions
@@ -72,14 +72,20 @@ class Group:
         self.wait_for_all_to_end = wait_for_all_to_end
         """Wait until all ranks are at the end of the training, before any collective there."""
 
-    def wrap(self, model: nn.Module, options: DDPOptions) -> DistributedDataParallel:
+    def wrap(
+        self,
+        model: nn.Module,
+        options: DDPOptions,
+        *,
+        when_averaging: Callable[[], None] = lambda: None,
+    ) -> FixedBuckets:
         """Average the gradients of a model on this rank's device over the ranks of this group.
 
         If the group breaks, a backward pass ends normally but its gradients are useless; only the
         gate reports that. The caller must keep the model and its buffers equal on all ranks,
-        because DDP would wait in gloo for that.
+        because DDP would wait in gloo for that. `when_averaging` is called for each bucket.
         """
-        wrapped = DistributedDataParallel(
+        wrapped = FixedBuckets(
             model,
             process_group=DDPGroup(self.world, self._pending, queues=self._queues),
             device_ids=[self.device] if self.device.type == "cuda" else None,
@@ -91,12 +97,22 @@ class Group:
         )
         wrapped.broadcast_buffers = False
         average = _COMPRESSED.get(options.gradient_compression, self._mean)
+
+        def averaged(bucket: GradBucket) -> Future[Tensor]:
+            when_averaging()
+            return self._guarded(average, bucket)
+
         # DDP rejects annotations that are strings, as in this file; a lambda has none.
-        wrapped.register_comm_hook(None, lambda _, bucket: self._guarded(average, bucket))
+        wrapped.register_comm_hook(None, lambda _, bucket: averaged(bucket))
         return wrapped
 
     def _mean(self, _: object, bucket: GradBucket) -> Future[Any]:
-        gradients = bucket.buffer().div_(self.size)
+        # As DDP does without a hook: for three ranks, product and quotient round differently.
+        gradients = bucket.buffer()
+        if gradients.is_sparse:
+            gradients.div_(self.size)
+        else:
+            gradients.mul_(1 / self.size)
         work: dist.Work = dist.all_reduce(gradients, group=self.world, async_op=True)
         return work.get_future()
 

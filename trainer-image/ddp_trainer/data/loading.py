@@ -6,6 +6,7 @@ samples. A dataset that reads whole batches (`__getitems__`) has random numbers 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
+from ddp_trainer.data.originals import Original
 from ddp_trainer.data.sampler import Share, shares
 from ddp_trainer.data.samplers import Epoch, Key, order_of
 from ddp_trainer.exit_codes import ConfigurationError
@@ -38,6 +40,7 @@ class Loading:
                 "the loader reads an IterableDataset, which cannot be split among ranks: give "
                 "job.share() a loader of a dataset with __len__ and __getitem__"
             )
+        _check_iteration(loader)
         if loader.batch_sampler is None:
             raise ConfigurationError(
                 "the loader has no batch_size, so the samples of a batch are not known: give "
@@ -46,7 +49,7 @@ class Loading:
         self._loader = loader
         self._epochs = order_of(loader, seed=seed)
         self.samples = self._epochs.length
-        """Samples of an epoch; if the loader has a batch sampler, its batches."""
+        """Samples of the first epoch; if the loader has a batch sampler, its batches."""
         self.batch_size = loader.batch_size or 1
         self.samples_a_place = self._epochs.samples_a_place
         """Number of samples that count as one."""
@@ -63,13 +66,33 @@ class Loading:
                 persistent_workers=loader.persistent_workers,
             )
 
+    @property
+    def fingerprint(self) -> int:
+        """63 bits of what is known of the samples without reading them: number, and selections."""
+        known = hashlib.blake2b(repr((self.samples, self.batch_size)).encode(), digest_size=8)
+        dataset = self._loader.dataset
+        while isinstance(dataset, Subset):
+            known.update(np.asarray(dataset.indices, dtype=np.int64).tobytes())
+            dataset = dataset.dataset
+        return int.from_bytes(known.digest()) >> 1
+
+    @property
+    def is_even(self) -> bool:
+        """Return whether all epochs are known to have the length of the first one."""
+        return self._epochs.is_even
+
+    def length_of(self, epoch: int) -> int:
+        """Return the samples of an epoch, or the batches of a batch sampler."""
+        return self._begin(epoch).length
+
     def batches_left(self, samples: int, *, shards: int) -> int:
-        """Return the remaining batches of each shard after `samples` of the epoch."""
-        return math.ceil(self._samples_left(samples, shards=shards) / self.batch_size)
+        """Return the remaining batches of each shard after `samples` of the first epoch."""
+        left = self._samples_left(self.samples - samples, shards=shards)
+        return math.ceil(left / self.batch_size)
 
     def _samples_left(self, samples: int, *, shards: int) -> int:
-        """Return the remaining samples of each shard, including padding."""
-        left = math.ceil((self.samples - samples) / shards)
+        """Return the samples of each shard, including padding, if `samples` are left."""
+        left = math.ceil(samples / shards)
         return left - left % self.batch_size if self._loader.drop_last else left
 
     def rest(
@@ -79,15 +102,15 @@ class Loading:
 
         In each step, the `accumulate` batches of one part come before those of the next part.
         """
-        if not 0 <= samples <= self.samples:
-            raise ValueError(f"{samples} is outside an epoch of {self.samples} samples")
-        left = self._samples_left(samples, shards=assignment.shards)
-        order, keys = self._begin(epoch)
+        order, keys, length = self._begin(epoch)
+        if not 0 <= samples <= length:
+            raise ValueError(f"{samples} is outside an epoch of {length} samples")
+        left = self._samples_left(length - samples, shards=assignment.shards)
         taken, to_read = tee(
             shares(
                 assignment,
                 order,
-                length=self.samples,
+                length=length,
                 start=samples,
                 left=left,
                 batch_size=self.batch_size,
@@ -96,10 +119,11 @@ class Loading:
         )
         places = (keys(batch) for share in to_read for batch in share.read)
         count = math.ceil(left / (self.batch_size * accumulate))
-        if self._reader is None:
-            return Rest(taken, count, map(self._load, places))
-        self._places.batches = places
-        return Rest(taken, count, iter(self._reader))
+        batches: Iterator[Any] = map(self._load, places)
+        if self._reader is not None:
+            self._places.batches = places
+            batches = iter(self._reader)
+        return Rest(taken, count, batches, lambda indices: self._load(keys(indices)))
 
     def whole_batch(self, epoch: int, samples: int, *, rank: int, world_size: int) -> Any:
         """Load the next batch that one of the ranks has after `samples` of the epoch.
@@ -107,9 +131,9 @@ class Loading:
         It is read in this process, without workers. After the last sample it continues with the
         first one, so it is as large as the loader's other batches.
         """
-        order, keys = self._begin(epoch)
+        order, keys, length = self._begin(epoch)
         places = samples + rank + world_size * np.arange(self.batch_size)
-        return self._load(keys(order(places % self.samples).tolist()))
+        return self._load(keys(order(places % length).tolist()))
 
     def _begin(self, epoch: int) -> Epoch:
         if self._begun is None or self._begun[0] != epoch:
@@ -139,11 +163,30 @@ class Loading:
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
+            in_order=getattr(loader, "in_order", True),
             worker_init_fn=partial(_begin_worker, os.getpid(), loader.worker_init_fn),
             multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor,
             **which,
         )
+
+
+def _check_iteration(loader: DataLoader[Any]) -> None:
+    """Check that the loader's batches are those of its dataset, sampler and collate_fn.
+
+    Raises:
+        ConfigurationError: its class changes them.
+    """
+    kind = type(loader)
+    if kind.__module__.partition(".")[0] == "torchdata":
+        return  # its loaders differ only in what they can save
+    for name in ("__iter__", "_get_iterator"):
+        if getattr(kind, name) is not getattr(DataLoader, name):
+            raise ConfigurationError(
+                f"the loader is a {kind.__name__}, which has its own {name}(): job.batches() and "
+                "job.share() read samples themselves, so what it does with batches would be lost. "
+                "Do it in a collate_fn or in the loop, and give a DataLoader"
+            )
 
 
 def _begin_worker(rank: int, also: Callable[[int], None] | None, number: int) -> None:
@@ -174,18 +217,41 @@ class Rest:
     has_end = None
     """None: all ranks know the end from the number of samples."""
 
-    def __init__(self, steps: Iterator[Share], count: int, batches: Iterator[Any]) -> None:
-        """`count`: number of steps."""
+    def __init__(
+        self,
+        steps: Iterator[Share],
+        count: int,
+        batches: Iterator[Any],
+        read_again: Callable[[list[int]], Any],
+    ) -> None:
+        """`count`: number of steps. `batches`: those of all steps, one after another.
+
+        `read_again` reads one of them, as `Share.read` names it.
+        """
         self._steps = steps
         self._left = count
-        self.batches = batches
-        """The batches of all steps, one after another."""
+        self._batches = batches
+        self._read_again = read_again
+        self._read: list[Original] = []
+        """The batches of this step that were due."""
 
     def next_step(self) -> Share | None:
         """Return this rank's share of the next step; None: there is none."""
         share = next(self._steps, None)
         self._left -= share is not None
+        self._read = []
         return share
+
+    def batch(self, share: Share, number: int) -> Any:
+        """Return a batch of the step, by its number in it; the first time, the next one.
+
+        Each time it is as it was read, also if the script has changed it.
+        """
+        if number == len(self._read):
+            self._read.append(Original(next(self._batches)))
+        elif not self._read[number].is_unchanged:
+            self._read[number] = Original(self._read_again(share.read[number]))
+        return self._read[number].copy()
 
     @property
     def is_at_end(self) -> bool:

@@ -28,12 +28,17 @@ class Epoch(NamedTuple):
     """Positions that ranks share → numbers for `keys`."""
     keys: Callable[[list[int]], list[Key]]
     """Numbers of a batch → keys of its samples."""
+    length: int
+    """Number of positions."""
 
 
 class Epochs(Protocol):
-    """Epochs with the same number of positions."""
+    """Epochs, which may differ in length if a sampler of the script makes them."""
 
     length: int
+    """Positions of the first epoch."""
+    is_even: bool
+    """False if an epoch had another length than the first."""
     samples_a_place: int
     """Average number of samples per position; a position may be a whole batch."""
 
@@ -49,13 +54,14 @@ class OwnOrder:
 
     def __init__(self, length: int, *, shuffles: bool, seed: int) -> None:
         self.length, self.samples_a_place = length, 1
+        self.is_even = True
         self._shuffles = shuffles
         self._seed = seed
 
     def begin(self, number: int) -> Epoch:
         """Return an epoch; its positions are indices."""
         order = shuffled(self.length, seed=self._seed + number) if self._shuffles else unshuffled
-        return Epoch(order, lambda indices: [(number, index) for index in indices])
+        return Epoch(order, lambda indices: [(number, index) for index in indices], self.length)
 
     def part(self, rank: int, size: int) -> Sequence[Any]:
         """Return every `size`-th index, in the order of the dataset."""
@@ -66,7 +72,7 @@ class SamplerOrder:
     """The order of a loader's sampler, or of its batch sampler: then a position is a batch."""
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
-        """Read the first epoch's order, twice.
+        """Read the order of the first two epochs, that of the first one twice.
 
         Raises:
             ConfigurationError: the sampler itself splits samples among ranks, or its order differs
@@ -86,6 +92,7 @@ class SamplerOrder:
                 )
         self._first = self._draw(0)
         self.length = len(self._first)
+        self.is_even = len(self._draw(1)) == self.length
         samples = sum(map(len, self._first)) if self._gives_batches else self.length
         self.samples_a_place = max(1, round(samples / max(self.length, 1)))
         if self._draw(0) != self._first:
@@ -99,16 +106,9 @@ class SamplerOrder:
         """Return an epoch with the sampler's order for it.
 
         A sample may appear more than once, so its key contains its position.
-
-        Raises:
-            ConfigurationError: the length differs from that of the first epoch.
         """
         drawn = self._draw(number)
-        if len(drawn) != self.length:
-            raise ConfigurationError(
-                f"the loader's {self._name} gives {len(drawn)} in epoch {number}, but gave "
-                f"{self.length} in the first: give the same number in all epochs"
-            )
+        self.is_even = self.is_even and len(drawn) == self.length
 
         def keys(places: list[int]) -> list[Key]:
             if not self._gives_batches:
@@ -116,7 +116,7 @@ class SamplerOrder:
             batch = [(place, index) for place in places for index in drawn[place]]
             return [(number, count, *each) for count, each in enumerate(batch)]
 
-        return Epoch(unshuffled, keys)
+        return Epoch(unshuffled, keys, len(drawn))
 
     def part(self, rank: int, size: int) -> Sequence[Any]:
         """Return the rank's part of the first epoch's order."""

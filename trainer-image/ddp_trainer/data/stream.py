@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.loading import end_workers_with_rank
+from ddp_trainer.data.originals import Original
 from ddp_trainer.data.sampler import Share
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Bookmarks
@@ -40,9 +41,6 @@ class Stream:
     It must give the same batches each time that it is read in the same epoch.
     """
 
-    samples = 0
-    """Samples of an epoch: unknown."""
-
     def __init__(self, loader: DataLoader[Any], run: TrainState, *, seed: int) -> None:
         """`run`: stores the bookmarks."""
         self._loader = loader
@@ -54,16 +52,23 @@ class Stream:
         self._teller = _teller(loader)
         self._epoch = -1
         self._batches: Iterator[Any] = iter(())
-        self._kept: deque[Any] = deque()
+        self._kept: deque[Original] = deque()
         """Batches that were read but not yet trained on."""
         self._read = 0
         """Number of batches read in this epoch, including those kept."""
+        self._given = -1
+        """Number of the last batch that the script has received."""
         self._has_ended = False
         self._mark: Any = None
         """State of the stream at the end of the current step, before reading ahead."""
         self._marked = 0
         """Number of batches read at that state."""
         end_workers_with_rank(loader)
+
+    def length_of(self, epoch: int) -> int:
+        """Return 0: the length of an epoch is unknown."""
+        del epoch
+        return 0
 
     def rest(
         self, epoch: int, samples: int, assignment: ShardAssignment, *, accumulate: int = 1
@@ -116,13 +121,28 @@ class Stream:
         return self._read_to(first + 2 * count)
 
     def batch(self, number: int) -> Any:
-        """Return a batch of the current step."""
+        """Return a batch of the current step, as it was read.
+
+        If the script has changed it, the stream is read again.
+        """
+        if self._given >= number and not self._original(number).is_unchanged:
+            epoch, read = self._epoch, self._read
+            self._begin(epoch, number)
+            self._skip_to(number)
+            self._read_to(read)
+        self._given = max(self._given, number)
+        return self._original(number).copy()
+
+    def _original(self, number: int) -> Original:
         return self._kept[number - self._read + len(self._kept)]
 
     def _go_to(self, epoch: int, batches: int) -> None:
         first_kept = self._read - len(self._kept)
         if self._epoch != epoch or batches < first_kept:
             self._begin(epoch, batches)
+        self._skip_to(batches)
+
+    def _skip_to(self, batches: int) -> None:
         began = said = time.monotonic()
         while self._read < batches and self._read_to(self._read + 1):
             self._kept.clear()
@@ -137,6 +157,7 @@ class Stream:
 
     def _begin(self, epoch: int, batches: int) -> None:
         self._epoch, self._read, self._has_ended = epoch, 0, False
+        self._given = -1
         self._kept.clear()
         self._batches = iter(())  # ends the old workers before new ones start
         dataset: Any = self._loader.dataset
@@ -162,7 +183,7 @@ class Stream:
         while self._read < batches and not self._has_ended:
             self._seed_for(self._read)
             try:
-                self._kept.append(next(self._batches))
+                self._kept.append(Original(next(self._batches)))
                 self._read += 1
             except StopIteration:
                 self._has_ended = True
@@ -184,8 +205,6 @@ class StreamRest:
         """Always false: no rank knows the end by itself."""
         self.has_end = False
         """True: nothing follows the last result of `next_step`."""
-        self.batches = self._take(begin)
-        """The batches of all steps, one after another."""
 
     def next_step(self) -> Share:
         """Return the batch numbers of the next step; each batch counts as a sample."""
@@ -198,10 +217,9 @@ class StreamRest:
             counts=[1] * count,
         )
 
-    def _take(self, number: int) -> Iterator[Any]:
-        while True:
-            yield self._stream.batch(number)
-            number += 1
+    def batch(self, share: Share, number: int) -> Any:
+        """Return a batch of the step, by its number in it, as it was read."""
+        return self._stream.batch(share.read[number][0])
 
 
 def _teller(loader: DataLoader[Any]) -> Any:

@@ -39,6 +39,12 @@ _SCOPES: Final = ("Auto", "InPlace", "Pod", "Gang")
 ANSWER_SECONDS = 120.0
 """How long a failed pod waits for a new assignment: far longer than a running operator needs, or
 node rank 0 when it leads without one."""
+WORD_SECONDS = 3600.0
+"""How long a pod waits for the start of its group without a word from the operator, which calls
+waiting pods once a minute. Far longer than an operator takes to restart or to be replaced; if it
+runs but cannot reach the pods, it replaces them within a minute."""
+_LONG_SECONDS = 300.0
+"""Silence of the operator after which a waiting pod logs it."""
 _MAX_REASON = 200
 _LEAVE_SECONDS = 30.0
 """Extra time beyond the grace period for ranks that leave by themselves: for a long step."""
@@ -129,7 +135,8 @@ class Lifetime:
         while True:
             assignment = self._wait_for_assignment()
             if assignment is None:
-                return _stopped(TerminationReport())
+                report = TerminationReport()
+                return _stopped(report) if self._supervisor.told_to_stop else _abandoned()
             if not self._world.begin(assignment):
                 continue
             self._begins(assignment, True)
@@ -147,8 +154,11 @@ class Lifetime:
                     )
 
     def _wait_for_assignment(self) -> Assignment | None:
-        """Wait for an assignment to start ranks with; None: this pod was told to stop."""
+        """Wait for an assignment to start ranks with; None: this pod was told to stop, or its group
+        can no longer expect a start.
+        """
         waits: Assignment | None = None
+        is_long = False
         while not self._supervisor.told_to_stop:
             assignment = self._world.assignment
             if assignment.node_rank is not None and assignment.start:
@@ -168,7 +178,20 @@ class Lifetime:
                 )
                 _logger.info("generation %d: waiting %s", assignment.generation, what)
             self._world.waits(is_warm=self._supervisor.is_warm)
-            self._supervisor.idle(until=math.inf if held_until is None else held_until)
+            until = math.inf if held_until is None else held_until
+            if assignment.node_rank is not None and held_until is None:
+                silence = self._world.silence_seconds
+                if silence >= WORD_SECONDS:
+                    return None
+                if silence >= _LONG_SECONDS and not is_long:
+                    _logger.warning(
+                        "no word from the operator for %d s; this pod ends after %d s",
+                        silence,
+                        WORD_SECONDS,
+                    )
+                is_long = silence >= _LONG_SECONDS
+                until = time.monotonic() + (WORD_SECONDS if is_long else _LONG_SECONDS) - silence
+            self._supervisor.idle(until=until)
         return None
 
     def _take(self, assignment: Assignment) -> Mapping[int, Mapping[str, str]]:
@@ -291,6 +314,16 @@ class Lifetime:
         if assignment.node_rank == 0:
             return Delivery(lambda: answer_of(self._world.note(report), report), done=wake)
         return Delivery(lambda: deliver(report, host, placement), done=wake)
+
+
+def _abandoned() -> Verdict:
+    """Return the verdict for a pod whose group nobody starts."""
+    code = int(ExitCode.LOST_PEER)
+    error = (
+        f"no word from the operator for {WORD_SECONDS:g} s, while this pod waited for the start of "
+        "its group: check that the operator runs and reaches the pods"
+    )
+    return Verdict(exit_code=code, report=TerminationReport(error=error, exit_code=code))
 
 
 def _stopped(report: TerminationReport) -> Verdict:

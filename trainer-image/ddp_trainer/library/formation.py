@@ -16,6 +16,7 @@ from ddp_trainer.library.progress import FINAL_WAIT_SECONDS
 from ddp_trainer.library.reform_limit import ReformLimit
 from ddp_trainer.library.script_collectives import ScriptCollectives
 from ddp_trainer.library.steps.net import Net
+from ddp_trainer.library.steps.shared_buffers import SharedBuffers
 from ddp_trainer.process_group.failures import is_lost_peer
 from ddp_trainer.process_group.teardown import release_last_group
 from ddp_trainer.process_group.world import World
@@ -70,7 +71,7 @@ class Formation:
         self._formed: AbstractContextManager[Group] | None = None
         self._group: Group | None = None
         self._votes: Votes | None = None
-        self._rehearsed = False
+        self._buffers = SharedBuffers(run.models)
         self.nets: list[Net] = []
         """Models that exchange gradients, in the order in which all ranks have wrapped them."""
         self.trouble: Exception | None = None
@@ -97,18 +98,6 @@ class Formation:
     def has_state(self) -> bool:
         """Return whether there is a state to save."""
         return not self.run.is_fresh
-
-    @property
-    def is_rehearsed(self) -> bool:
-        """Return whether sums in this group already round as they will from now on.
-
-        DDP changes the layout of its gradient buckets after its first pass, and the layout decides
-        in which order the ranks' numbers are added. Without a rehearsal, the first step after a
-        group broke would round differently from the same step of an undisturbed run. Two ranks need
-        no rehearsal, because two numbers have one sum, unless DDP needs to see a whole pass first.
-        Logical shards need none, because DDP does not sum them.
-        """
-        return self._rehearsed
 
     def form(self, error: Exception | None, *, when_broken: Callable[[], None]) -> None:
         """Form the first group, or the next one after `error` in the present one.
@@ -143,14 +132,15 @@ class Formation:
             self._reform_limit.count(step=step, reason=str(broken))
 
     def wrap(self, net: Net) -> None:
-        """Exchange the gradients of another model; a collective.
-
-        Raises:
-            Exception: pass it to `form`.
-        """
+        """Exchange the gradients of another model."""
         self.nets.append(net)
-        self._begin_to_rehearse()
         net.form(self.group, self._shard_assignment)
+
+    def renew_nets(self) -> None:
+        """Exchange the gradients of the parameters that are trained now."""
+        for net in self.nets:
+            if net.is_outdated:
+                net.form(self.group, self._shard_assignment)
 
     def note(self, error: Exception) -> None:
         """Note that the group is broken: this rank computes alone until it would take the step."""
@@ -161,26 +151,28 @@ class Formation:
     def wait_for_gradients(self, *, in_turn: bool = False) -> bool:
         """Wait for the gradients of all ranks; return whether the step can be taken.
 
-        False if the group broke or this was only a rehearsal. `in_turn`: the script may still use
-        what earlier passes computed.
+        False if the group broke. `in_turn`: the script may still use what earlier passes computed.
+
+        Raises:
+            ConfigurationError: see `Net.check_gradients`.
         """
         if self.trouble is None:
             for net in self.nets:
                 net.finish()
         if self.trouble is None:
             for net in self.nets:
-                net.check_all_parameters_took_part()
+                net.check_gradients()
             try:
                 if self._shares_buffers:
                     # After the step, not before the next: all surviving ranks then have rank 0's.
-                    self._share_buffers(in_turn=in_turn)
+                    self._buffers.share(self.group, in_turn=in_turn)
                 self.group.gate.wait()
                 if self.snapshots is not None:
                     self.snapshots.confirm()
                     self.snapshots.leave_step()
             except Exception as error:
                 self._note_lost_peer(error)
-        return self.trouble is None and self._rehearsed
+        return self.trouble is None
 
     def is_step_whole(self) -> bool:
         """Return whether the step that was applied counts: its collectives, if any, are complete.
@@ -204,16 +196,21 @@ class Formation:
 
         All ranks then have rank 0's buffers, so that they compute the same.
         """
-        for net in self.nets:
-            net.begin_probe()
+        self.end_step()
         try:
             self.equalise_buffers()
         except Exception as error:
             self._note_lost_peer(error)
 
-    def end_rehearsal(self) -> None:
-        """Note that all models have made their pass."""
-        self._rehearsed = True
+    def end_step(self) -> None:
+        """Average no gradients until the next batch of a step."""
+        for net in self.nets:
+            net.average_no_more()
+
+    def agree_on_buffers(self) -> None:
+        """Find out which buffers all ranks have now; a collective."""
+        if self.snapshots is None:
+            self._buffers.agree(self.group)
 
     def equalise_buffers(self) -> None:
         """Give all ranks the same buffers; a collective.
@@ -222,7 +219,7 @@ class Formation:
         model, each rank keeps its own.
         """
         if self.group.size > 1 and not self._shares_buffers and self.snapshots is None:
-            self.group.broadcast_tensors(*self.run.buffers())
+            self._buffers.share(self.group)
 
     def shorten_waits(self) -> None:
         """Shorten all waits, because everything is saved."""
@@ -242,14 +239,6 @@ class Formation:
         with suppress(BaseException):
             self._give_up(error)
 
-    def _share_buffers(self, *, in_turn: bool) -> None:
-        buffers = list(self.run.buffers())
-        if in_turn:
-            buffers = [buffer.clone() for buffer in buffers]
-        self.group.broadcast_tensors(*buffers)
-        if in_turn:
-            self.run.put_buffers(buffers)
-
     @property
     def _shard_assignment(self) -> ShardAssignment:
         return self.run.shard_assignment(rank=self.group.rank, size=self.group.size)
@@ -257,11 +246,6 @@ class Formation:
     @property
     def _shares_buffers(self) -> bool:
         return self.group.size > 1 and any(net.shares_buffers for net in self.nets)
-
-    def _begin_to_rehearse(self) -> None:
-        is_clear = self.group.size <= 2 and not any(net.has_static_graph for net in self.nets)
-        is_clear = is_clear or self.snapshots is not None
-        self._rehearsed = is_clear or not self._shard_assignment.is_plain
 
     def _form_once(self, error: Exception | None) -> None:
         self.trouble = None
@@ -275,10 +259,10 @@ class Formation:
             had_state = self._checkpoint_manager.agree(self.run, self._group)
             in_loop = self._script.place[0] in ("step", "after a step")
             self.verification.begin(self._group, had_state=had_state, may_return=in_loop)
+            self.agree_on_buffers()
         else:
             self.snapshots.agree(self._group)
         self._stop.listen()  # there is a state to save from now on
-        self._begin_to_rehearse()
         for net in self.nets:
             net.form(self._group, self._shard_assignment)
         self._votes = Votes(

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
+from ddp_trainer.library.checks.ownership import check_ownership
 from ddp_trainer.library.stepping import Stepping
 from ddp_trainer.library.steps.evaluation import Parts
 from ddp_trainer.library.steps.fixed_batch import check
@@ -89,7 +90,7 @@ class Job(Stepping):
             before_waiting=self._timer.lap_before_waiting,
         )
         self._settle()
-        self._or_form(lambda: self._formation.wrap(net))
+        self._formation.wrap(net)
         return net
 
     def epochs(self, count: int, *, max_steps: int = 0) -> Iterator[int]:
@@ -103,6 +104,9 @@ class Job(Stepping):
         while run.epoch < count:
             self._epoch = run.epoch
             self._script.come_to("epoch", self._epoch)
+            self._stop_if_told()
+            if run.epoch != self._epoch:  # other ranks were further
+                continue
             yield self._epoch
             self._settle()
             if run.epoch != self._epoch:  # other ranks were further
@@ -133,16 +137,28 @@ class Job(Stepping):
         the dataset has them and no workers read it.
 
         Raises:
-            ConfigurationError: the loader cannot start in the middle, or a model is sharded.
+            ConfigurationError: the loader cannot start in the middle; a parameter would not be
+                trained, or by one rank alone; or an option does not allow `accumulate`.
         """
         if accumulate < 1:
             raise ConfigurationError(f"batches() got accumulate={accumulate}: make it 1 or more")
+        if accumulate > 1 and any(net.has_static_graph for net in self._formation.nets):
+            raise ConfigurationError(
+                "a static graph cannot accumulate batches, because DistributedDataParallel must "
+                "exchange the gradients of the first one: remove --static-graph (static_graph=True "
+                "in your own script)"
+            )
         if self._formation.snapshots is None:
             check_whole(*self._run.models)
         self._settle()  # after a loop that `break` ended
+        self._formation.renew_nets()
+        # Passes of a sharded model exchange its parameters, so they are checked in `join`.
+        if self._formation.snapshots is None or not self._run.optimizers:
+            check_ownership(self._run.parts, [net.module for net in self._formation.nets])
         loading = self._use(loader, accumulate)
         position = self._run.position
         epoch = position.epoch
+        self._run.begin_epoch(loading.length_of(epoch))
         self._is_in_loop = True
         try:
             while (
@@ -154,7 +170,7 @@ class Job(Stepping):
                 yield from self._batches_from_here(loading, accumulate)
                 after = position.step, position.samples, self._groups
                 if after == before:  # too few for a whole batch
-                    position.end(epoch_length=loading.samples)
+                    position.end(epoch_length=loading.length_of(epoch))
         finally:
             self._is_in_loop = False
             self._script.come_to("after an epoch", epoch)
@@ -291,6 +307,24 @@ class Job(Stepping):
                 )
         numbers = {name: float(value) for name, value in metrics.items()}
         self._progress.log(self._run.position, numbers)
+
+    def done(self) -> None:
+        """Report that the job's result is safe: a pod that is lost from now on has completed.
+
+        Call it on all ranks after the `with ddp_trainer.join(...)` block, before work that need not
+        be repeated, such as a last upload. Without it, a pod that is lost before it exits with code
+        0 is restarted.
+
+        Raises:
+            RuntimeError: it was called within the block.
+        """
+        self._progress.done()
+
+    def _stop_if_told(self) -> None:
+        """Stop before an epoch if all ranks must; an evaluation may have taken long."""
+        [votes], is_new = self._sum(lambda: self._stop.vote(self.world_size))
+        if is_new and is_carried(votes):
+            self._or_form(self._save_and_stop)
 
     def _expect_no_loop(self, method: str) -> None:
         if self._is_in_loop:

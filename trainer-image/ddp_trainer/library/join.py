@@ -34,6 +34,9 @@ _AGENT_SECONDS = 60.0
 
 _logger = logging.getLogger("ddp_trainer")
 
+_joined: set[str] = set()
+"""Checkpoint directories of the trainings that this process has ended; empty: of one without."""
+
 
 @contextmanager
 def join(
@@ -120,18 +123,40 @@ def join(
         except ConfigurationError as error:
             raise ConfigurationError(f"join(): {as_arguments(str(error))}") from error
         environment = environment_of(os.environ, checkpoint_dir=checkpoint_dir)
+        saves_to = str(environment.placement.checkpoint_dir or "")
+        _expect_another(saves_to)
         if REPORT_FD_VARIABLE in os.environ:  # a launcher, which may be asked for stacks
             dump_on_signal()
         report = report_of(environment, options)
         job = Job(environment, options, report)
         with job.joined(parts, scheduler_interval=scheduler_interval, shard_copies=shard_copies):
             yield job
+        _joined.add(saves_to)
     except Exception as error:
         _end(error, report)
     except BaseException:
         if report is not None:
             report.update(exit_code=int(ExitCode.FAILURE))
         raise
+
+
+def _expect_another(saves_to: str) -> None:
+    """Check that this is the first training of this process, or one that can follow another.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if _joined and "RANK" in os.environ:
+        raise ConfigurationError(
+            "join() was called again after a training has ended, but the ranks of a job meet only "
+            "once: train all parts in one `with` block, or in jobs of their own, such as one for "
+            "each fold of a cross-validation"
+        )
+    if saves_to and saves_to in _joined:
+        raise ConfigurationError(
+            f"join() was called again with the checkpoints in {saves_to}, which are of a training "
+            "that has ended in this process: choose another checkpoint_dir for each training"
+        )
 
 
 def report_of(environment: Environment, options: Options) -> RankReport:

@@ -211,6 +211,21 @@ class Progress:
             )
         self._report.update(finished=True)
 
+    def done(self) -> None:
+        """Report that the job's result is safe.
+
+        Raises:
+            RuntimeError: not everything is saved yet.
+        """
+        if not self._report.known.finished:
+            raise RuntimeError(
+                "job.done() was called before everything was saved: call it after the "
+                "`with ddp_trainer.join(...)` block"
+            )
+        self._report.update(done=True)
+        if self._publisher is not None:
+            self._publisher.done()
+
     def close(self) -> None:
         """End the reports, because this rank trains no more."""
         self._look_for_checkpoint()

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -111,6 +111,17 @@ class ScriptCollectives:
             each.leave()
         if dist.is_initialized():
             distributed_c10d._update_default_pg(group.world)
+
+    def end(self, rank: int, size: int) -> None:
+        """Leave a default group that knows its place and that the script may destroy.
+
+        Most scripts end with `destroy_process_group()`, which fails without a group.
+        """
+        if dist.is_initialized():  # the job was formed in a group of the process
+            return
+        self._world.serve(_refuse, _refuse)
+        self._world.expect(rank, size)
+        distributed_c10d._update_default_pg(self._world)
 
     def _enter(self, smaller: ScriptGroup) -> None:
         group, ranks = self._group, smaller.ranks
@@ -233,6 +244,13 @@ class ScriptCollectives:
     def _formed(self) -> Group:
         assert self._group is not None, "the job is not formed"
         return self._group
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise RuntimeError(
+        "the ranks have ended their training together, and no group is left: call collectives of "
+        "torch.distributed within the `with ddp_trainer.join(...)` block"
+    )
 
 
 def _keep_own(group: ScriptGroup, collective: Collective) -> None:

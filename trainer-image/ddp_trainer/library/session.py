@@ -19,6 +19,7 @@ from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.exit_codes import ConfigurationError, StoppedError, SupersededError
 from ddp_trainer.library.checkpoint_manager import CheckpointManager
+from ddp_trainer.library.checks.ownership import check_ownership
 from ddp_trainer.library.endings import end_stuck
 from ddp_trainer.library.formation import Formation
 from ddp_trainer.library.profiling import Profiling
@@ -168,6 +169,7 @@ class Session:
                 self._leave(error)
                 raise
         finally:
+            self._stop.ignore_no_more()
             self._profiling.close()
             self._checkpoint_manager.close()
             self._progress.close()
@@ -189,6 +191,8 @@ class Session:
         copies = min(1, self.world_size - 1) if copies is None else copies
         placement = self._environment.placement
         check(run.parts, placement, is_batch_fixed=self._batch.is_fixed, copies=copies)
+        if run.optimizers:
+            check_ownership(run.parts, run.models)
         for model in run.models:
             model.register_forward_pre_hook(self._expect_loop)
         from ddp_trainer.library.sharded.saved_parts import SavedParts  # noqa: PLC0415
@@ -216,7 +220,9 @@ class Session:
                 break
             except Exception as error:
                 self._form(error)
+        rank, size = self.rank, self.world_size
         self._formation.close()
+        self._script.end(rank, size)
 
     def _leave(self, error: BaseException) -> None:
         # Without a group the ranks cannot agree on a step, so this rank saves its own.

@@ -13,6 +13,7 @@ from ddp_trainer.data.loading import Loading, Rest, is_stream
 from ddp_trainer.data.sampler import SampleTrace, Share
 from ddp_trainer.data.stream import Stream, StreamRest
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
+from ddp_trainer.library.checks.first_step import FirstStep
 from ddp_trainer.library.checks.loss_watch import LossWatch, find
 from ddp_trainer.library.checks.probe import Probe, check_probes, probing
 from ddp_trainer.library.checks.skipped_steps import must_skip, of_all_ranks
@@ -40,6 +41,7 @@ class Stepping(Session):
         super().__init__(environment, options, report)
         self._trace = SampleTrace(options.trace_samples, rank=self.rank)
         self._loss_watch = LossWatch()
+        self._first_step = FirstStep()
         self._attempt: Attempt | None = None
         self._taken: Attempt | None = None
         """The previous step, until `_settle` has completed it."""
@@ -53,6 +55,7 @@ class Stepping(Session):
     def _take_place(self) -> None:
         super()._take_place()
         self._trace.rank = self.rank
+        self._first_step.is_due = True
 
     def _batches_from_here(self, loading: Loading | Stream, accumulate: int) -> Iterator[Any]:
         """Yield batches to the end of the epoch, or until another rank proves to be further."""
@@ -62,17 +65,15 @@ class Stepping(Session):
             position.epoch, position.samples, self._shard_assignment, accumulate=accumulate
         )
         while share := rest.next_step():
-            batches: list[Any] = []
             step, epoch = run.position.step, run.position.epoch
             while (run.position.step, run.position.epoch) == (step, epoch):
                 if (self.rank, self.world_size) != place:  # this rank now has other batches
                     return
                 attempt = self._try_step(share, rest)
                 while attempt.given < attempt.batches:
-                    if attempt.given == len(batches):
-                        batches.append(next(rest.batches))
+                    batch = rest.batch(share, attempt.given)
                     self._prepare_for_batch(attempt)
-                    yield batches[attempt.given - 1]
+                    yield batch
                     attempt.expect_step()
                     if attempt.turns > 0:
                         self._end_turns(attempt)
@@ -90,17 +91,18 @@ class Stepping(Session):
         position = self._run.position
         self._formation.verification.keep()
         try:
-            self._formation.votes.begin(position.step, has_end=rest.has_end)
+            begins_epoch = position.samples == 0
+            self._formation.votes.begin(
+                position.step, begins_epoch=begins_epoch, has_end=rest.has_end
+            )
         except Exception as error:
             self._formation.note(error)
-        if self._formation.is_rehearsed:
-            self._trace.write(step=position.step + 1, epoch=position.epoch, samples=share.own)
+        self._trace.write(step=position.step + 1, epoch=position.epoch, samples=share.own)
         self._attempt = Attempt(
             before=self._run.before(),
             assignment=self._shard_assignment,
             samples=share.samples,
-            # One pass is enough for DDP to lay out its buckets.
-            sizes=share.counts[: None if self._formation.is_rehearsed else 1],
+            sizes=share.counts,
             ends_epoch=rest.is_at_end,
             own=share.own,
             is_asked=rest.has_end is not None,
@@ -194,6 +196,7 @@ class Stepping(Session):
             and self._knows_losses(attempt)
         )
         self._timer.note(Phase.COMMUNICATION)
+        self._run.end_passes(are_undone=not have_come)
         if not have_come:
             self._run.take_back(attempt.before)
             self._try_again()
@@ -202,6 +205,7 @@ class Stepping(Session):
         if attempt.is_skipped:
             self._run.skip_step(attempt.before, samples, ends_epoch=ends_epoch)
         else:
+            self._first_step.begin(self._run, self._formation)
             self._run.complete_step(samples, ends_epoch=ends_epoch, clip_grad_norm=clip_grad_norm)
         if not self._formation.is_step_whole():
             self._try_again()
@@ -231,16 +235,18 @@ class Stepping(Session):
             return False
         have_come = self._formation.wait_for_gradients(in_turn=True)
         self._timer.note(Phase.COMMUNICATION)
-        if not have_come or turn < run.position.turns:  # the turn was taken before the group broke
+        is_due = turn >= run.position.turns  # otherwise it was taken before the group broke
+        run.end_passes(are_undone=not (have_come and is_due))
+        if not (have_come and is_due):
             run.take_back(attempt.before, in_turn=True)
             return False
+        self._first_step.begin(run, self._formation)
         run.take_turn(optimizer, clip_grad_norm=clip_grad_norm)
         attempt.before = run.before()
         return True
 
     def _end_turns(self, attempt: Attempt) -> None:
-        is_whole = self._formation.trouble is None and self._formation.is_rehearsed
-        if not is_whole or not self._knows_the_end(attempt):
+        if self._formation.trouble is not None or not self._knows_the_end(attempt):
             self._try_again()
             return
         self._run.complete_turns(attempt.samples, ends_epoch=attempt.ends_epoch)
@@ -274,17 +280,15 @@ class Stepping(Session):
         return True
 
     def _try_again(self) -> None:
-        """Give the step's batches again, in a new group if this one is broken."""
+        """Form a new group, in which the step's batches come again."""
         self._attempt = None
         self._script.come_to("after a step", self._run.position.step)
-        if self._formation.trouble is not None:
-            self._form(self._formation.trouble)
-        else:
-            self._formation.end_rehearsal()
+        self._form(self._formation.trouble)
 
     def _complete(self, attempt: Attempt) -> None:
         attempt.taken_in = self._groups
         self._attempt = None
+        self._formation.end_step()
         self._asked.clear()
         self._script.come_to("after a step", self._run.position.step)
         self._script.stepped(epoch=self._run.position.epoch)
@@ -316,6 +320,7 @@ class Stepping(Session):
         votes.read()
         saves, leaves = self._saves(), votes.stop or votes.leave
         is_last = self._verify(attempt, is_needed=saves or leaves)
+        self._first_step.check(self._run, self._formation, self._length.loading)
         if saves or leaves or self._is_at_end(attempt):
             self._formation.equalise_buffers()
             if isinstance(self._length.loading, Stream):
@@ -365,8 +370,7 @@ class Stepping(Session):
     def _use(self, loader: DataLoader[Any], accumulate: int) -> Loading | Stream:
         if not self._length.is_of(loader, accumulate):
             if self._options.verify_gradients:
-                nets = self._formation.nets
-                check_probes(nets, self.device, is_stream=is_stream(loader))
+                check_probes(self.device, is_stream=is_stream(loader))
             fixed_batch.check_loader(self._batch, loader)
             loading: Loading | Stream
             if is_stream(loader):
@@ -376,6 +380,7 @@ class Stepping(Session):
                 loading = Loading(loader, seed=self._options.seed)
                 self._run.choose_samples(loading.samples)
             self._length.choose(loader, loading, accumulate)
+            self._first_step.is_due = True
             self._tell_progress()
         assert self._length.loading is not None
         return self._length.loading

@@ -47,7 +47,7 @@ class TrainingLength:
 
         Those may have been taken with another world size. None: unknown.
         """
-        if not isinstance(self.loading, Loading):
+        if not (isinstance(self.loading, Loading) and self.loading.is_even):
             return self.max_steps or None
         total = position.step
         epochs = self.epochs if self.epochs is not None else position.epoch + 1

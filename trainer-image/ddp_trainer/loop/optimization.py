@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.loop.schedule import Course, Schedule
+from ddp_trainer.run.parts import stepped
 from ddp_trainer.settings.training import OptimizationOptions
 from ddp_trainer.workloads.base import Workload
 
@@ -73,8 +74,7 @@ def _drop_zero_gradients(optimizer: Optimizer, *_: object) -> None:
     An optimizer treats a zero like any other gradient: it would decay the weight and continue in
     the direction of past steps.
     """
-    groups = (group["params"] for group in optimizer.param_groups)
-    gradients = {p: p.grad for parameters in groups for p in parameters if p.grad is not None}
+    gradients = {p: p.grad for p in stepped(optimizer) if p.grad is not None}
     if not gradients:
         return
     # One transfer from the GPU for all of them.

@@ -40,3 +40,4 @@ def _train(environment: Environment, options: Options, report: RankReport) -> No
     learner = Learner.new(environment, options, device=job.device)
     with job.joined(learner.parts()):
         train(job, learner, options)
+    job.done()

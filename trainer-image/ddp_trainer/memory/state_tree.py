@@ -142,6 +142,7 @@ class _Parts:
             raise TypeError(f"{where(path)} is sparse or has no data: save a dense tensor")
         if value.requires_grad:
             value = value.detach()
+        value = value.resolve_neg()  # torch has negative views that have no bytes of their own
         identity = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
         same = (*identity, value.is_conj(), value.is_neg()) if value.numel() else None
         dtype = str(value.dtype).removeprefix("torch.")

@@ -1,5 +1,8 @@
 """Decides which requests a pod's launcher accepts: those signed with the job's token.
 
+The headers of a request suffice for the decision. They name the hash of the body, so that the
+launcher reads no body of a client without the token.
+
 Without the token, any pod in the cluster could direct a pod's ranks to a rank 0 of its own. A
 request is signed with the token and does not contain it, because the address that it goes to may
 belong to another pod by now.
@@ -25,7 +28,9 @@ ANSWER_HEADER = "DDP-Answer-HMAC-SHA256"
 """Header with the signature of an answer."""
 WINDOW_SECONDS = 600
 """How far the sender's clock may differ, and how long a signed request remains valid."""
-_SIGNED = re.compile(SCHEME + r" (?P<time>\d{1,12}):(?P<signature>[0-9a-f]{64})")
+_SIGNED = re.compile(
+    SCHEME + r" (?P<time>\d{1,12}):(?P<digest>[0-9a-f]{64}):(?P<signature>[0-9a-f]{64})"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,19 +42,20 @@ class Request:
     """Path and query."""
     body: bytes = b""
 
-    def signature(self, token: str, at: int) -> str:
-        """Return the signature; `at`: the time, in seconds since 1970."""
-        body = hashlib.sha256(self.body).hexdigest()
-        text = f"{self.method}\n{self.target}\n{at}\n{body}"
-        return hmac.digest(token.encode(), text.encode(errors="replace"), "sha256").hex()
-
 
 def credentials(placement: Placement, request: Request) -> dict[str, str]:
     """Return the headers of a request from one of the job's pods to another."""
     if not placement.token:
         return {}
-    at = int(time.time())
-    return {"Authorization": f"{SCHEME} {at}:{request.signature(placement.token, at)}"}
+    at, digest = int(time.time()), hashlib.sha256(request.body).hexdigest()
+    signature = _signature(placement.token, request.method, request.target, at, digest)
+    return {"Authorization": f"{SCHEME} {at}:{digest}:{signature}"}
+
+
+def _signature(token: str, method: str, target: str, at: int, digest: str) -> str:
+    """`at`: the time, in seconds since 1970. `digest`: SHA-256 of the body."""
+    text = f"{method}\n{target}\n{at}\n{digest}"
+    return hmac.digest(token.encode(), text.encode(errors="replace"), "sha256").hex()
 
 
 def send(connection: HTTPConnection, placement: Placement, request: Request) -> None:
@@ -73,37 +79,34 @@ def answer_signature(
     return hmac.digest(placement.token.encode(), text.encode(errors="replace"), "sha256").hex()
 
 
-def is_signed(authorization: str | None) -> bool:
-    """Return whether the signature covers the body of a request."""
-    return authorization is not None and authorization.startswith(f"{SCHEME} ")
+def signed_digest(authorization: str | None) -> str | None:
+    """Return the SHA-256 of the body that a signature covers; None: there is no signature."""
+    found = _SIGNED.fullmatch(authorization or "")
+    return found["digest"] if found else None
 
 
 def admits(
-    placement: Placement, request: Request, *, authorization: str | None, client: str
+    placement: Placement, *, method: str, target: str, authorization: str | None, client: str
 ) -> bool:
-    """Return whether a pod accepts a request.
+    """Return whether a pod accepts a request, provided that its body has the signed digest.
 
-    The token itself is accepted like a signature, because older operators and programs in the pod
-    send it.
+    From the pod itself, the token is accepted like a signature, because programs in it may send it.
 
     Args:
+        target: path and query.
         authorization: the request's header of that name.
         client: the address that the request comes from.
     """
     if not placement.token:
-        return placed_by_earlier_operator(placement) or is_loopback(client)
+        return is_loopback(client)
     if found := _SIGNED.fullmatch(authorization or ""):
         at = int(found["time"])
-        expected = request.signature(placement.token, at)
+        expected = _signature(placement.token, method, target, at, found["digest"])
         is_recent = abs(time.time() - at) <= WINDOW_SECONDS
         return is_recent and hmac.compare_digest(found["signature"], expected)
     expected = f"Bearer {placement.token}"
-    return hmac.compare_digest((authorization or "").encode(), expected.encode())
-
-
-def placed_by_earlier_operator(placement: Placement) -> bool:
-    """Return whether an older operator made the pod; it sends requests without a token."""
-    return bool(placement.job_uid and not placement.token)
+    is_token = hmac.compare_digest((authorization or "").encode(), expected.encode())
+    return is_token and is_loopback(client)
 
 
 def is_loopback(client: str) -> bool:

@@ -1,15 +1,27 @@
-"""Copies of a run's buffers, so that the passes of a step can be undone."""
+"""Copies of what the passes of a step change beside gradients, so that they can be undone.
+
+A pass changes buffers; it may also register some, remove them, or replace them by larger ones. Some
+scripts change parameters in the forward pass, such as those of a momentum encoder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _SMALL_BYTES = 1 << 16
 """Copying so little costs less than checking for changes."""
+
+Slot = tuple[nn.Module, str]
+"""A place for a buffer: a module, and the name in it. It may be empty."""
+
+
+def slots(modules: Iterable[nn.Module]) -> Iterator[Slot]:
+    """Yield the places of all buffers in modules that are listed once each."""
+    return ((module, name) for module in modules for name in module._buffers)
 
 
 @dataclass(kw_only=True)
@@ -17,78 +29,128 @@ class _Copy:
     of: Tensor
     value: Tensor
     version: int
-    """Version of the buffer when both were equal."""
+    """Version of the tensor when both were equal."""
 
     @classmethod
-    def new(cls, buffer: Tensor) -> _Copy:
+    def new(cls, tensor: Tensor) -> _Copy:
         """Allocate memory for a copy; the copy itself follows later."""
-        value = torch.empty_like(buffer, requires_grad=False)
-        return cls(of=buffer, value=value, version=-1)
+        value = torch.empty_like(tensor, requires_grad=False)
+        return cls(of=tensor, value=value, version=-1)
 
-    def fits(self, buffer: Tensor) -> bool:
-        """Return whether its memory fits a buffer."""
-        value = self.value
-        return (
-            value.shape == buffer.shape
-            and value.dtype == buffer.dtype
-            and value.device == buffer.device
-        )
+    def fits(self, tensor: Tensor) -> bool:
+        """Return whether its memory fits a tensor."""
+        return is_alike(self.value, tensor)
+
+    def concern(self, tensor: Tensor) -> None:
+        """Be the copy of this tensor from now on; it must fit."""
+        if self.of is not tensor:
+            self.of, self.version = tensor, -1
 
     @property
     def is_current(self) -> bool:
-        """Return whether the buffer is known to be unchanged since the copy.
+        """Return whether the tensor is known to be unchanged since the copy.
 
         torch counts the changes of a tensor. Exceptions are those by batch norm, which writes its
         running statistics uncounted, and those through `.data`, as is usual for averages of code
         books. Packed weights and masks, which are large and not floating-point, do not change that
         way.
         """
-        buffer = self.of
-        if buffer.is_floating_point() or buffer.is_complex() or buffer.nbytes <= _SMALL_BYTES:
+        tensor = self.of
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.nbytes <= _SMALL_BYTES:
             return False
-        return not buffer.is_inference() and self.version == buffer._version
+        return not tensor.is_inference() and self.version == tensor._version
 
     def note(self) -> None:
         """Note that both are equal now."""
         self.version = -1 if self.of.is_inference() else self.of._version
 
 
+def is_alike(one: Tensor, other: Tensor) -> bool:
+    """Return whether a tensor's values can be written to another one."""
+    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+
+
 class Copies:
-    """Copies of the buffers at one moment; the next copies reuse the memory."""
+    """Copies of buffers, and of some parameters, at one moment; the next ones reuse the memory."""
 
     def __init__(self) -> None:
-        self._copies: list[_Copy] = []
+        self._buffers: list[tuple[Slot, _Copy | None]] = []
+        """None: the place was empty."""
+        self._parameters: list[_Copy] = []
 
     @property
     def values(self) -> Sequence[Tensor]:
-        """The copies in the order of the buffers."""
-        return [copy.value for copy in self._copies]
+        """The copies of buffers, in the order of their places."""
+        return [copy.value for _, copy in self._buffers if copy is not None]
 
-    def take(self, buffers: Iterable[Tensor]) -> None:
-        """Copy all buffers that may have changed since the last call."""
-        copies: list[_Copy] = []
-        for number, buffer in enumerate(buffers):
-            copy = self._copies[number] if number < len(self._copies) else None
-            if copy is None or not copy.fits(buffer):
-                copy = _Copy.new(buffer)
-            elif copy.of is not buffer:
-                copy = _Copy(of=buffer, value=copy.value, version=-1)
-            copies.append(copy)
-        self._copies = copies
-        stale = [copy for copy in copies if not copy.is_current]
+    def take(self, places: Iterable[Slot], parameters: Sequence[Tensor] = ()) -> None:
+        """Copy all tensors that may have changed since the last call."""
+        before = self._buffers
+        self._buffers = []
+        for number, (module, name) in enumerate(places):
+            buffer = module._buffers[name]
+            known = before[number][1] if number < len(before) else None
+            copy = _copy(known, buffer) if buffer is not None else None
+            self._buffers.append(((module, name), copy))
+        count = len(self._parameters)
+        self._parameters = [
+            _copy(self._parameters[number] if number < count else None, parameter)
+            for number, parameter in enumerate(parameters)
+        ]
+        stale = [copy for copy in self._copies() if not copy.is_current]
         _copy_all([copy.of for copy in stale], [copy.value for copy in stale])
         for copy in stale:
             copy.note()
 
-    def put_back(self, buffers: Iterable[Tensor]) -> None:
-        """Write the copies to the buffers, which no backward pass may need any longer."""
-        for copy, buffer in zip(self._copies, buffers, strict=True):
-            if copy.of is not buffer:
-                copy.of, copy.version = buffer, -1
-        stale = [copy for copy in self._copies if not copy.is_current]
+    def put_back(self, places: Iterable[Slot]) -> None:
+        """Write the copies to where they come from, which no backward pass may need any longer.
+
+        `places`: those of all present buffers; what is new there is removed.
+        """
+        self._remove_new(places)
+        for (module, name), copy in self._buffers:
+            buffer = module._buffers.get(name)
+            if copy is None:
+                module._buffers[name] = None
+            elif buffer is None or not copy.fits(buffer):
+                module._buffers[name] = copy.value.clone()
+                copy.concern(module._buffers[name])  # type: ignore[arg-type]
+            else:
+                copy.concern(buffer)
+        for copy in self._parameters:
+            if not copy.fits(copy.of):
+                copy.of.data = copy.value.clone()
+        stale = [copy for copy in self._copies() if not copy.is_current]
         _copy_all([copy.value for copy in stale], [copy.of for copy in stale])
         for copy in stale:
             copy.note()
+
+    def put_others(self, places: Iterable[Slot]) -> None:
+        """Put new tensors with these values there: a backward pass may still need the old ones."""
+        self._remove_new(places)
+        clones: dict[Tensor, Tensor] = {}  # modules may share a buffer
+        for (module, name), copy in self._buffers:
+            if copy is not None and copy.of not in clones:
+                clones[copy.of] = copy.value.clone()
+            module._buffers[name] = clones[copy.of] if copy is not None else None
+        for copy in self._parameters:
+            copy.of.data = copy.value.clone()
+
+    def _remove_new(self, places: Iterable[Slot]) -> None:
+        known = {place for place, _ in self._buffers}
+        for module, name in [place for place in places if place not in known]:
+            delattr(module, name)
+
+    def _copies(self) -> Iterator[_Copy]:
+        yield from (copy for _, copy in self._buffers if copy is not None)
+        yield from self._parameters
+
+
+def _copy(known: _Copy | None, tensor: Tensor) -> _Copy:
+    if known is None or not known.fits(tensor):
+        return _Copy.new(tensor)
+    known.concern(tensor)
+    return known
 
 
 @torch.no_grad()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -92,6 +92,13 @@ class Parts:
         return found[0] if found else None
 
 
+def stepped(*optimizers: Optimizer) -> Iterator[Tensor]:
+    """Yield the parameters of some optimizers."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
+
+
 def move(model: nn.Module, device: torch.device, *, name: str) -> None:
     """Move a model to a device, unless it is there: quantised models cannot be moved.
 
@@ -134,6 +141,11 @@ def _needs_closure(optimizer: Optimizer) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
+def _steps(part: Any) -> bool:
+    """Return whether a part works like an optimizer."""
+    return all(callable(getattr(part, name, None)) for name in ("step", "zero_grad"))
+
+
 def _names(parts: set[str]) -> str:
     return ", ".join(sorted(parts))
 
@@ -145,6 +157,11 @@ def _checked(name: str, part: Any) -> Part:
         raise ConfigurationError(
             f"{name} is a ZeroRedundancyOptimizer: a lost rank's part of its state would be lost. "
             "Pass the optimizer that it wraps to join()"
+        )
+    if not isinstance(part, Optimizer | nn.Module) and _steps(part):
+        raise ConfigurationError(
+            f"{name} is a {type(part).__name__}, which is no torch.optim.Optimizer, so job.step() "
+            "would never step it: pass the optimizer in it, and its rates as a scheduler"
         )
     if isinstance(part, Optimizer) and _needs_closure(part):
         raise ConfigurationError(

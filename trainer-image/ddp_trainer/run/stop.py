@@ -7,11 +7,14 @@ so that its time is hidden by the computation.
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -23,8 +26,13 @@ _ROUNDING = 1e-9
 """More than the rounding error of a sum of a million shares, and less than one share."""
 
 
+_logger = logging.getLogger(__name__)
+
+_Handler = Callable[[int, FrameType | None], Any] | int | None
+
+
 class StopSignal:
-    """Remembers that this rank must stop; a second signal changes nothing."""
+    """Remembers that this rank must stop; a second Ctrl-C interrupts it at once."""
 
     def __init__(self, *, within_seconds: float, leave_seconds: float = 0.0) -> None:
         """`within_seconds`: time from the signal until the process must have saved and ended.
@@ -35,6 +43,10 @@ class StopSignal:
         self._leave_seconds = min(leave_seconds, within_seconds / 2)
         self.told_at = math.inf
         """Time of the signal (monotonic)."""
+        self._was_interrupted = False
+        self._warned = False
+        self._before: dict[int, _Handler] = {}
+        """The handlers that this one replaced, by signal."""
 
     @property
     def deadline(self) -> float:
@@ -56,12 +68,40 @@ class StopSignal:
         return 1 / ranks if self.told() else 0.0
 
     def listen(self) -> None:
-        """Remember a signal from now on, instead of ending the process at once."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._remember)
+        """Remember a signal from now on, instead of ending the process at once.
 
-    def _remember(self, _signal: int, _frame: FrameType | None) -> None:
+        A handler of the script is still called. Only the main thread may set handlers; in another
+        one, signals keep their effect.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            if not self._warned:
+                self._warned = True
+                _logger.warning(
+                    "join() was not called in the main thread: SIGTERM will end this process "
+                    "without a last save"
+                )
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if number not in self._before:
+                self._before[number] = signal.signal(number, self._remember)
+
+    def ignore_no_more(self) -> None:
+        """Give signals the effect that they had before `listen`."""
+        for number, before in self._before.items():
+            # A handler that the script has set since then stays.
+            if signal.getsignal(number) == self._remember:
+                signal.signal(number, before if before is not None else signal.SIG_DFL)
+        self._before.clear()
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
         self.told_at = min(self.told_at, time.monotonic())
+        before = self._before.get(number)
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+        if number == signal.SIGINT:
+            if self._was_interrupted:
+                raise KeyboardInterrupt
+            self._was_interrupted = True
 
 
 def is_carried(votes: float) -> bool:
@@ -100,15 +140,17 @@ class Votes:
         self.has_end = False
         """True if any rank has no data after the step; the same on all ranks."""
 
-    def begin(self, step: int, *, has_end: bool | None = None) -> None:
+    def begin(self, step: int, *, begins_epoch: bool = False, has_end: bool | None = None) -> None:
         """Begin a vote, if it is time, before the computation that follows `step`.
 
+        The first step of an epoch always has one, since an evaluation may have taken long.
         `has_end`: whether this rank has no data after that computation, if each rank knows only its
         own; then each step has a vote. None: all ranks know.
         """
         self.stop = self.save = self.leave = self.has_end = False
         # Not at multiples of the interval: it changes, and no step might be one for a long time.
-        if has_end is not None or step - self._voted_at >= self._every_steps:
+        is_due = begins_epoch or step - self._voted_at >= self._every_steps
+        if has_end is not None or is_due:
             self._voted_at = step
             # In new memory: the result for a step that is tried again may still arrive.
             stop, save, leave = self._wants

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
-from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.run.buffers import Copies
+from ddp_trainer.exit_codes import ConfigurationError, NewProcessError
+from ddp_trainer.run.buffers import Copies, slots
+from ddp_trainer.run.parameter_watch import ParameterWatch
 from ddp_trainer.run.parts import Parts, move
 from ddp_trainer.run.position import Bookmarks, Order, Position
 from ddp_trainer.run.updates import SchedulerInterval, Updates
@@ -91,6 +92,8 @@ class TrainState:
         """
         self._stepped_at: float | None = None
         """When the last step was completed; None: the group has completed none."""
+        self._epoch_samples: int | None = None
+        """Samples of the present epoch; None: as many as in the first one."""
         self._before, self._copies = Copies(), Copies()
         self.parts = Parts(parts)
         self.models, self.optimizers = self.parts.models, self.parts.optimizers
@@ -98,6 +101,9 @@ class TrainState:
             if isinstance(part, nn.Module):
                 move(part, device, name=name)
         self._updates = Updates(self.parts, scheduler_interval=scheduler_interval)
+        self._watch = ParameterWatch(self.models)
+        self._modules: dict[nn.Module, None] = {}
+        """Modules of all models before this step, each once."""
 
     # State.
 
@@ -116,7 +122,7 @@ class TrainState:
         the time that this took.
         """
         parts = {name: part.state_dict() for name, part in self.parts.by_name.items()}
-        position = self.position.before_evaluation(epoch_length=self.order.samples)
+        position = self.position.before_evaluation(epoch_length=self._epoch_length)
         state = {
             **parts,
             "position": asdict(position),
@@ -179,7 +185,7 @@ class TrainState:
         self.begin_group()
 
     def choose_samples(self, samples: int) -> None:
-        """Set the number of samples in the training set.
+        """Set the number of samples in the training set, as the first epoch has them.
 
         Raises:
             ConfigurationError: the run has begun with another training set, in which positions have
@@ -192,6 +198,14 @@ class TrainState:
                 "to train from the beginning, choose another checkpoint directory"
             )
         self.order = replace(self.order, samples=samples, readers=0)
+
+    def begin_epoch(self, samples: int) -> None:
+        """Set the number of samples in the present epoch; 0: unknown."""
+        self._epoch_samples = samples
+
+    @property
+    def _epoch_length(self) -> int:
+        return self.order.samples if self._epoch_samples is None else self._epoch_samples
 
     def choose_streams(self, readers: int) -> None:
         """Set the number of ranks that each read their own stream.
@@ -251,26 +265,37 @@ class TrainState:
             yield from model.buffers()
 
     def before(self) -> Copies:
-        """Copy the buffers so that `take_back` can undo later passes; valid until the next call."""
-        self._before.take(self.buffers())
+        """Copy what passes change, so that `take_back` can undo it; valid until the next call."""
+        # A walk through all modules takes longer than a small step's other work here.
+        self._modules = {module: None for model in self.models for module in model.modules()}
+        self._watch.begin()
+        self._before.take(slots(self._modules), self._watch.changing)
         return self._before
+
+    def end_passes(self, *, are_undone: bool = False) -> None:
+        """Note which parameters the passes changed, before an optimizer does.
+
+        `are_undone`: `take_back` follows.
+
+        Raises:
+            NewProcessError: it cannot, because some changed that had never changed before.
+        """
+        changed = self._watch.end()
+        if changed and are_undone:
+            raise NewProcessError(
+                f"the forward pass changed {', '.join(changed[:3])} for the first time in the step "
+                "in which a rank was lost, and the earlier values are not known: this process "
+                "starts again"
+            )
 
     def copy_buffers(self) -> Copies:
         """Copy the present buffers; the copies are valid until the next call."""
-        self._copies.take(self.buffers())
+        self._copies.take(slots(self._modules))
         return self._copies
 
     def set_buffers(self, copies: Copies) -> None:
-        """Restore the buffers; no backward pass may need them any longer."""
-        copies.put_back(self.buffers())
-
-    def put_buffers(self, values: Sequence[Tensor]) -> None:
-        """Replace the buffers by other tensors: a backward pass may still need the old ones."""
-        others = dict(zip(self.buffers(), values, strict=True))
-        for model in self.models:
-            for module in model.modules():
-                for name, buffer in module.named_buffers(recurse=False):
-                    module._buffers[name] = others[buffer]
+        """Restore what was copied; no backward pass may need it any longer."""
+        copies.put_back(slots(self._modules))
 
     def take_back(self, before: Copies, *, in_turn: bool = False) -> None:
         """Undo the changes of a step's passes, because the step is not taken.
@@ -278,7 +303,7 @@ class TrainState:
         `in_turn`: the script may still use what they computed.
         """
         if in_turn:
-            self.put_buffers([value.clone() for value in before.values])
+            before.put_others(slots(self._modules))
         else:
             self.set_buffers(before)
         for optimizer in self.optimizers:
@@ -325,9 +350,9 @@ class TrainState:
         self._advance(samples, ends_epoch=ends_epoch)
 
     def _advance(self, samples: int, *, ends_epoch: bool, is_skipped: bool = False) -> None:
-        self.position.advance(samples, epoch_length=self.order.samples, is_skipped=is_skipped)
+        self.position.advance(samples, epoch_length=self._epoch_length, is_skipped=is_skipped)
         if ends_epoch:
-            self.position.end(epoch_length=self.order.samples)
+            self.position.end(epoch_length=self._epoch_length)
         kept = BEFORE_TRAINING, before_epoch(self.position.epoch)
         self.answers = {place: given for place, given in self.answers.items() if place in kept}
         self.score = None

@@ -10,7 +10,7 @@ from typing import Literal
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from ddp_trainer.run.parts import Parts
+from ddp_trainer.run.parts import Parts, stepped
 from ddp_trainer.run.position import Position
 
 SchedulerInterval = Literal["step", "epoch"]
@@ -80,8 +80,7 @@ class Updates:
         if scaler is not None:  # the limit applies to unscaled gradients
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
-        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-        clip_grad_norm_([parameter for group in groups for parameter in group["params"]], norm)
+        clip_grad_norm_([*stepped(*optimizers)], norm)
 
     def _step(self, optimizers: Sequence[Optimizer]) -> bool:
         """Return whether the optimizers took the step: gradients may be too large for fp16."""

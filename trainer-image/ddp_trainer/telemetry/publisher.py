@@ -201,6 +201,11 @@ class Publisher:
             )
         self._close_records()
 
+    def done(self) -> None:
+        """Publish that the job's result is safe."""
+        self._status = replace(self._status, done=True)
+        self._publish(time.monotonic())
+
     def close(self) -> None:
         """Publish everything; the training is over for any reason."""
         self._write_logged()

@@ -111,6 +111,8 @@ class Status:
     finished: bool | None = None
     """Set by a script at its end: true if all ranks of this pod have trained and saved everything.
     """
+    done: bool | None = None
+    """True: the job's result is safe, so the operator counts a pod that is lost as completed."""
     measurements: Measurements | None = None
 
 

@@ -69,6 +69,8 @@ class TerminationReport:
 
     False: not yet, and another process may replace the rank. None: not reported.
     """
+    done: bool | None = None
+    """As in `Status`."""
     left: bool | None = None
     """True: the pod is no longer in the group; the others continue without the rank."""
     dumps: bool | None = None
@@ -167,8 +169,8 @@ def _read_number(fd: int, offset: int) -> int:
     return int(_NUMBER.unpack(data)[0]) if len(data) == _NUMBER.size else 0
 
 
-def write_termination_message(report: TerminationReport, env: Mapping[str, str]) -> None:
-    """Write the pod's report to DDP_TERMINATION_LOG, or to the kubelet's default file.
+def write_termination_message(message: str, env: Mapping[str, str]) -> None:
+    """Write the pod's message to DDP_TERMINATION_LOG, or to the kubelet's default file.
 
     Outside Kubernetes the default file does not exist, and nothing is written.
     """
@@ -177,6 +179,6 @@ def write_termination_message(report: TerminationReport, env: Mapping[str, str])
     if chosen is None and not path.exists():
         return
     try:
-        path.write_bytes((report.to_json() + "\n").encode(errors="replace"))
+        path.write_bytes((message + "\n").encode(errors="replace"))
     except OSError as error:
         _logger.warning("cannot write the termination message to %s: %s", path, error)

@@ -27,7 +27,10 @@ def from_json(kind: type[_T], text: str | bytes) -> _T:
     Raises:
         ValueError: the text is not a JSON object, or a field is missing or has the wrong type.
     """
-    return _dataclass(kind, json.loads(text), "the document")
+    try:
+        return _dataclass(kind, json.loads(text), "the document")
+    except RecursionError:
+        raise ValueError("the document is nested too deeply") from None
 
 
 def utc(unix_time: float) -> str:

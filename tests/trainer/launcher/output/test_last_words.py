@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from ddp_trainer.launcher.output.last_words import last_words
+from ddp_operator.job.failure import symptoms
+from ddp_operator.job.planning.plan import plan
+from ddp_trainer.launcher.output.last_words import bytes_of, last_words
 from ddp_trainer.launcher.verdict import RankEnd, judge_script
-from ddp_trainer.launcher.world.failure_reports import MESSAGE_BYTES, message_of
+from ddp_trainer.launcher.world.failure_reports import (
+    MESSAGE_BYTES,
+    Failure,
+    message_of,
+    within_bounds,
+)
+from ddp_trainer.telemetry.status import CheckpointStatus, Resumption
 from ddp_trainer.telemetry.termination import TerminationReport
+from ddp_trainer.telemetry.wire import to_json
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.support import pods
 from tests.trainer.support.stub_torch import stub_torch
+from tests.unit.job.builders import ended, later, running_job
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 5, in <module>
@@ -29,7 +40,7 @@ ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
 
 def kept(*streams: str, unhandled: bool = True, most: int = 900) -> str:
     words = last_words([each.encode() for each in streams], unhandled=unhandled, most=most)
-    assert len(words.encode()) <= most
+    assert bytes_of(words) <= most
     return words
 
 
@@ -61,7 +72,7 @@ def test_later_lines_do_not_push_out_the_traceback(after: str) -> None:
 def test_deep_traceback_keeps_its_exception_and_last_frames() -> None:
     deep = "".join(f'  File "lib.py", line {n}, in call\n    call({n})\n' for n in range(200))
     words = kept(TRACEBACK.format(more=deep))
-    assert words.startswith("Traceback (most recent call last):\n[…]\n")
+    assert words.startswith("Traceback (most recent call last):\n  […]\n")
     assert words.endswith("    call(199)\nValueError: --lr -3 is no learning rate")
 
 
@@ -114,7 +125,7 @@ def test_last_words_of_any_output_are_bounded(
     streams: list[bytes], unhandled: bool, most: int
 ) -> None:
     words = last_words(streams, unhandled=unhandled, most=most)
-    assert len(words.encode()) <= most
+    assert bytes_of(words) <= most
 
 
 @given(st.text(max_size=3000), st.integers(min_value=200, max_value=1536))
@@ -131,6 +142,113 @@ def test_last_words_fit_a_termination_message_and_a_failure_report(text: str, si
     parsed = TerminationReport.from_json(text)
     assert (parsed.rank, parsed.exit_code, parsed.printed) == (1, 1, True)
     assert (parsed.error or "").startswith("rank 1 ended with exit code 1")
+
+
+LINES = {
+    "ASCII": "    return self.layer(batch)\n",
+    "multi-byte": '    raise ValueError("größe ☃ 💾")\n',
+    "escapes": '    print("\\n\\t", r"C:\\data")\t# "\n',
+}
+"""Source lines of frames."""
+LINK = "\nThe above exception was the direct cause of the following exception:\n\n"
+LIMIT = 'ValueError: --lr -3 is no "learning rate", größer als 0\n'
+WRAPPED = "TrainerError: step 7 failed\n"
+
+
+def deep(exception: str, size: int, line: str) -> str:
+    """Return a traceback of about so many bytes."""
+    frame = f'  File "/app/model.py", line 7, in forward\n{line}'
+    frames = max((size - len(exception.encode())) // len(frame.encode()), 1)
+    return "Traceback (most recent call last):\n" + frame * frames + exception
+
+
+def message_to_operator(output: str, *, rank: int = 1) -> str:
+    """Return what a pod reports, both in its termination message and to a running operator."""
+    words = last_words([b"", output.encode()], unhandled=True)
+    known = TerminationReport(
+        step=70_000,
+        last_step_time="2026-11-21T03:00:00Z",
+        trained_seconds=86_400.123,
+        resumed=Resumption(step=60_000, time="2026-11-20T03:00:00.250Z"),
+        total_steps=100_000,
+        loss=2.718281828,
+        checkpoint=CheckpointStatus(step=69_000, path="/checkpoints/step-69000"),
+    )
+    end = RankEnd(rank=rank, exit_code=1, consequence=False, report=known, words=words)
+    verdict = judge_script([end]).noting("not restarted in place: no answer within 120 s")
+    return message_of(verdict.report)
+
+
+@pytest.mark.parametrize("size", [500, 900, 1100, 2000, 5000, 30_000, 100_000])
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+@pytest.mark.parametrize("causes", [0, 1, 3])
+@pytest.mark.parametrize("after", ["", "[W1121 TCPStore.cpp:106] recvValue failed\n" * 20])
+def test_operator_reads_the_exception_of_any_traceback(
+    size: int, line: str, causes: int, after: str
+) -> None:
+    first = deep(LIMIT if causes else "", size, line) if causes else ""
+    wrapped = LINK.join([first, *(deep(WRAPPED, size // 2, line) for _ in range(causes - 1))])
+    last = WRAPPED if causes else LIMIT
+    output = "epoch 1\n" * 50 + (wrapped + LINK if causes else "") + deep(last, size, line) + after
+    message = message_to_operator(output)
+    assert len(message.encode()) <= MESSAGE_BYTES
+    text = symptoms.last_words(message).text
+    assert last.strip() in text.splitlines()
+    assert symptoms.headline(text) == last.strip()
+    assert LIMIT.strip() in text.splitlines(), "the first of the exceptions that led to it"
+    assert "step" in json.loads(message), "nothing else is left out for it"
+
+
+def test_rule_and_class_see_the_exception_of_a_long_traceback() -> None:
+    rules = [{"messageRegex": 'no "learning rate"', "action": "FailJob"}]
+    for exception, expected in (
+        (LIMIT, ("Failed", "FailedByRule", "Application")),
+        (
+            f"{ECC}\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n",
+            ("Restarting", "NodeFailed", "Infrastructure"),
+        ),
+    ):
+        job, pods = running_job(replicas=2, restart={"rules": rules, "scope": "Gang"})
+        message = message_to_operator(deep(exception, 20_000, LINES["escapes"]))
+        failed = ended(job, 1, code=1, at=59, message=message)
+        status = plan(job, [pods[0], failed], later(63)).status
+        assert (status.phase, status.reason, status.failures[-1].class_) == expected
+
+
+def test_operator_reads_the_exceptions_of_many_pods() -> None:
+    def failure(number: int, exception: str) -> Failure:
+        return Failure(
+            pod=f"a-job-with-a-long-name-0-{number}-x7k2p",
+            node_rank=number,
+            generation=3,
+            exit_code=1,
+            message=message_to_operator(deep(exception, 9000, LINES["escapes"]), rank=number),
+            time="2026-11-21T03:00:00Z",
+        )
+
+    earlier = [failure(number, WRAPPED) for number in range(128)]
+    present = [failure(number, LIMIT) for number in range(64)]
+    for before, now in (([], present), (earlier, present), (earlier, present[:5])):
+        news = within_bounds(before, now)
+        assert sum(len(to_json(each).encode()) for each in news) < 60 * 1024
+        for each in news[len(before) :]:
+            text = symptoms.last_words(each.message).text
+            assert symptoms.headline(text) == LIMIT.strip()
+
+
+@given(
+    st.text(alphabet=st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp"))),
+    st.integers(min_value=1, max_value=60),
+    st.lists(st.integers(min_value=200, max_value=900), min_size=1, max_size=4),
+)
+def test_words_that_are_cut_again_keep_the_exception(
+    line: str, frames: int, sizes: list[int]
+) -> None:
+    words = deep(LIMIT, 900 * frames, f"    {line}\n")
+    for most in sorted(sizes, reverse=True):
+        words = last_words([words.encode()], unhandled=True, most=most)
+        assert bytes_of(words) <= most
+        assert LIMIT.strip() in words.splitlines()
 
 
 def test_error_that_a_rank_reports_replaces_its_last_words() -> None:
@@ -165,8 +283,12 @@ def test_termination_message_has_the_traceback_of_a_failed_script(
         "import os, sys, time\n"
         "print('noise ' * 1000)\n"
         "sys.stdout.flush()\n"
+        "def a_layer_of_the_model(depth):\n"
+        "    if depth == 0:\n"
+        "        raise ValueError('--lr -3 is no learning rate')\n"
+        "    return next(a_layer_of_the_model(depth - 1) for _ in range(1))\n"
         "if os.environ['RANK'] == '1':\n"
-        "    raise ValueError('--lr -3 is no learning rate')\n"
+        "    a_layer_of_the_model(12)\n"
         "time.sleep(60)\n"
     )
     message = tmp_path / "message"

@@ -1,10 +1,9 @@
-"""A launcher's status server limits its requests in time and in number."""
+"""A launcher's status server limits the time of requests, and lets those for stacks take turns."""
 
 from __future__ import annotations
 
 import socket
 import threading
-import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,21 +12,11 @@ import pytest
 from ddp_trainer.launcher.status_server import bounded_http, server
 from ddp_trainer.settings.environment import Placement
 
+from tests.flood import connect
 from tests.ports import free_port
 from tests.trainer.support.pods import TOKEN, contract, until
 from tests.trainer.support.status_requests import ask
-
-
-class Pod:
-    """A launcher without ranks."""
-
-    rank_restarts = 0
-
-    def rank_processes(self) -> Mapping[int, int]:
-        return {}
-
-    def rank_ends(self) -> Mapping[int, int]:
-        return {}
+from tests.trainer.support.status_server import Pod
 
 
 class SlowPod(Pod):
@@ -50,10 +39,6 @@ def serve(folder: Path, pod: Pod | None = None) -> int:
     return port
 
 
-def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=30)
-
-
 def is_closed(connection: socket.socket) -> bool:
     """Send one more byte; return True if the other side has closed the connection."""
     connection.settimeout(0.02)
@@ -67,26 +52,9 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_slow_request_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_http, "_REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(bounded_http, "_STRANGER_SECONDS", 0.3)
     with connect(serve(tmp_path)) as slow:
         until(lambda: is_closed(slow), "the connection to be closed")
-
-
-def test_too_many_connections_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_http, "_AT_ONCE", 2)
-    monkeypatch.setattr(bounded_http, "_REQUEST_SECONDS", 3600.0)
-    port = serve(tmp_path)
-    with connect(port), connect(port), connect(port) as third:
-        assert third.recv(1) == b""
-
-    def is_served() -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    until(is_served, "the others to end")
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/nowhere"])

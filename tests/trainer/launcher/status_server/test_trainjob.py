@@ -15,9 +15,9 @@ from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.status import CheckpointStatus, Status, StatusFile
 
 from tests.ports import free_port
-from tests.trainer.launcher.status_server.test_bounded_http import Pod
 from tests.trainer.support.pods import TOKEN, contract, job, until
 from tests.trainer.support.status_requests import ask
+from tests.trainer.support.status_server import Pod
 
 NOW = "2026-11-21T03:00:00.250Z"
 EARLIER = "2026-11-21T02:00:00.000Z"

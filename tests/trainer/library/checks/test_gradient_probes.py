@@ -45,6 +45,7 @@ from tests.trainer.library.checks.flipping import (
 from tests.trainer.library.checks.test_verification import FLAGS, Ends, ends_of
 from tests.trainer.library.runs import Undisturbed, log_of, run_to_its_end, script_job
 from tests.trainer.support.pods import assert_same
+from tests.trainer.support.reading import batches_of
 
 STEPS = 23
 """Of an epoch with two ranks."""
@@ -101,7 +102,7 @@ def test_all_ranks_can_read_the_next_batch_of_one(settings: dict[str, Any]) -> N
     loading = Loading(loader, seed=1)
     for rank in range(2):
         assignment = ShardAssignment(shards=2, rank=rank, size=2)
-        own = next(loading.rest(0, 0, assignment).batches)
+        own = next(batches_of(loading.rest(0, 0, assignment)))
         assert_same(loading.whole_batch(0, 0, rank=rank, world_size=2), own)
     at_the_end = loading.whole_batch(0, loading.samples, rank=0, world_size=2)
     assert len(at_the_end[0]) == 3
@@ -286,16 +287,17 @@ def test_a_message_is_short() -> None:
 
 def test_gradients_that_cannot_be_compared_are_refused() -> None:
     model = nn.Linear(1, 1)
-    with ddp_trainer.join(model=model, checkpoint_dir="", verify_gradients=2) as job:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ddp_trainer.join(
+        model=model, optimizer=optimizer, checkpoint_dir="", verify_gradients=2
+    ) as job:
         whole = DataLoader(TensorDataset(torch.ones(4, 1)))
-        with pytest.raises(ConfigurationError, match="no model is wrapped: wrap the model, or rem"):
-            next(job.batches(whole))
-        net = job.wrap(model)
+        job.wrap(model)
         with pytest.raises(ConfigurationError, match="cannot read the samples of another one"):
             next(job.batches(DataLoader(Endless())))
         next(job.batches(whole))
     with pytest.raises(ConfigurationError, match=r"set --deterministic, or call torch\.use_det"):
-        check_probes([net], torch.device("cuda"), is_stream=False)
+        check_probes(torch.device("cuda"), is_stream=False)
 
 
 # With processes.

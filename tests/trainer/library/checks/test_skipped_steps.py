@@ -221,6 +221,7 @@ def test_a_step_without_its_loss_or_with_turns_is_refused() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters())
     with ddp_trainer.join(model=model, optimizer=optimizer, skip_nonfinite_steps=1) as job:
+        job.wrap(model)
         next(job.batches(loader(set())))
         with pytest.raises(ConfigurationError, match=r"pass it, as in job\.step\(loss\)"):
             job.step()

@@ -175,7 +175,9 @@ def test_sharded_models_that_cannot_continue_are_refused(
     plain = model()
     early = torch.optim.SGD(plain.parameters(), lr=0.1)
     sharded(plain)
-    assert "create it after fully_shard()" in refusal(caplog, model=plain, optimizer=early)
+    assert "change of the model, such as fully_shard()" in refusal(
+        caplog, model=plain, optimizer=early
+    )
     partly = model()
     fully_shard(partly[0], mesh=ddp_trainer.device_mesh())  # type: ignore[index]
     assert refusal(caplog, model=partly).startswith("1.weight is not sharded")

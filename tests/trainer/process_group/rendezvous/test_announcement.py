@@ -15,9 +15,9 @@ from ddp_trainer.process_group.rendezvous.announcement import MAX_BYTES, Announc
 from ddp_trainer.settings.environment import Placement
 
 from tests.ports import free_port
-from tests.trainer.launcher.status_server.test_bounded_http import Pod
 from tests.trainer.support.pods import TOKEN, contract, until
 from tests.trainer.support.status_requests import ask
+from tests.trainer.support.status_server import Pod
 
 PEER = "digits-0-1.digits"
 

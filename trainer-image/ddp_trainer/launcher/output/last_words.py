@@ -1,22 +1,34 @@
 """Selects the last output of a rank that fits a report.
 
 The traceback that ended the rank has priority: other threads and libraries may print a lot after
-it. The rest is the end of the output, as in the pod's log.
+it. The rest is the end of the output, as in the pod's log. Of a traceback that is too long, the
+exception stays, with the frames next to it and the exceptions that led to it.
+
+Output that was selected may be selected again with fewer bytes: marks of a cut look like frames.
 
 Pure: `rank_output` keeps the output of ranks.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import signal
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Final
 
-KEPT_BYTES: Final = 32 * 1024
-"""Bytes to keep of each stream of a rank: usually more than what follows a traceback."""
+from ddp_trainer.exit_codes import ExitCode, of_signal
+
+KEPT_BYTES: Final = 128 * 1024
+"""Bytes to keep of each stream of a rank: a traceback of a thousand frames, and what follows it."""
 WORDS_BYTES: Final = 900
-"""Bytes to report: together with the launcher's own sentence, as much as the operator keeps."""
+"""Bytes of JSON to report. With the launcher's own sentence, they are as much as the operator keeps
+(1024 characters); with the rest of a report, they fit every message."""
+
+UNHANDLED: Final = frozenset({ExitCode.FAILURE, of_signal(signal.SIGABRT)})
+"""Exit codes after an unhandled exception, in Python and in C++."""
 
 _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
 """Colours and cursor movements of a terminal (ECMA-48)."""
@@ -36,11 +48,36 @@ _ASIDE: Final = re.compile(
 """Lines before the traceback of an error that does not end the process."""
 _OF_TORCHRUN: Final = "ChildFailedError:"
 """torchrun's error, which only repeats that a process has failed."""
+_LINKS: Final = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+"""Python's lines between an exception and the one that it led to."""
 _CUT: Final = "[…]"
+_CUT_FRAMES: Final = f"  {_CUT}"
+"""Indented as frames are, so that nobody takes it for the exception."""
+
+
+def bytes_of(text: str) -> int:
+    """Return how many bytes a text takes in JSON."""
+    return len(json.dumps(text, ensure_ascii=False).encode(errors="replace")) - 2
+
+
+def beginning(text: str, most: int, *, mark: str = _CUT) -> str:
+    """Return the beginning of a text in at most `most` bytes of JSON; `mark` shows a cut."""
+    if len(text) <= most and bytes_of(text) <= most:
+        return text
+    room = most - bytes_of(mark)
+    if room < 0:
+        return ""
+    text = text[:room]
+    lengths = range(1, len(text) + 1)
+    fits = bisect_right(lengths, room, key=lambda length: bytes_of(text[:length]))
+    return text[:fits].rstrip() + mark
 
 
 def last_words(streams: Sequence[bytes], *, unhandled: bool, most: int = WORDS_BYTES) -> str:
-    """Return the last output of a rank, in at most `most` bytes of UTF-8.
+    """Return the last output of a rank, in at most `most` bytes of JSON.
 
     Args:
         streams: the end of each stream; stderr is the last one.
@@ -54,7 +91,7 @@ def last_words(streams: Sequence[bytes], *, unhandled: bool, most: int = WORDS_B
                 return said
     said = ""
     for lines in reversed(texts):
-        room = most - _size(said) - 1
+        room = most - bytes_of(f"\n{said}")
         said = "\n".join(filter(None, (_last(lines, room), said)))
     return said
 
@@ -76,19 +113,51 @@ def _of_exception(lines: Sequence[str], most: int) -> str:
     if not own:
         return ""
     at = (named or own)[-1]
-    block = _block(lines, at)
-    exception = next((i for i, line in enumerate(block) if i and not line.startswith(" ")), 0)
-    if not _TRACEBACK.match(block[0]):
-        exception = 0
-    whole = "\n".join(block)
-    if _size(whole) <= most:
-        before = _last(lines[:at], most - _size(whole) - 1)
+    block, chain = _block(lines, at), _chain(lines, begins, at)
+    whole = "\n".join([*lines[chain[0] : at], *block])
+    if len(whole) <= most and bytes_of(whole) <= most:
+        before = _last(lines[: chain[0]], most - bytes_of(f"\n{whole}"))
         return f"{before}\n{whole}" if before else whole
-    said = _first(block[exception:], most * 2 // 3 if exception else most)
+    exception = _exception(block)
+    text = "\n".join(block[exception:])
     if not exception:
-        return said
-    frames = _last(block[1:exception], most - _size(f"{block[0]}\n{_CUT}\n\n{said}"))
-    return f"{block[0]}\n{_CUT}\n{frames}\n{said}"
+        return beginning(text, most)
+    said = beginning(text, most * 2 // 3)
+    opening = [block[0], _CUT_FRAMES]
+    causes = [_without_frames(_block(lines, begin), most // 6) for begin in chain[:-1]]
+    while bytes_of("\n".join(causes)) > most // 3:
+        del causes[-1]  # the first one often tells the most
+    for head in ([*causes, *opening], opening):
+        room = most - bytes_of("\n".join([*head, "", said]))
+        if room >= 0:
+            frames = _last(block[1:exception], room)
+            if frames[:1] != " ":  # a part of a line would look like an exception
+                frames = ""
+            return "\n".join(filter(None, [*head, frames, said]))
+    return beginning(text, most)
+
+
+def _chain(lines: Sequence[str], begins: Sequence[int], at: int) -> list[int]:
+    """Return where the exceptions begin that led to the one at `at`, which is the last of them."""
+    chain = [at]
+    for begin in reversed(begins[: begins.index(at)]):
+        if _block(lines, begin)[-1] not in _LINKS:
+            break
+        chain.insert(0, begin)
+    return chain
+
+
+def _without_frames(block: Sequence[str], most: int) -> str:
+    """Return an exception of a chain: its first line in at most `most` bytes, and the link."""
+    line = beginning(block[_exception(block)], most)
+    return "\n".join([block[0], _CUT_FRAMES, line, block[-1]])
+
+
+def _exception(block: Sequence[str]) -> int:
+    """Return where the exception begins in a traceback; 0: there is no traceback or exception."""
+    if not _TRACEBACK.match(block[0]):
+        return 0
+    return next((i for i, line in enumerate(block) if i and line and line[0] != " "), 0)
 
 
 def _block(lines: Sequence[str], begin: int) -> list[str]:
@@ -101,27 +170,14 @@ def _block(lines: Sequence[str], begin: int) -> list[str]:
     return block
 
 
-def _first(lines: Sequence[str], most: int) -> str:
-    """Return the first `most` bytes of the lines."""
-    text = "\n".join(lines)
-    if _size(text) <= most:
-        return text
-    return _decoded(text.encode()[: most - _size(_CUT)]).rstrip() + _CUT
-
-
 def _last(lines: Sequence[str], most: int) -> str:
     """Return the last lines that fit; of a longer line, its end."""
     text = "\n".join(lines).strip("\n")
-    if _size(text) <= most:
+    if len(text) <= most and bytes_of(text) <= most:
         return text
-    end = _decoded(text.encode()[-max(most, 1) :]) if most > 0 else ""
+    text = text[-most:] if most > 0 else ""
+    lengths = range(1, len(text) + 1)
+    fits = bisect_right(lengths, most, key=lambda length: bytes_of(text[-length:]))
+    end = text[len(text) - fits :]
     whole = end.partition("\n")[2]
     return (whole or end).strip("\n")
-
-
-def _decoded(cut: bytes) -> str:
-    return cut.decode(errors="ignore")
-
-
-def _size(text: str) -> int:
-    return len(text.encode())

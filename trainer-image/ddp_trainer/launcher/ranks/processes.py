@@ -10,13 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ddp_trainer.exit_codes import ExitCode, of_signal
-from ddp_trainer.launcher.output.last_words import last_words
+from ddp_trainer.launcher.output.last_words import UNHANDLED, last_words
 from ddp_trainer.launcher.output.rank_output import RankOutput
 from ddp_trainer.launcher.verdict import RankEnd, ended_early, settled
 from ddp_trainer.telemetry.termination import read_report_file
-
-_UNHANDLED = frozenset({ExitCode.FAILURE, of_signal(signal.SIGABRT)})
-"""Exit codes after an unhandled exception, in Python and in C++."""
 
 _logger = logging.getLogger(__name__)
 
@@ -77,7 +74,7 @@ class RankProcess:
         """Return the last output of a rank that may have failed."""
         if exit_code in (ExitCode.DONE, ExitCode.STOPPED):
             return ""
-        return last_words(self.output.ends(), unhandled=exit_code in _UNHANDLED)
+        return last_words(self.output.ends(), unhandled=exit_code in UNHANDLED)
 
 
 def dead_children() -> Iterator[tuple[int, int]]:

@@ -1,7 +1,13 @@
-"""An HTTP server with limits on the time, size and number of requests."""
+"""An HTTP server with limits on the time, size and number of requests.
+
+Clients that have not shown the job's token share a small table of connections, and cannot make
+those wait that have.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
 import logging
 import socket
@@ -13,12 +19,41 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-_REQUEST_SECONDS = 5.0
-"""Limit for clients that connect and send nothing, or one byte at a time."""
-_AT_ONCE = 64
-"""Further connections are closed at once: they take threads and files that ranks need to start."""
+from ddp_trainer.launcher.status_server.connections import Connections
+from ddp_trainer.launcher.status_server.refusals import RefusalLog
+
+_STRANGERS = 32
+"""Connections that have not shown the token. Each takes a thread and files, which ranks need, too.
+"""
+_STRANGER_SECONDS = 2.0
+"""Limit for the headers of a request, and for an answer that needs no token."""
+_STRANGER_BYTES = 8 * 1024
+"""Limit for all headers together."""
+_ADMITTED = 64
+"""Connections that have shown the token. Further ones are closed; their clients retry."""
+_ADMITTED_SECONDS = 5.0
+"""Limit for the body of a request with the token, and for sending the answer."""
+_ADMITTED_BYTES = 1 << 30
+"""Each request has its own limit."""
+_LOGGED = {
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.METHOD_NOT_ALLOWED,
+    HTTPStatus.REQUEST_URI_TOO_LONG,
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    HTTPStatus.NOT_IMPLEMENTED,
+}
+"""Refusals that no launcher, rank or operator causes in normal operation."""
 
 _logger = logging.getLogger(__name__)
+
+
+class RefusedError(Exception):
+    """A request is refused; the text says why."""
+
+    def __init__(self, code: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class BoundedServer(socketserver.ThreadingTCPServer):
@@ -26,6 +61,7 @@ class BoundedServer(socketserver.ThreadingTCPServer):
 
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 512
 
     def __init__(
         self, family: socket.AddressFamily, port: int, handler: type[BoundedHandler]
@@ -35,7 +71,11 @@ class BoundedServer(socketserver.ThreadingTCPServer):
         Raises:
             OSError: the port is not available.
         """
-        self._slots = threading.BoundedSemaphore(_AT_ONCE)
+        self.refusals = RefusalLog()
+        self._lock = threading.Lock()
+        """Held while connections enter or leave a table. Those in a table are open."""
+        self._strangers = Connections[socket.socket](_STRANGERS)
+        self._admitted: set[socket.socket] = set()
         self.address_family = family
         super().__init__(("", port), handler)
 
@@ -46,22 +86,41 @@ class BoundedServer(socketserver.ThreadingTCPServer):
         super().server_bind()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for the request, or close it when there are too many."""
-        if not self._slots.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._slots.release()  # no thread could be started
-            raise
+        """Start a thread for the request; the thread of a connection without room ends."""
+        with self._lock:
+            closed = self._strangers.add(request, address_of(client_address))
+            if closed:
+                with contextlib.suppress(OSError):
+                    closed[0].shutdown(socket.SHUT_RDWR)
+        if closed:
+            self._refuse(closed[1], "too many connections without the token")
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle the request in its thread."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._slots.release()
+    def _refuse(self, address: str, reason: str) -> None:
+        self.refusals.add(address, 0, "a connection", reason)
+
+    def admit(self, connection: socket.socket, address: str) -> None:
+        """Move a connection to those that have shown the token.
+
+        Raises:
+            ConnectionError: there are too many of them, or it was closed.
+        """
+        with self._lock:
+            if not self._strangers.remove(connection):
+                raise ConnectionAbortedError("the connection was closed")
+            is_full = len(self._admitted) >= _ADMITTED
+            if not is_full:
+                self._admitted.add(connection)
+        if is_full:
+            self._refuse(address, "too many connections with the token")
+            raise ConnectionAbortedError("too many connections")
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._strangers.remove(request)
+            self._admitted.discard(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         """Log the error at debug level: usually the client has disconnected."""
@@ -69,53 +128,104 @@ class BoundedServer(socketserver.ThreadingTCPServer):
 
 
 class _Incoming(io.RawIOBase):
-    """Reads a request within its time limit; the answer may use the remaining time."""
+    """Reads a request within its limits of time and size; the answer may use the remaining time."""
 
-    def __init__(self, connection: socket.socket, seconds: float) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self.allow(_STRANGER_BYTES, _STRANGER_SECONDS)
+
+    def allow(self, size: int, seconds: float) -> None:
+        """Set the limits from now on."""
+        self._left = size
         self._ends_at = time.monotonic() + seconds
+        self._connection.settimeout(seconds)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        left = self._ends_at - time.monotonic()
-        if left <= 0:
+        seconds = self._ends_at - time.monotonic()
+        if seconds <= 0:
             raise TimeoutError("a request took too long")
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
+        if not self._left:
+            reason = f"headers: at most {_STRANGER_BYTES} bytes"
+            raise RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, reason)
+        self._connection.settimeout(seconds)
+        size = self._connection.recv_into(buffer, min(len(buffer), self._left))
+        self._left -= size
+        return size
 
 
 class BoundedHandler(BaseHTTPRequestHandler):
     """Handles one request."""
 
-    timeout = _REQUEST_SECONDS
+    server: BoundedServer
     wbufsize = io.DEFAULT_BUFFER_SIZE
     """Headers and body are sent together: the time limit could end between two writes."""
+    # An answer to a request that cannot be parsed needs these, too.
+    requestline = ""
+    request_version = "HTTP/1.0"
+    command = ""
+    path = ""
 
-    _content: bytes | None = None
-    """The body, once it is read."""
+    _digest: str | None = None
+    """SHA-256 that the body must have; None: any."""
 
     def setup(self) -> None:
         """Start the time limit of the request."""
         super().setup()
         self.rfile.close()
-        self.rfile = io.BufferedReader(_Incoming(self.connection, _REQUEST_SECONDS))
+        self._incoming = _Incoming(self.connection)
+        self.rfile = io.BufferedReader(self._incoming)
 
-    def content(self, *, most: int) -> bytes | None:
-        """Return the body of at most `most` bytes; None: it was invalid and is refused."""
-        if self._content is not None and len(self._content) <= most:
-            return self._content
+    def handle(self) -> None:
+        """Handle the request, and answer if it is refused."""
+        try:
+            super().handle()
+        except RefusedError as refused:
+            self.refuse(refused.code, str(refused))
+
+    def admit(self, *, digest: str | None = None) -> None:
+        """Treat the request as one that has shown the token from now on.
+
+        `digest`: SHA-256 of the body that the token signs; None: it signs none.
+
+        Raises:
+            ConnectionError: there are too many of them.
+        """
+        self.server.admit(self.connection, self.client)
+        self._digest = digest
+        self._incoming.allow(_ADMITTED_BYTES, _ADMITTED_SECONDS)
+
+    @property
+    def client(self) -> str:
+        """The address that the request comes from."""
+        return address_of(self.client_address)
+
+    def content(self, *, most: int) -> bytes:
+        """Return the body of at most `most` bytes.
+
+        Raises:
+            RefusedError: it has no valid length, or is not the signed one.
+            OSError: it did not arrive in time.
+        """
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > most:
-            self.refuse(HTTPStatus.BAD_REQUEST, f"at most {most} bytes of JSON")
-            return None
-        self._content = self.rfile.read(int(length))
-        return self._content
+        if not length.isdecimal() or len(length) > len(str(most)) or int(length) > most:
+            raise RefusedError(HTTPStatus.BAD_REQUEST, f"at most {most} bytes of JSON")
+        content = self.rfile.read(int(length))
+        if len(content) < int(length):
+            raise ConnectionAbortedError("the request ended early")
+        if self._digest not in (None, hashlib.sha256(content).hexdigest()):
+            raise RefusedError(HTTPStatus.FORBIDDEN, "the body is not the signed one")
+        return content
 
     def refuse(self, code: HTTPStatus, reason: str) -> None:
         """Answer with an error and a reason in plain text."""
         self.answer(code, f"{reason}\n", "text/plain; charset=utf-8")
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that is no valid HTTP."""
+        self.refuse(HTTPStatus(code), message or explain or HTTPStatus(code).phrase)
 
     def answer(
         self,
@@ -126,6 +236,9 @@ class BoundedHandler(BaseHTTPRequestHandler):
     ) -> None:
         """Send the whole answer."""
         body = content.encode() if isinstance(content, str) else content
+        if code in _LOGGED:
+            request = f"{self.command} {self.path}" if self.command else "a request"
+            self.server.refusals.add(self.client, code, request, body.decode(errors="replace"))
         self.send_response(code)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
@@ -137,3 +250,8 @@ class BoundedHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Do nothing: polls are not worth a log line."""
+
+
+def address_of(client_address: Any) -> str:
+    """Return the address of a client; of an IPv4 client on an IPv6 socket, its IPv4 address."""
+    return str(client_address[0]).removeprefix("::ffff:")

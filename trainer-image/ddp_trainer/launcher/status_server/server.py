@@ -4,7 +4,8 @@
 
 It runs in a thread of the launcher, which does not train and so always has time to answer. Errors
 here never end a training. Anyone may read the status and metrics; only the job's own pods and the
-operator may send other requests.
+operator may send other requests. A request may be overheard and repeated. So each one only moves a
+state forward (a higher generation, a newer step), or has no second effect.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import json
 import logging
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -24,7 +26,11 @@ from urllib.parse import parse_qs
 
 from ddp_trainer.launcher.port_conflicts import taken
 from ddp_trainer.launcher.status_server import trainjob
-from ddp_trainer.launcher.status_server.bounded_http import BoundedHandler, BoundedServer
+from ddp_trainer.launcher.status_server.bounded_http import (
+    BoundedHandler,
+    BoundedServer,
+    RefusedError,
+)
 from ddp_trainer.launcher.status_server.trainjob import TrainJobStatus
 from ddp_trainer.launcher.world import failure_reports
 from ddp_trainer.launcher.world.requests import WorldRequests
@@ -50,7 +56,9 @@ from ddp_trainer.telemetry.wire import to_json
 if TYPE_CHECKING:  # it takes memory that only jobs with snapshots in memory need
     from ddp_trainer.launcher.memory.protocol.requests import MemoryRequests
 
-_MAX_SIGNED_BYTES = max(assignment.MAX_BYTES, failure_reports.MAX_BYTES, announcement.MAX_BYTES)
+_COMMANDS = 256
+"""Signed commands to remember. They come a few times an hour, and are valid for minutes."""
+_SMALL_BYTES = max(assignment.MAX_BYTES, failure_reports.MAX_BYTES, announcement.MAX_BYTES)
 _TURN_SECONDS = 12.0
 """How long a request for stacks waits for its turn; the one before it takes ten seconds."""
 _STACKS_AT_ONCE = 4
@@ -97,8 +105,6 @@ def serve_status(
         _logger.warning("cannot serve /status: %s", taken(port, error))
         return False
     server.world, server.memory = world, memory
-    if admission.placed_by_earlier_operator(placement):
-        _logger.warning("DDP_TOKEN is not set: anyone may send POST requests to port %d", port)
     serve = partial(server.serve_forever, poll_interval=_POLL_SECONDS)
     threading.Thread(target=serve, name="status", daemon=True).start()
     return True
@@ -135,6 +141,8 @@ class _Server(BoundedServer):
         self.world: WorldRequests | None = None
         self.memory: MemoryRequests | None = None
         self._errors = DistinctErrors(_logger, "cannot read the status file")
+        self._commands: deque[str] = deque(maxlen=_COMMANDS)
+        self._commands_lock = threading.Lock()
         super().__init__(family, port, _Handler)
 
     def status(self) -> Status | None:
@@ -144,6 +152,16 @@ class _Server(BoundedServer):
         except (OSError, ValueError) as error:
             self._errors.log(error)
             return None
+
+    def is_repeated(self, authorization: str) -> bool:
+        """Return True if a command with this signature was here before; remember it."""
+        if admission.signed_digest(authorization) is None:
+            return False
+        with self._commands_lock:
+            if authorization in self._commands:
+                return True
+            self._commands.append(authorization)
+        return False
 
 
 class _Handler(BoundedHandler):
@@ -182,10 +200,11 @@ class _Handler(BoundedHandler):
             "/trace": self._show_trace,
             "/dump-stacks": self._dump_stacks,
             "/checkpoint": self._ask_for_checkpoint,
-            announcement.PATH: self._take_announcement,
         }.get(self._path())
         if told is not None:
-            self._if_admitted(told)
+            self._if_admitted(partial(self._once, told))
+        elif self._path() == announcement.PATH:
+            self._if_admitted(self._take_announcement)
         elif self._path() == failure_reports.PATH and self.server.world is not None:
             self._if_admitted(partial(self.server.world.post_failure, self))
         elif not self._handle_memory():
@@ -196,30 +215,37 @@ class _Handler(BoundedHandler):
         memory = self.server.memory
         if memory is None or not memory.serves(self._path()):
             return False
-        with memory.large if self.command == "PUT" else nullcontext():
-            most = memory.most_bytes(self.command)
-            self._if_admitted(partial(memory.handle, self), most=most)
+        self._if_admitted(partial(memory.handle, self))
         return True
 
     def _path(self) -> str:
         return self.path.partition("?")[0]
 
-    def _if_admitted(self, do: Callable[[], None], *, most: int = _MAX_SIGNED_BYTES) -> None:
-        authorization, body = self.headers.get("Authorization"), b""
-        if admission.is_signed(authorization) and "Content-Length" in self.headers:
-            content = self.content(most=most)
-            if content is None:
-                return
-            body = content
+    def _if_admitted(self, do: Callable[[], None]) -> None:
+        authorization = self.headers.get("Authorization")
         if admission.admits(
             self.server.placement,
-            admission.Request(method=self.command, target=self.path, body=body),
+            method=self.command,
+            target=self.path,
             authorization=authorization,
-            client=self.client_address[0],
+            client=self.client,
         ):
+            self.admit(digest=admission.signed_digest(authorization))
             do()
         else:
-            self.refuse(HTTPStatus.FORBIDDEN, admission.REFUSAL)
+            self._forbid(admission.REFUSAL)
+
+    def _forbid(self, reason: str) -> None:
+        with suppress(RefusedError, OSError):  # closing with unread data would discard the answer
+            self.content(most=_SMALL_BYTES)
+        self.refuse(HTTPStatus.FORBIDDEN, reason)
+
+    def _once(self, do: Callable[[], None]) -> None:
+        """Run a command, but not when a signed request is repeated."""
+        if self.server.is_repeated(self.headers.get("Authorization", "")):
+            self.answer(HTTPStatus.ACCEPTED, "", "text/plain; charset=utf-8")
+        else:
+            do()
 
     def _show_stacks(self) -> None:
         self._ask_ranks(read_stacks)
@@ -309,8 +335,6 @@ class _Handler(BoundedHandler):
 
     def _take_announcement(self) -> None:
         content = self.content(most=announcement.MAX_BYTES)
-        if content is None:
-            return
         try:
             told = announcement.Announcement.parse(content)
             if not told.concerns(self.server.placement):
@@ -326,14 +350,12 @@ class _Handler(BoundedHandler):
             self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot keep it: {error}")
 
     def _take_progress(self, script: TrainJobStatus) -> None:
-        inside = admission.is_loopback(self.client_address[0])
+        inside = admission.is_loopback(self.client)
         if not inside or not script.admits(self.headers.get("Authorization")):
-            words = f"only for this pod's own script, with the token in ${trainjob.TOKEN}"
-            self.refuse(HTTPStatus.FORBIDDEN, words)
+            self._forbid(f"only for this pod's own script, with the token in ${trainjob.TOKEN}")
             return
+        self.admit()
         content = self.content(most=trainjob.MAX_BYTES)
-        if content is None:
-            return
         try:
             script.take(content)
         except ValueError as error:

@@ -10,13 +10,16 @@ import http.client
 import random
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
-from typing import TypeVar
 
-from ddp_trainer.launcher.output.last_words import last_words
+from ddp_trainer.launcher.output.last_words import (
+    UNHANDLED,
+    beginning,
+    bytes_of,
+    last_words,
+)
 from ddp_trainer.process_group.admission import Request, send
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.termination import TerminationReport
@@ -26,10 +29,20 @@ PATH = "/failures"
 """Path of these reports on a launcher's status server."""
 MAX_BYTES = 4096
 MESSAGE_BYTES = 1536
-"""Enough for the last output of a rank and the rest of its report."""
-_EARLIER_MESSAGE_BYTES = 512
-"""Limit of launchers of earlier versions."""
+"""Enough for the last output of a rank and the rest of its report, and less than the 4096 bytes
+that Kubernetes keeps of a termination message."""
 _LEAST_BYTES = 128
+"""An error gets at least this much, or the rest of its report is left out."""
+_SIZES = (
+    (MESSAGE_BYTES, MESSAGE_BYTES),
+    (512, 512),
+    (256, 512),
+    (0, 512),
+    (0, 256),
+    (0, 192),
+    (0, 0),
+)
+"""Sizes of messages to try, of earlier and of present failures: decisions depend on the latter."""
 _NEWS_BYTES = 60 * 1024
 """Limit for all failures in one answer; the operator reads at most 64 KiB."""
 _IN_FULL = 4
@@ -88,9 +101,6 @@ class FailureReport(Failure):
         return Failure(**{field.name: getattr(self, field.name) for field in fields(Failure)})
 
 
-_Failed = TypeVar("_Failed", bound=Failure)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
     """Why a report is refused."""
@@ -112,15 +122,15 @@ class Answer:
 
 def within_bounds(earlier: Sequence[Failure], present: Sequence[Failure]) -> tuple[Failure, ...]:
     """Return all failures, with their messages shortened to fit one answer."""
-    for size in (MESSAGE_BYTES, 256, 128, 0):
-        kept = [*(shortened(one, size) for one in earlier), *present[:_IN_FULL]]
-        kept += (shortened(one, size) for one in present[_IN_FULL:])
+    for of_earlier, of_present in _SIZES:
+        kept = [*(shortened(one, of_earlier) for one in earlier), *present[:_IN_FULL]]
+        kept += (shortened(one, of_present) for one in present[_IN_FULL:])
         if sum(len(to_json(one).encode(errors="replace")) for one in kept) < _NEWS_BYTES:
             break
     return tuple(kept)
 
 
-def shortened(failure: _Failed, size: int) -> _Failed:
+def shortened(failure: Failure, size: int) -> Failure:
     """Return the failure with a message of at most `size` bytes."""
     if len(failure.message.encode(errors="replace")) <= size:
         return failure
@@ -132,28 +142,36 @@ def shortened(failure: _Failed, size: int) -> _Failed:
 
 
 def message_of(report: TerminationReport, *, size: int = MESSAGE_BYTES) -> str:
-    """Return a termination message of at most `size` bytes.
+    """Return a pod's termination message of at most `size` bytes.
 
-    Of a long error, it keeps the beginning. Of a rank's output, it keeps the end.
+    Of a long error, it keeps the beginning. Of a rank's output, it keeps the exception.
     """
     error = report.error or ""
+    bare = TerminationReport(exit_code=report.exit_code, rank=report.rank, printed=report.printed)
+    kept, room = report, _room(report, size)
+    if room < min(bytes_of(error), _LEAST_BYTES):  # ranks may report anything
+        kept, room = bare, _room(replace(bare, error=error), size)
+    if bytes_of(error) > room:
+        error = _shortened(report, room)
+    return replace(kept, error=error or None).to_json()
 
-    def with_error(characters: int) -> str:
-        short = error[:characters]
-        if report.printed:
-            first, _, words = error.partition("\n")
-            most = max(characters - len(first), 0)
-            short = "\n".join([first, last_words([words.encode()], unhandled=True, most=most)])
-        return replace(report, error=short.strip() or None).to_json()
 
-    def size_with(characters: int) -> int:
-        return len(with_error(characters).encode(errors="replace"))
+def _room(report: TerminationReport, size: int) -> int:
+    """Return the bytes that are left for the error of a report."""
+    error = None if report.error is None else ""
+    return size - len(replace(report, error=error).to_json().encode(errors="replace"))
 
-    fits = bisect_right(range(len(error) + 1), size, key=size_with) - 1
-    if fits < 0:  # ranks may report anything
-        bare = TerminationReport(error=report.error, exit_code=report.exit_code)
-        return message_of(bare, size=max(size, _LEAST_BYTES))
-    return with_error(fits)
+
+def _shortened(report: TerminationReport, most: int) -> str:
+    """Return a report's error in at most `most` bytes."""
+    error = report.error or ""
+    if not report.printed:
+        return beginning(error, most, mark="")
+    sentence, _, words = error.partition("\n")
+    sentence = beginning(sentence, most // 2)
+    most -= bytes_of(f"{sentence}\n")
+    unhandled = report.exit_code in UNHANDLED
+    return f"{sentence}\n{last_words([words.encode()], unhandled=unhandled, most=most)}".strip()
 
 
 class Delivery:
@@ -193,9 +211,6 @@ def deliver(report: FailureReport, host: str, placement: Placement) -> Answer:
             return Answer()
         if response.status == HTTPStatus.CONFLICT:
             return answer_of(from_json(Refusal, response.read(MAX_BYTES)), report)
-        short = shortened(report, _EARLIER_MESSAGE_BYTES)
-        if response.status == HTTPStatus.BAD_REQUEST and short != report:
-            return deliver(short, host, placement)
         return Answer(f"node rank 0 answers with HTTP status {response.status}")
     except (OSError, http.client.HTTPException, ValueError) as error:
         return Answer(f"cannot reach node rank 0: {error}", is_final=False)

@@ -39,8 +39,6 @@ class WorldRequests:
             request.refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
         content = request.content(most=assignment.MAX_BYTES)
-        if content is None:
-            return
         try:
             told = Assignment.parse(content)
         except (ValueError, RecursionError) as error:
@@ -73,8 +71,6 @@ class WorldRequests:
     def post_failure(self, request: BoundedHandler) -> None:
         """POST /failures: record that a pod's ranks have failed permanently."""
         content = request.content(most=failure_reports.MAX_BYTES)
-        if content is None:
-            return
         try:
             report = FailureReport.parse(content)
         except (ValueError, RecursionError) as error:

@@ -87,6 +87,7 @@ class World:
         self._lead_pause, _ = _LEAD_PAUSES
         self._waiting: deque[object] = deque(maxlen=_WAITING)
         self._asked_at: float | None = None
+        self._heard_at = clock()
         self._ranks_of: int | None = None
         self._is_warm = False
         self.memory: Callable[[], MemoryNews | None] = lambda: None
@@ -108,6 +109,7 @@ class World:
             known = self._assignment
             if (assignment.job_uid, assignment.attempt) != (known.job_uid, known.attempt):
                 return False
+            self._heard_at = self._clock()
             if assignment.generation < known.generation:
                 return False
             if assignment.generation == known.generation:
@@ -167,6 +169,11 @@ class World:
         """Failures of the current generation, in order of arrival."""
         with self._changed:
             return tuple(self._failures)
+
+    @property
+    def silence_seconds(self) -> float:
+        """Time since the last request of the operator, or of a launcher that leads without it."""
+        return self._clock() - self._heard_at
 
     @property
     def is_led(self) -> bool:
@@ -294,7 +301,7 @@ class World:
         """
         self._wake()  # so that the supervisor checks, for example, whether ranks have joined
         with self._changed:
-            self._asked_at = self._clock()
+            self._asked_at = self._heard_at = self._clock()
             this = object()
             self._waiting.append(this)
             self._changed.notify_all()

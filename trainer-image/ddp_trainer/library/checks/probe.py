@@ -19,7 +19,6 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.library.formation import Formation
 from ddp_trainer.library.script_collectives import ScriptCollectives
 from ddp_trainer.library.steps.attempt import Attempt
-from ddp_trainer.library.steps.net import Net
 from ddp_trainer.run.buffers import Copies
 from ddp_trainer.run.fingerprint import sum_of_bits
 from ddp_trainer.run.seeds import kept_generators, seed_step
@@ -27,7 +26,7 @@ from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.telemetry.timing import Phase, StepTimer
 
 
-def check_probes(nets: Sequence[Net], device: torch.device, *, is_stream: bool) -> None:
+def check_probes(device: torch.device, *, is_stream: bool) -> None:
     """Check that all ranks can compute the same gradients.
 
     Raises:
@@ -37,11 +36,6 @@ def check_probes(nets: Sequence[Net], device: torch.device, *, is_stream: bool) 
         raise ConfigurationError(
             "the loader has an IterableDataset, so a rank cannot read the samples of another one, "
             "as verify_gradients needs: remove verify_gradients, or use a dataset with __getitem__"
-        )
-    if not nets:
-        raise ConfigurationError(
-            "verify_gradients compares gradients before job.wrap() averages them, but no model is "
-            "wrapped: wrap the model, or remove verify_gradients"
         )
     if device.type == "cuda" and not torch.are_deterministic_algorithms_enabled():
         raise ConfigurationError(

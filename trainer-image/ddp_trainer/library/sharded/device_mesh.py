@@ -41,6 +41,7 @@ def device_mesh(shard_size: int | None = None) -> DeviceMesh:
             f"device_mesh() got shard_size={shard_size}: choose a divisor of the job's {size} ranks"
         )
     device = _device().type
+    _release_ended_training()
     world = _group(None, rank, size)
     default = distributed_c10d.GroupMember.WORLD
     distributed_c10d._update_default_pg(world)
@@ -95,9 +96,17 @@ def _device() -> torch.device:
 
 
 def release_default_group() -> None:
-    """Let the job form the default group, if a mesh has taken its place."""
+    """Let the job form the default group, if a mesh or an ended training has taken its place."""
+    _release_ended_training()
     if distributed_c10d.GroupMember.WORLD in _groups.values():
         distributed_c10d._update_default_pg(None)
+
+
+def _release_ended_training() -> None:
+    world = distributed_c10d.GroupMember.WORLD
+    if isinstance(world, ScriptGroup) and world not in _groups.values():
+        distributed_c10d._update_default_pg(None)
+        world.leave()
 
 
 def groups_of_meshes() -> list[ScriptGroup]:

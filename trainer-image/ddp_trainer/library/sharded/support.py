@@ -68,14 +68,6 @@ def check(parts: Parts, placement: Placement, *, is_batch_fixed: bool, copies: i
         remedy = f"got shard_copies={copies}: choose 0 to {size - 1}, for a job of {size} ranks"
     if remedy is not None:
         raise ConfigurationError(f"join() {remedy}")
-    sharded = {parameter for model in parts.models for parameter in model.parameters()}
-    for optimizer in parts.optimizers:
-        for group in optimizer.param_groups:
-            if not sharded.issuperset(group["params"]):
-                raise ConfigurationError(
-                    f"the {type(optimizer).__name__} has parameters that no model has: create it "
-                    "after fully_shard(), which replaces parameters"
-                )
 
 
 def _is_of_job(mesh: DeviceMesh) -> bool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
-from torch.nn.parallel import DistributedDataParallel
 
+from ddp_trainer.collectives.fixed_buckets import FixedBuckets
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.collectives.shard_gradients import ShardGradients
@@ -60,18 +59,22 @@ class Net(nn.Module):
         self._options = options
         self._on_trouble = on_trouble
         self._before_waiting = before_waiting
-        self._wrapped: list[
-            DistributedDataParallel
-        ] = []  # a list, so that it does not become a submodule
+        self._wrapped: list[FixedBuckets] = []  # a list, so that it does not become a submodule
         self._shards: ShardGradients | None = None
         """Replaces DDP where a rank computes other parts of a step than its own shard."""
         self._exchanges = False
+        """True: the next backward pass averages the gradients."""
+        self._has_averaged = False
+        """True: it has begun to, since the last check."""
         self._group: Group | None = None
+        self._formed_for: list[nn.Parameter] = []
+        """The parameters that were trained then."""
 
     def form(self, group: Group, assignment: ShardAssignment) -> None:
-        """Train with the ranks of a new group; a collective."""
+        """Train with the ranks of a new group."""
         self.leave()
-        self._group = group
+        self._group, self._exchanges = group, False
+        self._formed_for = [parameter for _, parameter in self._trained()]
         if not assignment.is_plain:
             options = self._options
             self._shards = ShardGradients(
@@ -84,7 +87,12 @@ class Net(nn.Module):
                 when_computed=self.finish,
             )
             return
-        self._wrapped = [group.wrap(self.module, self._options)]
+        self._wrapped = [group.wrap(self.module, self._options, when_averaging=self._note_average)]
+
+    @property
+    def is_outdated(self) -> bool:
+        """Return whether other parameters are trained now than when it joined its group."""
+        return [id(each) for _, each in self._trained()] != [id(each) for each in self._formed_for]
 
     def leave(self) -> None:
         """Release a group that broke or that all ranks leave."""
@@ -99,12 +107,12 @@ class Net(nn.Module):
         The backward pass of the last batch averages the gradients. `weight`: size of the part in
         shards; 0: the batch is ignored.
         """
-        self._exchanges = is_last
+        self._exchanges, self._has_averaged = is_last, False
         if self._shards is not None:
             self._shards.begin_batch(slot, weight=weight, is_first=is_first, is_last=is_last)
 
-    def begin_probe(self) -> None:
-        """Prepare for a batch of which each rank keeps its own gradients."""
+    def average_no_more(self) -> None:
+        """Leave further gradients as this rank computes them, until the next batch of a step."""
         self._exchanges = False
 
     def finish(self) -> None:
@@ -116,15 +124,19 @@ class Net(nn.Module):
         except Exception as error:
             self._note(error)
 
-    def check_all_parameters_took_part(self) -> None:
-        """Check that the last backward pass computed all gradients.
+    def check_gradients(self) -> None:
+        """Check that the gradients since the last check are complete, and averaged.
 
         Raises:
             ConfigurationError: the loss does not depend on some parameters, and
-                find_unused_parameters is not set.
+                find_unused_parameters is not set; or the script called the model without this
+                wrapper.
         """
-        if self._shards is not None and self._shards.left_out:
-            raise self._incomplete(self._shards.left_out)
+        has_averaged, self._has_averaged = self._has_averaged, False
+        if self._shards is not None:
+            if self._shards.left_out:
+                raise self._incomplete(self._shards.left_out)
+            return
         try:
             for wrapped in self._wrapped:
                 wrapped._check_reducer_finalized()  # type: ignore[no-untyped-call]
@@ -132,9 +144,26 @@ class Net(nn.Module):
             indices = _UNUSED_INDICES.search(str(error))
             if indices is None or self._group is None:
                 raise
-            parameters = self.module.named_parameters()
-            trained = [name for name, parameter in parameters if parameter.requires_grad]
-            raise self._incomplete([trained[int(i)] for i in indices[1].split()]) from error
+            names = [name for name, _ in self._trained()]
+            last = len(names) - 1  # FixedBuckets has the last parameter first
+            unused = sorted(last - int(index) for index in indices[1].split())
+            raise self._incomplete([names[number] for number in unused]) from error
+        if self._wrapped and not has_averaged:
+            self._expect_no_gradients()
+
+    def _expect_no_gradients(self) -> None:
+        for name, parameter in self._trained():
+            gradient = parameter.grad
+            # An optimizer may clear gradients by zeros.
+            if gradient is not None and (gradient.is_sparse or gradient.any()):
+                raise ConfigurationError(
+                    f"{name} has a gradient that was not averaged over the ranks: the loop calls "
+                    "the model itself. Call what job.wrap() returned, as in net = job.wrap(model)"
+                )
+
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        named = self.module.named_parameters()
+        return ((name, parameter) for name, parameter in named if parameter.requires_grad)
 
     def _incomplete(self, names: Sequence[str]) -> ConfigurationError:
         assert self._group is not None
@@ -144,6 +173,9 @@ class Net(nn.Module):
             "them, or remove them from the model"
         )
 
+    def _note_average(self) -> None:
+        self._has_averaged = True
+
     def _note(self, error: Exception) -> None:
         assert self._group is not None
         if not (is_lost_peer(error) or self._group.is_broken):
@@ -151,9 +183,11 @@ class Net(nn.Module):
         self._on_trouble(error)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the model; its gradients are averaged in the backward pass."""
-        trains = self.training and is_grad_enabled()
-        if not (trains and (self._wrapped or self._shards is not None)):
+        """Run the model; its gradients are averaged in the backward pass.
+
+        In eval mode too, as in DistributedDataParallel: layers in that mode may be trained.
+        """
+        if not (is_grad_enabled() and (self._wrapped or self._shards is not None)):
             return self.module(*inputs, **named)
         outputs = (self._averaged if self._wrapped else self.module)(*inputs, **named)
         if self._exchanges and isinstance(outputs, Tensor) and outputs.requires_grad:
@@ -162,12 +196,15 @@ class Net(nn.Module):
 
     def _averaged(self, *inputs: Any, **named: Any) -> Any:
         [wrapped] = self._wrapped
-        try:
-            with contextlib.nullcontext() if self._exchanges else wrapped.no_sync():
+        if not self._exchanges:
+            with wrapped.no_sync():
                 return wrapped(*inputs, **named)
-        except Exception as error:  # ranks agree on their buckets here, once in a group
+        try:
+            wrapped.lay_out()  # a collective, once in a group
+        except Exception as error:
             self._note(error)
             return self.module(*inputs, **named)
+        return wrapped(*inputs, **named)
 
 
 def options_of(ddp: Mapping[str, Any]) -> DDPOptions:

@@ -27,8 +27,6 @@ _TORCH_GROUPS = "torch.distributed.distributed_c10d"
 _RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """Functions of torch that return the records of its flight recorder: of NCCL, of other backends."""
 _TRACES_THREAD = "ddp-traces"
-_KEPT = 4
-"""How many finished and unfinished operations of each group to show: the hang is between them."""
 _EXIT_SECONDS = 2.0
 _GLOO_THREAD = "pt_gloo"
 """Name of the threads in which torch's gloo runs collectives."""
@@ -119,16 +117,12 @@ def _answer_requests(pipe: str, path: str, busy: threading.Lock) -> None:
 
 
 def _recent_collectives() -> str:
-    """Return the flight recorder's dump as JSON, with only the newest operations of each group.
-
-    Empty if this process has no recorder.
-    """
+    """Return the flight recorder's dump as JSON; empty if this process has none."""
     bindings = sys.modules.get(_TORCH_BINDINGS)
     for recorder in _RECORDERS:
         if hasattr(bindings, recorder):
             dump = json.loads(getattr(bindings, recorder)())
             if dump.get("entries"):
-                dump["entries"] = _newest(dump["entries"])
                 dump["pg_config"] = dict(_groups(), **dump.get("pg_config") or {})
                 return json.dumps(dump, separators=(",", ":"))
     return ""
@@ -143,22 +137,6 @@ def _groups() -> dict[str, dict[str, str]]:
             ranks = str(sorted(world.pg_group_ranks[group]))
             found[name] = {"name": name, "desc": group.group_desc, "ranks": ranks}
     return found
-
-
-def _newest(entries: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Return the last finished operations of each group, the first unfinished ones, and the last.
-
-    A rank waits in the first one that is not finished.
-    """
-    finished: dict[str, list[int]] = {}
-    unfinished: dict[str, list[int]] = {}
-    for at, entry in enumerate(entries):
-        group = str((entry.get("pg_id"), entry.get("process_group"), entry.get("is_p2p")))
-        done = entry.get("retired") or entry.get("state") == "completed"
-        (finished if done else unfinished).setdefault(group, []).append(at)
-    kept = {at for found in finished.values() for at in found[-_KEPT:]}
-    kept.update(at for found in unfinished.values() for at in (*found[:_KEPT], found[-1]))
-    return [entries[at] for at in sorted(kept)]
 
 
 def _stop_answering(pipe: str, path: str, busy: threading.Lock, pid: int) -> None:

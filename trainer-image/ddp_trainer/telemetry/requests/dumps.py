@@ -2,31 +2,26 @@
 
 torch then aborts the process, so the dump is all that still shows which rank did not come. From
 torch 2.7 on it records and writes dumps by default. Here they get a folder of their own beside the
-pod's status file. The launcher never unpickles a dump: the operator does that safely.
+pod's status file.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import re
 import time
-import zlib
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
+from ddp_trainer.flight_recorder.dump import MAX_BYTES
 from ddp_trainer.telemetry.requests.files import open_regular
 
 _VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """torch's names for the path to which it adds the rank: the present one, and an earlier one."""
 _PREFIX = "rank_"
 _NAME = re.compile(_PREFIX + r"(\d{1,6})")
-_MOST_BYTES = 8 * 1024 * 1024
-"""Limit of a dump. One of torch's 2,000 operations has about 300 KB."""
-_MOST_PACKED = 768 * 1024
-"""Limit of all dumps in an answer, compressed: more than 16 ranks with 2,000 operations need."""
 _MOST_FILES = 1024
 _RECENT_SECONDS = 600.0
 """Older dumps are of another incident, which the process has survived. torch may keep a process for
@@ -63,21 +58,12 @@ def exist(status_file: Path, ranks: Collection[int]) -> bool:
     return False
 
 
-def read(status_file: Path, ranks: Collection[int]) -> Mapping[int, str]:
-    """Return the recent dumps by rank, as base64 of zlib's format; without those beyond limits.
-
-    `ranks`: all that the pod has.
-    """
-    found: dict[int, str] = {}
-    left = _MOST_PACKED
+def read(status_file: Path, ranks: Collection[int]) -> Iterator[tuple[int, bytes]]:
+    """Yield the recent dumps by rank; `ranks`: all that the pod has."""
     with contextlib.suppress(OSError), _opened(status_file) as folder:
         for rank, name in sorted(_of_ranks(folder, ranks).items()):
-            content = _content(folder, name, most=_MOST_BYTES + 1)
-            packed = zlib.compress(content, 1)
-            if 0 < len(content) <= _MOST_BYTES and len(packed) <= left:
-                left -= len(packed)
-                found[rank] = base64.b64encode(packed).decode()
-    return found
+            if content := _content(folder, name, most=MAX_BYTES + 1):
+                yield rank, content
 
 
 def _folder(status_file: Path) -> Path:

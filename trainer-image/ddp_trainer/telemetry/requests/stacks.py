@@ -24,6 +24,8 @@ from ddp_trainer.telemetry.hook.sitecustomize import (
     answer_with_traces,
     stacks_file,
 )
+from ddp_trainer.telemetry.requests.files import open_regular
+from ddp_trainer.telemetry.requests.frames import Frame, parse
 
 HOOK = Path(sitecustomize.__file__).parent
 """On the PYTHONPATH of a script, it lets the script's processes answer."""
@@ -79,7 +81,8 @@ class RankStacks:
 
     rank: int
     process: int
-    stacks: str = ""
+    threads: Sequence[Sequence[Frame]] = ()
+    """The main thread first; of each the innermost frame first."""
     problem: str = ""
     cause: str = ""
     """The problem as one word: `stopped`, `kernel`; empty: another one."""
@@ -143,7 +146,7 @@ def _wait_until_quiet(paths: list[Path], seconds: float) -> None:
 
 def _answer(rank: int, pid: int, path: Path, seconds: float) -> RankStacks:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             text = file.read(_MOST_BYTES).decode(errors="replace")
     except OSError as error:
         return RankStacks(rank, pid, problem=f"its stacks cannot be read: {error.strerror}")
@@ -151,7 +154,7 @@ def _answer(rank: int, pid: int, path: Path, seconds: float) -> RankStacks:
         cause, why = _REASONS.get(state(pid), _REASONS[""])
         said = f"no answer within {seconds:g} s: {why}"
         return RankStacks(rank, pid, problem=said, cause=cause)
-    return RankStacks(rank, pid, text)
+    return RankStacks(rank, pid, parse(text))
 
 
 def tree(pid: int, children: Mapping[int, Sequence[Process]]) -> Iterator[int]:

@@ -26,11 +26,12 @@ from ddp_trainer.process_group.admission import Request
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.wire import to_json
 
+from tests.flood import connect
 from tests.ports import free_port
 from tests.trainer.launcher.memory.files import content_of, save, snapshot, volume_at
 from tests.trainer.launcher.memory.network import without_threads
-from tests.trainer.launcher.status_server.test_bounded_http import Pod
 from tests.trainer.support.pods import contract
+from tests.trainer.support.status_server import Pod
 
 LARGE = 2 * PIECE_BYTES + 1000
 
@@ -141,6 +142,32 @@ def test_source_has_at_most_two_copies_of_steps_that_it_holds(pod: Served) -> No
     seven = snapshot(7, 1, generation=0)
     assert pod.put(b"", name=seven, held="5,6,7")[0] == HTTPStatus.INSUFFICIENT_STORAGE
     assert pod.put(b"", name=seven, held="5,7")[0] == HTTPStatus.OK
+
+
+def test_repeated_request_drops_no_newer_copy(pod: Served) -> None:
+    def put(step: int, held: str) -> int:
+        return pod.put(b"x", name=snapshot(step, 1, generation=0), held=held, total=1)[0]
+
+    assert put(5, "5") == put(6, "5,6") == HTTPStatus.OK
+    newest = {str(snapshot(step, 1, generation=0)) for step in (6, 7)}
+    assert put(7, "6,7") == HTTPStatus.OK
+    assert put(6, "5,6") == HTTPStatus.OK
+    assert put(5, "5") == HTTPStatus.INSUFFICIENT_STORAGE
+    assert {path.name for path in pod.volume.received.iterdir()} == newest
+    assert put(8, "7,8") == HTTPStatus.OK
+
+
+def test_body_without_the_token_is_not_waited_for(pod: Served) -> None:
+    name = snapshot(5, 1, generation=0)
+    head = (
+        f"PUT /memory/{name}?offset=0&total=1&to=0&held=5 HTTP/1.1\r\n"
+        f"Authorization: DDP-HMAC-SHA256 1:{'0' * 64}:{'0' * 64}\r\nContent-Length: {PIECE_BYTES}"
+    )
+    assert pod.placement.status_port
+    for _ in range(10):
+        with connect(pod.placement.status_port) as client:
+            client.sendall(f"{head}\r\n\r\n".encode())
+            assert client.recv(100).startswith(b"HTTP/1.0 403 ")
 
 
 def test_a_piece_has_a_limit(pod: Served) -> None:

@@ -39,7 +39,7 @@ class MemoryRequests:
         """`memory`: None: the pod's volume cannot be written."""
         self._memory = memory
         self._placement = placement
-        self.large = threading.BoundedSemaphore(_LARGE_AT_ONCE)
+        self._large = threading.BoundedSemaphore(_LARGE_AT_ONCE)
         """Held while a piece of a snapshot is in memory: many would need more than the pod has."""
 
     @staticmethod
@@ -47,13 +47,8 @@ class MemoryRequests:
         """Return True if a path is one of these."""
         return path == PATH or path.startswith(f"{PATH}/")
 
-    @staticmethod
-    def most_bytes(method: str) -> int:
-        """Return the limit of a request's body."""
-        return PIECE_BYTES if method == "PUT" else MAX_REPORT_BYTES
-
     def handle(self, request: BoundedHandler) -> None:
-        """Answer a request after its body was admitted."""
+        """Answer a request that has shown the token."""
         method, path = request.command, request.path.partition("?")[0]
         try:
             if (method, path) == ("GET", PATH):
@@ -68,7 +63,8 @@ class MemoryRequests:
                 self._post_restore(request, self._memory)
             elif name := SnapshotName.parse(path.removeprefix(f"{PATH}/")):
                 if method == "PUT":
-                    self._put_snapshot(request, self._memory, name)
+                    with self._large:
+                        self._put_snapshot(request, self._memory, name)
                 elif method == "GET":
                     self._get_snapshot(request, self._memory, name)
                 else:
@@ -152,6 +148,7 @@ class MemoryRequests:
                     lambda one: (
                         one.rank == name.rank
                         and one.key.generation == name.key.generation
+                        and one.key.step < name.key.step  # a repeated old request drops nothing
                         and one.key not in held
                     ),
                     only_of_other_pods=True,
@@ -182,7 +179,7 @@ class MemoryRequests:
         try:
             if file is None:
                 raise FileNotFoundError(f"{name} is not here")
-            with self.large, memory.store.opened(file) as descriptor:
+            with self._large, memory.store.opened(file) as descriptor:
                 piece = os.pread(descriptor, PIECE_BYTES, offset)
                 self._answer(request, piece, content_type="application/octet-stream")
         except FileNotFoundError as error:
@@ -237,4 +234,4 @@ class _Query:
 
 
 def _body(request: BoundedHandler) -> bytes:
-    return request.content(most=MemoryRequests.most_bytes(request.command)) or b""
+    return request.content(most=PIECE_BYTES if request.command == "PUT" else MAX_REPORT_BYTES)

@@ -1,12 +1,13 @@
 """Dumps of torch itself name the missing rank; gloo records collectives as NCCL does."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from ddp_operator.client.traces import read_traces
-from ddp_operator.views.traces import analyse
+from ddp_operator.views.traces import ReducedDumps, analyse
+from ddp_trainer.flight_recorder.directory import reduce_directory
 
 from tests.trainer.support.pods import job
 
@@ -51,12 +52,15 @@ def test_a_dump_of_this_torch_names_the_rank(tmp_path: Path) -> None:
     with job(tmp_path, nodes=1, local_world_size=2) as two:
         [pod] = two.start_all("--", sys.executable, str(tmp_path / "script.py"), str(dumps))
         assert pod.wait() == 0, pod.log
-    found = read_traces(dumps)
-    assert not found.unreadable
-    [finding] = analyse(found.dumps).findings
+    reduced = reduce_directory(dumps)
+    assert not reduced["unreadable"]
+    found = ReducedDumps.read(json.dumps(reduced)).by_rank()
+    verdict = analyse(found)
+    [finding] = verdict.findings
     assert (finding.kind, finding.ranks, finding.waiting) == ("missing", (1,), (0,))
     assert finding.collective is not None
     assert (finding.collective.name, finding.collective.seq) == ("all_reduce", 4)
-    op = finding.collective.by_rank[0]
-    assert (op.inputs, op.dtypes) == (((4,),), ("Float",))
-    assert any(frame.function == "<module>" for frame in op.frames)
+    call = finding.collective.by_rank[0].call
+    assert (call.dtypes, call.shapes, call.elements) == ("Float", "4", 4)
+    assert verdict.last[1][2].startswith("script.py:")
+    assert verdict.last[1][2].endswith(" in <module>")

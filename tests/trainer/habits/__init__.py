@@ -1,0 +1,1 @@
+"""Small training loops as people write them, each with plain torch and with `join`."""

@@ -1,0 +1,93 @@
+"""Loops in which ranks would drift apart; each must be refused after its first step."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from tests.trainer.habits.registry import (
+    CLASSES,
+    SAMPLES,
+    Join,
+    Models,
+    data,
+    loader,
+    loss_of,
+    network,
+    sgd,
+    train,
+)
+
+
+def two_backward_passes_of_one_call(join: Join) -> Models:
+    """DistributedDataParallel averages only the first."""
+    model = network()
+    optimizer = sgd(model)
+    with join(model=model, optimizer=optimizer) as job:
+        net = job.wrap(model)
+        for inputs, targets in job.batches(loader()):
+            outputs = net(inputs)
+            loss_of(outputs, targets).backward(retain_graph=True)  # type: ignore[no-untyped-call]
+            outputs.square().mean().backward()
+            job.step()
+    return [model]
+
+
+def weights_that_depend_on_the_rank(join: Join) -> Models:
+    model = network()
+    optimizer = sgd(model)
+    with join(model=model, optimizer=optimizer) as job:
+        net = job.wrap(model)
+        for inputs, targets in job.batches(loader()):
+            loss_of(net(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            if job.is_main:
+                next(model.parameters()).data[0].zero_()
+            job.step()
+    return [model]
+
+
+def split_without_a_seed(join: Join) -> Models:
+    """Each rank trains on another part, some of them on the other's test set."""
+    model = network()
+    optimizer = sgd(model)
+    chosen = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(os.getpid())).tolist()
+    samples = DataLoader(Subset(loader().dataset, chosen[: SAMPLES // 2]), batch_size=4)
+    with join(model=model, optimizer=optimizer) as job:
+        train(job, job.wrap(model), samples)
+    return [model]
+
+
+def embeddings_of_limited_norm(join: Join) -> Models:
+    """Each rank limits the rows that it looks up; DistributedDataParallel does not notice."""
+
+    class Limited(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.words = nn.Embedding(SAMPLES, 8, max_norm=1.0)
+            self.last = nn.Linear(8, CLASSES)
+
+        def forward(self, words: Tensor) -> Tensor:
+            outputs: Tensor = self.last(self.words(words))
+            return outputs
+
+    model = Limited()
+    optimizer = sgd(model, 1.0)
+    _, targets = data()
+    pairs = TensorDataset(torch.arange(SAMPLES), targets)
+    with join(model=model, optimizer=optimizer) as job:
+        train(job, job.wrap(model), DataLoader(pairs, batch_size=4, shuffle=True))
+    return [model]
+
+
+DRIFTING = {
+    two_backward_passes_of_one_call: "call backward() once after each call of the model",
+    weights_that_depend_on_the_rank: "ranks differ in model.0.weight",
+    embeddings_of_limited_norm: "ranks differ in model.words.weight",
+    split_without_a_seed: "the ranks have different training sets: lengths, or indices of a Subset",
+}
+"""The loops, and a part of the error that each of them gets."""
+BY_NAME = {loop.__name__: loop for loop in DRIFTING}
