@@ -14,9 +14,6 @@ cheaply. Its first bytes choose a job and a cluster (`world.fleet`). In the end 
 but for one that may last (`checks.convergence`, `actions.lasting`). A scripted history
 (`scripted`) does only what its test says.
 
-Faults of the operator that are known are named in `checks.known_faults`. A random history that
-meets one ends there, and `test_known_faults` has each as a short history.
-
 `python -m tests.simulation HEX` prints the events of the history of those bytes;
 `python -m tests.simulation --histories N` runs new ones.
 """

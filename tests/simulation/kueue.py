@@ -45,7 +45,8 @@ class Kueue:
         self.check = check
         self.runs_pods = True
         """False if no kubelet starts or ends pods."""
-        self._clock = clock
+        self.exit_code_on_sigterm = 143
+        self.clock = clock
         self._numbers = itertools.count(1)
 
     def create_workload(self, manifest: Manifest) -> None:
@@ -104,7 +105,7 @@ class Kueue:
         """Delete a pod. It stays until its kubelet has ended it and no finalizer is left."""
         if pod := self.pods.get(key):
             grace = 30 if _runs(pod) else 0
-            ends = format_time(self._clock() + timedelta(seconds=grace))
+            ends = format_time(self.clock() + timedelta(seconds=grace))
             deletion = {"deletionTimestamp": ends, "deletionGracePeriodSeconds": grace}
             pod["metadata"] |= {**deletion, **pod["metadata"]}
 
@@ -339,7 +340,7 @@ class Kueue:
         for key, pod in self.pods.items():
             is_deleted = "deletionTimestamp" in pod["metadata"]
             if is_deleted and _runs(pod):
-                self.end_pod(key, exit_code=143)
+                self.end_pod(key, exit_code=self.exit_code_on_sigterm)
             elif not (is_deleted or _is_gated(pod) or _has_ended(pod) or _runs(pod)):
                 self.run_pod(key)
 
@@ -378,7 +379,7 @@ class Kueue:
         stored["status"]["conditions"] = [one for one in conditions if one["type"] != type_]
 
     def _now(self) -> str:
-        return format_time(self._clock())
+        return format_time(self.clock())
 
 
 def key_of(stored: Manifest) -> Key:

@@ -6,6 +6,7 @@ externalframeworks/adapter.go of https://github.com/kubernetes-sigs/kueue (0.17)
 
 from collections.abc import Callable, MutableMapping
 from copy import deepcopy
+from datetime import timedelta
 from typing import Any, Final
 
 from ddp_operator.ports import Key, Manifest
@@ -16,6 +17,8 @@ CHECK: Final = "elsewhere"
 PREBUILT: Final = "kueue.x-k8s.io/prebuilt-workload-name"
 _ORIGIN: Final = {"kueue.x-k8s.io/multikueue-origin": "multikueue"}
 _ON_MANAGER: Final = "EvictedOnManagerCluster"
+_WORKER_LOST: Final = timedelta(minutes=5)
+"""How long a Workload without its copy stays admitted: the connection may be lost."""
 _MOST_STEPS: Final = 50
 
 
@@ -77,8 +80,11 @@ class MultiKueue:
             return
         [check] = local["status"]["admissionChecks"]
         if remote is None:
+            now = self._manager.kueue.clock()
             if check["state"] == "Pending":
                 self._copy_workload(local)
+            elif check["state"] == "Ready" and now >= check["since"] + _WORKER_LOST:
+                check["state"] = "Retry"
             return
         if holds(remote, "Finished"):
             self._sync_job(key, job)
@@ -101,7 +107,7 @@ class MultiKueue:
                 return
             self._sync_job(key, job)
             if check["state"] == "Pending":
-                check["state"] = "Ready"
+                check |= {"state": "Ready", "since": self._manager.kueue.clock()}
                 local["status"]["clusterName"] = "worker"
 
     def _copy_workload(self, local: Json) -> None:

@@ -61,6 +61,12 @@ class QueueCluster(FakeCluster):
         elif {**stored["spec"], **manifest["spec"]} != stored["spec"]:
             self.kueue.update_workload(key_of(manifest), manifest["spec"])
 
+    async def update(self, changed: Manifest) -> Manifest:
+        stored = self.kueue.workloads[key_of(changed)]
+        self.kueue.update_workload(key_of(changed), changed["spec"])
+        stored["metadata"] |= {"annotations": changed["metadata"]["annotations"]}
+        return stored
+
 
 class World:
     """A cluster with the operator, Kueue and one queue."""

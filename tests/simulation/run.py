@@ -11,7 +11,6 @@ from tests.simulation.actions import cluster, evictions, lasting, nodes, pods
 from tests.simulation.actions import users as user
 from tests.simulation.checks.convergence import converge
 from tests.simulation.checks.invariants import Invariants
-from tests.simulation.checks.known_faults import KNOWN_FAULTS, KnownFaultError
 from tests.simulation.history import Choices, spec_choices, steps
 from tests.simulation.simulation import Simulation
 from tests.simulation.world.admission import MUTATIONS
@@ -94,7 +93,7 @@ class _BugReports(logging.Handler):
 
 def run(history: bytes) -> Simulation:
     """Run one history; raises `AssertionError` with its events when something is wrong."""
-    simulation = Simulation(known_faults=KNOWN_FAULTS)
+    simulation = Simulation()
     reports = _BugReports(simulation.invariants)
     logger = logging.getLogger("ddp_operator")
     level = logger.level
@@ -116,8 +115,6 @@ def run(history: bytes) -> Simulation:
             simulation.advance(choices.of(_PAUSES))
             simulation.check()
         converge(simulation)
-    except KnownFaultError as error:
-        simulation.ended_by = str(error)
     finally:
         logger.removeHandler(reports)
         logger.setLevel(level)

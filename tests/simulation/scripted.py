@@ -74,6 +74,12 @@ class Script:
             truth.move(now)
             truth.last_step_at = now if training.is_complete(pod) else None
 
+    def report_done(self) -> None:
+        """The script reports that its result is safe: pods may be lost from now on."""
+        self.simulation.training.is_done = True
+        for pod in self.pods:
+            self.simulation.invariants.truth_of(pod).is_done = True
+
     def fail(self, pod: Manifest, exit_: Exit) -> None:
         """The processes of a pod end; their launcher keeps the pod if it restarts them in place."""
         if self.simulation.launchers.fail_in_place(pod, exit_.code, exit_.words):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from ddp_operator.job.status.goodput import is_down
 from ddp_operator.ports import Manifest
 
 from tests.good_manifests import container, template
@@ -113,17 +114,14 @@ class History:
 
     def _is_undisturbed(self) -> bool:
         job, training = self.simulation.job(), self.training
-        books = job.status.goodput if job else None
         pods = self.simulation.pods(live=False)
-        soon = 15 / training.pace.step
         return bool(
             training.is_training
             and training.group
             and not training.group.hangs
             and self.simulation.operator is not None
-            and books
-            and (not books.outage or training.group.step < books.outage.until_step - soon)
             and job
+            and not is_down(job.status)
             and job.status.phase == "Running"
             and all(kubelet.stage_of(pod) is Stage.READY for pod in pods)
             and not any(map(kubelet.is_deleting, pods))

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from ddp_operator.ports import Node
 
-from tests.simulation.expected_failure import fails
 from tests.simulation.kueue import Json, condition, holds
 from tests.simulation.kueue_world import URGENT, TwoClusters
 from tests.unit.engine.test_delegation import elsewhere
@@ -66,10 +65,6 @@ async def test_suspended_job_leaves_worker_cluster_and_returns() -> None:
     assert len(clusters.worker.running()) == 2
 
 
-@fails(
-    "Kueue refuses the Workload of a suspended job, because its podSets follow the copied"
-    " status, so the job trains on; only `active` should change."
-)
 @LATER_STATUSES
 async def test_suspended_job_leaves_worker_cluster(spec: Json, status: Json) -> None:
     clusters = await with_status(spec, status)
@@ -79,10 +74,6 @@ async def test_suspended_job_leaves_worker_cluster(spec: Json, status: Json) -> 
     assert not clusters.worker.cluster.jobs
 
 
-@fails(
-    "A GPU that fails in the worker cluster changes the podSets of the manager's Workload,"
-    " so suspend has no effect; podSets should follow the spec alone."
-)
 async def test_job_that_lost_a_gpu_is_suspended() -> None:
     clusters = TwoClusters()
     clusters.worker.cluster.node_list = [Node(f"node-{number:04}", {}) for number in range(20)]
@@ -109,10 +100,6 @@ async def test_preempted_job_gives_quota_back_and_returns() -> None:
     assert len(clusters.worker.running()) == 2
 
 
-@fails(
-    "After a restart of the operator, the refused Workload hides its eviction, so the quota"
-    " is never given back; an eviction needs no new podSets."
-)
 @LATER_STATUSES
 async def test_preempted_job_gives_quota_back_after_operator_restart(
     spec: Json, status: Json
@@ -138,6 +125,18 @@ async def test_job_preempted_in_worker_cluster_queues_again() -> None:
     assert clusters.worker.running().items().isdisjoint(first.items())
 
 
+async def test_preempted_copy_that_exits_with_0_is_no_success() -> None:
+    clusters = await started()
+    clusters.worker.kueue.exit_code_on_sigterm = 0
+    clusters.worker.preempt()
+    await clusters.run()
+    assert holds(clusters.worker.workloads["urgent"], "Admitted")
+    clusters.worker.kueue.delete_workload(URGENT)
+    await clusters.run(600)
+    assert clusters.manager.status["phase"] == "Running"
+    assert len(clusters.worker.running()) == 2
+
+
 async def test_deactivated_workload_stays_inactive() -> None:
     clusters = await started()
     job_workload(clusters)["spec"]["active"] = False
@@ -146,10 +145,6 @@ async def test_deactivated_workload_stays_inactive() -> None:
     assert not clusters.worker.cluster.jobs
 
 
-@fails(
-    "The operator activates a Workload that an administrator deactivated when it starts and"
-    " when the job's spec changes; only `suspend` should change `active`."
-)
 @pytest.mark.parametrize("cause", ["operator starts", "user edits the spec"])
 async def test_deactivated_workload_stays_inactive_when(cause: str) -> None:
     clusters = await started()
@@ -162,6 +157,59 @@ async def test_deactivated_workload_stays_inactive_when(cause: str) -> None:
     await clusters.run()
     assert not job_workload(clusters)["spec"]["active"]
     assert not clusters.worker.cluster.jobs
+
+
+async def test_job_edited_while_suspended_returns_with_its_new_pods() -> None:
+    clusters = await started()
+    clusters.manager.apply(elsewhere(suspend=True))
+    await clusters.run()
+    clusters.manager.apply(elsewhere(suspend=True, replicas=1))
+    await clusters.run()
+    assert not clusters.worker.running()
+    clusters.manager.apply(elsewhere(replicas=1))
+    await clusters.run()
+    assert len(clusters.worker.running()) == clusters.manager.kueue.used == 1
+    assert not clusters.manager.errors
+
+
+async def test_spec_that_changes_while_the_job_runs_leaves_it_alone() -> None:
+    clusters = await started()
+    before = clusters.worker.running()
+    clusters.manager.apply(elsewhere(nprocPerNode=2))
+    await clusters.run(600)
+    assert clusters.worker.running() == before
+    assert not clusters.manager.errors
+
+
+async def test_job_keeps_its_failures_when_it_moves() -> None:
+    clusters = await started(restart={"scope": "Pod"})
+    clusters.worker.kueue.end_pod(next(iter(clusters.worker.kueue.pods)), exit_code=3)
+    await clusters.run(120)
+    assert clusters.manager.status["restarts"] == 1
+    clusters.manager.start_operator()
+    clusters.manager.preempt()
+    await clusters.run()
+    assert not clusters.worker.running()
+    clusters.manager.kueue.delete_workload(URGENT)
+    await clusters.run(120)
+    assert len(clusters.worker.running()) == 2
+    status = clusters.manager.status
+    assert (status["phase"], status["restarts"]) == ("Running", 1)
+    assert [failure["exitCode"] for failure in status["failures"]] == [3]
+
+
+async def test_copy_that_lost_its_place_queues_again_in_manager_cluster() -> None:
+    clusters = await started(restart={"scope": "Pod"})
+    pod = next(iter(clusters.worker.kueue.pods))
+    clusters.worker.kueue.delete_pod(pod)
+    clusters.worker.kueue.end_pod(pod, exit_code=0)  # as a script that saves and exits on SIGTERM
+    await clusters.run(600)
+    assert len(clusters.worker.running()) == 2
+    status = clusters.manager.status
+    assert (status["phase"], status["attempt"], status["restarts"]) == ("Running", 0, 0)
+    assert [failure["pod"] for failure in status["failures"]] == [pod.name]
+    assert not holds(job_workload(clusters), "Finished")
+    assert (clusters.manager.kueue.used, clusters.worker.kueue.used) == (2, 2)
 
 
 async def test_failed_copy_ends_the_job() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from ddp_operator.ports import Key, Node
 
-from tests.simulation.expected_failure import fails
 from tests.simulation.kueue import Kueue, holds
 from tests.simulation.kueue_world import URGENT, TwoClusters, World
 from tests.unit.engine.test_delegation import elsewhere
@@ -67,10 +66,6 @@ def lose_node(world: World) -> None:
     world.kueue.delete_pod(_POD)
 
 
-@fails(
-    "A lost pod gives all provisioned nodes back to the queue although its node is healthy;"
-    " the pod alone should be replaced."
-)
 @LOSSES
 async def test_lost_pod_on_healthy_node_keeps_provisioned_nodes(lose: Any) -> None:
     world = await started()
@@ -93,10 +88,6 @@ async def test_lost_node_asks_the_queue_for_nodes_again() -> None:
     assert len(world.running()) == 4
 
 
-@fails(
-    "Under MultiKueue, a job with provisioned nodes fails after any lost pod and records no"
-    " failure; it should continue, or queue again in the manager cluster."
-)
 @pytest.mark.parametrize("loss", ["pod", "node"])
 async def test_copy_with_provisioned_nodes_survives_lost(loss: str) -> None:
     clusters = TwoClusters(quota=4)
@@ -113,19 +104,33 @@ async def test_copy_with_provisioned_nodes_survives_lost(loss: str) -> None:
     assert clusters.manager.status["failures"][0]["pod"] == _POD.name
 
 
-async def test_spare_is_admitted_with_its_group() -> None:
-    world = World(quota=3)
+async def test_spare_is_admitted_by_itself() -> None:
+    world = World(quota=2)
     spares = {"spares": 1, "restart": {"scope": "Pod"}}
     world.apply(job(scheduling={"queueName": "team"}, **spares))
     await world.run()
     assert world.status["phase"] == "Running"
+    assert len(world.running()) == 2
+    world.kueue.quota = 3
+    await world.run()
     assert len(world.running()) == 3
+    sizes = [workload["spec"]["podSets"][0]["count"] for workload in world.workloads.values()]
+    assert sorted(sizes) == [1, 2]
 
 
-@fails(
-    "A spare that a ResourceQuota refuses keeps the pod group incomplete, so the job waits"
-    " in the queue forever; the group should not count it."
-)
+async def test_spare_in_a_queue_takes_over_within_the_quota() -> None:
+    world = World(quota=3)
+    spares = {"spares": 1, "restart": {"scope": "Pod"}}
+    world.apply(job(scheduling={"queueName": "team"}, **spares))
+    await world.run()
+    assert len(world.running()) == 3
+    world.kueue.end_pod(Key("default", "train-0-1"), exit_code=1)
+    await world.run(300)
+    assert world.status["phase"] == "Running"
+    assert len(world.running()) == 3
+    assert world.kueue.used == 3
+
+
 async def test_job_starts_without_spare_that_quota_refuses() -> None:
     world = World(quota=3)
     world.cluster.pod_quota = 2

@@ -168,9 +168,8 @@ def test_start_may_be_late_by_a_clock_that_is_ahead(*, is_right: bool) -> None:
         require=lambda holds, claim: broken.extend([] if holds else [claim]),
         truth_of=lambda _: Truth(faults={"Disruption"}),
         ledger=Ledger(),
-        nodes=8,
-        silent_nodes=0,
-        avoids_well_node=False,
+        broken_nodes=(),
+        avoids_a_node=False,
         clock_is_right=is_right,
         seconds=0.0,
     )

@@ -11,7 +11,6 @@ from ddp_operator.ports import Key, Manifest
 from tests.good_manifests import container
 from tests.simulation.actions.users import break_pattern
 from tests.simulation.checks.group import GroupJudge
-from tests.simulation.checks.known_faults import KnownFault, KnownFaultError
 from tests.simulation.checks.placement import have_places
 from tests.simulation.checks.truth import Ledger, Truth
 from tests.simulation.checks.verdicts import Verdicts
@@ -194,9 +193,8 @@ def verdicts(judged: list[tuple[object, str]], truth: Truth, ledger: Ledger) -> 
         require=lambda holds, claim: judged.append((holds, claim)),
         truth_of=lambda _: truth,
         ledger=ledger,
-        nodes=8,
-        silent_nodes=0,
-        avoids_well_node=False,
+        broken_nodes=(),
+        avoids_a_node=False,
         clock_is_right=True,
         seconds=1000.0,
     )
@@ -230,25 +228,3 @@ def test_invalid_spec_is_judged_by_the_last_valid_one() -> None:
     break_pattern(simulation)
     assert script.job.spec.replicas == 2
     assert script.job.spec == replace(script.job).spec
-
-
-@pytest.mark.parametrize(
-    ("claim", "applies", "error"),
-    [
-        ("it waits", True, KnownFaultError),
-        ("it waits", False, AssertionError),
-        ("it fails", True, AssertionError),
-    ],
-)
-def test_known_fault_explains_only_its_claim(
-    claim: str, error: type[Exception], *, applies: bool
-) -> None:
-    fault = KnownFault("waits", "it waits", lambda _: applies)
-    script = Script(replicas=1)
-    simulation = script.simulation
-    simulation.kill_operator()
-    simulation.invariants.explain = lambda text: (
-        fault.name if fault.explains(simulation, text) else ""
-    )
-    with pytest.raises(error, match=r"waits|fails"):
-        simulation.require(False, claim)

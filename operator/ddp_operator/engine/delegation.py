@@ -1,61 +1,82 @@
 """Workloads of jobs that MultiKueue runs in another cluster."""
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods import multikueue
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import (
     Cluster,
     ForbiddenError,
-    Key,
     Manifest,
     NotFoundError,
     NotServedError,
 )
 
 
-class Delegation:
-    """Does for Kueue what it expects of a job's controller in the first cluster."""
+async def keep_workload(cluster: Cluster[PodState], job: DDPJob) -> Manifest | None:
+    """Do for Kueue what it expects of a job's controller in the first cluster: create the job's
+    Workload if it needs one, write what has changed, and give its quota back when Kueue evicts it.
+    Return the condition that the Workload is finished, if it is.
 
-    def __init__(self, cluster: Cluster[PodState]) -> None:
-        self._cluster = cluster
-        self._applied: dict[Key, tuple[str, int]] = {}
-        """UID and generation of each job whose Workload is up to date."""
-
-    def forget(self, key: Key) -> None:
-        """Forget a job that is gone."""
-        self._applied.pop(key, None)
-
-    async def keep_workload(self, job: DDPJob) -> Manifest | None:
-        """Create or update the job's Workload, if it needs one, and give its quota back when Kueue
-        evicts it. Return the condition that the Workload is finished, if it is.
-
-        Raises:
-            ClusterError: a request failed. The message names the field that asks for the Workload.
-        """
-        if not multikueue.needs_workload(job):
+    Raises:
+        ClusterError: a request failed. The message names the field that asks for the Workload.
+    """
+    if not multikueue.needs_workload(job):
+        return None
+    try:
+        stored = await _read(cluster, multikueue.reference(job))
+        if stored is None or multikueue.must_be_replaced(job, stored):
+            chosen = multikueue.priority_class(job)
+            value = (await cluster.read(chosen))["value"] if chosen else None
+            if stored is not None:
+                await cluster.delete(stored)
+            await cluster.apply(multikueue.workload(job, value, stored))
             return None
-        state, named = (job.uid, job.generation), multikueue.reference(job)
-        try:
-            stored = await self._read(named)
-            if stored is not None and multikueue.was_withdrawn(stored):
-                await self._cluster.delete(stored)
-                stored = None
-            if stored is None or self._applied.get(job.key) != state:
-                chosen = multikueue.priority_class(job)
-                value = (await self._cluster.read(chosen))["value"] if chosen else None
-                await self._cluster.apply(multikueue.workload(job, value))
-                self._applied[job.key] = state
-                stored = await self._cluster.read(named)
-            if status := multikueue.without_admission(stored):
-                await self._cluster.patch_status_of(stored, status)
-            return multikueue.finished(stored)
-        except (NotFoundError, NotServedError, ForbiddenError) as error:
-            self.forget(job.key)
-            message = f"{error.message}: {multikueue.NEEDS}"
-            raise type(error)(message, status=error.status) from None
+        if changed := multikueue.updated(job, stored):
+            stored = await cluster.update(changed)
+        if status := multikueue.without_admission(stored):
+            await cluster.patch_status_of(stored, status)
+        return multikueue.finished(stored)
+    except (NotFoundError, NotServedError, ForbiddenError) as error:
+        message = f"{error.message}: {multikueue.NEEDS}"
+        raise type(error)(message, status=error.status) from None
 
-    async def _read(self, named: Manifest) -> Manifest | None:
-        try:
-            return await self._cluster.read(named)
-        except NotFoundError:
-            return None
+
+async def begin_copy(cluster: Cluster[PodState], job: DDPJob) -> Plan | None:
+    """Decide that a job which MultiKueue has just copied to this cluster keeps its failures."""
+    named = multikueue.copied_workload(job)
+    if named is None or job.status != DDPJobStatus():
+        return None
+    try:
+        stored = await _read(cluster, named)
+    except (NotServedError, ForbiddenError):
+        return None  # `check_copy` says so before pods are created
+    status = multikueue.first_status(job, stored) if stored else None
+    return Plan(status, decided=True) if status else None
+
+
+async def check_copy(cluster: Cluster[PodState], job: DDPJob) -> None:
+    """Check that the Workload whose group new pods of a job would enter is the job's own.
+
+    Raises:
+        ForbiddenError: it is not, or it does not exist, or the operator may not read it.
+        ClusterError: the request failed.
+    """
+    named = multikueue.copied_workload(job)
+    if named is None:
+        return
+    try:
+        stored = await _read(cluster, named)
+    except (NotServedError, ForbiddenError) as error:
+        message = f"{error.message}: {multikueue.CHECK_NEEDS}"
+        raise ForbiddenError(message, status=error.status) from None
+    if stored is None or not multikueue.is_copy_for(job, stored):
+        raise ForbiddenError(multikueue.not_a_copy(job))
+
+
+async def _read(cluster: Cluster[PodState], named: Manifest) -> Manifest | None:
+    try:
+        return await cluster.read(named)
+    except NotFoundError:
+        return None

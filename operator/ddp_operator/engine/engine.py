@@ -79,7 +79,6 @@ class Engine:
         self.metrics = Metrics()
         self._metrics_jobs = metrics_jobs
         self._cluster = cluster
-        self._known_nodes: frozenset[str] = frozenset()
         self._leaving_nodes: frozenset[str] = frozenset()
         self._nodes_due: asyncio.TimerHandle | None = None
         self._clock = clock
@@ -160,13 +159,11 @@ class Engine:
         """
         self._nodes_due = None
         nodes = self._cluster.nodes()
-        names = frozenset(node.name for node in nodes)
         leaving = frozenset(
             name for name, node in nodes.signalled.items() if node.leaving or node.unready
         )
-        # New nodes may give pods a place to go.
-        concerned = leaving if names - self._known_nodes else leaving - self._leaving_nodes
-        self._known_nodes, self._leaving_nodes = names, leaving
+        concerned = leaving ^ self._leaving_nodes  # also those that stay after all
+        self._leaving_nodes = leaving
         if concerned:
             for key in self.jobs.entries:
                 if any(pod.node in concerned for pod in self._cluster.pods_of(key)):
@@ -174,7 +171,7 @@ class Engine:
 
     def _rest_seconds(self, key: Key) -> float:
         entry = self.jobs.get(key)
-        job = entry.job if entry else None
+        job = entry.outline if entry else None
         replicas = job.spec.replicas if isinstance(job, DDPJob) else 0
         seconds = replicas * _REST_SECONDS_PER_POD * (1 + replicas / _LARGE)
         return min(max(seconds, _LEAST_REST_SECONDS), _MOST_REST_SECONDS)

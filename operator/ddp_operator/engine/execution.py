@@ -6,14 +6,15 @@ from typing import Final
 
 from ddp_operator.api.constants import KUEUE_MANAGED, KUEUE_RETRIABLE, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
+from ddp_operator.engine.delegation import check_copy
 from ddp_operator.engine.job_cache import Entry
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.slow_start import slow_start
 from ddp_operator.engine.tokens.token_secrets import TokenSecrets
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.planning.queue import Upkeep
+from ddp_operator.job.planning.places.queue import Upkeep
 from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.access import SecretKey
+from ddp_operator.job.pods.access import PodToken
 from ddp_operator.job.pods.prerequisites import Prerequisite, network_policy, prerequisites
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import (
@@ -23,8 +24,8 @@ from ddp_operator.ports import (
     ForbiddenError,
     InvalidError,
     Key,
+    NotLeaderError,
     NotServedError,
-    TokenSource,
     Trainers,
 )
 
@@ -46,6 +47,11 @@ _STACKS_SECONDS: Final = 1.0
 _NO_LAUNCHER_IMAGE: Final = (
     "spec.launcher: inject copies the launcher from the operator's own image, which is unknown; "
     "start the operator with --launcher-image, or remove launcher"
+)
+
+_OWN_NAMESPACE: Final = (
+    "metadata.namespace: the operator runs in this namespace and creates no pods of jobs here, "
+    "because they could use its account and its Secrets; create the job in another namespace"
 )
 
 
@@ -84,13 +90,10 @@ class Execution:
         planned: Plan,
         *,
         overtaken: Callable[[], bool],
-    ) -> str:
-        """Make the writes of a plan, in order, until it is `overtaken`.
+    ) -> None:
+        """Make the writes of a plan except spares, in order, until it is `overtaken`.
 
         All writes are tried; then the most serious error is raised.
-
-        Returns:
-            Why the API server refuses spares, which a job can run without; otherwise an empty text.
 
         Raises:
             UnfitTemplateError: no pod of the job can ever be created.
@@ -117,14 +120,24 @@ class Execution:
 
         others = [delete(pod) for pod in planned.delete]
         if isinstance(job, DDPJob) and _some_cannot_start(planned):
-            others.append(self._secrets.restore(job.namespace, cluster.pods_of(job.key)))
-        pods = planned.create or planned.create_spares
-        creates = pods or planned.create_service or planned.isolate is not None
+            others.append(self._secrets.restore(job, cluster.pods_of(job.key)))
+        creates = planned.create or planned.create_service or planned.isolate is not None
         if isinstance(job, DDPJob) and creates:
-            await _all([*others, self._create(job, planned, overtaken)])
-            return await self._create_spares(job, planned, overtaken)
+            others.append(self._create(job, planned, overtaken))
         await _all(others)
-        return ""
+
+    async def create_spares(
+        self, job: DDPJob, spares: Sequence[Identity], *, overtaken: Callable[[], bool]
+    ) -> str:
+        """Create pods that a job can run without. Return why some cannot be created; empty if all
+        can.
+
+        Raises:
+            NotLeaderError: another replica may be the leader by now.
+        """
+        errors = await self._create_pods(job, spares, overtaken)
+        _raise_heaviest([error for error in errors if not _may_pass(error)])
+        return str(errors[0]) if errors else ""
 
     async def tend_queue(self, needed: Upkeep) -> None:
         """Make the writes of pods in a queue. All are tried; then the most serious error is raised.
@@ -159,9 +172,8 @@ class Execution:
     def token_at(self, job: DDPJob, address: str) -> str:
         """Return the token of the pod at an address."""
         pods = self._cluster.pods_of(job.key)
-        sources = [pod.token_source for pod in pods if pod.address == address]
-        source = sources[-1] if sources else TokenSource.VARIABLE
-        return self._access.token_of(job.namespace, job.uid, source)
+        keys = [pod.token_key for pod in pods if pod.address == address]
+        return self._access.token_of(job.uid, keys[-1] if keys else "")
 
     async def _create(self, job: DDPJob, planned: Plan, overtaken: Callable[[], bool]) -> None:
         """Create what the pods need, then the pods.
@@ -170,6 +182,8 @@ class Execution:
         which they find each other; then their other prerequisites. Then one pod, because what is
         wrong with it is wrong with all; then more and more at a time.
         """
+        if job.namespace == self._access.operator_namespace:
+            raise ForbiddenError(_OWN_NAMESPACE)
         if job.spec.launcher == "inject" and not self._settings.launcher_image:
             raise ForbiddenError(_NO_LAUNCHER_IMAGE)
         if planned.isolate:
@@ -185,21 +199,14 @@ class Execution:
 
         _raise_heaviest(await self._create_pods(job, planned.create, overtaken))
 
-    async def _create_spares(
-        self, job: DDPJob, planned: Plan, overtaken: Callable[[], bool]
-    ) -> str:
-        refusals = await self._create_pods(job, planned.create_spares, overtaken)
-        refused = (AlreadyExistsError, ForbiddenError, InvalidError)
-        _raise_heaviest([error for error in refusals if not isinstance(error, refused)])
-        return str(refusals[0]) if refusals else ""
-
     async def _create_pods(
         self, job: DDPJob, pods: Sequence[Identity], overtaken: Callable[[], bool]
     ) -> list[Exception]:
         if not pods:
             return []
         try:
-            token = await self._token_variable(job, pods)
+            await check_copy(self._cluster, job)
+            token = await self._pod_token(job, pods[0].attempt)
         except ClusterError as error:
             return [error]
 
@@ -222,18 +229,17 @@ class Execution:
             create, pods, most=_CREATIONS_AT_ONCE, wanted=lambda: not overtaken()
         )
 
-    async def _token_variable(self, job: DDPJob, pods: Sequence[Identity]) -> str | SecretKey:
-        """Return the job's token for new pods, or a reference to its Secret, which may be created
-        first.
+    async def _pod_token(self, job: DDPJob, attempt: int) -> PodToken:
+        """Return what new pods of an attempt receive. Create its Secret first, if it needs one.
 
         Raises:
             ClusterError: the Secret cannot be created.
         """
         existing = self._cluster.pods_of(job.key)
-        source = self._access.source_for(job.uid, pods[0].attempt, existing)
-        if source is TokenSource.SECRET:
-            await self._secrets.create(job, existing)
-        return self._access.variable(job.namespace, job.uid, source)
+        key = self._access.key_for(job.uid, attempt, existing)
+        if self._access.has_secrets:
+            await self._secrets.create(job, key, existing)
+        return self._access.pod_token(job.uid, key)
 
     async def _apply(self, needed: Prerequisite) -> None:
         try:
@@ -252,8 +258,13 @@ class Execution:
         )
 
 
+def _may_pass(error: Exception) -> bool:
+    return isinstance(error, ClusterError) and not isinstance(error, NotLeaderError)
+
+
 def _some_cannot_start(planned: Plan) -> bool:
-    return any(gap.reason == "CannotStart" for gap in planned.status.gaps)
+    clocks = planned.status.bookkeeping.gap_clocks
+    return any(clock.reason == "CannotStart" for clock in clocks)
 
 
 async def _dump_stacks(trainers: Trainers, addresses: Iterable[str], *, token: str) -> None:

@@ -1,15 +1,14 @@
 """Jobs as last seen, from the watch and from the responses to the operator's own writes."""
 
-import json
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
-import orjson
-
 from ddp_operator.api.constants import CONTROLLER, MULTIKUEUE
 from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.api.values import deep_json
 from ddp_operator.ports import Key, Manifest
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
@@ -40,13 +39,22 @@ class Entry:
     """The job's resourceVersion."""
     stored: str
     """`manifest` as JSON: parsed it takes four times the memory, and only writes read it."""
-    job: DDPJob | InvalidJobError
+    outline: DDPJob | InvalidJobError
+    """The job, for scans of all jobs: of a large spec it has only the short fields
+    (`DDPJob.outline`). If the stored spec is invalid, it has the last valid one."""
     status_written_at: datetime = _NEVER
     """When this operator last wrote the job's status."""
+    problem: InvalidJobError | None = None
+    """Why the stored spec does not apply; None: it does."""
 
     @classmethod
     def of(
-        cls, manifest: Manifest, job: DDPJob | InvalidJobError, status_written_at: datetime = _NEVER
+        cls,
+        manifest: Manifest,
+        job: DDPJob | InvalidJobError,
+        status_written_at: datetime = _NEVER,
+        *,
+        problem: InvalidJobError | None = None,
     ) -> Self:
         """Keep only what is read again of a stored job: there may be ten thousand jobs."""
         metadata = manifest["metadata"]
@@ -54,23 +62,36 @@ class Entry:
             name: manifest[name] for name in ("apiVersion", "kind", "status") if name in manifest
         }
         kept["metadata"] = {name: metadata[name] for name in _KEPT_METADATA if name in metadata}
-        if isinstance(job, InvalidJobError):
+        if problem is not None:
             kept["spec"] = _unvalidated(manifest.get("spec"))
-        return cls(metadata["uid"], _version(metadata), _written(kept), job, status_written_at)
+        outline = job.outline if isinstance(job, DDPJob) else job
+        return cls(
+            metadata["uid"],
+            _version(metadata),
+            deep_json.dumps(kept),
+            outline,
+            status_written_at,
+            problem,
+        )
+
+    @property
+    def job(self) -> DDPJob | InvalidJobError:
+        """The job with its whole spec, which is parsed again if it is large."""
+        return self.outline.whole if isinstance(self.outline, DDPJob) else self.outline
 
     @property
     def manifest(self) -> Manifest:
-        """The stored job without its spec. Of an invalid job's spec, the time to live and the
-        controller are kept.
+        """The stored job without its spec. Of an invalid spec, the time to live and the controller
+        are kept.
         """
-        manifest: Manifest = json.loads(self.stored)
+        manifest: Manifest = deep_json.loads(self.stored)
         return manifest
 
     @property
     def foreign(self) -> bool:
         """True if the job is of a controller that the operator does not work with."""
-        if isinstance(self.job, DDPJob):
-            who = self.job.spec.managed_by
+        if isinstance(self.outline, DDPJob):
+            who = self.outline.spec.managed_by
         else:
             who = self.manifest["spec"].get("managedBy")
         return who not in (None, CONTROLLER, MULTIKUEUE)
@@ -163,19 +184,17 @@ class JobCache:
 
 def _read(manifest: Manifest, status_written_at: datetime, known: Entry | None) -> Entry:
     """Parse a stored job; `known` is its earlier entry."""
-    job = known.job if known and isinstance(known.job, DDPJob) else None
+    before = known.outline if known and isinstance(known.outline, DDPJob) else None
+    job: DDPJob | InvalidJobError
     try:
-        return Entry.of(manifest, DDPJob.parse(manifest, job), status_written_at)
+        return Entry.of(manifest, DDPJob.parse(manifest, before), status_written_at)
     except InvalidJobError as error:
         # Without the traceback, which would keep much in memory.
-        return Entry.of(manifest, type(error)(str(error)), status_written_at)
-
-
-def _written(kept: Manifest) -> str:
-    try:
-        return orjson.dumps(kept).decode()  # orjson allocates three times the space for bytes
-    except TypeError:  # nested a few hundred levels deep, as no status of this operator's CRD is
-        return json.dumps(kept)
+        job = problem = type(error)(str(error))
+    if before is not None and before.uid == manifest["metadata"]["uid"]:
+        with contextlib.suppress(InvalidJobError):  # the status cannot be read, either
+            job = before.continued(manifest)
+    return Entry.of(manifest, job, status_written_at, problem=problem)
 
 
 def _unvalidated(spec: Any) -> dict[str, Any]:

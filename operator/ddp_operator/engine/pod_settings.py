@@ -14,3 +14,5 @@ class PodSettings:
     side_cars: SideCars = DEFAULT_SIDE_CARS
     launcher_image: str = ""
     """Image with the launcher, for jobs with `launcher: inject`; empty where it is unknown."""
+    isolate: bool = False
+    """Jobs that do not set `isolation` are isolated."""

@@ -63,7 +63,7 @@ class PriorityBoosts:
     def reconciled(self, key: Key) -> None:
         """Write soon if a job has stopped running, so that it does not queue with a boost."""
         entry = self._jobs.get(key)
-        job = entry.job if entry else None
+        job = entry.outline if entry else None
         if key in self._raised and isinstance(job, DDPJob) and job.status.phase != "Running":
             self._has_dropped.set()
 
@@ -106,12 +106,16 @@ class PriorityBoosts:
         """Return the jobs that run or will, with their Workloads and boosts."""
         now = self._clock()
         for key, entry in self._jobs.entries.items():
-            job = entry.job
+            job = entry.outline
             if not isinstance(job, DDPJob) or job.spec.managed_elsewhere:
                 continue
             if job.spec.kueue_queue and job.status.phase in _ACTIVE:
+                # A label of the job may name another Workload; pods enter only groups of the job.
+                pods = self._cluster.pods_of(key)
+                own = {pod.queue.group for pod in pods if pod.queue and pod.owner_uid == job.uid}
                 for name, boost in boosts_of(job, now, most=self._most).items():
-                    yield key, Key(key.namespace, name), boost
+                    if name in own:
+                        yield key, Key(key.namespace, name), boost
 
     def _report(self, namespace: str, error: ForbiddenError) -> None:
         """Log a refusal once."""

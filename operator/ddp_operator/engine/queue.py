@@ -7,6 +7,9 @@ from typing import Final, Generic, TypeVar
 
 KeyT = TypeVar("KeyT")
 
+_NEWS_SECONDS: Final = 1.0
+"""Longest wait of a name that failed and was added meanwhile."""
+
 _LONGEST_REST_SECONDS: Final = 10.0
 """Names that were given out longer ago than this are forgotten: they have rested."""
 
@@ -23,7 +26,7 @@ class WorkQueue(Generic[KeyT]):
     - `add_after` keeps the earlier of two times; `add` makes a delayed name due at once.
     - `add_rested` also makes a name due at once, unless it was given out just now: a burst of
       changes is one piece of work.
-    - A name that fails waits longer each time, until it succeeds.
+    - A name that fails waits longer each time, until it succeeds or is added again.
 
     Belongs to the event loop that it is used in.
     """
@@ -118,10 +121,9 @@ class WorkQueue(Generic[KeyT]):
         backoff: float = self._first_backoff_seconds * 2 ** min(failures, 30)
         seconds = max(min(backoff, self._last_backoff_seconds), retry_after_seconds or 0.0)
         self._active.discard(key)
-        # The next attempt covers what was requested meanwhile.
-        self._again.discard(key)
-        if timer := self._timers.pop(key, None):
-            timer.cancel()
+        if key in self._again:
+            self._again.discard(key)
+            seconds = min(seconds, _NEWS_SECONDS)
         self.add_after(key, seconds)
         return seconds
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from ddp_operator.api.job import DDPJob, NewerJobError
-from ddp_operator.engine.delegation import Delegation
+from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.engine.delegation import begin_copy, keep_workload
 from ddp_operator.engine.execution import Execution, UnfitTemplateError
 from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
@@ -24,9 +24,9 @@ from ddp_operator.job.planning.convergence import explain_refusal, report_refusa
 from ddp_operator.job.planning.decisions import fail
 from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan, with_goodput
+from ddp_operator.job.planning.places.queue import end_with_workload, upkeep
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.planning.queue import end_with_workload, upkeep
-from ddp_operator.job.planning.rejection import reject
+from ddp_operator.job.planning.rejection import reject, stored_status, with_problem
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.conditions import (
     API_SERVER_ERROR,
@@ -91,7 +91,7 @@ class Reconciler:
         self._report_of = report_of
         self._launchers = launchers
         self._hangs = hangs
-        self._delegation = Delegation(cluster)
+        self._isolate = settings.isolate
         self._execution = Execution(cluster, settings=settings, trainers=trainers)
         self._status = StatusWriter(
             cluster,
@@ -136,8 +136,6 @@ class Reconciler:
                 pods = self._cluster.pods_of(key)
             entry = self._jobs.get(key)
             if entry is None:
-                self._status.forget(key)
-                self._delegation.forget(key)
                 return None
             if entry.foreign:
                 return None
@@ -146,17 +144,17 @@ class Reconciler:
                 continue
             planned = None
             if isinstance(entry.job, DDPJob):
-                ended = await self._delegation.keep_workload(entry.job)
+                ended = await keep_workload(self._cluster, entry.job)
                 planned = end_with_workload(entry.job, ended, self._clock()) if ended else None
+                planned = planned or await begin_copy(self._cluster, entry.job)
             planned = planned or self._plan(key, entry, pods)
             try:
                 if planned.decided:
-                    if until := await self._status.decide(key, entry, planned):
-                        return until
+                    await self._status.decide(key, entry, planned)
                 else:
                     return await self._carry_out(key, entry, planned)
             except UnfitTemplateError as unfit:
-                job = _as_seen(unfit.job, planned)
+                job = replace(unfit.job, status=planned.seen or unfit.job.status)
                 now = self._clock()
                 planned = fail(job, "InvalidPodTemplate", unfit.message, now)
                 planned = with_goodput(unfit.job, planned, now)
@@ -170,9 +168,10 @@ class Reconciler:
         entry, now = self._jobs.get(key), self._clock()
         uid = entry.uid if entry else None
         job = entry.job if entry else None
-        if not isinstance(job, NewerJobError):  # only a newer operator knows what it needs
+        # Without a valid spec, only the pods of a job that is over are known to be over.
+        if entry and (isinstance(job, DDPJob) or stored_status(entry.manifest).finished):
             own = [pod for pod in pods if pod.owner_uid == uid]
-            known = job if isinstance(job, DDPJob) else None  # an invalid job's pods are deleted
+            known = job if isinstance(job, DDPJob) else None
             await self._execution.tend_queue(upkeep(known, own, now))
         others = [pod for pod in pods if pod.owner_uid != uid]
         if upkeep(None, others, now).end:
@@ -190,18 +189,22 @@ class Reconciler:
         return str(stored["metadata"]["uid"])
 
     def _plan(self, key: Key, entry: Entry, pods: Sequence[PodState]) -> Plan:
-        now = self._clock()
-        if isinstance(entry.job, DDPJob):
-            return plan(
-                entry.job,
-                pods,
-                now,
-                nodes=self._cluster.nodes(),
-                report=self._report_of(key),
-                launchers=self._launchers.of(entry.job) if self._launchers else NO_LAUNCHERS,
-                hang=self._hangs.of(entry.job) if self._hangs else NOTHING_KNOWN,
-            )
-        return reject(entry.manifest, entry.job, pods, now)
+        job, problem, now = entry.job, entry.problem, self._clock()
+        if isinstance(job, InvalidJobError):
+            return reject(entry.manifest, job, pods, now)
+        if problem and job.status.start_time is None:
+            return reject(entry.manifest, problem, pods, now)
+        planned = plan(
+            job,
+            pods,
+            now,
+            nodes=self._cluster.nodes(),
+            report=self._report_of(key),
+            launchers=self._launchers.of(job) if self._launchers else NO_LAUNCHERS,
+            hang=self._hangs.of(job) if self._hangs else NOTHING_KNOWN,
+            isolate=self._isolate,
+        )
+        return with_problem(job, planned, problem) if problem else planned
 
     async def _report_lasting_errors(self, key: Key, error: ClusterError, began: datetime) -> None:
         """Report that the API server has answered with errors for a while: in the job's status, or
@@ -229,10 +232,9 @@ class Reconciler:
             refused = isinstance(error, AlreadyExistsError | ForbiddenError | InvalidError)
             if refused and running and running.reason in (NAME_TAKEN, PODS_FORBIDDEN):
                 return  # already reported
-            seen = _as_seen(job, self._plan(key, entry, self._cluster.pods_of(key)))
-            held = with_goodput(job, report_refusal(seen, API_SERVER_ERROR, message, now), now)
+            planned = self._plan(key, entry, self._cluster.pods_of(key))
             with contextlib.suppress(ClusterError):
-                await self._status.record(key, entry, held.status, held.events)
+                await self._record_refusal(key, entry, planned, API_SERVER_ERROR, message)
                 events = ()
         if events and key not in self._failures_reported:
             self._failures_reported.add(key)
@@ -252,10 +254,9 @@ class Reconciler:
             _, address = planned.ask_traces[0]  # all belong to one attempt
             token = self._execution.token_at(entry.job, address)
             self._hangs.ask(entry.job, planned.ask_traces, token=token)
-        status, events, requeue_at = planned.status, planned.events, planned.requeue_at
         overtaken = self._overtaken_check(key, entry, planned)
         try:
-            no_spares = await self._execution.act(entry, planned, overtaken=overtaken)
+            await self._execution.act(entry, planned, overtaken=overtaken)
         except (AlreadyExistsError, ForbiddenError, InvalidError) as refused:
             # Quota, policy, or a name in use. It may pass, and until then the user must see it.
             if isinstance(refused, NamespaceEndsError):
@@ -264,25 +265,47 @@ class Reconciler:
                 await self._execution.tend_queue(upkeep(None, own, self._clock()))
             if not isinstance(entry.job, DDPJob):
                 raise  # the status already says what is wrong
-            taken = isinstance(refused, AlreadyExistsError)
-            reason = NAME_TAKEN if taken else PODS_FORBIDDEN
-            job, now = _as_seen(entry.job, planned), self._clock()
-            message = refused.message if taken else explain_refusal(job, refused.message)
-            held = report_refusal(job, reason, message, now, wanted=planned.create)
-            held = with_goodput(entry.job, held, now)
-            await self._status.record(key, entry, held.status, held.events)
+            if isinstance(refused, AlreadyExistsError):
+                reason, message = NAME_TAKEN, refused.message
+            else:
+                reason, message = PODS_FORBIDDEN, explain_refusal(entry.job, refused.message)
+            await self._record_refusal(key, entry, planned, reason, message)
             raise
         if overtaken():
             return self._clock()  # skipped writes must not be recorded as done
-        if no_spares and isinstance(entry.job, DDPJob):
-            held = spares.refused(replace(entry.job, status=status), no_spares, self._clock())
-            await self._status.record(key, entry, held.status, (*events, *held.events))
-            return self._clock()
-        later = self._status.deferred_until(entry, status)
-        if later is not None:
-            return min(later, requeue_at) if requeue_at else later
-        await self._status.record(key, entry, status, events)
-        return requeue_at
+        later = self._status.deferred_until(entry, planned.status)
+        if later is None:
+            await self._status.record(key, entry, planned.status, planned.events)
+        again = await self._create_spares(key, planned)
+        return min((due for due in (later, planned.requeue_at, again) if due), default=None)
+
+    async def _record_refusal(
+        self, key: Key, entry: Entry, planned: Plan, reason: str, message: str
+    ) -> None:
+        """Store what a plan saw, and why the API server does not let the operator carry it out."""
+        job, now = entry.job, self._clock()
+        assert isinstance(job, DDPJob)
+        held = report_refusal(job, reason, message, now, seen=planned.seen, wanted=planned.create)
+        held = with_goodput(job, held, now)
+        await self._status.record(key, entry, held.status, held.events)
+
+    async def _create_spares(self, key: Key, planned: Plan) -> datetime | None:
+        """Create spares once the job's own state is stored, because the job can run without them.
+        Return when to requeue it if some are missing.
+        """
+        entry = self._jobs.get(key)
+        if not planned.create_spares or entry is None or not isinstance(entry.job, DDPJob):
+            return None
+        if entry.job.generation != planned.status.observed_generation:
+            return self._clock()  # planned for an earlier spec
+        overtaken = self._overtaken_check(key, entry, planned)
+        failure = await self._execution.create_spares(
+            entry.job, planned.create_spares, overtaken=overtaken
+        )
+        if failure:
+            held = spares.refused(entry.job, failure, self._clock())
+            await self._status.record(key, entry, held.status, held.events)
+        return self._clock() if failure or overtaken() else None
 
     def _overtaken_check(self, key: Key, entry: Entry, planned: Plan) -> Callable[[], bool]:
         """Return a check, for use between the many writes of a plan: has something happened that
@@ -331,8 +354,3 @@ class Reconciler:
         if self._launchers and isinstance(entry.job, DDPJob):
             states = self._launchers.of(entry.job)
         return states.failures, self._cluster.nodes().signalled
-
-
-def _as_seen(job: DDPJob, planned: Plan) -> DDPJob:
-    """Return the job with the state that a plan saw, without the changes that it planned."""
-    return replace(job, status=planned.seen) if planned.seen else job

@@ -4,21 +4,10 @@ from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from typing import Any, Final
 
-from ddp_operator.api.status import NOTES, DDPJobStatus, Outage
+from ddp_operator.api.status import NOTES, DDPJobStatus, decisive_names
 from ddp_operator.ports import Manifest
 
 _KNOWN: Final = frozenset(str(field.alias) for field in DDPJobStatus.model_fields.values())
-
-_FOR_PEOPLE: Final = (
-    "ready",
-    "readyReplicas",
-    "selector",
-    "placement",
-    "goodput",
-    "gaps",
-    "memoryCheckpoint",
-)
-"""Fields for people; no decision is known to depend on them."""
 
 # Empty texts, lists and maps only lengthen `kubectl describe`. Zeros mean something, and stay.
 _EMPTY: tuple[object, ...] = ("", [], {})
@@ -55,32 +44,21 @@ def _others(old: Manifest, known: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in old.items() if name not in known}
 
 
-def pruned(wanted: Manifest, stored: Manifest) -> frozenset[str]:
-    """Return the names of fields that the server has dropped because its CRD does not have them."""
-    return frozenset(_lost(wanted, stored))
-
-
 def forgotten(decided: DDPJobStatus, stored: DDPJobStatus) -> frozenset[str]:
-    """Return the names of a decision's fields that the server has stored with another value.
-
-    Fields that no decision depends on are left out.
+    """Return the names of a decision's fields that the server has not stored as decided, without
+    those that no later decision reads.
     """
-    wanted, found = as_stored(decided), as_stored(stored)
-    for name in _FOR_PEOPLE:
-        wanted.pop(name, None)
-    return frozenset(_lost(wanted, found, values=True))
+    return decisive_names(_lost(as_stored(decided), as_stored(stored), "status"))
 
 
-def _lost(
-    wanted: Mapping[str, Any], found: Mapping[str, Any], *, values: bool = False
-) -> Iterator[str]:
-    """Yield the paths of missing values; with `values`, also of different ones."""
+def _lost(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield the paths of missing or different values."""
     for name, value in wanted.items():
         there = found.get(name)
         if isinstance(value, dict) and isinstance(there, Mapping):
-            yield from (f"{name}.{inner}" for inner in _lost(value, there, values=values))
-        elif name not in found or (values and there != value):
-            yield name
+            yield from _lost(value, there, f"{path}.{name}")
+        elif name not in found or there != value:
+            yield f"{path}.{name}"
 
 
 def merge_patch(old: Manifest, new: Manifest) -> dict[str, Any]:
@@ -112,8 +90,6 @@ class News(IntEnum):
 
 def news(old: DDPJobStatus, new: DDPJobStatus) -> News:
     """Return how important the difference between two statuses is."""
-    if _outage(old) != _outage(new):
-        return News.STATE  # a late report would move the end of the outage
     if _slow_pod(old) != _slow_pod(new):
         return News.STATE
     old, new = (status.updated(**_NO_PROGRESS) for status in (old, new))
@@ -127,15 +103,11 @@ _NO_PROGRESS: Final = dict.fromkeys(
 )
 
 
-def _outage(status: DDPJobStatus) -> Outage | None:
-    return status.goodput.outage if status.goodput else None
-
-
 def _slow_pod(status: DDPJobStatus) -> str:
     return status.slow_rank.pod if status.slow_rank else ""
 
 
 def _essence(status: DDPJobStatus) -> DDPJobStatus:
     conditions = tuple(c.updated(message="") for c in status.conditions)
-    status = status.updated(message="", conditions=conditions, gaps=())
+    status = status.without_gaps().updated(message="", conditions=conditions)
     return status.updated(ready_replicas=0, ready="", completed_indexes="")

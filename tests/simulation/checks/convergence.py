@@ -10,11 +10,21 @@ from tests.simulation.checks.invariants import wanted_by, world_of_pod
 from tests.simulation.checks.placement import have_places
 from tests.simulation.simulation import Simulation
 from tests.simulation.world import kubelet
+from tests.simulation.world.start_faults import Stage
 
 _ROUNDS = 12
-_LASTING_ROUNDS = 8
-_ROUND_SECONDS = 330
-"""Longer than any pause that the operator makes by itself."""
+_LASTING_ROUNDS = 16
+"""A node that starts no pod is worse than one with a broken device after five more failures. Each
+takes ten minutes, and a pause as long.
+"""
+_ROUND_SECONDS = 610
+"""Longer than any pause between restarts."""
+_PLACING_SECONDS = 10
+"""Well within a user's `schedulingTimeoutSeconds`: kube-scheduler places a pod that fits within
+seconds, however long its kubelet takes.
+"""
+_STEPS_PER_ROUND = 2
+"""Refused writes are repeated each minute, so a round of ten minutes has more than a step."""
 _WRITES_SECONDS = 5
 """Enough for the writes that follow a stored decision."""
 _FIRST_CHOICE = ("node-a",)
@@ -64,17 +74,26 @@ def _clear(simulation: Simulation) -> None:
 
 def _come_to_rest(simulation: Simulation, rounds: int) -> bool:
     for _ in range(rounds):
-        simulation.steps += 1
+        simulation.steps += _STEPS_PER_ROUND
         simulation.advance(0.1)
         assert simulation.operator is not None
         simulation.operator.heal()
         simulation.operator.listen()
-        simulation.advance(_ROUND_SECONDS)
+        for _ in range(_ROUND_SECONDS // _PLACING_SECONDS):
+            simulation.advance(_PLACING_SECONDS)
+            _place_waiting_pods(simulation)
         _require_only_current_pods(simulation)
         if _at_rest(simulation):
             return True
         _kubelets_catch_up(simulation)
     return _at_rest(simulation)
+
+
+def _place_waiting_pods(simulation: Simulation) -> None:
+    for pod in simulation.pods():
+        waits = not (kubelet.node_of(pod) or kubelet.is_gated(pod) or kubelet.is_deleting(pod))
+        if waits and simulation.scheduler.feasible(pod):
+            simulation.bring_further(pod, nodes=_FIRST_CHOICE, most=Stage.SCHEDULED)
 
 
 def _require_message(simulation: Simulation, events_before: int) -> None:

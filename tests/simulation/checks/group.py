@@ -137,7 +137,7 @@ class GroupJudge:
         require(not early, f"the group shrinks while the operator pauses until {until}")
 
     def _judge_readiness(self, old: DDPJob, new: DDPJob, require: Require) -> None:
-        """Require that a group is not called empty while all its pods train."""
+        """Require that a group is not called empty once all its pods have trained for a while."""
         if not old.status.is_true("Running") or new.status.finished or new.status.ready_replicas:
             return
         if old.status.incarnation != new.status.incarnation or old.status.world != new.status.world:
@@ -151,8 +151,13 @@ class GroupJudge:
             and stage_of(pod) is Stage.READY
             and pod["status"]["phase"] == "Running"
             and self._launchers.works(pod)
+            and self._clock.seconds - self._changed_at(pod) > _LATE.total_seconds()
         ]
         require(len(well) < wanted or len(pods) > wanted, f"all {wanted} pods train, 0 are ready")
+
+    def _changed_at(self, pod: Manifest) -> float:
+        metadata = pod["metadata"]
+        return self._server.pod_changed_at[Key(metadata["namespace"], metadata["name"])]
 
     def _pods_of(self, job: DDPJob) -> Iterator[Manifest]:
         return (pod for pod in self._server.pods.values() if owner_of(pod) == job.uid)

@@ -30,7 +30,7 @@ from tests.simulation.world.kubelet import (
     trainer_of,
 )
 from tests.simulation.world.launchers import first_generation
-from tests.simulation.world.nodes import is_unreachable, is_well
+from tests.simulation.world.nodes import is_bad, is_unreachable
 from tests.simulation.world.scheduler import avoided
 from tests.simulation.world.server import JOB, ApiServer, owner_of, shape_of
 from tests.simulation.world.start_faults import Stage
@@ -81,8 +81,6 @@ class Invariants:
         self.most_pods = 14
         """No job of a history wants more than 7; others are foreign, or of an earlier attempt."""
         self.violation: str | None = None
-        self.known_fault = ""
-        self.explain: Callable[[str], str] = lambda _: ""
         """Returns the name of the known fault of the operator that breaks a claim, if any."""
         self.clock_is_right = True
         self._truth: dict[str, Truth] = {}
@@ -96,6 +94,7 @@ class Invariants:
         self._uid_of: dict[tuple[str, str], str] = {}
         self._recorded: set[tuple[str, str]] = set()
         self._spares: set[str] = set()
+        self._broken_nodes: set[str] = set()
         self.judge_assignment_of: Callable[[Manifest], None] = lambda _: None
         """Asked of each pod that is made."""
         self.judge_group: Callable[[DDPJob, DDPJob, Require], None] = lambda *_: None
@@ -114,33 +113,32 @@ class Invariants:
         template = self.templates.get(pod["metadata"]["uid"], "")
         return template, pod["metadata"]["labels"].get(LABEL_INDEX) == "0"
 
-    def _silent_nodes(self) -> list[str]:
-        """Nodes on which nothing runs, or lately did not."""
+    def _lately(self, is_so: Callable[[Manifest], bool]) -> set[str]:
+        """Return the names of nodes that are so, or perhaps were until lately."""
         lately = self._clock.seconds - LATE_TO_SEE_SECONDS
-        return [
+        return {
             name
             for name, node in self._server.node_manifests.items()
-            if is_unreachable(node) or self._server.changed_at[name] > lately
-        ]
+            if is_so(node) or self._server.changed_at[name] > lately
+        }
 
-    def _keeps_off_well_node(self, pod: Manifest) -> bool:
-        """Return whether a pod without a node avoids one that is well, or was until lately."""
-        lately = self._clock.seconds - LATE_TO_SEE_SECONDS
-        return not node_of(pod) and any(
-            is_well(self._server.node_manifests[name]) or self._server.changed_at[name] > lately
-            for name in avoided(pod)
-        )
+    def _avoids_a_node(self) -> bool:
+        """Return whether a pod without a node must not run on one that works."""
+        work = self._lately(lambda node: not is_unreachable(node))
+        pending = (pod for pod in self._server.pods.values() if not node_of(pod))
+        return any(avoided(pod) & work for pod in pending)
 
     def note_fault(self, pod: Manifest, class_: Class) -> None:
         """Note a fault of a pod that is not the consequence of another one."""
         self.truth_of(pod).faults.add(class_)
         self.ledgers[owner_of(pod)].faults[class_] += 1
+        if class_ == "Infrastructure":
+            self._broken_nodes.add(node_of(pod))
 
     def require(self, holds: object, claim: str) -> None:
-        """Record the first claim that does not hold, and the known fault that explains it."""
+        """Record the first claim that does not hold."""
         if not holds and self.violation is None:
             self.violation = claim
-            self.known_fault = self.explain(claim)
 
     # Pods
 
@@ -274,9 +272,8 @@ class Invariants:
             require=self.require,
             truth_of=lambda pod: self._truth.get(self._uid_of.get((new.uid, pod), ""), Truth()),
             ledger=self.ledgers[new.uid],
-            nodes=len(self._server.node_manifests),
-            silent_nodes=len(self._silent_nodes()),
-            avoids_well_node=any(map(self._keeps_off_well_node, self._server.pods.values())),
+            broken_nodes=self._broken_nodes | self._lately(is_bad),
+            avoids_a_node=self._avoids_a_node(),
             clock_is_right=self.clock_is_right,
             seconds=self._clock.seconds,
         )
@@ -287,7 +284,7 @@ class Invariants:
             if stage_of(pod) >= Stage.STARTED
         )
         self.ledgers[new.uid].note(kinds, self._clock.seconds)
-        self._accounts_of(new.uid).judge(old, new)
+        self._accounts_of(new.uid).judge(old, new, clock_is_right=self.clock_is_right)
         status = new.status
         self._judge_words(status)
         self.judge_group(old, new, self.require)

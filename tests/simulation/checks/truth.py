@@ -24,6 +24,10 @@ class Exit(NamedTuple):
     class_: Class
 
 
+BAD_RECORD: Final = Exit(1, "Error", "ValueError: bad record in shard 17", "Application")
+BROKEN_GPU: Final = Exit(
+    1, "Error", "CUDA error: uncorrectable ECC error encountered", "Infrastructure"
+)
 _START = "failed to create containerd task: failed to create shim task: OCI runtime create failed"
 
 EXITS: Final = (
@@ -35,7 +39,7 @@ EXITS: Final = (
     Exit(139, "Error", "", "Application"),
     Exit(1, "Error", "CUDA error: out of memory", "Application"),
     Exit(1, "Error", "Connection closed by peer", "Application"),
-    Exit(1, "Error", "CUDA error: uncorrectable ECC error encountered", "Infrastructure"),
+    BROKEN_GPU,
     Exit(137, "Error", '{"step": 77, "rank": 0, "error": "loss is nan"}', "Application"),
     Exit(
         134,
@@ -107,6 +111,8 @@ class Truth:
     by the time when it is acted upon, and further steps may have been made meanwhile.
     """
     stood_until: float = 0.0
+    is_done: bool = False
+    """Its training reported that the result is safe."""
     last_step_at: float | None = None
     """When it made the last step of its training, in seconds of the history."""
 

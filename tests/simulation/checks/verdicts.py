@@ -1,12 +1,17 @@
 """Rules for a job's status, judged at each write by what really happened."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, Goodput
-from ddp_operator.job.failure.records import LAUNCHER_UNREACHABLE, NO_PROGRESS, NODE_LEAVING
+from ddp_operator.job.failure.records import (
+    LAUNCHER_UNREACHABLE,
+    NO_PROGRESS,
+    NODE_LEAVING,
+    PODS_UNREACHABLE,
+)
 from ddp_operator.job.membership.world import members, slots_of
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.state import START_TIMEOUT, Identity
@@ -19,9 +24,7 @@ _OBSERVED = frozenset(
 )
 """Observed fields, which may still change after a job has finished."""
 
-_MAX_SHARE = 4
-"""One in so many nodes may be avoided."""
-_OF_NO_POD = (NO_PROGRESS, LAUNCHER_UNREACHABLE)
+_OF_NO_POD = (NO_PROGRESS, LAUNCHER_UNREACHABLE, PODS_UNREACHABLE)
 """Reasons of failures that consist in nothing being heard."""
 
 MOST_NODE_FAILURES = 3
@@ -34,17 +37,16 @@ class Verdicts:
     """Judges one change of a job's status.
 
     `truth_of` tells by a pod's name what became of it, `ledger` what became of the job,
-    `nodes` how many there are, `silent_nodes` how many of them may be avoided since nothing runs
-    there, `avoids_well_node` whether a pod without a node may not use one that is well,
-    `clock_is_right` whether the operator's clock never was wrong, `seconds` the time.
+    `broken_nodes` which nodes report a broken device or broke one under a pod, `avoids_a_node`
+    whether a pod without a node may not use one that works, `clock_is_right` whether the operator's
+    clock never was wrong, `seconds` the time.
     """
 
     require: Require
     truth_of: Callable[[str], Truth]
     ledger: Ledger
-    nodes: int
-    silent_nodes: int
-    avoids_well_node: bool
+    broken_nodes: Collection[str]
+    avoids_a_node: bool
     clock_is_right: bool
     seconds: float
 
@@ -65,10 +67,9 @@ class Verdicts:
             self._ended_well(after, asked_for)
         if new.is_true("Failed"):
             self._failed(after)
-        excluded = len(new.excluded_nodes)
-        most = self.nodes // _MAX_SHARE + self.silent_nodes
-        same = new.excluded_nodes == old.excluded_nodes
-        self.require(same or excluded <= most, f"avoids {excluded} nodes")
+        barred = set(new.bookkeeping.barred_nodes).difference(old.bookkeeping.barred_nodes)
+        well = barred.difference(self.broken_nodes)
+        self.require(not well, f"pods must not run on {well}, where nothing is broken")
 
     def _counters(self, old: DDPJobStatus, after: DDPJob) -> None:
         """Each restart is counted once, on record, and charged only where it must be."""
@@ -91,7 +92,7 @@ class Verdicts:
         counts = (charged, disrupted, retried, started)
         restarting = new.condition("Restarting")
         reason = restarting.reason if restarting else ""
-        rescheduled = reason == "Rescheduled" and self.avoids_well_node
+        rescheduled = reason == "Rescheduled" and self.avoids_a_node
         self.require(all(count in (0, 1) for count in counts), f"counters jumped by {counts}")
         if charged or disrupted:
             self.require(charged + disrupted + retried == 1, "a restart was counted twice")
@@ -247,7 +248,8 @@ class Verdicts:
             replacement = job.status.bookkeeping.replacements.get(str(slot), 0)
             name = Identity(slot, job.status.attempt, replacement).pod_name(job.name)
             truth = self.truth_of(name)
-            well = truth.completed or any(truth.exit_code in codes for codes in ignored)
+            well = truth.completed or truth.is_done
+            well = well or any(truth.exit_code in codes for codes in ignored)
             self.require(well, f"{name} counts as a success, but in truth: {truth}")
 
     def _goodput(self, status: DDPJobStatus, job: DDPJob) -> None:

@@ -108,6 +108,9 @@ class SimulatedCluster:
     async def read(self, named: Manifest) -> Manifest:
         raise AssertionError(named)
 
+    async def update(self, changed: Manifest) -> Manifest:
+        raise AssertionError(changed)
+
     async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
         raise AssertionError(stored, status)
 

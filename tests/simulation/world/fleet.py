@@ -41,7 +41,7 @@ def fleet(
 
 
 ROOMY: Final = fleet("room for everything", with_gpus=0, others=8)
-"""A job may avoid two nodes."""
+"""Jobs find places, whatever nodes they avoid."""
 EXACT: Final = fleet("GPUs for three pods", with_gpus=4, others=2, occupied=("node-d",))
 """As many as the largest jobs have pods: none is left for a spare, or to avoid another one."""
 FEW: Final = fleet("GPUs for two pods", with_gpus=2, others=2)

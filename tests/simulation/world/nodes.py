@@ -111,9 +111,10 @@ def is_leaving(node: Manifest) -> bool:
     )
 
 
-def is_well(node: Manifest) -> bool:
-    """Return whether it reports nothing that would keep pods off it."""
-    return node == reporting(node, WELL)
+def is_bad(node: Manifest) -> bool:
+    """Return whether it reports that a device of it is broken."""
+    types = {one["type"] for one in node["status"]["conditions"] if one["status"] == "True"}
+    return any(signal["condition"] in types for signal in BAD.values())
 
 
 def is_unreachable(node: Manifest) -> bool:

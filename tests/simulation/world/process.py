@@ -1,10 +1,15 @@
 """One life of an operator process: it begins with what the cluster stores, and ends any time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import DECISIVE, DDPJobStatus
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.job_cache import Entry
 from ddp_operator.engine.pod_settings import PodSettings
+from ddp_operator.engine.status_patch import as_stored
 from ddp_operator.engine.tokens.access import Access
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.projection import job_of, project
@@ -21,9 +26,11 @@ _PRUNE_SECONDS = 300.0
 """As `replica` does: how often the names of jobs are compared."""
 
 _PLANS_TO_A_CHECK = 8
-"""One plan in so many is made three times: it depends only on what the operator sees."""
+"""One plan in so many is made four times: it depends only on what the operator sees, and of the
+status only on the fields that an installed CRD must have.
+"""
 
-_SETTINGS = PodSettings(access=Access(secret=b"the same in every life", has_secrets=True))
+_SETTINGS = PodSettings(access=Access(keys={"1": b"the same in every life"}, has_secrets=True))
 
 
 class OperatorProcess:
@@ -66,6 +73,9 @@ class OperatorProcess:
             assert self._plan(key, entry, pods) == planned, "the same pods gave another plan"
             status = self._plan(key, entry, pods[::-1]).status
             assert status == planned.status, "pods in another order gave another status"
+            if isinstance(entry.job, DDPJob):
+                again = self._plan(key, with_part_of_status(entry, decisive), pods)
+                assert decision(again) == decision(planned), "an older CRD gave another decision"
         return planned
 
     def kill(self) -> None:
@@ -139,3 +149,33 @@ class OperatorProcess:
     def _notify(self, groups: set[Key]) -> None:
         for group in groups:
             self.engine.pods_changed(group)
+
+
+def decisive(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a stored status that decisions read."""
+    part: dict[str, Any] = {}
+    for name in DECISIVE:
+        outer, _, inner = name.partition(".")
+        if not inner and outer in stored:
+            part[outer] = stored[outer]
+        elif inner and inner in stored.get(outer, ()):
+            part.setdefault(outer, {})[inner] = stored[outer][inner]
+    return part
+
+
+def with_part_of_status(entry: Entry, part: Callable[[Mapping[str, Any]], Manifest]) -> Entry:
+    """Return a valid job with the part of its stored status that an older CRD keeps."""
+    job = entry.outline
+    assert isinstance(job, DDPJob)
+    status = DDPJobStatus.model_validate(part(as_stored(job.status)))
+    return replace(entry, outline=replace(job, status=status))
+
+
+def decision(planned: Plan, part: Callable[[Mapping[str, Any]], Manifest] = decisive) -> Plan:
+    """Return a plan without what is for people: Events, messages and the rest of the status."""
+    status = DDPJobStatus.model_validate(part(as_stored(planned.status)))
+    status = status.updated(
+        conditions=tuple(one.updated(message="") for one in status.conditions),
+        failures=tuple(one.updated(message="") for one in status.failures),
+    )
+    return replace(planned, status=status, seen=None, events=())

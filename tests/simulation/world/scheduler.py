@@ -30,15 +30,15 @@ class Scheduler:
         self.tenants = tenants or Tenants()
 
     def feasible(self, pod: Manifest) -> list[str]:
-        """Return the names of nodes that a pod may be bound to; if it prefers some, only these."""
+        """Return the nodes that a pod may be bound to: of these, the ones that it likes most."""
         wanted, taken = self.requests_of(pod), self.taken()
         names = [
             name_of(node)
             for node in self._nodes.values()
             if not obstacle(pod, node, taken[name_of(node)], wanted)
         ]
-        disliked = _disliked(pod)
-        return [name for name in names if name not in disliked] or names
+        dislike = {name: _dislike(pod, name) for name in names}
+        return [name for name in names if dislike[name] == min(dislike.values())]
 
     def message(self, pod: Manifest) -> str:
         """Return the message about a pod that fits on no node."""
@@ -123,10 +123,11 @@ def _matches(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
     return str(toleration.get("value") or "") == taint.get("value", "")
 
 
-def _disliked(pod: Manifest) -> set[str]:
+def _dislike(pod: Manifest, node: str) -> int:
+    """Return the sum of the weights by which a pod prefers other nodes."""
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     preferred = affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
-    return set().union(*(_not_in(one["preference"]) for one in preferred))
+    return sum(one["weight"] for one in preferred if node in _not_in(one["preference"]))
 
 
 def _not_in(term: Manifest) -> set[str]:

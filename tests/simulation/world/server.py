@@ -63,6 +63,7 @@ class ApiServer:
         """The same as the operator keeps them."""
         self.changed_at: dict[str, float] = {}
         """When each node last changed."""
+        self.pod_changed_at: dict[Key, float] = {}
         self.leaving: dict[str, set[str]] = defaultdict(set)
         """By node: the boot IDs with which it reported that it is about to go."""
         self.service: Manifest | None = None
@@ -274,6 +275,7 @@ class ApiServer:
 
     def _put_pod(self, kind: str, key: Key, manifest: Manifest, version: int) -> Manifest:
         stored = self.pods[key] = self._versioned(manifest, version)
+        self.pod_changed_at[key] = self._clock.seconds
         self._tell_pod(kind, stored)
         return stored
 

@@ -23,6 +23,8 @@ class Training:
 
     total_steps: int | None = None
     """How many steps trainers report that they will make; None: they do not report it."""
+    is_done = False
+    """True: trainers report that the result is safe."""
 
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
@@ -55,7 +57,8 @@ class Training:
         step = self._steps.get(pod["metadata"]["uid"], saved)
         checkpoint = {"checkpoint": {"step": saved}} if saved else {}
         total = {"totalSteps": self.total_steps} if self.total_steps else {}
-        return json.dumps({"step": step, **total, **checkpoint}).encode()
+        done = {"done": True} if self.is_done else {}
+        return json.dumps({"step": step, **total, **checkpoint, **done}).encode()
 
 
 class SimulatedTrainers:

@@ -20,7 +20,6 @@ from ddp_operator.ports import (
     Node,
     Nodes,
     NotFoundError,
-    TokenSource,
     UnavailableError,
     WorldAnswer,
 )
@@ -30,9 +29,9 @@ from tests.mergepatch import merged
 _IMMUTABLE = ("priorityClassName", "priority", "disruptionMode", "schedulingConstraints")
 """Immutable fields of Kubernetes 1.37's PodGroups (pkg/apis/scheduling/validation)."""
 
-ACCESS = Access(secret=b"operator")
+ACCESS = Access(keys={"1": b"operator"})
 SETTINGS = PodSettings(access=ACCESS)
-TOKEN = ACCESS.token_of("default", "u1", TokenSource.VARIABLE)
+TOKEN = ACCESS.token_of("u1", "1")
 """Token of the job in the engine's tests."""
 
 
@@ -118,6 +117,12 @@ class FakeCluster:
         if key not in self.applied.get(kind, {}):
             raise NotFoundError(f"no {kind} {name}", status=404)
         return self.applied[kind][key]
+
+    async def update(self, changed: Manifest) -> Manifest:
+        kind, key = changed["kind"], _key(changed)
+        self._called(f"update {kind}", key.name)
+        stored = self.applied[kind][key] = deepcopy(dict(changed))
+        return stored
 
     async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
         kind, key = stored["kind"], _key(stored)

@@ -1,5 +1,6 @@
 """Jobs of other controllers are ignored; a job of MultiKueue gets its Workload."""
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -60,7 +61,7 @@ async def test_job_managed_by_this_operator_runs(world: World) -> None:
 
 async def test_multikueue_job_has_one_workload_and_no_pods(world: World) -> None:
     world.apply(elsewhere())
-    made = ["read Workload train-u1-0", "apply Workload train-u1-0", "read Workload train-u1-0"]
+    made = ["read Workload train-u1-0", "apply Workload train-u1-0"]
     assert await world.reconcile() == made
     running = {"phase": "Running", "observedGeneration": 1, "startTime": "2026-01-01T00:00:00Z"}
     world.apply(elsewhere(status=running))
@@ -75,6 +76,54 @@ async def test_suspended_job_deactivates_its_workload(world: World) -> None:
         world.apply(elsewhere(generation=generation, suspend=suspend))
         await world.reconcile()
         assert workload(world)["spec"]["active"] is not suspend
+        assert await world.reconcile() == ["read Workload train-u1-0"]
+
+
+@pytest.mark.parametrize("suspend", [True, False])
+async def test_only_a_change_of_suspend_changes_active(world: World, *, suspend: bool) -> None:
+    world.apply(elsewhere(suspend=suspend))
+    await world.reconcile()
+    workload(world)["spec"]["active"] = suspend  # somebody else decides otherwise
+    for generation in (2, 3):
+        world.apply(elsewhere(generation=generation, suspend=suspend, ttlSecondsAfterFinished=9))
+        assert await world.reconcile() == ["read Workload train-u1-0"]
+        assert workload(world)["spec"]["active"] is suspend
+    world.apply(elsewhere(generation=4, suspend=not suspend))
+    await world.reconcile()
+    assert workload(world)["spec"]["active"] is suspend
+    world.apply(elsewhere(generation=5, suspend=suspend))
+    await world.reconcile()
+    assert workload(world)["spec"]["active"] is not suspend
+
+
+async def test_workload_of_an_earlier_release_follows_its_job(world: World) -> None:
+    world.apply(elsewhere())
+    await world.reconcile()
+    for name in ("suspend", "spec-hash"):
+        del workload(world)["metadata"]["annotations"][f"ddp-operator.io/{name}"]
+    world.apply(elsewhere(generation=2, suspend=True))
+    assert await world.reconcile() == ["read Workload train-u1-0", "update Workload train-u1-0"]
+    assert not workload(world)["spec"]["active"]
+    world.apply(elsewhere(generation=3, suspend=True, nprocPerNode=2))
+    assert "delete Workload train-u1-0" in await world.reconcile()
+
+
+async def test_replaced_workload_stays_as_inactive_as_before(world: World) -> None:
+    world.apply(elsewhere())
+    await world.reconcile()
+    workload(world)["spec"]["active"] = False
+    world.apply(elsewhere(generation=2, nprocPerNode=2))
+    assert await world.reconcile() == [
+        "read Workload train-u1-0",
+        "delete Workload train-u1-0",
+        "apply Workload train-u1-0",
+    ]
+    assert not workload(world)["spec"]["active"]
+    world.apply(elsewhere(generation=3, nprocPerNode=2, suspend=True))
+    await world.reconcile()
+    world.apply(elsewhere(generation=4, nprocPerNode=2))
+    await world.reconcile()
+    assert workload(world)["spec"]["active"]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +210,61 @@ async def test_evicted_workload_releases_its_quota(
     assert await world.reconcile() == ["read Workload train-u1-0"]
 
 
+FAILED: dict[str, Any] = {
+    **{"time": "2026-01-01T00:00:00Z", "attempt": 0, "index": 1, "pod": "train-0-1"},
+    **{"reason": "DeletionByPodGC", "class": "Disruption"},
+}
+
+
+async def test_evicted_workload_keeps_the_failures_of_its_job(world: World) -> None:
+    status = {"phase": "Running", "failures": [FAILED], "disruptions": 1}
+    world.apply(elsewhere())
+    await world.reconcile()
+    common = {"status": "True", "reason": "Preempted", "message": "text"}
+    known = [{"type": name, **common} for name in ("QuotaReserved", "Evicted")]
+    for condition in known:
+        condition["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+    workload(world)["status"] = {"conditions": known}
+    world.apply(elsewhere(status=status))
+    assert await world.reconcile() == [
+        "read Workload train-u1-0",
+        "update Workload train-u1-0",
+        "patch_status_of Workload train-u1-0",
+    ]
+    kept = json.loads(
+        workload(world)["metadata"]["annotations"]["ddp-operator.io/earlier-failures"]
+    )
+    assert (kept["failures"][0]["pod"], kept["disruptions"]) == ("train-0-1", 1)
+    assert await world.reconcile() == ["read Workload train-u1-0"]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{"phase": "Restarting", "bookkeeping": {"queueGroup": 1}}, {"phase": "Restarting"}],
+    ids=["needs another group", "was evicted"],
+)
+async def test_workload_is_created_again_if_its_pods_ended_in_a_restart(
+    world: World, state: dict[str, Any]
+) -> None:
+    status = {**state, "failures": [FAILED]}
+    world.apply(elsewhere())
+    await world.reconcile()
+    message = "Pods succeeded: 0/2."
+    finished = {"type": "Finished", "status": "True", "reason": "Succeeded", "message": message}
+    workload(world)["status"] = {"conditions": [finished]}
+    world.apply(elsewhere(status=status))
+    assert await world.reconcile() == [
+        "read Workload train-u1-0",
+        "delete Workload train-u1-0",
+        "apply Workload train-u1-0",
+    ]
+    made = workload(world)
+    assert made["spec"]["active"]
+    assert "DeletionByPodGC" in made["metadata"]["annotations"]["ddp-operator.io/earlier-failures"]
+    assert world.status == status
+    assert await world.reconcile() == ["read Workload train-u1-0"]
+
+
 @pytest.mark.parametrize("is_evicted", [True, False])
 async def test_workload_without_its_remote_job_is_created_again(
     world: World, is_evicted: bool
@@ -227,3 +331,71 @@ async def test_finished_job_is_deleted_after_its_ttl(world: World) -> None:
     assert await world.reconcile() == []
     world.now = NOW + timedelta(seconds=60)
     assert await world.reconcile() == ["delete_job train"]
+
+
+THEIRS = "train-0a1b2c-0"
+COPY: dict[str, Any] = {
+    "labels": {"kueue.x-k8s.io/multikueue-origin": "multikueue"},
+    "annotations": {"ddp-operator.io/workload-of": "train"},
+}
+
+
+def store_labelled(world: World, workload: dict[str, Any] | None) -> None:
+    """Store a job with MultiKueue's label, and the Workload that it names."""
+    labelled = job(scheduling={"queueName": "team"})
+    labelled["metadata"]["labels"] = {"kueue.x-k8s.io/prebuilt-workload-name": THEIRS}
+    world.apply(labelled)
+    if workload is not None:
+        stored = {"metadata": {"namespace": "default", "name": THEIRS, **workload}}
+        world.cluster.applied["Workload"] = {Key("default", THEIRS): stored}
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        None,
+        {},
+        {**COPY, "labels": {}},
+        {**COPY, "annotations": {"ddp-operator.io/workload-of": "other"}},
+    ],
+    ids=["missing", "of another owner", "not a copy", "of another job"],
+)
+async def test_label_opens_no_pod_group_of_another_workload(
+    world: World, workload: dict[str, Any] | None
+) -> None:
+    store_labelled(world, workload)
+    await world.reconcile_fails(ForbiddenError)
+    assert not world.cluster.pods
+    [running] = [item for item in world.status["conditions"] if item["type"] == "Running"]
+    assert running["reason"] == "PodsForbidden"
+    assert running["message"] == (
+        f"metadata.labels: kueue.x-k8s.io/prebuilt-workload-name names the Workload {THEIRS}, "
+        "which MultiKueue did not copy for this job; remove the label, which only MultiKueue sets"
+    )
+
+
+async def test_copied_job_enters_the_group_of_its_workload(world: World) -> None:
+    store_labelled(world, COPY)
+    await world.reconcile()
+    labels = [pod["metadata"]["labels"] for pod in world.cluster.pods.values()]
+    assert [each["kueue.x-k8s.io/pod-group-name"] for each in labels] == [THEIRS, THEIRS]
+
+
+async def test_copied_job_begins_with_its_earlier_failures(world: World) -> None:
+    earlier = json.dumps({"failures": [FAILED], "restarts": 2})
+    annotations = {**COPY["annotations"], "ddp-operator.io/earlier-failures": earlier}
+    store_labelled(world, {**COPY, "annotations": annotations})
+    await world.reconcile()
+    status = world.status
+    assert (status["failures"][0]["pod"], status["restarts"]) == ("train-0-1", 2)
+    assert len(world.cluster.pods) == 2
+    reads = [call for call in await world.reconcile() if call.startswith("read")]
+    assert reads == [], "only once"
+
+
+async def test_unreadable_workload_names_the_missing_right(world: World) -> None:
+    store_labelled(world, COPY)
+    world.cluster.refuse["read Workload"] = ForbiddenError("cannot get workloads", status=403)
+    await world.reconcile_fails(ForbiddenError)
+    assert not world.cluster.pods
+    assert "manifests/components/multikueue" in world.status["message"]

@@ -8,18 +8,20 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from ddp_operator.answers import InvalidAnswerError
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.status.world import World as Group
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.job_cache import JobCache
+from ddp_operator.engine.pod_settings import PodSettings
+from ddp_operator.engine.tokens.access import Access
 from ddp_operator.engine.trainers import launchers
 from ddp_operator.engine.trainers.launchers import Launchers, pause_seconds
-from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.membership.launcher_protocol import Assignment, LauncherStatus
-from ddp_operator.ports import Key, OutOfFilesError, SentToken, WorldAnswer
+from ddp_operator.ports import Key, OutOfFilesError, WorldAnswer
 
-from tests.unit.engine.fakes import ACCESS, SETTINGS, TOKEN, FakeCluster, FakeTrainers
+from tests.unit.engine.fakes import ACCESS, TOKEN, FakeCluster, FakeTrainers
 from tests.unit.engine.test_reconciler import READY, job
 from tests.unit.fast_loop import loop_now
 from tests.waiting import eventually
@@ -44,6 +46,9 @@ class FakeLaunchers(FakeTrainers):
     def __init__(self) -> None:
         self.response: bytes | str = "nobody listens"
         self.silent: set[str] = set()
+        """Pods that answer no assignment."""
+        self.unreached: set[str] = set()
+        """Pods that answer no poll."""
         self.ignored = 0
         """Number of assignments that silent launchers ignored."""
         self.led: dict[str, int] = {}
@@ -52,6 +57,8 @@ class FakeLaunchers(FakeTrainers):
         """Pods with old processes that do not end."""
         self.assigned: list[tuple[str, int, bool, str]] = []
         self.polled: list[str] = []
+        self.called: list[str] = []
+        """Pods that were asked for any answer."""
         self._changed = asyncio.Event()
 
     def report(self, *failures: Mapping[str, Any], number: int = 1) -> None:
@@ -76,8 +83,14 @@ class FakeLaunchers(FakeTrainers):
     async def poll_world(
         self, address: str, *, after: int, wait_seconds: int, token: str
     ) -> bytes | str:
-        assert (wait_seconds, token) == (20, TOKEN)
+        assert token == TOKEN
+        if wait_seconds == 0:
+            self.called.append(address)
+            return "no answer" if address in self.silent | self.unreached else self.response
+        assert wait_seconds == 20
         self.polled.append(address)
+        if address in self.unreached:
+            return "no answer"
         if isinstance(self.response, bytes) and json.loads(self.response).get("number") == after:
             await self._changed.wait()
         return self.response
@@ -89,14 +102,27 @@ class World:
     def __init__(self) -> None:
         self.cluster, self.launchers = FakeCluster(), FakeLaunchers()
         self.ahead = timedelta()
+        self.restart_operator(ACCESS)
+
+    def restart_operator(self, access: Access) -> None:
+        """Start an operator with these keys."""
         self.engine = Engine(
             self.cluster,
-            settings=SETTINGS,
+            settings=PodSettings(access=access),
             clock=lambda: loop_now() + self.ahead,
             trainers=self.launchers,
         )
+        for stored in self.cluster.jobs.values():
+            self.engine.job_changed(stored)
         self.cluster.tell = self.engine.enqueue
         self.engine.start()
+
+    def request_restart(self) -> None:
+        """Request that all pods restart as a new attempt."""
+        stored = self.cluster.jobs[JOB]
+        annotations = {"ddp-operator.io/restart-requested": "now"}
+        changed = {**stored, "metadata": {**stored["metadata"], "annotations": annotations}}
+        self.engine.job_changed(self.cluster.store_job(changed))
 
     async def run(self, *, without: str = "", **spec: Any) -> None:
         """Run the job until its launchers are known; the pod `without` does not start."""
@@ -183,6 +209,59 @@ async def test_pod_with_a_silent_launcher_is_replaced(world: World, set_back: ti
     await world.until_running()
     started = {address for address, *rest, _ in world.launchers.assigned if rest == [2, True]}
     assert started == {FIRST, THIRD}
+
+
+async def test_all_pods_restart_if_no_launcher_answers_after_a_failure(world: World) -> None:
+    await world.run()
+    world.launchers.silent |= {FIRST, SECOND}
+    world.launchers.report(FAILURE, number=2)
+    await world.until(lambda: world.launchers.ignored > 2)
+    assert {key.name for key in world.cluster.pods} == {"train-0-0", "train-0-1"}
+    await world.until(lambda: Key("default", "train-1-1") in world.cluster.pods)
+    assert world.status["failures"][-1]["reason"] == "PodsUnreachable"
+    assert world.status["restarts"] == 1, "only the failure is charged"
+
+
+@pytest.mark.parametrize("also", [set(), {SECOND}])
+async def test_silence_is_reported_unless_another_launcher_answers(
+    world: World, also: set[str]
+) -> None:
+    await world.run()
+    await world.until(lambda: world.launchers.polled == [FIRST])
+    world.launchers.unreached |= {FIRST, *also}
+    world.launchers.report(number=2)
+    await world.until(lambda: world.launchers.called.count(SECOND) > 10)
+    known = world.engine._launchers
+    assert known is not None
+    parsed = DDPJob.parse(world.cluster.jobs[JOB])
+    if not also:
+        assert known.of(parsed).silent_since is None
+        return
+    await world.until(lambda: known.of(parsed).silent_since is not None)
+    await world.until(lambda: world.status["reason"] == "PodsUnreachable")
+    assert world.status["phase"] == "Running"
+    world.launchers.unreached.clear()
+    await world.until(lambda: world.status["reason"] == "PodsReady")
+    assert world.generation == 0
+
+
+async def test_image_without_a_launcher_is_not_called_unreachable(world: World) -> None:
+    world.launchers.response = "nobody listens"
+    await world.run()
+    await world.until(lambda: len(world.launchers.polled) > 3)
+    known = world.engine._launchers
+    assert known is not None
+    assert known.of(DDPJob.parse(world.cluster.jobs[JOB])).silent_since is None
+    assert world.launchers.called == []
+
+
+async def test_launchers_that_wait_for_a_start_are_called(world: World) -> None:
+    await world.run()
+    assert world.launchers.called == []
+    await world.cluster.delete_pod(Key("default", "train-0-1"), grace_seconds=0)
+    await world.until(lambda: FIRST in world.launchers.called)
+    world.start("train-0-1-r1", "10.0.0.3")
+    await world.until_running()
 
 
 async def test_new_processes_start_after_all_old_ones_have_ended(world: World) -> None:
@@ -330,15 +409,78 @@ async def test_launcher_with_a_led_generation_has_not_confirmed_the_assigned_one
     assert known.of(later).ahead == 0, "no launcher has refused that generation yet"
 
 
-async def test_only_pods_of_an_earlier_operator_receive_the_token_itself(world: World) -> None:
+class GuardedLaunchers(FakeLaunchers):
+    """Launchers that accept only requests with the token in their pod's environment."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self.refused: list[str] = []
+
+    def _admits(self, address: str, token: str) -> bool:
+        pods = [
+            pod
+            for pod in self._cluster.pods.values()
+            if address.startswith(f"{pod.get('status', {}).get('podIP')}:")
+        ]
+        if any(token_of(pod) == token for pod in pods):
+            return True
+        self.refused.append(address)
+        return False
+
+    async def put_world(
+        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
+    ) -> WorldAnswer | None:
+        if not self._admits(address, token):
+            return None
+        return await super().put_world(address, document, wait_seconds=wait_seconds, token=token)
+
+    async def poll_world(
+        self, address: str, *, after: int, wait_seconds: int, token: str
+    ) -> bytes | str:
+        if not self._admits(address, token):
+            return "HTTP status 403"
+        shared = {"after": after, "wait_seconds": wait_seconds}
+        return await super().poll_world(address, **shared, token=TOKEN)
+
+
+def token_of(pod: Mapping[str, Any]) -> str:
+    """Return a pod's token, which is in plain text."""
+    env = pod["spec"]["containers"][0]["env"]
+    return next(str(entry["value"]) for entry in env if entry["name"] == "DDP_TOKEN")
+
+
+async def test_no_launcher_refuses_a_request_after_a_rotation(world: World) -> None:
+    guarded = world.launchers = GuardedLaunchers(world.cluster)
+    guarded.report()
+    await world.engine.stop()
+    world.restart_operator(ACCESS)
     await world.run()
-    older = world.cluster.pods[Key("default", "train-0-0")]
-    del older["metadata"]["annotations"]["ddp-operator.io/signed-requests"]
-    world.launchers.report(FAILURE, number=2)
-    await world.until(lambda: len(world.launchers.assigned) >= 4)
-    tokens = {address: token for address, *_, token in world.launchers.assigned}
-    assert isinstance(tokens[FIRST], SentToken)
-    assert not isinstance(tokens[SECOND], SentToken)
+    assert {token_of(pod) for pod in world.cluster.pods.values()} == {TOKEN}
+
+    rotated = Access(keys={**ACCESS.keys, "2": b"newer"})
+    await world.engine.stop()
+    world.restart_operator(rotated)
+    guarded.report(FAILURE, number=2)
+    await world.until(lambda: len(guarded.assigned) >= 4)  # both restart in place
+    assert {key.name for key in world.cluster.pods} == {"train-0-0", "train-0-1"}
+    assert {address for address, *_ in guarded.assigned} == {FIRST, SECOND}
+
+    crashed = {"terminated": {"exitCode": 3, "reason": "Error"}}
+    status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": crashed}]}
+    world.cluster.set_pod_status("train-0-1", status)
+    world.engine.enqueue(JOB)
+    await world.until(lambda: Key("default", "train-0-1-r1") in world.cluster.pods)
+    assert token_of(world.cluster.pods[Key("default", "train-0-1-r1")]) == TOKEN
+
+    world.request_restart()
+    newest = rotated.token_of("u1", "2")
+    await world.until(lambda: {*map(token_of, world.cluster.pods.values())} == {newest})
+    polls = len(guarded.polled)
+    for number in (0, 1):
+        world.start(f"train-1-{number}", f"10.0.1.{number}")
+    await world.until(lambda: len(guarded.polled) > polls)
+    assert guarded.refused == []
 
 
 def test_launcher_that_never_answered_is_polled_less_and_less_often() -> None:

@@ -3,8 +3,8 @@
 import time
 
 import pytest
+from ddp_operator.answers import InvalidAnswerError
 from ddp_operator.engine.trainers.log_progress import read
-from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.status.progress import TrainerStatus
 from ddp_operator.ports import LOG_END_BYTES
 

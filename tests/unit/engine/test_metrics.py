@@ -2,19 +2,21 @@
 
 import itertools
 import re
+from dataclasses import replace
 
 from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Failure
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.metrics.totals import Totals
 from ddp_operator.job.failure.budget import after_progress, count
+from ddp_operator.job.status.goodput import is_down
 from ddp_operator.ports import Key
 
 from tests.unit.engine.fakes import SETTINGS, FakeCluster
 from tests.unit.engine.test_reconciler import CRASHED, job
-from tests.unit.job.builders import NOW, edited, ended, fresh_job, ready, stored_job
+from tests.unit.job.builders import NOW, edited, ended, fresh_job, later, ready, stored_job
 from tests.unit.job.status.test_goodput import look, trained
-from tests.unit.job.status.test_outages import restarted, said
+from tests.unit.job.status.test_training_count import counted, restarted, said
 from tests.waiting import eventually
 
 _SAMPLE = re.compile(
@@ -100,10 +102,20 @@ def recoveries(*statuses: DDPJobStatus) -> tuple[float, float]:
 
 def test_recovery_ends_with_a_completed_step() -> None:
     ready_again, pods = restarted()
-    went_on = look(ready_again, pods, 131, said(103, 131, attempt=1))
+    went_on = look(
+        ready_again, pods, 131, said(103, 131, attempt=1, **counted(80, 125, (101, 129)))
+    )
     went_further = look(went_on, pods, 151, said(110, 151, attempt=1))
     statuses = [job.status for job in (ready_again, went_on, went_further)]
     assert recoveries(*statuses) == (1, 19)
+
+
+def test_recovery_is_timed_from_the_failure_that_no_rule_ignores() -> None:
+    job, pods = restarted()
+    ignored = job.status.failures[-1].updated(time=later(125), action="Ignore")
+    job = replace(job, status=job.status.updated(failures=(*job.status.failures, ignored)))
+    went_on = look(job, pods, 131, said(103, 131, attempt=1, **counted(80, 125, (101, 129))))
+    assert recoveries(job.status, went_on.status) == (1, 19)
 
 
 def test_recovery_without_reports_ends_when_pods_are_ready() -> None:
@@ -122,8 +134,7 @@ def test_start_and_suspended_recovery_are_not_recoveries() -> None:
     assert recoveries(fresh_job().status, running.status) == (0, 0)
     ready_again, _ = restarted()
     suspended = look(edited(ready_again, suspend=True), [], 130)
-    assert ready_again.status.goodput
-    assert ready_again.status.goodput.outage
+    assert is_down(ready_again.status)
     assert suspended.status.phase == "Suspended"
     assert recoveries(ready_again.status, suspended.status) == (0, 0)
 

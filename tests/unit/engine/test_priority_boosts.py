@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 from ddp_operator.__main__ import main
+from ddp_operator.api.constants import KUEUE_GROUP, KUEUE_MANAGED, LABEL_PREBUILT_WORKLOAD
+from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.priority_boosts import PriorityBoosts
+from ddp_operator.job.pods import manifests
+from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import (
     ClusterError,
     ForbiddenError,
@@ -40,8 +44,17 @@ class World:
     def restart_operator(self) -> None:
         self.boosts = PriorityBoosts(self.cluster, self.jobs, most=10, clock=lambda: self.now)
 
-    def store(self, name: str, **changes: Any) -> None:
-        self.jobs.put(self.manifest(name, **changes))
+    def store(self, name: str, *, group: int = 0, **changes: Any) -> None:
+        self.jobs.put(self.manifest(name, group=group, **changes))
+        self.add_pod(name, workload(name, group).name)
+
+    def add_pod(self, name: str, group: str) -> None:
+        """Store a pod of a job in a pod group."""
+        self.version += 1
+        pod = manifests.pod(DDPJob.parse(stored_job(name=name)), Identity(0, 0))
+        pod["metadata"]["labels"] |= {KUEUE_MANAGED: "true", KUEUE_GROUP: group}
+        pod["metadata"]["name"] = f"{name}-{self.version}"
+        self.cluster.pods[Key(NAMESPACE, pod["metadata"]["name"])] = pod
 
     def manifest(
         self, name: str, *, phase: str = "Running", group: int = 0, **spec: Any
@@ -138,6 +151,18 @@ async def test_job_outside_a_queue_has_no_boost() -> None:
     world.store("one", scheduling=None)
     world.jobs.put({**stored_job(name="bad"), "spec": {"replicas": "many"}})
     assert await world.write(7200) == []
+
+
+async def test_label_of_a_job_boosts_no_workload_of_another_owner() -> None:
+    world = World("one")
+    theirs = Key(NAMESPACE, "job-notebook-1a2b3")
+    world.cluster.boosts[theirs] = None
+    manifest = world.manifest("one")
+    manifest["metadata"]["labels"] = {LABEL_PREBUILT_WORKLOAD: theirs.name}
+    world.jobs.put(manifest)
+    assert await world.write(7200) == []
+    world.add_pod("one", theirs.name)
+    assert await world.write(7230) == [f"{theirs.name} 3"], "pods in its group: it is checked"
 
 
 async def test_another_group_has_another_workload() -> None:

@@ -99,14 +99,19 @@ async def test_resting_name_that_is_added_is_due_at_once() -> None:
     assert len(queue) == 1
 
 
-async def test_change_during_failing_work_does_not_shorten_the_backoff() -> None:
+@pytest.mark.parametrize("rested", [True, False])
+async def test_change_during_failing_work_shortens_the_backoff(rested: bool) -> None:
     queue: WorkQueue[str] = WorkQueue(first_backoff_seconds=3600.0, last_backoff_seconds=3600.0)
     queue.add("a")
     await take(queue)
-    queue.add_rested("a", 0.01)
-    queue.failed("a")
-    await asyncio.sleep(0.05)
-    assert len(queue) == 0
+    if rested:
+        queue.add_rested("a", 0.5)
+    else:
+        queue.add("a")
+    queue.failed("a", retry_after_seconds=7200.0)
+    assert len(queue) == 0, "what keeps failing must not keep a worker busy"
+    assert await take(queue) == "a"
+    assert queue.failed("a") == 3600.0, "nothing new happened"
     queue.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.metrics import Metrics
+from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.reconciler import Reconciler
 from ddp_operator.job.pods.fabrics import SideCars
 from ddp_operator.job.pods.state import Identity
@@ -21,6 +22,7 @@ from ddp_operator.ports import (
     ForbiddenError,
     InvalidError,
     Key,
+    NotFoundError,
     NotServedError,
     UnavailableError,
 )
@@ -73,7 +75,7 @@ def job(**spec: Any) -> dict[str, Any]:
 class World:
     """A reconciler over a fake cluster, with a clock that the test moves."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: PodSettings = SETTINGS) -> None:
         self.cluster = FakeCluster()
         self.jobs = JobCache()
         self.now = NOW
@@ -81,7 +83,7 @@ class World:
         self.reconciler = Reconciler(
             self.cluster,
             self.jobs,
-            settings=SETTINGS,
+            settings=settings,
             clock=lambda: self.now,
             metrics=self.metrics,
         )
@@ -141,7 +143,15 @@ async def test_new_job_takes_its_pods_one_service_and_one_status(world: World) -
 async def test_operator_labels_in_a_template_are_ignored(
     world: World, marks: str, *, of_override: bool
 ) -> None:
-    keys = ("generation", "attempt", "replica-index", "replacement", "serving", "job-name")
+    keys = [
+        "generation",
+        "attempt",
+        "replica-index",
+        "replacement",
+        "serving",
+        "job-name",
+        "token-key",
+    ]
     patch = {"metadata": {marks: {f"ddp-operator.io/{key}": "abc" for key in keys}}}
     if of_override:
         world.apply(job(overrides=[{"indexes": ["1"], "template": patch}]))
@@ -174,6 +184,24 @@ async def test_network_policy_is_created_before_pods(world: World) -> None:
     assert await world.reconcile() == []
 
 
+async def test_policy_by_the_operators_default_is_created_before_pods() -> None:
+    world = World(replace(SETTINGS, isolate=True))
+    world.apply(job())
+    calls = await world.reconcile()
+    assert calls[1:3] == ["apply NetworkPolicy train", "create_service train"]
+    assert await world.reconcile() == []
+
+
+async def test_job_in_the_operators_namespace_gets_no_pods() -> None:
+    access = replace(SETTINGS.access, operator_namespace=KEY.namespace)
+    world = World(replace(SETTINGS, access=access))
+    world.apply(job())
+    await world.reconcile_fails(ForbiddenError)
+    assert world.cluster.pods == {}
+    assert world.status["reason"] == "PodsForbidden"
+    assert world.status["message"].startswith("metadata.namespace: the operator runs in this")
+
+
 @pytest.mark.parametrize("kind", [AlreadyExistsError, ForbiddenError])
 async def test_refused_network_policy_prevents_pods(world: World, kind: type[ClusterError]) -> None:
     world.apply(job(isolation="Job"))
@@ -204,6 +232,89 @@ async def test_isolation_of_a_running_job_changes_only_the_policy(world: World) 
         assert await world.reconcile() == ["patch_status train", call, "patch_status train"]
         assert world.status["phase"] == "Running"
     assert world.cluster.applied["NetworkPolicy"] == {}
+
+
+async def test_pods_that_run_are_recorded_while_the_policy_is_refused(world: World) -> None:
+    await world.start()
+    stored = world.cluster.jobs[KEY]
+    stored["spec"]["isolation"] = "Job"
+    world.apply(stored)
+    world.cluster.refuse["apply NetworkPolicy"] = ForbiddenError("not this policy")
+    world.make_pods_ready()
+    for _ in range(3):
+        await world.reconcile_fails(ForbiddenError)
+        assert (world.status["phase"], world.status["ready"]) == ("Running", "2/2")
+        assert (world.status["reason"], world.status["message"]) == (
+            "PodsForbidden",
+            "not this policy",
+        )
+        assert world.status["bookkeeping"]["isolation"] == "Changing"
+    assert [event.reason for event in world.cluster.events if event.warning] == ["PodsForbidden"]
+    world.cluster.refuse.clear()
+    await world.reconcile_until_quiet()
+    assert (world.status["phase"], world.status["reason"]) == ("Running", "PodsReady")
+    assert world.status["bookkeeping"]["isolation"] == "Job"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnavailableError("a webhook is away", status=500),
+        ForbiddenError("exceeded quota", status=403),
+        ConflictError("the quota has changed", status=409),
+        NotFoundError("there is no such namespace", status=404),
+    ],
+    ids=lambda error: str(error.status),
+)
+async def test_spare_that_cannot_be_created_is_tried_each_minute(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: ClusterError
+) -> None:
+    create = world.cluster.create_pod
+
+    async def create_all_but_the_spare(manifest: Mapping[str, Any]) -> None:
+        if manifest["metadata"]["name"] == "train-0-2":
+            world.cluster.calls.append("create_pod train-0-2")
+            raise error
+        await create(manifest)
+
+    monkeypatch.setattr(world.cluster, "create_pod", create_all_but_the_spare)
+    await world.start(spares=1, restart={"scope": "Pod"})
+    world.make_pods_ready()
+    calls = await world.reconcile()
+    assert calls == ["patch_status train", "create_pod train-0-2", "patch_status train"]
+    assert (world.status["phase"], world.status["reason"]) == ("Running", "PodsReady")
+    for _ in range(120):
+        world.now += timedelta(seconds=1)
+        calls += await world.reconcile()
+    assert calls.count("create_pod train-0-2") == 3
+    warnings = [event for event in world.cluster.events if event.warning]
+    assert [event.reason for event in warnings] == ["SparesRefused"] * 3
+    assert error.message in warnings[0].message
+    monkeypatch.undo()
+    world.now += timedelta(seconds=60)
+    await world.reconcile_until_quiet()
+    assert len(world.cluster.pods) == 3
+
+
+async def test_spares_of_an_earlier_spec_are_not_created(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.start(spares=1, restart={"scope": "Pod"})
+    world.make_pods_ready()
+    patch_status = world.cluster.patch_status
+
+    async def patch_and_suspend(*args: Any, **options: Any) -> Any:
+        answer = await patch_status(*args, **options)
+        manifest = job(spares=1, restart={"scope": "Pod"}, suspend=True)
+        manifest["metadata"]["generation"] = 2
+        world.apply(manifest | {"status": world.status})
+        monkeypatch.undo()
+        return answer
+
+    monkeypatch.setattr(world.cluster, "patch_status", patch_and_suspend)
+    assert await world.reconcile() == ["patch_status train"]
+    await world.reconcile_until_quiet()
+    assert (world.status["phase"], world.cluster.pods) == ("Suspended", {})
 
 
 async def test_restart_is_recorded_before_pods_are_deleted(world: World) -> None:
@@ -283,9 +394,7 @@ async def test_template_that_was_accepted_before_does_not_fail_the_job(world: Wo
     assert {key.name for key in world.cluster.pods} >= {"train-1-0", "train-1-1"}
 
 
-async def test_older_crd_is_logged_once_and_causes_no_loop(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_older_crd_causes_no_loop(world: World) -> None:
     world.cluster.lost_fields = {"completedIndexes", "bookkeeping", "ready"}
     await world.start(restart={"scope": "Pod"})
     world.cluster.set_pod_status("train-0-0", READY)
@@ -293,9 +402,6 @@ async def test_older_crd_is_logged_once_and_causes_no_loop(
     world.now += timedelta(seconds=60)
     await world.reconcile()
     assert world.status["phase"] == "Running"
-    lines = [line for line in caplog.messages if "older than this operator" in line]
-    assert ["bookkeeping" in line for line in lines] == [True]
-    assert world.metrics.lost_fields == {"status.bookkeeping", "status.ready"}
     version = world.cluster.jobs[KEY]["metadata"]["resourceVersion"]
     for _ in range(3):
         world.now += timedelta(seconds=60)
@@ -303,32 +409,72 @@ async def test_older_crd_is_logged_once_and_causes_no_loop(
     assert world.cluster.jobs[KEY]["metadata"]["resourceVersion"] == version
 
 
-async def test_job_for_a_newer_operator_keeps_its_pods(world: World) -> None:
-    """A new CRD also gives the defaults of its new fields to running jobs."""
+PROBLEMS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "InvalidSpec": ({"replicas": "many"}, "spec.replicas: ", "correct the spec"),
+    "NewerThanOperator": ({"novelty": 0}, "spec.novelty: unknown field", "upgrade the operator"),
+}
+"""By reason: an edit, and parts of its message. A new CRD also gives the defaults of its new fields
+to running jobs."""
+
+
+@pytest.mark.parametrize("reason", PROBLEMS)
+async def test_job_continues_with_its_last_valid_spec(world: World, reason: str) -> None:
     await world.start()
-    pods = set(world.cluster.pods)
-    world.apply(job(novelty=0, restart={"scope": "InPlace"}) | {"status": world.status})
-    world.cluster.set_pod_status("train-0-1", CRASHED)
+    edit, *texts = PROBLEMS[reason]
+    world.apply(job(**edit) | {"status": world.status})
     await world.reconcile()
-    assert (world.status["phase"], world.status["reason"]) == ("Pending", "NewerThanOperator")
-    assert "spec.novelty: unknown field" in world.status["message"]
-    assert "upgrade the operator" in world.status["message"]
+    assert (world.status["phase"], world.status["reason"]) == ("Pending", reason)
+    assert all(text in world.status["message"] for text in texts)
     assert await world.reconcile() == []
-    assert set(world.cluster.pods) == pods
-    assert [event.reason for event in world.cluster.events if event.warning] == [
-        "NewerThanOperator"
-    ]
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    await world.reconcile_until_quiet()
+    assert "train-1-0" in {key.name for key in world.cluster.pods}, "failures are handled"
+    assert world.status["reason"] == reason
+    assert [event.reason for event in world.cluster.events].count(reason) == 1
     world.apply(job() | {"status": world.status})
     await world.reconcile_until_quiet()
-    assert "train-1-0" in {key.name for key in world.cluster.pods}, "the newer operator continues"
+    assert world.status["reason"] != reason
+
+
+@pytest.mark.parametrize("reason", PROBLEMS)
+async def test_restarted_operator_leaves_a_job_with_a_problem_as_it_is(
+    world: World, reason: str
+) -> None:
+    await world.start()
+    pods = set(world.cluster.pods)
+    edit, *texts = PROBLEMS[reason]
+    world.jobs.remove(KEY)
+    world.apply(job(**edit, restart={"scope": "InPlace"}) | {"status": world.status})
+    world.cluster.set_pod_status("train-0-1", CRASHED)
+    await world.reconcile()
+    assert (world.status["phase"], world.status["reason"]) == ("Pending", reason)
+    assert all(text in world.status["message"] for text in texts)
+    assert await world.reconcile() == []
+    assert set(world.cluster.pods) == pods
+    assert [event.reason for event in world.cluster.events if event.warning] == [reason]
+    world.apply(job() | {"status": world.status})
+    await world.reconcile_until_quiet()
+    assert "train-1-0" in {key.name for key in world.cluster.pods}
+
+
+async def test_suspend_applies_in_an_invalid_spec(world: World) -> None:
+    await world.start()
+    world.apply(job(replicas="many", suspend=True) | {"status": world.status})
+    await world.reconcile_until_quiet()
+    assert world.status["phase"] == "Suspended"
+    assert not world.cluster.pods
+    world.apply(job(suspend=True) | {"status": world.status})
+    await world.reconcile()
+    assert world.status["reason"] == "Suspended", "the problem is gone"
 
 
 async def test_denied_deletion_is_retried_for_failed_jobs(world: World) -> None:
     await world.start()
-    world.apply(job(replicas=0))
+    world.apply(job(activeDeadlineSeconds=1) | {"status": world.status})
+    world.now += timedelta(seconds=2)
     world.cluster.refuse["delete_pod"] = ForbiddenError("a webhook says no", status=403)
     await world.reconcile_fails(ForbiddenError)
-    assert world.status["reason"] == "InvalidSpec"
+    assert world.status["reason"] == "DeadlineExceeded"
     world.cluster.refuse.clear()
     await world.reconcile()
     assert not world.cluster.pods
@@ -423,13 +569,12 @@ async def test_minor_changes_do_not_wait_after_a_clock_is_set_back(world: World)
     assert await world.reconcile() == ["patch_status train"]
 
 
-async def test_job_that_becomes_invalid_fails_and_releases_its_pods(world: World) -> None:
-    await world.start()
-    broken = {**world.cluster.jobs[KEY]}
-    broken["spec"] = {**broken["spec"], "replicas": "many"}
-    world.apply(broken)
-    calls = await world.reconcile()
-    assert calls == ["patch_status train", "delete_pod train-0-0", "delete_pod train-0-1"]
+@pytest.mark.parametrize("was_valid", [True, False])
+async def test_invalid_job_that_never_ran_fails(world: World, *, was_valid: bool) -> None:
+    if was_valid:
+        await world.start(suspend=True)
+    world.apply(job(replicas="many"))
+    assert await world.reconcile() == ["patch_status train"]
     assert (world.status["phase"], world.status["reason"]) == ("Failed", "InvalidSpec")
     assert "spec.replicas" in world.status["message"]
     assert await world.reconcile() == []

@@ -198,21 +198,15 @@ async def test_hung_pods_are_deleted_after_they_dumped_their_stacks(
     assert (status["restarts"], status["failures"][0]["reason"]) == (1, "NoProgress")
 
 
-IN_ALL_REDUCE = '  File "/lib/torch/distributed/distributed_c10d.py", line 9 in all_reduce'
-LOADING = '  File "/app/data.py", line 7 in load'
-
-
-def in_stack(rank: int, frame: str) -> dict[str, Any]:
-    """Return a rank's part of the traces."""
-    stack = f"Current thread 0x1 (most recent call first):\n{frame}"
-    return {"rank": rank, "process": 1, "stack": stack}
+IN_ALL_REDUCE = {"stack": [["distributed_c10d.py", "9", "all_reduce"]], "waits": True}
+LOADING = {"stack": [["data.py", "7", "load"]], "waits": False}
 
 
 async def test_failure_of_a_hang_names_where_its_ranks_are(
     world: World, server: TrainerServer
 ) -> None:
     # Both pods share one trainer, which shows the ranks of both.
-    ranks = [in_stack(rank, LOADING if rank > 1 else IN_ALL_REDUCE) for rank in range(4)]
+    ranks = [{"rank": rank, **(LOADING if rank > 1 else IN_ALL_REDUCE)} for rank in range(4)]
     server.traces = 200, json.dumps({"ranks": ranks}).encode()
     await world.run("train", server, progressDeadlineSeconds=1, nprocPerNode=2)
     await world.until(lambda: bool(world.status("train").get("failures")))
@@ -224,7 +218,7 @@ async def test_failure_of_a_hang_names_where_its_ranks_are(
 async def test_hang_of_a_stopped_process_is_not_charged(
     world: World, server: TrainerServer
 ) -> None:
-    ranks = [in_stack(rank, IN_ALL_REDUCE) for rank in range(3)]
+    ranks = [{"rank": rank, **IN_ALL_REDUCE} for rank in range(3)]
     ranks.append({"rank": 3, "process": 1, "problem": "it is stopped", "cause": "stopped"})
     server.traces = 200, json.dumps({"ranks": ranks}).encode()
     await world.run("train", server, progressDeadlineSeconds=1, nprocPerNode=2)
@@ -243,6 +237,21 @@ async def test_hang_ends_without_answers_of_its_launchers(
     await world.until(lambda: bool(world.status("train").get("failures")))
     [failure] = world.status("train")["failures"]
     assert "spec.progressDeadlineSeconds: 1" in failure["message"]
+
+
+async def test_hang_with_too_complex_answers_names_no_rank(
+    world: World, server: TrainerServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The job restarts all the same."""
+    group = {"name": "0", "description": "", "ranks": [[0, 1, 65_536]] * 8}
+    trace = {"groups": [group], "calls": [], "complete": True}
+    ranks = [{"rank": rank, "trace": trace} for rank in range(2)]
+    server.traces = 200, json.dumps({"ranks": ranks}).encode()
+    await world.run("train", server, progressDeadlineSeconds=1)
+    await world.until(lambda: bool(world.status("train").get("failures")))
+    [failure] = world.status("train")["failures"]
+    assert "spec.progressDeadlineSeconds: 1" in failure["message"]
+    assert "answers are not read: the waits of its ranks are too complex" in caplog.text
 
 
 async def test_clock_that_is_set_forward_makes_no_hang(world: World, server: TrainerServer) -> None:

@@ -3,13 +3,15 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from ddp_operator.api.status import Condition, DDPJobStatus, Progress
+import pytest
+from ddp_operator.api.status import Bookkeeping, Condition, DDPJobStatus, Goodput, Progress
+from ddp_operator.api.status.world import World
 from ddp_operator.engine.status_patch import (
     News,
     as_stored,
+    forgotten,
     merge_patch,
     news,
-    pruned,
     status_patch,
 )
 from hypothesis import given
@@ -76,9 +78,27 @@ def test_fields_of_a_newer_operator_are_kept() -> None:
     assert patch == {"phase": "Running", "reason": None}
 
 
-def test_fields_dropped_by_an_older_crd_are_found() -> None:
-    status = DDPJobStatus(phase="Running", ready="2/2")
-    stored = as_stored(status)
-    assert pruned(as_stored(status), {**stored, "of": "others"}) == frozenset()
-    del stored["ready"]
-    assert pruned(as_stored(status), stored) == {"ready"}
+@pytest.mark.parametrize(
+    ("lost", "named"),
+    [
+        ({}, set()),
+        ({"ready": ""}, set()),
+        ({"goodput": None, "progress": None}, {"status.progress"}),
+        ({"attempt": 0}, {"status.attempt"}),
+        ({"world": World(generation=2, size=3)}, {"status.world.members"}),
+        ({"world": None}, {"status.world"}),
+        ({"bookkeeping": Bookkeeping()}, {"status.bookkeeping.replacements"}),
+    ],
+)
+def test_decisive_fields_that_an_older_crd_drops_are_named(
+    lost: dict[str, Any], named: set[str]
+) -> None:
+    now = datetime.now(UTC)
+    decided = DDPJobStatus(
+        attempt=1,
+        world=World(generation=2, size=3, members="0-2"),
+        progress=Progress(step=3, updated_at=now),
+        goodput=Goodput(accounted_until=now),
+        ready="2/2",
+    ).noting(replacements={"2": 1})
+    assert forgotten(decided, decided.updated(**lost)) == named

@@ -10,11 +10,11 @@ from ddp_operator.engine.metrics.totals import count_jobs
 
 from tests.unit.job.builders import ended, fresh_job, later
 from tests.unit.job.status.test_goodput import goodput, look, trained
-from tests.unit.job.status.test_outages import restarted, said
+from tests.unit.job.status.test_training_count import counted, restarted, said
 
 
 def entry(job: DDPJob | InvalidJobError) -> Entry:
-    return Entry("", "", "", job)
+    return Entry("", "", "{}", job, problem=None if isinstance(job, DDPJob) else job)
 
 
 def seconds(*jobs: DDPJob, at: float) -> dict[str, int]:
@@ -36,6 +36,14 @@ def test_job_of_a_newer_operator_counts_in_no_phase() -> None:
     assert totals.newer_jobs == 1
 
 
+def test_job_with_an_invalid_edit_counts_by_its_stored_phase() -> None:
+    stored = '{"status": {"phase": "Running", "startTime": "2026-03-01T12:00:00Z"}}'
+    left = replace(entry(InvalidJobError("no")), stored=stored)
+    assert count_jobs([left], now=later(60)).phases["Running"] == 1
+    newer = replace(entry(trained()[0]), problem=NewerJobError("later"))
+    assert count_jobs([newer], now=later(60)).newer_jobs == 1
+
+
 def test_running_time_is_counted_up_to_now() -> None:
     job, _ = trained()
     assert seconds(job, at=62) == {"pending": 5, "starting": 7, "training": 50}
@@ -46,9 +54,10 @@ def test_running_time_is_counted_up_to_now() -> None:
 
 def test_running_totals_equal_the_stored_ones() -> None:
     job, pods = restarted()
-    assert seconds(job, at=131)["lost"] == 41  # ready pods do not train yet
-    job = look(job, pods, 131, said(103, 131, attempt=1))
-    assert seconds(job, at=131)["lost"] == goodput(job).lost_seconds == 41
+    lost = seconds(job, at=120)["lost"]
+    assert seconds(job, at=131)["lost"] == lost + 11  # ready pods do not train yet
+    job = look(job, pods, 131, said(103, 131, attempt=1, **counted(80, 125, (101, 129))))
+    assert seconds(job, at=131)["lost"] == goodput(job).lost_seconds
     before = seconds(job, at=200.9)
     job = look(job, [ended(job, index, code=0) for index in range(2)], 200.9)
     assert seconds(job, at=200.9) == before

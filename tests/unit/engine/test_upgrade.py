@@ -29,6 +29,7 @@ _values: dict[str, st.SearchStrategy[Any]] = {
             "restartsWithoutProgress",
             "checkpointStepAtRestart",
             "nodeFailuresWithoutProgress",
+            "restartsInARow",
             "suspendedSeconds",
             "schedulingRetries",
         ),

@@ -1,23 +1,25 @@
 """Models of `DDPJob.status`: the state of a job, and everything that the operator must remember."""
 
 from ddp_operator.api.status.bookkeeping import NOTES, Bookkeeping
+from ddp_operator.api.status.decisive import DECISIVE, decisive_names
 from ddp_operator.api.status.failures import (
+    MAX_CLOCKS,
     MAX_GAPS,
     Failure,
     FailureAction,
+    GapClock,
     GapReason,
     GapRecord,
+    NodeRecord,
 )
 from ddp_operator.api.status.progress import (
     CheckpointRecord,
     Goodput,
     MemoryCheckpointRecord,
-    Outage,
     Pace,
     Progress,
     SlowRank,
     SlowTurn,
-    Unreported,
 )
 from ddp_operator.api.status.status import (
     MAX_EXCLUDED,
@@ -29,6 +31,8 @@ from ddp_operator.api.status.status import (
 )
 
 __all__ = [
+    "DECISIVE",
+    "MAX_CLOCKS",
     "MAX_EXCLUDED",
     "MAX_GAPS",
     "NOTES",
@@ -40,15 +44,16 @@ __all__ = [
     "DDPJobStatus",
     "Failure",
     "FailureAction",
+    "GapClock",
     "GapReason",
     "GapRecord",
     "Goodput",
     "MemoryCheckpointRecord",
-    "Outage",
+    "NodeRecord",
     "Pace",
     "Phase",
     "Progress",
     "SlowRank",
     "SlowTurn",
-    "Unreported",
+    "decisive_names",
 ]

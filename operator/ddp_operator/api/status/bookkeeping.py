@@ -5,6 +5,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
+from ddp_operator.api.status.failures import MAX_CLOCKS, GapClock, NodeRecord
 from ddp_operator.api.values.bounded import (
     Count,
     Name,
@@ -14,6 +15,7 @@ from ddp_operator.api.values.bounded import (
     Word,
     first_items,
     last_items,
+    readable,
     wire_name,
 )
 
@@ -51,23 +53,24 @@ class Bookkeeping(StatusModel):
     )
     restarts_without_progress: Count = Field(
         default=0,
-        description="Charged restarts since the checkpointed step last advanced.",
+        description="Charged restarts since a later step was saved than ever before.",
     )
     checkpoint_step_at_restart: Step = Field(
-        default=0, description="Checkpointed step from which restarts without progress count."
+        default=0, description="Latest saved step at a restart. Only a later one is progress."
     )
     node_failures_without_progress: Count = Field(
-        default=0, description="Node failures since the checkpointed step last advanced."
+        default=0, description="Node failures since a later step was saved than ever before."
     )
-    lost_checkpoints: Count | None = Field(
+    restarts_in_a_row: Count | None = Field(
         default=None,
         description=(
-            "How often training resumed before a checkpointed step. Reset when it resumes after "
-            "all of them."
+            "Restarts, charged or not, since a later step was saved or all pods ran for ten "
+            "minutes. The pause grows with them."
         ),
     )
-    farthest_lost_step: Step | None = Field(
-        default=None, description="Last checkpointed step that training resumed before."
+    gap_clocks: Annotated[tuple[GapClock, ...], readable(MAX_CLOCKS)] = Field(
+        default=(),
+        description="All node ranks in which nothing trains. status.gaps shows some of them.",
     )
     broken_since: Time | None = Field(
         default=None,
@@ -102,13 +105,26 @@ class Bookkeeping(StatusModel):
         default=None,
         description="Pods of this group. Any other pod is admitted by itself.",
     )
-    signalled_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(
+    nodes: Annotated[tuple[NodeRecord, ...], Field(max_length=100), readable(100)] = Field(
         default=(),
-        description="Nodes of excludedNodes that report themselves broken by their signals.",
+        description="Nodes that failed pods of the job; the one that failed last is the last.",
     )
-    excluded_boot_ids: Annotated[dict[Name, Word], first_items(100)] = Field(
-        default_factory=dict,
-        description="By node that is excluded because of failures: its boot ID at that time.",
+    barred_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(
+        default=(),
+        description=(
+            "Nodes of excludedNodes on which pods must not run. The others are used if no other "
+            "node fits."
+        ),
+    )
+    successors: Count | None = Field(
+        default=None,
+        description=(
+            "Pods outside the group, besides spares, that are to take over from pods which still "
+            "train."
+        ),
+    )
+    nodes_to_leave: Annotated[tuple[Name, ...], last_items(100)] = Field(
+        default=(), description="Nodes that these pods leave; successors must not run there."
     )
     left_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(
         default=(),
@@ -119,9 +135,6 @@ class Bookkeeping(StatusModel):
     slow_replaced: Annotated[tuple[Count, ...], last_items(100)] = Field(
         default=(),
         description="Node ranks of this attempt whose pods were replaced because a rank was slow.",
-    )
-    slow_replaced_at: Time | None = Field(
-        default=None, description="When that last happened to the job."
     )
     asked_nodes: Annotated[tuple[Name, ...], last_items(100)] = Field(
         default=(),

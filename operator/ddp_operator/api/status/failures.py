@@ -4,6 +4,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from ddp_operator.api.constants import MAX_REPLICAS
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.values.bounded import (
     OR_UNKNOWN,
@@ -15,6 +16,7 @@ from ddp_operator.api.values.bounded import (
     StatusModel,
     Time,
     Word,
+    first,
 )
 
 FailureAction = Literal["RestartInPlace", "RestartPod", "RestartGang", "FailJob", "Ignore"]
@@ -30,9 +32,6 @@ class Failure(StatusModel):
     pod: Annotated[Name, OR_UNKNOWN]
     container: Name = ""
     node: Name = ""
-    boot_id: Word = Field(
-        default="", description="Boot ID of the node that the failure is charged to, if known."
-    )
     exit_code: Number | None = None
     signal: Number | None = None
     reason: Reason
@@ -58,6 +57,22 @@ class Failure(StatusModel):
         return self.class_ == "Disruption"
 
 
+class NodeRecord(StatusModel):
+    """What a node did to the job's pods since it started."""
+
+    name: Name
+    boot_id: Word = Field(default="", description="Its boot ID, if known. A reboot ends this.")
+    failures: Count = 0
+    avoided: Literal["", "Preferred", "Required", "Dropped"] = Field(
+        default="",
+        description=(
+            "Preferred: pods avoid it if another node fits. Required: they must not run there, "
+            "since a device is broken. Dropped: they must not either, but no other node took them, "
+            "so they only avoid it. Empty: its number of failures and its signals decide."
+        ),
+    )
+
+
 GapReason = Literal[
     "Paused",
     "Refused",
@@ -72,10 +87,11 @@ GapReason = Literal[
     "Lost",
 ]
 MAX_GAPS: Final = 32
+MAX_CLOCKS: Final = 64
 
 
 class GapRecord(StatusModel):
-    """A place of the group in which nothing trains."""
+    """A place of the group in which nothing trains, for people."""
 
     node_rank: Count
     reason: GapReason = Field(
@@ -89,3 +105,13 @@ class GapRecord(StatusModel):
     )
     since: Time = Field(description="When the operator first saw this reason.")
     node: Name = ""
+
+
+class GapClock(StatusModel):
+    """Node ranks in which nothing has trained since the same time, for the same reason."""
+
+    reason: GapReason
+    since: Time
+    node_ranks: Annotated[str, first(6 * MAX_REPLICAS)] = Field(
+        default="", description="Node ranks, such as 0-31,40."
+    )

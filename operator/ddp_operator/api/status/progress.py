@@ -13,7 +13,6 @@ from ddp_operator.api.values.bounded import (
     Step,
     Time,
     Word,
-    last_items,
 )
 
 
@@ -90,6 +89,18 @@ class Progress(StatusModel):
         default=None, description="Step at which the present group began, if known."
     )
     resumed_at: Time | None = Field(default=None, description="When that group formed.")
+    done_at: Time | None = Field(
+        default=None,
+        description=(
+            "When the trainer reported that it is done: its result is safe, and a pod that is lost "
+            "after that counts as completed."
+        ),
+    )
+
+    @property
+    def has_last_step(self) -> bool:
+        """True if the trainer made all its steps. The script may still evaluate or export."""
+        return self.total_steps is not None and 0 < self.total_steps <= self.step
 
 
 class CheckpointRecord(StatusModel):
@@ -122,21 +133,6 @@ class MemoryCheckpointRecord(StatusModel):
     )
 
 
-class Outage(StatusModel):
-    """Training has not resumed since a restart; this time counts as lost."""
-
-    since: Time = Field(description="When the cause of the latest restart happened.")
-    until_step: Step = Field(description="The outage ends when this step is completed.")
-    lost_from: Time = Field(description="Time before the restart is lost from here on.")
-
-
-class Unreported(StatusModel):
-    """Time from a start until the group was lost, in which the trainer reported no step."""
-
-    since: Time = Field(description="When all pods were ready.")
-    until: Time = Field(description="When that ended; counted as training until a report.")
-
-
 class Goodput(StatusModel):
     """How the job spent its age: the seconds add up to accountedUntil - creationTimestamp.
 
@@ -150,25 +146,28 @@ class Goodput(StatusModel):
     starting_seconds: Count = Field(
         default=0,
         description=(
-            "Seconds from having nodes to the first step, or to ready pods if the trainer reports "
-            "no times of steps."
+            "Seconds from having nodes to the first step, or to ready pods if the trainer does not "
+            "report trainedSeconds."
         ),
     )
     training_seconds: Count = 0
     lost_seconds: Count = Field(
         default=0,
         description=(
-            "Seconds from failures until a step completes, and seconds of steps that were repeated."
+            "Seconds from failures until a step completes, and of steps that were repeated. If the "
+            "trainer does not report trainedSeconds: from failures to ready pods."
         ),
     )
     suspended_seconds: Count = 0
     steps_lost: Step = Field(default=0, description="Steps that had to be repeated.")
     accounted_until: Time
-    unreported: Annotated[tuple[Unreported, ...], Field(max_length=8), last_items(8)] = Field(
-        default=(),
-        description="The next report of the trainer shows how much of this was training.",
+    ready_since: Time | None = Field(
+        default=None,
+        description=(
+            "Since when all pods of a new or resumed job run, until its trainer reports how long "
+            "training took."
+        ),
     )
-    outage: Annotated[Outage | None, OR_NONE] = None
     counted_group: Time | None = Field(
         default=None,
         description="When the group formed whose report of its training time was counted last.",

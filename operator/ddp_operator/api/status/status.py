@@ -136,11 +136,18 @@ class DDPJobStatus(StatusModel):
     memory_checkpoint: Annotated[MemoryCheckpointRecord | None, OR_NONE] = None
     goodput: Annotated[Goodput | None, OR_NONE] = None
     node_failures: Annotated[dict[Name, Count], first_items(100)] = Field(
-        default_factory=dict, description="Number of failures charged to each node."
+        default_factory=dict,
+        description="Number of failures that count for each node, since it started.",
     )
     excluded_nodes: Annotated[
         tuple[str, ...], Field(max_length=MAX_EXCLUDED), last_items(MAX_EXCLUDED)
-    ] = Field(default=(), description="Nodes that the job's next pods avoid.")
+    ] = Field(
+        default=(),
+        description=(
+            "Nodes that the job's next pods avoid. Those with a broken device, which are not used "
+            "at all, come first."
+        ),
+    )
     bookkeeping: Bookkeeping = Field(
         default_factory=Bookkeeping,
         description="The operator's own notes. Not an interface: they may change in any release.",
@@ -156,6 +163,10 @@ class DDPJobStatus(StatusModel):
         if all(getattr(known, name) == value for name, value in notes.items()):
             return self
         return self.updated(bookkeeping=known.updated(**notes))
+
+    def without_gaps(self) -> Self:
+        """Return the status without gaps and their clocks: other pods will have other ones."""
+        return self.updated(gaps=()).noting(gap_clocks=())
 
     def condition(self, type_: ConditionType) -> Condition | None:
         """Return the condition of this type, or None if it was never set."""

@@ -73,9 +73,8 @@ def choose(entries: Iterable[Entry], *, limit: int, now: datetime) -> Chosen:
     """
     if limit == 0:
         return Chosen()
-    jobs = [
-        entry.job for entry in entries if isinstance(entry.job, DDPJob) and _shown(entry.job, now)
-    ]
+    outlines = (entry.outline for entry in entries)
+    jobs = [job for job in outlines if isinstance(job, DDPJob) and _shown(job, now)]
     if len(jobs) <= limit:
         return Chosen(jobs)
     queues: dict[tuple[int, str], list[DDPJob]] = defaultdict(list)

@@ -13,6 +13,7 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.engine.metrics.exposition import Labels, head, line
 from ddp_operator.engine.metrics.totals import Totals
 from ddp_operator.job.failure.records import NO_PROGRESS
+from ddp_operator.job.status.goodput import down_since, is_down
 
 _RECONCILE_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0)
 """Planning takes one or two milliseconds, a gang of hundreds of pods a second."""
@@ -96,7 +97,12 @@ class Metrics:
             labels = (("class", failure.class_),)
             self._restarts[labels] += 1
             notes = after.bookkeeping
-            if max(notes.restarts_without_progress, notes.node_failures_without_progress) > 1:
+            in_vain = max(
+                notes.restarts_in_a_row or 0,
+                notes.restarts_without_progress,
+                notes.node_failures_without_progress,
+            )
+            if in_vain > 1:
                 self._restarts_without_progress[labels] += 1
 
     def text(self, totals: Totals, *, queued: int, leading: bool, left_out: int = 0) -> str:
@@ -108,7 +114,7 @@ class Metrics:
             _family(
                 "newer_jobs",
                 "gauge",
-                "DDPJobs that need a newer operator; left as they are, and in no phase.",
+                "DDPJobs with a spec that only a newer operator reads; it does not apply yet.",
                 {(): totals.newer_jobs},
             ),
             _family(
@@ -173,13 +179,15 @@ class Metrics:
 
 
 def _recovery_seconds(before: DDPJobStatus, after: DDPJobStatus) -> float | None:
-    """Return how long the last outage took, if training has just resumed."""
+    """Return how long the last recovery took, if training has just resumed."""
+    told = after.progress
+    if told is not None and told.last_step_time is not None:
+        since = down_since(before)
+        if since is None or is_down(after):
+            return None
+        return (told.last_step_time - since).total_seconds()
     books, was = after.goodput, before.goodput
-    if books is None or was is None or after.phase != "Running" or books.outage is not None:
-        return None
-    if was.outage is not None:  # from the failure to the step, as the trainer reports it
-        return max((books.accounted_until - was.outage.since).total_seconds(), 0.0)
-    if before.phase != "Restarting":
+    if books is None or was is None or (before.phase, after.phase) != ("Restarting", "Running"):
         return None
     return (books.accounted_until - was.accounted_until).total_seconds()
 

@@ -11,6 +11,7 @@ from typing import Final, get_args
 from ddp_operator.api.job import DDPJob, NewerJobError
 from ddp_operator.api.status import Phase
 from ddp_operator.engine.job_cache import Entry
+from ddp_operator.job.planning.rejection import stored_status
 from ddp_operator.job.status.goodput import KINDS, spent
 
 TRAINING: Final = ("Running", "Restarting")
@@ -23,7 +24,7 @@ class Totals:
 
     phases: Mapping[str, int] = field(default_factory=dict)
     newer_jobs: int = 0
-    """Jobs that need a newer operator; they are in no phase."""
+    """Jobs with a spec that only a newer operator reads."""
     seconds: Mapping[str, int] = field(default_factory=dict)
     """How the jobs spent their age so far, as in `status.goodput`."""
     oldest_step: datetime | None = None
@@ -33,19 +34,20 @@ class Totals:
 
 
 def count_jobs(entries: Iterable[Entry], *, now: datetime) -> Totals:
-    """Count jobs. An invalid job counts as failed, as its status says, too."""
+    """Count jobs. An invalid job counts as failed, as its status says, too, unless it began."""
     phases = Counter[str](dict.fromkeys(get_args(Phase), 0))
     seconds = Counter[str](dict.fromkeys(KINDS, 0))
     steps: list[datetime] = []
     checkpoints: list[datetime] = []
     newer = 0
     for entry in entries:
-        job = entry.job
+        job = entry.outline
+        newer += isinstance(entry.problem, NewerJobError)
         if isinstance(job, NewerJobError):
-            newer += 1  # this operator does not know its phase
-            continue
+            continue  # this operator does not know its phase
         if not isinstance(job, DDPJob):
-            phases["Failed"] += 1
+            known = stored_status(entry.manifest)
+            phases[known.phase if known.start_time else "Failed"] += 1
             continue
         status = job.status
         phases[status.phase] += 1

@@ -7,6 +7,7 @@ asked at a time, and its answers are limited, since many jobs may hang after one
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from ddp_operator.api import ranks
@@ -22,8 +23,8 @@ logger = logging.getLogger(__name__)
 _SECONDS: Final = 45.0
 """How long a job may wait for its answer, including its turn; a launcher takes ten seconds."""
 _AT_ONCE: Final = 16
-_MOST_BYTES: Final = 16 * 1024 * 1024
-"""Limit of all answers of a job: of about 1,600 ranks."""
+_MOST_BYTES: Final = 4 * 1024 * 1024
+"""Limit of all answers of a job: 2 KB for each of 2,000 ranks."""
 
 
 class _Moment(NamedTuple):
@@ -53,6 +54,8 @@ class Hangs:
         self._known: dict[Key, tuple[_Moment, Hang]] = {}
         self._asking: dict[Key, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
+        # Its work cannot be cancelled, so it must not take the threads that others need.
+        self._thread = ThreadPoolExecutor(1, "hangs")
 
     def of(self, job: DDPJob) -> Hang | None:
         """Return what the launchers showed of the present hang; None before they were asked."""
@@ -71,12 +74,15 @@ class Hangs:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _ask(self, job: DDPJob, launchers: Sequence[tuple[int, str]], token: str) -> None:
         found = NOTHING_KNOWN
         try:
             async with asyncio.timeout(_SECONDS), self._turn:
                 found = await self._explain(job, launchers, token)
+        except view.TooMuchError as error:
+            logger.warning("%s hangs; its launchers' answers are not read: %s", job.key, error)
         except TimeoutError:
             logger.warning("%s hangs; its launchers took too long to show its ranks", job.key)
         except Exception:
@@ -105,11 +111,11 @@ class Hangs:
         if all(isinstance(each, str) for each in said):
             return NOTHING_KNOWN
         if left <= 0:
-            logger.warning("%s hangs; its launchers' answers are too large to read", job.key)
-            return NOTHING_KNOWN
+            raise view.TooMuchError(f"they have more than {_MOST_BYTES >> 20} MB")
         answers = [
             (ranks.ranks(job.spec, node_rank), text)
             for (node_rank, _), text in zip(launchers, said, strict=True)
         ]
         # Tenths of a second for a thousand ranks. Other tasks continue meanwhile.
-        return await asyncio.to_thread(view.explain_answers, answers)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, view.explain_answers, answers)

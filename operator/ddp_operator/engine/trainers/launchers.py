@@ -5,29 +5,30 @@ All of it happens in the background: a launcher that does not answer delays no r
 """
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Any, Final
 
+from ddp_operator.answers import InvalidAnswerError
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.job_cache import JobCache
 from ddp_operator.engine.tokens.access import Access
-from ddp_operator.job.membership.answers import InvalidAnswerError
+from ddp_operator.engine.trainers.launcher_pods import leader, may_listen, pollable, speakers
 from ddp_operator.job.membership.launcher_protocol import (
     NO_LAUNCHERS,
     Assignment,
     LauncherStates,
     LauncherStatus,
 )
-from ddp_operator.job.membership.rank_order import follows_topology
 from ddp_operator.job.membership.world import world_of
-from ddp_operator.job.pods.observed import member_names, with_own_address
+from ddp_operator.job.pods.observed import with_own_address
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.open_files import own_share
-from ddp_operator.ports import Cluster, Key, OutOfFilesError, TokenSource, Trainers, WorldAnswer
+from ddp_operator.ports import Cluster, Key, OutOfFilesError, Trainers, WorldAnswer
 from ddp_operator.slots import FairSlots
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ _LONGEST_PAUSE_SECONDS: Final = 60.0
 never has. Most images without a launcher would otherwise keep the operator busy: think of ten
 thousand pods, each asked every 2 s."""
 _SWEEP_SECONDS: Final = 60.0
-"""How often to check for jobs that disappeared without an event."""
+"""How often to check for jobs that disappeared without an event, and to call launchers that wait.
+Those end their pods after an hour without a call."""
 _SWEPT_AT_ONCE: Final = 100
 """Jobs checked before other tasks may run."""
 _WAIT_SECONDS: Final = 20
@@ -50,6 +52,9 @@ connection."""
 _LEAST_SECONDS: Final = 0.2
 """Shortest time between two polls: the server in a pod is foreign code and may answer without
 news."""
+_SILENCE: Final = timedelta(seconds=15)
+"""How long all launchers of a job must be silent before the operator suspects its own network. It
+is known before a single pod counts as lost."""
 _JITTER: Final = 0.2
 """Each pause is up to this fraction longer, so that jobs that start together drift apart."""
 
@@ -74,10 +79,20 @@ class _Known:
     """Name of the pod of node rank 0; empty while it does not run."""
     address: str = ""
     """Address of its launcher."""
-    token_source: TokenSource = TokenSource.VARIABLE
-    """Where that pod's token comes from."""
+    token_key: str = ""
+    """Name of the key from which that pod's token is derived."""
     silent: int = 0
     """Failed polls in a row."""
+    has_answered: bool = False
+    """A launcher of the job has ever answered."""
+    silent_since: datetime | None = None
+    """When the first call failed since a launcher of the job answered."""
+    is_silent: bool = False
+    """True once none has answered for so long that plans must know."""
+    next_witness_at: float = 0.0
+    """When another launcher may be asked, by the event loop's clock, because one is silent."""
+    spec_hash: str = ""
+    """Of the pods that are asked: those of another spec may have no launcher."""
     refused: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By pod name: the generation that its launcher refused last, and the led generation that it
     has instead."""
@@ -121,12 +136,13 @@ class Launchers:
             return NO_LAUNCHERS
         # The status of another pod does not count: it may have another image, or be of another
         # attempt.
-        status = known.status if known.leader in _speakers(job) else None
+        status = known.status if known.leader in speakers(job) else None
         present = world_of(job).generation
         refused = known.refused.values()
         return LauncherStates(
             told=known.told,
             unreached_since=known.unreached_since,
+            silent_since=known.silent_since if known.is_silent else None,
             failures=known.status.failures if known.status else (),
             scope=status.scope if status else "",
             leader=status,
@@ -141,9 +157,12 @@ class Launchers:
             if which in known.under_way:
                 continue
             known.under_way.add(which)
-            task = asyncio.create_task(self._send(job.key, known, assignment))
-            self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            self._begin(self._send(job.key, known, assignment))
+
+    def _begin(self, request: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(request)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -152,6 +171,7 @@ class Launchers:
             while True:
                 for number, key in enumerate([*self._jobs.entries, *self._known]):
                     self.watch(key)
+                    self._call_waiting(key)
                     if number % _SWEPT_AT_ONCE == 0:
                         await asyncio.sleep(0)
                 await asyncio.sleep(_SWEEP_SECONDS)
@@ -178,19 +198,24 @@ class Launchers:
     def _current(self, key: Key) -> _Known | None:
         """Return a job's entry, set to the launcher to poll; None if the job needs no polling."""
         entry = self._jobs.get(key)
-        job = _pollable(entry.job) if entry else None
+        job = pollable(entry.outline) if entry else None
         if job is None:
             self._forget(key)
             return None
         known, pods = self._of(job), self._cluster.pods_of(key)
+        if known.spec_hash != job.spec_hash:
+            known.spec_hash, known.has_answered = job.spec_hash, False
+        known.has_answered |= bool(job.status.bookkeeping.launcher)  # to an earlier operator
         _forget_gone(known, pods)
-        leader = _leader(job, pods)
-        name, address = (leader.key.name, leader.address) if leader else ("", "")
+        speaker = leader(job, pods)
+        name, address = (speaker.key.name, speaker.address) if speaker else ("", "")
         if (name, address) != (known.leader, known.address):
             _stop_polling(known)
             known.leader, known.address, known.status, known.silent = name, address, None, 0
-            if leader is not None:
-                known.token_source = leader.token_source
+            if not known.is_silent:
+                known.silent_since = None  # its launcher may not listen yet
+            if speaker is not None:
+                known.token_key = speaker.token_key
         return known
 
     def _forget(self, key: Key) -> None:
@@ -205,7 +230,7 @@ class Launchers:
         return known
 
     async def _send(self, key: Key, known: _Known, assignment: Assignment) -> None:
-        token = self._access.token_of(key.namespace, known.uid, assignment.token_source)
+        token = self._access.token_of(known.uid, assignment.token_key)
         try:
             async with self._slots.of(key):
                 sent_at = self._clock()
@@ -222,6 +247,10 @@ class Launchers:
             return
         finally:
             known.under_way.discard((assignment.pod, assignment.generation, assignment.start))
+        if said is None:
+            self._heard_nothing(key, known, assignment.pod)
+        else:
+            self._heard(key, known)
         knows, ended, led = said or WorldAnswer(0, ended=False)
         refused = (assignment.generation, knows)
         if led and known.refused.get(assignment.pod) != refused:
@@ -249,6 +278,8 @@ class Launchers:
                 else:
                     known.silent += 1
                     pause = pause_seconds(known.silent, has_answered=known.status is not None)
+                    if known.has_answered:  # otherwise the image has none
+                        self._heard_nothing(key, known, known.leader)
             except OutOfFilesError as error:
                 logger.debug("%s: its launcher is not polled: %s", key, error)
                 pause = _FIRST_PAUSE_SECONDS
@@ -256,55 +287,91 @@ class Launchers:
 
     async def _poll(self, key: Key, known: _Known) -> bool:
         """Poll once, and return whether the launcher has answered."""
-        leader = known.leader
+        asked = known.leader
         answer = await self._trainers.poll_world(
             known.address,
             after=known.status.number if known.status else 0,
             wait_seconds=_WAIT_SECONDS,
-            token=self._access.token_of(key.namespace, known.uid, known.token_source),
+            token=self._access.token_of(known.uid, known.token_key),
         )
         try:
             said = answer if isinstance(answer, str) else LauncherStatus.read(answer)
         except InvalidAnswerError as error:
             said = str(error)
         if isinstance(said, str):
-            logger.debug("%s: no report from the launcher of %s: %s", key, leader, said)
+            logger.debug("%s: no report from the launcher of %s: %s", key, asked, said)
             return False
-        if leader != known.leader:
+        if asked != known.leader:
             return True  # another launcher is polled by now
+        self._heard(key, known)
         is_news = said != known.status
         known.status, known.silent = said, 0
         if is_news:
             self._on_news(key)
         return True
 
+    def _heard(self, key: Key, known: _Known) -> None:
+        """Note that a launcher has answered: the way to the pods is open."""
+        known.has_answered, known.silent_since = True, None
+        if known.is_silent:
+            known.is_silent = False
+            # The others have had no way to answer, so their time begins now.
+            known.unreached_since = dict.fromkeys(known.unreached_since, self._clock())
+            self._on_news(key)
 
-def _pollable(job: object) -> DDPJob | None:
-    """Return the job if its launchers may have something to report, otherwise None."""
-    if not isinstance(job, DDPJob):
-        return None
-    asked = job.spec.restart.scope in ("Auto", "InPlace") or follows_topology(job)
-    if not asked and job.status.world is None:
-        return None  # its scope has changed; its pods may still have generations
-    return None if job.spec.suspend or job.deleting or job.status.finished else job
+    def _heard_nothing(self, key: Key, known: _Known, name: str) -> None:
+        """Note that a pod's launcher has not answered, and ask another one, which shows whether
+        only that pod is silent.
+        """
+        now = self._clock()
+        since = known.silent_since = min(known.silent_since or now, now)
+        if now - since >= _SILENCE and not known.is_silent:
+            known.is_silent = True
+            self._on_news(key)
+        time = asyncio.get_running_loop().time()
+        if time < known.next_witness_at:
+            return
+        known.next_witness_at = time + _FIRST_PAUSE_SECONDS
+        pods = self._listeners(key)
+        if others := [pod for pod in pods if pod not in (name, *known.unreached_since)]:
+            self._begin(self._call(key, known, pods[random.choice(others)]))
 
+    def _call_waiting(self, key: Key) -> None:
+        """Call all launchers of a group that does not run yet: it shows those that wait for a start
+        that the operator runs.
+        """
+        known, entry = self._known.get(key), self._jobs.get(key)
+        job = pollable(entry.outline) if entry else None
+        if known and job and world_of(job).generation and not job.status.is_true("Running"):
+            for pod in self._listeners(key).values():
+                self._begin(self._call_in_turn(key, known, pod))
 
-def _leader(job: DDPJob, pods: Sequence[PodState]) -> PodState | None:
-    """Return the pod of node rank 0 if its launcher may listen. An elastic job may continue without
-    that pod: then return the first pod of the group with a launcher that may listen.
-    """
-    by_name = {pod.key.name: pod for pod in pods if pod.owner_uid == job.uid}
-    asked = (by_name[name] for name in _speakers(job) if name in by_name)
-    return next((pod for pod in asked if _may_listen(job, pod)), None)
+    async def _call_in_turn(self, key: Key, known: _Known, pod: PodState) -> None:
+        async with self._slots.of(key):
+            await self._call(key, known, pod)
 
+    async def _call(self, key: Key, known: _Known, pod: PodState) -> None:
+        """Ask a launcher for its status, only to learn whether it answers."""
+        token = self._access.token_of(known.uid, pod.token_key)
+        with contextlib.suppress(OutOfFilesError):
+            answer = await self._trainers.poll_world(
+                pod.address, after=0, wait_seconds=0, token=token
+            )
+            if not isinstance(answer, str):
+                self._heard(key, known)
 
-def _may_listen(job: DDPJob, pod: PodState) -> bool:
-    return bool(with_own_address(job, pod).address and pod.started) and not pod.exit
-
-
-def _speakers(job: DDPJob) -> Sequence[str]:
-    """Return the names of pods with launchers that may speak for the job."""
-    return member_names(job, None if job.spec.elastic else 1)
+    def _listeners(self, key: Key) -> dict[str, PodState]:
+        """Return the pods of a job with a launcher that may listen, by name."""
+        entry = self._jobs.get(key)
+        job = pollable(entry.outline) if entry else None
+        if job is None:
+            return {}
+        pods = (with_own_address(job, pod) for pod in self._cluster.pods_of(key))
+        return {
+            pod.key.name: pod
+            for pod in pods
+            if pod.owner_uid == job.uid and may_listen(job, pod) and not pod.deleting
+        }
 
 
 def _forget_gone(known: _Known, pods: Sequence[PodState]) -> None:

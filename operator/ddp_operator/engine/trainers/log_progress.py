@@ -1,7 +1,6 @@
 """Progress of a script without reports, parsed from its pod's log."""
 
 import json
-import re
 from typing import Final
 
 from ddp_operator.api.values.expressions import group_names, groups
@@ -10,8 +9,6 @@ from ddp_operator.ports import LOG_END_BYTES
 
 _LINE_BYTES: Final = 1024
 """Bytes of a line that are searched: the expression is a user's, and the operator waits for it."""
-_ENDS: Final = re.compile(rb"[\r\n]+")
-"""A progress bar restarts its line with a carriage return."""
 
 
 def read(pattern: str, log: bytes) -> TrainerStatus | None:
@@ -23,8 +20,9 @@ def read(pattern: str, log: bytes) -> TrainerStatus | None:
     found: dict[str, str] = {}
     wanted = len(group_names(pattern))
     # Skip an incomplete last line, and an incomplete first line of a truncated log.
-    lines = _ENDS.split(log)[len(log) >= LOG_END_BYTES : -1]
-    for line in reversed(lines):
+    # A progress bar restarts its line with a carriage return.
+    lines = log.replace(b"\r", b"\n").split(b"\n")[len(log) >= LOG_END_BYTES : -1]
+    for line in filter(None, reversed(lines)):
         for name, text in groups(pattern, line[:_LINE_BYTES]).items():
             found.setdefault(name, text)
         if len(found) == wanted:

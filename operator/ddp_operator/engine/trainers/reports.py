@@ -10,12 +10,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
+from ddp_operator.answers import InvalidAnswerError
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.trainers import log_progress
-from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import PodState
+from ddp_operator.job.status.goodput import is_down
 from ddp_operator.job.status.progress import Report, TrainerStatus
 from ddp_operator.ports import NOTHING_YET, Cluster, ClusterError, Key, Trainers
 
@@ -30,8 +31,8 @@ _LOGS_AT_ONCE: Final = 8
 """Logs read at the same time, of the shared connections to the API server."""
 _LOG_SECONDS: Final = 2.0
 """Shortest time between two reads of a log."""
-_OUTAGE_SECONDS: Final = 0.5
-"""How often a trainer is polled after a restart: its first step ends the outage."""
+_RECOVERY_SECONDS: Final = 0.5
+"""How often a trainer is polled after a failure, until it completes a step."""
 _ROUND_SECONDS: Final = 0.5
 """How often to check which jobs are due."""
 _JITTER: Final = 0.1
@@ -43,7 +44,7 @@ class _JobView(NamedTuple):
 
     entry: Entry
     may_train: bool
-    in_outage: bool
+    recovers: bool
 
 
 class ProgressReports:
@@ -101,16 +102,16 @@ class ProgressReports:
         for key, entry in self._jobs.entries.items():
             view = views.get(key)
             if view is None or view.entry is not entry:
-                view = _JobView(entry, _may_train(entry.job), _in_outage(entry.job))
+                view = _JobView(entry, _may_train(entry.outline), _recovers(entry.outline))
             self._views[key] = view
             if not view.may_train:
                 continue
             # A new job first comes due at a random moment of its first interval.
             self._due[key] = known.get(key, now + random.uniform(0, interval))
-            if view.in_outage:
-                self._due[key] = min(self._due[key], now + _OUTAGE_SECONDS)
+            if view.recovers:
+                self._due[key] = min(self._due[key], now + _RECOVERY_SECONDS)
             if self._due[key] <= now and key not in self._asking:
-                wait = min(interval, _OUTAGE_SECONDS) if view.in_outage else interval
+                wait = min(interval, _RECOVERY_SECONDS) if view.recovers else interval
                 self._due[key] = now + wait * random.uniform(1 - _JITTER, 1 + _JITTER)
                 due.append(key)
         for forgotten in self._troubles.keys() - self._due.keys():
@@ -132,12 +133,13 @@ class ProgressReports:
 
     async def _poll_pod_0(self, key: Key) -> None:
         entry = self._jobs.get(key)
-        if entry is None or not isinstance(entry.job, DDPJob):
+        job = entry.outline if entry else None
+        if entry is None or not isinstance(job, DDPJob):
             return
-        pod = observe(entry.job, self._cluster.pods_of(key)).current.get(0)
+        pod = observe(job, self._cluster.pods_of(key)).current.get(0)
         if pod is None or not pod.ready or pod.exit or pod.deleting:
             return  # no trainer to poll
-        source = entry.job.spec.progress
+        source = job.spec.progress
         said = await self._status_of(pod) if pod.address else None
         if source is not None and not isinstance(said, TrainerStatus):
             if not self._may_read_log(key):
@@ -218,10 +220,9 @@ def _may_train(job: DDPJob | InvalidJobError) -> bool:
     return not (job.spec.suspend or job.deleting or job.status.finished)
 
 
-def _in_outage(job: DDPJob | InvalidJobError) -> bool:
-    """Return whether a running job's time counts as lost until its trainer reports a step."""
-    books = job.status.goodput if isinstance(job, DDPJob) else None
-    return books is not None and books.outage is not None
+def _recovers(job: DDPJob | InvalidJobError) -> bool:
+    """Return whether a job has completed no step since its last failure."""
+    return isinstance(job, DDPJob) and is_down(job.status)
 
 
 def _same_step(one: Report, other: Report) -> bool:

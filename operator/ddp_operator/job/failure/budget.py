@@ -1,11 +1,11 @@
 """How often a job may restart, and how soon.
 
 Charged restarts count against `spec.restart.maxRestarts`. Node failures are free at first, but
-limited too: a job that breaks every node is itself broken. Disruptions have no limit.
+limited too: a job that breaks every node is itself broken. Disruptions have no limit. The pause
+before restarts without progress grows, whether they are charged or not.
 """
 
 from datetime import timedelta
-from itertools import takewhile
 from typing import Final
 
 from ddp_operator.api.job import DDPJob
@@ -16,48 +16,31 @@ MIN_NODE_FAILURES: Final = 3
 """Free node failures without progress, even if `maxRestarts` is less: one broken GPU must not end a
 job that allows its own code no failure."""
 
+FIRST_PAUSE_SECONDS: Final = 10
+LONGEST_PAUSE_SECONDS: Final = 600
+"""Both values are those of Kubernetes' Job controller for failed pods."""
 _MAX_DOUBLINGS: Final = 20
 """More than `backoff.maxSeconds` ever needs."""
+_STABLE: Final = timedelta(minutes=10)
+"""After all pods ran for so long, the pauses begin again. The kubelet resets the back-off of a
+container after the same time."""
 
 
 def after_progress(status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status with the counts reset if a later step was checkpointed since.
+    """Return the status with its counts reset if training has saved a later step than at any
+    restart before, on a disk or in memory.
 
-    Counts restart at 0. After checkpoints were lost, they restart at the number of losses: to train
-    the same steps once more is progress, to lose them repeatedly is not.
+    Nothing else refills the budget. To train lost steps once more is no progress, so a job that
+    loses its checkpoints each time ends, and so does one that runs for hours and saves nothing.
     """
-    notes, saved = status.bookkeeping, status.saved_step
-    if saved is None or saved == notes.checkpoint_step_at_restart:
+    saved = status.saved_step
+    if saved is None or saved <= status.bookkeeping.checkpoint_step_at_restart:
         return status
-    if saved < notes.checkpoint_step_at_restart:
-        return _behind(status, saved)
-    least = notes.lost_checkpoints or 0
     return status.noting(
-        restarts_without_progress=min(notes.restarts_without_progress, least),
-        node_failures_without_progress=min(notes.node_failures_without_progress, least),
+        restarts_without_progress=0,
+        node_failures_without_progress=0,
+        restarts_in_a_row=None,
         checkpoint_step_at_restart=saved,
-    )
-
-
-def after_resuming(status: DDPJobStatus, step: int | None) -> DDPJobStatus:
-    """Return the status measured from the step at which a new group resumed; None: it did not."""
-    notes = status.bookkeeping
-    if step is None:
-        return status
-    if step < notes.checkpoint_step_at_restart:
-        return _behind(status, step)
-    if notes.farthest_lost_step is not None and step > notes.farthest_lost_step:
-        return status.noting(lost_checkpoints=None, farthest_lost_step=None)
-    return status
-
-
-def _behind(status: DDPJobStatus, step: int) -> DDPJobStatus:
-    """Return the status of a job that is back at `step`, behind its last checkpoint."""
-    notes = status.bookkeeping
-    return status.noting(
-        checkpoint_step_at_restart=step,
-        lost_checkpoints=(notes.lost_checkpoints or 0) + 1,
-        farthest_lost_step=max(notes.farthest_lost_step or 0, notes.checkpoint_step_at_restart),
     )
 
 
@@ -82,7 +65,11 @@ def is_spent(job: DDPJob, status: DDPJobStatus) -> bool:
 
 def count(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:
     """Count the restart for a failure."""
-    notes = status.bookkeeping
+    notes, ran_since = status.bookkeeping, status.running_since
+    if not failure.continued:
+        is_stable = ran_since is not None and failure.time - ran_since >= _STABLE
+        before = 0 if is_stable else notes.restarts_in_a_row or 0
+        status = status.noting(restarts_in_a_row=before + 1)
     if failure.charged:
         status = status.updated(restarts=status.restarts + 1)
         status = status.noting(restarts_without_progress=notes.restarts_without_progress + 1)
@@ -107,28 +94,26 @@ def refund(status: DDPJobStatus) -> DDPJobStatus:
 
 
 def pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
-    """Return the wait before the restart counted last: none at first, then it doubles."""
-    backoff = job.spec.restart.backoff
-    if failure.class_ == "Disruption" and not failure.charged:
-        return timedelta()
-    in_a_row = max(
-        status.bookkeeping.restarts_without_progress,
-        status.bookkeeping.node_failures_without_progress,
-        _forgiven_in_a_row(status),
-    )
-    if in_a_row < 2:
-        return timedelta()
-    seconds = backoff.initial_seconds * 2 ** min(in_a_row - 2, _MAX_DOUBLINGS)
-    return timedelta(seconds=min(seconds, backoff.max_seconds))
+    """Return the wait before the restart counted last: none for the first in a row, then it
+    doubles.
 
-
-def _forgiven_in_a_row(status: DDPJobStatus) -> int:
-    """Return how many of the latest failures since the last checkpoint were the training's but
-    free: a rule that charges nothing must not cause restarts in a tight loop.
+    The training's own failures wait as `spec.restart.backoff` says. Others wait as Kubernetes' Job
+    does. They wait one step longer if not all pods had run, so that nodes that refuse pods get
+    time.
     """
-    saved = status.saved_at
-    latest = takewhile(
-        lambda failure: not failure.charged and failure.class_ != "Disruption",
-        (failure for failure in reversed(status.failures) if not failure.continued),
-    )
-    return sum(saved is None or failure.time > saved for failure in latest)
+    if failure.continued:
+        return timedelta()  # the restart that it is part of has waited
+    doublings = (status.bookkeeping.restarts_in_a_row or 0) - 2
+    if failure.charged or failure.class_ == "Application":
+        backoff = job.spec.restart.backoff
+        seconds = pause_seconds(doublings, backoff.initial_seconds, backoff.max_seconds)
+    else:
+        seconds = pause_seconds(doublings + (not job.status.is_true("Running")))
+    return timedelta(seconds=seconds)
+
+
+def pause_seconds(
+    doublings: int, first: int = FIRST_PAUSE_SECONDS, longest: int = LONGEST_PAUSE_SECONDS
+) -> int:
+    """Return the first pause doubled so many times, up to the longest; 0 if that is negative."""
+    return min(first << min(doublings, _MAX_DOUBLINGS), longest) if doublings >= 0 else 0

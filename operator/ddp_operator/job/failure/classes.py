@@ -15,29 +15,30 @@ from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import symptoms
 from ddp_operator.job.pods.access import lacks_token
-from ddp_operator.job.pods.state import CONTAINER_LOST, PodState
+from ddp_operator.job.pods.state import CONFIG_ERROR, CONTAINER_LOST, PodState
 
 _START_FAILED: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 """Kubelet's reasons for a container that was created but not started: the runtime or the command is
 at fault."""
 
-_NODE_REASONS: Final = frozenset(
+NODE_REASONS: Final = frozenset(
     {"UnexpectedAdmissionError", "TopologyAffinityError", "SMTAlignmentError", "InvalidNodeInfo",
      "UnexpectedPredicateFailureType"}
 )  # fmt: skip
 """Kubelet's reasons for refusing a pod because of the node: a device plugin fails, free devices do
 not fit the topology policy (which no scheduler knows), or the node's own data is missing."""
 
-_PASSING: Final = re2.compile(
-    r"(?i)(?:^|[\s(])(?:5\d\d|429|408)\b"  # as HTTP says it; in an image's name it follows : or /
-    r"|tim(?:e|ed)[ -]?out|deadline exceeded|request canceled|QPS exceeded|rate limit"
-    r"|too ?many ?requests|service unavailable|bad gateway|internal server error"
-    r"|connection (?:refused|reset)|no route to host|(?:network|host) is (?:unreachable|down)"
-    r"|broken pipe|\bEOF\b|server misbehaving|temporary failure|certificate has expired"
+PULLS: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"})
+"""Kubelet's reasons while an image cannot be pulled; they alternate."""
+_NO_SUCH_IMAGE: Final = re2.compile(
+    r"(?i)not found|no such (?:host|image|manifest)|does not exist|no match"
+    r"|(?:manifest|name|repository|tag)[ _]unknown|invalid reference"
+    r"|denied|unauthorized|forbidden|authentication required"
 )
-"""Errors of registries, and of the network to them, rather than of an image."""
-_BARE: Final = re2.compile(r'Back-off pulling image "[^"]*"')
-"""All that kubelets before 1.32 say between two pulls."""
+"""A registry's answers that it has no such image, or not for this job. Any other error of a pull
+may be the registry's, the network's or the node's, and pass."""
+_NO_SUCH_OBJECT: Final = re2.compile(r"not found|couldn't find key")
+"""The kubelet's words for a Secret or ConfigMap that the API server does not have."""
 
 _NEVER_RAN: Final = _START_FAILED | {CONTAINER_LOST}
 """Reasons after which a process need not have run. The kubelet also reports a container as lost if
@@ -50,21 +51,29 @@ _CERTAIN: Final = frozenset({"OOMKilled", "DeadlineExceeded"})
 def of_pod(pod: PodState, *, has_run: bool = False) -> FailureClass:
     """Return the class of a pod that failed, was disrupted, or cannot start.
 
-    `has_run`: pods of this spec have run, so it is no wrong configuration. Nor is any spec while
-    its registry cannot answer.
+    `has_run`: pods of this spec have run, so it is no wrong configuration. Whether a new one is
+    wrong, a pod that cannot start shows only with a second node (`starts.of_gap`).
     """
     if pod.disrupted:
         return "Disruption"
     if is_hopeless(pod, has_run=has_run):
         return "Configuration"
     if pod.exit is None and pod.waiting:
-        if pod.waiting in _START_FAILED:
-            return "Infrastructure"
-        # It waits for a registry or network, or for a Secret of the operator.
-        waits = pod.waiting == "RegistryUnavailable" or lacks_token(pod)
-        passing = has_run or waits or _PASSING.search(pod.waiting_message)
-        return "Disruption" if passing else "Configuration"
+        return _of_start(pod, has_run=has_run)
     return "Infrastructure" if _is_of_node(pod) else "Application"
+
+
+def _of_start(pod: PodState, *, has_run: bool) -> FailureClass:
+    """Return the class of a pod that cannot start, as far as its own kubelet can know."""
+    if pod.waiting in _START_FAILED:
+        return "Infrastructure"
+    if has_run or lacks_token(pod):
+        return "Disruption"
+    if pod.waiting == CONFIG_ERROR and _NO_SUCH_OBJECT.search(pod.waiting_message):
+        return "Configuration"
+    if pod.waiting in PULLS and not _NO_SUCH_IMAGE.search(pod.waiting_message):
+        return "Disruption"
+    return "Infrastructure"
 
 
 def has_run(job: DDPJob) -> bool:
@@ -80,15 +89,15 @@ def is_hopeless(pod: PodState, *, has_run: bool = False) -> bool:
     return ended.code == EXIT_CONFIGURATION or (lacks_command(pod) and not has_run)
 
 
-def tells_nothing(pod: PodState) -> bool:
-    """Return whether the kubelet only says that it retries."""
-    return bool(_BARE.fullmatch(pod.waiting_message))
-
-
 def has_begun(pod: PodState) -> bool:
     """Return whether the pod's trainer runs or has run."""
     ended = pod.exit
     return pod.started is not None or (ended is not None and ended.reason not in _NEVER_RAN)
+
+
+def was_made(failure: Failure) -> bool:
+    """Return whether a failed container was created, but could not start."""
+    return failure.reason in _START_FAILED
 
 
 def lacks_command(pod: PodState) -> bool:
@@ -122,7 +131,7 @@ def is_consequence(failure: Failure) -> bool:
 def _is_of_node(pod: PodState) -> bool:
     ended = pod.exit
     if ended is None:
-        return pod.reason in _NODE_REASONS
+        return pod.reason in NODE_REASONS
     if ended.reason == "OOMKilled":
         # Without a limit of its own, the node ran out of memory.
         return not pod.memory_limited

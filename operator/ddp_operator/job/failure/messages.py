@@ -126,6 +126,8 @@ NODE: Final = (
     # NCCL: a network card of this node.
     r"NET/IB ?: .*async fatal event",
     r"NET/IB ?: .*async event ?: .*port error",
+    # The kernel, of a file on a mount that has lost its FUSE process or NFS server.
+    r"(Transport endpoint is not connected|Stale file handle): ['\"]/",
     # nvidia-container-toolkit, as a runtime hook of the container.
     r"nvidia-container-cli: .*(initialization|detection) error",
 )

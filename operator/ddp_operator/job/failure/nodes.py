@@ -1,158 +1,127 @@
-"""Which nodes a job's next pods avoid, because of recorded failures and what nodes report."""
+"""Which nodes a job's next pods avoid: for what these nodes did, and for what they report.
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+Only a broken device is certain: pods must not run there. All else is a guess, so pods only prefer
+other nodes. Failures of the script itself never count: a rank that stays in its pod fails on one
+node only, and the node need not be the cause.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Final
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.spec.overrides import kinds
-from ddp_operator.api.status import MAX_EXCLUDED, DDPJobStatus, Failure
-from ddp_operator.job.failure import classes, symptoms
-from ddp_operator.job.pods import manifests
-from ddp_operator.job.pods.state import Identity
-from ddp_operator.ports import Manifest, Node, Nodes
+from ddp_operator.api.status import MAX_EXCLUDED, DDPJobStatus, Failure, NodeRecord
+from ddp_operator.job.failure import classes, records, symptoms
+from ddp_operator.job.pods.state import START_TIMEOUT, UNSTARTABLE_REASONS
+from ddp_operator.ports import Nodes
 
-MAX_SHARE = 4
-"""At most one in this many fitting nodes is avoided, so that a job that fails everywhere still
-finds nodes."""
+MAX_RECORDS: Final = 100
+_MUCH_WORSE: Final = 5
+"""If another node has failed pods so much more often, the one with the broken device is worth a
+try: the scheduler may go on choosing a node that refuses each pod.
+"""
+
+_NEVER_BEGAN: Final = frozenset(
+    {START_TIMEOUT, "NodeLost", "Evicted", "NodeShutdown", "NodeAffinity", "NodeName", "NodePorts",
+     "NodeUnschedulable", "TaintToleration", *UNSTARTABLE_REASONS, *classes.NODE_REASONS}
+)  # fmt: skip
+"""Reasons of pods without an exit code that their node refused, could not start, or lost. It may do
+so again at once, so one of them is enough to prefer other nodes. The kubelet also gives `OutOf` and
+a resource."""
 
 
 def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobStatus:
-    """Return the status with the failures of each node and the nodes to avoid because of them.
+    """Return the status with its new failures, which `job` does not have, counted for their nodes,
+    and with the nodes to avoid.
 
-    A node is bad after `restart.nodeFailureLimit` charged failures, if one was of class
-    Infrastructure or the training failed on no other node. It is bad at once if a rank's last words
-    report a broken or lost GPU, which the node's own state may show only half an hour later. It
-    stays bad until its boot ID changes. If too many are bad, the oldest are used again.
+    A node that reboots is a new one. Without permission to see nodes, nothing is known of reboots.
     """
-    boot_ids = {node.name: node.boot_id for node in nodes}
-    status = _with_boot_ids(status, boot_ids)
-    charged = [
-        failure
-        for failure in _each_once(status.failures)
-        if _is_charged_to_node(failure)
-        and _is_same(failure.boot_id, boot_ids.get(failure.node, ""))
-    ]
-    counts = Counter(failure.node for failure in charged)
-    by_training = {failure.node for failure in charged if failure.class_ == "Application"}
-    of_machines = [failure for failure in charged if failure.class_ == "Infrastructure"]
-    by_machine = {failure.node for failure in of_machines}
-    lost_a_gpu = {f.node for f in of_machines if symptoms.is_of_device(f.message)}
+    known: dict[str, NodeRecord] = {}
+    for record in status.bookkeeping.nodes:
+        boot_id = _boot_id(nodes, record.name) or record.boot_id
+        if record.boot_id in ("", boot_id):
+            known[record.name] = record.updated(boot_id=boot_id)
+    for failure in _new_failures(job.status, status):
+        new = NodeRecord(name=failure.node, boot_id=_boot_id(nodes, failure.node))
+        record = known.pop(failure.node, new)
+        known[failure.node] = _counted(record, failure)  # the newest is the last
+    kept = tuple(known.values())[-MAX_RECORDS:]
+    barred, others = _avoided(job, kept, nodes)
+    status = status.updated(
+        node_failures={record.name: record.failures for record in kept if record.failures},
+        excluded_nodes=(*barred, *others)[:MAX_EXCLUDED],
+    )
+    return status.noting(nodes=kept, barred_nodes=barred)
+
+
+def usable_again(status: DDPJobStatus, names: Collection[str]) -> DDPJobStatus:
+    """Return the status in which pods may run on these nodes, but prefer others."""
+    known = {record.name: record for record in status.bookkeeping.nodes}
+    for name in names:
+        record = known.get(name) or NodeRecord(name=name)
+        known[name] = record.updated(avoided="Dropped")
+    return status.noting(nodes=tuple(known.values()))
+
+
+def _avoided(
+    job: DDPJob, kept: Collection[NodeRecord], nodes: Nodes
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the nodes on which pods must not run, and those that they avoid if others fit."""
     limit = job.spec.restart.node_failure_limit
-    bad = [
-        node
-        for node, count in counts.items()
-        if (limit <= count and (node in by_machine or by_training <= {node})) or node in lost_a_gpu
+    if not limit:
+        return (), ()
+    avoided = {record.name: record.avoided for record in kept}
+    unwell = sorted(nodes.unwell.values(), key=lambda node: node.name)
+    worst = max((record.failures for record in kept if record.avoided != "Required"), default=0)
+    barred = [
+        record.name
+        for record in kept
+        if record.avoided == "Required" and record.failures + _MUCH_WORSE > worst
     ]
-    status = status.updated(node_failures=dict(counts))
-    if not nodes:
-        return status  # no permission to see nodes, or none seen yet
-    since = status.bookkeeping.excluded_boot_ids
-    earlier = [
-        node for node in _by_failures(status) if _is_same(since.get(node), boot_ids.get(node))
+    barred += [node.name for node in unwell if node.bad and avoided.get(node.name) != "Dropped"]
+    others = [record.name for record in kept if record.avoided or record.failures >= limit]
+    others += [node.name for node in unwell]
+    exist = [
+        name for name in dict.fromkeys([*barred, *others]) if not nodes or name in nodes.by_name
     ]
-    known = [node for node in dict.fromkeys([*earlier, *bad]) if node in boot_ids] if limit else []
-    most = _most(job, nodes) if known else 0
-    kept = known[max(len(known) - most, 0) :]
-    status = status.updated(excluded_nodes=tuple(kept))
-    status = status.noting(
-        signalled_nodes=(),
-        excluded_boot_ids={node: boot_ids[node] for node in kept if boot_ids[node]},
+    must = set(barred)
+    return (
+        tuple(name for name in exist if name in must)[:MAX_EXCLUDED],
+        tuple(name for name in exist if name not in must),
     )
-    return avoiding_signalled(job, status, nodes)
 
 
-def avoiding_signalled(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobStatus:
-    """Return the status with the nodes to avoid because of their own signals.
-
-    Nodes that do not answer are avoided. Broken and leaving ones are avoided as far as bad nodes
-    leave room.
+def _new_failures(before: DDPJobStatus, after: DDPJobStatus) -> Iterator[Failure]:
+    """Yield the failures of nodes that were recorded since. One that a pod's launcher reported does
+    not count again when the pod itself ends.
     """
-    if not nodes or not (nodes.unwell or status.bookkeeping.signalled_nodes):
-        return status
-    failing = _by_failures(status)
-    room, chosen = 0, []
-    if nodes.unwell and job.spec.restart.node_failure_limit:
-        fits = fitting(job)
-        room = max(_most(job, nodes) - len(failing), 0)
-        chosen = [node for node in nodes.unwell.values() if node.name not in failing and fits(node)]
-        chosen.sort(key=lambda node: (not node.unready, not node.bad, node.name))
-        # Nothing runs on silent nodes, so avoiding them costs the job nothing.
-        room = max(room, min(sum(node.unready for node in chosen), MAX_EXCLUDED - len(failing)))
-    names = tuple(node.name for node in chosen[:room])
-    status = status.updated(excluded_nodes=(*failing, *names))
-    return status.noting(signalled_nodes=names)
-
-
-def _by_failures(status: DDPJobStatus) -> list[str]:
-    signalled = set(status.bookkeeping.signalled_nodes)
-    return [node for node in status.excluded_nodes if node not in signalled]
-
-
-def _with_boot_ids(status: DDPJobStatus, boot_ids: Mapping[str, str]) -> DDPJobStatus:
-    """Return the status with the node's boot ID in each node failure."""
-    failures = tuple(
-        failure.updated(boot_id=boot_ids[failure.node])
-        if not failure.boot_id and boot_ids.get(failure.node) and _is_charged_to_node(failure)
-        else failure
-        for failure in status.failures
-    )
-    return status.updated(failures=failures)
-
-
-def _is_same(then: str | None, now: str | None) -> bool:
-    """Return whether the node did not reboot meanwhile, as far as is known."""
-    return not then or not now or then == now
-
-
-def _each_once(failures: Iterable[Failure]) -> Iterator[Failure]:
-    """Skip failures reported twice for a pod: by its launcher, and by the pod's own end."""
-    told: set[str] = set()
-    for failure in failures:
-        if not failure.continued:
-            told.clear()
-        if failure.pod not in told:
+    told = {failure.pod for failure in records.latest_event(before.failures)}
+    for failure in after.failures:
+        is_told = bool(failure.continued) and failure.pod in told
+        if _is_of_node(failure) and failure not in before.failures and not is_told:
             yield failure
-        told.add(failure.pod)
 
 
-def _is_charged_to_node(failure: Failure) -> bool:
-    """Return whether a failure counts for its node. Consequences and ignored failures do not."""
-    if not failure.node or failure.action == "Ignore" or classes.is_consequence(failure):
+def _is_of_node(failure: Failure) -> bool:
+    if not failure.node or failure.action == "Ignore":
         return False
-    return failure.class_ in ("Application", "Infrastructure")
+    return failure.class_ == "Infrastructure" or _never_began(failure)
 
 
-def _most(job: DDPJob, nodes: Nodes) -> int:
-    """Return how many nodes may be avoided."""
-    return min(sum(map(fitting(job), nodes)) // MAX_SHARE, MAX_EXCLUDED)
+def _never_began(failure: Failure) -> bool:
+    refused = failure.reason in _NEVER_BEGAN or failure.reason.startswith("OutOf")
+    return failure.exit_code is None and refused
 
 
-def fitting(job: DDPJob, indices: Collection[int] | None = None) -> Callable[[Node], bool]:
-    """Return a predicate for nodes on which some of the job's pods, or of those with these indexes,
-    may run by their selectors and tolerations.
-    """
-    firsts = [
-        pods[0].start
-        for _, pods in kinds(job.spec)
-        if indices is None or any(index in some for index in indices for some in pods)
-    ]
-    specs = [manifests.pod(job, Identity(index, attempt=0))["spec"] for index in firsts]
-    return lambda node: node.schedulable and any(_fits(spec, node) for spec in specs)
+def _counted(record: NodeRecord, failure: Failure) -> NodeRecord:
+    """Return a node's record with one more failure."""
+    avoided = record.avoided
+    if failure.class_ == "Infrastructure" and symptoms.is_of_device(failure.message):
+        avoided = "Required"
+    elif not avoided and (failure.reason == records.SLOW_RANK or _never_began(failure)):
+        avoided = "Preferred"
+    return record.updated(failures=record.failures + 1, avoided=avoided)
 
 
-def _fits(pod_spec: Manifest, node: Node) -> bool:
-    selector: Mapping[str, str] = pod_spec.get("nodeSelector") or {}
-    tolerations: Sequence[Mapping[str, Any]] = pod_spec.get("tolerations") or ()
-    return all(node.labels.get(key) == value for key, value in selector.items()) and all(
-        any(_tolerates(t, taint) for t in tolerations) for taint in node.taints
-    )
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
-    """Return whether a toleration matches a taint. An empty field matches anything."""
-    if any(toleration.get(f) and toleration[f] != taint.get(f) for f in ("effect", "key")):
-        return False
-    same_value = (toleration.get("value") or "") == (taint.get("value") or "")
-    exists = toleration.get("operator", "Equal") == "Exists"
-    return exists or (bool(toleration.get("key")) and same_value)
+def _boot_id(nodes: Nodes, name: str) -> str:
+    node = nodes.by_name.get(name)
+    return node.boot_id if node else ""

@@ -18,6 +18,7 @@ NO_PROGRESS = "NoProgress"
 NODE_LEAVING = "NodeLeaving"
 SLOW_RANK = "SlowRank"
 LAUNCHER_UNREACHABLE = "LauncherUnreachable"
+PODS_UNREACHABLE = "PodsUnreachable"
 _NO_PYTHON = (
     "spec.launcher: inject needs Python 3.11 or newer in the image; take an image that has it, or "
     "leave launcher out"
@@ -95,6 +96,8 @@ def of_lost(
 
 def describe(failure: Failure) -> str:
     """Return one sentence with rank, pod and cause."""
+    if failure.reason == PODS_UNREACHABLE:
+        return failure.message  # it is of no single pod
     of_several = failure.rank is not None and failure.rank != failure.index
     rank = f", rank {failure.rank}" if of_several else ""
     text = f"pod {failure.pod} (node rank {failure.index}{rank})"

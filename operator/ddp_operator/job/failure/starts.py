@@ -1,6 +1,6 @@
 """Pods without any started process, and the class of that failure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -30,14 +30,17 @@ def seen(job: DDPJob, pods: Observed) -> str:
     return job.spec_hash if ran else job.status.bookkeeping.ran_spec_hash
 
 
-def of_gap(job: DDPJob, pod: PodState, gap: Gap, now: datetime) -> Failure:
-    """Record why a pod in an overdue gap does not train."""
+def of_gap(job: DDPJob, pods: Observed, late: Sequence[Gap], now: datetime) -> Failure:
+    """Record why the pod in the first of these overdue gaps does not train."""
+    gap = late[0]
+    pod, *others = (pods.current[each.node_rank] for each in late if each.reason == gap.reason)
     if gap.reason == "CannotStart":
-        return records.of_pod(job, pod, now)
+        failure = records.of_pod(job, pod, now)
+        return failure.updated(class_=_class_by_nodes(job, failure, others))
     seconds = int((now - gap.since).total_seconds())
     class_: FailureClass = "Infrastructure"
     if gap.reason == "NotStarted":
-        reason, class_ = START_TIMEOUT, _class_of_late(job, pod)
+        reason, class_ = START_TIMEOUT, _class_of_late(job, pod, others)
         message = f"no process started within {seconds} s (spec.startTimeoutSeconds): "
         message += _lacking(job, pod)
     elif pod.silent:
@@ -52,11 +55,36 @@ def of_gap(job: DDPJob, pod: PodState, gap: Gap, now: datetime) -> Failure:
     return records.of_lost(job, pod, reason, message, class_, now)
 
 
-def _class_of_late(job: DDPJob, pod: PodState) -> FailureClass:
+def of_unreached(job: DDPJob, pod: PodState, gap: Gap, now: datetime) -> Failure:
+    """Record that no launcher of the group was reached, which is not this pod's fault."""
+    seconds = int((now - gap.since).total_seconds())
+    message = (
+        f"no launcher joined the present generation within {seconds} s: open port "
+        f"{job.spec.status_port} of the pods to the operator"
+    )
+    failure = records.of_lost(job, pod, records.PODS_UNREACHABLE, message, "Disruption", now)
+    return failure.updated(node="")
+
+
+def _class_by_nodes(job: DDPJob, failure: Failure, others: Iterable[PodState]) -> FailureClass:
+    """Return the class of a pod that cannot start: if a second node says the same of a new spec,
+    the spec is at fault, not the node. `others`: pods that are late, too.
+    """
+    if failure.class_ != "Infrastructure" or classes.has_run(job):
+        return failure.class_
+    said = [(pod.node, pod.waiting, classes.of_pod(pod)) for pod in others]
+    said += [(known.node, known.reason, known.class_) for known in job.status.failures]
+    alike = classes.PULLS if failure.reason in classes.PULLS else {failure.reason}
+    nodes = {node for node, reason, class_ in said if reason in alike and class_ == failure.class_}
+    return "Configuration" if nodes - {failure.node} else failure.class_
+
+
+def _class_of_late(job: DDPJob, pod: PodState, others: Iterable[PodState]) -> FailureClass:
     """Return the class: a second node that cannot mount a new spec's volumes is no accident."""
-    if classes.has_run(job):
+    if classes.has_run(job) or pod.disruption:  # it is to go, so nobody starts it any more
         return "Disruption"
-    again = any(failure.reason == START_TIMEOUT for failure in job.status.failures)
+    before = {known.node for known in job.status.failures if known.reason == START_TIMEOUT}
+    again = before and before.union(one.node for one in others) - {pod.node}
     wants = pod.stage == "sandbox" and any(_wanted(job, pod))
     return "Configuration" if again and wants else "Infrastructure"
 

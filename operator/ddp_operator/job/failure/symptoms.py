@@ -7,13 +7,15 @@ Users control this text. RE2 takes linear time on it, where Python's own engine 
 the 4 KB that a container may leave.
 """
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Annotated, Final
 
 import re2
+from pydantic import BeforeValidator
 
+from ddp_operator.answers import Answer, Count, InvalidAnswerError
+from ddp_operator.api.values.bounded import OR_NONE
 from ddp_operator.job.failure import messages
 
 _PEER: Final = re2.compile("|".join(messages.PEER))
@@ -28,9 +30,9 @@ _XIDS_OF_TRAININGS: Final = frozenset({"13", "31", "43", "45"})
 
 _BAD_COMMAND: Final = re2.compile(
     r'exec: ".*": (executable file not found|stat .*: no such file|permission denied)'
-    r"|exec .*: (no such file or directory|exec format error|permission denied)"
+    r"|(?:^|[^/])exec .*: (no such file or directory|exec format error|permission denied)"
 )
-"""runc's errors for a command that the image lacks."""
+"""runc's errors for a command that the image lacks. After fork/exec it is a hook of the node."""
 
 # The line that ends a Python traceback; torch prefixes its own lines with «[rank1]: ».
 _EXCEPTION: Final = re2.compile(
@@ -65,6 +67,20 @@ class LastWords:
     """The launcher shows dumps of its ranks' collectives, from before their end."""
 
 
+def _encodable(text: object) -> object:
+    """Replace lone surrogates."""
+    return text.encode(errors="replace").decode() if isinstance(text, str) else text
+
+
+class _Report(Answer):
+    """The termination message that the bundled launcher leaves. Scripts may leave others."""
+
+    rank: Annotated[Count | None, OR_NONE] = None
+    error: Annotated[str | None, OR_NONE, BeforeValidator(_encodable)] = None
+    printed: Annotated[bool | None, OR_NONE] = None
+    dumps: Annotated[bool | None, OR_NONE] = None
+
+
 _KEPT: Final = 1024
 """Cached messages: each plan asks again for the same pods."""
 
@@ -76,15 +92,10 @@ def last_words(message: str) -> LastWords:
     if not message.startswith("{"):
         return LastWords(message)
     try:
-        report = json.loads(message)
-    except (ValueError, RecursionError):
+        report = _Report.read(message)
+    except InvalidAnswerError:
         return LastWords(message)  # a log with lines of JSON
-    rank, error = report.get("rank"), report.get("error")
-    if isinstance(error, str) and error:  # it may hold lone surrogates
-        message = error.encode(errors="replace").decode()
-    judged = report.get("printed") is not True
-    has_dumps = report.get("dumps") is True
-    return LastWords(message, rank if isinstance(rank, int) else None, judged, has_dumps)
+    return LastWords(report.error or message, report.rank, not report.printed, bool(report.dumps))
 
 
 @lru_cache(maxsize=_KEPT)

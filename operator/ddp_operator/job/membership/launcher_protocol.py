@@ -7,11 +7,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from ddp_operator.answers import YEARS, Answer, Count
 from ddp_operator.api.constants import MAX_COPIES
 from ddp_operator.api.values.bounded import MAX_WORD, OR_NONE, first
 from ddp_operator.api.values.printable import printable
-from ddp_operator.job.membership.answers import YEARS, Answer, Count
-from ddp_operator.ports import TokenSource
 
 _MAX_LED: Final = 64
 _MAX_FAILURES: Final = 64 + 2 * _MAX_LED
@@ -108,6 +107,9 @@ class LauncherStates:
     and whether it was sent with `start`."""
     unreached_since: Mapping[str, datetime] = field(default_factory=dict)
     """By pod name: since when its launcher has not answered or not ended old processes."""
+    silent_since: datetime | None = None
+    """Since when none of the job's launchers answers; None: one does, or none was asked for long.
+    If all are silent at once, the operator's own network is the likely cause."""
     failures: tuple[PodFailure, ...] = ()
     scope: Literal["InPlace", "Pod", ""] = ""
     """The scope that node rank 0's launcher reports; empty: it has not answered."""
@@ -135,4 +137,5 @@ class Assignment:
     generation: int
     start: bool
     document: Mapping[str, Any]
-    token_source: TokenSource = TokenSource.VARIABLE
+    token_key: str = ""
+    """Name of the operator's key from which that pod's token is derived."""

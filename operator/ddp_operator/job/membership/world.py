@@ -4,7 +4,6 @@ A pod's slot is the number in its name. The first slots form the initial group; 
 outside. `planning` decides about changes.
 """
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -20,7 +19,7 @@ from ddp_operator.job.membership.launcher_protocol import MAX_MEMBERS
 
 RESTART_GRACE_SECONDS: Final = 15
 """How long old processes of a restarting group may save: as long as a spot node has."""
-_NUMBER: Final = re.compile("[0-9]{1,18}")
+_MAX_DIGITS: Final = 18
 
 
 def scope_of(job: DDPJob) -> Literal["Gang", "InPlace", "Pod"]:
@@ -30,6 +29,13 @@ def scope_of(job: DDPJob) -> Literal["Gang", "InPlace", "Pod"]:
         return asked
     said = job.status.bookkeeping.launcher
     return "Pod" if said == "Pod" else "InPlace" if said == "InPlace" else "Gang"
+
+
+def has_launcher(job: DDPJob) -> bool:
+    """Return whether launchers can receive assignments: one has answered, or, before any can, the
+    spec says that each pod restarts by itself.
+    """
+    return job.spec.restart.scope == "Pod" or bool(job.status.bookkeeping.launcher)
 
 
 def world_of(job: DDPJob) -> World:
@@ -58,12 +64,22 @@ def first_size(spec: DDPJobSpec) -> int:
 
 
 def outside_slots(job: DDPJob) -> Sequence[int]:
-    """Return the slots of pods outside the group, spares and those that can join: the lowest."""
+    """Return the slots of pods outside the group: spares and those that can join, the lowest; then
+    successors of pods that are to leave their nodes.
+    """
     taken = node_ranks(job)
-    wanted = job.spec.spares
-    if job.spec.elastic and job.status.bookkeeping.launcher:  # without one they cannot join
+    # Without a launcher they could neither take over nor join, and would hold nodes in vain.
+    wanted = job.spec.spares if has_launcher(job) else 0
+    if job.spec.elastic and job.status.bookkeeping.launcher:
         wanted += max(job.spec.max_size - len(taken), 0)
-    return tuple(islice((slot for slot in count() if slot not in taken), wanted))
+    others = islice((slot for slot in count() if slot not in taken), wanted)
+    free = (slot for slot in count(first_successor(job)) if slot not in taken)
+    return (*others, *islice(free, job.status.bookkeeping.successors or 0))
+
+
+def first_successor(job: DDPJob) -> int:
+    """Return the first slot of successors. The others never have it, so each keeps its own."""
+    return job.spec.max_size + job.spec.spares
 
 
 def node_ranks(job: DDPJob) -> Mapping[int, int]:
@@ -122,8 +138,8 @@ def next_generation(
         changed_at=now,
     )
     # Later node ranks move up, so recorded gaps would belong to other pods.
-    gaps = () if without else status.gaps
-    return status.updated(world=world, gaps=gaps)
+    status = status.without_gaps() if without else status
+    return status.updated(world=world)
 
 
 def world_of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | None:
@@ -168,7 +184,11 @@ def read_slots(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         last = last or first
-        if _NUMBER.fullmatch(first) and _NUMBER.fullmatch(last):
+        if _is_number(first) and _is_number(last):
             room = MAX_REPLICAS - len(found)
             found.update(dict.fromkeys(islice(range(int(first), int(last) + 1), room)))
     return tuple(found)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS

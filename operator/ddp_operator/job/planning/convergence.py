@@ -1,6 +1,5 @@
 """Plans that carry out a job's stored status: create and delete pods, and report progress."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -11,14 +10,17 @@ from ddp_operator.api.pod_security import read_refusal
 from ddp_operator.api.spec.overrides import accelerators, ranges, spec_of
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.bounded import format_time
+from ddp_operator.api.values.limits import linear
 from ddp_operator.job.failure.causes import cause_due
+from ddp_operator.job.failure.records import PODS_UNREACHABLE
 from ddp_operator.job.membership.world import RESTART_GRACE_SECONDS, members
-from ddp_operator.job.planning import gaps
+from ddp_operator.job.planning import gap_clocks, gaps
 from ddp_operator.job.planning.decisions import active_deadline, queued
 from ddp_operator.job.planning.group import local_checkpoints
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.old_pods import awaited, awaited_until
-from ddp_operator.job.planning.scheduling import timeout_due
+from ddp_operator.job.planning.places import queue
+from ddp_operator.job.planning.places.scheduling import timeout_due
 from ddp_operator.job.planning.words import not_queued, some, unknown_accelerators, waiting_for
 from ddp_operator.job.pods.completion import next_settled_at
 from ddp_operator.job.pods.fabrics import PRIVILEGES
@@ -26,6 +28,7 @@ from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.schedulers.kueue import group_size
 from ddp_operator.job.pods.state import Identity
+from ddp_operator.job.status import progress
 from ddp_operator.job.status.conditions import (
     API_SERVER_ERROR,
     NAME_TAKEN,
@@ -33,17 +36,16 @@ from ddp_operator.job.status.conditions import (
     PODS_NOT_READY,
     PODS_READY,
     QUEUED,
-    STATUS_NOT_STORED,
     with_condition,
     with_phase,
 )
 from ddp_operator.ports import Event
 
-_REFUSED_POD: Final = re.compile(r'^pods "[^"]*-(\d+)(?:-r\d+)?" is forbidden')
+_REFUSED_POD: Final = linear(r'^pods "[^"]*-(\d+)(?:-r\d+)?" is forbidden')
 """Matches the pod's name, which ends with its index and its replacement count."""
 
-_REFUSALS = (NAME_TAKEN, PODS_FORBIDDEN, API_SERVER_ERROR, STATUS_NOT_STORED)
-_PASSING = (PODS_READY, PODS_NOT_READY, *_REFUSALS)
+_REFUSALS = (NAME_TAKEN, PODS_FORBIDDEN, API_SERVER_ERROR)
+_PASSING = (PODS_READY, PODS_NOT_READY, PODS_UNREACHABLE, *_REFUSALS)
 """Reasons of a running job that each plan may overwrite. NoProgressReports is not among them."""
 
 
@@ -55,6 +57,7 @@ def stay_suspended(job: DDPJob, pods: Observed) -> Plan:
     if suspended and running and running.reason in _REFUSALS:  # no longer true without pods
         said = (suspended.reason, suspended.message, running.last_transition_time)
         status = with_condition(status, "Running", False, *said)
+    status = with_phase(status, pods_scheduled=False)
     return Plan(status, delete=tuple(pod.key for pod in live))
 
 
@@ -69,6 +72,9 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         message = f"waiting for old pods to end: {some(sorted(pod.key.name for pod in old))}"
         until = max(awaited_until(job, pod, now) for pod in old)
         planned = _wait(job, "WaitingForOldPods", message, until, now)
+    elif queue.leaves_cluster(job):
+        message = "the pods gave up their place in the queue, so MultiKueue queues the job again"
+        planned = _wait(job, queue.PLACE_LOST, message, None, now)
     else:
         planned = _create(job, pods, now)
     leaving = [pod for pod in pods.old if not pod.deleting]
@@ -98,10 +104,24 @@ def _create(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     return planned.requeued_at(timeout_due(job, pods), settled_at)
 
 
-def _wait(job: DDPJob, reason: str, message: str, until: datetime, now: datetime) -> Plan:
+def _wait(job: DDPJob, reason: str, message: str, until: datetime | None, now: datetime) -> Plan:
     """Create no pod before `until`, unless something changes."""
     status = with_condition(job.status, "Running", False, reason, message, now)
     return Plan(with_phase(status, pods_scheduled=False), requeue_at=until)
+
+
+def with_seen(job: DDPJob, planned: Plan) -> Plan:
+    """Return the plan with the part of its status that holds even if its writes fail. Only new pods
+    and the NetworkPolicy change what the status reports.
+    """
+    status = job.status if planned.create or planned.create_service else planned.status
+    return replace(
+        planned,
+        seen=status.noting(
+            asked_nodes=planned.status.bookkeeping.asked_nodes,
+            isolation=job.status.bookkeeping.isolation,
+        ),
+    )
 
 
 def explain_refusal(job: DDPJob, refusal: str) -> str:
@@ -136,20 +156,26 @@ def _refused_template(job: DDPJob, refusal: str) -> tuple[str, Mapping[str, Any]
 
 
 def report_refusal(
-    job: DDPJob, reason: str, message: str, now: datetime, *, wanted: Sequence[Identity] = ()
+    job: DDPJob,
+    reason: str,
+    message: str,
+    now: datetime,
+    *,
+    seen: DDPJobStatus | None = None,
+    wanted: Sequence[Identity] = (),
 ) -> Plan:
     """Plan for a job while the API server refuses something it needs: its `wanted` pods or another
-    object.
+    object. `seen`: the job's status with what was observed since.
 
     If all pods of the job run, it keeps running. The status of a finished job stays.
     """
     event = Event(reason, message, warning=True)
     if job.status.finished:
         return Plan(job.status, events=(event,))
-    status = job.status.updated(observed_generation=job.generation)
+    status = (seen or job.status).updated(observed_generation=job.generation)
     if reason == PODS_FORBIDDEN:
-        status = gaps.with_reason(status, [pod.index for pod in wanted], "Refused", now)
-    known = status.condition("Running")
+        status = gap_clocks.with_reason(status, [pod.index for pod in wanted], "Refused", now)
+    known = job.status.condition("Running")
     running = status.is_true("Running")
     status = with_condition(status, "Running", running, reason, message, now)
     told = known is not None and known.reason == reason
@@ -162,7 +188,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
     replicas = len(members(job))
     status = job.status.updated(next_start_time=None)
     wanted = [identity.index for identity in pods.creatable]
-    status = gaps.with_reason(status, wanted, "Unscheduled", now)
+    status = gap_clocks.with_reason(status, wanted, "Unscheduled", now)
     events: list[Event] = []
     if not pods.blocking and not status.is_true("PodsCreated"):
         message = f"{replicas} pods and the Service {job.name} exist"
@@ -184,6 +210,9 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         events += [Event("Running", all_ready), *not_queued(job, pods)]
     elif status.is_true("Running"):
         if known is not None and known.reason in _PASSING:
+            if last_step_at := progress.last_step_at(status):
+                since = format_time(last_step_at)
+                all_ready += f"; the script works after its last step, since {since}"
             said = (PODS_READY, all_ready) if ready == replicas else (PODS_NOT_READY, counted)
             status = with_condition(status, "Running", True, *said, now)
     else:

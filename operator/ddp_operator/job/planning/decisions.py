@@ -25,14 +25,6 @@ _HARMLESS: Final = (
     RESCHEDULED,
 )
 """Reasons of restarts that need nobody's attention."""
-_FIRST_PAUSE_SECONDS: Final = 10
-_LONGEST_PAUSE_SECONDS: Final = 300
-"""Both values are Kubernetes' back-off for crashing containers."""
-
-
-def pause_seconds(retries: int) -> int:
-    """Return how long to wait after this many retries: the pause doubles up to a limit."""
-    return min(_FIRST_PAUSE_SECONDS << min(retries, 10), _LONGEST_PAUSE_SECONDS)
 
 
 def active_deadline(job: DDPJob) -> datetime | None:
@@ -89,13 +81,17 @@ def succeed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     said = first.exit if first else None
     if pods.ignored:
         message += f" ({len(pods.ignored)} failed, ignored by spec.restart.rules)"
+    if lost := sum(pod.ignored for pod in pods.current.values()) - len(pods.ignored):
+        message += f" ({lost} lost after the trainer reported that it is done)"
     if said and said.message:
         message += f"; rank 0 says: {' '.join(said.message.split())}"
     return finish(job.status, "Succeeded", "Completed", message, now)
 
 
-def suspend(job: DDPJob, now: datetime) -> Plan:
-    """Decide to delete all pods and keep the state."""
+def suspend(job: DDPJob, now: datetime) -> Plan | None:
+    """Decide to delete all pods and keep the state, if the spec says so."""
+    if not job.spec.suspend:
+        return None
     message = "spec.suspend is true: pods are deleted, state is kept"
     status = with_condition(job.status, "Suspended", True, "Suspended", message, now)
     status = with_condition(status, "PodsCreated", False, "Suspended", message, now)
@@ -106,7 +102,7 @@ def suspend(job: DDPJob, now: datetime) -> Plan:
 def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     """Decide to create the pods of a suspended job again."""
     message = "spec.suspend is false again; pods are created"
-    status = job.status.noting(restart_requested=job.restart_requested)
+    status = _without_pause(job.status).noting(restart_requested=job.restart_requested)
     suspended = status.condition("Suspended")
     if status.start_time and suspended:
         status = _inactive(status, suspended.last_transition_time, now)
@@ -128,7 +124,8 @@ def restart_as_requested(job: DDPJob, now: datetime) -> Plan | None:
         return Plan(status, decided=True)  # nothing runs yet
     requested = f"requested by annotation {ANNOTATION_RESTART_REQUESTED}"
     message = f"restarting all {job.spec.replicas} pods: {requested}"
-    return restarting(next_attempt(job, status), RESTART_REQUESTED, message, now)
+    status = next_attempt(job, _without_pause(status))
+    return restarting(status, RESTART_REQUESTED, message, now)
 
 
 def queued(status: DDPJobStatus, now: datetime, *, waits: bool) -> DDPJobStatus:
@@ -152,7 +149,7 @@ def next_attempt(job: DDPJob, status: DDPJobStatus, *, new_group: bool = False) 
         status = in_new_group(job, status)
     world = world_of_next_attempt(job.spec, status)
     attempt = status.attempt + 1
-    status = status.updated(attempt=attempt, completed_indexes="", world=world, gaps=())
+    status = status.without_gaps().updated(attempt=attempt, completed_indexes="", world=world)
     return status.noting(
         replacements={},
         replacing=(),
@@ -163,6 +160,8 @@ def next_attempt(job: DDPJob, status: DDPJobStatus, *, new_group: bool = False) 
         broken_since=None,
         renewed=(),
         slow_replaced=(),
+        successors=None,
+        nodes_to_leave=(),
         # Somebody may have deleted the NetworkPolicy, or it may be outdated.
         isolation=isolation.CHANGING if status.bookkeeping.isolation else isolation.NONE,
     )
@@ -215,11 +214,16 @@ def decided(status: DDPJobStatus, *events: Event) -> Plan:
 
 def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:
     """Return the status with Running and Restarting false and without gaps."""
-    status = queued(status, now, waits=False).updated(gaps=())
+    status = queued(status, now, waits=False).without_gaps()
     for known in status.conditions:
         if known.type in ("Running", "Restarting"):
             status = with_condition(status, known.type, False, reason, message, now)
     return status
+
+
+def _without_pause(status: DDPJobStatus) -> DDPJobStatus:
+    """Return the status without a pause: a person asks for pods, and may have removed the cause."""
+    return status.updated(next_start_time=None).noting(restarts_in_a_row=None)
 
 
 def _without_placement(status: DDPJobStatus) -> DDPJobStatus:

@@ -1,22 +1,22 @@
 """Gaps: node ranks at which nothing trains, with reason and start time, and what to do about each.
 
-This is the only clock for them. `POLICY` says who may fill a gap, `_due` how long it may last.
+`POLICY` says who may fill a gap, `_due` how long it may last. `gap_clocks` stores since when.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from functools import lru_cache
-from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import MAX_GAPS, DDPJobStatus, Failure, GapReason, GapRecord
-from ddp_operator.job.failure import classes, starts
+from ddp_operator.api.status import Failure, GapReason
+from ddp_operator.job.failure import starts
 from ddp_operator.job.failure.causes import vanished
 from ddp_operator.job.membership.rank_order import is_first_due
 from ddp_operator.job.membership.world import world_of
+from ddp_operator.job.planning import gap_clocks
 from ddp_operator.job.pods.environment import is_held
 from ddp_operator.job.pods.observed import Gap, Observed
+from ddp_operator.job.pods.schedulers.kueue import is_in_group
 from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, PodState
 
 
@@ -64,66 +64,75 @@ Kubelets restart within a minute."""
 
 
 def find(job: DDPJob, pods: Observed, now: datetime) -> tuple[Gap, ...]:
-    """Return the gaps. Each keeps the time at which its reason was first seen."""
-    known = {gap.node_rank: gap for gap in job.status.gaps}
+    """Return the gaps. Each keeps the time at which its reason was first seen. A launcher's silence
+    is timed where it is heard, because it begins again when the way to all pods was blocked.
+    """
+    known = gap_clocks.known(job.status)
     found: list[Gap] = []
-    for gap in _reasons(job, pods, known, now):
-        before = known.get(gap.node_rank)
-        if before is not None and before.reason == gap.reason and before.since < gap.since:
-            gap = gap._replace(since=before.since)  # noqa: PLW2901
-        found.append(gap)
+    for node_rank, reason, silent_since, node in _reasons(job, pods, known, now):
+        before, since = known.get(node_rank), silent_since or now
+        if before is not None and before[0] == reason and not silent_since:
+            since = min(before[1], now)
+        found.append(Gap(node_rank, reason, since, node))
     return tuple(found)
-
-
-def record(gaps: Sequence[Gap]) -> tuple[GapRecord, ...]:
-    """Return the gaps as stored: the oldest ones, up to the limit."""
-    oldest_first = sorted(gaps, key=attrgetter("since", "node_rank"))
-    return tuple(map(_record, sorted(oldest_first[:MAX_GAPS])))
-
-
-@lru_cache(maxsize=4096)
-def _record(gap: Gap) -> GapRecord:
-    """Return a stored gap. The cache saves validating the same gaps at each plan."""
-    return GapRecord(**gap._asdict())
-
-
-def stored(status: DDPJobStatus) -> tuple[Gap, ...]:
-    """Return the gaps on record."""
-    return tuple(Gap(g.node_rank, g.reason, g.since, g.node) for g in status.gaps)
-
-
-def with_reason(
-    status: DDPJobStatus, node_ranks: Sequence[int], reason: GapReason, now: datetime
-) -> DDPJobStatus:
-    """Return the status with this reason at these node ranks: pods were created or refused."""
-    if not node_ranks:
-        return status
-    known = {gap.node_rank: gap for gap in stored(status)}
-    for node_rank in node_ranks:
-        if node_rank not in known or known[node_rank].reason != reason:
-            known[node_rank] = Gap(node_rank, reason, now)
-    return status.updated(gaps=record(list(known.values())))
 
 
 def overdue(job: DDPJob, pods: Observed, now: datetime) -> tuple[Failure, tuple[int, ...]] | None:
     """Return the failure of the first gap that lasted too long, and all node ranks like it."""
-    late = [gap for gap in _timed(pods) if (due := _due(job, pods, gap)) and due <= now]
+    late = [gap for gap in _timed(job, pods) if (due := _due(job, pods, gap)) and due <= now]
     if not late:
         return None
     first = late[0]
-    failure = starts.of_gap(job, pods.current[first.node_rank], first, now)
+    pod = pods.current[first.node_rank]
+    if first.reason == "Silent" and not pod.silent and reaches_none(job, pods):
+        return starts.of_unreached(job, pod, first, now), ()
+    failure = starts.of_gap(job, pods, late, now)
     return failure, tuple(gap.node_rank for gap in late if gap.reason == first.reason)
 
 
 def next_due(job: DDPJob, pods: Observed) -> datetime | None:
     """Return when a gap will have lasted too long; None if none can."""
-    dues = (_due(job, pods, gap) for gap in _timed(pods))
+    dues = (_due(job, pods, gap) for gap in _timed(job, pods))
     return min((due for due in dues if due), default=None)
 
 
-def _timed(pods: Observed) -> list[Gap]:
+def reaches_none(job: DDPJob, pods: Observed) -> bool:
+    """Return whether no launcher joins the present generation, so that the operator's own network
+    is the likely cause, not a pod.
+    """
+    if pods.launchers.silent_since is not None:
+        return True
+    if not _silent_launchers(pods):
+        return False
+    generation = world_of(job).generation
+    asked = [pod for pod in pods.current.values() if not pod.succeeded]
+    start = all(in_present_group(job, pods, pod) for pod in asked)
+    return not any(pods.launchers.knows(pod.key.name, generation, start=start) for pod in asked)
+
+
+def _silent_launchers(pods: Observed) -> list[Gap]:
+    """Return the gaps of pods whose launchers do not answer, though their nodes do."""
+    silent = (gap for gap in pods.gaps if gap.reason == "Silent")
+    return [gap for gap in silent if not pods.current[gap.node_rank].silent]
+
+
+def unreached_since(job: DDPJob, pods: Observed) -> datetime | None:
+    """Return since when no launcher answers; None: one does, or no pod of the group runs."""
+    if not reaches_none(job, pods):
+        return None
+    if not any(pod.started and not pod.exit for pod in pods.current.values()):
+        return None
+    since = pods.launchers.silent_since
+    return since or min(gap.since for gap in _silent_launchers(pods))
+
+
+def _timed(job: DDPJob, pods: Observed) -> list[Gap]:
     """Return the gaps that may last only some time: few, even of thousands."""
-    return [gap for gap in pods.gaps if gap.reason in _TIMED]
+    timed = [gap for gap in pods.gaps if gap.reason in _TIMED]
+    if job.status.bookkeeping.broken_since is None and reaches_none(job, pods):
+        silent = frozenset(_silent_launchers(pods))
+        return [gap for gap in timed if gap not in silent]  # nothing is lost, so all may wait
+    return timed
 
 
 def _due(job: DDPJob, pods: Observed, gap: Gap) -> datetime | None:
@@ -138,7 +147,7 @@ def _due(job: DDPJob, pods: Observed, gap: Gap) -> datetime | None:
         if moved is not None and job.status.is_true("Running"):
             since = max(since, moved.updated_at)  # a step needs all ranks
     elif gap.reason == "CannotStart":
-        seconds = max(UNSTARTABLE_SECONDS, start if classes.tells_nothing(pod) else 0)
+        seconds = UNSTARTABLE_SECONDS
     elif gap.reason == "NotStarted":
         seconds = start if pod.stage == "sandbox" else _PULLS * start
     return since + timedelta(seconds=seconds) if seconds else None
@@ -156,26 +165,30 @@ def in_present_group(job: DDPJob, pods: Observed, pod: PodState, *, started: boo
 
 
 def _reasons(
-    job: DDPJob, pods: Observed, known: dict[int, GapRecord], now: datetime
-) -> Iterator[Gap]:
+    job: DDPJob, pods: Observed, known: Mapping[int, gap_clocks.Start], now: datetime
+) -> Iterator[tuple[int, GapReason, datetime | None, str]]:
+    """Yield node rank, reason, since when its launcher is silent if that is the reason, and node of
+    each gap.
+    """
     # All pods of a running group have acknowledged it, perhaps to an earlier operator.
     unreached = {} if job.status.is_true("Running") else pods.launchers.unreached_since
     for node_rank, pod in pods.current.items():
         if pod.succeeded:
             continue
         reason = _reason(pod)
+        if reason == "Unscheduled" and pod.gated and is_in_group(job, pod.identity.slot):
+            continue  # it waits for its queue, so the wait for a node has not begun
         told = unreached.get(pod.key.name) if reason in (None, "Starting") else None
-        if told is not None and not in_present_group(job, pods, pod):
-            yield Gap(node_rank, "Silent", told, pod.node)
+        if told is not None and not in_present_group(job, pods, pod, started=True):
+            yield node_rank, "Silent", told, pod.node
         elif reason:
-            yield Gap(node_rank, reason, now, pod.node)
+            yield node_rank, reason, None, pod.node
     paused = job.status.is_paused(now)
     lost = {gone.index for gone in vanished(job, pods)} if pods.missing else ()
     for gone in pods.missing:
-        before = known.get(gone.index)
-        refused = before is not None and before.reason == "Refused"
+        refused = gone.index in known and known[gone.index][0] == "Refused"
         why: GapReason = "Lost" if gone.index in lost else "Refused" if refused else "Unscheduled"
-        yield Gap(gone.index, "Paused" if paused else why, now)
+        yield gone.index, "Paused" if paused else why, None, ""
 
 
 def _reason(pod: PodState) -> GapReason | None:

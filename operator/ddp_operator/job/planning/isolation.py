@@ -6,11 +6,25 @@ The policy is not watched. The status records whether it exists, and before a ch
 from dataclasses import replace
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.rules import wants_host_network
+from ddp_operator.api.spec.overrides import kinds
 from ddp_operator.job.planning.model import Plan
 
 EXISTS = "Job"
 CHANGING = "Changing"
 NONE = ""
+
+
+def with_default(job: DDPJob, *, isolate: bool) -> DDPJob:
+    """Return the job with the operator's default, if it has no isolation of its own.
+
+    Pods on their nodes' network keep none, because a NetworkPolicy does not affect them.
+    """
+    if not isolate or job.spec.isolation is not None:
+        return job
+    if any(wants_host_network(kind) for kind, _ in kinds(job.spec)):
+        return job
+    return replace(job, spec=job.spec.model_copy(update={"isolation": "Job"}))
 
 
 def begin_change(job: DDPJob) -> Plan | None:

@@ -18,7 +18,7 @@ class Plan:
     """The next actions, and when to plan again.
 
     A `decided` plan only stores its status; then a new plan is made. For others, `status` holds
-    once the writes succeed, and `seen` is stored if they are refused.
+    once the writes succeed, and `seen` is stored if they fail.
     """
 
     status: DDPJobStatus
@@ -26,7 +26,7 @@ class Plan:
     decided: bool = False
     create: tuple[Identity, ...] = ()
     create_spares: tuple[Identity, ...] = ()
-    """Pods outside the group. The job continues if they are refused."""
+    """Pods outside the group. They are created last, and the job continues if that fails."""
     create_service: bool = False
     """True if the Service may be missing. It is not watched, so each attempt creates it again."""
     isolate: bool | None = None
@@ -66,18 +66,14 @@ def with_goodput(
     planned: Plan,
     now: datetime,
     *,
-    started: datetime | None = None,
-    heard: datetime | None = None,
     first_steps: Sequence[ReportedResumption] | None = None,
 ) -> Plan:
-    """Return the plan with the job's time accounted; the others: see `goodput.account`."""
+    """Return the plan with the job's time accounted; `first_steps`: see `goodput.account`."""
     status = goodput.account(
         planned.status,
         before=job.status,
         created=job.created,
         now=now,
-        started=started,
-        heard=heard,
         first_steps=first_steps,
     )
     return replace(planned, status=status)

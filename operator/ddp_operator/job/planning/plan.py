@@ -13,7 +13,7 @@ from typing import Final
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.failure import budget, causes, restart_rules, starts
+from ddp_operator.job.failure import causes, restart_rules, starts
 from ddp_operator.job.failure.hang import NOTHING_KNOWN, Hang
 from ddp_operator.job.failure.nodes import with_bad_nodes
 from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates
@@ -23,16 +23,14 @@ from ddp_operator.job.planning import (
     cleanup,
     convergence,
     decisions,
+    gap_clocks,
     gaps,
     isolation,
-    queue,
-    rescheduling,
 )
 from ddp_operator.job.planning.failures import (
     departures,
-    late_causes,
+    moves,
     recovery,
-    slow_ranks,
     watchdog,
 )
 from ddp_operator.job.planning.gaps import in_present_group
@@ -40,12 +38,13 @@ from ddp_operator.job.planning.group import (
     assignments,
     elasticity,
     leading,
-    local_checkpoints,
+    reachability,
     spares,
     topology,
 )
 from ddp_operator.job.planning.model import Plan, with_goodput
-from ddp_operator.job.planning.scheduling import release_half_placed
+from ddp_operator.job.planning.places import rescheduling
+from ddp_operator.job.planning.places.scheduling import release_half_placed
 from ddp_operator.job.pods import completion
 from ddp_operator.job.pods.observed import Observed, observe
 from ddp_operator.job.pods.state import PodState
@@ -66,11 +65,13 @@ def plan(
     report: Report | None = None,
     launchers: LauncherStates = NO_LAUNCHERS,
     hang: Hang | None = NOTHING_KNOWN,
+    isolate: bool = False,
 ) -> Plan:
     """Return what a job needs now. `nodes`: those that its pods may run on. `report`, `launchers`:
     what its trainer and launchers last reported. `hang`: what launchers showed of a hang; None:
-    they were not asked yet.
+    they were not asked yet. `isolate`: the default of `spec.isolation` is Job.
     """
+    job = isolation.with_default(job, isolate=isolate)
     if job.deleting:
         return Plan(job.status)  # the garbage collector deletes what it owns
     if job.spec.managed_elsewhere:
@@ -86,14 +87,13 @@ def plan(
     status = progress.with_last_words(status, observed.current.get(0), now)
     status, told = memory_checkpoint.with_report(job, status, launchers.leader)
     status, slowed = slow_rank.with_pace(job, status, report, observed)
-    resumed = progress.resumption(job.status, status)
-    seen = replace(job, status=budget.after_resuming(status, resumed))
-    observed = _without_late_losses(seen, observed, report)
+    seen = replace(job, status=status)
+    if progress.is_done(status):
+        observed = _with_lost_as_completed(seen, observed)
     if not job.spec.suspend:
         observed = replace(observed, gaps=gaps.find(job, observed, now))
     seen = replace(job, status=_with_counts(seen, observed, now))
     if planned := _decide(seen, observed, report, hang, now):
-        planned = queue.fail_without_place(seen, planned, now)
         status = with_bad_nodes(seen, planned.status, known)
         planned = replace(planned, status=status, seen=seen.status)
     else:
@@ -103,24 +103,16 @@ def plan(
         planned = _carry_out(seen, observed, report, now)
         if hang is None:
             planned = watchdog.with_request(seen, observed, planned, report, now)
-        status, placed = placement.with_placement(planned.status, observed, known)
-        asked = planned.status.bookkeeping.asked_nodes
-        planned = replace(
-            planned,
-            status=status,
-            seen=seen.status.noting(asked_nodes=asked),
-            events=(*planned.events, *placed),
-        )
+        status, placed = placement.with_placement(planned.status, observed)
+        planned = replace(planned, status=status, events=(*planned.events, *placed))
+        planned = convergence.with_seen(seen, planned)
     planned = replace(planned, events=(*planned.events, *told, *slowed))
     planned = watchdog.with_stacks(job, observed, planned)
-    began = (pod.started for pod in observed.current.values() if pod.started)
     said = report.status if report and report.concerns(job) else None
     return with_goodput(
         job,
         planned,
         now,
-        started=max(began, default=None),
-        heard=report.received if report and said else None,
         first_steps=said.first_steps or () if said else None,
     )
 
@@ -128,36 +120,48 @@ def plan(
 def _decide(
     job: DDPJob, pods: Observed, report: Report | None, hang: Hang | None, now: datetime
 ) -> Plan | None:
+    """Return the first decision that is due. The order matters; each line says why."""
     if job.status.is_true("Suspended"):
         return None if job.spec.suspend else decisions.resume(job, pods, now)
-    if noted := recovery.note_ignored(job, pods):
-        return noted
-    # Completed pods count, even if they completed just before a suspension or a deadline.
-    if succeeded := decisions.succeed(job, pods, now):
-        return succeeded
-    if job.spec.suspend:
-        return decisions.suspend(job, now)
     return (
-        local_checkpoints.note(job, pods.launchers)
+        # Pods that completed count, even if they did so just before a suspension or a deadline.
+        _complete(job, pods, now)
+        # Nothing below may keep a job from giving its nodes back when its user asks for that.
+        or decisions.suspend(job, now)
+        # What launchers did without an operator is a fact, by which all else is judged.
         or leading.accept(job, pods, now)
+        # The user's limit comes before all that the operator would do.
         or decisions.end_at_deadline(job, now)
-        or elasticity.begin(job)
+        # Pods may exist only after this is on record.
+        or _prepare(job)
+        # A person's restart also covers the failures that nobody has decided about.
         or decisions.restart_as_requested(job, now)
-        or late_causes.correct(job, pods, now)
-        or queue.begin_new_group(job, pods, now)
+        # A failure is decided before anything changes the group that had it.
         or recovery.recover(job, pods, now, hang)
-        or recovery.recover_overdue(job, pods, now)
-        or departures.leave(job, pods, now)
+        # Without a failure of any pod, a hang explains why no step completes.
         or _end_hang(job, pods, report, hang, now)
-        or slow_ranks.replace_slow(job, pods, report, now)
-        or spares.relieve(job, pods, now)
+        # From here on nothing has failed. A pod that trains is moved only in such a group.
+        or moves.move(job, pods, report, now)
+        # Spares cost the group nothing, so they come before a smaller group.
+        or spares.tend(job, pods, now)
         or elasticity.resize(job, pods, now)
-        or release_half_placed(job, pods, now)
-        or spares.renew(job, pods, now)
-        or topology.order(job, pods, now)
-        or isolation.begin_change(job)
+        # A node that the job need not avoid any more may be all that is missing.
         or rescheduling.reschedule(job, pods, now)
+        # Only a group that nothing else can complete gives its nodes back.
+        or release_half_placed(job, pods, now)
+        # Ranks are ordered once it is known which pods they are.
+        or topology.order(job, pods, now)
     )
+
+
+def _complete(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+    """Decide what pods that ended mean: a failure that a rule ignores, or the job's success."""
+    return recovery.note_ignored(job, pods) or decisions.succeed(job, pods, now)
+
+
+def _prepare(job: DDPJob) -> Plan | None:
+    """Decide what a job's pods need: the group that they begin with, and their NetworkPolicy."""
+    return elasticity.begin(job) or isolation.begin_change(job)
 
 
 def _end_hang(
@@ -176,20 +180,16 @@ def _carry_out(job: DDPJob, pods: Observed, report: Report | None, now: datetime
     planned = isolation.with_network_policy(job, convergence.converge(job, pods, now))
     planned = departures.with_checkpoint_request(job, pods, planned, now)
     planned = spares.with_spares(job, pods, planned, now)
-    planned = planned.requeued_at(elasticity.next_change(job, pods), after=now)
+    changes = (elasticity.next_change(job, pods), rescheduling.next_change(job, pods))
+    planned = planned.requeued_at(*changes, after=now)
     planned = topology.with_order_due(job, pods, planned, now)
     planned = assignments.with_assignments(job, pods, planned, now)
+    planned = reachability.with_warning(job, pods, planned, now)
     return watchdog.with_silence_warning(job, planned, report, now)
 
 
-def _without_late_losses(job: DDPJob, pods: Observed, report: Report | None) -> Observed:
-    """Count pods as completed that were lost after the last step was saved.
-
-    A completed pod, or a report of this attempt's trainer, is the evidence.
-    """
-    is_known = pods.any_succeeded or (report and report.concerns(job))
-    if not (progress.is_complete(job.status) and is_known):
-        return pods
+def _with_lost_as_completed(job: DDPJob, pods: Observed) -> Observed:
+    """Count lost pods of a job that is done as completed."""
     gone = {place.index for place in causes.vanished(job, pods)}
     current = {
         index: replace(pod, ignored=True) if pod.disrupted else pod
@@ -226,7 +226,7 @@ def _with_counts(job: DDPJob, pods: Observed, now: datetime) -> DDPJobStatus:
     status = job.status
     if not status.finished:
         began = _first_start(job, pods, now)
-        status = status.updated(first_pod_start_time=began, gaps=gaps.record(pods.gaps))
+        status = gap_clocks.recorded(status.updated(first_pod_start_time=began), pods.gaps)
         status = status.noting(
             launcher=pods.launchers.scope or _known_launcher(job),
             ran_spec_hash=starts.seen(job, pods),

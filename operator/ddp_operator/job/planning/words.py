@@ -66,7 +66,13 @@ def waiting_for(job: DDPJob, pods: Observed, counted: str) -> tuple[str, str, bo
         pod = min(stuck, key=lambda pod: not pod.scheduled)
         what = "is not ready" if pod.waiting == CRASH_LOOP else "cannot start"
         text = f"pod {pod.key.name} {what}: {pod.waiting}"
-        return pod.waiting, f"{text}: {pod.waiting_message}"[:1024], True
+        text += f": {pod.waiting_message}"
+        holders = [spare for spare in pods.spares if spare.scheduled and spare.waiting]
+        if holders and not pod.scheduled:  # its node would help, or it could take over
+            spare = holders[0]
+            text += f"; spare {spare.key.name} has a node but cannot start: {spare.waiting}"
+            text += f": {spare.waiting_message}"
+        return pod.waiting, text[:1024], True
     gated = sum(pod.gated for pod in pods.current.values())
     # A queue admits all of the group: it already has when some have nodes.
     if gated and not (job.spec.kueue_queue and any(pod.scheduled for pod in pods.current.values())):

@@ -1,23 +1,28 @@
-"""The Secret from which pods get their job's token: many users may read pods but no Secrets."""
+"""The token of a job's pods. Many users may read pods but no Secrets, so a Secret has it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from ddp_operator.api.constants import TOKEN_SECRETS
 from ddp_operator.job.pods.state import CONFIG_ERROR, PodState
 
-SECRET_PREFIX: Final = "ddp-operator-tokens-"
+SECRET_PREFIX: Final = f"{TOKEN_SECRETS}-"
 """Prefix of the names of these Secrets."""
+SECRET_ENTRY: Final = "token"
+"""Name of the only entry of such a Secret."""
 
 
-@dataclass(frozen=True)
-class SecretKey:
-    """One entry of a Secret."""
+@dataclass(frozen=True, kw_only=True)
+class PodToken:
+    """The token that new pods of a job receive, in a Secret or in plain text."""
 
-    secret: str
-    """Name of the Secret in the pod's namespace."""
     key: str
+    """Name of the operator's key from which it is derived."""
+    secret: str = ""
+    """Name of the Secret in the pod's namespace."""
+    plain: str = field(default="", repr=False)
 
 
-def lacks_token(pod: PodState, secret: str = SECRET_PREFIX) -> bool:
+def lacks_token(pod: PodState) -> bool:
     """Return whether a pod cannot start because the Secret with its token is missing."""
-    return pod.waiting == CONFIG_ERROR and f'secret "{secret}' in pod.waiting_message
+    return pod.waiting == CONFIG_ERROR and f'secret "{SECRET_PREFIX}' in pod.waiting_message

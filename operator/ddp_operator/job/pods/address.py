@@ -5,13 +5,13 @@ cannot, so it only asks an address that a pod can have, at an unprivileged port.
 address serves everything on that node; a template that sets hostNetwork allows it.
 """
 
-import re
 from ipaddress import IPv6Address, ip_address
 
 from ddp_operator.api.constants import ENV_STATUS_PORT
+from ddp_operator.api.values.limits import linear
 from ddp_operator.ports import Manifest
 
-_PORT = re.compile("[1-9][0-9]{3,4}")
+_PORT = linear("[1-9][0-9]{3,4}")
 _LOWEST_PORT, _HIGHEST_PORT = 1024, 65535
 """As `spec.statusPort` may be."""
 

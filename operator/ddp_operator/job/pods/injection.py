@@ -1,5 +1,6 @@
 """Inject the bundled launcher into a pod of any image, in front of the trainer's command."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from ddp_operator.api.command import is_python
@@ -11,9 +12,10 @@ NAME: Final = "ddp-launcher"
 _SOURCE: Final = "/launcher"
 """The launcher's folder in the operator's image (Dockerfile)."""
 
-# Requests equal limits, so a pod keeps its quality of service. They rarely add to the pod's
-# requests: an init container's count only if they exceed those of the other containers.
-_RESOURCES: Final = {"cpu": "100m", "memory": "64Mi"}
+# With the trainer's resources, the copy fits wherever the trainer does: a LimitRange or a quota
+# judges both alike, and the pod keeps its quality of service. They add nothing to the pod's
+# requests, because an init container's count only if they exceed those of the other containers.
+_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 _SECURITY: Final = {
     **RESTRICTED_CONTAINER,
     **RESTRICTED_POD,
@@ -36,7 +38,7 @@ def inject(spec: dict[str, Any], trainer: dict[str, Any], *, image: str) -> None
             "image": image,
             "imagePullPolicy": "IfNotPresent",
             "command": ["cp", "-R", f"{_SOURCE}/.", LAUNCHER_PATH],
-            "resources": {"requests": _RESOURCES, "limits": _RESOURCES},
+            "resources": _resources(trainer),
             "securityContext": _SECURITY,
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": [mount],
@@ -51,3 +53,13 @@ def inject(spec: dict[str, Any], trainer: dict[str, Any], *, image: str) -> None
         *(trainer.get("volumeMounts") or []),
         {**mount, "readOnly": True},
     ]
+
+
+def _resources(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trainer's requests and limits, without devices."""
+    amounts = trainer.get("resources") or {}
+    return {
+        kind: {name: amount for name, amount in own.items() if name in _RESOURCES}
+        for kind in ("requests", "limits")
+        if (own := amounts.get(kind))
+    }

@@ -1,4 +1,8 @@
-"""Build a job's Service and pods from its template."""
+"""Build a job's Service and pods from its template.
+
+A pod has two parts. Its shape follows from the spec alone, so that objects which describe future
+pods, such as a Workload, never change by themselves. The instance adds what an attempt needs.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,24 +10,23 @@ from typing import Any
 from ddp_operator.api import constants
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import trainer_container
-from ddp_operator.api.spec import Checkpoint
+from ddp_operator.api.spec import Checkpoint, DDPJobSpec
 from ddp_operator.api.spec.memory_checkpoint import MemoryCheckpoint
 from ddp_operator.api.spec.overrides import spec_of
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.pods.accelerator import add_accelerator
-from ddp_operator.job.pods.access import SecretKey
+from ddp_operator.job.pods.access import SECRET_ENTRY, PodToken
 from ddp_operator.job.pods.avoided_nodes import keep_off, prefer_others
 from ddp_operator.job.pods.environment import environment, is_spare
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars, on_fabric
 from ddp_operator.job.pods.injection import inject
-from ddp_operator.job.pods.schedulers import scheduled
-from ddp_operator.job.pods.state import START_TIMEOUT, UNSTARTABLE_REASONS, Identity
+from ddp_operator.job.pods.schedulers import in_queue, scheduled
+from ddp_operator.job.pods.state import Identity
+from ddp_operator.ports import Manifest
 
 CHECKPOINT_VOLUME = "ddp-checkpoints"
 SHARED_MEMORY_VOLUME = "ddp-shared-memory"
 SHARED_MEMORY_PATH = "/dev/shm"
-
-_NEVER_BEGAN = UNSTARTABLE_REASONS | {START_TIMEOUT}
 
 
 def owner_reference(job: DDPJob) -> dict[str, Any]:
@@ -68,27 +71,36 @@ def pod(
     job: DDPJob,
     identity: Identity,
     *,
-    token: str | SecretKey = "",
+    token: PodToken | None = None,
     side_cars: SideCars = DEFAULT_SIDE_CARS,
     launcher_image: str = "",
 ) -> dict[str, Any]:
     """Return one pod, built from the user's template.
 
-    `token` and `launcher_image` may be empty if the pod is not created; only `launcher: inject`
+    `token` and `launcher_image` may be left out if the pod is not created; only `launcher: inject`
     uses the latter. The pod shares unchanged parts with the template, so change neither in place.
     """
-    own = spec_of(job.spec, identity.index)
+    common = shape(
+        job.name, job.spec, identity.index, side_cars=side_cars, launcher_image=launcher_image
+    )
+    return instance(common, job, identity, token=token)
+
+
+def shape(
+    name: str,
+    spec: DDPJobSpec,
+    index: int,
+    *,
+    side_cars: SideCars = DEFAULT_SIDE_CARS,
+    launcher_image: str = "",
+) -> dict[str, Any]:
+    """Return what all pods of an index have in common, in each attempt and cluster: it follows from
+    the job's name and spec alone.
+    """
+    own = spec_of(spec, index)
     template = own.template
     metadata = template.get("metadata") or {}
-    spec: dict[str, Any] = dict(template["spec"])
-    labels = {
-        **_users(metadata.get("labels")),
-        constants.LABEL_JOB_NAME: job.name,
-        constants.LABEL_INDEX: str(identity.slot),
-        constants.LABEL_ATTEMPT: str(identity.attempt),
-        constants.LABEL_REPLACEMENT: str(identity.replacement),
-        constants.LABEL_SERVING: "true",
-    }
+    made: dict[str, Any] = dict(template["spec"])
     # A plain script reports its failure in its log.
     trainer: dict[str, Any] = {
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -96,43 +108,68 @@ def pod(
     }
     annotations = {
         **_users(metadata.get("annotations")),
-        constants.ANNOTATION_SPEC_HASH: job.spec_hash,
-        constants.ANNOTATION_SIGNS: "true",
         constants.ANNOTATION_TRAINER: trainer["name"],
     }
+    _set_container(made, trainer)
+    made |= {"restartPolicy": "Never", "subdomain": name}
+    if made.get("hostNetwork") and made.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
+        # By default it would use its node's name server, which does not know the ranks.
+        made["dnsPolicy"] = "ClusterFirstWithHostNet"
+    _add_checkpoint(made, annotations, trainer, own.checkpoint)
+    _add_shared_memory(made, trainer)
+    _add_memory_checkpoint(made, trainer, own.memory_checkpoint)
+    if own.launcher == "inject":
+        inject(made, trainer, image=launcher_image)
+    if own.accelerator:
+        add_accelerator(made, trainer, own.accelerator)
+    labels = {**_users(metadata.get("labels")), constants.LABEL_JOB_NAME: name}
+    common = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**metadata, "labels": labels, "annotations": annotations},
+        "spec": made,
+    }
+    if own.accelerator and (fabric := own.accelerator.fabric):
+        common = on_fabric(fabric, common, trainer=trainer["name"], side_cars=side_cars)
+    return in_queue(spec, index, common)
+
+
+def instance(
+    common: Manifest, job: DDPJob, identity: Identity, *, token: PodToken | None = None
+) -> dict[str, Any]:
+    """Return one pod of an attempt, given its shape: add name, environment, token and affinity."""
+    metadata, spec = common["metadata"], dict(common["spec"])
+    labels = {
+        **metadata["labels"],
+        constants.LABEL_INDEX: str(identity.slot),
+        constants.LABEL_ATTEMPT: str(identity.attempt),
+        constants.LABEL_REPLACEMENT: str(identity.replacement),
+        constants.LABEL_SERVING: "true",
+    }
+    annotations = {**metadata["annotations"], constants.ANNOTATION_SPEC_HASH: job.spec_hash}
     if generation := world_of(job).generation:
         annotations[constants.ANNOTATION_GENERATION] = str(generation)
-    spec["containers"] = [
-        trainer if c.get("name") == trainer.get("name") else c for c in spec["containers"]
-    ]
-    spec |= {"restartPolicy": "Never", "subdomain": job.name}
+    if token:
+        labels[constants.LABEL_TOKEN_KEY] = token.key
     spec["hostname"] = identity.host_name(job.name)
-    if spec.get("hostNetwork") and spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst":
-        # By default it would use its node's name server, which does not know the ranks.
-        spec["dnsPolicy"] = "ClusterFirstWithHostNet"
-    if is_spare(job, identity) and (lower := job.spec.spares_priority_class_name):
+    spare = is_spare(job, identity)
+    if spare and (lower := job.spec.spares_priority_class_name):
         for of_another_class in ("priority", "preemptionPolicy"):
             spec.pop(of_another_class, None)
         spec["priorityClassName"] = lower
-    secret, plain = (token, "") if isinstance(token, SecretKey) else (None, token)
-    if secret:
-        annotations[constants.ANNOTATION_TOKEN_SECRET] = secret.secret
-    _add_environment(trainer, environment(job, identity, token=plain), secret)
-    _add_checkpoint(spec, annotations, trainer, own.checkpoint)
-    _add_shared_memory(spec, trainer)
-    _add_memory_checkpoint(spec, trainer, own.memory_checkpoint)
-    if own.launcher == "inject":
-        inject(spec, trainer, image=launcher_image)
-    if own.accelerator:
-        add_accelerator(spec, trainer, own.accelerator)
-    if job.status.excluded_nodes:
-        keep_off(spec, job.status.excluded_nodes)
-    late = [failure.node for failure in job.status.failures if failure.reason in _NEVER_BEGAN]
-    if others := sorted({node for node in late if node}):
-        prefer_others(spec, others)
+    trains = annotations[constants.ANNOTATION_TRAINER]
+    trainer = next(dict(c) for c in spec["containers"] if c.get("name") == trains)
+    variables = environment(job, identity, token=token.plain if token else "")
+    _add_environment(trainer, variables, secret=token.secret if token else "")
+    _set_container(spec, trainer)
+    notes = job.status.bookkeeping
+    barred = dict.fromkeys((*notes.barred_nodes, *(notes.nodes_to_leave if spare else ())))
+    keep_off(spec, barred)
+    failed = {record.name: record.failures for record in notes.nodes}
+    others = (name for name in job.status.excluded_nodes if name not in barred)
+    prefer_others(spec, {name: failed.get(name, 0) for name in others})
     made = {
-        "apiVersion": "v1",
-        "kind": "Pod",
+        **common,
         "metadata": {
             **metadata,
             "name": identity.pod_name(job.name),
@@ -143,9 +180,13 @@ def pod(
         },
         "spec": spec,
     }
-    if own.accelerator and (fabric := own.accelerator.fabric):
-        made = on_fabric(fabric, made, trainer=trainer["name"], side_cars=side_cars)
     return scheduled(job, identity, made)
+
+
+def _set_container(spec: dict[str, Any], changed: Mapping[str, Any]) -> None:
+    spec["containers"] = [
+        changed if c.get("name") == changed["name"] else c for c in spec["containers"]
+    ]
 
 
 def _users(marks: Mapping[str, str] | None) -> dict[str, str]:
@@ -157,12 +198,10 @@ def _users(marks: Mapping[str, str] | None) -> dict[str, str]:
     }
 
 
-def _add_environment(
-    trainer: dict[str, Any], variables: Mapping[str, str], token: SecretKey | None
-) -> None:
+def _add_environment(trainer: dict[str, Any], variables: Mapping[str, str], *, secret: str) -> None:
     ours: list[dict[str, Any]] = [{"name": name, "value": v} for name, v in variables.items()]
-    if token:
-        reference = {"name": token.secret, "key": token.key}
+    if secret:
+        reference = {"name": secret, "key": SECRET_ENTRY}
         ours.append({"name": constants.ENV_TOKEN, "valueFrom": {"secretKeyRef": reference}})
     users = trainer.get("env") or []
     taken = {entry["name"] for entry in users}

@@ -4,23 +4,46 @@ Based on keps/2349-multikueue-external-custom-job-support and
 pkg/controller/admissionchecks/multikueue of https://github.com/kubernetes-sigs/kueue (0.17): here,
 the operator creates a Workload for the job. MultiKueue chooses a cluster, copies Workload and job
 there, and copies the job's status back. There, the operator runs the job in a pod group with the
-name of the copied Workload, so Kueue admits its pods by that Workload.
+name of the copied Workload, so Kueue admits its pods by that Workload. A label of the job names the
+Workload, and authors of jobs can write labels. So the operator checks that the Workload is a copy
+and was made for a job of this name: Kueue copies its annotations, and removes its owner.
+
+A Workload describes the pods as they follow from the spec. Kueue refuses to change that while quota
+is reserved, so the operator replaces a Workload instead, when nothing runs. Administrators and
+Kueue also write `active`, so the operator writes it only when `suspend` has changed since: an
+annotation has the value that it wrote last. Another annotation keeps the job's failures when it
+moves: a copy begins without a status, and MultiKueue replaces the job's own by the copy's.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ddp_operator.api.constants import MULTIKUEUE
+from pydantic import ValidationError
+
+from ddp_operator.api.constants import (
+    ANNOTATION_EARLIER_FAILURES,
+    ANNOTATION_SPEC_HASH,
+    ANNOTATION_SUSPEND,
+    ANNOTATION_WORKLOAD_OF,
+    LABEL_MULTIKUEUE_ORIGIN,
+    LABEL_PREBUILT_WORKLOAD,
+    MULTIKUEUE,
+)
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.spec.overrides import kinds
-from ddp_operator.job.pods.manifests import own_metadata, pod
-from ddp_operator.job.pods.schedulers.kueue import first_group, group_size, role_of
-from ddp_operator.job.pods.state import Identity
+from ddp_operator.api.spec.overrides import accelerators, kinds
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.job.membership.world import first_size
+from ddp_operator.job.pods.manifests import own_metadata, shape
+from ddp_operator.job.pods.schedulers.kueue import MAX_RUN, kueue_group, role_of
 from ddp_operator.ports import Manifest
 
 NEEDS: Final = (
     "spec.managedBy: kueue.x-k8s.io/multikueue needs Kueue, and an operator that may create "
     "Workloads (manifests/components/multikueue)"
+)
+CHECK_NEEDS: Final = (
+    f"the label {LABEL_PREBUILT_WORKLOAD} of this job needs an operator that may read Workloads "
+    "(manifests/components/multikueue); without MultiKueue, remove the label"
 )
 _VERSION: Final = "kueue.x-k8s.io/v1beta2"
 _PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
@@ -28,6 +51,8 @@ _REQUEUED: Final = frozenset({"Preempted", "NodeFailures"})
 """Evictions after which Kueue queues a Workload at once."""
 _INDEX_LABEL: Final = "kueue.x-k8s.io/pod-group-pod-index"
 """Label in which Kueue repeats a pod's index."""
+_KEPT: Final = frozenset({"failures", "restarts", "disruptions"})
+"""Fields of the status that a job keeps when it moves to another cluster."""
 
 
 def needs_workload(job: DDPJob) -> bool:
@@ -50,16 +75,16 @@ def priority_class(job: DDPJob) -> Manifest | None:
 
 def reference(job: DDPJob) -> dict[str, Any]:
     """Return type and name of a job's Workload."""
-    metadata = {**own_metadata(job), "name": first_group(job)}
+    metadata = {**own_metadata(job), "name": kueue_group(job)}
     return {"apiVersion": _VERSION, "kind": "Workload", "metadata": metadata}
 
 
-def workload(job: DDPJob, priority: int | None) -> dict[str, Any]:
-    """Return the Workload of a job that runs in another cluster; `priority` is the value of its
-    class. It is inactive while the job is suspended.
+def workload(job: DDPJob, priority: int | None, replaced: Manifest | None = None) -> dict[str, Any]:
+    """Return the Workload of a job that runs in another cluster. `priority` is the value of its
+    class, `replaced` an earlier Workload of the job.
     """
     spec: dict[str, Any] = {
-        "active": not job.spec.suspend,
+        "active": _is_active(job, replaced),
         "queueName": job.spec.kueue_queue,
         "podSets": _pod_sets(job),
     }
@@ -69,9 +94,114 @@ def workload(job: DDPJob, priority: int | None) -> dict[str, Any]:
         spec["priorityClassRef"] = {"group": group, "kind": chosen["kind"], "name": name}
         spec["priority"] = priority
     made = reference(job)
-    # In the other cluster, Kueue then sees that a pod group belongs to the copy.
-    made["metadata"]["annotations"] = {"kueue.x-k8s.io/is-group-workload": "true"}
+    made["metadata"]["annotations"] = {
+        # In the other cluster, Kueue then sees that a pod group belongs to the copy.
+        "kueue.x-k8s.io/is-group-workload": "true",
+        ANNOTATION_WORKLOAD_OF: job.name,
+        ANNOTATION_SPEC_HASH: job.spec_hash,
+        **_max_run(job),
+        **_suspension(job),
+        **_earlier_failures(job),
+    }
     return {**made, "spec": spec}
+
+
+def updated(job: DDPJob, stored: Manifest) -> dict[str, Any] | None:
+    """Return a Workload with what has changed since it was stored: its job's suspension and, when
+    it was evicted, its job's failures. None if nothing has.
+    """
+    known = _annotations(stored)
+    annotations = {ANNOTATION_SPEC_HASH: job.spec_hash, **known, **_suspension(job)}
+    if without_admission(stored):
+        annotations |= _earlier_failures(job)
+    if annotations == known:
+        return None
+    spec = {**stored["spec"], "active": _is_active(job, stored)}
+    return {**stored, "metadata": {**stored["metadata"], "annotations": annotations}, "spec": spec}
+
+
+def must_be_replaced(job: DDPJob, stored: Manifest) -> bool:
+    """Return whether Kueue can run the job only by another Workload: this one is finished although
+    the job is not, or describes other pods. One that is admitted describes pods that run.
+    """
+    known = _conditions(stored)
+    if over := finished(stored):
+        # Kueue reports the end of a copy's pods as success, also if they were deleted: because it
+        # evicted them, or because they gave up their place in the queue.
+        is_active, is_evicted = stored["spec"].get("active", True), _holds(known, "Evicted")
+        is_doubtful = over.get("reason") == "Succeeded" and job.status.phase != "Running"
+        return not is_active or is_evicted or is_doubtful
+    written = _annotations(stored).get(ANNOTATION_SPEC_HASH, job.spec_hash)
+    pods = sum(each["count"] for each in stored["spec"]["podSets"])
+    is_same = (written, pods) == (job.spec_hash, first_size(job.spec))
+    return not (is_same or _holds(known, "Admitted"))
+
+
+def _is_active(job: DDPJob, stored: Manifest | None) -> bool:
+    """Return whether Kueue may admit a Workload: as `suspend` says if it has changed, else as Kueue
+    or an administrator decided.
+    """
+    if stored and _suspension(job).items() <= _annotations(stored).items():
+        return bool(stored["spec"].get("active", True))
+    return not job.spec.suspend
+
+
+def _suspension(job: DDPJob) -> dict[str, str]:
+    return {ANNOTATION_SUSPEND: "true" if job.spec.suspend else "false"}
+
+
+def _max_run(job: DDPJob) -> dict[str, str]:
+    """Return the annotation that Kueue passes to the request for the job's nodes."""
+    queued = [one for one in accelerators(job.spec) if one.provisioning == "queued"]
+    longest = max((one.max_run_seconds or 0 for one in queued), default=0)
+    return {MAX_RUN: str(longest)} if longest else {}
+
+
+def _earlier_failures(job: DDPJob) -> dict[str, str]:
+    if not job.status.failures:
+        return {}
+    text = job.status.model_dump_json(by_alias=True, exclude_none=True, include=set(_KEPT))
+    return {ANNOTATION_EARLIER_FAILURES: text}
+
+
+def first_status(job: DDPJob, stored: Manifest) -> DDPJobStatus | None:
+    """Return the status with which a job's copy begins, given its Workload: the failures of other
+    clusters. None if there were none.
+    """
+    if not is_copy_for(job, stored):
+        return None
+    try:
+        earlier = DDPJobStatus.model_validate_json(
+            _annotations(stored)[ANNOTATION_EARLIER_FAILURES]
+        )
+    except (KeyError, ValidationError):
+        return None
+    return job.status.updated(**{name: getattr(earlier, name) for name in _KEPT})
+
+
+def copied_workload(job: DDPJob) -> dict[str, Any] | None:
+    """Return type and name of the Workload that a label of the job claims as its first, if one does
+    and the job still needs it.
+    """
+    if job.spec.kueue_queue is None or kueue_group(job) != job.prebuilt_workload:
+        return None
+    metadata = {"namespace": job.namespace, "name": job.prebuilt_workload}
+    return {"apiVersion": _VERSION, "kind": "Workload", "metadata": metadata}
+
+
+def is_copy_for(job: DDPJob, stored: Manifest) -> bool:
+    """Return whether MultiKueue copied this Workload together with the job."""
+    labels = stored["metadata"].get("labels") or {}
+    made_for = _annotations(stored).get(ANNOTATION_WORKLOAD_OF)
+    return LABEL_MULTIKUEUE_ORIGIN in labels and made_for == job.name
+
+
+def not_a_copy(job: DDPJob) -> str:
+    """Return why a job may not enter the group of the Workload that its label names."""
+    return (
+        f"metadata.labels: {LABEL_PREBUILT_WORKLOAD} names the Workload {job.prebuilt_workload}, "
+        "which MultiKueue did not copy for this job; remove the label, which only MultiKueue sets"
+    )
 
 
 def without_admission(stored: Manifest) -> dict[str, Any]:
@@ -96,17 +226,6 @@ def without_admission(stored: Manifest) -> dict[str, Any]:
     return {"admission": None, "conditions": [*known.values()]}
 
 
-def was_withdrawn(stored: Manifest) -> bool:
-    """Return whether a Workload is finished although its job is not: it was evicted, or inactive.
-
-    MultiKueue then deletes the job in the other cluster. It takes the end of its pods for that of
-    the job if it sees it first, and Kueue never admits a finished Workload again.
-    """
-    is_active = (stored.get("spec") or {}).get("active", True)
-    is_withdrawn = not is_active or _holds(_conditions(stored), "Evicted")
-    return is_withdrawn and finished(stored) is not None
-
-
 def finished(stored: Manifest) -> Manifest | None:
     """Return the condition by which Kueue reports that a Workload is finished, if it does."""
     known = _conditions(stored)
@@ -115,6 +234,10 @@ def finished(stored: Manifest) -> Manifest | None:
 
 def _conditions(stored: Manifest) -> dict[str, Manifest]:
     return {one["type"]: one for one in (stored.get("status") or {}).get("conditions") or ()}
+
+
+def _annotations(stored: Manifest) -> Mapping[str, str]:
+    return stored["metadata"].get("annotations") or {}
 
 
 def _holds(known: Mapping[str, Manifest], name: str) -> bool:
@@ -126,11 +249,11 @@ def _pod_sets(job: DDPJob) -> list[dict[str, Any]]:
     found = []
     for _, indexes in kinds(job.spec):
         first = indexes[0].start
-        made = pod(job, Identity(first, 0))
+        made = shape(job.name, job.spec, first)
         pod_set: dict[str, Any] = {
             "name": role_of(job.spec, first),
-            # Without overrides, there may be spares, or another number at first.
-            "count": sum(map(len, indexes)) if job.spec.overrides else group_size(job),
+            # Without overrides, the group may begin with another number.
+            "count": sum(map(len, indexes)) if job.spec.overrides else first_size(job.spec),
             "template": {"spec": made["spec"]},
         }
         if request := _topology_request(made["metadata"]["annotations"]):

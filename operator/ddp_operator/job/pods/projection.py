@@ -1,6 +1,5 @@
 """Read from an API server's pod what decisions need."""
 
-import re
 from datetime import datetime, timedelta
 from functools import lru_cache
 from sys import intern
@@ -9,6 +8,7 @@ from typing import Final, Literal
 from ddp_operator.api import constants
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.values.bounded import read_time
+from ddp_operator.api.values.limits import linear
 from ddp_operator.api.values.printable import printable
 from ddp_operator.job.pods.address import is_the_nodes, trainer_address
 from ddp_operator.job.pods.avoided_nodes import host_of, kept_off
@@ -21,9 +21,9 @@ from ddp_operator.job.pods.state import (
     PodState,
     QueueMember,
 )
-from ddp_operator.ports import Key, MalformedError, Manifest, TokenSource
+from ddp_operator.ports import Key, MalformedError, Manifest
 
-_PLACE: Final = re.compile(r"-(\d{1,9})-(\d{1,9})(?:-r(\d{1,9}))?", re.ASCII)
+_PLACE: Final = linear(r"-(\d{1,9})-(\d{1,9})(?:-r(\d{1,9}))?")
 """The part of a pod's name after the job's name: attempt, index and replacement."""
 _MAX_DIGITS: Final = 9
 _NOWHERE: Final = Identity(index=-1, attempt=-1)
@@ -60,10 +60,8 @@ def project(manifest: Manifest) -> PodState:
     annotations: Manifest = metadata.get("annotations") or {}
     owner = _controller(metadata)
     conditions = {c["type"]: c for c in status.get("conditions") or ()}
-    name = (
-        annotations.get(constants.ANNOTATION_TRAINER)
-        or trainer_container(manifest).get("name")
-        or ""
+    name = _word(
+        annotations.get(constants.ANNOTATION_TRAINER) or trainer_container(manifest).get("name")
     )
     container, state = _decisive_state(name, status)
     ended = _exit(state.get("terminated"))
@@ -80,8 +78,8 @@ def project(manifest: Manifest) -> PodState:
         # Interned, since thousands of pods share a few of these words.
         owner_uid=intern(owner.get("uid") or ""),
         identity=_identity(manifest, is_controlled=bool(owner)),
-        spec_hash=intern(annotations.get(constants.ANNOTATION_SPEC_HASH) or ""),
-        token_source=_token_source(annotations),
+        spec_hash=intern(_word(annotations.get(constants.ANNOTATION_SPEC_HASH))),
+        token_key=intern(_word(labels.get(constants.LABEL_TOKEN_KEY))),
         generation=_number(annotations.get(constants.ANNOTATION_GENERATION)) or 0,
         phase=intern(status.get("phase") or "Pending"),
         ready=ready,
@@ -110,13 +108,6 @@ def project(manifest: Manifest) -> PodState:
         queue=_queue_member(metadata, labels, annotations),
         held_by=_running_on(status) if ended else "",
     )
-
-
-def _token_source(annotations: Manifest) -> TokenSource:
-    if constants.ANNOTATION_SIGNS not in annotations:
-        return TokenSource.SENT
-    from_secret = constants.ANNOTATION_TOKEN_SECRET in annotations
-    return TokenSource.SECRET if from_secret else TokenSource.VARIABLE
 
 
 def _queue_member(

@@ -3,12 +3,12 @@
 Thousands of pods are kept in memory and compared at each step, so nothing else is stored.
 """
 
-import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, NamedTuple, Self
 
-from ddp_operator.ports import Key, TokenSource
+from ddp_operator.api.values.limits import linear
+from ddp_operator.ports import Key
 
 DISRUPTION_REASONS = frozenset(
     {"Evicted", "Preempting", "Preempted", "NodeShutdown", "Terminated", "Shutdown", "NodeLost",
@@ -18,7 +18,7 @@ DISRUPTION_REASONS = frozenset(
 `Shutdown` by release), the pod garbage collector, and kubelet's admission, which repeats the
 scheduler's checks. It also reports `OutOf` and a resource."""
 
-_OWN_STORAGE = re.compile(
+_OWN_STORAGE = linear(
     r"Usage of EmptyDir volume .* exceeds the limit"
     r"|exceeded its local ephemeral storage limit"
     r"|ephemeral local storage usage exceeds the total limit of containers"
@@ -156,7 +156,8 @@ class PodState:
     """Its place in Kueue's queue; None if Kueue does not manage it."""
     generation: int = 0
     """Of the job's group when it was created."""
-    token_source: TokenSource = TokenSource.VARIABLE
+    token_key: str = ""
+    """Name of the operator's key from which its token is derived."""
     restartable: bool = False
     """Its launcher reports that its processes ended. The pod still runs, and they can restart in
     it."""

@@ -11,7 +11,6 @@ PODS_NOT_READY = "PodsNotReady"
 NAME_TAKEN = "NameTaken"
 PODS_FORBIDDEN = "PodsForbidden"
 API_SERVER_ERROR = "APIServerError"
-STATUS_NOT_STORED = "StatusNotStored"
 PODS_STARTING = "PodsStarting"
 QUEUED = "Queued"
 

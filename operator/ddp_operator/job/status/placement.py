@@ -16,16 +16,14 @@ _SHOWN: Final = 3
 """How many places a message names; there may be as many as pods."""
 
 
-def with_placement(
-    status: DDPJobStatus, pods: Observed, nodes: Sequence[Node]
-) -> tuple[DDPJobStatus, tuple[Event, ...]]:
+def with_placement(status: DDPJobStatus, pods: Observed) -> tuple[DDPJobStatus, tuple[Event, ...]]:
     """Return the status with the pods' placement, and its event.
 
     It is set once, when all pods run and all their nodes are known. A restart clears it.
     """
-    if status.placement or not nodes or not status.is_true("Running"):
+    if status.placement or not pods.nodes or not status.is_true("Running"):
         return status, ()
-    known = {node.name: node for node in nodes}
+    known = pods.nodes.by_name
     names = [pod.node for pod in pods.current.values() if pod.node]
     if not names or not all(name in known for name in names):
         return status, ()

@@ -7,9 +7,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from ddp_operator.answers import YEARS, Answer, Count, InvalidAnswerError
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Progress
-from ddp_operator.job.membership.answers import YEARS, Answer, Count, InvalidAnswerError
+from ddp_operator.api.values.bounded import OR_NONE
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods.observed import identity_at
 from ddp_operator.job.pods.state import Identity, PodState
@@ -81,6 +82,8 @@ class TrainerStatus(ReportedProgress):
     resumed: ReportedResumption | None = None
     first_steps: Annotated[list[ReportedResumption] | None, Field(max_length=16)] = None
     """First steps of this group and earlier ones, oldest first."""
+    done: Annotated[bool | None, OR_NONE] = None
+    """True: the result is safe, so a pod that is lost from now on has completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,8 @@ def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -
             progress = progress.updated(
                 resumed_step=known.resumed_step, resumed_at=known.resumed_at
             )
+    elif said.done and progress.done_at is None:
+        progress = progress.updated(done_at=now.replace(microsecond=0))
     checkpoint = _checkpoint(status.checkpoint, said)
     return status.updated(progress=progress, checkpoint=checkpoint)
 
@@ -159,18 +164,28 @@ def resumption(before: DDPJobStatus, after: DDPJobStatus) -> int | None:
     return max((step for step in saved if step <= new.step), default=new.step)
 
 
-def is_complete(status: DDPJobStatus) -> bool:
-    """Return whether the last step was made and saved."""
-    progress, saved = status.progress, status.checkpoint
-    if progress is None or saved is None or not progress.total_steps:
-        return False
-    return saved.step >= progress.total_steps
+def last_step_at(status: DDPJobStatus) -> datetime | None:
+    """Return since when the script works after its last step; None while it trains."""
+    progress, since = status.progress, status.running_since
+    if progress is None or since is None or not progress.has_last_step:
+        return None
+    if progress.updated_at < since:
+        return None  # an earlier attempt made the step, and this one may train it again
+    return progress.last_step_time or progress.updated_at
+
+
+def is_done(status: DDPJobStatus) -> bool:
+    """Return whether the trainer has reported that it is done, since all pods run."""
+    progress, since = status.progress, status.running_since
+    done_at = progress.done_at if progress else None
+    return done_at is not None and since is not None and since <= done_at
 
 
 def _progress(known: Progress | None, said: TrainerStatus, received: datetime) -> Progress:
     same_step = known is not None and known.step == said.step
     values = {name: getattr(said, name) for name in ReportedProgress.model_fields}
     updated_at = known.updated_at if known is not None and same_step else received
+    done_at = ((known.done_at if known else None) or received) if said.done else None
     began = said.resumed
     return Progress(
         **values,
@@ -178,6 +193,7 @@ def _progress(known: Progress | None, said: TrainerStatus, received: datetime) -
         updated_at=updated_at.replace(microsecond=0),
         resumed_step=began.step if began else None,
         resumed_at=began.time if began else None,
+        done_at=done_at.replace(microsecond=0) if done_at else None,
     )
 
 

@@ -16,9 +16,18 @@ from ddp_operator.job.pods.state import PodState
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.job.builders import NOW, ended, later, ready, running_job, stored, with_status
-from tests.unit.job.status.test_goodput import look
-from tests.unit.job.status.test_progress import report
+from tests.unit.job.builders import (
+    NOW,
+    edited,
+    ended,
+    fresh_job,
+    later,
+    pod,
+    ready,
+    running_job,
+    stored,
+    with_status,
+)
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
 
@@ -44,12 +53,12 @@ def failed(job: DDPJob, **how: Any) -> PodState:
     return ended(job, 1, **{"code": 1, **how})
 
 
-def running_again(job: DDPJob, planned: Plan) -> DDPJob:
+def running_again(job: DDPJob, planned: Plan, *, at: float = 60) -> DDPJob:
     """Return the job after the restart, with running pods."""
     job = stored(job, planned)
-    at = job.status.next_start_time or later(60)
-    job = stored(job, plan(job, [], at))
-    job = stored(job, plan(job, [ready(job, index) for index in (0, 1)], at))
+    begins = job.status.next_start_time or later(at)
+    job = stored(job, plan(job, [], begins))
+    job = stored(job, plan(job, [ready(job, index) for index in (0, 1)], begins))
     assert job.status.phase == "Running"
     return job
 
@@ -77,67 +86,58 @@ class TestProgress:
         assert (planned.status.phase, planned.status.reason) == ("Failed", "MaxRestartsExceeded")
 
 
-class TestLostCheckpoints:
-    """Repeated steps after lost checkpoints count as progress, but not repeatedly."""
+class TestLostSteps:
+    """Steps that were saved before are no progress."""
 
-    RUN: ClassVar = [(0, 50), *((step, step + 1000) for step in range(50, 9000, 1000))]
-
-    def lives(
-        self, lives: Sequence[tuple[int, int]], *, reported: bool = True, **restart: Any
-    ) -> DDPJob:
-        """Run attempts that each start at one step, save another one and fail."""
-        job, now = start(**restart), 20.0
-        for begins, saves in lives:
+    def lives(self, *saves: int, **restart: Any) -> DDPJob:
+        """Run attempts that each save one step, and fail."""
+        job = start(**restart)
+        for step in saves:
+            planned = fails(checkpointed(job, step))
+            job = stored(job, planned) if planned.status.finished else running_again(job, planned)
             if job.status.finished:
                 break
-            attempt = job.status.attempt
-            fields: dict[str, Any] = {"checkpoint": {"step": saves}}
-            if reported:
-                fields["resumed"] = {"step": begins, "time": later(now).isoformat()}
-            pods = [ready(job, index) for index in (0, 1)]
-            for step in (begins + 1, saves + 1):
-                now += 10
-                heard = report(step, received=now, attempt=attempt, **fields)
-                job = look(job, pods, now, heard)
-            now += 1
-            job = look(job, [pods[0], ended(job, 1, code=1, at=now)], now)
-            now = max(now, ((job.status.next_start_time or NOW) - NOW).total_seconds()) + 1
-            job = look(job, [], now)
-            job = look(job, [ready(job, index) for index in (0, 1)], now)
         return job
 
-    @pytest.mark.parametrize(("limit", "reported"), [(2, True), (3, False)])
-    def test_new_run_in_the_same_job_refills_the_budget(self, limit: int, reported: bool) -> None:
-        job = self.lives([(0, 9000), *self.RUN], reported=reported, maxRestarts=limit)
-        assert not job.status.finished
-        assert job.status.restarts == len(self.RUN) + 1
-
     @pytest.mark.parametrize(
-        ("lives", "reported", "restarts"),
-        [
-            ([(0, 50)] * 9, True, 3),
-            ([(0, 50)] * 9, False, 3),
-            ([(0, 50 + n) for n in range(9)], True, 3),
-            ([(0, 50), (50, 1050)] * 9, True, 6),
-        ],
-        ids=["same step", "same step, unreported", "growing", "wiped repeatedly"],
+        ("saves", "restarts"),
+        [([50] * 9, 3), ([50, 1050] * 9, 4), ([9000, *range(50, 9000, 1000)], 3)],
+        ids=["same step", "wiped again and again", "wiped once"],
     )
-    def test_job_that_restarts_at_step_0_each_time_fails(
-        self, lives: list[tuple[int, int]], reported: bool, restarts: int
+    def test_job_that_saves_no_later_step_than_before_fails(
+        self, saves: Sequence[int], restarts: int
     ) -> None:
-        job = self.lives(lives, reported=reported, maxRestarts=3)
+        job = self.lives(*saves, maxRestarts=3)
         assert (job.status.reason, job.status.restarts) == ("MaxRestartsExceeded", restarts)
 
-    def test_job_beyond_its_lost_steps_may_lose_them_again(self) -> None:
-        job = self.lives([(0, 3000), *self.RUN, *self.RUN], maxRestarts=2)
+    def test_job_beyond_its_lost_steps_has_its_whole_budget_again(self) -> None:
+        job = self.lives(3000, 50, 1050, 4050, 60, 1060, maxRestarts=3)
         assert not job.status.finished
+        assert job.status.bookkeeping.restarts_without_progress == 3
 
-    def test_older_checkpoint_shows_lost_steps(self) -> None:
-        job = start(maxRestarts=3)
-        for step in (9000, 50, 1050, 2050, 3050, 4050):
-            planned = fails(checkpointed(job, step))
-            assert not planned.status.finished
-            job = running_again(job, planned)
+    def test_hours_without_a_saved_step_refill_nothing(self) -> None:
+        job, at = start(maxRestarts=2), 0.0
+        for _ in range(3):
+            at += 7200
+            planned = plan(job, [ready(job, 0), failed(job, at=at)], later(at))
+            if planned.status.finished:
+                break
+            job = running_again(job, planned, at=at)
+        assert planned.status.reason == "MaxRestartsExceeded"
+
+    def test_lost_snapshots_ahead_of_the_disk_are_no_loss(self) -> None:
+        """All pods run out of memory each week, and resume from the disk."""
+        job = start(maxRestarts=1)
+        for step in range(100_000, 800_000, 100_000):
+            job = with_status(
+                job,
+                checkpoint=CheckpointRecord(step=step),
+                memory_checkpoint=MemoryCheckpointRecord(step=step + 500),
+            )
+            job = running_again(job, fails(job))
+            assert job.status.bookkeeping.restarts_without_progress == 1
+            job = with_status(job, memory_checkpoint=MemoryCheckpointRecord(step=None))
+        assert job.status.restarts == 7
 
     def test_node_failures_without_progress_end_the_job(self) -> None:
         job = start(maxRestarts=0)
@@ -168,14 +168,6 @@ class TestBackoff:
         job = start(maxRestarts=9, backoff={"initialSeconds": initial, "maxSeconds": most})
         assert self.pauses(job, len(pauses)) == pauses
 
-    def test_disruption_has_no_backoff(self) -> None:
-        job = start(maxRestarts=9)
-        for _ in range(3):
-            job = running_again(job, fails(job))
-        assert fails(job).status.next_start_time is not None
-        assert fails(job, disruption="PreemptionByScheduler").status.next_start_time is None
-        assert fails(checkpointed(job, 10)).status.next_start_time is None, "progress resets it"
-
     def test_uncharged_restarts_back_off_until_progress(self) -> None:
         rule = {"exitCodes": [7], "action": "RestartGang", "charged": False}
         job = start(maxRestarts=0, rules=[rule], backoff={"initialSeconds": 10, "maxSeconds": 100})
@@ -197,7 +189,7 @@ class TestBackoff:
 
     def test_second_loss_does_not_shorten_the_backoff(self) -> None:
         job = start(scope="Pod", backoff={"initialSeconds": 300, "maxSeconds": 300})
-        job = with_status(job, restarts=1, restarts_without_progress=1)
+        job = with_status(job, restarts=1, restarts_without_progress=1, restarts_in_a_row=1)
         job = stored(job, fails(job))
         assert job.status.next_start_time == later(360)
         other = ready(job, 0)
@@ -227,10 +219,101 @@ class TestBackoff:
         job = start(maxRestarts=1000, backoff={"initialSeconds": initial, "maxSeconds": most})
         found = []
         for spent in (count - 1, count):
-            status = fails(with_status(job, restarts_without_progress=spent - 1)).status
+            status = fails(with_status(job, restarts_in_a_row=spent - 1)).status
             found.append((status.next_start_time or later(60)) - later(60))
         for pause, after in pairwise([timedelta(), *found, timedelta(seconds=most)]):
             assert pause <= after
+
+
+class TestFreePauses:
+    """Restarts that nobody is charged for have no limit, so their pauses grow."""
+
+    GROWING: ClassVar = [0, 10, 20, 40, 80, 160, 320, 600, 600]
+    PREEMPTED: ClassVar[dict[str, Any]] = {"disruption": "PreemptionByScheduler"}
+
+    def pause(self, job: DDPJob, *, after: float = 1, **how: Any) -> tuple[float, DDPJob]:
+        """Return the pause of a job that fails so long after it began, and the job after it."""
+        assert job.status.running_since is not None
+        at = (job.status.running_since - NOW).total_seconds() + after
+        planned = plan(job, [ready(job, 0), failed(job, at=at, **how)], later(at))
+        due = planned.status.next_start_time
+        pause = (due - later(at)).total_seconds() if due else 0
+        return pause, running_again(job, planned, at=at)
+
+    def pauses(self, job: DDPJob, count: int, **how: Any) -> list[float]:
+        found = []
+        for _ in range(count):
+            pause, job = self.pause(job, **how)
+            found.append(pause)
+        assert job.status.restarts == 0
+        return found
+
+    def test_pauses_double_to_ten_minutes(self) -> None:
+        job = start(maxRestarts=0, backoff={"initialSeconds": 0, "maxSeconds": 0})
+        assert self.pauses(job, len(self.GROWING), **self.PREEMPTED) == self.GROWING
+
+    def test_node_failures_pause_until_they_are_charged(self) -> None:
+        assert self.pauses(start(maxRestarts=3), 3, message=ECC) == [0, 10, 20]
+
+    def test_job_that_saves_between_preemptions_never_pauses(self) -> None:
+        job = start()
+        for step in range(1, 30):
+            pause, job = self.pause(checkpointed(job, step), **self.PREEMPTED)
+            assert pause == 0
+
+    def test_job_that_runs_ten_minutes_between_preemptions_never_pauses(self) -> None:
+        job = start()
+        _, job = self.pause(job, **self.PREEMPTED)
+        for _ in range(30):
+            pause, job = self.pause(job, after=600, **self.PREEMPTED)
+            assert pause == 0
+        assert self.pause(job, after=599, **self.PREEMPTED)[0] == 10
+
+    def test_all_restarts_in_a_row_count_for_one_pause(self) -> None:
+        job = start(maxRestarts=9, backoff={"initialSeconds": 3, "maxSeconds": 300})
+        found = []
+        for how in ({}, self.PREEMPTED, {"message": ECC}, {}):
+            pause, job = self.pause(job, **how)
+            found.append(pause)
+        assert found == [0, 10, 20, 12]
+
+    def test_pods_that_are_lost_one_by_one_are_one_restart(self) -> None:
+        job, pods = running_job(replicas=3, restart={"scope": "Pod"})
+        first, second = (replace(each, deleting=True) for each in pods[1:])
+        for _ in ("decide", "create"):
+            job = stored(job, plan(job, [pods[0], first, pods[2]], later(61)))
+        job = stored(job, plan(job, [pods[0], pod(job, 1, replacement=1), second], later(62)))
+        assert job.status.bookkeeping.replacements == {"1": 1, "2": 1}
+        assert job.status.bookkeeping.restarts_in_a_row == 1
+        assert job.status.next_start_time is None
+
+    def test_requested_restart_and_resumed_job_do_not_wait(self) -> None:
+        job = start()
+        for _ in range(4):
+            _, job = self.pause(job, **self.PREEMPTED)
+        job = stored(job, fails(job, **self.PREEMPTED))
+        assert job.status.next_start_time == later(60 + 80)
+        asked = stored(job, plan(replace(job, restart_requested="now"), [], later(61)))
+        suspended = edited(job, suspend=True)
+        suspended = stored(suspended, plan(suspended, [], later(61)))
+        resumed = edited(suspended, suspend=False)
+        resumed = stored(resumed, plan(resumed, [], later(62)))
+        for one in (replace(asked, restart_requested="now"), resumed):
+            assert len(plan(one, [], later(63)).create) == 2
+
+    def test_pods_refused_at_each_start_restart_less_and_less_often(self) -> None:
+        """One node's device plugin has lost a GPU, and the scheduler does not know."""
+        job, at, attempts = fresh_job(), 0.0, []
+        while at < 86_400:
+            job = stored(job, plan(job, [], later(at)))
+            refused = pod(job, 1, phase="Failed", node="node-a", reason="OutOfnvidia.com/gpu")
+            job = stored(job, plan(job, [ready(job, 0, ready=False), refused], later(at)))
+            assert job.status.next_start_time is not None
+            attempts.append((job.status.next_start_time - later(at)).total_seconds())
+            at += attempts[-1]
+        assert attempts[:8] == [10, 20, 40, 80, 160, 320, 600, 600]
+        assert len(attempts) < 150
+        assert job.status.restarts == 0
 
 
 class TestNodeFailures:

@@ -122,8 +122,8 @@ class TestCannotStart:
         assert (planned.requeue_at - since).total_seconds() == UNSTARTABLE_SECONDS
         return stored(job, planned)
 
-    @pytest.mark.parametrize("why", ["ImagePullBackOff", "CreateContainerConfigError"])
-    def test_pod_that_cannot_start_fails_the_job_after_minutes(self, why: str) -> None:
+    def test_missing_secret_fails_the_job_after_minutes(self) -> None:
+        why = "CreateContainerConfigError"
         job = self.waiting(since=later(100), why=why)
         pods = [ready(job, 0), self.stuck(job, why)]
         assert not plan(job, pods, later(99 + UNSTARTABLE_SECONDS)).decided

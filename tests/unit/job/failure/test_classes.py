@@ -102,8 +102,16 @@ def test_class_of_a_pod_that_ended(how: dict[str, Any], expected: str) -> None:
     [
         *(({"phase": "Failed", "reason": reason}, class_) for reason, class_ in REFUSED.items()),
         ({"deleting": True}, "Disruption"),
-        ({"waiting": "ImagePullBackOff"}, "Configuration"),
-        ({"waiting": "CreateContainerConfigError"}, "Configuration"),
+        ({"waiting": "ImagePullBackOff", "waiting_message": "x: not found"}, "Infrastructure"),
+        ({"waiting": "ImagePullBackOff", "waiting_message": "x: 503"}, "Disruption"),
+        ({"waiting": "CreateContainerConfigError"}, "Infrastructure"),
+        (
+            {
+                "waiting": "CreateContainerConfigError",
+                "waiting_message": "couldn't find key k in Secret default/s",
+            },
+            "Configuration",
+        ),
         ({"waiting": "RunContainerError"}, "Infrastructure"),
     ],
     ids=str,

@@ -257,6 +257,9 @@ def test_headline(message: str, expected: str) -> None:
         ("NVRM: GPU at PCI:0000:10:1c.0 has fallen off the bus", True),
         ("CUDA_ERROR_ECC_UNCORRECTABLE", True),
         ("nvidia-container-cli: initialization error: driver rpc error: timed out", True),
+        ("OSError: [Errno 107] Transport endpoint is not connected: '/gcs/data'", True),
+        ("OSError: [Errno 116] Stale file handle: '/nfs/data'", True),
+        ("OSError: [Errno 107] Transport endpoint is not connected", False),
         ("RuntimeError: CUDA error: an illegal memory access was encountered", False),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", False),
         ("", False),
@@ -273,6 +276,7 @@ def test_messages_of_a_broken_node(message: str, *, expected: bool) -> None:
         ('exec: "/run.sh": stat /run.sh: no such file or directory: unknown', True),
         ('exec: "/run.sh": permission denied: unknown', True),
         ("exec /run.sh: exec format error", True),
+        ("fork/exec /usr/bin/nvidia-container-runtime-hook: no such file or directory", False),
         ("error mounting /dev/nvidia0: no such file or directory", False),
     ],
 )

@@ -39,6 +39,7 @@ from tests.unit.job.planning.group.test_elasticity import (
 )
 from tests.unit.job.planning.group.test_in_place import knowing
 from tests.unit.job.planning.group.test_spares import with_spares
+from tests.unit.job.status.test_progress import report
 
 CONTAINERS_CAN_START = {"type": "PodReadyToStartContainers"}
 RUNS: Json = {"state": {"running": {}}}
@@ -77,7 +78,7 @@ class TestImages:
     def evicted(self, **spec: Any) -> tuple[DDPJob, list[PodState]]:
         """Return a job with new pods after an eviction; one of them is still missing."""
         job, pods = trained(**spec)
-        lost = replace(pods[2], phase="Failed", reason="Evicted")
+        lost = replace(pods[2], phase="Failed", reason="Preempted")
         job = stored(job, plan(job, [*pods[:2], lost], later(60)))
         job = stored(job, plan(job, [], later(70)))
         return job, [replace(ready(job, index), started=later(71)) for index in (0, 1)]
@@ -172,16 +173,77 @@ class TestImages:
             'image "reg:5000/x:429": manifest unknown',
             "lookup registry.example.con: no such host",
             "pull access denied, repository does not exist or may require authorization",
+            "unexpected status from HEAD request to https://reg/v2/x: 403 Forbidden",
         ],
     )
-    def test_wrong_image_name_at_the_first_start_fails_the_job(self, message: str) -> None:
+    def test_image_that_a_second_node_cannot_get_fails_the_job(self, message: str) -> None:
         other = {"spec": {"containers": [{"name": "trainer", "image": "wrong"}]}}
         overridden = fresh_job(overrides=[{"indexes": ["1"], "template": other}])
         for job in (
             self.first_start(fresh_job(), message),
             self.first_start(overridden, message, started=later(1)),
         ):
-            assert (job.status.phase, job.status.failures[0].class_) == ("Failed", "Configuration")
+            [failure] = job.status.failures
+            assert (job.status.phase, failure.class_) == ("Restarting", "Infrastructure")
+            assert failure.action == "RestartPod", "the other pods wait"
+            for node, phase in (("node-9", "Restarting"), ("node-8", "Failed")):
+                again = self.second_start(job, message, node=node)
+                assert again.status.phase == phase, node
+                assert (again.status.failures[-1].class_ == "Configuration") is (phase == "Failed")
+
+    def second_start(self, job: DDPJob, message: str, **state: Any) -> DDPJob:
+        """Return the job after its second pod could not start again, elsewhere perhaps."""
+        number = job.status.bookkeeping.replacements["1"]
+        pods = [ready(job, 0), stuck(job, 1, message, replacement=number, **state)]
+        return over_time(job, pods, 400, 400 + UNSTARTABLE_SECONDS)
+
+    @pytest.mark.parametrize(
+        ("waiting", "message"),
+        [
+            ("CreateContainerError", "mkdir /var/lib/containerd/x: no space left on device"),
+            ("CreateContainerError", "mkdir /run/x: read-only file system"),
+            ("CreateContainerError", "lstat /dev/nvidia5: no such file or directory"),
+            ("CreateContainerError", "an error of a release to come"),
+            ("CreateContainerConfigError", "failed to prepare subPath for volumeMount x"),
+            ("ErrImagePull", "write /var/lib/containerd/x: no space left on device"),
+            ("ErrImagePull", "tls: failed to verify certificate: x509: certificate signed by "
+             "unknown authority"),
+            ("ErrImagePull", "an error of a release to come"),
+            ("ImagePullBackOff", 'Back-off pulling image "reg/x:1"'),
+        ],
+    )  # fmt: skip
+    def test_fault_of_one_node_at_the_first_start_moves_the_pod(
+        self, waiting: str, message: str
+    ) -> None:
+        job = fresh_job(replicas=1)
+        job = stored(job, plan(job, [], later(0)))
+        pods = [stuck(job, 0, message, waiting=waiting)]
+        job = over_time(job, pods, 2, 2 + UNSTARTABLE_SECONDS)
+        assert (job.status.phase, job.status.restarts, job.status.attempt) == ("Restarting", 0, 1)
+        [term] = manifests.pod(job, Identity(0, 1))["spec"]["affinity"]["nodeAffinity"][
+            "preferredDuringSchedulingIgnoredDuringExecution"
+        ]
+        assert term["preference"]["matchFields"][0]["values"] == ["node-9"]
+
+    def test_pods_on_two_nodes_that_cannot_start_fail_the_job(self) -> None:
+        job = stored(fresh_job(), plan(fresh_job(), [], later(0)))
+        pods = [stuck(job, index, "not found", node=f"node-{index}") for index in (0, 1)]
+        job = over_time(job, pods, 2, 2 + UNSTARTABLE_SECONDS)
+        assert (job.status.phase, job.status.failures[0].class_) == ("Failed", "Configuration")
+
+    def test_different_errors_on_two_nodes_do_not_agree(self) -> None:
+        job = self.first_start(fresh_job(), UNAVAILABLE)
+        assert self.second_start(job, "not found", node="node-8").status.phase == "Restarting"
+
+    def test_one_node_that_cannot_start_a_pod_uses_up_the_restarts(self) -> None:
+        job = fresh_job(replicas=1, restart={"maxRestarts": 1})
+        tries = 0
+        while not job.status.finished:
+            begin = 10_000 * (tries := tries + 1)
+            job = stored(job, plan(job, [], later(begin)))
+            pods = [stuck(job, 0, "not found", attempt=job.status.attempt)]
+            job = over_time(job, pods, begin + 1, begin + 1 + UNSTARTABLE_SECONDS)
+        assert (job.status.reason, tries) == ("MaxRestartsExceeded", 5)
 
     def test_rendezvous_timeout_of_a_peer_is_not_charged(self) -> None:
         job, others = self.evicted()
@@ -217,10 +279,24 @@ class TestStart:
         assert (failure.reason, failure.node, failure.charged) == ("StartTimeout", "node-2", False)
         assert "its volumes or its network are not ready" in failure.message
 
+    @pytest.mark.parametrize(
+        ("disruption", "class_"), [("", "Infrastructure"), ("TerminationByKubelet", "Disruption")]
+    )
+    def test_pod_that_was_told_to_go_does_not_blame_its_node(
+        self, disruption: str, class_: str
+    ) -> None:
+        job = fresh_job(replicas=1)
+        job = stored(job, plan(job, [], later(0)))
+        late = self.late(job, 0, disruption=disruption)
+        job = stored(job, plan(job, [late], later(6)))
+        job = stored(job, plan(job, [late], later(606)))
+        [failure] = job.status.failures
+        assert (failure.reason, failure.class_) == ("StartTimeout", class_)
+
     def test_images_take_longer_and_init_containers_have_no_limit(self) -> None:
         job, pods = trained()
         pulling = [*pods[:2], self.late(job, 2, stage="image")]
-        job = with_status(job, gaps=())
+        job = replace(job, status=job.status.without_gaps())
         assert plan(job, pulling, later(30)).requeue_at == later(30 + 1800)
         begun = [*pods[:2], self.late(job, 2, stage="")]
         planned = plan(job, begun, later(30))
@@ -230,7 +306,7 @@ class TestStart:
     def test_ready_spare_replaces_a_pod_beyond_the_start_timeout(self) -> None:
         job, pods = with_spares()
         late = self.late(job, 1)
-        job = with_status(job, gaps=())
+        job = replace(job, status=job.status.without_gaps())
         seen = [pods[0], late, *pods[2:]]
         job = over_time(job, seen, 100, 700)
         assert group(job).members == "0,3,2"
@@ -413,7 +489,8 @@ class TestNodes:
         assert group(planned).members == "0-1,4"
         for signal in ({"leaving": "another taint"}, {"bad": "a condition"}, {"unready": True}):
             named = [*nodes[:3], replace(nodes[3], **signal)]
-            assert not plan(job, on_the_same, later(60), nodes=named).decided
+            planned = plan(job, on_the_same, later(60), nodes=named)
+            assert (planned.status.failures, planned.status.world) == ((), job.status.world)
 
     @pytest.mark.parametrize("signal", [{"leaving": "a taint"}, {"bad": "a condition"}])
     def test_spare_on_a_bad_node_is_used_last(self, signal: dict[str, Any]) -> None:
@@ -426,55 +503,71 @@ class TestNodes:
         assert world.members(stored(job, plan(job, seen, later(60), nodes=nodes))) == (0, 1, 4)
 
 
-class TestLateLosses:
-    """A pod that is lost after the last step is saved is not replaced."""
+LOSSES: list[dict[str, Any] | None] = [
+    None,
+    {"phase": "Failed", "reason": "Evicted"},
+    {"deleting": True},
+]
+"""How a pod is lost; None: it vanishes."""
 
-    def job(self, step: int = 100, saved: int = 100) -> tuple[DDPJob, list[PodState]]:
+
+@pytest.mark.parametrize("how", LOSSES)
+class TestLateLosses:
+    """A pod that is lost after the last step completes only by the trainer's own word."""
+
+    COMPLETE = '{"step": 100, "totalSteps": 100, "checkpoint": {"step": 100}'
+
+    def job(self, more: str = ', "done": true') -> tuple[DDPJob, list[PodState]]:
+        """Return a job of which pod 0 ended with this report, and pod 1 too."""
         job, pods = trained()
-        message = f'{{"step": {step}, "totalSteps": 100, "checkpoint": {{"step": {saved}}}}}'
+        message = self.COMPLETE + more + "}"
         done = [ended(job, index, code=0, at=30, message=message) for index in (0, 1)]
         return stored(job, plan(job, [*done, pods[2]], later(31))), [*done, pods[2]]
 
-    @pytest.mark.parametrize(
-        "how", [None, {"phase": "Failed", "reason": "Evicted"}, {"deleting": True}]
-    )
-    def test_pod_evicted_after_the_last_saved_step_completes_the_job(self, how: Any) -> None:
+    def lost(self, pod: PodState, how: dict[str, Any] | None) -> list[PodState]:
+        return [] if how is None else [replace(pod, **how)]
+
+    def test_pod_lost_after_done_completes_the_job(self, how: dict[str, Any] | None) -> None:
         job, pods = self.job()
-        lost = [] if how is None else [replace(pods[2], **how)]
-        planned = plan(job, [*pods[:2], *lost], later(32))
+        planned = plan(job, [*pods[:2], *self.lost(pods[2], how)], later(32))
         assert (planned.status.phase, planned.status.attempt) == ("Succeeded", 0)
+        lost = "1 lost after the trainer reported that it is done"
+        assert (lost in planned.status.message) is bool(how)
 
-    @pytest.mark.parametrize("how_far", [{"step": 99}, {"saved": 90}])
-    def test_pod_lost_before_the_last_save_restarts_the_job(self, how_far: Any) -> None:
-        job, pods = self.job(**{"step": 100, "saved": how_far.get("step", 100), **how_far})
-        assert plan(job, pods[:2], later(32)).status.attempt == 1
+    @pytest.mark.parametrize("more", ["", ', "done": false', ', "done": "yes"'])
+    def test_pod_lost_after_the_last_step_restarts(
+        self, how: dict[str, Any] | None, more: str
+    ) -> None:
+        job, pods = self.job(more)
+        planned = plan(job, [*pods[:2], *self.lost(pods[2], how)], later(32))
+        assert planned.status.attempt == 1
 
-    def test_failure_after_the_last_step_is_charged(self) -> None:
-        job, pods = self.job()
-        failed = ended(job, 2, code=1, at=32)
-        assert plan(job, [*pods[:2], failed], later(33)).status.restarts == 1
-
-    def test_last_step_of_an_earlier_attempt_is_ignored(self) -> None:
+    def test_all_pods_lost_after_done_complete_the_job(self, how: dict[str, Any] | None) -> None:
         job, pods = trained()
-        message = '{"step": 100, "totalSteps": 100, "checkpoint": {"step": 100}}'
-        failed = ended(job, 0, code=1, at=30, message=message)
-        job = stored(job, plan(job, [failed, *pods[1:]], later(31)))
-        job = stored(job, plan(job, [], later(32)))
-        new = [replace(ready(job, index), started=later(33)) for index in (0, 1)]
-        assert job.status.attempt == 1
-        assert plan(job, new, later(40)).status.attempt == 2
+        seen = report(100, received=30, done=True)
+        job = stored(job, plan(job, pods, later(30), report=seen))
+        gone = [each for pod in pods for each in self.lost(pod, how)]
+        assert plan(job, gone, later(40)).status.phase == "Succeeded"
+        assert plan(with_status(job, progress=None), gone, later(40)).status.attempt == 1
+
+    def test_done_of_an_earlier_attempt_does_not_count(self, how: dict[str, Any] | None) -> None:
+        job, pods = trained()
+        job = stored(job, plan(job, pods, later(30), report=report(100, received=30, done=True)))
+        failed = ended(job, 0, code=1, at=31)
+        job = stored(job, plan(job, [failed, *pods[1:]], later(32)))
+        job = stored(job, plan(job, [], later(33)))
+        new = [replace(ready(job, index), started=later(34)) for index in range(3)]
+        job = stored(job, plan(job, new, later(35)))
+        assert (job.status.attempt, job.status.phase) == (1, "Running")
+        lost = [*new[:2], *self.lost(new[2], how)]
+        assert plan(job, lost, later(40)).status.attempt == 2
 
 
-def test_oldest_gaps_are_recorded_with_their_times() -> None:
-    job = fresh_job(replicas=100)
-    job = stored(job, plan(job, [], later(0)))
-    pods = [pod(job, index) for index in range(100)]
-    job = stored(job, plan(job, pods, later(50)))
-    assert [gap.node_rank for gap in job.status.gaps] == list(range(32))
-    assert {gap.since for gap in job.status.gaps} == {later(0)}
-    placed = [replace(ready(job, index), started=later(60)) for index in range(90)]
-    job = stored(job, plan(job, [*placed, *pods[90:]], later(70)))
-    assert [gap.node_rank for gap in job.status.gaps] == list(range(90, 100))
+def test_failure_after_done_is_charged() -> None:
+    job, pods = trained()
+    job = stored(job, plan(job, pods, later(30), report=report(100, received=30, done=True)))
+    failed = ended(job, 2, code=1, at=32)
+    assert plan(job, [*pods[:2], failed], later(33)).status.restarts == 1
 
 
 def test_plan_of_5000_pods_is_fast() -> None:

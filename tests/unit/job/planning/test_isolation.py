@@ -19,6 +19,7 @@ from ddp_operator.job.pods.state import Identity, PodState
 
 from tests.good_manifests import Json, container, template
 from tests.unit.job.builders import (
+    NOW,
     condition,
     does_nothing,
     edited,
@@ -105,6 +106,23 @@ def test_policy_is_decided_before_the_pods() -> None:
     planned = plan(stored(job, decision), [], later(0))
     assert (planned.isolate, planned.create_service, len(planned.create)) == (True, True, 2)
     assert planned.status.bookkeeping.isolation == "Job"
+
+
+@pytest.mark.parametrize(
+    ("spec", "isolated"),
+    [
+        ({}, True),
+        ({"isolation": "None"}, False),
+        ({"template": template(hostNetwork=True)}, False),
+        ({"overrides": [{"indexes": ["0"], "template": {"spec": {"hostNetwork": True}}}]}, False),
+    ],
+)
+def test_operators_default_applies_to_jobs_without_isolation(spec: Json, *, isolated: bool) -> None:
+    job = fresh_job(replicas=2, **spec)
+    decided = plan(job, [], NOW, isolate=True)
+    job = replace(job, status=decided.status)
+    assert plan(job, [], NOW, isolate=True).isolate is (True if isolated else None)
+    assert plan(fresh_job(replicas=2, **spec), [], NOW).status.bookkeeping.isolation == ""
 
 
 def test_running_job_is_isolated_and_opened_without_restart() -> None:

@@ -248,6 +248,9 @@ def test_failure_is_counted_once_for_its_node() -> None:
     job, pods = running("InPlace", restart={"nodeFailureLimit": 2})
     nodes = [Node(name, {}) for name in ("node-a", "node-b", "node-c", "node-d")]
     pods[1] = replace(pods[1], node="node-b")
-    job = look(job, pods, 60, reported(pods[1]), nodes=nodes)
-    job = look(job, [pods[0], like(pods[1], at=60), pods[2]], 61, nodes=nodes)
+    broken = "CUDA error: unspecified launch failure, NVRM: Xid 79"
+    said = reported(pods[1]).model_copy(update={"message": broken})
+    job = look(job, pods, 60, said, nodes=nodes)
+    ended = like(pods[1], at=60, message=broken)
+    job = look(job, [pods[0], ended, pods[2]], 61, nodes=nodes)
     assert job.status.node_failures == {"node-b": 1}

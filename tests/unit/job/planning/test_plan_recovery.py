@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.failure.budget import FIRST_PAUSE_SECONDS
 from ddp_operator.job.failure.causes import CAUSE_WAIT_SECONDS
-from ddp_operator.job.planning.failures.recovery import DISRUPTED_START_PAUSE_SECONDS
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
 
@@ -245,7 +245,7 @@ class TestPause:
         waiting = plan(job, [old], later(61))
         assert (waiting.create, waiting.create_service) == ((), False)
         assert waiting.delete == (old.key,)
-        assert waiting.requeue_at == later(60 + DISRUPTED_START_PAUSE_SECONDS)
+        assert waiting.requeue_at == later(60 + FIRST_PAUSE_SECONDS)
         assert waiting.status.reason == "WaitingToStart"
         assert "UnexpectedAdmissionError" in waiting.status.message
         resumed = plan(stored(job, waiting), [], waiting.requeue_at)

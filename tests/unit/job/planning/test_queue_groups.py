@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.planning.places.queue import Upkeep, upkeep
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.planning.queue import Upkeep, upkeep
 from ddp_operator.job.pods.schedulers.kueue import group_of
 from ddp_operator.job.pods.state import PodState, QueueMember
 from ddp_operator.ports import Key, Node
@@ -181,20 +181,43 @@ def test_pods_are_force_deleted_long_after_their_grace() -> None:
     assert upkeep(None, [late], later(999)).force == (), "the garbage collector also waits for it"
 
 
-def test_multikueue_job_that_lost_its_place_fails() -> None:
-    job, _ = trained(replicas=2)
-    job = with_status(job, attempt=1)
-    old = [pod(job, index, attempt=0) for index in range(2)]
-    spent = [replace(succeeded(one), queue=member(job, index)) for index, one in enumerate(old)]
-    again = plan(job, spent, later(60))
-    assert again.status.bookkeeping.queue_group == 1
-    assert not again.status.finished
+def no_place(pods: list[PodState], job: DDPJob) -> DDPJob:
+    """Return the job after a pod that it needs again gave its place back by exit code 0."""
+    job = with_status(job, replacements={"1": 1})
+    return stored(job, plan(job, [pods[0], succeeded(pods[1]), pods[2]], later(60)))
+
+
+def on_avoided_node(pods: list[PodState], job: DDPJob) -> DDPJob:
+    """Return the job after Kueue kept a pod on a node that it avoids."""
+    label = {"kubernetes.io/hostname": "host-b"}
+    waits = pod(job, 1, queue=pods[1].queue, avoids=("node-b",), host="host-b")
+    planned = plan(job, [pods[0], waits, pods[2]], later(60), nodes=[Node("node-b", label)])
+    return stored(job, planned)
+
+
+def edited_in_place(pods: list[PodState], job: DDPJob) -> DDPJob:
+    """Return the job after a person changed its pods."""
+    job = replace(edited(job, nprocPerNode=2), prebuilt_workload=job.prebuilt_workload)
+    return stored(job, plan(job, pods, later(60)))
+
+
+@pytest.mark.parametrize("happens", [no_place, on_avoided_node, edited_in_place])
+def test_copy_that_needs_another_group_leaves_the_cluster(happens: Any) -> None:
+    job, pods = trained()
     copied = replace(job, prebuilt_workload="digits-of-another-cluster")
-    spent = [replace(one, queue=member(copied, index)) for index, one in enumerate(old)]
-    spent = [succeeded(one) for one in spent]
-    status = plan(copied, spent, later(60)).status
-    assert (status.phase, status.reason) == ("Failed", "PlaceInQueueLost")
-    assert status.bookkeeping.queue_group is None
+    pods = [replace(one, queue=QueueMember(copied.prebuilt_workload)) for one in pods]
+    copied = happens(pods, copied)
+    assert (copied.status.phase, copied.status.bookkeeping.queue_group) == ("Restarting", 1)
+    deleted = plan(copied, pods, later(61))
+    assert (len(deleted.delete), deleted.create) == (3, ())
+    [mark] = upkeep(copied, pods, later(61)).end
+    assert mark == pods[0].key, "the copied Workload is finished when all have ended"
+    planned = plan(copied, [], later(200))
+    assert (planned.decided, planned.create, planned.create_spares) == (False, (), ())
+    assert planned.status.reason == "PlaceInQueueLost"
+    assert "MultiKueue queues the job again" in planned.status.message
+    again = plan(replace(copied, prebuilt_workload=""), [], later(200))
+    assert len(again.create) == 3, "outside MultiKueue it queues again in this cluster"
 
 
 def test_pod_bound_to_an_excluded_node_queues_again() -> None:

@@ -130,9 +130,6 @@ def slots(pods: tuple[Identity, ...]) -> list[int]:
 
 
 class TestSpares:
-    def job(self) -> DDPJob:
-        return created(**self.spec)
-
     spec: ClassVar[dict[str, Any]] = {
         "replicas": 3,
         "spares": 1,
@@ -140,41 +137,49 @@ class TestSpares:
         "restart": {"scope": "Pod"},
     }
 
-    def test_spares_are_created_with_their_group(self) -> None:
+    def test_spares_are_created_once_their_job_has_nodes(self) -> None:
         job = fresh_job(**self.spec)
         planned = plan(job, [], NOW)
-        assert (slots(planned.create), slots(planned.create_spares)) == ([0, 1, 2], [3])
-        assert planned.status.bookkeeping.queue_group_size == 4
-        [(_, count)] = {group(job, one) for one in (*planned.create, *planned.create_spares)}
-        assert count == "4"
+        assert (slots(planned.create), planned.create_spares) == ([0, 1, 2], ())
+        assert planned.status.bookkeeping.queue_group_size == 3
+        assert {group(job, one)[1] for one in planned.create} == {"3"}
         job = stored(job, planned)
         waiting = [gated(job, index) for index in range(3)]
-        assert slots(plan(job, waiting, later(1)).create_spares) == [3]
-        assert plan(job, [*waiting, gated(job, 3)], later(1)).create_spares == ()
+        assert plan(job, waiting, later(1)).create_spares == ()
+        pods = [trains(job, index) for index in range(3)]
+        [new] = plan(job, pods, later(2)).create_spares
+        name, _ = group(job)
+        assert (new.slot, group(job, new)) == (3, (f"{name}-0-3-0", "1"))
 
-    def test_lost_spare_is_replaced_once_its_place_is_free(self) -> None:
-        job = self.job()
+    def test_lost_spare_asks_for_quota_of_its_own(self) -> None:
+        job = created(**self.spec)
         pods = [replace(trains(job, index), started=NOW) for index in range(4)]
         job = look(job, pods, 10)
         pods[3] = replace(pods[3], **ENDING, disruption="DeletionByTaintManager")
         job = look(job, pods, 20)
         assert job.status.bookkeeping.replacements == {"3": 1}
+        [new] = plan(job, pods, later(80)).create_spares
+        name, _ = group(job)
+        assert group(job, new) == (f"{name}-0-3-1", "1")
+
+    def test_group_of_an_earlier_release_counts_its_spares(self) -> None:
+        job = with_status(created(**self.spec), queue_group_size=4)
+        assert {group(job, Identity(slot, 0))[1] for slot in range(4)} == {"4"}
+        waiting = [gated(job, index) for index in range(3)]
+        assert slots(plan(job, waiting, later(1)).create_spares) == [3]
+        assert plan(job, [*waiting, gated(job, 3)], later(1)).create_spares == ()
+        pods = [replace(trains(job, index), started=NOW) for index in range(4)]
+        job = look(job, pods, 10)
+        pods[3] = replace(pods[3], **ENDING, disruption="DeletionByTaintManager")
+        job = look(job, pods, 20)
         planned = plan(job, pods, later(80))
         assert (planned.create_spares, planned.requeue_at) == ((), later(100))
-        over = [*pods[:3], failed(pods[3])]
-        [new] = plan(job, over, later(80)).create_spares
+        [new] = plan(job, [*pods[:3], failed(pods[3])], later(80)).create_spares
         assert new.pod_name(job.name) == "digits-0-3-r1"
-
-    def test_spares_added_later_are_groups_of_their_own(self) -> None:
-        job = self.job()
-        pods = [trains(job, index) for index in range(4)]
-        job = edited(look(job, pods, 10), spares=2)
-        [new] = plan(job, pods, later(20)).create_spares
-        name, count = group(job, pods[0].identity)
-        assert (new.slot, count) == (4, "4")
-        assert group(job, new) == (f"{name}-0-4-0", "1")
         fewer = edited(job, spares=0)
-        assert group(fewer, pods[0].identity) == (name, "4"), "the size of a group is fixed"
+        assert group(fewer, pods[0].identity)[1] == "4", "the size of a group is fixed"
+        again = with_status(job, queue_group=1, queue_group_size=None)
+        assert group(again)[1] == "3"
 
 
 class TestElastic:

@@ -1,6 +1,7 @@
 """Tests of jobs in a queue: they wait until Kueue admits their pods."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
@@ -8,7 +9,7 @@ from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.schedulers.kueue import group_of
 from ddp_operator.job.pods.state import Identity, PodState, QueueMember
-from ddp_operator.ports import Event
+from ddp_operator.ports import Event, Node
 
 from tests.unit.job.builders import (
     NOW,
@@ -23,7 +24,7 @@ from tests.unit.job.builders import (
     stored,
 )
 from tests.unit.job.status.test_goodput import goodput, look
-from tests.unit.job.status.test_outages import said
+from tests.unit.job.status.test_training_count import said
 
 QUEUE = {"queueName": "team-a"}
 
@@ -137,9 +138,8 @@ def test_job_evicted_by_kueue_queues_again_uncharged() -> None:
     job = look(job, pods, 425)
     job = look(job, pods, 430, said(121, 430, attempt=1))
     books = goodput(job)
-    assert books.outage is None
     assert (books.pending_seconds, books.training_seconds) == (10 + 300, 100)
-    assert books.lost_seconds == 10 + 10
+    assert books.lost_seconds == 10 + 5
 
 
 def test_active_deadline_excludes_queued_time() -> None:
@@ -185,23 +185,111 @@ def test_gated_pod_in_an_admitted_group_is_not_queued() -> None:
     assert planned.events == ()
 
 
-@pytest.mark.parametrize(
-    ("provisioning", "spares", "group"), [("queued", 0, 1), ("spot", 0, 0), ("queued", 1, 0)]
+PROVISIONED: dict[str, Any] = {
+    "scheduling": QUEUE,
+    "accelerator": {"type": "nvidia-l4", "provisioning": "queued"},
+    "restart": {"scope": "Pod"},
+}
+
+
+def provisioned(**spec: Any) -> tuple[DDPJob, list[PodState]]:
+    """Return a training job of three pods on nodes that its queue provided, and its pods."""
+    job = created(replicas=3, **PROVISIONED | spec)
+    pods = [
+        replace(trains(job, index), node=f"node-{index}", address="10.0.0.1:1", started=NOW)
+        for index in range(3 + job.spec.spares)
+    ]
+    return look(job, pods, 10), pods
+
+
+def nodes(*names: str) -> list[Node]:
+    return [Node(name, {}) for name in names]
+
+
+LOST = (
+    "DeletionByTaintManager",
+    "TerminationByKubelet",
+    "DeletionByPodGC",
+    "PreemptionByScheduler",
 )
-def test_lost_queued_node_is_requested_again(provisioning: str, spares: int, group: int) -> None:
-    """Kueue provides such nodes once per group. A spare needs no new node."""
-    accelerator = {"type": "nvidia-l4", "provisioning": provisioning}
-    job = created(
-        replicas=3,
-        scheduling=QUEUE,
-        accelerator=accelerator,
-        spares=spares,
-        restart={"scope": "Pod"},
+FOUR = nodes("node-0", "node-1", "node-2", "node-3")
+
+
+@pytest.mark.parametrize("reason", LOST)
+@pytest.mark.parametrize("is_gone", [True, False], ids=["node gone", "node there"])
+def test_provisioned_nodes_are_requested_again_only_if_one_is_gone(
+    reason: str, *, is_gone: bool
+) -> None:
+    job, pods = provisioned()
+    pods[1] = replace(pods[1], deleting=True, disruption=reason)
+    known = [node for node in FOUR if not (is_gone and node.name == "node-1")]
+    planned = plan(job, pods, later(60), nodes=known)
+    [failure] = planned.status.failures
+    assert failure.action == ("RestartGang" if is_gone else "RestartPod")
+    assert (planned.status.bookkeeping.queue_group, planned.status.attempt) == (
+        (1, 1) if is_gone else (None, 0)
     )
-    pods = [trains(job, index) for index in range(3 + spares)]
-    pods = [replace(one, address="10.0.0.1:1", started=NOW) for one in pods]
-    job = look(job, pods, 10)
+    assert ("asking the queue for nodes again" in planned.status.message) == is_gone
+
+
+@pytest.mark.parametrize(
+    ("spec", "known"),
+    [
+        ({"accelerator": {"type": "nvidia-l4", "provisioning": "spot"}}, FOUR[2:]),
+        ({"spares": 1}, FOUR[2:]),
+        ({}, []),
+        ({}, [replace(node, unready=True) for node in FOUR]),
+    ],
+    ids=["not provided by the queue", "a spare takes over", "nodes are unknown", "not ready"],
+)
+def test_lost_pod_is_replaced_alone_while_nodes_may_be_there(
+    spec: dict[str, Any], known: list[Node]
+) -> None:
+    job, pods = provisioned(**spec)
+    pods[1] = replace(pods[1], deleting=True, disruption="DeletionByTaintManager")
+    planned = plan(job, pods, later(60), nodes=known)
+    assert [failure.action for failure in planned.status.failures] == ["RestartPod"]
+    assert (planned.status.bookkeeping.queue_group, planned.status.attempt) == (None, 0)
+
+
+def test_restart_of_all_pods_requests_nodes_again_if_one_is_gone() -> None:
+    for known, group in ((FOUR, None), (FOUR[1:], 1)):
+        job, pods = provisioned(restart={"scope": "Gang"})
+        pods[0] = replace(pods[0], deleting=True, disruption="DeletionByTaintManager")
+        planned = plan(job, pods, later(60), nodes=known)
+        assert (planned.status.attempt, planned.status.bookkeeping.queue_group) == (1, group)
+
+
+def test_pod_that_finds_no_provisioned_node_requests_nodes_again() -> None:
+    """Its node was silent when the pod was lost, or is too broken for a new one."""
+    job, pods = provisioned()
     lost = replace(pods[1], deleting=True, disruption="DeletionByTaintManager")
-    planned = plan(job, [pods[0], lost, *pods[2:]], later(60))
-    assert (planned.status.bookkeeping.queue_group or 0) == group
-    assert planned.status.attempt == group
+    job = look(job, [pods[0], lost, pods[2]], 60)
+    job = look(job, [pods[0], pods[2]], 100)
+    new = pod(job, 1, replacement=1, waiting="Unschedulable", queue=pods[1].queue)
+    waiting = [pods[0], new, pods[2]]
+    job = look(job, waiting, 110)
+    early = plan(job, waiting, later(600))
+    assert (early.decided, early.requeue_at) == (False, later(660))
+    planned = plan(job, waiting, later(660))
+    assert planned.status.reason == "SchedulingTimeout"
+    assert planned.status.bookkeeping.queue_group == 1
+    assert "spec.schedulingTimeoutSeconds (600)" in planned.status.message
+    patient = edited(job, schedulingTimeoutSeconds=3600)
+    assert not plan(patient, waiting, later(660)).decided
+
+
+def test_provisioned_nodes_may_be_late_at_the_first_start() -> None:
+    job = created(**PROVISIONED)
+    half = [admitted(job, 0), replace(admitted(job, 1), node="", waiting="Unschedulable")]
+    assert not plan(look(job, half, 10), half, later(9000)).decided
+
+
+def test_scheduling_timeout_begins_when_the_queue_admits_the_pods() -> None:
+    job = created(scheduling=QUEUE, schedulingTimeoutSeconds=60)
+    job = look(job, [gated(job, index) for index in range(2)], 1)
+    job = look(job, [gated(job, index) for index in range(2)], 9000)
+    half = [admitted(job, 0), replace(admitted(job, 1), node="", waiting="Unschedulable")]
+    job = look(job, half, 9010)
+    assert not plan(job, half, later(9069)).decided
+    assert plan(job, half, later(9070)).status.reason == "SchedulingTimeout"

@@ -73,8 +73,8 @@ def test_gang_is_created_again_after_a_pause() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("retries", "seconds"), [(0, 10), (1, 20), (4, 160), (5, 300), (999, 300)])
-def test_pauses_double_up_to_five_minutes(retries: int, seconds: int) -> None:
+@pytest.mark.parametrize(("retries", "seconds"), [(0, 10), (1, 20), (5, 320), (6, 600), (999, 600)])
+def test_pauses_double_up_to_ten_minutes(retries: int, seconds: int) -> None:
     job = with_status(created(), scheduling_retries=retries)
     pods = [placed(job, 0), waiting(job, 1), waiting(job, 2)]
     due = plan(job, pods, later(600)).status.next_start_time

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.unit.job.builders import (
     condition,
     does_nothing,
+    edited,
     ended,
     event_reasons,
     later,
@@ -102,6 +103,36 @@ def test_missing_reports_are_no_hang() -> None:
     assert does_nothing(plan(job, pods, later(10_001), report=report(8, received=10_001)))
     # The same step in a new report shows a hang.
     assert plan(job, pods, later(10_001), report=report(7, received=10_001)).decided
+
+
+@pytest.mark.parametrize("total", [7, 6], ids=["last step", "more steps than planned"])
+def test_work_after_the_last_step_is_no_hang(total: int) -> None:
+    """A script evaluates and exports for as long as it likes."""
+    job, pods = watched_job()
+    job = reported(job, pods, report(7, received=20, totalSteps=total))
+    heard = report(7, first_received=20, received=9000, totalSteps=total)
+    planned = plan(job, pods, later(9000), report=heard)
+    assert does_nothing(planned)
+    assert planned.events == ()
+    since = "2026-03-01T12:00:20Z"
+    assert planned.status.message == (
+        f"all 2 pods are ready; the script works after its last step, since {since}"
+    )
+    # A restarted script that begins with its export does not report before the group forms.
+    silent = replace(heard, status=None)
+    assert does_nothing(plan(job, pods, later(9000), report=silent))
+    limited = plan(edited(job, activeDeadlineSeconds=600), pods, later(9000), report=heard)
+    assert limited.status.reason == "DeadlineExceeded"
+
+
+def test_restart_after_the_last_step_trains_with_a_deadline() -> None:
+    """It resumes from a checkpoint before the last step."""
+    job, pods = watched_job()
+    job = reported(job, pods, report(7, received=20, totalSteps=7))
+    job = reported(job, pods, report(5, received=30, totalSteps=7))
+    assert job.status.message == "all 2 pods are ready"
+    hang = report(5, first_received=30, received=91, totalSteps=7)
+    assert plan(job, pods, later(91), report=hang).decided
 
 
 def test_no_deadline_means_no_hang() -> None:

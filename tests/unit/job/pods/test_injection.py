@@ -61,11 +61,29 @@ def test_injection_meets_pod_security_restricted() -> None:
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
-def test_injection_keeps_the_quality_of_service() -> None:
-    """A Guaranteed pod needs requests equal to limits in all containers."""
-    resources = pod(job())["initContainers"][0]["resources"]
-    assert resources["requests"] == resources["limits"]
-    assert resources["limits"].keys() == {"cpu", "memory"}
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"cpu": "4", "memory": "8Gi"}},
+        {"requests": {"cpu": "500m"}, "limits": {"ephemeral-storage": "1Gi"}},
+        {"limits": {}},
+    ],
+)
+def test_injection_requests_what_the_trainer_does_without_devices(resources: Json) -> None:
+    """A LimitRange judges each init container by its minimum, too. Equal requests pass it, they
+    keep the pod's quality of service, and they do not add to the pod's requests.
+    """
+    devices = {"nvidia.com/gpu": 2, "hugepages-2Mi": "1Gi"}
+    own = {kind: {**amounts, **devices} for kind, amounts in resources.items()}
+    spec = pod(job(trainer={**PLAIN, "resources": own}))
+    assert spec["initContainers"][0]["resources"] == resources
+    assert spec["containers"][0]["resources"] == own
+
+
+def test_trainer_without_resources_injects_none() -> None:
+    trainer = {name: value for name, value in PLAIN.items() if name != "resources"}
+    spec = pod(job(trainer=trainer))
+    assert spec["initContainers"][0]["resources"] == {}
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,6 @@ class TestIdentity:
                 "ddp-operator.io/serving": "true",
             },
             "annotations": {
-                "ddp-operator.io/signed-requests": "true",
                 "ddp-operator.io/spec-hash": job.spec_hash,
                 "ddp-operator.io/trainer-container": "trainer",
             },

@@ -101,27 +101,16 @@ def test_running_job_is_accounted_for_when_it_ends() -> None:
     assert look(job, pods, 500).status.goodput == books
 
 
-def test_restart_loses_time_since_the_checkpoint() -> None:
+def test_training_that_nobody_counts_is_lost_until_pods_are_ready() -> None:
     job, pods = trained()
     heard = report(120, received=100, totalSteps=960, **SAVED_AT_100)
     job = look(job, [pods[0], ended(job, 1, code=1, at=110)], 112.5, heard)
-    books = goodput(job)
-    assert (books.training_seconds, books.lost_seconds) == (78, 22)
-    assert books.steps_lost == 0, "no step is repeated yet"
-    # The restart takes ten more seconds; lost steps are not lost twice.
     job = look(job, current(job), 122.5)
+    assert goodput(job).steps_lost == 0, "no step is repeated yet"
     job = look(job, current(job), 124, report(104, attempt=1))
     books = goodput(job)
-    assert (books.training_seconds, books.lost_seconds) == (78, 32)
+    assert (books.training_seconds, books.lost_seconds) == (100, 10)
     assert books.steps_lost == 20
-
-
-def test_checkpoint_of_an_earlier_attempt_saves_nothing() -> None:
-    job, pods = trained()
-    heard = report(5, checkpoint={"step": 1, "time": later(-500).isoformat()})
-    job = look(job, [pods[0], ended(job, 1, code=1)], 112, heard)
-    books = goodput(job)
-    assert (books.training_seconds, books.lost_seconds) == (0, 100)
 
 
 def test_restart_without_a_checkpoint_time_loses_nothing_yet() -> None:

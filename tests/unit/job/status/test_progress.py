@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from ddp_operator.answers import InvalidAnswerError
 from ddp_operator.api.status import CheckpointRecord, Progress
 from ddp_operator.engine.status_patch import as_stored
-from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status.progress import (
     Report,

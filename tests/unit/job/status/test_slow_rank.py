@@ -5,9 +5,9 @@ from itertools import count
 from typing import Any
 
 import pytest
+from ddp_operator.answers import InvalidAnswerError
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import SlowRank
-from ddp_operator.job.membership.answers import InvalidAnswerError
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.progress import Report, TrainerStatus, with_report

@@ -10,32 +10,47 @@ from ddp_operator.job.failure import budget, causes, classes, records, restart_r
 from ddp_operator.job.failure.hang import Hang
 from ddp_operator.job.failure.restart_rules import Verdict
 from ddp_operator.job.membership.world import format_slots, members, next_generation, replaced
-from ddp_operator.job.planning import gaps, queue
+from ddp_operator.job.planning import gaps
 from ddp_operator.job.planning.decisions import fail, next_attempt, restarting
 from ddp_operator.job.planning.failures import late_causes, watchdog
 from ddp_operator.job.planning.group import elasticity, local_checkpoints, spares
 from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.places import queue
 from ddp_operator.job.planning.words import train_on
 from ddp_operator.job.pods.observed import Observed
-from ddp_operator.job.pods.state import START_TIMEOUT, PodState
+from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Event
-
-DISRUPTED_START_PAUSE_SECONDS: Final = 10
-"""Pause after pods were disrupted before all of them ran: disruptions have no limit, so a job that
-no node can keep would create pods endlessly. Kubernetes' Job controller starts with 10 s too."""
 
 _MOST_RANGES: Final = 8
 
 
 def recover(job: DDPJob, pods: Observed, now: datetime, hang: Hang | None) -> Plan | None:
-    """Decide about failed or missing pods, once the cause is known or was awaited long enough.
+    """Decide about failures: those seen late, present ones, and pods that do not come.
 
     `hang`: what launchers showed of a collective that timed out; None: they were not asked yet.
     """
-    if any(pod.spec_hash != job.spec_hash for pod in pods.current.values()):
-        what = f"restarting all {job.spec.replicas} pods: spec changed"
-        status = next_attempt(job, job.status, new_group=True)
-        return restarting(status, "SpecChanged", what, now)
+    return (
+        # A cause that is seen late changes what is known of the last restart.
+        late_causes.correct(job, pods, now)
+        or queue.begin_new_group(job, pods, now)
+        or _restart_for_spec(job, pods, now)
+        or _restart_for_cause(job, pods, now, hang)
+        or _give_up_overdue(job, pods, now)
+    )
+
+
+def _restart_for_spec(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+    if all(pod.spec_hash == job.spec_hash for pod in pods.current.values()):
+        return None
+    what = f"restarting all {job.spec.replicas} pods: spec changed"
+    status = next_attempt(job, job.status, new_group=True)
+    return restarting(status, "SpecChanged", what, now)
+
+
+def _restart_for_cause(
+    job: DDPJob, pods: Observed, now: datetime, hang: Hang | None
+) -> Plan | None:
+    """Decide about failed or missing pods, once the cause is known or was awaited long enough."""
     cause = causes.find(job, pods, now)
     if cause is None:
         return None
@@ -49,7 +64,7 @@ def recover(job: DDPJob, pods: Observed, now: datetime, hang: Hang | None) -> Pl
     return failed(job, pods, cause.failure, cause.lost, now, excused=excused)
 
 
-def recover_overdue(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+def _give_up_overdue(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that pods are lost because their gaps lasted too long."""
     late = gaps.overdue(job, pods, now)
     return failed(job, pods, *late, now) if late else None
@@ -63,12 +78,12 @@ def failed(
     now: datetime,
     *,
     excused: bool = False,
-    leaving: bool = False,
+    off: Collection[str] = (),
 ) -> Plan:
     """Decide about one failure by the job's rules, its class, and the remaining restarts.
 
     `lost`: node ranks that cannot continue; empty if none can. `excused`: not charged unless a rule
-    says so. `leaving`: the pods still run for now.
+    says so. `off`: nodes that pods leave while they still train.
     """
     # Rules may charge any failure, but none twice.
     continued = bool(lost) and failure.index in pods.not_restarted
@@ -92,17 +107,19 @@ def failed(
         return fail(job, "MaxRestartsExceeded", told, now, failure)
 
     action, gone, why_gang = _action(job, pods, failure, verdict, lost)
-    new_group = action == "RestartGang" and queue.needs_nodes_again(job, failure)
+    new_group = action == "RestartGang" and queue.has_lost_nodes(job, pods, failure, lost)
     # The write that records the loss also lets a spare take over.
-    takeovers = spares.take_over(job, pods, gone, leaving=leaving)
+    takeovers = spares.take_over(job, pods, gone, off=off)
     awaited = [node_rank for node_rank in gone if node_rank not in takeovers]
     without: Sequence[int] = ()
     if awaited and elasticity.can_go_without(job, pods, awaited):
         awaited, without = [], awaited
-    restarts_all = action != "RestartPod"
+    creates = action == "RestartGang" or bool(awaited)
+    # If the other pods continue without the lost ones, they need no pause.
+    waits = creates or (action == "RestartInPlace" and not failure.disruption)
     failure = failure.updated(action=action, charged=charged, continued=continued or None)
     status = budget.count(records.remember(status, failure), failure)
-    pause = _pause(job, status, failure) if restarts_all or awaited else timedelta()
+    pause = budget.pause(job, status, failure) if waits else timedelta()
     if pause:
         until = max(status.next_start_time or now, now + pause)
         status = status.updated(next_start_time=until)
@@ -130,7 +147,6 @@ def failed(
     wait = f" after {int(pause.total_seconds())} s" if pause else ""
     what = _what(job, status, action, takeovers, awaited, without)
     message = f"{what}{wait} ({cost}{by_rule}{why_gang}): {words}"
-    creates = action == "RestartGang" or bool(awaited)
     return restarting(status, _reason_to_restart(failure), message, now, creates=creates)
 
 
@@ -168,13 +184,16 @@ def _action(
     in_place = wanted == "RestartInPlace"
     kept = {index for index, pod in pods.current.items() if pod.restartable} if in_place else set()
     gone = [index for index in lost if index not in kept]
+    if in_place:
+        gone += [index for index in _broken(job, pods, failure) if index not in gone]
     if (why_all := _why_all(job, pods, failure, lost)) is not None:
         return "RestartGang", (), why_all
     if not verdict.rule and _began_without(job, pods, failure, gone):
         return "RestartPod", gone, ""
     # With a launcher, fewer pods would restart.
     asked = job.spec.restart.scope in ("InPlace", "Auto")
-    hears_none = asked and not job.status.bookkeeping.launcher
+    hears = job.status.bookkeeping.launcher and pods.launchers.silent_since is None
+    hears_none = asked and not hears
     if not verdict.rule and hears_none:
         return "RestartGang", (), "; no launcher answers"
     unlike = in_place and local_checkpoints.forbid_in_place(job)
@@ -185,31 +204,51 @@ def _action(
     return wanted, gone, ""
 
 
+def _broken(job: DDPJob, pods: Observed, failure: Failure) -> Sequence[int]:
+    """Return the node ranks that processes must not restart in: what is broken in a pod or on its
+    node stays broken. A pod that fails again without progress is replaced in any case.
+    """
+    failed_pods = (pod for pod in pods.current.values() if pod.restartable)
+    broken = {pod.identity.index for pod in failed_pods if classes.of_pod(pod) == "Infrastructure"}
+    # A hang without a node names no pod.
+    if failure.node and (failure.class_ == "Infrastructure" or _fails_again(job, failure)):
+        broken.add(failure.index)
+    return sorted(broken)
+
+
+def _fails_again(job: DDPJob, failure: Failure) -> bool:
+    """Return whether the same pod caused a failure before, without progress since."""
+    notes = budget.after_progress(job.status).bookkeeping
+    has_progressed = not (notes.restarts_without_progress or notes.node_failures_without_progress)
+    if has_progressed or classes.is_consequence(failure):
+        return False
+    saved = job.status.saved_at
+    return any(
+        known.pod == failure.pod and not known.continued and not classes.is_consequence(known)
+        for known in job.status.failures
+        if known.action != "Ignore" and (saved is None or known.time > saved)
+    )
+
+
 def _why_all(job: DDPJob, pods: Observed, failure: Failure, lost: Sequence[int]) -> str | None:
-    """Return why all pods restart, whatever the scope; None if they need not."""
+    """Return why all pods restart, in any scope; None if they need not."""
     if pods.any_succeeded or queue.takes_all(job, failure):
         return ""  # a completed pod joins no other group
-    if not queue.needs_nodes_again(job, failure):
+    if failure.reason == records.PODS_UNREACHABLE:
+        return ""  # new pods need no word of the operator to start
+    if not queue.has_lost_nodes(job, pods, failure, lost):
         return None
     relieved = len(spares.take_over(job, pods, lost)) == len(lost) > 0
-    return None if relieved else "; asking the queue for nodes again"
+    may_shrink = job.spec.elastic and len(members(job)) - len(lost) >= job.spec.min_size
+    return None if relieved or may_shrink else "; asking the queue for nodes again"
 
 
 def _began_without(job: DDPJob, pods: Observed, failure: Failure, gone: Sequence[int]) -> bool:
     """Return whether the pods to replace never started, so that the others still wait for them."""
-    was_made = failure.class_ == "Infrastructure" and failure.reason != START_TIMEOUT
-    if was_made:
+    if classes.was_made(failure):
         return False
     never = {gap.node_rank for gap in pods.gaps if gap.reason in ("CannotStart", "NotStarted")}
     return never.issuperset(gone) and 0 < len(gone) < len(members(job))
-
-
-def _pause(job: DDPJob, status: DDPJobStatus, failure: Failure) -> timedelta:
-    pause = budget.pause(job, status, failure)
-    taken = failure.disruption or not failure.continued
-    if taken and not failure.charged and not job.status.is_true("Running"):
-        pause = max(pause, timedelta(seconds=DISRUPTED_START_PAUSE_SECONDS))
-    return pause
 
 
 def replacing(
@@ -265,7 +304,7 @@ def _node_ranks(node_ranks: Collection[int]) -> str:
 
 
 def _reason_to_restart(failure: Failure) -> str:
-    if failure.reason in (records.NO_PROGRESS, records.SLOW_RANK):
+    if failure.reason in (records.NO_PROGRESS, records.SLOW_RANK, records.PODS_UNREACHABLE):
         return failure.reason
     return {"Disruption": "Disrupted", "Infrastructure": "NodeFailed"}.get(
         failure.class_, "PodFailed"

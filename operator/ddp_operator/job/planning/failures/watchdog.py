@@ -1,7 +1,8 @@
 """Detect a hang: the trainer still answers, but reports the same step for too long.
 
 Only an answer is evidence, so the clock stops at the last one. Before the first step, a launcher
-answers without a report. That is evidence too if the training is known to report steps.
+answers without a report. That is evidence too if the training is known to report steps. After the
+last step, no other one is due, however long the script evaluates or exports.
 """
 
 from dataclasses import replace
@@ -246,9 +247,11 @@ def with_stacks(job: DDPJob, pods: Observed, planned: Plan) -> Plan:
 
 
 def _deadline(job: DDPJob) -> timedelta | None:
-    seconds = job.spec.progress_deadline_seconds
-    # Stored times lack fractions of a second.
-    return timedelta(seconds=seconds + 1) if seconds is not None else None
+    """Return how long the next step may take; None: as long as it likes, or no other one is due."""
+    seconds, progress = job.spec.progress_deadline_seconds, job.status.progress
+    if seconds is None or (progress is not None and progress.has_last_step):
+        return None
+    return timedelta(seconds=seconds + 1)  # stored times lack fractions of a second
 
 
 def _reports_steps(job: DDPJob) -> bool:

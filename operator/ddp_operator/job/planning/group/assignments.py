@@ -19,7 +19,7 @@ from ddp_operator.job.pods.state import PodState
 _AGAIN: Final = timedelta(seconds=1)
 """Pause before an assignment is sent again."""
 _SELDOM: Final = timedelta(seconds=30)
-"""Longest pause, for pods outside the group that have not answered for that long."""
+"""Longest pause, for pods that have not answered for that long."""
 
 
 def with_assignments(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
@@ -30,10 +30,12 @@ def with_assignments(job: DDPJob, pods: Observed, planned: Plan, now: datetime) 
     if not (assigned or _must_wait(job, pods, now)):
         return planned
     pause = _AGAIN
-    if assigned and all(each.document["nodeRank"] is None for each in assigned):
-        # Pods in the group soon count as lost; those outside it may never answer.
+    if assigned:
+        # Pods outside the group may never answer, nor all pods at once. One pod in it soon counts
+        # as lost.
         since = max(pods.launchers.unreached_since.get(each.pod, now) for each in assigned)
-        pause = min(max(now - since, _AGAIN), _SELDOM)
+        if since <= now - _SELDOM or all(each.document["nodeRank"] is None for each in assigned):
+            pause = min(max(now - since, _AGAIN), _SELDOM)
     return replace(planned, assignments=assigned).requeued_at(now + pause)
 
 
@@ -54,8 +56,8 @@ def _assignments(job: DDPJob, pods: Observed, now: datetime) -> Iterator[Assignm
         if pod.address and pod.started and not (pod.exit or pod.deleting):
             starts = start and index is not None
             document = _document(job, pods, index, start=starts)
-            source = pod.token_source
-            yield Assignment(pod.key.name, pod.address, generation, starts, document, source)
+            key = pod.token_key
+            yield Assignment(pod.key.name, pod.address, generation, starts, document, key)
 
 
 def _may_start(job: DDPJob, pods: Observed, now: datetime) -> bool:

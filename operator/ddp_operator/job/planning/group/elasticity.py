@@ -79,7 +79,8 @@ def next_change(job: DDPJob, pods: Observed) -> datetime | None:
 
 
 def _may_change(job: DDPJob, pods: Observed) -> bool:
-    can_be_told = scope_of(job) != "Gang" and bool(job.status.bookkeeping.launcher)
+    has_launcher = scope_of(job) != "Gang" and bool(job.status.bookkeeping.launcher)
+    can_be_told = has_launcher and pods.launchers.silent_since is None
     return bool(job.spec.elastic) and can_be_told and not pods.any_succeeded
 
 

@@ -14,10 +14,10 @@ from ddp_operator.job.failure import budget, causes, records, restart_rules
 from ddp_operator.job.membership.launcher_protocol import LauncherStatus, PodFailure
 from ddp_operator.job.membership.world import format_slots, members, world_of
 from ddp_operator.job.planning.decisions import regrouped
+from ddp_operator.job.planning.group import local_checkpoints
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed, with_failure
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.job.status import goodput
 from ddp_operator.ports import Event
 
 LED: Final = "LedWithoutOperator"
@@ -26,6 +26,11 @@ _LARGEST: Final = 2**30
 
 
 def accept(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+    """Decide to record what launchers say: where rank 0 saves, and how often they restarted."""
+    return local_checkpoints.note(job, pods.launchers) or _accept_restarts(job, pods, now)
+
+
+def _accept_restarts(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that the group is in the generation that launchers led.
 
     If that group has other pods than the one on record, all processes restart in a newer
@@ -74,9 +79,7 @@ def _accounted(
 ) -> tuple[DDPJobStatus, Sequence[Failure]]:
     """Return the status with the failures that launchers led restarts for, and those failures."""
     known, status = world_of(job).generation, job.status
-    starts = {led.generation: min(led.time, now) for led in said.led}
     failures: list[Failure] = []
-    downtimes: list[tuple[Failure, datetime]] = []
     for generation in sorted({one.generation for one in said.failures}):
         if not known <= generation < said.generation:
             continue
@@ -90,9 +93,7 @@ def _accounted(
         failure = failure.updated(action="RestartInPlace", charged=charged)
         failures.append(failure)
         status = budget.count(records.remember(status, failure), failure)
-        failed = min(failure.time, now)
-        downtimes.append((failure, max(starts.get(generation + 1, failed), failed)))
-    return goodput.with_downtimes(status, downtimes, created=job.created), failures
+    return status, failures
 
 
 def _first(job: DDPJob, pods: Observed, told: Sequence[PodFailure], now: datetime) -> Failure:

@@ -7,8 +7,16 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.membership.world import members, next_generation, replaced, scope_of
-from ddp_operator.job.planning.decisions import pause_seconds, regrouped
+from ddp_operator.job.failure.budget import pause_seconds
+from ddp_operator.job.membership.world import (
+    has_launcher,
+    members,
+    next_generation,
+    replaced,
+    scope_of,
+    world_of,
+)
+from ddp_operator.job.planning.decisions import regrouped
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.old_pods import awaited_until, keeping_places
@@ -19,7 +27,7 @@ from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Event
 
 REFUSED_PAUSE_SECONDS: Final = 60
-"""Pause before spares are created again after a quota refused them."""
+"""Pause before spares are created again after the API server did not create one."""
 
 
 def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
@@ -28,19 +36,25 @@ def ready(job: DDPJob, pods: Observed) -> Sequence[PodState]:
     """
     bad = {*pods.nodes.unwell, *job.status.excluded_nodes}
     listening = [pod for pod in pods.spares if pod.started and pod.address and not pod.silent]
-    waiting = filter(_is_well, listening)
+    waiting = filter(is_well, listening)
     return sorted(waiting, key=lambda pod: (pod.node in bad, pod.identity.slot))
 
 
 def take_over(
-    job: DDPJob, pods: Observed, node_ranks: Sequence[int], *, leaving: bool = False
+    job: DDPJob, pods: Observed, node_ranks: Sequence[int], *, off: Collection[str] = ()
 ) -> Mapping[int, PodState]:
-    """Return the spares that take over these node ranks, if launchers can receive assignments. Pods
-    that only leave their nodes are not moved to a node that reports itself broken.
+    """Return the spares that take over these node ranks, if launchers can receive assignments.
+
+    `off`: nodes to leave for pods that still train. Their successors run elsewhere, and know the
+    group.
     """
-    # With scope Pod, no launcher needs to have answered yet.
-    can_be_told = job.spec.restart.scope == "Pod" or job.status.bookkeeping.launcher
-    takeovers = [pod for pod in ready(job, pods) if not (leaving and pod.node in pods.nodes.unwell)]
+    can_be_told = has_launcher(job) and pods.launchers.silent_since is None
+    generation = world_of(job).generation
+    takeovers = [
+        pod
+        for pod in ready(job, pods)
+        if not off or (pod.node not in off and pods.launchers.knows(pod.key.name, generation))
+    ]
     return dict(zip(node_ranks, takeovers, strict=False)) if can_be_told else {}
 
 
@@ -49,7 +63,12 @@ def slots_by_rank(takeovers: Mapping[int, PodState]) -> Mapping[int, int]:
     return {node_rank: spare.identity.slot for node_rank, spare in takeovers.items()}
 
 
-def relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+def tend(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+    """Decide that spares take over from pods that do not train, or are replaced themselves."""
+    return _relieve(job, pods, now) or _renew(job, pods, now)
+
+
+def _relieve(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that spares replace pods that have no node, cannot start, or do not exist. A later
     spare may have got the only free node.
     """
@@ -77,12 +96,14 @@ def recreated_as_spares(status: DDPJobStatus, slots: Collection[int]) -> DDPJobS
     )
 
 
-def renew(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide to replace spares that have ended."""
+def _renew(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+    """Decide to replace spares that have ended, or run where pods are to leave."""
+    leaves, known = job.status.bookkeeping.nodes_to_leave, job.status.bookkeeping.spares
     ended = [
-        pod.identity for pod in pods.spares if not _is_well(pod) or pod.spec_hash != job.spec_hash
+        pod.identity
+        for pod in pods.spares
+        if not is_well(pod) or pod.spec_hash != job.spec_hash or pod.node in leaves
     ]
-    known = job.status.bookkeeping.spares
     ended += [gone for gone in pods.spares_missing if gone.slot in known]
     if not ended:
         return None
@@ -94,28 +115,28 @@ def renew(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         no_spare_before=now + timedelta(seconds=pause_seconds(renewed)),
     )
     names = some([identity.pod_name(job.name) for identity in ended])
-    said = f"replacing spares that ended (not charged): {names}"
+    said = f"replacing spares that cannot take over (not charged): {names}"
     return Plan(status, decided=True, events=(Event("SparesLost", said),))
 
 
 def seen(job: DDPJob, pods: Observed) -> tuple[int, ...]:
     """Return the slots of spares that existed, since none is recreated under its old name."""
-    wanted = {identity.slot for identity in pods.spares_missing}
-    known = wanted.intersection(job.status.bookkeeping.spares)
+    known = set(job.status.bookkeeping.spares).difference(members(job))
     return tuple(sorted({pod.identity.slot for pod in pods.spares} | known))
 
 
 def refused(job: DDPJob, message: str, now: datetime) -> Plan:
-    """Decide to retry later, since the API server refuses spares."""
+    """Decide to retry later, since the API server did not create a spare."""
     due = now + timedelta(seconds=REFUSED_PAUSE_SECONDS)
-    said = f"the API server refuses spares; the job continues without them: {message}"
+    said = f"spares cannot be created; the job continues without them: {message}"
     event = Event("SparesRefused", said, warning=True)
     return Plan(job.status.noting(no_spare_before=due), decided=True, events=(event,))
 
 
 def with_spares(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
     """Add the missing spares to the plan of an active job, once all pods of the group have nodes.
-    Those that a queue counts as part of the group are created with it.
+    Those that a queue counts as part of the group are created with it: a group that an earlier
+    release began counts all of them.
     """
     missing, due = pods.spares_missing, planned.status.bookkeeping.no_spare_before
     is_placed = pods.all_scheduled and job.status.is_true("PodsCreated") and not planned.create
@@ -131,7 +152,7 @@ def with_spares(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Pl
     return replace(planned, create_spares=missing)
 
 
-def _is_well(pod: PodState) -> bool:
+def is_well(pod: PodState) -> bool:
     """Return whether a spare waits or starts."""
     over = pod.failed or pod.succeeded or pod.deleting or pod.lost_to_cluster
     return not (over or pod.exit)

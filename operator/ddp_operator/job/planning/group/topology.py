@@ -85,7 +85,7 @@ def _due(pods: Observed) -> datetime | None:
 
 def _obstacle(job: DDPJob, pods: Observed) -> tuple[bool, str]:
     """Return whether the obstacle to new ranks may pass, and its message, empty without one."""
-    if not job.status.bookkeeping.launcher:
+    if not job.status.bookkeeping.launcher or pods.launchers.silent_since is not None:
         return True, (
             f"no launcher answered within {ANSWER_SECONDS} s; check that the image has it "
             f"(spec.launcher: inject) and the operator reaches port {job.spec.status_port}"
@@ -160,5 +160,6 @@ def _prefixes(place: Place) -> list[Place]:
 
 
 def _by_name(pods: Observed) -> Mapping[str, Node]:
+    known = pods.nodes.by_name
     names = {pod.node for pod in pods.current.values()}
-    return {node.name: node for node in pods.nodes if node.name in names}
+    return {name: known[name] for name in names if name in known}

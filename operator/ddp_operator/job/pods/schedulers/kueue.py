@@ -5,11 +5,12 @@ https://github.com/kubernetes-sigs/kueue, "Retrying Failed Pods" (both as of Aug
 
 A group lives as long as its job. Kueue keeps its quota and its place while pods that failed are
 replaced by pods of the same role. It finds out the role from resources and affinity, unless the pod
-names one; ours do, so that a replacement may avoid nodes. `planning/queue.py` says when a group
-ends.
+names one; ours do, so that a replacement may avoid nodes. `planning/places/queue.py` says when a
+group ends.
 
-Pods that the group does not need, those of a larger elastic group, are groups of their own: Kueue
-admits and preempts each by itself.
+Pods that the training does not need to begin, spares and those of a larger elastic group, are
+groups of their own: Kueue admits and preempts each by itself. A group is admitted only when all its
+pods exist, so none that the API server may refuse for long can be part of it.
 
 Nodes that are provisioned for a queue are requested by its admission check, once for each Workload.
 How long they may run is stated on the pods
@@ -34,7 +35,7 @@ from ddp_operator.job.pods.schedulers.marks import marked
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.ports import Manifest
 
-_MAX_RUN: Final = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"
+MAX_RUN: Final = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"
 """Kueue passes the part after the prefix to the ProvisioningRequest as a parameter."""
 
 
@@ -53,12 +54,8 @@ def kueue_group(job: DDPJob) -> str:
     number = job.status.bookkeeping.queue_group or 0
     if job.prebuilt_workload and not number:
         return job.prebuilt_workload
-    return _numbered(job, number)
-
-
-def first_group(job: DDPJob) -> str:
-    """Return the name of a job's first group."""
-    return _numbered(job, 0)
+    # A job that runs elsewhere has the status of its copy.
+    return _numbered(job, 0 if job.spec.managed_elsewhere else number)
 
 
 def _numbered(job: DDPJob, number: int) -> str:
@@ -68,8 +65,8 @@ def _numbered(job: DDPJob, number: int) -> str:
 
 
 def group_size(job: DDPJob) -> int:
-    """Return the number of pods of that group, spares included: as it began, else as it would."""
-    return job.status.bookkeeping.queue_group_size or first_size(job.spec) + job.spec.spares
+    """Return the number of pods of that group: as it began, else as it would."""
+    return job.status.bookkeeping.queue_group_size or first_size(job.spec)
 
 
 def is_in_group(job: DDPJob, slot: int) -> bool:
@@ -79,10 +76,10 @@ def is_in_group(job: DDPJob, slot: int) -> bool:
 
 def group_of(job: DDPJob, identity: Identity) -> Group:
     """Return the group of a pod."""
-    name = kueue_group(job)
     if is_in_group(job, identity.slot):
-        return Group(name, group_size(job))
+        return Group(kueue_group(job), group_size(job))
     # The job continues without it, so its replacement asks for quota again.
+    name = _numbered(job, job.status.bookkeeping.queue_group or 0)
     return Group(f"{name}-{identity.attempt}-{identity.slot}-{identity.replacement}", 1)
 
 
@@ -109,21 +106,25 @@ def provides_nodes(spec: DDPJobSpec) -> bool:
     return any(one.provisioning == "queued" for one in accelerators(spec))
 
 
-def kueue(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
-    """Return the pod as one of its job's group, in the job's queue."""
+def in_queue(spec: DDPJobSpec, index: int, pod: Manifest) -> dict[str, Any]:
+    """Return the pod with what Kueue needs to know about all pods of this index, if they queue."""
+    if not spec.kueue_queue:
+        return dict(pod)
+    annotations = {"kueue.x-k8s.io/role-hash": role_of(spec, index)}
+    accelerator = spec_of(spec, index).accelerator
+    if accelerator and accelerator.provisioning == "queued" and accelerator.max_run_seconds:
+        annotations[MAX_RUN] = str(accelerator.max_run_seconds)
+    if asked := spec.topology:
+        wish = "required" if asked.required else "preferred"
+        annotations[f"kueue.x-k8s.io/podset-{wish}-topology"] = asked.label
+    return marked(pod, labels={KUEUE_QUEUE: spec.kueue_queue}, annotations=annotations)
+
+
+def grouped(job: DDPJob, identity: Identity, pod: Manifest) -> dict[str, Any]:
+    """Return the queued pod as one of its group."""
     group = group_of(job, identity)
-    labels = {KUEUE_QUEUE: job.spec.kueue_queue or "", KUEUE_GROUP: group.name}
-    annotations = {
-        "kueue.x-k8s.io/pod-group-total-count": str(group.size),
-        "kueue.x-k8s.io/role-hash": role_of(job.spec, identity.index),
-    }
+    annotations = {"kueue.x-k8s.io/pod-group-total-count": str(group.size)}
     if is_in_group(job, identity.slot):
         # Where Kueue knows the topology, it places neighbouring ranks close together.
         annotations["kueue.x-k8s.io/pod-group-pod-index-label"] = LABEL_INDEX
-    accelerator = spec_of(job.spec, identity.index).accelerator
-    if accelerator and accelerator.provisioning == "queued" and accelerator.max_run_seconds:
-        annotations[_MAX_RUN] = str(accelerator.max_run_seconds)
-    if asked := job.spec.topology:
-        wish = "required" if asked.required else "preferred"
-        annotations[f"kueue.x-k8s.io/podset-{wish}-topology"] = asked.label
-    return marked(pod, labels=labels, annotations=annotations)
+    return marked(pod, labels={KUEUE_GROUP: group.name}, annotations=annotations)

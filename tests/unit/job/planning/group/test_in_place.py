@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status import CheckpointRecord
 from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates, PodFailure
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.planning.cleanup import KEPT_SECONDS
@@ -26,6 +27,7 @@ from tests.unit.job.builders import (
     ready,
     running_job,
     stored,
+    with_status,
 )
 
 LISTENS = LauncherStates(scope="InPlace")
@@ -102,6 +104,58 @@ def test_failed_process_restarts_all_processes_and_no_pod() -> None:
     }
     assert planned.assignments[0].document["members"] == "0-2", "node rank 0 may lead a restart"
     assert condition(planned, "Running")[0] == "False", "no launcher has confirmed it"
+
+
+BROKEN = [
+    "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+    "OSError: [Errno 107] Transport endpoint is not connected: '/gcs/data'",
+]
+"""Last words about what a restart in the same pod does not repair."""
+
+
+@pytest.mark.parametrize("scope", ["InPlace", "Auto"])
+@pytest.mark.parametrize("words", BROKEN)
+def test_pod_with_a_fault_of_its_node_is_replaced(words: str, scope: str) -> None:
+    job, pods = in_place(restart={"scope": scope})
+    broken = failure(pods[1]).model_copy(update={"message": words})
+    planned = plan(job, pods, later(60), launchers=launchers(broken))
+    [failed] = planned.status.failures
+    assert (failed.class_, failed.action) == ("Infrastructure", "RestartInPlace")
+    assert planned.status.bookkeeping.replacements == {"1": 1}
+    assert group(planned).generation == 1, "the others restart in their pods"
+    assert "replacing the pod of node rank 1" in planned.status.message
+    job = stored(job, planned)
+    planned = plan(job, pods, later(60), launchers=launchers(broken))
+    assert planned.delete == (pods[1].key,)
+    assert [each.pod_name(job.name) for each in planned.create] == ["digits-0-1-r1"]
+
+
+def test_each_pod_with_a_fault_of_its_node_is_replaced() -> None:
+    job, pods = in_place()
+    broken = [failure(pods[index]).model_copy(update={"message": BROKEN[0]}) for index in (0, 2)]
+    both = plan(job, pods, later(60), launchers=launchers(failure(pods[1]), *broken))
+    assert both.status.bookkeeping.replacements == {"0": 1, "2": 1}
+
+
+@pytest.mark.parametrize(
+    ("again", "saved", "replaced"),
+    [(1, None, {"1": 1}), (2, None, {}), (1, 70, {})],
+    ids=["same pod", "another pod", "after progress"],
+)
+def test_pod_that_fails_again_without_progress_is_replaced(
+    again: int, saved: float | None, replaced: dict[str, int]
+) -> None:
+    job, pods = in_place(restart={"maxRestarts": 9})
+    job = stored(job, plan(job, pods, later(60), launchers=launchers(failure(pods[1]))))
+    job = stored(job, plan_with(job, pods, later(62), **knowing(pods, 1)))
+    assert job.status.phase == "Running"
+    if saved:
+        job = with_status(job, checkpoint=CheckpointRecord(step=9, time=later(saved)))
+    second = failure(pods[again], generation=1, at=80)
+    planned = plan(job, pods, later(81), launchers=launchers(second))
+    assert planned.status.failures[-1].action == "RestartInPlace"
+    assert planned.status.bookkeeping.replacements == replaced
 
 
 def test_launcher_that_confirmed_gets_no_second_assignment() -> None:
@@ -212,7 +266,7 @@ def test_backoff_holds_processes_back() -> None:
     job, pods = in_place()
     for number in range(2):
         generation = group(job).generation if job.status.world else 0
-        fault = launchers(failure(pods[1], generation=generation, at=60 + number))
+        fault = launchers(failure(pods[number], generation=generation, at=60 + number))
         fault = replace(fault, **knowing(pods, generation))
         job = stored(job, plan(job, pods, later(60 + number), launchers=fault))
     assert job.status.next_start_time is not None

@@ -94,7 +94,6 @@ def test_restarts_and_seconds_without_operator_are_accounted_for() -> None:
         (2, True),
     ]
     assert all(each.action == "RestartInPlace" for each in after.status.failures)
-    assert seconds(after, "lost") == 30
     assert condition(planned, "Running")[0] == "True", "the job trains"
     # The operator repeats the assignments as its own.
     again = plan(after, pods, later(HOUR), launchers=states)
@@ -112,26 +111,20 @@ def test_restarts_and_seconds_without_operator_are_accounted_for() -> None:
     over = [ended(job, index, code=0, at=HOUR + 100) for index in range(3)]
     end = look(after, over, HOUR + 100, confirmed)
     assert end.status.phase == "Succeeded"
-    assert seconds(stored(after, end), "training") == HOUR + 100 - 10 - 30
+    assert seconds(stored(after, end), "training") == HOUR + 100 - 10, "nobody counts"
 
 
-def test_reported_first_steps_end_the_outages_without_operator() -> None:
+def test_count_of_the_trainer_covers_restarts_without_operator() -> None:
     job, pods = training()
-    first = {"step": 1, "time": later(20).isoformat()}
-    before = report(80, received=100, lastStepTime=later(100).isoformat(), firstSteps=[first])
-    job = stored(job, plan(job, pods, later(100), report=before, launchers=LauncherStates()))
     failures = [failed(pods[1], 0, 200), failed(pods[2], 1, 400)]
     job = stored(job, look(job, pods, 500, launchers(*failures, led={1: 230, 2: 430})))
-    assert seconds(job, "lost") == 60 + 70
     # Steps take a second. Step 150 was saved at 170, step 270 at 379.
-    steps = [first, {"step": 151, "time": later(260).isoformat()}]
-    steps += [{"step": 271, "time": later(450).isoformat()}]
     heard = report(
         291,
         received=500,
         lastStepTime=later(470).isoformat(),
         resumed={"step": 270, "time": later(445).isoformat()},
-        firstSteps=steps,
+        firstSteps=[{"step": 1, "time": later(20).isoformat()}],
         trainedSeconds=150 + 119 + 20,
     )
     confirmed = LauncherStates(
@@ -140,10 +133,8 @@ def test_reported_first_steps_end_the_outages_without_operator() -> None:
         told={each.key.name: (2, True) for each in pods},
     )
     job = stored(job, plan(job, pods, later(501), report=heard, launchers=confirmed))
-    assert job.status.goodput is not None
-    assert job.status.goodput.outage is None
-    # The outages last from 170 to 260 and from 379 to 450.
-    assert seconds(job, "lost") == 90 + 71
+    assert seconds(job, "training") == 150 + 119 + 20 + 31
+    assert seconds(job, "starting") == 10
 
 
 def test_training_job_is_not_failed_for_past_restarts() -> None:

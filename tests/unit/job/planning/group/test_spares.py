@@ -85,6 +85,7 @@ def test_spare_has_its_own_priority_class() -> None:
         sparesPriorityClassName="low",
         template={**template, "spec": pod_spec},
     )
+    job = replace(job, status=job.status.noting(launcher="InPlace"))
     [spare] = plan(job, pods, later(20)).create_spares
     made = {each: manifests.pod(job, each)["spec"] for each in (pods[0].identity, spare)}
     priorities = [(spec["priorityClassName"], spec.get("priority")) for spec in made.values()]
@@ -288,7 +289,7 @@ def test_ended_spare_is_uncharged_and_replaced_with_backoff() -> None:
         due = job.status.bookkeeping.no_spare_before
         assert due is not None
         pauses.append((due - later(400 * replacement)).total_seconds())
-    assert pauses == [20, 40, 80, 160, 300, 300, 300]
+    assert pauses == [20, 40, 80, 160, 320, 600, 600]
 
 
 def test_vanished_spare_is_created_under_a_new_name() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.job import DDPJob
-from ddp_operator.engine.trainers.launchers import _pollable
+from ddp_operator.engine.trainers.launcher_pods import pollable
 from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates
 from ddp_operator.job.membership.rank_order import ANSWER_SECONDS, HOLD_SECONDS
 from ddp_operator.job.membership.world import members
@@ -92,7 +92,7 @@ def test_slots_in_one_block_get_consecutive_ranks(places: list[str], order: list
 @pytest.mark.parametrize("scope", ["InPlace", "Gang", "Pod"])
 def test_first_ranks_wait_for_their_order(scope: str) -> None:
     job, pods = placed("11a", "21a", "11b", scope=scope)
-    assert _pollable(job) is job
+    assert pollable(job) is job
     variables = environment(job, Identity(1, 0), token="secret")
     assert variables["DDP_HOLD_SECONDS"] == str(HOLD_SECONDS)
     unplaced = [*pods[:2], replace(pods[2], node="", started=None, ready=False)]
@@ -180,7 +180,7 @@ def test_pods_with_overrides_keep_their_ranks() -> None:
     overrides = [{"indexes": ["0"], "nprocPerNode": 2}]
     job, pods = placed("11a", "21a", "11b", overrides=overrides, scope="Gang")
     assert "DDP_HOLD_SECONDS" not in environment(job, Identity(1, 0), token="secret")
-    assert _pollable(job) is None
+    assert pollable(job) is None
     planned = seen(job, pods, 2, IN_PLACE)
     assert not planned.decided
     assert condition(planned, "Running")[0] == "True"

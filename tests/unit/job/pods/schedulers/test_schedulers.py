@@ -14,7 +14,7 @@ from ddp_operator.api.constants import MAX_NAME_LENGTH
 from ddp_operator.api.job import DDPJob
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.prerequisites import prerequisites
-from ddp_operator.job.pods.schedulers import scheduled
+from ddp_operator.job.pods.schedulers import in_queue, scheduled
 from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import Json, container, template
@@ -62,15 +62,21 @@ def golden(name: str, made: Any) -> Any:
     return yaml.safe_load(path.read_text())
 
 
+def marked(job: DDPJob, pod: Json) -> Json:
+    """Return the first pod of the second attempt, as its scheduler needs it."""
+    first = Identity(0, 1)
+    return scheduled(job, first, in_queue(job.spec, first.index, pod))
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_plain_pod_gets_what_its_scheduler_needs(name: str) -> None:
-    made = scheduled(job_for(name), Identity(0, 1), PLAIN)
+    made = marked(job_for(name), PLAIN)
     assert made == golden(name, made)
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_users_settings_are_kept(name: str) -> None:
-    made = scheduled(job_for(name), Identity(0, 1), OWN)
+    made = marked(job_for(name), OWN)
     assert made["spec"] == {**golden(name, made)["spec"], **OWN["spec"]}
     assert OWN["metadata"]["labels"].items() <= made["metadata"]["labels"].items()
     topology = "kueue.x-k8s.io/podset-preferred-topology"
@@ -80,9 +86,9 @@ def test_users_settings_are_kept(name: str) -> None:
 
 def test_job_without_scheduling_changes_nothing() -> None:
     job = fresh_job(template=template())
-    assert scheduled(job, Identity(0, 1), OWN) == OWN
+    assert marked(job, OWN) == OWN
     empty = fresh_job(scheduling={})
-    assert scheduled(empty, Identity(0, 1), OWN) == OWN
+    assert marked(empty, OWN) == OWN
     assert [*prerequisites(job), *prerequisites(empty)] == []
 
 
@@ -166,17 +172,18 @@ def test_pods_of_a_job_are_one_kueue_group() -> None:
     assert first != again, "a job that queues again has a new group"
 
 
-def test_spares_are_in_the_kueue_group() -> None:
-    job = job_for("kueue", replicas=2, spares=1)
-    pods = [Identity(0, 0), Identity(2, 0)]
-    assert {count for _, count in (group_and_count(job, pod) for pod in pods)} == {"3"}
-    more = with_status(job_for("kueue", replicas=2, spares=2), queue_group_size=3)
-    assert group_and_count(more, Identity(0, 0)) == group_and_count(job, Identity(0, 0))
-    assert group_and_count(more, Identity(3, 0))[1] == "1"
+def test_spares_are_kueue_groups_of_their_own() -> None:
+    job = job_for("kueue", replicas=2, spares=2)
+    pods = [group_and_count(job, Identity(slot, 0)) for slot in range(4)]
+    assert [count for _, count in pods] == ["2", "2", "1", "1"]
+    assert len(set(pods)) == 3
+    with_one = with_status(job, queue_group_size=3)
+    again = [group_and_count(with_one, Identity(slot, 0))[1] for slot in range(4)]
+    assert again == ["3", "3", "3", "1"], "the size of a group is fixed"
 
 
 def test_further_elastic_pods_are_kueue_groups_of_their_own() -> None:
-    job = job_for("kueue", replicas=4, spares=1, elastic={"minReplicas": 2})
+    job = job_for("kueue", replicas=4, spares=1, elastic={"minReplicas": 3})
     needed = [group_and_count(job, Identity(slot, 0)) for slot in range(3)]
     assert {count for _, count in needed} == {"3"}
     more = [group_and_count(job, Identity(slot, 0)) for slot in (3, 4)]

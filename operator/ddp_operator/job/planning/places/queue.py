@@ -110,17 +110,12 @@ def _queue_again(job: DDPJob, pods: Sequence[PodState], why: str, now: datetime)
     return restarting(status, PLACE_LOST, message, now)
 
 
-def fail_without_place(job: DDPJob, planned: Plan, now: datetime) -> Plan:
-    """Return the plan of a decision. A job that MultiKueue has copied to this cluster has only the
-    Workload that came with it, so it fails where it would need another one.
+def leaves_cluster(job: DDPJob) -> bool:
+    """Return whether a job that MultiKueue has copied to this cluster would need a second group. It
+    has only the Workload that came with it. Once its pods have ended, that is finished, and the
+    operator of the first cluster queues the job again.
     """
-    if not job.prebuilt_workload or not planned.status.bookkeeping.queue_group:
-        return planned
-    message = (
-        "the pods gave up their place in the queue, which MultiKueue provides once; apply the job "
-        "again, and it resumes from its checkpoint"
-    )
-    return fail(job, PLACE_LOST, message, now)
+    return bool(job.prebuilt_workload and job.status.bookkeeping.queue_group)
 
 
 def end_with_workload(job: DDPJob, finished: Manifest, now: datetime) -> Plan:
@@ -141,10 +136,20 @@ def takes_all(job: DDPJob, failure: Failure) -> bool:
     return failure.reason.startswith(_STOPS) and is_in_group(job, members(job)[failure.index])
 
 
-def needs_nodes_again(job: DDPJob, failure: Failure) -> bool:
-    """Return whether nodes that a queue provided may be gone: it provides them once for a group."""
-    may_be_lost = failure.class_ in ("Disruption", "Infrastructure")
-    return may_be_lost and not failure.reason.startswith(_STOPS) and provides_nodes(job.spec)
+def has_lost_nodes(
+    job: DDPJob, pods: Observed, failure: Failure, node_ranks: Sequence[int]
+) -> bool:
+    """Return whether a node of the group is gone that the queue has provided, with these pods. It
+    provides nodes once for a group, so a new pod would find none. A silent node may return.
+    """
+    if not (pods.nodes and provides_nodes(job.spec)):
+        return False
+    slots, known = members(job), pods.nodes.by_name
+    lost = {rank: pods.current[rank].node for rank in node_ranks if rank in pods.current}
+    lost[failure.index] = failure.node
+    return any(
+        node and node not in known and is_in_group(job, slots[rank]) for rank, node in lost.items()
+    )
 
 
 def _is_on_avoided_node(pod: PodState, nodes: Sequence[Node]) -> bool:

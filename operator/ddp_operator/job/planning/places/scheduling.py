@@ -6,23 +6,30 @@ deletes its pods and retries later.
 
 import zlib
 from datetime import datetime, timedelta
+from typing import Final
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.failure.budget import pause_seconds
 from ddp_operator.job.membership.world import members
-from ddp_operator.job.planning.decisions import next_attempt, pause_seconds, restarting
+from ddp_operator.job.planning.decisions import next_attempt, restarting
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.schedulers.kueue import provides_nodes
+
+NODES_SECONDS: Final = 600
+"""How long restarting pods may wait for nodes that a queue has provided, by default. GKE removes
+such nodes after ten minutes without pods. At the first start, they may still be coming."""
 
 
 def timeout_due(job: DDPJob, pods: Observed) -> datetime | None:
     """Return when a partly placed gang releases its nodes or quota; None for one without any, which
     keeps its place in the queue.
     """
-    limit = job.spec.scheduling_timeout_seconds
     waiting = [gap for gap in pods.gaps if POLICY[gap.reason].unplaced]
     refused = {gap.node_rank for gap in waiting if gap.reason == "Refused"}
+    limit = job.spec.scheduling_timeout_seconds if refused else _limit(job)
     if limit is None or any(gone.index not in refused for gone in pods.missing):
         return None
     held = (pod for pod in pods.current.values() if not (pod.succeeded or pod.failed))
@@ -47,6 +54,11 @@ def release_half_placed(job: DDPJob, pods: Observed, now: datetime) -> Plan | No
     return restarting(status, "SchedulingTimeout", message, now, event="SchedulingTimeout")
 
 
+def _limit(job: DDPJob) -> int | None:
+    has_nodes = provides_nodes(job.spec) and job.status.is_true("Restarting")
+    return job.spec.scheduling_timeout_seconds or (NODES_SECONDS if has_nodes else None)
+
+
 def _message(job: DDPJob, pods: Observed) -> str:
     """Return which pods wait, grouped by what they wait for."""
     waiting = [pod for pod in pods.current.values() if not (pod.scheduled or pod.failed)]
@@ -62,6 +74,6 @@ def _message(job: DDPJob, pods: Observed) -> str:
     placed = size - len(waiting) - len(pods.missing)
     return (
         f"only {placed} of {size} pods got a node within "
-        f"spec.schedulingTimeoutSeconds ({job.spec.scheduling_timeout_seconds}), so all "
+        f"spec.schedulingTimeoutSeconds ({_limit(job)}), so all "
         f"release theirs; waiting: {causes}"
     )
