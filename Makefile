@@ -6,7 +6,6 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PROGRAMS := $(VENV)/.programs
 STAMP := $(VENV)/.installed
-TORCH := $(shell sed -n 's/^torch==//p' requirements/trainer.txt)
 
 # pip also uses a folder of wheels beside the checkout, if it exists. The variable is exported for the
 # build of the test images.
@@ -24,26 +23,25 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 
-# A virtual environment with both distributions (editable) and the tools, at the locked versions. pip
-# accepts hashes for all requirements or for none, and only the operator's have them, so it runs several
-# times. It prints nothing for minutes, so a line before it says how much it fetches. Python compiles
-# what is imported, and nothing else needs it.
-$(PROGRAMS): requirements/operator.txt requirements/trainer.txt operator/pyproject.toml trainer-image/pyproject.toml
+# A virtual environment with both distributions (editable) and the tools, at the locked versions and
+# with the locked hashes. pip prints nothing for minutes, so a line before it says how much it fetches.
+# Python compiles what is imported, and nothing else needs it.
+PIP_INSTALL := $(PY) -m pip install --quiet --no-compile --require-hashes --only-binary=:all:
+TORCH_CPU := $(shell sed -n 's/^torch==\([^ ]*\).*/\1/p' requirements/trainer-cpu.txt)
+$(PROGRAMS): requirements/operator.txt requirements/trainer-cpu.txt requirements/trainer-cuda.txt operator/pyproject.toml trainer-image/pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PY) -m pip show torch 2> /dev/null | grep '^Version: $(TORCH)' > /dev/null || \
-	  if $(PY) -m pip index versions torch 2> /dev/null | grep -F '$(TORCH)+cpu' > /dev/null; \
-	  then echo "Fetching about 300 MB of Python packages, with torch's CPU build."; \
-	  else echo "Fetching about 3 GB of Python packages, with torch's CUDA build. The CPU build needs" \
-	    "300 MB: README.md says how to get it."; \
-	  fi
-	$(PY) -m pip install --quiet --no-compile -r requirements/operator.txt
-	$(PY) -m pip install --quiet --no-compile -r requirements/trainer.txt setuptools
+	@if $(PY) -m pip index versions torch 2> /dev/null | grep -F '$(TORCH_CPU)' > /dev/null; \
+	  then torch=cpu; size="300 MB of Python packages, with torch's CPU build."; \
+	  else torch=cuda; size="3 GB of Python packages, with torch's CUDA build. The CPU build needs 300 MB: README.md says how to get it."; \
+	  fi; \
+	  test -e $@ || echo "Fetching about $$size"; \
+	  $(PIP_INSTALL) -r requirements/operator.txt -r requirements/trainer-$$torch.txt
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e operator -e trainer-image
 	touch $@
 
 $(STAMP): $(PROGRAMS) requirements/dev.txt
 	@test -e $@ || echo "Fetching about 200 MB of Python tools."
-	$(PY) -m pip install --quiet --no-compile -r requirements/trainer.txt -r requirements/dev.txt
+	$(PIP_INSTALL) -r requirements/dev.txt
 	touch $@
 
 .PHONY: venv
@@ -132,18 +130,22 @@ lint-workflows:
 	  else echo "No Go on this machine: the workflows are not checked."; \
 	  fi
 
+# What operator and trainer share, because neither may import the other. The trainer's files are copies.
 MESSAGES := operator/ddp_operator/job/failure/messages.py
 MESSAGES_COPY := trainer-image/ddp_trainer/process_group/messages.py
+SERVER := $(addprefix operator/ddp_operator/endpoints/,connections.py refusals.py)
+SERVER_COPY := trainer-image/ddp_trainer/launcher/status_server
 .PHONY: generate check-generated
-generate: $(STAMP) ## Write generated files: the CRD, JSON Schemas, tables in docs, copied messages
+generate: $(STAMP) ## Write generated files: the CRD, JSON Schemas, tables in docs, the trainer's copies
 	$(PY) -m ddp_operator crd > crds/ddpjobs.yaml
 	$(PY) -m tools.json_schema
 	cp $(MESSAGES) $(MESSAGES_COPY)
+	cp $(SERVER) $(SERVER_COPY)
 	$(PY) -m tools.chart generate
 	$(PY) -m tests.trainer.support.faults
 
 check-generated: generate ## Fail if a generated file is out of date
-	git diff --exit-code -- crds manifests/chart $(MESSAGES_COPY) docs/concepts/faults.md
+	git diff --exit-code -- crds manifests/chart $(MESSAGES_COPY) $(SERVER_COPY) docs/concepts/faults.md
 
 .PHONY: docs
 docs: $(STAMP) ## Build the documentation in build/docs; a dead link is an error
@@ -151,29 +153,58 @@ docs: $(STAMP) ## Build the documentation in build/docs; a dead link is an error
 	@echo "open build/docs/index.html"
 
 .PHONY: release
-release: $(STAMP) ## Write chart, ddp-operator.yaml, plugin and checksums to dist/, for images in REGISTRY
-	$(PY) -m tools.chart release --registry "$(REGISTRY)" --downloads "$(DOWNLOADS)"
+release: $(STAMP) ## Write chart, ddp-operator.yaml, plugin and checksums to dist/, for the image in REGISTRY with DIGEST
+	$(PY) -m tools.chart release --registry "$(REGISTRY)" --digest "$(DIGEST)" --downloads "$(DOWNLOADS)"
+
+# The time in the image is the commit's. BuildKit compresses the layers, so its version is part of the
+# digest. --no-cache: layers in a cache keep the time of another commit.
+BUILDER := ddp-release
+BUILDKIT := moby/buildkit:v0.34.2
+IMAGE ?= ddp-operator
+.PHONY: release-image
+release-image: ## Build IMAGE (ddp-operator, ddp-trainer or ddp-trainer-cpu) as in a release, and print its digest (needs Docker)
+	mkdir -p build/images
+	docker buildx inspect $(BUILDER) > /dev/null 2>&1 || \
+	  docker buildx create --name $(BUILDER) --driver docker-container --driver-opt image=$(BUILDKIT)
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) docker buildx build --builder $(BUILDER) --no-cache \
+	  --platform linux/amd64 --provenance=false --file $(if $(findstring trainer,$(IMAGE)),trainer-image/)Dockerfile \
+	  $(if $(findstring -cpu,$(IMAGE)),--build-arg TORCH=cpu --build-arg PIP_EXTRA_INDEX_URL) \
+	  --output type=oci,dest=build/images/$(IMAGE).tar,rewrite-timestamp=true \
+	  --metadata-file build/images/$(IMAGE).json .
+	@$(PYTHON) -c 'import json, sys; print(json.load(sys.stdin)["containerimage.digest"])' < build/images/$(IMAGE).json
 
 .PHONY: plugin
 plugin: $(STAMP) ## Write kubectl ddp as one file, dist/kubectl-ddp, for this Python and platform
 	$(PY) -m tools.chart plugin
 
+# torch's builds for CPU and CUDA depend on different packages, so each has a file. The CPU build is
+# found as by `make venv`.
 .PHONY: lock
-# The operator has rights in a cluster, so its pins have hashes. torch's hashes differ between indexes,
-# because its builds for CPU and CUDA are different files of one version.
-lock: $(STAMP) ## Resolve requirements/*.in to exact pins, the operator's with hashes
-	cd requirements && for part in operator trainer dev; do \
-	  ../$(VENV)/bin/pip-compile --quiet --strip-extras --allow-unsafe --no-header --no-emit-index-url \
-	    --no-emit-find-links --no-emit-options --output-file $$part.txt $$part.in \
-	    $$([ $$part != operator ] || echo --generate-hashes); \
+lock: export UV_FIND_LINKS := $(PIP_FIND_LINKS)
+lock: export UV_EXTRA_INDEX_URL := $(PIP_EXTRA_INDEX_URL)
+lock: $(STAMP) ## Resolve requirements/*.in to exact pins with hashes
+	cd requirements && for part in operator trainer-cuda trainer-cpu dev; do \
+	  ../$(VENV)/bin/uv pip compile --python ../$(PY) --quiet --generate-hashes --no-header \
+	    --output-file $$part.txt $$part.in $$([ $$part != dev ] || echo --no-emit-package torch); \
 	done
-	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements/trainer.txt requirements/dev.txt
 
+# Lists of the lock files have the hash of every Python package. Lists of images have the packages of
+# Debian too: IMAGES="NAME=SOURCE…", where SOURCE is docker-archive:FILE or registry:NAME@DIGEST.
+SBOM ?= build/sbom
+SYFT := github.com/anchore/syft/cmd/syft@v1.57.1
+CYCLONEDX := $(PY) -m cyclonedx_py requirements --output-reproducible
 .PHONY: sbom
-sbom: $(STAMP) ## Write the operator's bill of materials (CycloneDX) to build/
-	mkdir -p build
-	$(PY) -m cyclonedx_py requirements requirements/operator.txt --pyproject operator/pyproject.toml \
-	  --output-reproducible --output-file build/ddp-operator.cdx.json
+sbom: $(STAMP) ## Write bills of materials (CycloneDX) to build/sbom; IMAGES="NAME=SOURCE…" adds images
+	mkdir -p $(SBOM)
+	$(CYCLONEDX) requirements/operator.txt --pyproject operator/pyproject.toml \
+	  --output-file $(SBOM)/ddp-operator-python.cdx.json
+	for torch in cpu cuda; do \
+	  $(CYCLONEDX) requirements/trainer-$$torch.txt --pyproject trainer-image/pyproject.toml \
+	    --output-file $(SBOM)/ddp-trainer-$$torch-python.cdx.json; \
+	done
+	for image in $(IMAGES); do \
+	  go run $(SYFT) scan --quiet "$${image#*=}" -o "cyclonedx-json=$(SBOM)/$${image%%=*}-image.cdx.json"; \
+	done
 
 .PHONY: images cluster-up cluster-down
 images: $(STAMP) ## Build the images of the project and of its tests; load them into a running test cluster

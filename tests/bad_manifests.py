@@ -260,6 +260,23 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         template=template(hostNetwork="yes"),
     ),
     _cel(
+        "the operator's account",
+        "spec.template.spec.serviceAccountName: ddp-operator is the operator's own account",
+        template=template(serviceAccountName="ddp-operator"),
+    ),
+    _cel(
+        "the operator's account by its old field",
+        "spec.template.spec.serviceAccountName: ddp-operator is the operator's own account",
+        template=template(serviceAccount="ddp-operator"),
+    ),
+    _cel(
+        "tokens of jobs as a volume",
+        "spec.template.spec: names a Secret that starts with ddp-operator-tokens",
+        template=template(
+            volumes=[{"name": "a", "secret": {"secretName": "ddp-operator-tokens-0123456789"}}]
+        ),
+    ),
+    _cel(
         "one port for two",
         "spec.statusPort: must differ from spec.masterPort",
         statusPort=29500,
@@ -804,12 +821,6 @@ BAD_MANIFESTS: tuple[BadManifest, ...] = (
         "spec.restart.slowRank.action: with restart.scope Gang",
         replicas=2,
         restart={"scope": "Gang", "slowRank": {"action": "Replace"}},
-    ),
-    _cel(
-        "a slow rank that no node can be avoided for",
-        "spec.restart.slowRank.action: Replace makes pods avoid the node",
-        replicas=2,
-        restart={"nodeFailureLimit": 0, "slowRank": {"action": "Replace"}},
     ),
     _cel(
         "a slow rank of one pod",

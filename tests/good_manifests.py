@@ -85,6 +85,13 @@ GOOD_MANIFESTS: dict[str, Json] = {
     "left alone, on a network of its own": job(
         isolation="Job", template=template(hostNetwork=False)
     ),
+    "an account and Secrets of its own": job(
+        template=template(
+            container(envFrom=[{"secretRef": {"name": "ddp-operator"}}]),
+            serviceAccountName="ddp-operator-2",
+            volumes=[{"name": "a", "secret": {"secretName": "my-ddp-operator-tokens"}}],
+        )
+    ),
     "on the nodes' network": job(isolation="None", template=template(hostNetwork=True)),
     "created suspended": job(suspend=True, replicas=3),
     "trainer behind a side car": job(template=template(_SIDE_CAR, container())),
@@ -410,7 +417,6 @@ DEFAULTS: Json = {
     "masterPort": 29500,
     "checkpoint": {"path": "/checkpoints"},
     "statusPort": DEFAULT_STATUS_PORT,
-    "isolation": "None",
     "restart": {
         "scope": "Auto",
         "maxRestarts": 3,

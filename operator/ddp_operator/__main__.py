@@ -130,6 +130,12 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="image from which jobs with `launcher: inject` get the launcher "
         "(default: the operator's own image)",
     )
+    parser.add_argument(
+        "--isolation",
+        choices=["None", "Job"],
+        default="None",
+        help="spec.isolation of jobs that do not set it (default: None)",
+    )
     for flag, what in (("--bad-node", "is broken"), ("--leaving-node", "is about to leave")):
         parser.add_argument(
             flag,
@@ -204,6 +210,7 @@ def _run(asked: argparse.Namespace) -> int:
             lease_name=asked.lease_name,
             lease_namespace=asked.lease_namespace,
             launcher_image=asked.launcher_image,
+            isolate=asked.isolation == "Job",
             node_rules=Rules(bad=asked.bad_node, leaving=asked.leaving_node),
         )
     )

@@ -8,7 +8,6 @@ engine works with either and does not know which. Objects cross this border as p
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -32,14 +31,10 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The facts that decide whether a pod may run on a node."""
+    """What a node reports, and where it is."""
 
     name: str
     labels: Mapping[str, str]
-    schedulable: bool = True
-    """False if cordoned."""
-    taints: tuple[Mapping[str, str], ...] = ()
-    """Taints that keep pods away: effects NoSchedule and NoExecute."""
     boot_id: str = ""
     """New after each start of the machine; empty if unknown."""
     bad: str = ""
@@ -59,6 +54,11 @@ class Node:
 
 class Nodes(tuple[Node, ...]):
     """All nodes. There may be thousands, but jobs read the same few again and again."""
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Node]:
+        """Nodes by name."""
+        return {node.name: node for node in self}
 
     @cached_property
     def signalled(self) -> Mapping[str, Node]:
@@ -217,6 +217,12 @@ class Cluster(Protocol[PodT]):
         Raises `NotFoundError` if there is none.
         """
 
+    async def update(self, changed: Manifest) -> Manifest:
+        """Store an object that was read and changed. Return it as stored.
+
+        Raises `ConflictError` if it has changed since it was read.
+        """
+
     async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
         """Merge-patch the status of an object.
 
@@ -272,26 +278,9 @@ class WorldAnswer(NamedTuple):
     """True if a launcher began that generation, not the operator: it is not the assigned one."""
 
 
-class TokenSource(Enum):
-    """Where a pod gets its job's token from. This decides what its launcher accepts."""
-
-    SENT = "sent"
-    """A variable in plain text; the launcher knows no signatures, and requests carry the token."""
-    VARIABLE = "variable"
-    """A variable in plain text."""
-    SECRET = "secret"
-    """A Secret in the pod's namespace."""
-
-
-class SentToken(str):
-    """A job's token that a request carries, for older launchers that know no signature."""
-
-    __slots__ = ()
-
-
 class Trainers(Protocol):
     """The trainers in pods, over HTTP; an address is `ip:port`. With a job's token, a request is
-    signed but does not carry the token, unless it is a `SentToken`.
+    signed but does not carry the token.
 
     Failures are part of the result: methods raise nothing, except `OutOfFilesError` where
     documented.

@@ -12,7 +12,6 @@ from typing import Final
 
 from ddp_operator import open_files, startup
 from ddp_operator.api.node_signals import DEFAULT_RULES, Rules
-from ddp_operator.api.schema.comparison import Difference
 from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
 from ddp_operator.endpoints.metrics import PATH as METRICS_PATH
 from ddp_operator.engine.metrics import JOBS
@@ -69,6 +68,8 @@ class Options:
     operator's pod, or of the kubeconfig's context."""
     launcher_image: str | None = None
     """Image with the launcher for jobs; None: the image of the operator's own pod."""
+    isolate: bool = False
+    """Isolate jobs that do not set `isolation`."""
     node_rules: Rules = DEFAULT_RULES
     """Signals that mean that a node is broken, or about to leave."""
 
@@ -110,20 +111,24 @@ async def _serve(options: Options) -> None:
             key = Key(own_namespace, options.lease_name)
             lease = await stack.enter_async_context(Leadership(_credentials(options), key))
 
-        async def look() -> tuple[PodSettings, bool, Difference]:
+        async def look() -> tuple[PodSettings, bool]:
             async with ApiClient(credentials) as client:
                 key = lease.key if lease else None
                 await startup.check(client, options.namespace, secret=secret, lease=key)
                 if options.metrics_auth:
                     await startup.check_reviews(client)
                 access = await startup.access(client, secret, namespace=options.namespace)
-                crd = await startup.crd_difference(client)
                 side_cars = await startup.side_cars(client, own_namespace)
                 image = options.launcher_image or await startup.own_image(client)
-                settings = PodSettings(access=access, side_cars=side_cars, launcher_image=image)
-                return settings, await startup.may_see_nodes(client), crd
+                settings = PodSettings(
+                    access=access,
+                    side_cars=side_cars,
+                    launcher_image=image,
+                    isolate=options.isolate,
+                )
+                return settings, await startup.may_see_nodes(client)
 
-        settings, may_see_nodes, crd = await startup.when_reachable(look)
+        settings, may_see_nodes = await startup.when_reachable(look)
         open_files.raise_limit()  # logs, so after the checks: a failed start logs only its error
         ready = asyncio.Event()
         client = ApiClient(credentials, before_write=lease.check if lease else None)
@@ -135,12 +140,13 @@ async def _serve(options: Options) -> None:
             ready=ready,
             may_see_nodes=may_see_nodes,
             node_rules=options.node_rules,
-            crd=crd,
             progress_seconds=options.progress_poll_seconds,
             metrics_jobs=options.metrics_jobs,
             priority_boost=options.priority_boost,
         )
         health.ready, metrics.text = ready.is_set, replica.metrics
+        async with ApiClient(credentials) as reader:
+            await startup.when_crd_fits(reader, replica.note_crd)
         await replica.run()
 
 

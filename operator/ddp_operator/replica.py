@@ -37,7 +37,7 @@ from ddp_operator.trainers import HttpTrainers
 logger = logging.getLogger(__name__)
 
 _SYNC_SECONDS: Final = 120.0
-"""Deadline of a complete list of pods."""
+"""Deadline of a complete list of pods or nodes."""
 
 _IDENTITY: Final[Any] = "ddp-operator"
 """kopf's name for this process; without peering nothing depends on it."""
@@ -59,9 +59,8 @@ class Replica:
 
     Without the lease, `client` refuses writes. `ready` is set while the watches run, also on a
     standby replica. Trainers of running jobs are polled for progress every `progress_seconds`, and
-    it is written as often. `crd` is the difference of the installed CRD from this release's.
-    `metrics` names at most `metrics_jobs` jobs. `priority_boost` is the largest boost of a running
-    job's Workload; 0: none.
+    it is written as often. `metrics` names at most `metrics_jobs` jobs. `priority_boost` is the
+    largest boost of a running job's Workload; 0: none.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class Replica:
         ready: asyncio.Event,
         may_see_nodes: bool,
         node_rules: Rules,
-        crd: Difference,
         progress_seconds: float = PROGRESS_SECONDS,
         metrics_jobs: int = JOBS_IN_METRICS,
         priority_boost: int = 0,
@@ -103,13 +101,17 @@ class Replica:
             metrics_jobs=metrics_jobs,
             priority_boost=priority_boost,
         )
+        self._engine.metrics.api_errors = client.errors
+
+    def note_crd(self, crd: Difference) -> None:
+        """Show in the metrics how the installed CRD differs from this release's."""
         self._engine.metrics.lost_fields = crd.lacking
         self._engine.metrics.unknown_fields = crd.unknown
-        self._engine.metrics.api_errors = client.errors
 
     def metrics(self) -> str:
         """Return all metrics as Prometheus' text."""
-        return self._engine.metrics_text(leading=self._lease is None or self._lease.held.is_set())
+        acts = self._ready.is_set() and (self._lease is None or self._lease.held.is_set())
+        return self._engine.metrics_text(leading=acts)
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT. Any other end raises.
@@ -125,7 +127,7 @@ class Replica:
         kopf_task: asyncio.Task[None] | None = None
         lost = False
         try:
-            sync = asyncio.create_task(self._pods.wait_synced(timeout_seconds=_SYNC_SECONDS))
+            sync = asyncio.create_task(self._wait_synced())
             await _first_of([sync, *parts])
             if stop.done():
                 sync.cancel()
@@ -150,6 +152,14 @@ class Replica:
                 await self._lease.release()
             if kopf_task is not None:
                 await _end([kopf_task])
+
+    async def _wait_synced(self) -> None:
+        """Wait until pods and nodes are listed. Without the nodes, a plan would decide as if the
+        operator were not allowed to see them.
+        """
+        for reflector in (self._pods, self._nodes):
+            if reflector is not None:
+                await reflector.wait_synced(timeout_seconds=_SYNC_SECONDS)
 
     def _node_reflector(self) -> Reflector[Node]:
         return Reflector(

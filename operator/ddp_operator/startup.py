@@ -1,22 +1,24 @@
 """Start-up checks: the API server serves and allows everything that the operator needs.
 
-A check must not end a process that is only too early: the API server may be away for a while, and
-Kubernetes restarts a failing container after increasing pauses.
+A check must not end a process that is only too early: the API server may be away, or its CRD not
+updated yet, and Kubernetes restarts a failing container after pauses of up to five minutes.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from socket import gethostname
 from typing import Final, TypeVar
 
 from ddp_operator import __version__
 from ddp_operator.api import kubernetes
-from ddp_operator.api.constants import VERSION
+from ddp_operator.api.constants import TOKEN_SECRETS, VERSION
 from ddp_operator.api.schema import crd
 from ddp_operator.api.schema.comparison import Difference, compare
+from ddp_operator.api.status import decisive_names
 from ddp_operator.engine.tokens.access import Access
 from ddp_operator.handlers import JOBS
+from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars
 from ddp_operator.kube import (
     CONFIG_MAPS,
@@ -42,10 +44,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SERVER_SECONDS: Final = 300.0
-"""How long the API server may be away when the operator starts. As long as Kubernetes itself
-tolerates an unreachable node by default."""
 _RETRY_SECONDS: Final = 2.0
+_CRD_SECONDS: Final = 10.0
+"""How often an old CRD is read again."""
+_LOG_SECONDS: Final = 60.0
+"""How often the same reason for waiting is logged."""
 _SETTLE_SECONDS: Final = 30.0
 """A server that has just started answers before it has loaded all CRDs and roles."""
 
@@ -62,7 +65,7 @@ _NEEDED: Final = (
 _CONTAINER: Final = "operator"
 """Name of the operator's own container, in all manifests."""
 
-SECRET_NAME: Final = "ddp-operator-tokens"
+SECRET_NAME: Final = TOKEN_SECRETS
 """Name of the Secret in the operator's own namespace from which the tokens of all jobs derive;
 `manifests/install` grants `get` on no other."""
 
@@ -78,8 +81,7 @@ _NODE_VERBS: Final = ("list", "watch")
 
 READ_CRD: Final = Permission("get", CUSTOM_RESOURCE_DEFINITIONS, name=crd.NAME)
 """Permission to compare the CRD with this release's. Optional."""
-_NAMED: Final = 5
-"""Fields of a CRD that a log line names."""
+_APPLY_CRD: Final = "kubectl apply -f crds/ddpjobs.yaml"
 
 NEEDED_TO_REVIEW: Final = (
     Permission("create", TOKEN_REVIEWS),
@@ -97,28 +99,69 @@ class StartupError(Exception):
     """The operator cannot work here. The message says what is missing, in one line."""
 
 
-async def when_reachable(look: Callable[[], Awaitable[T]], *, seconds: float = SERVER_SECONDS) -> T:
-    """Return the result of `look` once the API server answers.
+class _WaitLog:
+    """Logs why the operator waits: at once if the reason is new, then once a minute."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self._message = ""
+        self._due = 0.0
+
+    def add(self, message: str) -> None:
+        """Log a reason if it is due."""
+        now = asyncio.get_running_loop().time()
+        if message != self._message or now >= self._due:
+            self._message, self._due = message, now + _LOG_SECONDS
+            logger.log(self._level, "%s", message)
+
+
+async def when_reachable(look: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of `look` once the API server answers, however long that takes.
 
     Raises:
-        UnavailableError: the server has not answered within `seconds`.
         StartupError: raised by `look`. It is retried for a while after the server has returned.
     """
     now = asyncio.get_running_loop().time
-    end, settled_at = now() + seconds, now()
+    log, settled_at = _WaitLog(logging.WARNING), now()
     while True:
         try:
             return await look()
         except UnavailableError as error:
-            if now() >= end:
-                raise
-            logger.warning("waiting for the API server: %s", error.message)
+            log.add(f"waiting for the API server: {error.message}")
             settled_at = now() + _SETTLE_SECONDS
         except StartupError as error:
             if now() >= settled_at:
                 raise
-            logger.warning("waiting for the API server, which has just started: %s", error)
+            log.add(f"waiting for the API server, which has just started: {error}")
         await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def when_crd_fits(client: ApiClient, note: Callable[[Difference], None]) -> None:
+    """Wait until the installed CRD has all status fields that decisions read, and log how it
+    differs from this release's. `note` receives each comparison.
+    """
+    log = _WaitLog(logging.ERROR)
+    while True:
+        found = await when_reachable(lambda: crd_difference(client))
+        note(found)
+        missing = decisive_names(found.lacking)
+        if found.lacking:
+            waits = ", which waits for a newer one before it acts" if missing else ""
+            names = some(sorted(missing or found.lacking))
+            log.add(
+                f"the CRD is older than this operator{waits}: the server drops or refuses {names}: "
+                f"apply the CRD of this release, {__version__} ({_APPLY_CRD})"
+            )
+        if not missing:
+            break
+        await asyncio.sleep(_CRD_SECONDS)
+    if found.unknown:
+        logger.warning(
+            "the CRD is newer than this operator, %s, which leaves jobs with %s unchanged: "
+            "upgrade the operator",
+            __version__,
+            some(sorted(found.unknown)),
+        )
 
 
 async def check(
@@ -127,13 +170,18 @@ async def check(
     """Check what would otherwise show as a job that never starts.
 
     Raises:
-        StartupError: the API server is too old, or the CRD or a permission is missing.
+        StartupError: the API server is too old, the CRD or a permission is missing, or the operator
+        would serve its own namespace only.
     """
+    if namespace is not None and namespace == client.credentials.pod_namespace:
+        raise StartupError(
+            f"--namespace {namespace}: the operator runs in this namespace, where authors of jobs "
+            "could use its account and its Secrets; install it in another namespace"
+        )
     await _require_release(client)
     if not await check_served(client, JOBS):
         raise StartupError(
-            f"the API server does not serve {JOBS} {VERSION}: install the CRD first "
-            "(kubectl apply -f crds/ddpjobs.yaml)"
+            f"the API server does not serve {JOBS} {VERSION}: install the CRD first ({_APPLY_CRD})"
         )
     rights = _RIGHTS_IN_ONE_NAMESPACE if namespace else _RIGHTS
     await _require(client, needed(namespace, secret=secret, lease=lease), rights)
@@ -196,11 +244,11 @@ async def _require(client: ApiClient, permissions: Iterable[Permission], rights:
 
 
 async def access(client: ApiClient, secret: Key, *, namespace: str | None) -> Access:
-    """Read the key from which the tokens of jobs derive. The very first replica creates it. Also
+    """Read the keys from which the tokens of jobs derive. The very first replica creates it. Also
     check whether Secrets may be created in the served `namespace`, or in all.
 
     Raises:
-        StartupError: the Secret has no usable key.
+        StartupError: a key in the Secret is unusable, or there is none.
     """
     try:
         found = await own_secret(client, secret)
@@ -213,7 +261,7 @@ async def access(client: ApiClient, secret: Key, *, namespace: str | None) -> Ac
             "; ".join(str(permission) for permission in missing),
         )
     return Access(
-        secret=found,
+        keys=found,
         operator_namespace=client.credentials.pod_namespace,
         has_secrets=not missing,
     )
@@ -265,8 +313,8 @@ async def may_see_nodes(client: ApiClient) -> bool:
 
 
 async def crd_difference(client: ApiClient) -> Difference:
-    """Compare the installed CRD with this release's, and log a difference. The operator works with
-    either, and leaves jobs that it does not understand unchanged.
+    """Compare the installed CRD with this release's. There is no difference if the operator may not
+    read it.
     """
     if await check_access(client, [READ_CRD]):
         logger.info(
@@ -277,26 +325,6 @@ async def crd_difference(client: ApiClient) -> Difference:
         return Difference()
     path = CUSTOM_RESOURCE_DEFINITIONS.path(name=crd.NAME)
     try:
-        found = compare(await client.request("GET", path))
+        return compare(await client.request("GET", path))
     except NotFoundError:  # the jobs are not served from a CRD
         return Difference()
-    if found.lacking:
-        logger.error(
-            "the CRD is older than this operator, and the API server drops or refuses %s: "
-            "apply the CRD of this release, %s (kubectl apply -f crds/ddpjobs.yaml)",
-            _some(found.lacking),
-            __version__,
-        )
-    if found.unknown:
-        logger.warning(
-            "the CRD is newer than this operator, %s, which leaves jobs with %s unchanged: "
-            "upgrade the operator",
-            __version__,
-            _some(found.unknown),
-        )
-    return found
-
-
-def _some(names: Collection[str]) -> str:
-    shown = ", ".join(sorted(names)[:_NAMED])
-    return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown

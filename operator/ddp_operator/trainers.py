@@ -18,18 +18,17 @@ import aiohttp
 import orjson
 
 from ddp_operator import __version__
+from ddp_operator.answers import Answer, Count
 from ddp_operator.open_files import Share, own_share
-from ddp_operator.ports import OutOfFilesError, SentToken, WorldAnswer
+from ddp_operator.ports import OutOfFilesError, WorldAnswer
 from ddp_operator.slots import FairSlots
 
 logger = logging.getLogger(__name__)
 
 _SECONDS: Final = 2.0
 """A response of a few hundred bytes from within the cluster takes milliseconds."""
-_LIMIT_BYTES: Final = 64 * 1024
 _TRACES_SECONDS: Final = 25.0
 """A launcher waits twelve seconds until other requests for stacks end, then ten for its ranks."""
-_TRACES_BYTES: Final = 3 * 1024 * 1024
 _RECEIVE_BYTES: Final = 8 * 1024
 """Size of the kernel's receive buffer, and so of each read. Parsing a quarter of a megabyte of the
 smallest chunks, or of repeated `100 Continue`, takes a good part of a second."""
@@ -38,6 +37,14 @@ _FEWEST: Final = 8
 """Fewest launchers to poll at a time, however few files are left."""
 _OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
 _FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
+
+
+class _KnownWorld(Answer):
+    """The answer to PUT /world."""
+
+    generation: Count
+    ended: bool = False
+    led: bool = False
 
 
 _For = Literal["requests", "polls", "assignments"]
@@ -81,12 +88,9 @@ class HttpTrainers:
             ) as response:
                 if response.status not in (200, 409):
                     return None
-                answer = orjson.loads(await _content(response))
-                known = answer.get("generation") if isinstance(answer, dict) else None
-                if type(known) is not int or known < 0:
-                    return None
-                led = response.status == 409 and answer.get("led") is True
-                return WorldAnswer(known, answer.get("ended") is True, led)
+                answer = _KnownWorld.read(await _content(response))
+                led = response.status == 409 and answer.led
+                return WorldAnswer(answer.generation, answer.ended, led)
         except (TimeoutError, *_FAILURES) as error:
             _raise_if_out_of_files(error)
             return None
@@ -139,7 +143,6 @@ class HttpTrainers:
             "/traces",
             seconds=max(self._timeout_seconds, _TRACES_SECONDS),
             headers=_signed(token, "GET", "/traces"),
-            limit=_TRACES_BYTES,
         )
 
     async def checkpoint(self, address: str, *, token: str) -> bool:
@@ -160,7 +163,6 @@ class HttpTrainers:
         seconds: float,
         headers: Mapping[str, str] | None = None,
         for_: _For = "requests",
-        limit: int = _LIMIT_BYTES,
     ) -> bytes | str:
         """Return the content of a response, or a text that says why there is none. Raise
         `OutOfFilesError` only for polls and assignments.
@@ -171,7 +173,7 @@ class HttpTrainers:
             ) as response:
                 if response.status != 200:
                     return f"HTTP status {response.status}"
-                return await _content(response, limit)
+                return await _content(response)
         except aiohttp.ClientConnectorError as error:
             if for_ != "requests":
                 _raise_if_out_of_files(error)
@@ -231,17 +233,13 @@ def _session(connections: int) -> aiohttp.ClientSession:
     )
 
 
-async def _content(response: aiohttp.ClientResponse, limit: int = _LIMIT_BYTES) -> bytes:
-    """Return the whole response.
-
-    Raises:
-        ValueError: it is too long.
-    """
+async def _content(response: aiohttp.ClientResponse) -> bytes:
+    """Return the content of a response; of one that is too long, enough to refuse it."""
     content = bytearray()
     async for part in response.content.iter_any():
         content += part
-        if len(content) > limit:
-            raise ValueError(f"a response of more than {limit} bytes")
+        if len(content) > Answer.MAX_BYTES:
+            break
     return bytes(content)
 
 
@@ -251,12 +249,10 @@ def _signed(token: str, method: str, target: str, body: bytes = b"") -> dict[str
     The token signs method, path with query, body and time, but is not sent: the address may belong
     to another pod by now.
     """
-    if isinstance(token, SentToken):
-        return {"Authorization": f"Bearer {token}"}
     at, digest = int(time.time()), hashlib.sha256(body).hexdigest()
     text = f"{method}\n{target}\n{at}\n{digest}"
     signature = hmac.digest(token.encode(), text.encode(), "sha256").hex()
-    return {"Authorization": f"DDP-HMAC-SHA256 {at}:{signature}"}
+    return {"Authorization": f"DDP-HMAC-SHA256 {at}:{digest}:{signature}"}
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -97,8 +97,8 @@ class Account:
         if self.record.attempts[self.name] != set(range(status.attempt + 1)):
             seen = sorted(self.record.attempts[self.name])
             yield f"attempt {status.attempt}, but pods of attempts {seen} were seen"
-        if status.excluded_nodes:
-            yield f"it avoids {status.excluded_nodes}, and there is no other node"
+        if barred := status.bookkeeping.barred_nodes:
+            yield f"it must not run on {barred}, and there is no other node"
 
     def _about_failures(self) -> Iterator[str]:
         failures = self.status.failures

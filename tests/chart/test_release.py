@@ -1,6 +1,7 @@
 """Files of `make release`."""
 
 import hashlib
+import json
 import subprocess
 import sys
 import tarfile
@@ -10,6 +11,7 @@ import helm_python as helm
 import pytest
 import yaml
 from ddp_operator import __version__
+from packageurl import PackageURL
 
 from tests.unit.chart.kustomize import build
 from tests.unit.chart.rendering import by_name, container_of
@@ -17,6 +19,8 @@ from tools.chart.generated import CHART
 from tools.chart.release import release
 
 WHERE = "https://example.com/v1/"
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+IMAGE = f"ghcr.io/example/ddp-operator@{DIGEST}"
 
 pytestmark = pytest.mark.nightly  # a release includes the plugin, which takes 14 s to build
 
@@ -28,9 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def written(folder: Path) -> dict[str, Path]:
-    return {
-        path.name: path for path in release(folder, registry="ghcr.io/example", downloads=WHERE)
-    }
+    paths = release(folder, registry="ghcr.io/example", digest=DIGEST, downloads=WHERE)
+    return {path.name: path for path in paths}
 
 
 def test_release_has_these_files(written: dict[str, Path], folder: Path) -> None:
@@ -40,6 +43,7 @@ def test_release_has_these_files(written: dict[str, Path], folder: Path) -> None
     assert written.keys() - {archive} == {
         f"ddp-operator-{__version__}.tgz",
         "ddp-operator.yaml",
+        "ddp-operator-chart.cdx.json",
         "kubectl-ddp",
         "krew-ddp.yaml",
         "SHA256SUMS",
@@ -70,7 +74,7 @@ def test_package_installs_this_release(written: dict[str, Path]) -> None:
         assert chart.version == chart.metadata["appVersion"] == __version__
         texts = chart.render(name="ddp", namespace="ddp-operator")
     rendered = by_name([yaml.safe_load(texts["ddp-operator/templates/deployment.yaml"])])
-    assert container_of(rendered)["image"] == f"ghcr.io/example/ddp-operator:{__version__}"
+    assert container_of(rendered)["image"] == IMAGE
 
 
 def test_single_file_equals_the_kustomization(written: dict[str, Path]) -> None:
@@ -80,9 +84,28 @@ def test_single_file_equals_the_kustomization(written: dict[str, Path]) -> None:
     applied, installed = by_name(documents), build()
     # In an order that a server can take them in.
     assert [key[0] for key in applied][:2] == ["Namespace", "CustomResourceDefinition"]
-    container_of(installed)["image"] = f"ghcr.io/example/ddp-operator:{__version__}"
+    container_of(installed)["image"] = IMAGE
     assert applied == installed
     assert "helm" not in text.lower()
+
+
+def test_sbom_of_the_chart_names_its_image_by_digest(written: dict[str, Path]) -> None:
+    sbom = json.loads(written["ddp-operator-chart.cdx.json"].read_text())
+    chart = written[f"ddp-operator-{__version__}.tgz"].read_bytes()
+    assert sbom["metadata"]["component"]["hashes"] == [
+        {"alg": "SHA-256", "content": hashlib.sha256(chart).hexdigest()}
+    ]
+    [image] = sbom["components"]
+    assert (image["type"], image["name"]) == ("container", "ghcr.io/example/ddp-operator")
+    assert image["hashes"] == [{"alg": "SHA-256", "content": DIGEST.removeprefix("sha256:")}]
+    assert PackageURL.from_string(image["purl"]).version == DIGEST
+
+
+@pytest.mark.parametrize("digest", ["latest", DIGEST.removesuffix("f"), DIGEST.upper()])
+def test_bad_digest_is_refused_before_anything_is_written(digest: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"digest: .* is not sha256: and 64 hexadecimal digits"):
+        release(tmp_path / "dist", digest=digest)
+    assert not (tmp_path / "dist").exists()
 
 
 def test_krew_manifest_names_program_and_licence(written: dict[str, Path]) -> None:
@@ -103,8 +126,7 @@ def test_krew_manifest_names_program_and_licence(written: dict[str, Path]) -> No
 
 
 def test_release_is_reproducible(written: dict[str, Path], tmp_path: Path) -> None:
-    again = {
-        path.name: path for path in release(tmp_path, registry="ghcr.io/example", downloads=WHERE)
-    }
+    paths = release(tmp_path, registry="ghcr.io/example", digest=DIGEST, downloads=WHERE)
+    again = {path.name: path for path in paths}
     for name, path in written.items():
         assert again[name].read_bytes() == path.read_bytes(), name

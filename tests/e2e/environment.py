@@ -17,7 +17,7 @@ from tests.e2e.kubectl import Kubectl, wait_for
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 OPERATOR_NAMESPACE: Final = "ddp-operator"
-_OPERATOR: Final = ("--selector", "app.kubernetes.io/name=ddp-operator")
+_OPERATOR: Final = ("--selector", "ddp-operator.io/component=operator")
 _VOLUMES_PARENT: Final = "/var/tmp"
 """On the node: its folders outlive pods."""
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.constants import LABEL_JOB_NAME
-from ddp_operator.startup import SECRET_NAME
 
 from tests.e2e.environment import (
     OPERATOR_NAMESPACE,
@@ -125,11 +124,16 @@ def test_job_shows_stacks_and_profiles_and_leaves_nothing_when_deleted(
 
 
 TELL = """
-import http.client, os, sys
+import hashlib, hmac, http.client, os, sys, time
 ip, owner = sys.argv[1:]
 token = os.environ["DDP_TOKEN"] if owner == "own" else "0" * 64
+at = int(time.time())
+digest = hashlib.sha256().hexdigest()
+text = f"POST\\n/dump-stacks\\n{at}\\n{digest}"
+signature = hmac.digest(token.encode(), text.encode(), "sha256").hex()
+signed = f"DDP-HMAC-SHA256 {at}:{digest}:{signature}"
 pod = http.client.HTTPConnection(ip, int(os.environ["DDP_STATUS_PORT"]), timeout=10)
-pod.request("POST", "/dump-stacks", headers={"Authorization": "Bearer " + token})
+pod.request("POST", "/dump-stacks", headers={"Authorization": signed})
 print(pod.getresponse().status)
 """
 
@@ -147,15 +151,12 @@ def test_pod_accepts_only_its_jobs_token_and_can_be_isolated(
         return int(job.kubectl.run(*command))
 
     assert (status_with_token("another"), status_with_token("own")) == (403, 202)
+    tokens = job.kubectl.get("secret", variables["DDP_TOKEN"]["valueFrom"]["secretKeyRef"]["name"])
+    assert tokens["immutable"] is True
+    assert [owner["kind"] for owner in tokens["metadata"]["ownerReferences"]] == ["DDPJob"]
     operator = environment.kubectl.within(OPERATOR_NAMESPACE)
-    assert operator.get("secret", SECRET_NAME)["immutable"] is True
 
-    uids = job.uids()
-    patch = '{"spec": {"isolation": "Job"}}'
-    job.kubectl.run("patch", "ddpjob", job.name, "--type=merge", "--patch", patch)
-    wait_for(
-        lambda: job.status().bookkeeping.isolation == "Job", what="isolation", describe=job.status
-    )
+    assert job.status().bookkeeping.isolation == "Job"
     policy = job.kubectl.get("networkpolicy", job.name)
     _, let_in = policy["spec"]["ingress"]
     (peer,) = let_in["from"]
@@ -168,6 +169,12 @@ def test_pod_accepts_only_its_jobs_token_and_can_be_isolated(
     assert [namespace["metadata"]["name"] for namespace in found] == [OPERATOR_NAMESPACE]
     names = {pod["metadata"]["name"] for pod in operator.items("pods", "-l", ",".join(pods))}
     assert operator_leader(environment.kubectl) in names
+    uids = job.uids()
+    patch = '{"spec": {"isolation": "None"}}'
+    job.kubectl.run("patch", "ddpjob", job.name, "--type=merge", "--patch", patch)
+    wait_for(
+        lambda: job.status().bookkeeping.isolation == "", what="no isolation", describe=job.status
+    )
     assert job.uids() == uids
 
 

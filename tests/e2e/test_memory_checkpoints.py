@@ -20,6 +20,8 @@ INTERVAL = 5
 """Steps between two saves in the example."""
 PODS = 3
 STEPS = 400
+ENDLESS = "memory-1"
+"""The job that trains until it is deleted, so that it does not end before it has saved again."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def _small(manifest: Any, name: str) -> Any:
     if manifest["kind"] == "DDPJob":
         [container] = manifest["spec"]["template"]["spec"]["containers"]
         container["resources"]["requests"] = {"cpu": "50m", "memory": "128Mi"}
-        container["env"] = [{"name": "STEPS", "value": str(STEPS)}]
+        steps = 1_000_000 if name == ENDLESS else STEPS
+        container["env"] = [{"name": "STEPS", "value": str(steps)}]
     return manifest
 
 
@@ -112,34 +115,48 @@ def last_saved(log: str) -> int:
     return int(re.findall(r"step (\d+)/", first)[-1])
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_lost_pod_resumes_from_the_memory_of_another(
-    disturbed: dict[str, Disturbed], lost: int
+def test_job_without_rank_0_resumes_from_memory_and_completes(
+    disturbed: dict[str, Disturbed],
 ) -> None:
-    """Rank 0's pod has the launcher that decides, and any other pod only snapshots."""
-    name = f"memory-{lost}"
-    job, uids = disturbed[name].job, disturbed[name].uids
-    names = [f"{name}-0-{index}" + ("-r1" if index == lost else "") for index in range(PODS)]
-    logs = [begun(job, pod, starts=1 if index == lost else 2) for index, pod in enumerate(names)]
+    """Rank 0's pod has the launcher that decides."""
+    job = disturbed["memory-0"].job
+    until_resumed(disturbed["memory-0"], lost=0)
+    status = job.wait_until("Succeeded")
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 1)
+    job.log_with("memory-0-0-0-r1", f"rank 0 step {STEPS}/{STEPS}")
+
+
+def test_job_without_another_pod_resumes_from_memory_and_saves_again(
+    disturbed: dict[str, Disturbed],
+) -> None:
+    job = disturbed[ENDLESS].job
+    step = until_resumed(disturbed[ENDLESS], lost=1)
+    wait_for(lambda: complete(job) > step, what="newer complete steps", describe=job.status)
+    status = job.status()
+    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 1)
+    job.kubectl.run("delete", "ddpjob", job.name, "--wait=false")
+
+
+def until_resumed(disturbed: Disturbed, *, lost: int) -> int:
+    """Wait until a job that lost a pod has resumed from memory, with its other pods; return the
+    step.
+    """
+    job, uids = disturbed.job, disturbed.uids
+    names = [f"{job.name}-0-{at}" + ("-r1" if at == lost else "") for at in range(PODS)]
+    logs = [begun(job, pod, starts=1 if at == lost else 2) for at, pod in enumerate(names)]
     resumed = {begins(log)[-1] for log in logs}
     assert len(resumed) == 1, "all ranks resume at the same step"
     [step] = resumed
     assert step % INTERVAL == 0
     # A save that was still being copied is lost with the pod, and the steps since.
-    assert (
-        disturbed[name].step
-        <= step
-        <= max(last_saved(log) for log in logs[:lost] + logs[lost + 1 :])
-    )
+    survivors = logs[:lost] + logs[lost + 1 :]
+    assert disturbed.step <= step <= max(last_saved(log) for log in survivors)
     now = job.uids()
     assert [now[pod] for pod in names if pod in uids] == [uids[p] for p in names if p in uids]
     record = wait_for(lambda: restored(job), what="the restore in the status", describe=job.status)
     assert (record.restored_step, record.restore_reason, record.copies) == (step, "", 1)
     assert "RestoredFromMemory" in {event["reason"] for event in job.events()}
-    wait_for(lambda: complete(job) > step, what="newer complete steps", describe=job.status)
-    status = job.wait_until("Succeeded")
-    assert (status.attempt, status.restarts, status.disruptions) == (0, 0, 1)
-    job.log_with(names[0], f"rank 0 step {STEPS}/{STEPS}")
+    return step
 
 
 def test_killed_rank_resumes_from_its_own_pod(disturbed: dict[str, Disturbed]) -> None:

@@ -14,7 +14,7 @@ from tests.cluster.node import Node
 
 POISONED: Final = "poisoned"
 FULL: Final = ("full-1", "full-2")
-"""Nodes without room for a pod: a job avoids at most a quarter of the nodes that fit."""
+"""Nodes without room for a pod."""
 _PERIOD_SECONDS: Final = 0.5
 _STATUS_PATCH: Final = "application/merge-patch+json"
 _LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"

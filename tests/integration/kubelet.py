@@ -182,6 +182,16 @@ async def start(jobs: Jobs, kubelet: FakeKubelet, **spec: Any) -> None:
     await run_all(jobs, kubelet)
 
 
+async def run_job(
+    jobs: Jobs, kubelet: FakeKubelet, name: str, *, ip: str = "", **spec: Any
+) -> None:
+    """Create a job of one pod and bring it to Running; `ip`: the pod's address."""
+    await jobs.create(job(name, **spec))
+    await jobs.until_pods(f"{name}-0-0", name=name)
+    await kubelet.run(f"{name}-0-0", ip=ip)
+    await jobs.until_phase("Running", name)
+
+
 async def run_all(jobs: Jobs, kubelet: FakeKubelet) -> None:
     """Run all pods that are not deleted."""
     for pod in await jobs.live_pods():

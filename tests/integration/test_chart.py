@@ -26,6 +26,8 @@ from tests.waiting import eventually
 
 CRD = f"{CRDS}/ddpjobs.ddp-operator.io"
 TEST_POD = "ddp-operator-test"
+JOB_NAMESPACE = "default"
+"""Of the job that `helm test` creates."""
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +128,7 @@ async def test_helm_test_runs_a_job_to_its_end(
     release: Release, admin: ApiClient, tmp_path: Path
 ) -> None:
     await release.install()
-    kubelet = FakeKubelet(admin, release.namespace)
+    kubelet, tester = FakeKubelet(admin, JOB_NAMESPACE), FakeKubelet(admin, release.namespace)
     rights = await release.kubeconfig_of("ddp-operator", tmp_path)
     async with release.operator(rights):
         trying = asyncio.create_task(release.test())
@@ -141,8 +143,8 @@ async def test_helm_test_runs_a_job_to_its_end(
 
         await eventually(created, interval_seconds=0.05)
         ended = asyncio.create_task(run_pod(pod, await release.kubeconfig_of(TEST_POD, tmp_path)))
-        name = await only_job(admin, release.namespace)
-        jobs = Jobs(admin, release.namespace)
+        name = await only_job(admin, JOB_NAMESPACE)
+        jobs = Jobs(admin, JOB_NAMESPACE)
         ranks = (f"{name}-0-0", f"{name}-0-1")
         await jobs.until_pods(*ranks, name=name)
         for rank in ranks:
@@ -153,7 +155,7 @@ async def test_helm_test_runs_a_job_to_its_end(
         assert "spec.replicas" in refused
         assert succeeded == f"{name}: Succeeded: all 2 pods completed"
         assert reconciled.startswith("a valid DDPJob was reconciled")
-        await kubelet.succeed(TEST_POD)
+        await tester.succeed(TEST_POD)
         await trying
         assert not await jobs.exists(name)
 
@@ -204,7 +206,7 @@ async def test_objects_of_all_values_are_admitted(release: Release) -> None:
         "tolerations": [{"key": "pool", "operator": "Exists"}],
         "affinity": {"nodeAffinity": required},
         "priorityClassName": "system-cluster-critical",
-        "networkPolicy": {"enabled": True},
+        "networkPolicy": {"enabled": False},
         "metrics": {"auth": {"enabled": True}},
         "dranet": True,
         "gangs": True,

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.integration.rights import MANIFESTS
+from tests.unit.kube.admission import AdmissionRequest, Policy
 
 Json = dict[str, Any]
 Render = Callable[..., dict[tuple[str, str], Json]]
@@ -50,7 +51,7 @@ def container(rendered: dict[tuple[str, str], Json]) -> Json:
 
 def test_each_component_adds_only_its_objects(render: Render) -> None:
     bare = render()
-    assert container(bare)["args"] == ["run", "--leader-elect"]
+    assert container(bare)["args"] == ["run", "--leader-elect", "--isolation=Job"]
     added = {name: sorted(render(name).keys() - bare.keys()) for name in components()}
     assert added == {
         "admission-policy": [
@@ -65,12 +66,11 @@ def test_each_component_adds_only_its_objects(render: Render) -> None:
             ("ClusterRole", "ddp-operator-metrics-reader"),
             ("ClusterRoleBinding", "ddp-operator-metrics-auth"),
         ],
-        "network-policy": [("NetworkPolicy", "ddp-operator")],
         "priority-boost": cluster_role("workloads"),
         "one-namespace": [
             (kind, f"ddp-operator-{name}")
             for kind in ("Role", "RoleBinding")
-            for name in ("jobs", "logs", "tokens")
+            for name in ("image", "jobs", "logs", "tokens")
         ],
     }
 
@@ -85,31 +85,57 @@ def components() -> list[str]:
 
 
 def test_component_one_namespace_grants_nothing_elsewhere(render: Render) -> None:
-    rendered = render("one-namespace", namespace="training")
-    kinds = {kind for kind, _ in rendered}
-    assert "ClusterRoleBinding" not in kinds
-    # The namespace belongs to the user and stays unchanged.
-    assert "Namespace" not in kinds
+    rendered = render("one-namespace")
+    assert "ClusterRoleBinding" not in {kind for kind, _ in rendered}
     assert {name for kind, name in rendered if kind == "ClusterRole"} == {
         "ddpjobs-edit",
         "ddpjobs-view",
     }
-    for (kind, _), manifest in rendered.items():
-        if kind not in CLUSTER_WIDE:
-            assert manifest["metadata"]["namespace"] == "training"
+    places = {
+        (kind, name): manifest["metadata"]["namespace"]
+        for (kind, name), manifest in rendered.items()
+        if kind not in (*CLUSTER_WIDE, "Namespace")
+    }
+    served = {(kind, name) for (kind, name), place in places.items() if place == "training"}
+    assert served == {
+        (kind, f"ddp-operator-{name}")
+        for kind in ("Role", "RoleBinding")
+        for name in ("jobs", "logs", "tokens")
+    }
+    assert set(places.values()) == {"training", "ddp-operator"}
+    for manifest in rendered.values():
         for subject in manifest.get("subjects", ()):
-            assert subject["namespace"] == "training"
+            assert subject["namespace"] == "ddp-operator"
     operator = container(rendered)
-    assert operator["args"] == ["run", "--leader-elect", "--namespace=$(NAMESPACE)"]
-    [variable] = operator["env"]
-    assert variable["name"] == "NAMESPACE"
-    assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
+    assert operator["args"] == [
+        "run",
+        "--leader-elect",
+        "--isolation=Job",
+        "--namespace=$(NAMESPACE)",
+    ]
+    assert operator["env"] == [{"name": "NAMESPACE", "value": "training"}]
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"namePrefix": "ml-", "nameSuffix": "2"}, {"namespace": "ops"}]
+)
+def test_admission_policy_limits_the_renamed_account(render: Render, changes: Json) -> None:
+    rendered = render("admission-policy", **changes)
+    [deployment] = [o for (kind, _), o in rendered.items() if kind == "Deployment"]
+    [policy] = [o for (kind, _), o in rendered.items() if kind == "ValidatingAdmissionPolicy"]
+    [binding] = [o for (kind, _), o in rendered.items() if kind.endswith("PolicyBinding")]
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
+    username = f"system:serviceaccount:{deployment['metadata']['namespace']}:{account}"
+    pod: Json = {"metadata": {"namespace": "training"}}
+    request = AdmissionRequest("CREATE", "", "pods", username, pod, None)
+    assert Policy(policy).applies_to(request)
 
 
 def test_all_components_go_together(render: Render) -> None:
-    rendered = render(*components(), namespace="training")
+    rendered = render(*components())
     operator = container(rendered)
-    assert operator["args"][2:] == [
+    assert operator["args"][3:] == [
         "--metrics-auth",
         "--metrics-cert-dir=/certificates",
         "--namespace=$(NAMESPACE)",
@@ -119,8 +145,8 @@ def test_all_components_go_together(render: Render) -> None:
     assert ports == {"health": 8080, "metrics": 8081}
     policy = rendered["NetworkPolicy", "ddp-operator"]["spec"]
     pods = rendered["Deployment", "ddp-operator"]["spec"]["template"]["metadata"]["labels"]
-    assert policy["podSelector"]["matchLabels"] == pods
+    assert policy["podSelector"]["matchLabels"].items() <= pods.items()
     [rule] = policy["ingress"]
     assert [port["port"] for port in rule["ports"]] == ["metrics"]
     binding = rendered["ClusterRoleBinding", "ddp-operator-metrics-auth"]
-    assert [subject["namespace"] for subject in binding["subjects"]] == ["training"]
+    assert [subject["namespace"] for subject in binding["subjects"]] == ["ddp-operator"]

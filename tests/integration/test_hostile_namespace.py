@@ -9,11 +9,11 @@ import pytest
 from ddp_operator.kube import LEASES, ApiClient
 
 from tests import cluster
-from tests.good_manifests import Json, job
+from tests.good_manifests import Json
 from tests.integration.conftest import new_namespace
 from tests.integration.hostile import Hostile
 from tests.integration.jobs import Jobs
-from tests.integration.kubelet import FakeKubelet
+from tests.integration.kubelet import FakeKubelet, run_job
 from tests.integration.operator_process import running_operator
 from tests.trainer_server import ENDLESS, TrainerServer
 
@@ -77,14 +77,7 @@ async def test_hostile_namespace_does_not_disturb_other_jobs(
 
 async def train(jobs: Jobs, kubelet: FakeKubelet, names: Sequence[str]) -> None:
     """Bring jobs to Running, all at the same time."""
-
-    async def one(name: str) -> None:
-        await jobs.create(job(name))
-        await jobs.until_pods(f"{name}-0-0", name=name)
-        await kubelet.run(f"{name}-0-0")
-        await jobs.until_phase("Running", name)
-
-    await asyncio.gather(*map(one, names))
+    await asyncio.gather(*(run_job(jobs, kubelet, name) for name in names))
 
 
 async def lease_of(admin: ApiClient, namespace: str) -> Json:

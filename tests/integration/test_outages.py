@@ -18,8 +18,8 @@ from tests.integration.kubelet import FakeKubelet, start
 from tests.integration.operator_process import OperatorProcess, running_operator
 
 REPLICAS = 3
-CREATED = {"services": 1, "pods": REPLICAS}
-"""Creations for each job; the first one of a namespace also gets a Secret."""
+CREATED = {"secrets": 1, "services": 1, "pods": REPLICAS}
+"""Creations for each job."""
 
 
 @pytest.fixture
@@ -87,8 +87,7 @@ async def test_job_that_succeeds_costs_few_writes_and_no_reads(
     assert [seen for seen in requests if not seen.is_write] == []
     writes = Counter((seen.method, seen.path.rsplit("/", 1)[1]) for seen in requests)
     patches = writes.pop(("PATCH", "status"))
-    created = CREATED | {"secrets": 1}
-    assert writes == {("POST", kind): count for kind, count in created.items()}
+    assert writes == {("POST", kind): count for kind, count in CREATED.items()}
     # Created, Running, Succeeded; and the counts of ready pods in between, when that takes long.
     assert 2 <= patches <= 3 + REPLICAS
 
@@ -126,9 +125,7 @@ async def test_refusals_and_lost_answers_lose_and_repeat_nothing(
         await jobs.create(job(name, replicas=REPLICAS))
         await live(jobs, kubelet, name)
         assert proxy.faults_left == 0
-        created = creations(proxy)
-        del created["secrets"]
-        assert created == CREATED, name
+        assert creations(proxy) == CREATED, name
     reads = {seen.path for seen in proxy.seen if seen.method == "GET"}
     assert any(path.endswith("services/lost-answers") for path in reads)
 

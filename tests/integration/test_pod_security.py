@@ -60,6 +60,27 @@ async def test_parts_added_by_the_operator_are_admitted(jobs: Jobs) -> None:
     await jobs.until_pods("job-0-0", "job-0-1")
 
 
+async def test_injected_launcher_passes_the_minimum_of_a_limit_range(
+    admin: ApiClient, jobs: Jobs
+) -> None:
+    """It applies to each init container."""
+    bounds = {"min": {"cpu": "1", "memory": "1Gi"}, "max": {"cpu": "4", "memory": "8Gi"}}
+    limits: Json = {
+        "apiVersion": "v1",
+        "kind": "LimitRange",
+        "metadata": {"name": "bounds"},
+        "spec": {"limits": [{"type": "Container", **bounds}]},
+    }
+    path = f"/api/v1/namespaces/{jobs.namespace}/limitranges"
+    await admin.request("POST", path, body=limits)
+    resources = {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"cpu": "4", "memory": "2Gi"}}
+    plain = container(command=["python", "train.py"], securityContext=CONTAINER)
+    for name, trainer in (("sized", {**plain, "resources": resources}), ("default", plain)):
+        spec: Json = {"template": template(trainer, securityContext=POD), "launcher": "inject"}
+        await jobs.create(job(replicas=1, **spec), name=name)
+        await jobs.until_pods(f"{name}-0-0", name=name)
+
+
 async def test_refused_job_names_the_missing_fields_of_its_template(ddp: Ddp, jobs: Jobs) -> None:
     await jobs.create(job(template=template(container(), container("logs"))))
     status = await jobs.until(lambda status: status.reason == "PodsForbidden")

@@ -16,6 +16,7 @@ from ddp_operator.ports import ClusterError
 from tests.good_manifests import container, job, template
 from tests.integration.jobs import Jobs
 from tests.integration.kubelet import NODE, FakeKubelet, run_all, start
+from tests.trainer_server import TrainerServer
 
 pytestmark = pytest.mark.usefixtures("shared_operator")
 
@@ -189,23 +190,38 @@ async def nodes(admin: ApiClient) -> AsyncIterator[None]:
 
 
 @pytest.mark.usefixtures("nodes")
-async def test_job_leaves_a_node_before_its_termination(
+async def test_pod_leaves_a_node_once_another_can_take_its_place(
     jobs: Jobs, kubelet: FakeKubelet, admin: ApiClient
 ) -> None:
-    await start(jobs, kubelet, template=template(tolerations=[{"operator": "Exists"}]))
+    async with TrainerServer() as trainer:
+        await _leave(jobs, kubelet, admin, trainer)
+
+
+async def _leave(
+    jobs: Jobs, kubelet: FakeKubelet, admin: ApiClient, trainer: TrainerServer
+) -> None:
+    trainer.world = 200, b'{"number": 1, "generation": 1, "ended": true, "scope": "Pod"}'
+    port = int(trainer.address.rpartition(":")[2])
+    tolerant = template(tolerations=[{"operator": "Exists"}])
+    restart = {"scope": "Pod"}
+    await jobs.create(job(replicas=2, template=tolerant, statusPort=port, restart=restart))
+    await jobs.until_pods("job-0-0", "job-0-1")
+    await kubelet.run("job-0-0", ip="127.0.0.1", node="node-2")
+    await kubelet.run("job-0-1", ip="127.0.0.1")
+    await jobs.until_phase("Running")
     body = {"metadata": {"labels": {"cloud.google.com/active-node-maintenance": "ONGOING"}}}
     await admin.request("PATCH", NODES.path(name=NODE), body=body, content_type=MERGE_PATCH)
-    await kubelet.finish_deleted("job-0-0", "job-0-1")
-    await jobs.until_pods("job-1-0", "job-1-1")
-    status = await jobs.status()
+    message = await jobs.until_told("SuccessorWanted")
+    assert f"node {NODE} is about to be terminated (label cloud.google.com/active-node-" in message
+    pods = await jobs.until_pods("job-0-0", "job-0-1", "job-0-2")
+    assert f"'values': ['{NODE}']" in str(pods["job-0-2"]["spec"]["affinity"])
+    assert (await jobs.status()).failures == ()
+    await kubelet.run("job-0-2", ip="127.0.0.1", node="node-3")
+    await kubelet.finish_deleted("job-0-1")
+    status = await jobs.until(lambda status: bool(status.failures))
     [failure] = status.failures
     assert (failure.reason, failure.node, failure.charged) == ("NodeLeaving", NODE, False)
     assert (status.restarts, status.disruptions) == (0, 1)
-    assert status.excluded_nodes == (NODE,)
-    message = await jobs.until_told("Restarting")
-    assert f"node {NODE} is about to be terminated (label cloud.google.com/active-node-" in message
-    new = (await jobs.pods())["job-1-0"]
-    assert f"'values': ['{NODE}']" in str(new["spec"]["affinity"])
-    await run_all(jobs, kubelet)  # on the same node again
-    status = await jobs.until_phase("Running")
+    assert status.world is not None
+    assert status.world.members == "0,2"
     assert status.bookkeeping.left_nodes == (NODE,)

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import aiohttp
 import pytest
 from ddp_operator import startup
-from ddp_operator.api.schema.crd import custom_resource_definition
+from ddp_operator.api.schema.crd import NAME, custom_resource_definition
 from ddp_operator.kube import (
     CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,
@@ -175,7 +176,10 @@ async def test_missing_crd_ends_the_operator_and_other_release_is_reported(tmp_p
     crd = custom_resource_definition()
     fields = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     status_fields = fields["status"]["properties"]
-    del status_fields["goodput"]
+    del status_fields["progress"]["properties"]["loss"]
+    old = deepcopy(crd)
+    old_fields = old["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    del old_fields["status"]["properties"]["world"]["properties"]["members"]
     status_fields["bookkeeping"]["properties"]["novelty"] = {"type": "integer"}
     fields["spec"]["properties"]["novelty"] = {"type": "integer"}
     port = await asyncio.to_thread(free_port)
@@ -186,11 +190,15 @@ async def test_missing_crd_ends_the_operator_and_other_release_is_reported(tmp_p
                 other.kubeconfig, tmp_path / "log", namespace="default", metrics_port=port
             ) as process:
                 assert "kubectl apply -f crds/ddpjobs.yaml" in await only_line_of(process)
-                await client.request("POST", CUSTOM_RESOURCE_DEFINITIONS.path(), body=crd)
+                await client.request("POST", CUSTOM_RESOURCE_DEFINITIONS.path(), body=old)
                 await eventually(lambda: check_served(client, JOBS), interval_seconds=0.05)
                 process.start()
                 jobs = Jobs(client, "default")
                 await jobs.create(job(), name="good")
+                await eventually(lambda: "drops or refuses status.world.members" in process.log)
+                assert await jobs.pods("good") == {}
+                path = CUSTOM_RESOURCE_DEFINITIONS.path(name=NAME)
+                await client.request("PATCH", path, body=crd, content_type=MERGE_PATCH)
                 await jobs.until_pods("good-0-0", name="good")
                 await keeps_notes_of_a_newer_operator(client, jobs)
                 await jobs.create(job(novelty=1), name="newer")
@@ -203,7 +211,8 @@ async def test_missing_crd_ends_the_operator_and_other_release_is_reported(tmp_p
                     session.get(f"http://127.0.0.1:{port}/metrics") as answer,
                 ):
                     metrics = (await answer.text()).splitlines()
-    assert sum("the CRD is older" in line and " status.goodput: " in line for line in lines) == 1
+    older = [line for line in lines if "the CRD is older than this operator:" in line]
+    assert [" status.progress.loss: " in line for line in older] == [True]
     assert (
         sum(
             "the CRD is newer" in line and " spec.novelty, status.bookkeeping.novelty " in line

@@ -1,5 +1,6 @@
 """Processor time of some work, in a measure that does not depend on the machine."""
 
+import gc
 import time
 from collections.abc import Callable
 
@@ -10,20 +11,32 @@ LOOP_SECONDS = 0.05
 `_REFERENCE_SECONDS` for the reference work."""
 _REFERENCE_SECONDS = 0.016
 _ROUNDS = 3
+_ROUND_SECONDS = 0.02
+"""Short work is repeated in each round: the least of few measurements is high while other processes
+use the caches."""
 
 
 def loops(work: Callable[[], object]) -> float:
     """Return how many times LOOP_SECONDS some work takes.
 
     It measures processor time and compares it with the time of a fixed piece of work, which runs
-    in between. So a busy or slow machine slows down both.
+    in between. So a busy or slow machine slows down both. As in `timeit`, no garbage is collected
+    meanwhile, since that takes longer the more tests have run before.
     """
     document = orjson.dumps({f"name {i}": {"value": i} for i in range(20_000)})
     reference: list[float] = []
     measured: list[float] = []
-    for _ in range(_ROUNDS):
-        reference.append(_seconds(lambda: orjson.loads(document) == orjson.loads(document)))
-        measured.append(_seconds(work))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(_ROUNDS):
+            reference.append(_seconds(lambda: orjson.loads(document) == orjson.loads(document)))
+            used = 0.0
+            while used < _ROUND_SECONDS:
+                measured.append(_seconds(work))
+                used += measured[-1]
+    finally:
+        gc.enable()
     return min(measured) / LOOP_SECONDS * _REFERENCE_SECONDS / min(reference)
 
 

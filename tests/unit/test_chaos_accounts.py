@@ -102,7 +102,7 @@ def test_consistent_account_has_no_complaints() -> None:
         ({"failures": [KILLED, DELETED | {"charged": True}]}, "nothing was done that explains"),
         ({"failures": [KILLED | {"pod": "train-0-0"}, DELETED]}, "nothing was done that explains"),
         ({"failures": [KILLED | {"signal": 15}, DELETED]}, "nothing was done that explains"),
-        ({"excludedNodes": ["node"]}, "there is no other node"),
+        ({"bookkeeping": {"barredNodes": ["node"]}}, "there is no other node"),
     ],
 )
 def test_inconsistent_status_is_found(status: dict[str, Any], complaint: str) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import yaml
 from ddp_operator.api.schema.crd import custom_resource_definition
 
@@ -15,7 +16,15 @@ def test_stored_crd_matches_the_models() -> None:
     assert crd == custom_resource_definition(), f"{stored} is out of date: run make generate"
 
 
-def test_trainer_has_the_operators_table_of_messages() -> None:
-    source = ROOT / "operator/ddp_operator/job/failure/messages.py"
-    copy = ROOT / "trainer-image/ddp_trainer/process_group/messages.py"
-    assert copy.read_text() == source.read_text(), f"{copy} is out of date: run make generate"
+@pytest.mark.parametrize(
+    ("source", "copy"),
+    [
+        ("job/failure/messages.py", "process_group/messages.py"),
+        ("endpoints/connections.py", "launcher/status_server/connections.py"),
+        ("endpoints/refusals.py", "launcher/status_server/refusals.py"),
+    ],
+)
+def test_trainer_has_the_operators_files(source: str, copy: str) -> None:
+    original = ROOT / "operator/ddp_operator" / source
+    copied = ROOT / "trainer-image/ddp_trainer" / copy
+    assert copied.read_text() == original.read_text(), f"{copied} is out of date: run make generate"

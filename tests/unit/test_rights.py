@@ -76,12 +76,13 @@ def test_cluster_roles_grant_exactly_what_all_namespaces_need() -> None:
 
 
 def test_roles_grant_exactly_what_one_namespace_needs() -> None:
-    secret, lease = Key("training", SECRET.name), Key("training", LEASE.name)
-    needed = startup.needed("training", secret=secret, lease=lease)
+    needed = startup.needed("training", secret=SECRET, lease=LEASE)
     assert grants_exactly([*IN_ONE_NAMESPACE["Role", "ddp-operator-jobs"], *TO_LEAD], *needed)
     assert grants_exactly(IN_ONE_NAMESPACE["Role", "ddp-operator-logs"], READ_LOGS)
     tokens = startup.create_token_secrets("training")
     assert grants_exactly(IN_ONE_NAMESPACE["Role", "ddp-operator-tokens"], tokens)
+    own_pods = Permission("get", PODS)
+    assert grants_exactly(IN_ONE_NAMESPACE["Role", "ddp-operator-image"], own_pods)
     assert {kind for kind, _ in IN_ONE_NAMESPACE} == {"Role"}
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from ddp_operator import startup
+from ddp_operator import __version__, startup
 from ddp_operator.api.schema.comparison import Difference
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.job.pods.fabrics import SideCars
@@ -22,7 +22,7 @@ MESH = {"name": "mesh", "image": "mesh:2"}
 UNREACHABLE = UnavailableError("connection refused")
 
 
-async def reach(*answers: Exception | str, seconds: float = 60) -> str:
+async def reach(*answers: Exception | str) -> str:
     """Wait for the API server, which gives these answers in turn."""
     left = [*answers]
 
@@ -32,20 +32,28 @@ async def reach(*answers: Exception | str, seconds: float = 60) -> str:
             raise answer
         return answer
 
-    return await startup.when_reachable(look, seconds=seconds)
+    return await startup.when_reachable(look)
 
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(startup, "_CRD_SECONDS", 0.0)
 
 
-async def test_unreachable_server_is_retried_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unreachable_server_is_awaited_and_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = UnavailableError("no route")
     with caplog.at_level(logging.WARNING):
-        assert await reach(UNREACHABLE, UNREACHABLE, "here") == "here"
-    assert caplog.messages == ["waiting for the API server: connection refused"] * 2
-    with pytest.raises(UnavailableError, match="connection refused"):
-        await reach(UNREACHABLE, seconds=0)
+        assert await reach(*[UNREACHABLE] * 1000, other, UNREACHABLE, "here") == "here"
+    said = [message.removeprefix("waiting for the API server: ") for message in caplog.messages]
+    assert said == ["connection refused", "no route", "connection refused"]
+    caplog.clear()
+    monkeypatch.setattr(startup, "_LOG_SECONDS", 0.0)
+    with caplog.at_level(logging.WARNING):
+        assert await reach(*[UNREACHABLE] * 3, "here") == "here"
+    assert len(caplog.messages) == 3
 
 
 async def test_missing_crd_is_retried_only_after_an_outage() -> None:
@@ -76,6 +84,12 @@ async def test_permanent_error_is_raised_at_once() -> None:
 async def test_old_kubernetes_is_refused(version: str | None, error: str) -> None:
     with pytest.raises(startup.StartupError, match=error):
         await startup.check(with_version(version), None, secret=Key("operators", "tokens"))
+
+
+async def test_own_namespace_as_the_only_served_one_is_refused() -> None:
+    client = cast(ApiClient, SimpleNamespace(credentials=SimpleNamespace(pod_namespace="training")))
+    with pytest.raises(startup.StartupError, match="--namespace training: the operator runs in th"):
+        await startup.check(client, "training", secret=Key("training", "tokens"))
 
 
 def with_version(version: str | None) -> ApiClient:
@@ -203,11 +217,12 @@ class Server:
 async def comparison(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> tuple[Difference, list[str]]:
-    """Return the difference, and the log lines with their levels."""
+    """Return the last difference, and the log lines with their levels."""
     caplog.clear()
+    noted: list[Difference] = []
     with caplog.at_level(logging.INFO):
-        found = await startup.crd_difference(cast(ApiClient, server))
-    return found, [f"{record.levelname} {record.message}" for record in caplog.records]
+        await startup.when_crd_fits(cast(ApiClient, server), noted.append)
+    return noted[-1], [f"{record.levelname} {record.message}" for record in caplog.records]
 
 
 async def test_crd_of_this_release_is_not_logged(
@@ -220,19 +235,71 @@ async def test_crd_of_this_release_is_not_logged(
 async def test_log_about_another_crd_release_has_a_remedy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    crd = custom_resource_definition()
-    fields = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
-    for name in list(fields["status"]["properties"])[:7]:
-        del fields["status"]["properties"][name]
+    crd, fields = with_fields()
+    for name in list(fields["spec"]["properties"])[:7]:
+        del fields["spec"]["properties"][name]
     found, [line] = await comparison(Server(crd), caplog)
     assert len(found.lacking) == 7
-    assert line.startswith("ERROR the CRD is older than this operator")
-    assert " and 2 more: apply the CRD of this release" in line
+    assert line.startswith("ERROR the CRD is older than this operator: the server drops or refuses")
+    assert " and 4 more: apply the CRD of this release" in line
     fields["spec"]["properties"]["novelty"] = {"type": "integer"}
     found, [_, line] = await comparison(Server(crd), caplog)
     assert found.unknown == {"spec.novelty"}
     assert line.startswith("WARNING the CRD is newer than this operator")
     assert line.endswith("with spec.novelty unchanged: upgrade the operator")
+
+
+def with_fields() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return this release's CRD, and its fields `spec` and `status`."""
+    crd = custom_resource_definition()
+    return crd, crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+
+
+class UpgradedServer(Server):
+    """Has an old CRD, is away for one request, and then has this release's CRD."""
+
+    def __init__(self, old: dict[str, Any], *, after: int) -> None:
+        super().__init__(old)
+        self._left = after
+
+    async def request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        if method == "GET":
+            self._left -= 1
+            if self._left == 1:
+                raise UNREACHABLE
+            if self._left == 0:
+                self.crd = custom_resource_definition()
+        return await super().request(method, path, **options)
+
+
+@pytest.mark.parametrize("lacking", ["status.failures[].class", "status.gaps[].reason=Leaving"])
+async def test_operator_waits_for_a_crd_that_stores_decisions(
+    caplog: pytest.LogCaptureFixture, lacking: str
+) -> None:
+    crd, fields = with_fields()
+    status = fields["status"]["properties"]
+    if "=" in lacking:
+        status["gaps"]["items"]["properties"]["reason"]["enum"].remove("Leaving")
+    else:
+        del status["failures"]["items"]["properties"]["class"]
+    found, lines = await comparison(UpgradedServer(crd, after=10), caplog)
+    assert found == Difference()
+    assert lines == [
+        "ERROR the CRD is older than this operator, which waits for a newer one before it acts: "
+        f"the server drops or refuses {lacking}: apply the CRD of this release, {__version__} "
+        "(kubectl apply -f crds/ddpjobs.yaml)",
+        "WARNING waiting for the API server: connection refused",
+    ]
+
+
+async def test_operator_acts_although_the_crd_lacks_fields_for_people(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    crd, fields = with_fields()
+    del fields["status"]["properties"]["progress"]["properties"]["trainedSeconds"]
+    found, [line] = await comparison(Server(crd), caplog)
+    assert found.lacking == {"status.progress.trainedSeconds"}
+    assert "drops or refuses status.progress.trainedSeconds: apply the CRD" in line
 
 
 async def test_missing_permission_to_read_the_crd_is_logged(

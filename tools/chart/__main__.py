@@ -17,6 +17,9 @@ def main() -> None:
     asked.add_argument(
         "--registry", default="", help="registry of the images, as in image.registry"
     )
+    asked.add_argument(
+        "--digest", default="", help="digest of the operator's image, as in image.digest"
+    )
     asked.add_argument("--downloads", default="", help="URL of the folder with the downloads")
     alone = commands.add_parser("plugin", help="write kubectl ddp as one file that Python runs")
     for one in (asked, alone):
@@ -28,7 +31,10 @@ def main() -> None:
         print(build(arguments.into))
     else:
         written = release(
-            arguments.into, registry=arguments.registry, downloads=arguments.downloads
+            arguments.into,
+            registry=arguments.registry,
+            digest=arguments.digest,
+            downloads=arguments.downloads,
         )
         print("\n".join(map(str, written)))
 

@@ -37,6 +37,16 @@ class Crds(_Values):
     keep: bool
 
 
+class AdmissionPolicy(_Values):
+    """Values of `admissionPolicy`."""
+
+    enabled: bool
+    denied_namespaces: list[str]
+    host_paths: list[Annotated[str, Field(pattern="^/")]]
+    host_network: bool
+    capabilities: list[Annotated[str, Field(pattern="^[A-Z_]+$")]]
+
+
 class NetworkPolicy(_Values):
     """Values of `networkPolicy`."""
 
@@ -91,6 +101,7 @@ class Values(_Values):
     replicas: int = Field(ge=1, le=16)
     resources: Object
     watch_namespace: str = Field(pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")
+    test_namespace: str = Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
     leader_election: bool
     progress_poll_seconds: float = Field(ge=0.1, le=3600)
     log_format: Literal["text", "json"]
@@ -102,7 +113,8 @@ class Values(_Values):
     pod_disruption_budget: bool
     crds: Crds
     user_roles: bool
-    admission_policy: bool
+    admission_policy: AdmissionPolicy
+    isolation: Literal["None", "Job"]
     network_policy: NetworkPolicy
     metrics: Metrics
     dranet: bool

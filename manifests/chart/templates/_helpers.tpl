@@ -25,7 +25,7 @@
 {{- end }}
 
 {{- define "ddp-operator.labels" -}}
-{{ toYaml (merge (dict "app.kubernetes.io/name" "ddp-operator") .Values.extraLabels) }}
+{{ toYaml (merge (dict "app.kubernetes.io/name" "ddp-operator" "ddp-operator.io/component" "operator") .Values.extraLabels) }}
 {{- end }}
 
 {{- define "ddp-operator.image" -}}

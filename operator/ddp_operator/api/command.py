@@ -1,15 +1,16 @@
 """Finds what a container's command line starts: a launcher of ranks, Python, or another program.
 
 `ddp run`, `ddp convert` and the rules all use this module. A launcher that the words do not show,
-such as one in a script of the image, is not found.
+such as one in a script of the image, is not found. Nor is one beyond the first 8 KiB of shell
+lines, which is where the search ends.
 """
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import Final
+
+from ddp_operator.api.values.limits import MAX_SEARCHED, linear
 
 _TORCHRUN_PROGRAMS: Final = ("torchrun", "hyperpodrun", "ft_launcher")
 _TORCHRUN_MODULES: Final = (
@@ -32,7 +33,7 @@ LAUNCHERS: Final = (*_PROGRAMS, *_MODULES)
 them."""
 SHELLS: Final = ("sh", "bash", "dash", "ash", "zsh", "ksh")
 
-_PYTHON: Final = re.compile(r"python(?:3(?:\.\d+)?t?)?")
+_PYTHON: Final = linear(r"python(?:3(?:\.\d+)?t?)?")
 _WRAPPERS: Final = frozenset(
     {
         *("env", "exec", "command", "time", "nohup", "nice", "ionice", "chrt", "timeout", "stdbuf"),
@@ -46,10 +47,13 @@ _WRAPPERS: Final = frozenset(
 """Programs that run the program after them, and shell words before a program."""
 _PYTHON_VALUES: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 """Python's options that take the next word as a value."""
-_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=(?P<value>.*)", re.DOTALL)
-_SUBSTITUTION: Final = re.compile(r"\$\([^()]*\)|`[^`]*`")
+_SUBSTITUTION: Final = linear(r"\$\([^()]*\)|`[^`]*`")
 """Text that a shell or Kubernetes replaces; here it is part of a word."""
 _SEPARATORS: Final = ";&|()\n"
+_LEAST_LINE: Final = 1024
+"""How much of MAX_SEARCHED each line takes at least, so that 8 may be nested."""
+_MAX_NESTED: Final = 2
+"""Variables that hold commands may hold commands in variables, so many times."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +84,18 @@ class Started:
 
 def started(argv: Sequence[str]) -> Started:
     """Read a command line as it is in a container."""
-    return _started(tuple(argv), in_shell=False)
+    return _started(tuple(argv), MAX_SEARCHED, in_shell=False)
 
 
-def _started(words: tuple[str, ...], *, in_shell: bool) -> Started:
+def _started(words: tuple[str, ...], room: int, *, in_shell: bool) -> Started:
+    """Read a command line, with `room` for so many characters of shell lines."""
     at: int | None = 0
     while at is not None and at < len(words):
         program = _program(words[at])
         if program in LAUNCHERS:
             return Started(words, program, begin=at + 1)
         if program in SHELLS:
-            return _in_shell(words, at)
+            return _in_shell(words, at, room)
         if is_python(program):
             return _under_python(words, at, at + 1)
         if program == "uv" and (found := _under_uv(words, at)):
@@ -108,11 +113,12 @@ def _started(words: tuple[str, ...], *, in_shell: bool) -> Started:
 
 def is_python(word: str) -> bool:
     """Return whether a word is Python 3, with any path and version."""
-    return _PYTHON.fullmatch(_program(word)) is not None
+    program = _program(word)
+    return program.isascii() and _PYTHON.fullmatch(program) is not None
 
 
 def _program(word: str) -> str:
-    return PurePosixPath(word).name
+    return word.rstrip("/").rpartition("/")[2]
 
 
 def _is_known(word: str) -> bool:
@@ -163,14 +169,14 @@ def _behind_wrapper(words: tuple[str, ...], wrapper: int) -> int | None:
         word, before = words[at], words[at - 1]
         if before == "--" or _is_known(word):
             return at
-        is_option = word.startswith(("-", "+")) or _ASSIGNMENT.fullmatch(word) is not None
+        is_option = word.startswith(("-", "+")) or _assigned(word) is not None
         is_value = before.startswith("-") and "=" not in before
         if not (is_option or is_value) and ("/" in word or "." in word):
             return None
     return None
 
 
-def _in_shell(words: tuple[str, ...], shell: int) -> Started:
+def _in_shell(words: tuple[str, ...], shell: int, room: int) -> Started:
     """Read a shell's command line: a line after -c, or a script."""
     at, has_line = shell + 1, False
     while at < len(words) and words[at].startswith(("-", "+")) and words[at] != "--":
@@ -185,34 +191,46 @@ def _in_shell(words: tuple[str, ...], shell: int) -> Started:
         program = _program(words[at])
         return Started(words, program, begin=at + 1) if program in LAUNCHERS else Started(words)
     line, name, arguments = words[at], words[at + 1 : at + 2], words[at + 2 :]
-    found = [_started(tuple(command), in_shell=True) for command in _commands(line)]
-    if "$@" in line or "$*" in line:
-        found.append(_started((*(name if "$0" in line else ()), *arguments), in_shell=True))
+    rest = room - max(len(line), _LEAST_LINE)
+    found = [_started(command, rest, in_shell=True) for command in _commands(line, room)]
+    if rest > 0 and ("$@" in line or "$*" in line):
+        passed = (*(name if "$0" in line else ()), *arguments)
+        found.append(_started(passed, rest, in_shell=True))
     best = next((one for one in found if one.launcher), None)
     best = best or next((one for one in found if one.python is not None), Started(words))
     return replace(best, in_shell=True)
 
 
-def _commands(line: str) -> Iterator[list[str]]:
-    """Yield the simple commands of a shell's line, and commands that its variables hold."""
-    line = _SUBSTITUTION.sub("$x", line.replace("\\\n", " "))
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=_SEPARATORS)
+def _commands(line: str, room: int, nested: int = 0) -> Iterator[tuple[str, ...]]:
+    """Yield the simple commands of a shell's line, and commands that its variables hold.
+
+    Of a line without room, yield those that end within it.
+    """
+    is_cut, line = len(line) > room, line[: max(room, 0)]
+    text = line.replace("\\\n", " ").encode(errors="replace").decode()
+    lexer = shlex.shlex(_SUBSTITUTION.sub("$x", text), posix=True, punctuation_chars=_SEPARATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
         words = list(lexer)
     except ValueError:  # an unclosed quotation
         words = line.split()
     command: list[str] = []
-    for word in [*words, ";"]:
+    for word in words if is_cut else [*words, ";"]:
         if not word.strip(_SEPARATORS):
             if command and not command[0].startswith("#"):
-                yield command
+                yield tuple(command)
             command = []
-        elif not command and (match := _ASSIGNMENT.fullmatch(word)):
-            if " " in match["value"].strip():
-                yield from _commands(match["value"])
+        elif not command and (value := _assigned(word)) is not None:
+            if " " in value.strip() and nested < _MAX_NESTED:
+                yield from _commands(value, room, nested + 1)
         else:
             command.append(word)
+
+
+def _assigned(word: str) -> str | None:
+    """Return the value that a word gives to a variable, or None if it gives none."""
+    name, equals, value = word.partition("=")
+    return value if equals and name.isascii() and name.isidentifier() else None
 
 
 def starts_ranks_cel(words: str) -> str:

@@ -18,13 +18,11 @@ LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_REPLACEMENT = f"{GROUP}/replacement"
 LABEL_SERVING = f"{GROUP}/serving"
 """`true` on pods that the job's Service lists in DNS; absent on a pod that was fenced out."""
+LABEL_TOKEN_KEY = f"{GROUP}/token-key"
+"""Name of the operator's key from which the pod's token is derived."""
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 ANNOTATION_GENERATION = f"{GROUP}/generation"
 """Generation of the job's group when the pod was created."""
-ANNOTATION_SIGNS = f"{GROUP}/signed-requests"
-"""Marks a pod of an operator that signs its requests. A launcher in the pod knows signatures."""
-ANNOTATION_TOKEN_SECRET = f"{GROUP}/token-secret"
-"""Name of the Secret that has the pod's token; absent on a pod with the token in plain text."""
 ANNOTATION_TRAINER = f"{GROUP}/trainer-container"
 """Name of the container that trains: admission webhooks may insert sidecars before it."""
 
@@ -37,13 +35,29 @@ MULTIKUEUE = "kueue.x-k8s.io/multikueue"
 """Kueue's MultiKueue as the value of `spec.managedBy`: it runs the job in another cluster."""
 
 LABEL_PREBUILT_WORKLOAD = "kueue.x-k8s.io/prebuilt-workload-name"
-"""Set by MultiKueue on a job that it has copied to this cluster: the Workload that it copied."""
+"""Set by MultiKueue on a job that it has copied to this cluster: the Workload that it copied.
+Authors of jobs may set it, too."""
+LABEL_MULTIKUEUE_ORIGIN = "kueue.x-k8s.io/multikueue-origin"
+"""Set by MultiKueue on a Workload that it has copied to this cluster."""
+ANNOTATION_WORKLOAD_OF = f"{GROUP}/workload-of"
+"""On a Workload that MultiKueue copies to other clusters: the name of its job."""
+ANNOTATION_SUSPEND = f"{GROUP}/suspend"
+"""On such a Workload: its job's `suspend` when the operator last wrote the Workload's `active`."""
+ANNOTATION_EARLIER_FAILURES = f"{GROUP}/earlier-failures"
+"""On such a Workload: failures of its job, as JSON, for its copy in the next cluster."""
 
 MANAGED_BY = {"app.kubernetes.io/managed-by": "ddp-operator"}
-"""Labels of objects that the operator creates and no job owns."""
+"""Labels by which users find the Secrets that the operator creates."""
 
-OPERATOR_LABELS = {"app.kubernetes.io/name": "ddp-operator"}
-"""Labels by which a NetworkPolicy selects the operator's pods; `manifests/install` sets them."""
+OPERATOR_LABELS = {f"{GROUP}/component": "operator"}
+"""Labels by which everything selects the operator's pods; `manifests/install` sets them. The own
+prefix keeps them off pods of jobs, whose authors choose other labels freely."""
+OPERATOR_NAMESPACE = "ddp-operator"
+"""Namespace of the operator in `manifests/install`."""
+SERVICE_ACCOUNT = "ddp-operator"
+"""The operator's own account in all manifests."""
+TOKEN_SECRETS = "ddp-operator-tokens"
+"""Start of the names of all Secrets with the operator's key or with tokens of jobs."""
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
 """Every namespace has its name as this label."""
 

@@ -1,8 +1,10 @@
 """A DDPJob as the operator sees it, parsed from what the API server stores."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from typing import Any, Final, Self
@@ -11,19 +13,33 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED, LABEL_PREBUILT_WORKLOAD
-from ddp_operator.api.rules import violations
+from ddp_operator.api.constants import (
+    ANNOTATION_RESTART_REQUESTED,
+    GPU_RESOURCE,
+    LABEL_PREBUILT_WORKLOAD,
+    TRAINER_CONTAINER,
+)
+from ddp_operator.api.rules import gpu_limit, violations, wants_host_network
 from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec
 from ddp_operator.api.spec.base import explained
 from ddp_operator.api.spec.overrides import applied
 from ddp_operator.api.spec.template import PodTemplate
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.bounded import MAX_WORD
+from ddp_operator.api.values.limits import (
+    BYTES_PER_VALUE,
+    MAX_MESSAGE,
+    MAX_PACKED_BYTES,
+    MAX_PARSED_BYTES,
+    MAX_SPEC_BYTES,
+    MAX_SPEC_VALUES,
+    has_too_many_values,
+    most_values,
+)
 from ddp_operator.ports import Key, Manifest
 
-MAX_SPEC_BYTES: Final = 256 * 1024
-"""Largest spec as JSON: a hundred times most specs, read within a few milliseconds. The API server
-stores up to 1.5 MB."""
+_UNPACKED: Final = 8
+"""Large specs that stay parsed for the next decision: 3 MB each at most."""
 
 _MAX_PROBLEMS: Final = 20
 """Problems of one job that a message names; a status has room for about as many."""
@@ -37,6 +53,9 @@ _ROOTS = {
 
 class InvalidJobError(ValueError):
     """A stored job that the operator cannot act on. The text names each field and what is wrong."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text[:MAX_MESSAGE])
 
 
 class NewerJobError(InvalidJobError):
@@ -73,6 +92,8 @@ class DDPJob:
     """Kueue's Workload that MultiKueue has copied to this cluster for the job; empty if none."""
     spec_as_stored: bytes = field(default=b"", compare=False, repr=False)
     """Digest of the whole spec as the API server stores it."""
+    packed_spec: bytes = field(default=b"", compare=False, repr=False)
+    """The spec as compressed JSON, if it is large; otherwise empty."""
 
     @property
     def key(self) -> Key:
@@ -81,7 +102,7 @@ class DDPJob:
 
     @classmethod
     def parse(cls, manifest: Manifest, known: Self | None = None) -> Self:
-        """Read a stored job. Reuse the spec of `known` if it is the same.
+        """Read a stored job. Reuse the spec of `known`, maybe an outline, if it is the same.
 
         Raises:
             InvalidJobError: the spec or status is invalid, or breaks a rule. The text says where
@@ -93,6 +114,7 @@ class DDPJob:
         spec_as_stored = sha256(written).digest()
         wanted = (metadata["name"], spec_as_stored)  # rules also depend on the name
         same = known if known and (known.name, known.spec_as_stored) == wanted else None
+        packed = same.packed_spec if same else _packed(written, manifest.get("spec"))
         try:
             # Parsed again, because orjson's objects share their keys with everything else that it
             # has read.
@@ -120,7 +142,88 @@ class DDPJob:
             spec_hash=same.spec_hash if same else _spec_hash(spec),
             prebuilt_workload=(metadata.get("labels") or {}).get(LABEL_PREBUILT_WORKLOAD, ""),
             spec_as_stored=spec_as_stored,
+            packed_spec=packed,
         )
+
+    def continued(self, manifest: Manifest) -> Self:
+        """Return the stored job with this job's spec, because the stored spec is invalid.
+
+        Only `suspend` is taken from the stored spec: it is valid by itself, and releases the pods.
+
+        Raises:
+            InvalidJobError: the stored status is invalid, too.
+        """
+        spec = self.whole.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        stored = manifest.get("spec")
+        suspend = stored.get("suspend", False) if isinstance(stored, Mapping) else None
+        if isinstance(suspend, bool):
+            spec["suspend"] = suspend
+        return self.parse({**manifest, "spec": spec}, self)
+
+    @property
+    def outline(self) -> Self:
+        """The job as scans of all jobs need it. Of a large spec, the templates have only
+        accelerators and hostNetwork, and restart rules are left out.
+        """
+        return replace(self, spec=_outline(self.spec)) if self.packed_spec else self
+
+    @property
+    def whole(self) -> Self:
+        """The job of an outline, as decisions need it."""
+        return replace(self, spec=_unpacked(self.packed_spec)) if self.packed_spec else self
+
+
+def _packed(written: bytes, spec: Any) -> bytes:
+    """Return a spec for the memory: compressed if it is large, otherwise empty.
+
+    Raises:
+        InvalidJobError: it has too many values, or is too large even then.
+    """
+    values = most_values(written)
+    if values > MAX_SPEC_VALUES and has_too_many_values(spec):
+        raise InvalidJobError(
+            f"spec: more than {MAX_SPEC_VALUES} objects, lists and other values; "
+            "move long lists into a ConfigMap or the image"
+        )
+    if len(written) + BYTES_PER_VALUE * values <= MAX_PARSED_BYTES:
+        return b""
+    packed = zlib.compress(written)
+    if len(packed) > MAX_PACKED_BYTES:
+        raise InvalidJobError(
+            f"spec: {len(packed)} bytes when compressed, more than {MAX_PACKED_BYTES}; "
+            "move long texts into a ConfigMap or the image"
+        )
+    return packed
+
+
+@lru_cache(maxsize=_UNPACKED)
+def _unpacked(packed: bytes) -> DDPJobSpec:
+    return DDPJobSpec.model_validate(orjson.loads(zlib.decompress(packed)))
+
+
+def _outline(spec: DDPJobSpec) -> DDPJobSpec:
+    overrides = [
+        one.model_copy(update={"template": _template(applied(spec, one)), "accelerator": None})
+        for one in spec.overrides or ()
+    ]
+    short = {
+        "template": _template(spec),
+        "accelerator": None,
+        "overrides": overrides or None,
+        "restart": spec.restart.model_copy(update={"rules": []}),
+    }
+    return spec.model_copy(update=short)
+
+
+def _template(spec: DDPJobSpec) -> Manifest:
+    """Return a template with only the trainer's accelerators and hostNetwork."""
+    limits = {GPU_RESOURCE: gpu_limit(spec)}
+    return {
+        "spec": {
+            "containers": [{"name": TRAINER_CONTAINER, "resources": {"limits": limits}}],
+            "hostNetwork": wants_host_network(spec),
+        }
+    }
 
 
 def _read_spec(stored: Manifest) -> DDPJobSpec:
@@ -154,7 +257,7 @@ def _written(spec: Any) -> bytes:
     """Return a spec as JSON.
 
     Raises:
-        InvalidJobError: it is too long, or not JSON.
+        InvalidJobError: it is too large, or not JSON.
     """
     try:
         written = orjson.dumps(spec)
@@ -209,6 +312,6 @@ def _path(root: str, value: Any, loc: tuple[int | str, ...]) -> str:
             path += f"[{part}]"
             value = value[part] if part < len(value) else None
         elif isinstance(value, dict):
-            path += f".{part}"
+            path += f".{str(part)[:MAX_WORD]}"
             value = value.get(part)
     return path

@@ -4,23 +4,23 @@ Pods with a checkpoint and pods without one must not form one group: a script th
 finds would start at different steps.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from posixpath import normpath
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.rules.trainer import pod_spec
 from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.values.limits import MAX_PATH, MAX_SEARCHED, linear
 
 MAX_PATHS: Final = 8
-_PATH: Final = re.compile(r"(?<![\w.)}/-])/[\w.@+/-]*\w")
+_MAX_CANDIDATES: Final = 256
+"""Paths of a template that are looked up in its mounts; a script has a handful."""
+_PATH: Final = linear(r"(?:^|[^\pL\pN_.)}/-])(/[\pL\pN_.@+/-]*[\pL\pN_])")
 """An absolute path within a word, unless it begins with a variable: that value is unknown here, and
 DDP_CHECKPOINT_DIR is listed anyway."""
-_SAVES: Final = re.compile(
-    r"check_?point|ckpt|snapshot|save|\.(pt|pth|safetensors)\b", re.IGNORECASE
-)
+_SAVES: Final = linear(r"(?i)check_?point|ckpt|snapshot|save|\.(pt|pth|safetensors)\b")
 """Words that suggest a path for checkpoints rather than for caches and scratch files."""
 _PER_POD: Final = frozenset({"emptyDir", "ephemeral"})
 
@@ -30,8 +30,7 @@ def dies_with_pods(spec: DDPJobSpec) -> bool:
     where = spec.checkpoint
     if where.persistent_volume_claim or where.gcs_bucket or where.host_path:
         return False
-    volume = _volume_at(spec, where.path)
-    return volume is None or _is_per_pod(volume)
+    return _Mounts.of(spec).is_lost(where.path) is not False
 
 
 def local_paths(spec: DDPJobSpec) -> Sequence[str]:
@@ -51,15 +50,21 @@ def named_paths(spec: DDPJobSpec) -> Sequence[str]:
 
 
 def _on_empty_dirs(spec: DDPJobSpec) -> Iterator[str]:
-    container = trainer_container(spec.template)
-    volumes = pod_spec(spec).get("volumes") or ()
-    if not (container.get("volumeMounts") and any(map(_is_per_pod, volumes))):
+    mounts = _Mounts.of(spec)
+    if not any(mounts.lost.values()):
         return  # the common case, which must be fast
-    for before, word in _words(container):
-        for path in _PATH.findall(word) if _SAVES.search(f"{before} {word}") else ():
-            volume = _volume_at(spec, path)
-            if volume is not None and _is_per_pod(volume):
-                yield path
+    found = islice(_paths(_words(trainer_container(spec.template))), _MAX_CANDIDATES)
+    yield from filter(mounts.is_lost, found)
+
+
+def _paths(words: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield the paths in words for saving, as far as they are searched."""
+    room = MAX_SEARCHED
+    for before, word in words:
+        if room and "/" in word and (_SAVES.search(before) or _SAVES.search(word)):
+            text = word[:room]
+            room -= len(text)
+            yield from (path[1] for path in _PATH.finditer(text))
 
 
 def _words(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -72,21 +77,34 @@ def _words(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield entry.get("name") or "", entry.get("value") or ""
 
 
-def _volume_at(spec: DDPJobSpec, path: str) -> Mapping[str, Any] | None:
-    """Return the template's volume for a path of the trainer container."""
-    mounts = {
-        normpath(mount.get("mountPath") or ""): mount.get("name")
-        for mount in trainer_container(spec.template).get("volumeMounts") or ()
-    }
-    if not mounts:
-        return None
-    above = [str(each) for each in (PurePosixPath(path), *PurePosixPath(path).parents)]
-    name = next((mounts[each] for each in above if each in mounts), None)
-    if name is None:
-        return None
-    volumes = pod_spec(spec).get("volumes") or ()
-    return next((volume for volume in volumes if volume.get("name") == name), {})
+class _Mounts(NamedTuple):
+    """The trainer container's mounts: whether files there are lost with the pod, by path."""
+
+    lost: Mapping[str, bool]
+    lengths: Sequence[int]
+    """Lengths of these paths, the longest first. Only such parts of a path are looked up."""
+
+    @classmethod
+    def of(cls, spec: DDPJobSpec) -> Self:
+        mounts = trainer_container(spec.template).get("volumeMounts") or ()
+        volumes = pod_spec(spec).get("volumes") or () if mounts else ()
+        per_pod = {str(each.get("name")) for each in volumes if not _PER_POD.isdisjoint(each)}
+        lost = {
+            _normal(mount["mountPath"]): str(mount.get("name")) in per_pod
+            for mount in mounts
+            if mount.get("mountPath")
+        }
+        return cls(lost, sorted({len(path) for path in lost}, reverse=True))
+
+    def is_lost(self, path: str) -> bool | None:
+        """Return whether files at a path are lost with the pod; None if it is in no mount."""
+        if len(path) > MAX_PATH:  # no such file exists
+            return None
+        path = _normal(path)
+        parts = (path[:end] for end in self.lengths if path[end : end + 1] in ("", "/"))
+        return next((self.lost[part] for part in parts if part in self.lost), None)
 
 
-def _is_per_pod(volume: Mapping[str, Any]) -> bool:
-    return not _PER_POD.isdisjoint(volume)
+def _normal(path: str) -> str:
+    """Return an absolute path in its only spelling; empty for the root."""
+    return normpath(f"/{path.strip('/')}").rstrip("/")

@@ -4,10 +4,11 @@ Levels: https://kubernetes.io/docs/concepts/security/pod-security-standards/. Th
 come from Kubernetes' module `k8s.io/pod-security-admission`, package `policy`.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
+
+from ddp_operator.api.values.limits import MAX_REFUSAL, linear
 
 Level = Literal["privileged", "baseline", "restricted"]
 
@@ -28,16 +29,12 @@ _MOST_NAMES: Final = 3
 _MOST_CHARACTERS: Final = 1000
 """Limits of a remedy: it contains users' names and values."""
 
-_REFUSAL: Final = re.compile(r'violates PodSecurity "(\w+):[^"]*": (.+)', re.DOTALL)
-_CHECK: Final = re.compile(r'([^()"]+) \(((?:"[^"]*"|[^()"])*)\)(?:, |$)')
+_REFUSAL: Final = linear(r'(?s)violates PodSecurity "(\w+):[^"]*": (.+)')
+_CHECK: Final = linear(r'([^()"]+) \(((?:"[^"]*"|[^()"])*)\)(?:, |$)')
 """A failed check: its reason, and the details in parentheses."""
-_VALUE: Final = re.compile(
-    r"(?P<who>.+?) must (?P<no>not )?set (?P<field>[\w.]+)(=| to )(?P<value>.+)"
-)
-_ITEM: Final = re.compile(
-    r"(?P<who>.+?) must (?P<no>not )include (?P<value>.+) in (?P<field>[\w.]+)"
-)
-_NAME: Final = re.compile(r'"([^"]*)"')
+_VALUE: Final = linear(r"(?P<who>.+?) must (?P<no>not )?set (?P<field>[\w.]+)(=| to )(?P<value>.+)")
+_ITEM: Final = linear(r"(?P<who>.+?) must (?P<no>not )include (?P<value>.+) in (?P<field>[\w.]+)")
+_NAME: Final = linear(r'"([^"]*)"')
 _INSTEAD: Final = {"true": "false", "false": "true", "Unconfined": "RuntimeDefault"}
 """Values to set instead of forbidden ones."""
 
@@ -72,7 +69,7 @@ class Refusal:
 
 def read_refusal(message: str, pod: Mapping[str, Any]) -> Refusal | None:
     """Parse an API server's refusal of a pod with this spec; None: not by Pod Security."""
-    found = _REFUSAL.search(message)
+    found = _REFUSAL.search(message[:MAX_REFUSAL])
     if found is None:
         return None
     level, checks = found.groups()
@@ -82,20 +79,16 @@ def read_refusal(message: str, pod: Mapping[str, Any]) -> Refusal | None:
     return Refusal(level, remedy)
 
 
-def _failed_checks(text: str) -> list[re.Match[str]] | None:
-    """Return the failed checks that a text lists; None: it contains anything else.
-
-    A search would look from each of its characters to its end, which takes minutes for a long text.
-    """
-    found: list[re.Match[str]] = []
+def _failed_checks(text: str) -> list[Any] | None:
+    """Return the failed checks that a text lists; None: it contains anything else."""
+    found: list[Any] = []
     place = 0
-    while place < len(text):
-        check = _CHECK.match(text, place)
-        if check is None:
+    for check in _CHECK.finditer(text):
+        if check.start() != place:
             return None
         found.append(check)
         place = check.end()
-    return found
+    return found if place == len(text) else None
 
 
 def _remedy(checks: str, pod: Mapping[str, Any]) -> str:

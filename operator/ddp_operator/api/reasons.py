@@ -29,8 +29,8 @@ _UNCHARGED: Final = "new pods start; no restart is charged"
 _CHARGED: Final = "new pods start; the restart counts against spec.restart.maxRestarts"
 _FORGIVEN: Final = "new pods start; the first few times no restart is charged"
 _RETRIED: Final = (
-    "the kubelet tries again; after five minutes the job fails. If pods of this spec have run, or "
-    "a registry cannot answer, the pod is replaced instead, uncharged"
+    "the kubelet tries again; after five minutes the pod is replaced, on another node if possible. "
+    "If no pod of this spec has run, the job fails once a second node says the same"
 )
 
 OWN: Final = {
@@ -57,7 +57,8 @@ OWN: Final = {
     "PlaceInQueueLost": Reason(
         "a pod that must be replaced has lost its place in the queue: it exited with 0, its group "
         "is over, or Kueue assigned a node that the job avoids",
-        "all pods restart and wait in the queue again, uncharged; a job that MultiKueue runs fails",
+        "all pods restart and wait in the queue again, uncharged; MultiKueue may choose another "
+        "cluster",
         "exit with another code than 0 after SIGTERM, such as 143, unless the training is done",
     ),
     "WorkloadFailed": Reason(
@@ -77,14 +78,11 @@ OWN: Final = {
         "policy changed",
     ),
     "APIServerError": Reason(
-        "the API server, or a webhook that it calls, keeps answering the operator with errors",
+        "the API server, or a webhook that it calls, keeps answering the operator with errors, or "
+        "the CRD is too old to store the job's status",
         "the operator tries again, at least once a minute; running pods continue",
-        "read the message; repair the webhook that it names, or wait for the API server",
-    ),
-    "StatusNotStored": Reason(
-        "the CRD is of another release and drops parts of the status that decisions depend on",
-        "running pods continue; until the status is complete, nothing is decided or charged",
-        "apply the CRD of the operator's release (crds/ddpjobs.yaml)",
+        "read the message; repair the webhook that it names, apply the CRD of the operator's "
+        "release, or wait for the API server",
     ),
     "WaitingToStart": Reason(
         "there is a pause before the next start, for example after failures in a row",
@@ -129,8 +127,8 @@ OWN: Final = {
     ),
     "SlowRank": Reason(
         "a rank needs much more time per step than the others, which wait for it",
-        "training continues; with spec.restart.slowRank.action Replace its pod is replaced after "
-        "spec.restart.slowRank.for, uncharged, and its node is avoided",
+        "training continues; with spec.restart.slowRank.action Replace another pod takes its place "
+        "after spec.restart.slowRank.for, uncharged, and its node is avoided",
         "check the node: GPU clocks, disk and network; if the rank is slow on each node, check its "
         "share of the data",
     ),
@@ -164,6 +162,12 @@ OWN: Final = {
         "the pod is replaced, uncharged; the failure counts against its node",
         "let the operator reach the pods' status port: a NetworkPolicy may block it",
     ),
+    "PodsUnreachable": Reason(
+        "no launcher of the job answers the operator, so its network is the likely cause",
+        "running pods continue. If a failure already requires a restart, all pods restart, "
+        "uncharged, since new pods need no word of the operator to start",
+        "let the operator reach the pods' status port: a NetworkPolicy may block it",
+    ),
     "StorageLimitExceeded": Reason(
         "the pod wrote more than its volume or its ephemeral-storage limit allows, so the kubelet "
         "evicted it",
@@ -177,9 +181,9 @@ OWN: Final = {
         "read kubectl describe pod, and the log; spares need the bundled launcher in the pods",
     ),
     "SparesRefused": Reason(
-        "a quota or a policy makes the API server refuse spares",
+        "the API server refuses spares or fails to create them",
         "the operator tries again every minute; the job trains without them",
-        "free some quota, or lower spec.spares",
+        "read the message; free some quota, repair the webhook, or lower spec.spares",
     ),
     "GroupShrunk": Reason(
         "pods of an elastic job did not arrive within spec.elastic.shrinkAfterSeconds, or "
@@ -203,9 +207,14 @@ OWN: Final = {
         "set spec.checkpoint.persistentVolumeClaim or gcsBucket, and save to DDP_CHECKPOINT_DIR",
     ),
     "NodeLeaving": Reason(
-        "a pod's node is about to leave, and the pod can run elsewhere",
-        _UNCHARGED,
+        "a pod's node is about to leave, and another pod is ready to take its place",
+        "that pod takes over; no restart is charged",
         NOTHING,
+    ),
+    "SuccessorWanted": Reason(
+        "a pod's node is about to leave, or its rank is slow, and no spare can take its place",
+        "another pod is created for it and takes over once it is ready; until then the job trains",
+        "kubectl get pods shows what the new pod waits for",
     ),
     "Restarting": Reason(
         "pods ended or were taken away", "new pods resume from the checkpoint", _LOG
@@ -220,7 +229,7 @@ OWN: Final = {
         "free nodes or quota, or let a gang scheduler or a queue place the job as a whole",
     ),
     "Rescheduled": Reason(
-        "unscheduled pods avoided a node that may be used again", _UNCHARGED, NOTHING
+        "pods that fit on no node were kept off one that may be used again", _UNCHARGED, NOTHING
     ),
     "Disrupted": Reason(
         "the cluster took pods away, for example by preemption or a node's end", _UNCHARGED, NOTHING
@@ -265,8 +274,9 @@ OWN: Final = {
         "raise spec.activeDeadlineSeconds in a new job",
     ),
     "InvalidSpec": Reason(
-        "the job is invalid",
-        _OVER,
+        "the job's spec is invalid",
+        "a job that never began is over; one that began continues with its last valid spec, or is "
+        "left as it is if the operator restarted since",
         "correct the fields that the message names, and apply the job again",
     ),
     "InvalidPodTemplate": Reason(
@@ -274,7 +284,7 @@ OWN: Final = {
     ),
     "NewerThanOperator": Reason(
         "the job was written for a newer operator",
-        "the job and its pods are left unchanged until the operator is newer",
+        "it continues with its last known spec, or is left as it is, until the operator is newer",
         "upgrade the operator",
     ),
     "Completed": Reason(_DONE, _OVER, NOTHING),
@@ -321,6 +331,8 @@ OF_CLUSTER: Final = {
         remedy="load the image on the node, or let it be pulled (imagePullPolicy)"
     ),
     "CreateContainerConfigError": _CONTAINER._replace(
+        then="the kubelet tries again; after five minutes the pod is replaced, or the job fails if "
+        "an object does not exist and no pod of this spec has run",
         remedy="create the Secret, ConfigMap or key that the message names; if it mentions "
         "runAsNonRoot, set securityContext.runAsUser in spec.template.spec (kubectl ddp run --user)"
     ),

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from ddp_operator.api.constants import GROUP, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from ddp_operator.client.cluster import JOBS, Cluster, NoSuchJobError, NotInstalledError
 from ddp_operator.kube import (
     METADATA_ONLY,
@@ -30,6 +31,11 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 """A valid object name; nothing else may become part of a request's path."""
+_TYPES: Final = frozenset(
+    f"{name}{group}"
+    for name in (PLURAL, SINGULAR, SHORT_NAME)
+    for group in ("", f".{GROUP}", f".{VERSION}.{GROUP}")
+)
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)?")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, None: 1}
 _WIDEST: Final = 110
@@ -121,7 +127,7 @@ def job_key(namespace: str, name: str) -> Key:
 
 def job_argument(command: CommandT) -> CommandT:
     """Give a command the job's name as an argument; `ddp/NAME` also works."""
-    return click.argument("name", callback=_checked, shell_complete=_complete_jobs)(command)
+    return click.argument("name", callback=_job_name, shell_complete=_complete_jobs)(command)
 
 
 def optional_job_argument(command: CommandT) -> CommandT:
@@ -129,17 +135,29 @@ def optional_job_argument(command: CommandT) -> CommandT:
     return click.argument(
         "name",
         required=False,
-        callback=lambda context, option, value: value and _checked(context, option, value),
+        callback=lambda context, option, value: value and _job_name(context, option, value),
         shell_complete=_complete_jobs,
     )(command)
 
 
+def _job_name(context: click.Context, option: click.Parameter, value: str) -> str:
+    """Return the name of `NAME` or `TYPE/NAME`, with each form of the type that kubectl accepts."""
+    kind, slash, name = value.rpartition("/")
+    if slash and kind.lower() not in _TYPES:
+        namespace = f" -n {kind}" if _NAME.fullmatch(kind) else " -n NAMESPACE"
+        raise click.BadParameter(
+            f"{clean(value, 80)!r}: {clean(kind, 80)!r} is not a type of job; give NAME or "
+            f"{SHORT_NAME}/NAME, and the namespace with{namespace}",
+            param=option,
+        )
+    return _checked(context, option, name)
+
+
 def _checked(_: click.Context, option: click.Parameter, value: str) -> str:
-    name = value.rpartition("/")[2]
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(value):
         said = f"invalid name {clean(value, 80)!r}: use lower-case letters, digits, - and ."
         raise click.BadParameter(said, param=option)
-    return name
+    return value
 
 
 def _complete_jobs(context: click.Context, _: click.Parameter, begun: str) -> list[str]:

@@ -8,6 +8,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Final
 
 from mcp.server.mcpserver import MCPServer
@@ -105,6 +106,16 @@ def server(connection: Sequence[str]) -> MCPServer:
     return made
 
 
+def _module_folders() -> list[str]:
+    """Return this process' module folders, without the working directory.
+
+    The program may be one file that has unpacked its packages elsewhere. The working directory may
+    be among them by an empty entry of PYTHONPATH.
+    """
+    here = Path.cwd()
+    return [folder for folder in sys.path if folder and Path(folder).resolve() != here]
+
+
 async def _output(arguments: Sequence[str]) -> str:
     """Return what a command prints; the end of it, where it is too long.
 
@@ -113,9 +124,9 @@ async def _output(arguments: Sequence[str]) -> str:
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "ddp_operator.cli", *arguments),
-        # The program may be one file that has unpacked its packages elsewhere.
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "110"},
+        # -P: an assistant's working directory is often a repository that nobody has checked yet.
+        *("-P", "-m", "ddp_operator.cli", *arguments),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(_module_folders()), "COLUMNS": "110"},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -1,9 +1,10 @@
 """The content of a bug report: objects, the last lines of logs, and versions.
 
-All of it is bounded, and anything that looks like a secret is removed.
+All of it is bounded, and secrets are removed as far as they can be recognized.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from ddp_operator.api.schema.comparison import compare
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.kube import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, NODES, PODS, Resource, list_pages
 from ddp_operator.ports import ClusterError, Key, Manifest
-from ddp_operator.views import redaction
+from ddp_operator.views.redaction import RedactionTimeoutError, Redactor
 from ddp_operator.views.text import clean, clean_output, counted
 
 _DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
@@ -37,30 +38,50 @@ _MOST_BYTES: Final = 32 * 1024 * 1024
 
 @dataclass
 class Bundle:
-    """Files by name, and a list of missing data."""
+    """Files by name, what was removed from each, and a list of missing data."""
 
     files: dict[str, bytes] = field(default_factory=dict)
+    removed: dict[str, Counter[str]] = field(default_factory=dict)
+    """Secrets by kind, for each file."""
     left_out: list[str] = field(default_factory=list)
     size: int = 0
+    redactor: Redactor = field(default_factory=Redactor)
 
-    def add(self, name: str, content: bytes) -> None:
+    def add_objects(self, name: str, manifests: Manifest | list[Manifest]) -> None:
+        """Add objects without secrets, as JSON, which escapes control characters."""
+        self._add(name, lambda: _json(self.redactor.manifest({"items": manifests})["items"]))
+
+    def add_nodes(self, name: str, manifests: list[Manifest]) -> None:
+        """Add nodes without addresses, annotations and secrets."""
+        self._add(name, lambda: _json([self.redactor.node(manifest) for manifest in manifests]))
+
+    def add_log(self, name: str, text: str) -> None:
+        """Add a log without secrets."""
+        self._add(name, lambda: self.redactor.text(text))
+
+    def _add(self, name: str, redacted: Callable[[], str]) -> None:
         """Add a file if there is room."""
+        try:
+            content = redacted().encode()
+        except RecursionError:
+            self.left_out.append(f"{name}: it is nested too deep")
+            return
+        except RedactionTimeoutError:
+            self.left_out.append(f"{name}: the search for secrets takes too long")
+            return
+        finally:
+            removed = self.redactor.removed()
         if self.size + len(content) > _MOST_BYTES:
             self.left_out.append(f"{name}: the bundle already has {_MOST_BYTES >> 20} MB")
             return
         self.files[name] = content
         self.size += len(content)
+        if removed:
+            self.removed[name] = removed
 
-    def add_object(self, name: str, value: object) -> None:
-        """Add an object as JSON, which escapes control characters."""
-        self.add(name, json.dumps(value, indent=2).encode() + b"\n")
 
-    def add_cleared(self, name: str, manifest: Manifest | list[Manifest]) -> None:
-        """Add objects without anything that looks like a secret."""
-        try:
-            self.add_object(name, redaction.without_secrets({"items": manifest})["items"])
-        except RecursionError:
-            self.left_out.append(f"{name}: it is nested too deep")
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
 
 
 class Collector:
@@ -72,10 +93,10 @@ class Collector:
 
     async def collect(self, key: Key, job: Manifest) -> Bundle:
         """Read all data about a job."""
-        self.bundle.add_cleared("job.json", job)
+        self.bundle.add_objects("job.json", job)
         own = {"labelSelector": f"{LABEL_JOB_NAME}={key.name}"}
         pods = await self._objects("pods", PODS, key.namespace, own, _MOST_PODS)
-        self.bundle.add_cleared("pods.json", pods)
+        self.bundle.add_objects("pods.json", pods)
         uids = {each["metadata"].get("uid") for each in (job, *pods)}
         events = await self._objects(
             "events",
@@ -85,7 +106,7 @@ class Collector:
             _MOST_EVENTS,
             lambda event: (event.get("involvedObject") or {}).get("uid") in uids,
         )
-        self.bundle.add_cleared("events.json", events)
+        self.bundle.add_objects("events.json", events)
         await self._nodes(pods)
         await self._logs("logs", _failed_first(pods), most=_MOST_LOGS)
         await self._operator()
@@ -101,16 +122,16 @@ class Collector:
             except ClusterError as error:
                 self._leave_out(f"nodes ({len(names)})", error)
                 break
-            found.append(redaction.node(manifest))
+            found.append(manifest)
         if len(names) > _MOST_NODES:
             self.bundle.left_out.append(f"{len(names) - _MOST_NODES} more nodes")
-        self.bundle.add_object("nodes.json", found)
+        self.bundle.add_nodes("nodes.json", found)
 
     async def _operator(self) -> None:
         [(label, value)] = OPERATOR_LABELS.items()
         params = {"labelSelector": f"{label}={value}"}
         found = await self._objects("the operator", _DEPLOYMENTS, None, params, 8)
-        self.bundle.add_cleared("operator/deployments.json", found)
+        self.bundle.add_objects("operator/deployments.json", found)
         for namespace in sorted({each["metadata"]["namespace"] for each in found}):
             pods = await self._objects("the operator's pods", PODS, namespace, params, 8)
             await self._logs("operator/logs", pods, most=8)
@@ -134,7 +155,7 @@ class Collector:
             }
         except ClusterError as error:
             self._leave_out("the CRD's version", error)
-        self.bundle.add_object("versions.json", versions)
+        self.bundle.add_objects("versions.json", versions)
 
     async def _objects(
         self,
@@ -169,11 +190,11 @@ class Collector:
                 except ClusterError as error:
                     self._leave_out(f"the log of {key.name} {container}", error)
                     continue
-                self.bundle.add(f"{folder}/{key.name}.{container}.log", text)
+                self.bundle.add_log(f"{folder}/{key.name}.{container}.log", text)
         if len(pods) > most:
             self.bundle.left_out.append(f"the logs of {counted(len(pods) - most, 'more pod')}")
 
-    async def _log_end(self, pod: Key, container: str) -> bytes:
+    async def _log_end(self, pod: Key, container: str) -> str:
         options = {"tailLines": str(_LOG_LINES), "limitBytes": str(_READ_BYTES)}
         end = b""
         async with aclosing(
@@ -184,8 +205,7 @@ class Collector:
         lines = end.decode(errors="replace").split("\n")
         # A line that was cut may have a secret without the name that reveals it.
         lines = lines[1:] if len(end) == _LOG_BYTES else lines
-        text = "\n".join(clean_output(line, _LINE) for line in lines)
-        return redaction.scrubbed(text).encode()
+        return "\n".join(clean_output(line, _LINE) for line in lines)
 
     def _leave_out(self, what: str, error: ClusterError) -> None:
         self.bundle.left_out.append(f"{what}: {clean(error.message, 200)}")

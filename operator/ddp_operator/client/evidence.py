@@ -19,6 +19,8 @@ from ddp_operator.views.text import clean
 
 _MAX_METRICS: Final = 16 * 1024 * 1024
 """Most bytes of metrics.jsonl, which is read through the API server."""
+_DIGITS: Final = 20
+"""Most digits of the file's size; Python refuses to read a number of thousands."""
 _MAX_EVENTS: Final = 500
 _SECONDS: Final = 60.0
 _READ: Final = (
@@ -102,7 +104,7 @@ async def _history(cluster: Cluster, pods: Iterable[PodFacts]) -> tuple[History,
         said = clean(error.message, 300)
         return History(), [f"metrics.jsonl could not be read in pod {newest.name}: {said}"]
     size, _, content = ran.stdout.partition(b"\n")
-    if ran.exit_code != 0 or not size.strip().isdigit():
+    if ran.exit_code != 0 or not size.strip().isdigit() or len(size) > _DIGITS:
         said = clean(ran.stderr.decode(errors="replace"), 300)
         return History(), [f"pod {newest.name} has no readable metrics.jsonl: {said}; {otherwise}"]
     return read_bytes(content, is_cut=int(size) > _MAX_METRICS), []

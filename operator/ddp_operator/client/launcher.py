@@ -65,7 +65,8 @@ async def ask_launcher(
     Raises:
         NoAnswerError: no answer, a refusal, or a timeout.
     """
-    command = ["python3", "-c", _PROGRAM, path, f"{seconds:g}", method]
+    # -I: the container's working directory may have an http.py.
+    command = ["python3", "-I", "-c", _PROGRAM, path, f"{seconds:g}", method]
     try:
         ran = await run_in_pod(
             cluster.client,

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from ddp_operator.api.constants import KIND, KUEUE_QUEUE
 from ddp_operator.convert import batch, command_line, jobset, pytorchjob, trainjob
-from ddp_operator.convert.documents import MAX_BYTES, read
 from ddp_operator.convert.notes import ConversionError, Note, Notes
 from ddp_operator.convert.source import Source
+from ddp_operator.documents import DocumentError, read
 
-__all__ = ["MAX_BYTES", "Conversion", "ConversionError", "Note", "of_command_line", "of_manifests"]
+__all__ = ["Conversion", "ConversionError", "Note", "of_command_line", "of_manifests"]
 
 _PYTORCHJOB: Final = ("kubeflow.org/v1", "PyTorchJob")
 _GROUPS: Final = {"TrainJob": trainjob.GROUP, "JobSet": "jobset.x-k8s.io"}
@@ -61,7 +61,10 @@ def of_manifests(text: str) -> Sequence[Conversion]:
     Raises:
         ConversionError: the text cannot be read.
     """
-    whole = read(text)
+    try:
+        whole = read(text)
+    except DocumentError as error:
+        raise ConversionError(str(error)) from None
     documents = [inner for one in whole for inner in _unwrapped(one)]
     runtimes = [one for one in documents if one.get("kind") in trainjob.RUNTIMES]
     wrappers = [_wrapper(one) for one in whole if one not in documents]

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from aiohttp import web
 
 from ddp_operator.endpoints.listening import listening
+from ddp_operator.endpoints.refusals import RefusalLog
 
 
 class HealthEndpoint:
@@ -20,7 +21,7 @@ class HealthEndpoint:
         Raises `ListenError` if the port is not available.
         """
         routes = [web.get("/healthz", self._healthz), web.get("/readyz", self._readyz)]
-        return listening(routes, port, flag="--health-port")
+        return listening(routes, port, flag="--health-port", refusals=RefusalLog())
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -1,7 +1,5 @@
 """The operator's metrics, for everybody or for authorized clients."""
 
-import logging
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,16 +8,18 @@ from typing import Final
 from aiohttp import web
 
 from ddp_operator.endpoints.certificate import certificate
-from ddp_operator.endpoints.listening import listening
+from ddp_operator.endpoints.listening import address_of, listening
+from ddp_operator.endpoints.refusals import RefusalLog
 from ddp_operator.engine.metrics import CONTENT_TYPE
 from ddp_operator.kube import AccessReviews, BusyError, Verdict
 from ddp_operator.ports import ClusterError
 
-logger = logging.getLogger(__name__)
-
 PATH: Final = "/metrics"
-_LOG_INTERVAL_SECONDS: Final = 60.0
-"""Problems with reviews are logged once in this time, however many requests come."""
+_VERDICTS: Final = {
+    Verdict.UNKNOWN: (401, "the token is not valid"),
+    Verdict.FORBIDDEN: (403, f"not allowed to get {PATH}"),
+}
+_HEADERS: Final = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
 
 
 class MetricsEndpoint:
@@ -29,7 +29,7 @@ class MetricsEndpoint:
 
     def __init__(self, reviews: AccessReviews | None = None) -> None:
         self._reviews = reviews
-        self._logged_at = -_LOG_INTERVAL_SECONDS
+        self._refusals = RefusalLog()
         self.text: Callable[[], str] = lambda: ""
         """Returns the metrics in Prometheus' text format."""
 
@@ -43,40 +43,39 @@ class MetricsEndpoint:
         routes = [web.get(PATH, self._metrics)]
         async with (
             certificate(certificates) as context,
-            listening(routes, port, flag="--metrics-port", ssl_context=context),
+            listening(
+                routes,
+                port,
+                flag="--metrics-port",
+                refusals=self._refusals,
+                ssl_context=context,
+            ),
         ):
             yield
 
     async def _metrics(self, request: web.Request) -> web.Response:
         if self._reviews is not None:
-            refusal = await self._refusal(self._reviews, request.headers.get("Authorization", ""))
+            refusal = await self._refusal(self._reviews, request)
             if refusal is not None:
                 return refusal
         return web.Response(body=self.text().encode(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def _refusal(self, reviews: AccessReviews, authorization: str) -> web.Response | None:
-        scheme, _, token = authorization.partition(" ")
+    async def _refusal(self, reviews: AccessReviews, request: web.Request) -> web.Response | None:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        details = ""
         if scheme.lower() != "bearer":
-            return _unauthorized("a bearer token is required")
-        try:
-            verdict = await reviews.verdict(token.strip())
-        except BusyError:
-            return _unavailable("too many tokens are being reviewed")
-        except ClusterError as error:
-            if time.monotonic() - self._logged_at >= _LOG_INTERVAL_SECONDS:
-                self._logged_at = time.monotonic()
-                logger.warning("cannot review a request for metrics: %s", error.message)
-            return _unavailable("the API server does not answer")
-        if verdict is Verdict.UNKNOWN:
-            return _unauthorized("the token is not valid")
-        if verdict is Verdict.FORBIDDEN:
-            return web.Response(status=403, text=f"not allowed to get {PATH}\n")
-        return None
-
-
-def _unauthorized(reason: str) -> web.Response:
-    return web.Response(status=401, text=f"{reason}\n", headers={"WWW-Authenticate": "Bearer"})
-
-
-def _unavailable(reason: str) -> web.Response:
-    return web.Response(status=503, text=f"{reason}\n", headers={"Retry-After": "1"})
+            status, reason = 401, "a bearer token is required"
+        else:
+            try:
+                verdict = await reviews.verdict(token.strip())
+            except BusyError:
+                status, reason = 503, "too many tokens are being reviewed"
+            except ClusterError as error:
+                status, reason = 503, "the API server does not answer"
+                details = f": {error.message}"
+            else:
+                if verdict is Verdict.ALLOWED:
+                    return None
+                status, reason = _VERDICTS[verdict]
+        self._refusals.add(address_of(request.remote), status, f"GET {PATH}", reason + details)
+        return web.Response(status=status, text=f"{reason}\n", headers=_HEADERS.get(status))

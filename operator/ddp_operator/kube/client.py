@@ -19,12 +19,12 @@ import orjson
 from yarl import URL
 
 from ddp_operator import __version__
+from ddp_operator.api.values import deep_json
 from ddp_operator.kube.credentials import Credentials, CredentialsError
 from ddp_operator.kube.errors import error_from_response
 from ddp_operator.kube.responses import (
     as_cluster_error,
     keep_alive,
-    parsed,
     read_at_most,
     retry_wait,
 )
@@ -164,7 +164,7 @@ class ApiClient:
                     method, path, params=params, data=data, headers=headers
                 ) as response:
                     content = await read_at_most(max_bytes, response)
-                    return parsed(content) if content else None
+                    return deep_json.loads(content) if content else None
             except _FAILURES as error:
                 failure = self._counted(error, method, path)
                 wait = retry_wait(method, error, failure, attempt=attempt)

@@ -119,12 +119,17 @@ class KubeCluster(Generic[PodT]):
         wanted = {**stored["spec"], **manifest["spec"]}  # keep what the server has filled in
         if stored["spec"] != wanted and manifest["kind"] not in _IMMUTABLE:
             # Of another release, or another spec of the job. Replaced, so that it is never absent.
-            await self._client.request("PUT", _path(stored), body={**stored, "spec": wanted})
+            await self.update({**stored, "spec": wanted})
 
     async def read(self, named: Manifest) -> Manifest:
         """See `ports.Cluster`."""
         found: Manifest = await self._client.request("GET", _path(named))
         return found
+
+    async def update(self, changed: Manifest) -> Manifest:
+        """See `ports.Cluster`."""
+        stored: Manifest = await self._client.request("PUT", _path(changed), body=changed)
+        return stored
 
     async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
         """See `ports.Cluster`."""

@@ -4,13 +4,13 @@ The engine decides by error class (retry, stop, tell the user), so one place mak
 keeps the server's own words: for an invalid pod template they are all that a user gets.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
 import orjson
 
+from ddp_operator.api.values.limits import MAX_REFUSAL, linear
 from ddp_operator.ports import (
     AlreadyExistsError,
     ClusterError,
@@ -24,6 +24,8 @@ from ddp_operator.ports import (
 
 # A status message needs no more of a proxy's error page.
 _MESSAGE_LIMIT = 1024
+# Nor of an API server's message, which may quote a user's values.
+_BODY_LIMIT = 1024 * 1024
 
 _BY_STATUS: dict[int, type[ClusterError]] = {
     HTTPStatus.BAD_REQUEST: InvalidError,
@@ -36,7 +38,7 @@ _BY_STATUS: dict[int, type[ClusterError]] = {
 }
 
 
-_UNREADABLE = re.compile(r'\w+ in version "[^"]*" cannot be handled as a ')
+_UNREADABLE = linear(r'\w+ in version "[^"]*" cannot be handled as a ')
 """Start of the API server's message (400) that it cannot read a field's type. Messages of webhooks
 begin with «admission webhook»."""
 
@@ -66,7 +68,7 @@ def error_from_status(
     code: int, status: Mapping[str, Any], *, retry_after: str | None = None
 ) -> ClusterError:
     """Convert a Status object: the body of a response, or the object of a watch's ERROR event."""
-    message = str(status.get("message") or f"HTTP {code}")
+    message = str(status.get("message") or f"HTTP {code}")[:MAX_REFUSAL]
     if code == HTTPStatus.TOO_MANY_REQUESTS or code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         seconds = _seconds(retry_after)
         if seconds is None:
@@ -88,7 +90,7 @@ def error_from_status(
 
 def _parse(body: bytes) -> Mapping[str, Any] | None:
     try:
-        parsed = orjson.loads(body)
+        parsed = orjson.loads(body) if len(body) <= _BODY_LIMIT else None
     except orjson.JSONDecodeError:
         return None
     return parsed if isinstance(parsed, dict) else None

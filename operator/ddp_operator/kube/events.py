@@ -6,6 +6,7 @@ import platform
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Final
@@ -40,7 +41,8 @@ class EventRecorder:
 
     def record(self, about: Manifest, event: Event) -> None:
         """Post an Event about an object, unless it was posted a moment ago."""
-        said = (about["metadata"]["uid"], event)
+        shown = replace(event, message=event.message[:_MESSAGE_LIMIT])
+        said = (about["metadata"]["uid"], shown)
         now = self._clock()
         if now - self._said.get(said, -_REPEAT_SECONDS) < _REPEAT_SECONDS:
             return

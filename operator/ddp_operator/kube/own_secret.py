@@ -1,28 +1,33 @@
-"""A secret key of this program, kept in a Secret that all replicas share."""
+"""The secret keys of this program, kept in a Secret that all replicas share."""
 
 import base64
 import binascii
 import logging
 import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Final
 
+from ddp_operator.api.values.limits import linear
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.resources import SECRETS
 from ddp_operator.ports import AlreadyExistsError, Key, Manifest, NotFoundError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-_ENTRY: Final = "key"
 _BYTES: Final = 32
 """As long as the output of HMAC-SHA256 (RFC 2104)."""
 _ATTEMPTS: Final = 3
+_LABEL_VALUE: Final = linear(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
-async def own_secret(client: ApiClient, where: Key) -> bytes:
-    """Return the secret key. Create it if there is none.
+async def own_secret(client: ApiClient, where: Key) -> Mapping[str, bytes]:
+    """Return the secret keys by name. Create the first one if there is no Secret.
+
+    Names of keys are times such as 20261129T073000Z, so the last name is that of the newest key.
 
     Raises:
-        ValueError: the Secret exists but has no usable key.
+        ValueError: the Secret exists but has no key, or an unusable one.
         ClusterError: it can be neither read nor created.
     """
     path = SECRETS.path(namespace=where.namespace, name=where.name)
@@ -42,24 +47,35 @@ async def own_secret(client: ApiClient, where: Key) -> bytes:
 
 
 def _new(where: Key) -> Manifest:
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"namespace": where.namespace, "name": where.name},
         "type": "Opaque",
-        "immutable": True,
-        "data": {_ENTRY: base64.b64encode(secrets.token_bytes(_BYTES)).decode()},
+        "data": {name: base64.b64encode(secrets.token_bytes(_BYTES)).decode()},
     }
 
 
-def _read(where: Key, manifest: Manifest) -> bytes:
-    try:
-        found = base64.b64decode((manifest.get("data") or {}).get(_ENTRY, ""), validate=True)
-    except binascii.Error:
-        found = b""
-    if len(found) < _BYTES:
+def _read(where: Key, manifest: Manifest) -> Mapping[str, bytes]:
+    data: Mapping[str, str] = manifest.get("data") or {}
+    if not data:
         raise ValueError(
-            f"the Secret {where} has no data.{_ENTRY} of at least {_BYTES} bytes; delete it, and "
-            "the operator creates a new one at its next start"
+            f"the Secret {where} has no key in data; delete it, and the operator creates a new one "
+            "at its next start"
         )
-    return found
+    return {name: _key(where, name, text) for name, text in data.items()}
+
+
+def _key(where: Key, name: str, text: str) -> bytes:
+    try:
+        key = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        key = b""
+    # Pods have the name as a label.
+    if len(key) < _BYTES or not _LABEL_VALUE.fullmatch(name):
+        raise ValueError(
+            f"the Secret {where}: data.{name} is no key: it needs at least {_BYTES} bytes, and a "
+            "name of at most 63 letters, digits, '-', '_' and '.'; remove it"
+        )
+    return key

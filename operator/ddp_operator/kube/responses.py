@@ -1,14 +1,11 @@
 """Responses of the API server: how they are read, which errors they are, and when to retry."""
 
 import contextlib
-import json
 import random
 import socket
 from http import HTTPStatus
-from typing import Any
 
 import aiohttp
-import orjson
 
 from ddp_operator.kube.errors import AnswerTooLargeError
 from ddp_operator.ports import ClusterError, ConflictError, UnavailableError
@@ -39,15 +36,6 @@ async def read_at_most(max_bytes: int | None, response: aiohttp.ClientResponse) 
             response.close()
             raise AnswerTooLargeError(f"the response has more than {max_bytes} bytes")
     return bytes(content)
-
-
-def parsed(content: bytes) -> Any:
-    """Return parsed JSON."""
-    try:
-        return orjson.loads(content)
-    except orjson.JSONDecodeError:
-        # Users can nest a job deeper than orjson reads.
-        return json.loads(content)
 
 
 def as_cluster_error(error: Exception, method: str, path: str) -> ClusterError:

@@ -1,7 +1,6 @@
 """Build a report from facts; a pure function. Missing facts are not guessed."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
@@ -26,12 +25,11 @@ from ddp_operator.report.recoveries import recoveries
 from ddp_operator.views.job import pace, slow_rank
 from ddp_operator.views.job.memory import memory_checkpoint
 from ddp_operator.views.job.snapshot import JobSnapshot
+from ddp_operator.views.redaction import Redactor
 from ddp_operator.views.text import clean
 
 _MOST_PODS: Final = 200
 _MOST_EVENTS: Final = 100
-_SECRET: Final = re.compile(r"(?i)token|secret|passw|credential|api[-_]?key|access[-_]?key")
-"""Names of options with secret values."""
 ANY_GPU: Final = "gpu"
 """The kind of GPUs of an unknown type."""
 
@@ -214,13 +212,12 @@ def _intervals(failures: Sequence[Failure]) -> Iterator[FailureInterval]:
 
 def _nodes(job: JobSnapshot) -> Iterator[NodeRow]:
     status = job.status
-    signalled = set(status.bookkeeping.signalled_nodes)
     for name in sorted({*status.node_failures, *status.excluded_nodes}):
         yield NodeRow(
             name=clean(name, 253),
             failures=status.node_failures.get(name, 0),
             is_avoided=name in status.excluded_nodes,
-            says_so=name in signalled,
+            says_so=name not in status.node_failures,
         )
 
 
@@ -231,7 +228,7 @@ def _configuration(job: JobSnapshot, now: datetime) -> Iterator[tuple[str, str]]
         yield "image", clean(trainer.get("image") or "not said")
         words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
         if words:
-            yield "command", clean(" ".join(_without_secrets(map(str, words))))
+            yield "command", clean(" ".join(Redactor().words(map(str, words))))
         yield "pods", str(spec.replicas)
         yield "ranks", str(ranks.world_size(spec))
         yield "backend", ranks.backend(spec)
@@ -252,19 +249,6 @@ def _configuration(job: JobSnapshot, now: datetime) -> Iterator[tuple[str, str]]
         yield "checkpoint in memory", line
     yield "generation of the spec", str(job.generation)
     yield "API version", clean(job.manifest.get("apiVersion") or "not said", 64)
-
-
-def _without_secrets(words: Iterable[str]) -> Iterator[str]:
-    """Yield a command line without secrets."""
-    hides = False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if hides and not word.startswith("-"):
-            yield "***"
-            hides = False
-        else:
-            hides = _SECRET.search(name) is not None and not equals
-            yield f"{name}=***" if equals and _SECRET.search(name) else word
 
 
 def _gaps(facts: Facts, failed: tuple[Recovery, ...]) -> Iterator[str]:

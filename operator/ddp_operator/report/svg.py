@@ -4,11 +4,13 @@ Colours come from CSS, text stays text, and a title and description serve screen
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import escape
 from io import StringIO
 from typing import Any, Final
 
-from matplotlib import rc_context
+from matplotlib import rc_context, rcdefaults, rcParams
 from matplotlib.figure import Figure
 
 COLORS: Final = {
@@ -56,15 +58,19 @@ _TAGS: Final = re.compile(r"<[^>]*>")
 _DIGITS: Final = re.compile(r"(\.\d{2})\d+")
 
 
-def styled() -> Any:
-    """Return the context for drawing."""
-    return rc_context(_STYLE)
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw with this style alone: matplotlib has read a matplotlibrc of the working directory."""
+    with rc_context():
+        rcdefaults()
+        rcParams.update(_STYLE)
+        yield
 
 
 def write(figure: Figure, *, name: str, title: str, description: str) -> str:
     """Return the figure as an element of a page; `name` must be unique there."""
     file = StringIO()
-    with rc_context({**_STYLE, "svg.hashsalt": name}):
+    with styled(), rc_context({"svg.hashsalt": name}):
         figure.savefig(
             file,
             format="svg",

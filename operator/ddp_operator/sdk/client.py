@@ -38,9 +38,8 @@ class AsyncClient:
     ) -> None:
         given = None if kubeconfig is None else str(kubeconfig)
         credentials = load_credentials(kubeconfig=given, context=context)
-        self._backend: Backend = KubernetesBackend(
-            credentials, namespace or credentials.default_namespace
-        )
+        namespace = namespace or credentials.default_namespace
+        self._backend: Backend = KubernetesBackend(credentials, object_name(namespace, "namespace"))
 
     async def __aenter__(self) -> Self:
         await self._backend.__aenter__()

@@ -4,53 +4,70 @@ The flight recorders' dumps name it exactly. Where torch records nothing, the st
 ranks wait in torch.distributed and a few are elsewhere.
 
 A rank also shows the dump that torch wrote when a collective timed out, even if it has ended since.
-It is compressed, and comes from a pod: what it expands to is limited for each rank and each job.
+Launchers reduce all of it. What a launcher may answer is limited, and what those of a job may.
 """
 
-import base64
-import json
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Final
 
+from pydantic import Field
+
+from ddp_operator.answers import Answer, Count, InvalidAnswerError
 from ddp_operator.job.failure.hang import NOTHING_KNOWN, Hang, HangKind
 from ddp_operator.views import stacks
-from ddp_operator.views.stacks import Frame, Stack
+from ddp_operator.views.stacks import Stack
 from ddp_operator.views.text import clean
 from ddp_operator.views.traces import (
     Dump,
-    DumpError,
     Finding,
+    TooMuchEffortError,
+    Trace,
     Verdict,
     analyse,
+    dump_of,
     headline,
-    read_dump,
 )
 
-_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
-_WAITS: Final = "/torch/distributed/"
-_BACKWARD: Final = "_engine_run_backward"
-"""DDP waits for its collectives inside of the backward pass."""
 _SENTENCE: Final = 165
 """Most characters, so that a message with the step has at most 200."""
-_MOST_OF_RANK: Final = 8 * 1024 * 1024
-"""Limit of a dump from a time-out; launchers have the same."""
-_MOST_OF_JOB: Final = 32 * 1024 * 1024
-"""Limit of a job's dumps from a time-out: those of about 100 ranks with torch's 2,000 operations,
-which take ten seconds to read."""
+_MOST_OPERATIONS: Final = 80_000
+"""Limit of a job's operations: nine in each of six groups of 1,000 ranks."""
+_OF_GROUP: Final = 4
+"""A group takes as much memory as so many operations."""
 _CAUSES: Final[tuple[HangKind, ...]] = ("stopped", "kernel", "gil", "ended")
 """Kinds that launchers report; another word is one of a later release."""
 
 
+class _RankTrace(Answer):
+    """A launcher's report of a rank."""
+
+    rank: Count
+    stack: Annotated[list[stacks.ReportedFrame], Field(max_length=2, default_factory=list)]
+    """The innermost frame, and the innermost one outside of libraries."""
+    waits: bool = False
+    trace: Trace | None = None
+    timed_out: bool = False
+    problem: Annotated[str, Field(max_length=300)] = ""
+    cause: Annotated[str, Field(max_length=64)] = ""
+
+
+class TracesAnswer(Answer):
+    """The answer to GET /traces."""
+
+    ranks: Annotated[list[_RankTrace], Field(max_length=1024)]
+
+
 @dataclass(frozen=True)
 class RankEvidence:
-    """What one rank showed."""
+    """The evidence of one rank."""
 
     rank: int
     dump: Dump | None = None
     stack: Stack = ()
-    """Of the main thread, the innermost frame first."""
+    """The innermost frame of the main thread, and the innermost one outside of libraries."""
+    waits: bool = False
+    """It waits for other ranks."""
     problem: str = ""
     """Why it did not answer."""
     cause: HangKind | None = None
@@ -59,27 +76,37 @@ class RankEvidence:
     """The dump is from when a collective timed out."""
 
 
+class TooMuchError(Exception):
+    """The launchers of a job show more than the operator reads."""
+
+
 class Room:
-    """How many bytes the dumps of a job's time-out may still expand to."""
+    """How many operations the launchers of a job may still show."""
 
     def __init__(self) -> None:
-        self._left = _MOST_OF_JOB
+        self._left = _MOST_OPERATIONS
 
-    def expand(self, packed: object) -> bytes:
-        """Return the bytes of base64 of zlib's format; none if they are invalid or too many."""
-        try:
-            data = zlib.decompressobj()
-            found = data.decompress(base64.b64decode(str(packed)), min(self._left, _MOST_OF_RANK))
-        except (ValueError, zlib.error):
-            return b""
-        self._left = max(self._left - len(found), 1)  # 0 would be no limit
-        return found if data.eof else b""
+    def dump(self, trace: Trace) -> Dump:
+        """Return the operations of a rank.
+
+        Raises:
+            TooMuchError: the ranks have too many.
+            InvalidAnswerError: the trace is invalid.
+        """
+        for each in trace.groups:
+            self._left -= _OF_GROUP + len(each.collectives) + len(each.transfers)
+        if self._left < 0:
+            raise TooMuchError("its ranks show too many operations")
+        return dump_of(trace)
 
 
 def explain_answers(answers: Iterable[tuple[Sequence[int], bytes | str]]) -> Hang:
     """Return the ranks that the others wait for, from the launchers' answers with their ranks.
 
     Text in place of an answer says why there is none.
+
+    Raises:
+        TooMuchError: the answers show too many operations, or too complex waits.
     """
     evidence: list[RankEvidence] = []
     room = Room()
@@ -92,55 +119,56 @@ def explain_answers(answers: Iterable[tuple[Sequence[int], bytes | str]]) -> Han
     return explain(evidence)
 
 
-def read(answer: bytes | str, ranks: Iterable[int], room: Room | None = None) -> list[RankEvidence]:
-    """Read a launcher's answer about its ranks; text says why there is none. `room`: for a job's
-    dumps.
+def read(answer: bytes | str, ranks: Iterable[int], room: Room) -> list[RankEvidence]:
+    """Read a launcher's answer about its ranks; text says why there is none.
+
+    Raises:
+        TooMuchError: the job has no room left.
     """
-    room = room or Room()
-    found: Mapping[int, Any] = {}
+    found: Mapping[int, RankEvidence] = {}
     cause: HangKind = "unreachable"
     problem = "its launcher did not answer"
     if isinstance(answer, bytes):
         try:
-            found = {each["rank"]: each for each in json.loads(answer)["ranks"]}
+            reported = {each.rank: each for each in TracesAnswer.read(answer).ranks}
+            wanted = (reported[rank] for rank in ranks if rank in reported)
+            found = {each.rank: _one(each, room) for each in wanted}
             problem, cause = "its process has ended", "ended"
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except InvalidAnswerError:
             problem, cause = "its launcher's answer is invalid", "unknown"
-    return [
-        _one(rank, found[rank], room)
-        if rank in found
-        else RankEvidence(rank, problem=problem, cause=cause)
-        for rank in ranks
-    ]
+    return [found.get(rank) or RankEvidence(rank, problem=problem, cause=cause) for rank in ranks]
 
 
-def _one(rank: int, said: Mapping[str, Any], room: Room) -> RankEvidence:
-    threads = stacks.parse(str(said.get("stack") or ""))
-    # Later, a rank that was late may have entered the collective.
-    dump = _dump(room.expand(said["dump"])) if said.get("dump") else None
-    timed_out = dump is not None
-    dump = dump or _dump(str(said.get("trace") or "").encode(errors="replace"))
+def _one(said: _RankTrace, room: Room) -> RankEvidence:
     # `no answer within 5 s: it is stopped`: the reason is enough.
-    problem = clean(said.get("problem") or "", 100).rpartition(": ")[2]
-    cause = next((kind for kind in _CAUSES if kind == said.get("cause")), None)
-    if timed_out and cause == "ended":
+    problem = clean(said.problem, 100).rpartition(": ")[2]
+    cause = next((kind for kind in _CAUSES if kind == said.cause), None)
+    if said.timed_out and cause == "ended":
         problem, cause = "", None  # it ended because of the time-out
-    return RankEvidence(rank, dump, threads[0] if threads else (), problem, cause, timed_out)
-
-
-def _dump(data: bytes) -> Dump | None:
-    try:
-        return read_dump(data) if data else None
-    except DumpError:
-        return None  # as if torch recorded nothing
+    return RankEvidence(
+        said.rank,
+        room.dump(said.trace) if said.trace else None,
+        stacks.frames(said.stack),
+        said.waits,
+        problem,
+        cause,
+        said.timed_out,
+    )
 
 
 def explain(evidence: Sequence[RankEvidence]) -> Hang:
-    """Return the ranks that the others wait for; nothing if the evidence shows nothing."""
+    """Return the ranks that the others wait for; nothing if the evidence shows nothing.
+
+    Raises:
+        TooMuchError: the waits are too complex.
+    """
     by_rank = {each.rank: each for each in evidence}
     dumps = {each.rank: each.dump for each in evidence if each.dump}
     if dumps:
-        verdict = analyse(dumps)
+        try:
+            verdict = analyse(dumps)
+        except TooMuchEffortError:
+            raise TooMuchError("the waits of its ranks are too complex") from None
         # A launcher ends the other ranks of a pod: one that has no dump then explains nothing.
         timed_out = any(each.timed_out for each in evidence)
         ended = timed_out and any(
@@ -195,18 +223,14 @@ def _by_stacks(evidence: Sequence[RankEvidence]) -> Hang:
     if not order:
         return NOTHING_KNOWN
     ranks: tuple[int, ...] = ()
-    most, many = order[0]
-    if 2 * len(many) > len(evidence) and any(map(_is_wait, most)):
+    many = order[0][1]
+    waiting = {each.rank for each in evidence if each.waits}
+    if 2 * len(many) > len(evidence) and waiting.issuperset(many):
         ranks = tuple(sorted({each.rank for each in evidence} - {*many}))
     where = _whereabouts(silent[0]) if len(silent) == 1 else ""
     kinds: set[HangKind] = {each.cause or "script" for each in evidence if each.rank in ranks}
     sentence = stacks.sentence(order, len(found)).rstrip(".")
     return Hang(ranks, _joined(sentence, where), _only(kinds), sentence)
-
-
-def _is_wait(frame: Frame) -> bool:
-    file, _, function = frame
-    return _WAITS in file or function == _BACKWARD
 
 
 def _whereabouts(each: RankEvidence) -> str:
@@ -219,15 +243,10 @@ def place(each: RankEvidence) -> str:
     """Return where a rank is, such as `in wait, at data.py:7 in load`, or its problem."""
     found = ""
     if each.stack:
-        inner = each.stack[0]
-        own = next((frame for frame in each.stack if not _is_of_library(frame)), inner)
+        inner, own = each.stack[0], each.stack[-1]
         found = f"at {stacks.place((own,))}"
         found = found if own == inner else f"in {inner[2]}, {found}"
     return ", ".join(filter(None, (each.problem, found)))
-
-
-def _is_of_library(frame: Frame) -> bool:
-    return any(part in frame[0] for part in _LIBRARIES)
 
 
 def _joined(sentence: str, where: str) -> str:

@@ -1,14 +1,14 @@
 """The Python stacks of a job's ranks, grouped by equal stacks."""
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
+from pydantic import Field
+
+from ddp_operator.answers import Answer, Count, InvalidAnswerError
 from ddp_operator.views.text import clean, counted, folded
 
-_THREAD: Final = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*:")
-_FRAME: Final = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 _MOST_FRAMES: Final = 24
 _MOST_GROUPS: Final = 16
 _MOST_SPANS: Final = 8
@@ -16,10 +16,32 @@ _MOST_ELSEWHERE: Final = 3
 _TEXT: Final = 300
 """Most characters of a file's or a function's name."""
 
-Frame = tuple[str, str, str]
+_Text = Annotated[str, Field(max_length=_TEXT)]
+ReportedFrame = Annotated[list[_Text], Field(min_length=3, max_length=3)]
 """File, line, function."""
+_Frames = Annotated[list[ReportedFrame], Field(max_length=128)]
+Frame = tuple[str, str, str]
+"""The same, on one line each, without control characters."""
 Stack = tuple[Frame, ...]
 """The innermost frame first, as in Python's `faulthandler`."""
+
+
+class _RankStacks(Answer):
+    """A launcher's report of a rank."""
+
+    rank: Count
+    process: Count | None = None
+    threads: Annotated[list[_Frames], Field(max_length=1024, default_factory=list)]
+    """The main thread first; of each the innermost frame first, as in Python's `faulthandler`."""
+    problem: Annotated[str, Field(max_length=300)] = ""
+
+
+class StacksAnswer(Answer):
+    """The answer to POST /stacks."""
+
+    MAX_BYTES: ClassVar[int] = 3 * 1024 * 1024
+
+    ranks: Annotated[list[_RankStacks], Field(max_length=1024)]
 
 
 @dataclass(frozen=True)
@@ -43,44 +65,29 @@ class Found:
         return {**said, "problem": self.problem} if self.problem else {**said, "threads": threads}
 
 
-def read(answer: Any, pod: str, ranks: Sequence[int]) -> list[Found]:
+def read(answer: bytes, pod: str, ranks: Sequence[int]) -> list[Found]:
     """Read a launcher's answer about its ranks; an invalid answer becomes a problem."""
     try:
-        said = {each["rank"]: each for each in answer["ranks"]}
-    except (TypeError, KeyError):
+        said = {each.rank: each for each in StacksAnswer.read(answer).ranks}
+    except InvalidAnswerError:
         return [Found(rank, pod, problem="its launcher's answer is invalid") for rank in ranks]
     return [_one(said.get(rank), pod, rank) for rank in ranks]
 
 
-def _one(said: Mapping[str, Any] | None, pod: str, rank: int) -> Found:
-    if not isinstance(said, Mapping):
+def _one(said: _RankStacks | None, pod: str, rank: int) -> Found:
+    if said is None:
         return Found(rank, pod, problem="it is not running")
-    process = said.get("process")
-    process = process if isinstance(process, int) else None
-    threads = parse(str(said.get("stacks") or ""))
-    if threads:
-        return Found(rank, pod, process, threads)
-    problem = clean(said.get("problem") or "its answer contains no stack", 200)
-    return Found(rank, pod, process, problem=problem)
+    if said.threads:
+        return Found(rank, pod, said.process, tuple(map(frames, said.threads)))
+    problem = clean(said.problem or "its answer contains no stack", 200)
+    return Found(rank, pod, said.process, problem=problem)
 
 
-def parse(text: str) -> tuple[Stack, ...]:
-    """Read stacks in the format of Python's `faulthandler`.
-
-    The main thread, which receives the signal, comes first.
-    """
-    threads: list[tuple[bool, list[Frame]]] = []
-    frames: list[Frame] | None = None
-    for line in text.splitlines():
-        if head := _THREAD.fullmatch(line):
-            frames = []
-            threads.append((head[1] == "Thread", frames))
-        elif not line.startswith("  "):
-            frames = None  # C stacks, which newer Pythons add
-        elif frames is not None and (frame := _FRAME.fullmatch(line)):
-            frames.append((clean(frame[1], _TEXT), frame[2], clean(frame[3], _TEXT)))
-    threads.sort(key=lambda each: each[0])
-    return tuple(tuple(frames) for _, frames in threads)
+def frames(reported: Iterable[Sequence[str]]) -> Stack:
+    """Return the frames of a thread as they are shown."""
+    return tuple(
+        (clean(file, _TEXT), clean(line, 8), clean(name, _TEXT)) for file, line, name in reported
+    )
 
 
 Places = Sequence[tuple[Stack, list[int]]]

@@ -13,7 +13,8 @@ from tests.bench.server.creation import JobsRun, RawRun, Shape
 from tests.bench.server.metrics import Requests
 
 AIM_RATIO = 0.5
-AIM_WRITES_PER_JOB = 13
+AIM_WRITES_PER_JOB = 14
+"""8 pods, the Service, the Secret with the token, and the status."""
 AIM_MEMORY_MB = 120
 
 

@@ -75,7 +75,7 @@ def wheels(requirements: Path) -> Path:
 
 
 def fetch_wheels(requirements: Path) -> None:
-    """Fetch the wheels of locked requirements, and what builds the project's own package.
+    """Fetch the wheels of locked requirements.
 
     Raises ClusterUnavailableError when they cannot be had.
     """
@@ -91,11 +91,10 @@ def fetch_wheels(requirements: Path) -> None:
             download = (
                 *(sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(files)),
                 *("--only-binary=:all:", f"--python-version={PYTHON_VERSION}"),
+                *("--require-hashes", "--requirement", str(requirements)),
             )
             try:
-                run(*download, "--requirement", str(requirements))
-                # Apart: where requirements have hashes, pip wants one of everything.
-                run(*download, "setuptools", "wheel")
+                run(*download)
             except ClusterError as error:
                 raise ClusterUnavailableError(
                     f"cannot fetch the wheels of {requirements} (it takes pip's index): {error}"

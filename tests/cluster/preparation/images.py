@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.metadata import version
 from inspect import getsource
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from tests.cluster.provider import KUBECONFIG_VARIABLE, Cluster
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
+_BUILT_AT = "946684800"
+"""2000-01-01, so that the same content has the same digest."""
 _ARCHIVES_KEPT = 3
 """Of each image: other checkouts and branches have their own."""
 
@@ -56,6 +59,9 @@ class ImageSource:
         return f"docker.io/library/{self.name}:{tag}"
 
 
+TORCH = "cpu" if version("torch").endswith("+cpu") else "cuda"
+"""The image has the build of torch that the tests' environment has."""
+
 _IGNORED = frozenset({"__pycache__", "build", ".pytest_cache", ".mypy_cache", ".ruff_cache"})
 
 OPERATOR = ImageSource(
@@ -68,7 +74,7 @@ OPERATOR = ImageSource(
 TRAINER = ImageSource(
     name="ddp-trainer",
     dockerfile=REPOSITORY / "trainer-image/Dockerfile",
-    requirements=REPOSITORY / "requirements/trainer.txt",
+    requirements=REPOSITORY / f"requirements/trainer-{TORCH}.txt",
     sources=REPOSITORY / "trainer-image",
 )
 PLAIN_PYTHON = ImageSource(
@@ -160,8 +166,10 @@ def _named(image: ImageSource, *, with_docker: bool) -> BuiltImage:
 
 
 def _build_with_docker(image: ImageSource, name: str, archive: Path) -> None:
-    # Without a value, Docker takes an argument from the environment, if it is set there.
-    docker = ("docker", "build", "--build-arg", "PIP_EXTRA_INDEX_URL")
+    docker: tuple[str, ...] = ("docker", "build")
+    if image is TRAINER:
+        # Without a value, Docker takes an argument from the environment, if it is set there.
+        docker += ("--build-arg", f"TORCH={TORCH}", "--build-arg", "PIP_EXTRA_INDEX_URL")
     output = ("docker", "save", "--output")
     image_parts.run(*docker, "--file", str(image.dockerfile), "--tag", name, str(REPOSITORY))
     image_parts.run(*output, str(archive), name)
@@ -170,17 +178,19 @@ def _build_with_docker(image: ImageSource, name: str, archive: Path) -> None:
 def _build_with_buildah(image: ImageSource, name: str, archive: Path) -> None:
     image_parts.require()
     image_parts.make_base()
-    wheels: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     if image.requirements:
         image_parts.fetch_wheels(image.requirements)
-        wheels = ("--volume", f"{image_parts.wheels(image.requirements)}:/wheels:ro")
+        arguments = (
+            *("--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheels"),
+            *("--volume", f"{image_parts.wheels(image.requirements)}:/wheels:ro"),
+        )
+    if image is TRAINER:
+        arguments += ("--build-arg", f"TORCH={TORCH}")
     image_parts.buildah(
-        *("build", "--isolation", "chroot", "--layers", "--pull-never"),
-        *("--file", str(image.dockerfile), "--tag", name),
-        *("--build-arg", f"BASE_IMAGE={image_parts.base_tag()}"),
-        *("--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheels"),
-        *wheels,
-        str(REPOSITORY),
+        *("build", "--isolation", "chroot", "--layers", "--pull-never", "--timestamp", _BUILT_AT),
+        *("--from", image_parts.base_tag(), *arguments),
+        *("--file", str(image.dockerfile), "--tag", name, str(REPOSITORY)),
     )
     image_parts.buildah("push", name, f"docker-archive:{archive}:{name}")
 

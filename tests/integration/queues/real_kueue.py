@@ -63,10 +63,16 @@ class RealKueue:
         await self._patch(path, {"metadata": {"annotations": annotations}})
 
     async def eventually(self, holds: Callable[[], Awaitable[object]]) -> None:
-        async def condition() -> bool:
-            return bool(await holds())
+        stored: dict[str, Any] = {}
 
-        await eventually(condition, interval_seconds=0.05, timeout_seconds=60)
+        async def condition() -> bool:
+            if await holds():
+                return True
+            answer = await self.client.request("GET", WORKLOADS.path(namespace=self.namespace))
+            stored.update({one["metadata"]["name"]: one.get("status") for one in answer["items"]})
+            return False
+
+        await eventually(condition, interval_seconds=0.05, describe=lambda: stored)
 
     async def pass_time(self) -> None:
         await asyncio.sleep(0.5)

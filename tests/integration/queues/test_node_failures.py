@@ -217,12 +217,11 @@ async def test_job_that_avoids_a_node_queues_again_without_it(
     jobs: Jobs, queue: Queue, pool: NodePool, kubelet: FakeKubelet
 ) -> None:
     """Kueue considers the node healthy and would keep the pod there."""
-    restart = {"scope": "Pod", "nodeFailureLimit": 1}
-    await jobs.create(near_job("block", replicas=3, restart=restart))
+    await jobs.create(near_job("block", replicas=3, restart={"scope": "Pod"}))
     before = await runs_on(jobs, queue, *pool.names[:3])
     kubelet.cordoned.add(pool.names[1])  # a scheduler obeys the affinity
-    await kubelet.fail("job-0-1")
+    await kubelet.fail("job-0-1", message="CUDA error: uncorrectable ECC error encountered")
     after = await runs_on(jobs, queue, pool.names[0], *pool.names[2:])
     assert after["metadata"]["uid"] != before["metadata"]["uid"]
     status = await jobs.status()
-    assert (status.restarts, status.excluded_nodes) == (1, (pool.names[1],))
+    assert (status.restarts, status.bookkeeping.barred_nodes) == (0, (pool.names[1],))

@@ -38,6 +38,7 @@ async def wait_behind(jobs: Jobs, *names: str) -> None:
     """Start the job `job`, and others that wait in this order for its quota."""
     await jobs.create(queued_job())
     await jobs.until_phase("Running")
+    await next_second()  # Kueue orders jobs of one second by their UIDs
     for name in names:
         await jobs.create(queued_job(), name=name)
         await jobs.until(lambda status: status.reason == "Queued", name)

@@ -8,6 +8,8 @@ from ddp_operator.api.command import is_python, started, starts_ranks_cel
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from tests.unit.cpu_budget import loops
+
 NOTHING, PYTHON = "", "Python"
 TABLE: tuple[tuple[str, str], ...] = (
     ("python train.py", PYTHON),
@@ -129,3 +131,28 @@ def test_cel_finds_no_launcher_that_python_does_not_find(words: list[str]) -> No
 )
 def test_cel_finds_launchers_in_usual_command_lines(line: str) -> None:
     assert cel_sees(shlex.split(line))
+
+
+@pytest.mark.parametrize("piece", [";", "a;", "'", "''", "\\", "$(", "`", "a='b c' ", "x", "/"])
+def test_long_shell_line_is_read_in_linear_time(piece: str) -> None:
+    line = piece * (240_000 // len(piece))
+    assert loops(lambda: started(["sh", "-c", line])) < 2
+    assert loops(lambda: started(["sh", "-c", f'{line[:300]} "$@"'] * 600)) < 2
+
+
+def test_commands_within_the_first_8_kib_of_a_line_are_found() -> None:
+    script = "echo\n" * 1500
+    assert started(["sh", "-c", f"{script}torchrun t.py\n{script}"]).launcher == "torchrun"
+    assert not started(["sh", "-c", f"{script}{script}torchrun t.py"]).launcher
+
+
+def test_command_that_is_cut_off_is_not_read() -> None:
+    line = "torchrun".rjust(8_192) + "-wrapper"
+    assert started(["sh", "-c", line[:8_192]]).launcher == "torchrun"
+    assert not started(["sh", "-c", line]).launcher
+
+
+def test_arguments_of_nested_shells_are_followed_to_a_limit() -> None:
+    nested = ["sh", "-c", 'exec "$@"', "-"]
+    assert started([*nested * 5, "torchrun", "t.py"]).launcher == "torchrun"
+    assert not started([*nested * 500, "torchrun", "t.py"]).launcher

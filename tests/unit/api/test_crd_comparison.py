@@ -50,6 +50,15 @@ def test_older_crd_lacks_fields_and_words(crd: Json) -> None:
     assert found.unknown == frozenset()
 
 
+def test_field_that_an_older_crd_keeps_as_unknown_is_not_lacking(crd: Json) -> None:
+    status = schema_of(crd)["status"]
+    del status["properties"]["gaps"]
+    del status["properties"]["bookkeeping"]["properties"]["spares"]
+    assert compare(crd) == Difference()
+    del status["x-kubernetes-preserve-unknown-fields"]
+    assert compare(crd) == Difference(lacking=frozenset({"status.gaps"}))
+
+
 def test_newer_crd_has_unknown_fields_and_words(crd: Json) -> None:
     schema = schema_of(crd)
     novelty = {"type": "object", "properties": {"count": {"type": "integer"}}}

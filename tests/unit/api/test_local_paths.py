@@ -1,5 +1,6 @@
 """Paths on a pod's own disk, where checkpoints are lost with the pod."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from ddp_operator.job.pods.environment import environment
 from ddp_operator.job.pods.state import Identity
 
 from tests.good_manifests import container, template
+from tests.unit.cpu_budget import loops
 from tests.unit.job.builders import fresh_job
 
 OWN: dict[str, Any] = {"name": "own", "emptyDir": {}}
@@ -75,3 +77,47 @@ def test_output_paths_in_the_environment() -> None:
 
 def test_job_of_one_pod_has_no_local_paths() -> None:
     assert "DDP_LOCAL_PATHS" not in environment(fresh_job(replicas=1), Identity(0, 0), token="")
+
+
+def saving(value: str, *mounts: str) -> Any:
+    """Return a spec with a variable for saving, and with these mounts of a volume of each pod."""
+    env = [{"name": "save", "value": value}]
+    where = [{"name": "own", "mountPath": path} for path in mounts or ("/own",)]
+    made = template(container(env=env, volumeMounts=where))
+    made["spec"]["volumes"] = [OWN]
+    return fresh_job(replicas=2, template=made).spec
+
+
+@pytest.mark.parametrize("piece", ["/@", "/a", "/a ", "/a@/", "/", "/a/../", "/own/"])
+def test_paths_are_found_in_linear_time_in_long_text(piece: str) -> None:
+    long = saving(piece * (120_000 // len(piece)), *("/x" * i for i in range(1, 300)))
+    assert loops(lambda: local_paths(long)) < 1
+    assert loops(lambda: named_paths(long)) < 1
+
+
+def test_path_of_thousands_of_parts_takes_little_memory() -> None:
+    deep = saving("/a" * 15_000)
+    tracemalloc.start()
+    local_paths(deep)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("path", "is_found"),
+    [
+        ("/own/" + "a" * 4091, True),
+        ("/own/" + "a" * 4092, False),  # longer than any program can open
+        ("/own/./a//b", True),
+        ("/own/../a", False),
+        ("/owner/a", False),
+    ],
+)
+def test_only_paths_that_can_exist_in_a_mount_are_local(path: str, *, is_found: bool) -> None:
+    assert list(named_paths(saving(path))) == ([path] if is_found else [])
+
+
+def test_text_beyond_8_kib_is_not_searched_for_paths() -> None:
+    assert list(named_paths(saving(" " * 8_000 + "/own/a"))) == ["/own/a"]
+    assert not named_paths(saving(" " * 8_192 + "/own/a"))

@@ -14,13 +14,13 @@ OPERATOR = Path(ddp_operator.__file__).parent
 _REASON = re.compile(r"[A-Z]+[a-z]+[A-Za-z]*")
 OTHERS = """
 Admitted All Always Application Auto CannotStart Changing ChildFailedError Chosen ClusterFirst
-ClusterFirstWithHostNet Configuration DeletionByTaintManager Directory DirectoryOrCreate
-Disruption DisruptionTarget Equal ExactCount Exists FailJob Failed FallbackToLogsOnError False
-Finished Gang Gone IfNotPresent Ignore InPlace Infrastructure Ingress Initializing Job KeyT
-Leaving Lost Memory Metrics NetworkPolicy Never NoExecute NoMatchingWorkload NoReservation
-NoSchedule NodeFailures None NotAdmitted NotIn NotStarted Opaque Other OutOf Paused Pending Plan
-Pod PodGroup PodReadyToStartContainers PodScheduled PriorityClass QuotaReserved Ready Refused
-Replace Requeued ResourceClaimTemplate RestartGang RestartInPlace RestartPod Secret Service
+ClusterFirstWithHostNet Configuration DeletionByTaintManager Directory DirectoryOrCreate Disruption
+DisruptionTarget Dropped Equal ExactCount Exists FailJob Failed FallbackToLogsOnError False
+Finished Gang Gone IfNotPresent Ignore InPlace Infrastructure Ingress Initializing Job KeyT Leaving
+Lost Memory Metrics NetworkPolicy Never NoExecute NoMatchingWorkload NoReservation NoSchedule
+NodeFailures None NotAdmitted NotIn NotStarted Opaque Other OutOf Paused Pending Plan Pod PodGroup
+PodReadyToStartContainers PodScheduled Preferred PriorityClass QuotaReserved Ready Refused Replace
+Requeued Required ResourceClaimTemplate RestartGang RestartInPlace RestartPod Secret Service
 SideCars Silent Simple Starting TerminatedByKueue Terminating TerminationTarget True Unscheduled
 Workload WorkloadDeleted WorkloadEvicted WorkloadPriorityClass
 """
@@ -55,7 +55,7 @@ def test_each_handled_reason_of_the_cluster_is_explained() -> None:
         *state.UNSTARTABLE_REASONS,
         *(state.CRASH_LOOP, state.GATED, state.CONTAINER_LOST),
         *classes._START_FAILED,
-        *classes._NODE_REASONS,
+        *classes.NODE_REASONS,
         *classes._CERTAIN,
         "Unschedulable",
     }

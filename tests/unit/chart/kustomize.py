@@ -64,6 +64,40 @@ def _add(objects: Objects, component: Path) -> None:
             else:
                 objects[key] = _patched(objects[key], what)
     objects |= by_name(_resources(component))
+    for replacement in _read(component).get("replacements", ()):
+        source = replacement["source"]
+        value = _field(objects[source["kind"], source["name"]], source["fieldPath"].split("."))
+        for target in replacement["targets"]:
+            _replace(objects, target, value)
+    for key, manifest in list(objects.items()):
+        if "config.kubernetes.io/local-config" in manifest["metadata"].get("annotations", {}):
+            del objects[key]
+
+
+def _replace(objects: Objects, target: dict[str, Any], value: Any) -> None:
+    select = target["select"]
+    hit = [
+        manifest
+        for (kind, name), manifest in objects.items()
+        if kind == select.get("kind", kind)
+        and name == select.get("name", name)
+        and select.get("namespace") in (None, manifest["metadata"].get("namespace"))
+    ]
+    assert hit, f"{target} replaces nothing"
+    for manifest in hit:
+        for path in target["fieldPaths"]:
+            *steps, last = path.split(".")
+            _field(manifest, steps)[last] = value
+
+
+def _field(node: Any, steps: list[str]) -> Any:
+    for step in steps:
+        if step.startswith("["):  # an item of a list, such as [name=operator]
+            key, _, value = step.strip("[]").partition("=")
+            [node] = [item for item in node if item[key] == value]
+        else:
+            node = node[step]
+    return node
 
 
 def _patched(manifest: Any, operations: list[dict[str, Any]]) -> Any:

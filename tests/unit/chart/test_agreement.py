@@ -46,13 +46,12 @@ def test_installations_are_equal_without_crds_keep() -> None:
 @pytest.mark.parametrize(
     ("component", "values"),
     [
-        ("admission-policy", {"admissionPolicy": True}),
+        ("admission-policy", {"admissionPolicy": {"enabled": True}}),
         ("dranet", {"dranet": True}),
         ("gangs", {"gangs": True}),
         ("multikueue", {"multikueue": True}),
         ("priority-boost", {"priorityBoost": 10}),
         ("metrics-auth", {"metrics": {"auth": {"enabled": True}}}),
-        ("network-policy", {"networkPolicy": {"enabled": True}}),
     ],
 )
 def test_installations_with_a_component_are_equal(component: str, values: dict[str, Any]) -> None:
@@ -61,14 +60,14 @@ def test_installations_with_a_component_are_equal(component: str, values: dict[s
     assert rendered != render({"crds": {"keep": False}})
 
 
-def test_installations_in_one_namespace_are_equal() -> None:
-    rendered = render({"crds": {"keep": False}, "watchNamespace": "ddp-operator"})
+def test_installations_for_one_namespace_are_equal() -> None:
+    rendered = render({"crds": {"keep": False}, "watchNamespace": "training"})
     installed = without_namespace(build("one-namespace"))
     [(changed, (ours, theirs))] = differences(rendered, installed).items()
     assert changed == OPERATOR
-    # Only kustomize has to find out which namespace that is.
+    # kustomize replaces values, but no parts of arguments that may be anywhere in a list.
     assert container_of(installed)["args"].pop() == "--namespace=$(NAMESPACE)"
-    assert container_of(installed).pop("env")
-    assert container_of(rendered)["args"].pop() == "--namespace=ddp-operator"
+    assert container_of(installed).pop("env") == [{"name": "NAMESPACE", "value": "training"}]
+    assert container_of(rendered)["args"].pop() == "--namespace=training"
     assert ours == theirs
     assert pod_of(rendered)["serviceAccountName"] == "ddp-operator"

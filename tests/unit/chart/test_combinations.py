@@ -15,7 +15,7 @@ CHOICES: Final[dict[str, Json]] = {
     "one-namespace": {"watchNamespace": "training"},
     "single": {"replicas": 1, "leaderElection": False, "podDisruptionBudget": False},
     "no-crd": {"crds": {"enabled": False}, "userRoles": False},
-    "bounded": {"admissionPolicy": True, "networkPolicy": {"enabled": True}},
+    "bounded": {"admissionPolicy": {"enabled": True, "hostPaths": ["/a"]}, "isolation": "None"},
     "auth": {"metrics": {"auth": {"enabled": True}, "monitor": {"endpoint": _TOKEN}}},
     "pods": {"metrics": {"monitor": {"kind": "PodMonitor"}, "alerts": {"enabled": True}}},
     "service": {"metrics": {"monitor": {"kind": "ServiceMonitor"}, "dashboard": {"enabled": True}}},

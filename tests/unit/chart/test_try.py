@@ -15,13 +15,13 @@ from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity
 
 from tests.ports import free_port
-from tests.unit.chart.rendering import NAMESPACE, Json, hooks
+from tests.unit.chart.rendering import Json, hooks
 from tests.unit.job.builders import fresh_job
 from tests.unit.kube.fake_api_server import FakeApiServer, Fault
 from tests.waiting import eventually
 
 REFUSAL: Final = "spec.replicas: Invalid value: 0"
-PATH: Final = ("ddpjobs", NAMESPACE, "ddp-operator-test-1")
+PATH: Final = ("ddpjobs", "default", "ddp-operator-test-1")
 
 
 def container() -> Json:

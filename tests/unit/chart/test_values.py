@@ -2,12 +2,14 @@
 
 import argparse
 import copy
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pytest
 import yaml
 from ddp_operator.__main__ import _add_run_arguments
+from ddp_operator.api.constants import OPERATOR_LABELS
 
 from tests.unit.chart.rendering import (
     OPERATOR,
@@ -31,8 +33,9 @@ EXTRA: Final[Json] = {
     "metadata": {"name": "of-{{ .Release.Name }}", "namespace": "elsewhere"},
 }
 EVERYTHING: Final[Json] = {
-    **{"admissionPolicy": True, "dranet": True, "gangs": True, "multikueue": True},
-    **{"priorityBoost": 5, "sideCars": {"tcpx": "m/a:1"}, "networkPolicy": {"enabled": True}},
+    **{"dranet": True, "gangs": True, "multikueue": True},
+    "admissionPolicy": {"enabled": True},
+    **{"priorityBoost": 5, "sideCars": {"tcpx": "m/a:1"}},
     "metrics": {
         "monitor": {"kind": "ServiceMonitor", "labels": {"mine": "theirs"}},
         "alerts": {"enabled": True},
@@ -65,7 +68,7 @@ def labels_of(kind: str, name: str = "ddp-operator") -> Look:
 
 def argument(name: str, values: Json, *arguments: str) -> Case:
     """Return the case of a value that becomes arguments of the operator."""
-    expected = ["run", "--leader-elect", *arguments]
+    expected = ["run", "--leader-elect", "--isolation=Job", *arguments]
     return name, values, lambda rendered: container_of(rendered)["args"], expected
 
 
@@ -78,6 +81,17 @@ def switch(name: str, values: Json, kind: str, object_name: str = "ddp-operator"
     """Return the case of a value that adds an object, or removes it if it is false."""
     is_expected = "False" not in str(values)
     return name, values, lambda rendered: (kind, object_name) in rendered, is_expected
+
+
+def bound(name: str, value: Any, expression: str) -> Case:
+    """Return the case of a value that becomes a variable of the admission policy."""
+
+    def look(rendered: Objects) -> Any:
+        policy = rendered["ValidatingAdmissionPolicy", "ddp-operator"]
+        return {v["name"]: v["expression"] for v in policy["spec"]["variables"]}[name]
+
+    values = {"admissionPolicy": {"enabled": True, name: value}}
+    return f"admissionPolicy.{name}", values, look, expression
 
 
 CASES: Final[list[Case]] = [
@@ -108,13 +122,12 @@ CASES: Final[list[Case]] = [
         "watchNamespace",
         {"watchNamespace": "training"},
         "--namespace=training",
-        "--launcher-image=ddp-operator:dev",  # it may not read its own pod
     ),
     (
         "leaderElection",
         {"leaderElection": False, "replicas": 1},
         lambda r: container_of(r)["args"],
-        ["run"],
+        ["run", "--isolation=Job"],
     ),
     argument("progressPollSeconds", {"progressPollSeconds": 0.5}, "--progress-poll-seconds=0.5"),
     argument("logFormat", {"logFormat": "json"}, "--log-format=json"),
@@ -133,16 +146,30 @@ CASES: Final[list[Case]] = [
     ),
     switch("userRoles", {"userRoles": False}, "ClusterRole", "ddpjobs-edit"),
     switch("userRoles", {"userRoles": False}, "ClusterRole", "ddpjobs-view"),
-    switch("admissionPolicy", {"admissionPolicy": True}, "ValidatingAdmissionPolicy"),
-    switch("networkPolicy.enabled", {"networkPolicy": {"enabled": True}}, "NetworkPolicy"),
+    switch(
+        "admissionPolicy.enabled",
+        {"admissionPolicy": {"enabled": True}},
+        "ValidatingAdmissionPolicy",
+    ),
+    bound("deniedNamespaces", ["kube-system", "a"], '["kube-system","a"]'),
+    bound("hostPaths", ["/var/lib/training"], '["/var/lib/training"]'),
+    bound("hostNetwork", True, "true"),
+    bound("capabilities", ["NET_ADMIN"], '["NET_ADMIN"]'),
+    (
+        "isolation",
+        {"isolation": "None"},
+        lambda r: container_of(r)["args"],
+        ["run", "--leader-elect", "--isolation=None"],
+    ),
+    switch("networkPolicy.enabled", {"networkPolicy": {"enabled": False}}, "NetworkPolicy"),
     (
         "networkPolicy.metricsFrom",
-        {"networkPolicy": {"enabled": True, "metricsFrom": {"metrics": None, "team": "sre"}}},
+        {"networkPolicy": {"metricsFrom": {"metrics": None, "team": "sre"}}},
         lambda r: r["NetworkPolicy", "ddp-operator"]["spec"]["ingress"],
         [
             {
                 "from": [{"namespaceSelector": {"matchLabels": {"team": "sre"}}}],
-                "ports": [{"port": "metrics"}],
+                "ports": [{"port": "metrics", "protocol": "TCP"}],
             }
         ],
     ),
@@ -236,7 +263,7 @@ VALUES: Final = (CHART / "values.yaml").read_text()
 def test_every_value_has_a_case() -> None:
     tried = {name for name, *_ in CASES}
     names = {".".join(entry.path) for entry in entries(VALUES) if not entry.is_section}
-    assert tried | set(OF_EVERY_OBJECT) == names
+    assert tried | {*OF_EVERY_OBJECT, "testNamespace"} == names
 
 
 @pytest.mark.parametrize(("name", "values", "look", "expected"), CASES)
@@ -265,13 +292,13 @@ def test_labels_and_annotations_reach_every_object(name: str) -> None:
     template = rendered[OPERATOR]["spec"]["template"]["metadata"]
     assert template[field]["mine"] == "yes"
     selector = rendered[OPERATOR]["spec"]["selector"]["matchLabels"]
-    assert selector == {"app.kubernetes.io/name": "ddp-operator"}
+    assert selector == OPERATOR_LABELS
 
 
 def test_extra_labels_do_not_replace_the_selector() -> None:
-    rendered = render({"extraLabels": {"app.kubernetes.io/name": "mine"}})
+    rendered = render({"extraLabels": dict.fromkeys(OPERATOR_LABELS, "mine")})
     template = rendered[OPERATOR]["spec"]["template"]["metadata"]
-    assert template["labels"] == {"app.kubernetes.io/name": "ddp-operator"}
+    assert OPERATOR_LABELS.items() <= template["labels"].items()
 
 
 def test_monitor_of_authenticated_metrics_uses_tls() -> None:
@@ -310,8 +337,8 @@ def test_releases_in_two_namespaces_share_nothing() -> None:
     """Except objects of the whole cluster."""
     alone: Json = {"crds": {"enabled": False}, "userRoles": False, "dranet": True, "gangs": True}
     alone |= {"multikueue": True, "priorityBoost": 5, "metrics": {"auth": {"enabled": True}}}
-    one = render({**alone, "watchNamespace": "a"}, namespace="a")
-    other = render({**alone, "watchNamespace": "b"}, namespace="b")
+    one = render({**alone, "watchNamespace": "a"}, namespace="operator-a")
+    other = render({**alone, "watchNamespace": "b"}, namespace="operator-b")
 
     def places(rendered: Objects) -> set[tuple[str, str, str]]:
         return {
@@ -320,9 +347,10 @@ def test_releases_in_two_namespaces_share_nothing() -> None:
         }
 
     assert not places(one) & places(other)
-    for namespace, rendered in (("a", one), ("b", other)):
+    for served, rendered in (("a", one), ("b", other)):
+        namespace = f"operator-{served}"
         for manifest in rendered.values():
-            assert manifest["metadata"].get("namespace", namespace) == namespace
+            assert manifest["metadata"].get("namespace", namespace) in (served, namespace)
             for subject in manifest.get("subjects", ()):
                 assert subject["namespace"] == namespace
         bound = {
@@ -353,6 +381,23 @@ def test_other_namespace_has_its_own_roles() -> None:
             assert rendered[key]["roleRef"]["kind"] == "Role"
             [subject] = rendered[key]["subjects"]
             assert subject["namespace"] == "ddp-operator"
+
+
+@pytest.mark.parametrize(
+    ("values", "namespace"),
+    [
+        ({}, "default"),
+        ({"testNamespace": "trial"}, "trial"),
+        ({"testNamespace": "trial", "watchNamespace": "training"}, "training"),
+    ],
+)
+def test_job_of_helm_test_is_beside_the_operators_namespace(values: Json, namespace: str) -> None:
+    tried = hooks(values)
+    [container] = tried["Pod", "ddp-operator-test"]["spec"]["containers"]
+    [variable] = container["env"]
+    assert json.loads(variable["value"])["metadata"]["namespace"] == namespace
+    for kind in ("Role", "RoleBinding"):
+        assert tried[kind, "ddp-operator-test"]["metadata"]["namespace"] == namespace
 
 
 def test_pods_of_helm_test_are_placed_like_the_operators() -> None:

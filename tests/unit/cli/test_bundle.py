@@ -7,6 +7,7 @@ import pytest
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.client import bundle as client_bundle
 from ddp_operator.kube import CUSTOM_RESOURCE_DEFINITIONS, NODES
+from ddp_operator.views import redaction
 
 from tests.good_manifests import Json
 from tests.unit.cli.conftest import Ddp
@@ -43,7 +44,7 @@ async def pods(server: FakeApiServer) -> list[str]:
         uid = stored["metadata"]["uid"]
         server.create("events", event(f"pulled-{index}", uid))
     server.create("events", event("other", "uid-of-another"))
-    labels = {"app.kubernetes.io/name": "ddp-operator"}
+    labels = {"ddp-operator.io/component": "operator"}
     deployment = operator()
     deployment["metadata"]["labels"] = labels
     server.create("deployments", deployment)
@@ -87,7 +88,7 @@ async def test_bundle_has_all_about_a_job_and_no_secret(
         *("events.json", "job.json", "left-out.txt"),
         *(f"logs/{name}.trainer.log" for name in pods),
         *("nodes.json", "operator/deployments.json", "operator/logs/ddp-operator-1.operator.log"),
-        *("pods.json", "versions.json"),
+        *("pods.json", "removed.txt", "versions.json"),
     ]
     assert SECRET not in json.dumps(files)
     assert "\x1b" not in "".join(files.values())
@@ -104,7 +105,18 @@ async def test_bundle_has_all_about_a_job_and_no_secret(
     assert versions["crd"]["versions"] == ["v1alpha1"]
     assert versions["crd"]["lacking"] == []
     for name in files:
-        assert name in result.stdout or name == "left-out.txt"
+        assert name in result.stdout or name in ("left-out.txt", "removed.txt")
+    variables = files["pods.json"].count('"value": "<removed>"')
+    assert files["removed.txt"].splitlines() == [
+        "job.json: removed: 1 annotation, 1 environment variable",
+        f"pods.json: removed: {variables} environment variable, 2 value after a flag",
+        "events.json: removed: 2 header",
+        *(f"logs/{name}.trainer.log: removed: 1 value named like a secret" for name in pods),
+    ]
+    for line in files["removed.txt"].splitlines():
+        name, _, removed = line.partition(": ")
+        assert f"{name}  ({removed})" in result.stdout
+    assert f"without {variables + 8} secrets; there may be others: check" in result.stdout
     assert os.stat(path).st_mode & 0o077 == 0
 
 
@@ -148,6 +160,26 @@ async def test_bundle_is_bounded(
     small = tmp_path / "small.tar.gz"
     await ddp("bundle", NAME, "-o", str(small))
     assert "pods.json: the bundle already has" in unpacked(small)["left-out.txt"]
+
+
+async def test_log_that_takes_too_long_to_search_is_left_out(
+    ddp: Ddp, pods: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(line: str) -> tuple[str, tuple[str, ...]]:
+        now[0] += 5
+        return line, ()
+
+    now = [0.0]
+    monkeypatch.setattr(redaction, "_line", slow)
+    monkeypatch.setattr("ddp_operator.views.redaction.time.thread_time", lambda: now[0])
+    path = tmp_path / "bundle.tar.gz"
+    result = await ddp("bundle", NAME, "-o", str(path))
+    assert result.exit_code == 0, result.output
+    files = unpacked(path)
+    name = f"logs/{pods[1]}.trainer.log"
+    assert f"{name}: the search for secrets takes too long" in files["left-out.txt"]
+    assert name not in files
+    assert now[0] <= 70
 
 
 async def test_existing_file_is_not_overwritten(

@@ -205,6 +205,38 @@ class TestChanges:
         metadata = server.objects[JOB]["metadata"]
         assert metadata["annotations"][ANNOTATION_RESTART_REQUESTED].startswith("20")
 
+    @pytest.mark.parametrize("kind", ["prod", "secrets", "../../secrets", "ddp/ddp", "jobs", ""])
+    async def test_name_behind_another_type_is_refused(
+        self, ddp: Ddp, server: FakeApiServer, kind: str
+    ) -> None:
+        server.create("ddpjobs", training())
+        result = await ddp("delete", f"{kind}/{NAME}", "--yes")
+        assert result.exit_code == 2
+        assert "is not a type of job; give NAME or ddp/NAME" in result.stderr
+        namespace = kind if kind.isalpha() else "NAMESPACE"
+        assert f"the namespace with -n {namespace}" in result.stderr
+        assert server.requests == []
+
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            *("ddp", "ddpjob", "DDPJob", "ddpjobs", "ddpjob.ddp-operator.io"),
+            *("ddpjobs.ddp-operator.io", "ddpjobs.v1alpha1.ddp-operator.io"),
+        ],
+    )
+    async def test_type_that_kubectl_accepts_is_accepted(
+        self, ddp: Ddp, server: FakeApiServer, kind: str
+    ) -> None:
+        server.create("ddpjobs", training())
+        assert (await ddp("delete", f"{kind}/{NAME}", "--yes")).exit_code == 0
+        assert JOB not in server.objects
+
+    async def test_namespace_with_a_slash_is_refused(self, ddp: Ddp, server: FakeApiServer) -> None:
+        result = await ddp("list", "--namespace", "namespaces/research")
+        assert result.exit_code == 2
+        assert "invalid name 'namespaces/research'" in result.stderr
+        assert server.requests == []
+
     async def test_delete(self, ddp: Ddp, server: FakeApiServer) -> None:
         created = server.create("ddpjobs", training())
         result = await ddp("delete", NAME, "--yes")

@@ -64,7 +64,7 @@ def test_exit_codes_for_all_some_and_no_jobs(tmp_path: Path) -> None:
         assert "the file has no training job" in found.stderr
     found = run(str(tmp_path / "missing.yaml"))
     assert found.exit_code == 2
-    assert "missing.yaml: cannot be read" in found.stderr
+    assert "missing.yaml: No such file or directory; name a file" in found.stderr
     assert run("-", "--image", "i", text=PYTORCHJOB).exit_code == 2
 
 

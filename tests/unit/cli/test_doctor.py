@@ -22,7 +22,7 @@ async def healthy(server: FakeApiServer) -> FakeApiServer:
         path: crd,
     }
     server.namespace_labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    labels = {"app.kubernetes.io/name": "ddp-operator"}
+    labels = {"ddp-operator.io/component": "operator"}
     deployment = operator()
     deployment["metadata"]["labels"] = labels
     server.create("deployments", deployment)

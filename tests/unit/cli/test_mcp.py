@@ -1,7 +1,9 @@
 """Tools of `kubectl ddp mcp`, called in the test's process."""
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +12,12 @@ from ddp_operator.api import reasons
 from ddp_operator.cli import mcp_server
 from ddp_operator.cli.__main__ import program
 from ddp_operator.cli.commands.mcp import MISSING
+from ddp_operator.client.cluster import JOBS
 from mcp import Client
 from mcp.types import TextContent
 
 from tests.unit.job.builders import NAME
+from tests.unit.kube.fake_api_server import FakeApiServer
 
 
 async def answer_of(client: Client, tool: str, **arguments: Any) -> tuple[bool, str]:
@@ -56,6 +60,30 @@ async def test_reason_is_explained() -> None:
         is_error, text = await answer_of(assistant, "explain_reason", reason="NoProgressReport")
         assert is_error
         assert "did you mean NoProgressReports" in text
+
+
+@pytest.mark.parametrize("path_entries", [[], ["."], [""]], ids=["unset", "relative", "empty"])
+async def test_modules_of_the_working_directory_are_not_imported(
+    path_entries: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("click", "yaml", "sitecustomize"):
+        (tmp_path / f"{module}.py").write_text("open('imported', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    # Python makes entries of PYTHONPATH absolute at its start.
+    absolute = map(os.path.abspath, path_entries)
+    monkeypatch.setattr(sys, "path", [*path_entries, *absolute, *sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path_entries))
+    assert "List the jobs" in await mcp_server._output(["list", "--help"])
+    assert not (tmp_path / "imported").exists()
+
+
+async def test_relative_kubeconfig_is_read_in_the_working_directory(
+    server: FakeApiServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.resource_lists[JOBS.root] = [JOBS.plural]
+    monkeypatch.chdir(kubeconfig.parent)
+    monkeypatch.setenv("KUBECONFIG", kubeconfig.name)
+    assert "There are no DDPJobs" in await mcp_server._output(["list"])
 
 
 def test_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -50,14 +51,15 @@ async def launcher() -> AsyncIterator[Launcher]:
     await runner.cleanup()
 
 
-def in_pod(**environment: str) -> FakeProgram:
-    """Runs a program as a local process, with a pod's environment."""
+def in_pod(*, folder: Path | None = None, **environment: str) -> FakeProgram:
+    """Runs a program as a local process, with a pod's environment and working directory."""
 
     async def program(run: ProgramRun) -> int:
         assert run.command[0] == "python3"
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, *run.command[1:]),
             env={"PATH": os.environ["PATH"], **environment},
+            cwd=folder,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -81,14 +83,9 @@ def under(launcher: Launcher, token: str = TOKEN) -> FakeProgram:
     return in_pod(DDP_STATUS_PORT=str(launcher.port), DDP_TOKEN=token)
 
 
-def stack(*frames: str) -> str:
-    return "Current thread 0x1 (most recent call first):\n" + "".join(
-        f'  File "/app/{frame}.py", line 7 in {frame}\n' for frame in frames
-    )
-
-
 def said(rank: int, *frames: str) -> Json:
-    return {"rank": rank, "process": 40 + rank, "stacks": stack(*frames), "problem": ""}
+    stack = [[f"/app/{frame}.py", "7", frame] for frame in frames]
+    return {"rank": rank, "process": 40 + rank, "threads": [stack], "problem": ""}
 
 
 @pytest.fixture
@@ -117,6 +114,18 @@ async def test_ranks_with_the_same_stack_are_grouped(
     [one] = json.loads(only.stdout)["ranks"]
     assert (one["rank"], one["process"]) == (1, 41)
     assert [frame["function"] for frame in one["threads"][0]] == ["load", "main"]
+
+
+async def test_modules_of_the_container_s_directory_are_not_imported(
+    ddp: Ddp, server: FakeApiServer, launcher: Launcher, pods: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "http.py").write_text("")
+    launcher.answer = lambda: web.json_response({"ranks": [said(0, "wait")]})
+    program = in_pod(folder=tmp_path, DDP_STATUS_PORT=str(launcher.port), DDP_TOKEN=TOKEN)
+    server.programs = dict.fromkeys(pods, program)
+    result = await ddp("stacks", NAME, "--rank", "0")
+    assert result.exit_code == 0, result.output
+    assert "wait.py:7 in wait" in result.stdout
 
 
 def refusal(status: int, text: str) -> Callable[[], web.Response]:

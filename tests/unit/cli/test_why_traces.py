@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from ddp_operator.cli.__main__ import program
+from ddp_operator.cli.commands import why
+from ddp_trainer.flight_recorder.directory import reduce_directory
 
 from tests.unit.views.traces.recorder import Call, Ranks
 
@@ -26,6 +28,27 @@ def test_the_rank_is_named_without_a_cluster(directory: Path) -> None:
     assert " ".join(result.stdout.split()).startswith(f"{HEADLINE} evidence - 3 of 4 ranks")
 
 
+def test_output_of_the_reader_in_a_pod_is_read(directory: Path, tmp_path: Path) -> None:
+    (reduced := tmp_path / "reduced.json").write_text(json.dumps(reduce_directory(directory)))
+    result = CliRunner().invoke(program, ["why", "--traces", str(reduced)])
+    assert result.exit_code == 0, result.output
+    assert " ".join(result.stdout.split()).startswith(f"{HEADLINE} evidence - 3 of 4 ranks")
+    reduced.write_text("[" * 100_000)
+    result = CliRunner().invoke(program, ["why", "--traces", str(reduced)])
+    assert result.exit_code == 1
+    said = "the answer is not JSON; give the output of python -m ddp_trainer.flight_recorder"
+    assert said in " ".join(result.output.split())
+
+
+def test_without_ddp_trainer_a_remedy_is_given(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(why, "_READER", "ddp_trainer_is_missing")
+    result = CliRunner().invoke(program, ["why", "--traces", str(directory)])
+    assert result.exit_code == 1
+    assert "pip install --no-deps ddp-trainer" in " ".join(result.output.split())
+
+
 def test_json_output(directory: Path) -> None:
     (directory / "nccl_trace_rank_3").write_bytes(b"\x80")
     result = CliRunner().invoke(program, ["why", "--traces", str(directory), "-o", "json"])
@@ -38,10 +61,10 @@ def test_json_output(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "give NAME, or --traces DIR"),
+        ([], "give NAME, or --traces PATH"),
         (["digits", "--traces", "."], "give NAME or --traces, not both"),
         (["--hang", "--traces", "."], "give NAME or --traces, not both"),
-        (["--hang"], "give NAME, or --traces DIR"),
+        (["--hang"], "give NAME, or --traces PATH"),
         (["--traces", "/nowhere"], "does not exist"),
     ],
 )

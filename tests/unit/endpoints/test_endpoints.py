@@ -124,7 +124,9 @@ async def test_unavailable_reviews_answer_503_and_are_logged_once(
             for _ in range(3):
                 status, body, _ = await scrape("/metrics", Authorization="Bearer friend")
                 assert (status, body) == (503, "the API server does not answer\n")
-    assert caplog.messages == ["cannot review a request for metrics: no answer in 5 s"]
+    assert caplog.messages == [
+        "refused GET /metrics from 127.0.0.1: the API server does not answer: no answer in 5 s"
+    ]
 
 
 def make_certificate(folder: Path) -> str:

@@ -30,6 +30,12 @@ class AdmissionRequest:
     old_object: Object | None
 
     @property
+    def namespace(self) -> str:
+        """Return the namespace of the object."""
+        metadata = (self.object or self.old_object or {})["metadata"]
+        return str(metadata.get("namespace", ""))
+
+    @property
     def act(self) -> str:
         """Return the operation and its resource, such as `CREATE pods`."""
         return f"{self.operation} {self.resource}"
@@ -80,10 +86,17 @@ def _written(stored: Object, when: str) -> Object:
 class Policy:
     """A ValidatingAdmissionPolicy."""
 
-    def __init__(self, manifest: Object) -> None:
-        self._spec = manifest["spec"]
+    def __init__(self, manifest: Object, **variables: str) -> None:
+        """Read a policy, with other expressions of its variables."""
+        self._spec = copy.deepcopy(manifest["spec"])
+        for variable in self._spec["variables"]:
+            variable["expression"] = variables.pop(variable["name"], variable["expression"])
+        assert not variables
         assert self._spec["failurePolicy"] == "Fail"
-        self.messages = [validation["message"] for validation in self._spec["validations"]]
+        self.messages = [
+            validation.get("message") or validation["messageExpression"]
+            for validation in self._spec["validations"]
+        ]
         validations = [self._inlined(each["expression"]) for each in self._spec["validations"]]
         self._verdicts = f"[{', '.join(validations)}]"
 
@@ -103,7 +116,7 @@ class Policy:
             for rule in self._spec["matchConstraints"]["resourceRules"]
         ) and all(
             _evaluated(condition["expression"], request)
-            for condition in self._spec["matchConditions"]
+            for condition in self._spec.get("matchConditions", ())
         )
 
     def refusals(self, request: AdmissionRequest) -> list[str]:
@@ -124,7 +137,8 @@ def _evaluated(expression: str, request: AdmissionRequest) -> Any:
             "request": {
                 "operation": request.operation,
                 "resource": {"group": request.group, "resource": resource},
-                "subResource": subresource,
+                **({"subResource": subresource} if subresource else {}),
+                "namespace": request.namespace,
                 "userInfo": {"username": request.username},
             },
         }

@@ -18,8 +18,8 @@ POLICY, BINDING = yaml.safe_load_all(
     (MANIFESTS / "components/admission-policy/admission-policy.yaml").read_text()
 )
 
-OWNED, SPEC, METADATA, ANNOTATIONS, FINALIZERS, *OTHERS = POLICY["spec"]["validations"]
-EVENT, LEASE, SECRET, FINISHED = OTHERS
+OWNED, PLACE, HOST, PRIVILEGES, HOST_PATHS, HEADLESS, *LATER = POLICY["spec"]["validations"]
+SPEC, METADATA, ANNOTATIONS, FINALIZERS, EVENT, LEASE, SECRET, FINISHED = LATER
 BOOST: Final = "boost workloads"
 """The update of a Workload that Kueue made for a pod group."""
 
@@ -74,8 +74,8 @@ def with_a_new_annotation(manifest: Any) -> None:
     manifest["metadata"]["annotations"]["example.com/more"] = "x"
 
 
-def of_service_account(manifest: Any) -> None:
-    manifest["type"] = "kubernetes.io/service-account-token"
+def of_bootstrap(manifest: Any) -> None:
+    manifest["type"] = "bootstrap.kubernetes.io/token"
 
 
 def no_controller(manifest: Any) -> None:
@@ -85,6 +85,28 @@ def no_controller(manifest: Any) -> None:
 def container(**fields: Any) -> Callable[[Any], None]:
     """Set fields of the first container."""
     return lambda manifest: manifest["spec"]["containers"][0].update(fields)
+
+
+def pod(**fields: Any) -> Callable[[Any], None]:
+    """Set fields of a pod's spec."""
+    return lambda manifest: manifest["spec"].update(fields)
+
+
+def init_container(**security_context: Any) -> Callable[[Any], None]:
+    """Add an init container with this securityContext."""
+    added = {"name": "first", "image": "x", "securityContext": security_context}
+    return pod(initContainers=[added])
+
+
+def host_path(path: str) -> Callable[[Any], None]:
+    """Add a volume with a folder of the node."""
+    volume = {"name": "node", "hostPath": {"path": path}}
+    return lambda manifest: manifest["spec"]["volumes"].append(volume)
+
+
+def of_all_nodes(manifest: Any) -> None:
+    manifest["spec"]["type"] = "NodePort"
+    del manifest["spec"]["clusterIP"]
 
 
 def involved(**fields: Any) -> Callable[[Any], None]:
@@ -123,6 +145,33 @@ BAD: Final = [
         Bad(f"{BOOST} {what}", BOOST, change, OWNED, changes_old=True)
         for what, change in BAD_OWNERS_OF_GROUPS.items()
     ),
+    *(
+        Bad(f"{act} in {namespace}", act, metadata(namespace=namespace), PLACE)
+        for act in ("CREATE pods", "CREATE services", "CREATE networkpolicies", "CREATE podgroups")
+        for namespace in ("kube-system", "kube-node-lease", "ddp-operator")
+    ),
+    Bad("a Secret of the system", "CREATE secrets", metadata(namespace="kube-system"), PLACE),
+    Bad("the node's processes", "CREATE pods", pod(hostPID=True), HOST),
+    Bad("the node's memory", "CREATE pods", pod(hostIPC=True), HOST),
+    Bad("the node's network", "CREATE pods", pod(hostNetwork=True), HOST),
+    Bad(
+        "privileged",
+        "CREATE pods",
+        container(securityContext={"privileged": True}),
+        PRIVILEGES,
+    ),
+    Bad("privileged at first", "CREATE pods", init_container(privileged=True), PRIVILEGES),
+    Bad(
+        "a capability",
+        "CREATE pods",
+        init_container(capabilities={"add": ["CHOWN", "SYS_ADMIN"]}),
+        PRIVILEGES,
+    ),
+    Bad("the node's disk", "CREATE pods", host_path("/"), HOST_PATHS),
+    Bad("a folder of the node", "CREATE pods", host_path("/var/lib/kubelet"), HOST_PATHS),
+    Bad("a Service of all nodes", "CREATE services", of_all_nodes, HEADLESS),
+    Bad("a foreign address", "CREATE services", pod(externalIPs=["192.0.2.1"]), HEADLESS),
+    Bad("a virtual address", "CREATE services", without("spec", "clusterIP"), HEADLESS),
     Bad("another queue", BOOST, lambda m: m["spec"].update(queueName="other"), SPEC),
     Bad("another status", BOOST, lambda m: m["status"].update(admission=None), SPEC),
     Bad("no status", BOOST, without("status"), SPEC),
@@ -144,7 +193,7 @@ BAD: Final = [
     Bad("about another group", "CREATE events", involved(apiVersion=f"{GROUP}.example/v1"), EVENT),
     Bad("a Lease of another name", "CREATE leases", metadata(name="other-operator"), LEASE),
     Bad("another Secret", "CREATE secrets", metadata(name="other-tokens"), SECRET),
-    Bad("a service account's token", "CREATE secrets", of_service_account, SECRET),
+    Bad("a bootstrap token", "CREATE secrets", of_bootstrap, SECRET),
     Bad(
         "a job without a TTL",
         "DELETE ddpjobs",

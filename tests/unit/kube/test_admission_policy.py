@@ -1,6 +1,7 @@
 """The admission policy for the operator: it admits all its requests, and refuses bad ones."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -28,7 +29,16 @@ from tests.good_manifests import GOOD_MANIFESTS
 from tests.mergepatch import merged
 from tests.unit.job.builders import NAMESPACE, NOW, stored_job
 from tests.unit.kube.admission import AdmissionRequest, AdmittingServer, Policy
-from tests.unit.kube.bad_requests import BAD, BINDING, BOOST, MANIFESTS, POLICY
+from tests.unit.kube.bad_requests import (
+    BAD,
+    BINDING,
+    BOOST,
+    HOST,
+    HOST_PATHS,
+    MANIFESTS,
+    POLICY,
+    PRIVILEGES,
+)
 from tests.unit.kube.test_lease import PATIENT
 from tests.waiting import eventually
 
@@ -86,17 +96,22 @@ async def sent(
         gang = DDPJob.parse(stored_job(replicas=replicas, scheduling={"gang": "volcano"}))
         for needed in prerequisites(gang):
             await cluster.apply(needed.manifest)
-    for suspend in (False, True):
-        elsewhere = DDPJob.parse(stored_job(suspend=suspend, **ELSEWHERE))
-        await cluster.apply(multikueue.workload(elsewhere, None))
-    stored = await cluster.read(multikueue.reference(elsewhere))
+    elsewhere, suspended = (
+        DDPJob.parse(stored_job(suspend=suspend, **ELSEWHERE)) for suspend in (False, True)
+    )
+    await cluster.apply(multikueue.workload(elsewhere, None))
     kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload"}
-    await cluster.patch_status_of({**stored, **kind}, {"admission": None, "a": "b"})
-    await cluster.delete({**stored, **kind})
+    stored = {**await cluster.read(multikueue.reference(elsewhere)), **kind}
+    changed = multikueue.updated(suspended, stored)
+    assert changed is not None
+    stored = {**await cluster.update(changed), **kind}
+    await cluster.patch_status_of(stored, {"admission": None, "a": "b"})
+    await cluster.delete(stored)
     for namespace in (None, "ddp-operator"):
         await cluster.apply(network_policy(job, operator_namespace=namespace))
     await cluster.delete_network_policy(job.key, owner_uid=job.uid)
-    await cluster.create_secret(Access(secret=b"own").secret_manifest(NAMESPACE))
+    access = Access(keys={"1": b"own"})
+    await cluster.create_secret(access.secret_manifest(job, "1"))
     await cluster.create_pod(pod)
     await cluster.patch_pod(_key(pod), {"labels": {LABEL_SERVING: None}})
     await cluster.delete_pod(_key(pod), grace_seconds=15)
@@ -159,14 +174,58 @@ def _granted() -> set[str]:
     }
 
 
-def test_pods_of_all_valid_jobs_are_admitted() -> None:
+FABRICS: Final = {
+    "/dev/aperture_devices",
+    "/home/kubernetes/bin",
+    "/proc/sys",
+    "/run/tcpx",
+    "/sys",
+}
+"""Folders of nodes that accelerator.network mounts."""
+PERMISSIVE: Final = Policy(
+    POLICY,
+    hostNetwork="true",
+    hostPaths=str(sorted(FABRICS | {"/var/lib/training"})),
+    capabilities='["NET_ADMIN"]',
+)
+
+
+def test_jobs_that_use_their_nodes_are_admitted_only_by_parameter() -> None:
+    refused = {}
+    for name, manifest in GOOD_MANIFESTS.items():
+        pod = manifests.pod(DDPJob.parse(stored_job(**manifest["spec"])), Identity(0, 2, 1))
+        request = AdmissionRequest("CREATE", "", "pods", OPERATOR, pod, None)
+        assert PERMISSIVE.refusals(request) == [], name
+        if messages := ADMISSION_POLICY.refusals(request):
+            refused[name] = messages
+    assert refused["on the nodes' network"] == [HOST["message"]]
+    assert refused["checkpoints on the node"] == [HOST_PATHS["message"]]
+    assert {m for found in refused.values() for m in found} == {
+        each["message"] for each in (HOST, HOST_PATHS, PRIVILEGES)
+    }
+
+
+def test_folder_beside_an_allowed_one_is_refused() -> None:
+    policy = Policy(POLICY, hostPaths='["/data"]')
+    for path, expected in (("/data", []), ("/data/a", []), ("/database", [HOST_PATHS["message"]])):
+        job = DDPJob.parse(stored_job(checkpoint={"hostPath": path}))
+        pod = manifests.pod(job, Identity(0, 0))
+        request = AdmissionRequest("CREATE", "", "pods", OPERATOR, pod, None)
+        assert policy.refusals(request) == expected, path
+
+
+def test_page_lists_the_folders_of_fabrics() -> None:
+    page = (MANIFESTS.parent / "docs/how-to/fast-networks.md").read_text()
+    assert set(re.findall(r"`(/[^`]+)`", page)) >= FABRICS
+
+
+def test_updates_of_pods_of_all_valid_jobs_are_admitted() -> None:
     for name, manifest in GOOD_MANIFESTS.items():
         job = DDPJob.parse(stored_job(**manifest["spec"]))
         pod = manifests.pod(job, Identity(0, 2, 1))
         unlabelled = merged(pod, {"metadata": {"labels": {LABEL_SERVING: None}}})
         annotated = merged(pod, {"metadata": {"annotations": {KUEUE_RETRIABLE: "false"}}})
         for operation, new, old in (
-            ("CREATE", pod, None),
             ("UPDATE", unlabelled, pod),
             ("UPDATE", annotated, pod),
             ("DELETE", None, pod),
@@ -197,8 +256,11 @@ async def test_policy_applies_to_the_service_account_of_the_operator_alone(
         OPERATOR: True,
         "system:serviceaccount:training:ddp-operator": True,
         "system:serviceaccount:ddp-operator:default": False,
-        "system:serviceaccount:ddp-operator:my-ddp-operator": False,
-        "system:serviceaccount:ddp-operator:ddp-operator-2": False,
+        "system:serviceaccount:ddp-operator:my-ddp-operator": True,
+        "system:serviceaccount:ddp-operator:ddp-operator-2": True,
+        "system:serviceaccount:ddp-operator:ddp-operator-test": False,
+        "system:serviceaccount:training:trainer": False,
+        "system:serviceaccount:kube-system:replicaset-controller": False,
         "ddp-operator": False,
         "admin": False,
     }.items():

@@ -209,6 +209,19 @@ async def test_network_policy_is_changed_only_if_it_differs(
     assert server.objects[NET]["spec"] == changed
 
 
+async def test_update_needs_the_version_that_was_read(
+    blind: KubePods, server: FakeApiServer
+) -> None:
+    await blind.apply(policy())
+    kind = {name: policy()[name] for name in ("apiVersion", "kind")}
+    stored = {**await blind.read(policy()), **kind}
+    updated = await blind.update({**stored, "spec": policy(port=2)["spec"]})
+    assert updated["spec"] == server.objects[NET]["spec"] == policy(port=2)["spec"]
+    with pytest.raises(ConflictError):
+        await blind.update(stored)
+    assert server.objects[NET]["spec"] == policy(port=2)["spec"]
+
+
 async def test_status_patch_and_deletion_need_the_version_that_was_read(
     blind: KubePods, server: FakeApiServer
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from ddp_operator.__main__ import main
+from ddp_operator.documents import MAX_BYTES
 
 Run = Callable[..., tuple[int, str]]
 
@@ -239,8 +240,10 @@ def test_invalid_option_is_refused(run: Run, arguments: tuple[str, ...], message
     ("content", "message"),
     [
         ("a: [", "is not YAML"),
-        ("just words", "not a Kubernetes object: 'just words'"),
+        ("just words", "something other than Kubernetes objects"),
         (yaml.safe_dump_all([job(""), job("")]), "this file has 2 (tiny, tiny)"),
+        ("a: [" + "1," * 400_000 + "]", "more than 100000 values"),
+        ("a: " + "x" * MAX_BYTES, "more than 2097152 bytes; split it"),
         (None, "cannot read"),
     ],
 )

@@ -73,6 +73,12 @@ def test_status_port_keeps_its_distance_to_the_master_port(
     assert status_port_like(container(env=variables), 12345) == like
 
 
+def test_image_built_from_the_trainers_may_have_any_name() -> None:
+    fields = container(image="acme/llm:3", args=["--", "python", "train.py"])
+    launcher = ("/venv/bin/python3.11", "-m", "ddp_trainer.launch")
+    assert container_process(fields, AROUND).command == (*launcher, "--", "python", "train.py")
+
+
 def test_without_a_command_another_image_is_refused() -> None:
     with pytest.raises(ContainerConfigError, match=r"image acme/llm:3 .* add .*command"):
         container_process(container(image="acme/llm:3"), AROUND)

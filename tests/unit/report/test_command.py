@@ -95,6 +95,16 @@ async def test_endless_output_of_a_pod_is_a_gap(ddp: Ddp, running: FakeApiServer
     assert any(f"could not be read in pod {POD}" in gap for gap in report["gaps"])
 
 
+async def test_size_of_thousands_of_digits_is_a_gap(ddp: Ddp, running: FakeApiServer) -> None:
+    async def hostile(run: ProgramRun) -> int:
+        await run.print(b"9" * 5000 + b"\n")
+        return 0
+
+    running.programs[POD] = hostile
+    [gap] = (await made(ddp))["gaps"]
+    assert gap.startswith(f"pod {POD} has no readable metrics.jsonl")
+
+
 async def test_pod_without_metrics_is_a_gap(ddp: Ddp, running: FakeApiServer) -> None:
     async def missing(run: ProgramRun) -> int:
         await run.print(b"sh: DDP_CHECKPOINT_DIR: is not \x1b[31mset\n", error=True)

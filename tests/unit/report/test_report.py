@@ -5,6 +5,7 @@ import math
 from typing import Any
 from xml.etree import ElementTree
 
+import matplotlib
 import pytest
 from ddp_operator import report as reports
 from ddp_operator.report import Facts, as_dict, as_html, as_markdown, build, pictures
@@ -128,6 +129,15 @@ class TestCurves:
             ids += [found.get("id", "") for found in tree.iter() if found.get("id")]
             assert "#0102" not in svg, f"a colour of {name} is not the theme's"
         assert len(ids) == len(set(ids))
+
+    def test_matplotlibrc_of_the_working_directory_has_no_effect(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain = as_html(build(facts()))
+        # What matplotlib has read from it at its import; usetex runs the program latex.
+        monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)
+        monkeypatch.setitem(matplotlib.rcParams, "lines.linewidth", 40)
+        assert as_html(build(facts())) == plain
 
 
 class TestMoney:
@@ -293,5 +303,6 @@ def test_command_line_is_shown_without_secrets() -> None:
     ]
     command = dict(build(facts(secret)).configuration)["command"]
     assert command == (
-        "python train.py --wandb-api-key=*** --hf-token *** --lr 1 PASSWORD=*** --token --epochs=3"
+        "python train.py --wandb-api-key=<removed> --hf-token <removed> --lr 1 "
+        "PASSWORD=<removed> --token --epochs=3"
     )

@@ -37,6 +37,21 @@ def state(phase: str, **more: Any) -> dict[str, Any]:
     return {"status": stored(phase, "Because", "it is so", **more)["status"]}
 
 
+@pytest.mark.parametrize("namespace", ["prod/train", "../kube-system", "Prod"])
+def test_invalid_namespace_is_refused(namespace: str, kubeconfig: Path) -> None:
+    with pytest.raises(JobRequestError, match=r"namespace '.*': use lower-case letters"):
+        AsyncClient(namespace=namespace, kubeconfig=kubeconfig)
+
+
+@pytest.mark.parametrize("name", ["prod/train", "ddp/train", "../secrets/train"])
+async def test_name_with_a_slash_is_refused(
+    client: AsyncClient, server: FakeApiServer, name: str
+) -> None:
+    with pytest.raises(JobRequestError, match=r"name '.*': use lower-case letters"):
+        await client.job(name)
+    assert server.requests == []
+
+
 class TestSubmitting:
     async def test_a_function(self, client: AsyncClient, server: FakeApiServer) -> None:
         job = await client.run(train, arguments={"steps": 7}, image="mine:1", replicas=3)

@@ -1,9 +1,7 @@
-import faulthandler
-import tempfile
-import threading
+import json
 
 import pytest
-from ddp_operator.views.stacks import Found, Stack, in_spans, parse, read, shown
+from ddp_operator.views.stacks import Found, Stack, StacksAnswer, in_spans, read, shown
 
 from tests.unit.cli.jobs import ESCAPES
 
@@ -14,40 +12,6 @@ LOADS: Stack = (("/app/data.py", "7", "load"), MAIN)
 
 def at(stack: Stack, *ranks: int) -> list[Found]:
     return [Found(rank, f"digits-0-{rank}", 7, (stack,)) for rank in ranks]
-
-
-def test_dump_of_python_is_parsed() -> None:
-    started, done = threading.Event(), threading.Event()
-
-    def wait_in_a_thread() -> None:
-        started.set()
-        done.wait()
-
-    other = threading.Thread(target=wait_in_a_thread)
-    other.start()
-    started.wait()
-    with tempfile.TemporaryFile("w+") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        done.set()
-        other.join()
-        file.seek(0)
-        threads = parse(file.read())
-    assert [stack[0][2] for stack in threads[:1]] == ["test_dump_of_python_is_parsed"]
-    assert threads[0][0][0] == __file__
-    assert any("wait_in_a_thread" in {frame[2] for frame in stack} for stack in threads[1:])
-
-
-def test_thread_names_and_c_stacks_are_ignored() -> None:
-    text = (
-        "Thread 0x00007f00 [loader] (most recent call first):\n"
-        '  File "a.py", line 3 in b\n'
-        "Current thread 0x00007f01 (most recent call first):\n"
-        '  File "/x y.py", line ??? in <module>\n'
-        "  ...\n\n"
-        "Current thread's C stack trace (most recent call first):\n"
-        '  Binary file "/usr/bin/python", at _Py_Dump+0x1\n'
-    )
-    assert parse(text) == ((("/x y.py", "???", "<module>"),), (("a.py", "3", "b"),))
 
 
 def test_minority_is_named_first_and_common_frames_once() -> None:
@@ -107,14 +71,22 @@ def test_silent_ranks_are_grouped_by_reason() -> None:
 
 
 def test_hostile_answers_are_harmless() -> None:
-    malformed: list[object] = [3, {"ranks": 3}, {"ranks": [3]}, {"ranks": [{"rank": []}]}]
-    for answer in (None, *malformed):
-        assert all(each.problem for each in read(answer, "p", range(2)))
-    text = f'Thread 0x1 (most recent call first):\n  File "{ESCAPES}", line 1 in {ESCAPES}\n'
-    said = {"ranks": [{"rank": 0, "process": "x", "stacks": text.replace("\r", "")}]}
-    found = read(said, "p", range(1)) + read(
-        {"ranks": [{"rank": 1, "problem": ESCAPES}]}, "p", range(1, 2)
-    )
+    frame = ["a.py", "1", "f"]
+    malformed: list[object] = [
+        *(3, {"ranks": 3}, {"ranks": [3]}, {"ranks": [{"rank": []}]}),
+        {"ranks": [{"rank": 0, "threads": [[frame] * 129]}]},
+        {"ranks": [{"rank": 0, "threads": [[["x" * 301, "1", "f"]]]}]},
+    ]
+    texts = ["no JSON", "[" * 100_000, " " * (StacksAnswer.MAX_BYTES + 1)]
+    for answer in (*map(json.dumps, malformed), *texts):
+        found = read(answer.encode(), "p", range(2))
+        assert {each.problem for each in found} == {"its launcher's answer is invalid"}
+    ranks = [
+        {"rank": 0, "process": 7, "threads": [[[ESCAPES, "1", ESCAPES]]]},
+        {"rank": 1, "problem": ESCAPES},
+    ]
+    found = read(json.dumps({"ranks": ranks}).encode(), "p", range(2))
+    assert [bool(each.threads) for each in found] == [True, False]
     assert all(line.isprintable() for line in shown(found, 80))
 
 

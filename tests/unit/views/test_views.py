@@ -254,6 +254,15 @@ class TestWhy:
         assert "has completed no step for 18m" in text
         assert "spec.progressDeadlineSeconds" in text
 
+    def test_work_after_the_last_step(self) -> None:
+        last = {"step": 5, "totalSteps": 5, "updatedAt": at(460), "lastStepTime": at(460)}
+        text = why(training(progress=last))
+        assert text.startswith("digits: the script works after its last step, for 12m")
+        assert "spec.activeDeadlineSeconds" in text
+        assert "hangs" not in text
+        earlier = why(training(progress={**last, "updatedAt": at(-100)}))
+        assert "after its last step" not in earlier, "a restarted job may train it again"
+
     @pytest.mark.parametrize(
         ("class_", "advised"),
         [("Infrastructure", "check the node"), ("Application", "read the stacks of all ranks")],

@@ -38,13 +38,6 @@ SLOW_RANK_RULES = (
         on="restart",
     ),
     Rule(
-        "spec.restart.slowRank.action: Replace makes pods avoid the node, which "
-        "nodeFailureLimit 0 forbids; raise the limit, or set the action to Report",
-        f"!({_REPLACES}) || self.nodeFailureLimit > 0",
-        lambda spec: not _replaces(spec) or spec.restart.node_failure_limit > 0,
-        on="restart",
-    ),
-    Rule(
         "spec.restart.slowRank: a rank is compared with others, and one pod cannot be replaced "
         "alone; raise spec.replicas, or remove slowRank",
         "!has(self.restart.slowRank) || self.replicas > 1 || has(self.elastic)",

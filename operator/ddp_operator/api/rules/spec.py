@@ -1,6 +1,5 @@
 """All rules, and the check of a job against them."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from ddp_operator.api.rules.membership import MEMBERSHIP_RULES
 from ddp_operator.api.rules.memory_checkpoint import MEMORY_CHECKPOINT_RULES
 from ddp_operator.api.rules.network import NETWORK_RULES
 from ddp_operator.api.rules.overrides import OVERRIDE_RULES
+from ddp_operator.api.rules.own_names import OWN_NAME_RULES
 from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.rules.scheduling import SCHEDULING_RULES
 from ddp_operator.api.rules.slow_rank import SLOW_RANK_RULES
@@ -38,6 +38,7 @@ from ddp_operator.api.rules.trainer import (
     whole,
 )
 from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec, RestartRule, overrides
+from ddp_operator.api.values.limits import linear
 
 _RESERVED = ", ".join(f"'{name}'" for name in RESERVED_ENVIRONMENT)
 
@@ -160,6 +161,7 @@ SPEC_RULES = (
             or spec.accelerator.count == plain_limit(spec)
         ),
     ),
+    *OWN_NAME_RULES,
     *TRAINER_RULES,
     *LAUNCHER_RULES,
     *OVERRIDE_RULES,
@@ -176,7 +178,7 @@ SPEC_RULES = (
     Rule(
         "spec.isolation: a NetworkPolicy does not affect pods with hostNetwork; remove it from "
         "spec.template.spec, or remove isolation",
-        "self.isolation != 'Job' || !has(self.template.spec.hostNetwork)"
+        "!has(self.isolation) || self.isolation != 'Job' || !has(self.template.spec.hostNetwork)"
         " || !self.template.spec.hostNetwork",
         lambda spec: spec.isolation != "Job" or not wants_host_network(spec),
     ),
@@ -294,7 +296,7 @@ NAME_CEL = (
 )
 """(CEL, message) of a rule on the whole object."""
 
-_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_NAME = linear(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 def violations(name: str, spec: DDPJobSpec) -> list[str]:

@@ -1,6 +1,5 @@
 """Common parts of the spec's models: strict parsing, and shared types."""
 
-import re
 from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -8,10 +7,11 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
 from ddp_operator.api.values.bounded import LeanModel
+from ddp_operator.api.values.limits import linear
 
 _PLAIN: Final = {
-    "int_type": re.compile(r"-?\d+"),
-    "bool_type": re.compile(r"true|false"),
+    "int_type": linear(r"-?\d+"),
+    "bool_type": linear(r"true|false"),
 }
 """Values that may not be quoted, by pydantic's error type."""
 

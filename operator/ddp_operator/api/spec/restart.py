@@ -13,13 +13,13 @@ FailureClass = Literal["Disruption", "Application", "Configuration", "Infrastruc
 
 
 class Backoff(ApiModel):
-    """Pauses between restarts without progress. Each pause is twice as long as the one before."""
+    """Pauses between restarts without progress after failures of the training itself. Each pause is
+    twice as long as the one before.
+    """
 
     initial_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
         default=5,
-        description=(
-            "Pause before the second charged restart in a row without progress, in seconds."
-        ),
+        description="Pause before the second restart in a row without progress, in seconds.",
     )
     max_seconds: Annotated[int, Field(ge=0, le=24 * 3600)] = Field(
         default=300, description="Longest pause, in seconds."
@@ -145,16 +145,14 @@ class Restart(ApiModel):
     )
     reset_after_progress: bool = Field(
         default=True,
-        description=(
-            "Count from zero again when a later step is checkpointed than at the last restart."
-        ),
+        description="Count from zero again when a later step is saved than ever before.",
     )
     backoff: Backoff = Field(default_factory=Backoff, json_schema_extra={"default": {}})
     node_failure_limit: Annotated[int, Field(ge=0, le=100)] = Field(
         default=2,
         description=(
-            "After this many failures on one node, the job's next pods avoid it. They avoid at "
-            "most a quarter of the nodes that fit. 0: avoid no node."
+            "After this many failures on one node, the job's next pods prefer other nodes. "
+            "0: avoid no node."
         ),
     )
     slow_rank: SlowRankPolicy | None = Field(

@@ -213,11 +213,13 @@ class DDPJobSpec(ApiModel):
     progress: ProgressSource | None = Field(
         default=None, description="For trainers that do not report their progress by themselves."
     )
-    isolation: Literal["None", "Job"] = Field(
-        default="None",
+    isolation: Literal["None", "Job"] | None = Field(
+        default=None,
         description=(
-            "None: no restriction. Job: a NetworkPolicy admits only the job's own pods, and the "
-            "operator on the status port. May be changed while the job runs; it affects no pod."
+            "Job: a NetworkPolicy admits only the job's own pods, and the operator on the status "
+            "port. None: the operator creates no NetworkPolicy. Default: the operator's option "
+            "--isolation, which is Job in its manifests. May be changed while the job runs; it "
+            "affects no pod."
         ),
     )
     suspend: bool = Field(
@@ -244,15 +246,16 @@ class DDPJobSpec(ApiModel):
     progress_deadline_seconds: Seconds | None = Field(
         default=None,
         description=(
-            "If the reported step does not change for this many seconds, the job has a failure: "
-            "NoProgress."
+            "If the reported step does not change for this many seconds before the last step, the "
+            "job has a failure: NoProgress."
         ),
     )
     scheduling_timeout_seconds: Seconds | None = Field(
         default=None,
         description=(
             "If only some pods get a node within this many seconds, all release their nodes and "
-            "are created again later."
+            "are created again later. Default: 600 for restarts where a queue provides the nodes "
+            "(accelerator.provisioning: queued), otherwise no limit."
         ),
     )
     start_timeout_seconds: Seconds = Field(

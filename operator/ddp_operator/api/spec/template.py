@@ -69,6 +69,18 @@ class Container(InitContainer):
     restart_policy: RestartPolicy | None = None
 
 
+class SecretSource(Shape):
+    """A Secret as the source of a volume."""
+
+    secret_name: Annotated[str, Field(max_length=253)] | None = None
+
+
+class Volume(Shape):
+    """A volume; claims, host folders and other sources are passed on."""
+
+    secret: SecretSource | None = None
+
+
 class PodAffinity(Shape):
     """Pods to be near."""
 
@@ -91,7 +103,9 @@ class PodSpec(Shape):
     hostname: Annotated[str, Field(max_length=63)] | None = None
     subdomain: Annotated[str, Field(max_length=63)] | None = None
     host_network: bool | None = None
-    volumes: list[dict[str, Any]] | None = None
+    volumes: Annotated[list[Volume], Field(max_length=512)] | None = None
+    service_account_name: Annotated[str, Field(max_length=253)] | None = None
+    service_account: Annotated[str, Field(max_length=253)] | None = None
     affinity: Affinity | None = None
     node_selector: dict[str, str] | None = None
     tolerations: list[dict[str, Any]] | None = None

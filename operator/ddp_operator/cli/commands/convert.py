@@ -7,13 +7,8 @@ from typing import Final
 import click
 
 from ddp_operator.cli.output import documents
-from ddp_operator.convert import (
-    MAX_BYTES,
-    Conversion,
-    ConversionError,
-    of_command_line,
-    of_manifests,
-)
+from ddp_operator.convert import Conversion, ConversionError, of_command_line, of_manifests
+from ddp_operator.documents import DocumentError, read_text
 from ddp_operator.views.text import clean
 
 _NOTHING: Final = 2
@@ -50,7 +45,7 @@ def convert(source: tuple[str, ...], output: str, image: str | None) -> None:
             found = of_manifests(_read(source[0]))
         else:
             found = [of_command_line(source, image=image)]
-    except ConversionError as error:
+    except (ConversionError, DocumentError) as error:
         _say(f"error: {error}")
         sys.exit(_NOTHING)
     manifests = [one.manifest for one in found if one.manifest is not None]
@@ -66,12 +61,9 @@ def convert(source: tuple[str, ...], output: str, image: str | None) -> None:
 def _read(path: str) -> str:
     try:
         with click.open_file(path, "rb") as file:
-            data: bytes = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise ConversionError(f"{path}: has more than {MAX_BYTES} bytes; split it")
-        return data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConversionError(f"{path}: cannot be read: {error}") from None
+            return read_text(file)
+    except OSError as error:
+        raise ConversionError(f"cannot read {path}: {error.strerror}; name a file") from None
 
 
 def _tell(found: Sequence[Conversion]) -> None:

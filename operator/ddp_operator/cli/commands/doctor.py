@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from ddp_operator import __version__
-from ddp_operator.api.constants import OPERATOR_LABELS
+from ddp_operator.api.constants import OPERATOR_LABELS, OPERATOR_NAMESPACE
 from ddp_operator.api.schema import crd
 from ddp_operator.cli.app import connection_options, on_cluster, print_lines, width
 from ddp_operator.client.cluster import JOBS, Cluster
@@ -133,7 +133,9 @@ async def _operators(client: ApiClient) -> list[Manifest] | Unknown:
     found = await _or_unknown(_listed(client, _DEPLOYMENTS.path(), params))
     if not isinstance(found, Unknown):
         return found
-    usual = await _or_unknown(_listed(client, _DEPLOYMENTS.path(namespace=value), params))
+    usual = await _or_unknown(
+        _listed(client, _DEPLOYMENTS.path(namespace=OPERATOR_NAMESPACE), params)
+    )
     # Not found there, and the user may not read the others: unknown, not missing.
     return usual or found
 

@@ -1,15 +1,18 @@
 """The command `why`."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from ddp_operator.answers import InvalidAnswerError
 from ddp_operator.cli.app import (
     connection_options,
     fetch,
@@ -22,10 +25,12 @@ from ddp_operator.cli.app import (
 from ddp_operator.cli.commands.pods.hang import look
 from ddp_operator.client.cluster import Cluster
 from ddp_operator.client.queues import queue_state
-from ddp_operator.client.traces import TracesError, read_traces
 from ddp_operator.views import traces as views
 from ddp_operator.views.job.diagnosis import Diagnosis, diagnose
 from ddp_operator.views.text import clean
+
+_READER: Final = "ddp_trainer.flight_recorder"
+_SECONDS: Final = 600.0
 
 
 @click.command()
@@ -33,11 +38,12 @@ from ddp_operator.views.text import clean
 @optional_job_argument
 @click.option(
     "--traces",
-    "directory",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DIR",
+    "dumps",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="PATH",
     help="Name the rank that a hanging job waits for, from a directory with a dump of torch's "
-    "flight recorder for each rank; no cluster is used.",
+    f"flight recorder for each rank, or from a file with the output of python -m {_READER}; no "
+    "cluster is used.",
 )
 @click.option(
     "--hang",
@@ -46,15 +52,15 @@ from ddp_operator.views.text import clean
     "for; needs the right to create pods/exec.",
 )
 @click.option("-o", "--output", "form", type=click.Choice(["json"]), help="Print an object.")
-def why(name: str | None, directory: Path | None, form: str | None, *, hang: bool) -> None:
+def why(name: str | None, dumps: Path | None, form: str | None, *, hang: bool) -> None:
     """Explain the state of a job, and what to do next."""
-    if directory is not None:
+    if dumps is not None:
         if name is not None or hang:
             raise click.UsageError("give NAME or --traces, not both")
-        _explain_traces(directory, form)
+        _explain_traces(dumps, form)
         return
     if name is None:
-        raise click.UsageError("give NAME, or --traces DIR")
+        raise click.UsageError("give NAME, or --traces PATH")
     if hang:
         _explain_hang(name, form)
         return
@@ -73,14 +79,47 @@ def _explain_hang(name: str, form: str | None) -> None:
     _print(found.to_json(), found.lines, form)
 
 
-def _explain_traces(directory: Path, form: str | None) -> None:
+def _explain_traces(path: Path, form: str | None) -> None:
     try:
-        found = read_traces(directory)
-    except TracesError as error:
-        raise click.ClickException(clean(error)) from None
-    verdict = views.analyse(found.dumps)
+        if path.is_dir():
+            content = _reduced(path)
+        else:
+            with path.open("rb") as file:
+                content = file.read(views.ReducedDumps.MAX_BYTES + 1)
+        found = views.ReducedDumps.read(content)
+        verdict = views.analyse(found.by_rank())
+    except OSError as error:
+        raise click.ClickException(clean(f"{path}: {error.strerror}")) from None
+    except InvalidAnswerError as error:
+        raise click.ClickException(
+            clean(f"{path}: {error}; give the output of python -m {_READER}")
+        ) from None
+    except views.TooMuchEffortError:
+        raise click.ClickException(f"{path}: the waits of its ranks are too complex") from None
     lines = views.diagnosis(verdict, found.unreadable).lines
     _print(views.as_dict(verdict, found.unreadable), lines, form)
+
+
+def _reduced(directory: Path) -> bytes:
+    """Return the reduced dumps of a directory; they are read in a process of its own."""
+    command = [sys.executable, "-P", "-m", _READER, str(directory.absolute())]
+    try:
+        ran = subprocess.run(
+            command, capture_output=True, check=False, timeout=_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise click.ClickException(
+            f"{directory}: not read within {_SECONDS:g} s: give fewer files"
+        ) from None
+    if ran.returncode == 0:
+        return ran.stdout
+    said = ran.stderr.decode(errors="replace")
+    if "No module named" in said:
+        said = (
+            f"reading dumps needs the package ddp-trainer (pip install --no-deps ddp-trainer); or "
+            f"run python -m {_READER} DIR where it is installed, and give the file with its output"
+        )
+    raise click.ClickException(clean(said))
 
 
 def _print(found: Mapping[str, Any], lines: Callable[[int], list[str]], form: str | None) -> None:

@@ -7,27 +7,14 @@ ALL_NODES = Key("", "")
 """The group in which a reflector keeps all nodes."""
 
 _UNREACHABLE = "node.kubernetes.io/unreachable"
-_KEEPS_AWAY = ("NoSchedule", "NoExecute")
 
 
 def node_of(manifest: Manifest, rules: Rules) -> Node:
-    """Project a node: whether a pod may run on it, and the result of its signals.
-
-    A cordon's own taint is left out, because `schedulable` covers it.
-    """
-    metadata, spec = manifest["metadata"], manifest.get("spec") or {}
-    taints = spec.get("taints") or ()
-    said = signals(manifest, rules)
+    """Project a node: its labels, and the result of its signals."""
+    metadata, said = manifest["metadata"], signals(manifest, rules)
     return Node(
         name=metadata["name"],
         labels=dict(metadata.get("labels") or {}),
-        schedulable=not spec.get("unschedulable", False),
-        taints=tuple(
-            {name: taint.get(name) or "" for name in ("key", "value", "effect")}
-            for taint in taints
-            if taint.get("effect") in _KEEPS_AWAY
-            and taint.get("key") != "node.kubernetes.io/unschedulable"
-        ),
         boot_id=said.boot_id,
         bad=said.bad,
         leaving=said.leaving,

@@ -224,6 +224,10 @@ class LocalCluster(Generic[PodT]):
         """See `ports.Cluster`. There is none."""
         raise NotFoundError(f"no {named['kind']} on one machine", status=404)
 
+    async def update(self, changed: Manifest) -> Manifest:
+        """See `ports.Cluster`. Nothing is ever read."""
+        return changed
+
     async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
         """See `ports.Cluster`. Nothing is ever read."""
 

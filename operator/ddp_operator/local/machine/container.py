@@ -105,10 +105,12 @@ def _command(container: Manifest) -> list[Any]:
             command = [*TRAINER_ENTRYPOINT, *command[2:]]
         return [*command, *arguments]
     image = str(container.get("image", ""))
-    if image_name(image) != TRAINER_IMAGE:
+    # An image that was built from the trainer's has any name, but its launcher's arguments.
+    if image_name(image) != TRAINER_IMAGE and "--" not in arguments:
         raise ContainerConfigError(
             f"container {container.get('name')} has no command, and the default command of image "
-            f"{image} is unknown here; add spec.template.spec.containers[].command"
+            f"{image} is unknown here; add spec.template.spec.containers[].command, or, if the "
+            f'image is built from {TRAINER_IMAGE}, write args as ["--", python, train.py]'
         )
     return [*TRAINER_ENTRYPOINT, *arguments]
 

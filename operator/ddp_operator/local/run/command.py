@@ -104,7 +104,7 @@ def _notes(file: JobFile) -> Iterator[str]:
     names = [str(c.get("name")) for c in [*(pod_spec.get("initContainers") or ()), *others]]
     if names:
         yield f"other containers of the pod do not run here: {', '.join(names)}"
-    if file.job.spec.isolation != "None":
+    if file.job.spec.isolation == "Job":
         yield "spec.isolation has no effect here: any process of this machine can reach the pods"
     if lacks_memory_checkpoint(file.job):
         yield (

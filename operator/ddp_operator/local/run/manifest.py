@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ddp_operator import documents
 from ddp_operator.api.constants import API_VERSION, KIND
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.ports import Manifest
@@ -39,20 +38,20 @@ def read_job_file(path: Path) -> JobFile:
     return job_file(_documents(path), where=str(path))
 
 
-def job_file(documents: Sequence[Manifest], *, where: str) -> JobFile:
-    """Sort the documents of a file with one DDPJob; `where` is its name in errors.
+def job_file(objects: Sequence[Manifest], *, where: str) -> JobFile:
+    """Sort the objects of a file with one DDPJob; `where` is its name in errors.
 
     Raises:
         ManifestError: the job is invalid.
     """
-    jobs = [document for document in documents if document.get("kind") == KIND]
+    jobs = [found for found in objects if found.get("kind") == KIND]
     if len(jobs) != 1:
         names = ", ".join(str(_metadata(job).get("name")) for job in jobs) or "none"
         raise ManifestError(
             f"{where}: a run needs exactly one {KIND}, this file has {len(jobs)} ({names})"
         )
     manifest, job = _checked(where, jobs[0])
-    others = [document for document in documents if document.get("kind") != KIND]
+    others = [found for found in objects if found.get("kind") != KIND]
     maps = [other for other in others if other.get("kind") == "ConfigMap"]
     return JobFile(
         manifest=manifest,
@@ -66,18 +65,14 @@ def job_file(documents: Sequence[Manifest], *, where: str) -> JobFile:
     )
 
 
-def _documents(path: Path) -> list[dict[str, Any]]:
+def _documents(path: Path) -> Sequence[dict[str, Any]]:
     try:
-        documents = [found for found in yaml.safe_load_all(path.read_text()) if found is not None]
+        with path.open("rb") as file:
+            return documents.read(documents.read_text(file))
     except OSError as error:
         raise ManifestError(f"cannot read {path}: {error.strerror}; name a manifest") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
-        raise ManifestError(f"{path} is not YAML: {said}; correct it") from None
-    for document in documents:
-        if not isinstance(document, dict):
-            raise ManifestError(f"{path}: not a Kubernetes object: {str(document)[:60]!r}")
-    return documents
+    except documents.DocumentError as error:
+        raise ManifestError(f"{path}: {error}") from None
 
 
 def _checked(where: str, document: Manifest) -> tuple[Manifest, DDPJob]:

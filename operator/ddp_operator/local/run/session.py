@@ -58,7 +58,7 @@ class Session:
         self._engine = Engine(
             self._cluster,
             settings=PodSettings(
-                access=Access(secret=secrets.token_bytes(32)),  # no pod outlives the run
+                access=Access(keys={"run": secrets.token_bytes(32)}),  # no pod outlives the run
                 launcher_image="none",  # this machine's own launcher is run
             ),
             workers=1,

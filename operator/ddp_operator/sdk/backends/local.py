@@ -64,7 +64,7 @@ class LocalBackend:
         self._engine = Engine(
             self._cluster,
             # No pod outlives the context.
-            settings=PodSettings(access=Access(secret=secrets.token_bytes(32))),
+            settings=PodSettings(access=Access(keys={"run": secrets.token_bytes(32)})),
             trainers=HttpTrainers(),
             progress_seconds=_PROGRESS_SECONDS,
         )

@@ -74,7 +74,7 @@ def operator(facts: Facts) -> Finding:
         return Finding(
             "fail",
             subject,
-            "not installed: no Deployment has the label app.kubernetes.io/name=ddp-operator",
+            "not installed: no Deployment has the label ddp-operator.io/component=operator",
             "kubectl apply -k manifests/install, or install the Helm chart ddp-operator",
         )
     ready = [each for each in facts.operators if count(path(each, "status", "readyReplicas"))]

@@ -10,6 +10,7 @@ from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import records
 from ddp_operator.job.pods.state import GATED
 from ddp_operator.job.status.conditions import QUEUED
+from ddp_operator.job.status.progress import last_step_at
 from ddp_operator.views.job import advice, group, slow_rank
 from ddp_operator.views.job.memory import memory_checkpoint
 from ddp_operator.views.job.pods import Pods, waits
@@ -114,7 +115,16 @@ def _running(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
     if progress is not None:
         silent = (now - (progress.last_step_time or progress.updated_at)).total_seconds()
         found.evidence.append(f"step {progress.step}, {duration(silent)} ago")
-        if silent > _SILENT_SECONDS:
+        if last_step_at(job.status) is not None:
+            found.sentence = (
+                f"{name}: the script works after its last step, for {duration(silent)}."
+            )
+            found.remedies.append(
+                "wait until the script exits: work after the last step has no deadline, except "
+                "spec.activeDeadlineSeconds"
+            )
+            found.remedies.append(f"kubectl ddp stacks {name} shows what each rank does")
+        elif silent > _SILENT_SECONDS:
             found.sentence = (
                 f"{name} is running, but has completed no step for {duration(silent)}: it hangs, "
                 "or evaluates or saves a checkpoint."

@@ -5,10 +5,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.planning import gaps
+from ddp_operator.job.planning import gap_clocks, gaps
 from ddp_operator.job.planning.cleanup import expiry
 from ddp_operator.job.planning.decisions import active_deadline
-from ddp_operator.job.planning.scheduling import timeout_due
+from ddp_operator.job.planning.places.scheduling import timeout_due
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.views.job import group
 from ddp_operator.views.job.pods import Pods
@@ -37,7 +37,7 @@ def _known(job: DDPJob, pods: Pods, now: datetime) -> Iterator[tuple[datetime | 
         return
     yield active_deadline(job), "the job fails (spec.activeDeadlineSeconds)"
     observed = observe(job, [*pods.current.values(), *pods.outside])
-    observed = replace(observed, gaps=gaps.stored(job.status))
+    observed = replace(observed, gaps=gap_clocks.stored(job.status))
     yield gaps.next_due(job, observed), "its pods count as lost, unless they start or answer"
     due = timeout_due(job, observed)
     yield (

@@ -1,18 +1,20 @@
-"""Reads the dumps of torch's flight recorder and names the rank that a hanging job waits for."""
+"""Names the rank that a hanging job waits for, from what its ranks' flight recorders show."""
 
 from ddp_operator.views.traces.analysis import Finding, Verdict, analyse
-from ddp_operator.views.traces.dump import MAX_BYTES, Dump, DumpError, read_dump
+from ddp_operator.views.traces.effort import TooMuchEffortError
+from ddp_operator.views.traces.records import Dump, ReducedDumps, Trace, dump_of
 from ddp_operator.views.traces.words import as_dict, diagnosis, headline
 
 __all__ = [
-    "MAX_BYTES",
     "Dump",
-    "DumpError",
     "Finding",
+    "ReducedDumps",
+    "TooMuchEffortError",
+    "Trace",
     "Verdict",
     "analyse",
     "as_dict",
     "diagnosis",
+    "dump_of",
     "headline",
-    "read_dump",
 ]

@@ -7,12 +7,13 @@ if the dumps show it; what they do not show is listed as such.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
-from ddp_operator.views.traces.dump import Dump, Op
+from ddp_operator.views.traces.effort import Effort
 from ddp_operator.views.traces.progress import GroupProgress, progress
+from ddp_operator.views.traces.records import Dump, GroupOps, Op
 from ddp_operator.views.traces.waits import (
     Collective,
     Wait,
@@ -23,6 +24,7 @@ from ddp_operator.views.traces.waits import (
     transfer_waits,
 )
 
+_T = TypeVar("_T")
 Kind = Literal[
     "missing", "alone", "mismatch", "deadlock", "incomplete", "unseen", "nobody", "no-wait"
 ]
@@ -61,10 +63,9 @@ class Verdict:
     """Ranks that recorded no completion of a collective that their peers completed."""
     waiting: tuple[int, ...]
     """Ranks that wait in any operation."""
-    last: Mapping[int, Op]
-    """The last operation that each named rank entered, if its dump shows one."""
-    descriptions: Mapping[str, str]
-    """The groups' descriptions by name."""
+    last: Mapping[int, tuple[GroupOps, Op, str]]
+    """The last operation that each named rank entered, if its dump shows one, with the group, and
+    the place in the script."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -72,24 +73,31 @@ class Verdict:
         return tuple(sorted({rank for finding in self.findings for rank in finding.ranks}))
 
 
-Graph = dict[int, set[int]]
+Graph = Mapping[int, Sequence[frozenset[int]]]
+"""The sets of ranks that a rank waits for. Many ranks share a set, which may contain the rank
+itself: without sharing, a thousand ranks that wait for a thousand others would fill the memory."""
 
 
 def analyse(dumps: Mapping[int, Dump]) -> Verdict:
-    """Name the rank that the job waits for, from the dumps by rank."""
-    groups = progress(dumps)
+    """Name the rank that the job waits for, from the dumps by rank.
+
+    Raises:
+        TooMuchEffortError: the dumps are too complex.
+    """
+    effort = Effort()
+    groups = progress(dumps, effort)
     older = {rank for group in groups for rank in group.trailing}
     shown = dumps.keys() - older
     stalled = stalled_ranks(groups, shown)
-    waits = list(collective_waits(groups, shown, stalled))
-    transfers = list(transfer_waits(groups, dumps, shown, stalled))
-    findings = _mismatch(groups, waits) or _ends(waits, transfers, {*stalled})
+    waits = list(collective_waits(groups, shown, stalled, effort))
+    transfers = list(transfer_waits(groups, dumps, shown, stalled, effort))
+    findings = _mismatch(groups, waits) or _Ends(waits, transfers, {*stalled}, effort).find()
     if all(finding.kind == "unseen" for finding in findings):
         # A device that has stopped is evidence; a dump that is absent is none.
         findings = _incomplete(stalled) + findings
     findings = findings or _nobody(waits) or [Finding("no-wait", ())]
     named = {rank for finding in findings for rank in finding.ranks}
-    last = {rank: dumps[rank].ops[-1] for rank in sorted(named & shown) if dumps[rank].ops}
+    ends = ((rank, dumps[rank].last, dumps[rank].at) for rank in sorted(named & shown))
     members = {rank for group in groups for rank in group.ranks}
     return Verdict(
         tuple(findings),
@@ -98,8 +106,7 @@ def analyse(dumps: Mapping[int, Dump]) -> Verdict:
         older=tuple(sorted(older)),
         stalled=stalled,
         waiting=tuple(sorted({wait.rank for wait in (*waits, *transfers)})),
-        last=last,
-        descriptions={group.name: group.description for group in groups},
+        last={rank: (*last, at) for rank, last, at in ends if last},
     )
 
 
@@ -111,10 +118,8 @@ def _mismatch(groups: Iterable[GroupProgress], waits: Iterable[Wait]) -> list[Fi
     found: list[tuple[int, Finding]] = []
     for group in groups:
         last = until.get(id(group), -1)
-        for seq in sorted({seq for ops in group.collectives.values() for seq in ops}):
-            if seq > last:
-                break
-            by_rank = group.operations(seq)
+        for seq in sorted(seq for seq in group.operations if seq <= last):
+            by_rank = group.operations[seq]
             kinds: dict[object, list[int]] = defaultdict(list)
             for rank, op in by_rank.items():
                 kinds[_signature(op)].append(rank)
@@ -124,7 +129,7 @@ def _mismatch(groups: Iterable[GroupProgress], waits: Iterable[Wait]) -> list[Fi
                 ranks = tuple(sorted(by_rank))
                 waiting = tuple(rank for rank in ranks if rank not in named)
                 finding = Finding("mismatch", tuple(sorted(named)), collective, waiting)
-                found.append((collective.since_ns, finding))
+                found.append((collective.since_us, finding))
                 break
     return [min(found, key=lambda each: each[0])[1]] if found else []
 
@@ -133,14 +138,7 @@ def _signature(op: Op) -> object:
     """Return what must be equal on all ranks."""
     if op.name not in _EQUAL_INPUTS:
         return op.name
-    return op.name, op.dtypes, sum(map(_elements, op.inputs))
-
-
-def _elements(sizes: Iterable[int]) -> int:
-    count = 1
-    for size in sizes:
-        count *= size
-    return count
+    return op.name, op.call.dtypes, op.call.elements
 
 
 def _minority(parts: list[list[int]]) -> set[int]:
@@ -150,34 +148,69 @@ def _minority(parts: list[list[int]]) -> set[int]:
     return everyone - set(largest) if 2 * len(largest) > len(everyone) else everyone
 
 
-def _ends(waits: list[Wait], transfers: list[Wait], stalled: set[int]) -> list[Finding]:
-    """Return the ranks at the ends of the waits, or those of a deadlock."""
-    receives = [wait for wait in transfers if wait.op.name == "recv"]
-    for used in (waits, receives, transfers):
-        graph = _graph(used)
-        if not graph:
-            continue
-        ends = _leaves(graph)
-        if not ends:
-            return [_deadlock(used, graph)]
-        if used is waits:
-            ends = _behind(ends, _graph([*waits, *receives]))
-        # A rank in an operation that all have entered is not to blame, even if others wait for it.
-        alike = [wait for wait in waits if wait.rank in ends and not wait.blockers]
-        stopped = stalled.union(*(wait.idle for wait in waits))
-        ends -= {wait.rank for wait in alike} - stopped
-        if not ends:
-            return _nobody(alike)
+class _Ends:
+    """Finds the ranks at the ends of the waits, or those of a deadlock."""
+
+    def __init__(
+        self, waits: list[Wait], transfers: list[Wait], stalled: set[int], effort: Effort
+    ) -> None:
+        self._waits = waits
+        self._transfers = transfers
+        self._receives = [wait for wait in transfers if wait.op.name == "recv"]
+        self._stalled = stalled
+        self._effort = effort
+        self._at: dict[tuple[object, ...], list[Wait]] = defaultdict(list)
+        for wait in (*waits, *transfers):
+            self._at[wait.where].append(wait)
+
+    def find(self) -> list[Finding]:
+        """Return the findings; none if no rank waits for another."""
+        for used in (self._waits, self._receives, self._transfers):
+            graph = _graph(used)
+            if not graph:
+                continue
+            ends = _leaves(graph)
+            if not ends:
+                return [self._deadlock(used, graph)]
+            if used is self._waits:
+                ends = self._behind(ends)
+            # A rank in an operation that all have entered is not to blame, even if others wait for
+            # it.
+            alike = [wait for wait in self._waits if wait.rank in ends and not wait.blocked]
+            ends -= {wait.rank for wait in alike} - self._stalled - self._idle()
+            return self._findings(used, ends) if ends else _nobody(alike)
+        return []
+
+    def _idle(self) -> set[int]:
+        """Return the ranks with an idle device in an operation in which others wait, too."""
+        found: set[int] = set()
+        for idle, waits in _by_set((wait, wait.idle) for wait in self._waits):
+            found |= idle - ({waits[0].rank} if len(waits) == 1 else set())
+        return found
+
+    def _behind(self, ends: set[int]) -> set[int]:
+        """Follow the receives of ranks that wait in no collective, unless they lead back."""
+        graph = _graph([*self._waits, *self._receives])
+        found = set()
+        for rank in ends:
+            reached = self._reach(rank, graph) if rank in graph else set()
+            further = reached - graph.keys()
+            found |= further if rank not in reached and further else {rank}
+        return found
+
+    def _findings(self, used: list[Wait], ends: set[int]) -> list[Finding]:
         by_operation: dict[tuple[object, Kind], tuple[Wait, set[int]]] = {}
-        for rank in sorted(ends):
-            candidates = [wait for wait in used if rank in wait.blockers]
-            candidates = candidates or [wait for wait in receives if rank in wait.blockers]
-            wait = _first(candidates)
-            kind = _kind(wait, rank)
-            by_operation.setdefault((wait.where, kind), (wait, set()))[1].add(rank)
-        every = [*waits, *transfers]
+        candidates, of_receives = _of_blockers(used, ends), _of_blockers(self._receives, ends)
+        # Many ranks are missing in the same operations.
+        for waits, ranks in _by_value(
+            {rank: candidates.get(rank) or of_receives[rank] for rank in sorted(ends)}
+        ):
+            wait = self._first(waits)
+            for rank in ranks:
+                kind = _kind(wait, rank)
+                by_operation.setdefault((wait.where, kind), (wait, set()))[1].add(rank)
         found = [
-            _finding(kind, ranks, wait, every) for (_, kind), (wait, ranks) in by_operation.items()
+            self._finding(kind, ranks, wait) for (_, kind), (wait, ranks) in by_operation.items()
         ]
         # What a dump shows outweighs what is only absent.
         if any(finding.kind != "unseen" for finding in found):
@@ -185,113 +218,160 @@ def _ends(waits: list[Wait], transfers: list[Wait], stalled: set[int]) -> list[F
         return sorted(
             found, key=lambda finding: (finding.kind == "incomplete", -len(finding.waiting))
         )
-    return []
+
+    def _first(self, waits: list[Wait]) -> Wait:
+        """Return the operation that the missing rank should have entered first.
+
+        The order in which another rank entered two operations counts more than the time, since
+        clocks of nodes differ.
+        """
+        self._effort.spend(len(waits))
+        best = min(waits, key=lambda wait: wait.op.created_us)
+        records = {(wait.where, wait.rank): wait.op.record for wait in waits}
+        for _ in waits:
+            self._effort.spend(len(waits))
+            earlier = [
+                wait
+                for wait in waits
+                if wait.rank in best.missing
+                or wait.op.record < records.get((best.where, wait.rank), -1)
+            ]
+            if not earlier:
+                break
+            best = min(earlier, key=lambda wait: wait.op.created_us)
+        return best
+
+    def _finding(self, kind: Kind, ranks: set[int], wait: Wait) -> Finding:
+        waiting = {each.rank for each in self._at[wait.where]}
+        if wait.op.is_p2p:
+            collective = operation_of(wait, {wait.rank: wait.op})
+            return Finding(kind, tuple(sorted(ranks)), collective, tuple(sorted(waiting)))
+        collective = collective_of(wait.group, wait.op.seq)
+        # A few ranks that entered an extra collective look like many that left one out.
+        few = kind == "missing" and len(ranks) > 1 and 4 * len(waiting) <= len(wait.group.ranks)
+        if few and len(waiting) < len(ranks) and self._blocked_by(ranks) <= waiting:
+            return Finding("alone", tuple(sorted(waiting)), collective, tuple(sorted(ranks)))
+        return Finding(kind, tuple(sorted(ranks)), collective, tuple(sorted(waiting)))
+
+    def _blocked_by(self, ranks: set[int]) -> set[int]:
+        found: set[int] = set()
+        for blockers, waits in _by_set(
+            (wait, wait.blockers) for wait in (*self._waits, *self._transfers)
+        ):
+            self._effort.spend(min(len(blockers), len(ranks)) + len(waits))
+            if not blockers.isdisjoint(ranks):
+                found |= {wait.rank for wait in waits}
+        return found
+
+    def _deadlock(self, waits: list[Wait], graph: Graph) -> Finding:
+        """Return the finding for ranks that wait for each other."""
+        backward = self._reversed(graph)
+        start, seen = next(iter(graph)), set[int]()
+        for rank in graph:
+            if rank not in seen:
+                # The last start cannot leave its cycle: a rank that it waits for would have found
+                # it.
+                start = rank
+                seen |= {rank} | self._reach(rank, backward)
+        cycle = self._reach(start, graph)
+        parts: dict[object, list[Wait]] = defaultdict(list)
+        for blockers, those in _by_set((wait, wait.blockers) for wait in waits):
+            for wait in those if blockers & cycle else ():
+                if wait.rank in cycle and wait.blocked:
+                    parts[wait.where].append(wait)
+        named = _minority([[wait.rank for wait in part] for part in parts.values()])
+        operations = [
+            operation_of(part[0], {wait.rank: wait.op for wait in part})
+            for part in sorted(parts.values(), key=len)
+        ]
+        return Finding(
+            "deadlock",
+            tuple(sorted(named)),
+            operations[0],
+            tuple(sorted(cycle)),
+            others=tuple(operations[1:]),
+        )
+
+    def _reversed(self, graph: Graph) -> Graph:
+        """Return by rank which ranks wait for it."""
+        backward: dict[int, list[frozenset[int]]] = defaultdict(list)
+        pairs = ((rank, blockers) for rank, every in graph.items() for blockers in every)
+        for blockers, ranks in _by_set(pairs):
+            self._effort.spend(len(blockers))
+            waiting = frozenset(ranks)
+            for blocker in blockers:
+                backward[blocker].append(waiting)
+        return backward
+
+    def _reach(self, start: int, graph: Graph) -> set[int]:
+        """Return the ranks that a rank waits for, directly or not."""
+        found: set[int] = set()
+        followed: set[int] = set()
+        rest = [start]
+        while rest:
+            rank = rest.pop()
+            for blockers in graph.get(rank, ()):
+                self._effort.spend(1)
+                if rank != start and start in blockers:
+                    found.add(start)
+                if id(blockers) not in followed:
+                    followed.add(id(blockers))
+                    self._effort.spend(len(blockers))
+                    new = blockers - found - {start}
+                    found |= new
+                    rest += new
+        return found
 
 
 def _graph(waits: Iterable[Wait]) -> Graph:
-    graph: Graph = defaultdict(set)
+    graph: dict[int, list[frozenset[int]]] = defaultdict(list)
     for wait in waits:
-        if wait.blockers:
-            graph[wait.rank] |= wait.blockers
+        if wait.blocked:
+            graph[wait.rank].append(wait.blockers)
     return dict(graph)
 
 
 def _leaves(graph: Graph) -> set[int]:
-    return {rank for blockers in graph.values() for rank in blockers} - graph.keys()
+    every = {id(blockers): blockers for each in graph.values() for blockers in each}
+    return set[int]().union(*every.values()) - graph.keys()
 
 
-def _reach(rank: int, graph: Graph) -> set[int]:
-    """Return the ranks that a rank waits for, directly or not."""
-    found: set[int] = set()
-    rest = [rank]
-    while rest:
-        new = graph.get(rest.pop(), set()) - found
-        found |= new
-        rest += new
+def _by_set(
+    pairs: Iterable[tuple[_T, frozenset[int]]],
+) -> Iterable[tuple[frozenset[int], list[_T]]]:
+    """Return the sets that are not empty, each once, with what belongs to it."""
+    found: dict[int, tuple[frozenset[int], list[_T]]] = {}
+    for value, members in pairs:
+        if members:
+            found.setdefault(id(members), (members, []))[1].append(value)
+    return found.values()
+
+
+def _of_blockers(waits: Iterable[Wait], ends: set[int]) -> Mapping[int, list[list[Wait]]]:
+    """Return the waits for each of these ranks, by the sets that they share."""
+    found: dict[int, list[list[Wait]]] = defaultdict(list)
+    pairs = ((wait, wait.blockers) for wait in waits if wait.blocked)
+    for blockers, those in _by_set(pairs):
+        for rank in blockers & ends:
+            found[rank].append(those)
     return found
 
 
-def _behind(ends: set[int], with_receives: Graph) -> set[int]:
-    """Follow the receives of ranks that wait in no collective, unless they lead back."""
-    found = set()
-    for rank in ends:
-        reached = _reach(rank, with_receives) if rank in with_receives else set()
-        further = reached - with_receives.keys()
-        found |= further if rank not in reached and further else {rank}
-    return found
-
-
-def _first(waits: list[Wait]) -> Wait:
-    """Return the operation that the missing rank should have entered first.
-
-    The order in which another rank entered two operations counts more than the time, since clocks
-    of nodes differ.
-    """
-    best = min(waits, key=lambda wait: wait.op.created_ns)
-    records = {(wait.where, wait.rank): wait.op.record for wait in waits}
-    for _ in waits:
-        earlier = [
-            wait
-            for wait in waits
-            if wait.rank in best.missing
-            or wait.op.record < records.get((best.where, wait.rank), -1)
-        ]
-        if not earlier:
-            break
-        best = min(earlier, key=lambda wait: wait.op.created_ns)
-    return best
+def _by_value(
+    waits: Mapping[int, list[list[Wait]]],
+) -> Iterable[tuple[list[Wait], list[int]]]:
+    """Return waits with the ranks that have exactly these."""
+    found: dict[tuple[int, ...], tuple[list[list[Wait]], list[int]]] = {}
+    for rank, parts in waits.items():
+        found.setdefault(tuple(map(id, parts)), (parts, []))[1].append(rank)
+    for parts, ranks in found.values():
+        yield [wait for part in parts for wait in part], ranks
 
 
 def _kind(wait: Wait, rank: int) -> Kind:
     if rank in wait.missing:
         return "missing"
     return "unseen" if rank in wait.unknown else "incomplete"
-
-
-def _finding(kind: Kind, ranks: set[int], wait: Wait, every: Iterable[Wait]) -> Finding:
-    every = list(every)
-    waiting = {each.rank for each in every if each.where == wait.where}
-    if wait.op.is_p2p:
-        collective = operation_of(wait, {wait.rank: wait.op})
-        return Finding(kind, tuple(sorted(ranks)), collective, tuple(sorted(waiting)))
-    collective = collective_of(wait.group, wait.op.seq)
-    blocked = {each.rank for each in every if each.blockers & ranks}
-    # A few ranks that entered an extra collective look like many that left one out.
-    few = kind == "missing" and len(ranks) > 1 and 4 * len(waiting) <= len(wait.group.ranks)
-    if few and len(waiting) < len(ranks) and blocked <= waiting:
-        return Finding("alone", tuple(sorted(waiting)), collective, tuple(sorted(ranks)))
-    return Finding(kind, tuple(sorted(ranks)), collective, tuple(sorted(waiting)))
-
-
-def _deadlock(waits: list[Wait], graph: Graph) -> Finding:
-    """Return the finding for ranks that wait for each other."""
-    backward: Graph = defaultdict(set)
-    for rank, blockers in graph.items():
-        for blocker in blockers:
-            backward[blocker].add(rank)
-    start, seen = next(iter(graph)), set[int]()
-    for rank in graph:
-        if rank not in seen:
-            # The last start cannot leave its cycle: a rank that it waits for would have found it.
-            start = rank
-            seen |= {rank} | _reach(rank, backward)
-    cycle = _reach(start, graph)
-    inside = [wait for wait in waits if wait.rank in cycle and wait.blockers & cycle]
-    parts: dict[object, list[Wait]] = defaultdict(list)
-    for wait in inside:
-        parts[wait.where].append(wait)
-    named = _minority([[wait.rank for wait in part] for part in parts.values()])
-    operations = [
-        operation_of(part[0], {wait.rank: wait.op for wait in part})
-        for part in sorted(parts.values(), key=len)
-    ]
-    return Finding(
-        "deadlock",
-        tuple(sorted(named)),
-        operations[0],
-        tuple(sorted(cycle)),
-        others=tuple(operations[1:]),
-    )
 
 
 def _incomplete(stalled: Mapping[int, Collective]) -> list[Finding]:
@@ -309,6 +389,6 @@ def _nobody(waits: list[Wait]) -> list[Finding]:
     """Return the first collective that all have entered and that completes nowhere."""
     if not waits:
         return []
-    wait = min(waits, key=lambda each: each.op.created_ns)
+    wait = min(waits, key=lambda each: each.op.created_us)
     collective = collective_of(wait.group, wait.op.seq)
     return [Finding("nobody", (), collective, tuple(sorted(collective.by_rank)))]

@@ -1,10 +1,12 @@
 """How far each rank came in each process group, read from all dumps together."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import Final
 
-from ddp_operator.views.traces.dump import Dump, Op
+from ddp_operator.views.traces.effort import Effort
+from ddp_operator.views.traces.records import Dump, GroupKey, Op
 
 _TOGETHER: Final = frozenset(
     {
@@ -34,7 +36,9 @@ class GroupProgress:
     """Global ranks by rank in the group; without a record, those that used it."""
     collectives: dict[int, dict[int, Op]] = field(default_factory=dict)
     """By rank and sequence number."""
-    transfers: dict[int, list[Op]] = field(default_factory=dict)
+    operations: dict[int, dict[int, Op]] = field(default_factory=dict)
+    """The same by sequence number and rank."""
+    transfers: dict[int, Sequence[Op]] = field(default_factory=dict)
     """Sends and receives by rank."""
     entered: dict[int, int] = field(default_factory=dict)
     """By rank: the last collective that it entered. No entry: its dump does not show it."""
@@ -42,15 +46,19 @@ class GroupProgress:
     """The last collective that all ranks must have entered, since a rank completed it."""
     completed: dict[int, int] = field(default_factory=dict)
     """By rank: the last collective that it completed, as far as its dump shows."""
+    last: int = -1
+    """The last collective that a rank completed."""
     trailing: frozenset[int] = frozenset()
     """Ranks that entered less than all must have: their dumps are older than the others'."""
     unclear: frozenset[int] = frozenset()
     """Ranks with dumps that show neither their operations nor a credible count."""
+    _slowest: Sequence[int] = ()
+    """The two lowest numbers of completed collectives."""
 
     def late(self, rank: int) -> list[Op]:
         """Return the collectives that a rank has not seen complete, unlike the others."""
-        others = [self.completed.get(other, -1) for other in self.collectives if other != rank]
-        last = max(self.passed, min(others, default=-1))
+        is_slowest = self.completed.get(rank, -1) in self._slowest[:1]
+        last = max(self.passed, min(self._slowest[is_slowest:], default=-1))
         ops = self.collectives.get(rank, {}).values()
         return [op for op in ops if not op.done and op.seq <= last]
 
@@ -63,82 +71,85 @@ class GroupProgress:
             default=None,
         )
 
-    def operations(self, seq: int) -> dict[int, Op]:
-        """Return a collective by rank, of those that show it."""
-        return {rank: ops[seq] for rank, ops in self.collectives.items() if seq in ops}
-
     def waits_for_all(self, seq: int) -> bool:
         """Tell whether a collective completes nowhere before all have entered it."""
-        return any(op.name in _TOGETHER for op in self.operations(seq).values())
+        return any(op.name in _TOGETHER for op in self.operations[seq].values())
+
+    def count(self, dumps: Mapping[int, Dump]) -> None:
+        """Find how far each rank came, and what all must have passed."""
+        shown = {rank: max(ops) for rank, ops in self.collectives.items() if ops}
+        unused = {
+            rank
+            for rank in self.ranks
+            # The recorder notes each group at its first use.
+            if rank in dumps and self.name not in dumps[rank].groups and dumps[rank].knows_ranks
+        }
+        unused |= {rank for rank in self.collectives if dumps[rank].is_complete}
+        self.entered = dict.fromkeys(unused, 0) | shown
+        self.completed = dict(self._completed())
+        if shown and not any(self.transfers.values()):
+            self._add_counts(dumps, shown)
+        self.last = max(self.completed.values(), default=-1)
+        self._slowest = nsmallest(2, (self.completed.get(rank, -1) for rank in self.collectives))
+        together = (seq for seq in self.operations if seq <= self.last and self.waits_for_all(seq))
+        self.passed = max(together, default=-1)
+        self.trailing = frozenset(
+            rank
+            for rank, entered in self.entered.items()
+            if entered < self.passed or (entered < self.last and self.late(rank))
+        )
+
+    def _completed(self) -> Iterator[tuple[int, int]]:
+        """Yield the last collective that each rank completed; a rank completes them in order."""
+        for rank, ops in self.collectives.items():
+            if ops:
+                waiting = (seq - 1 for seq, op in ops.items() if not op.done)
+                yield rank, min(waiting, default=max(ops))
+
+    def _add_counts(self, dumps: Mapping[int, Dump], shown: Mapping[int, int]) -> None:
+        """Fill the gap where a dump shows no operation of the group with the recorder's counts."""
+        found = {
+            rank: dumps[rank].groups[self.name].counts
+            for rank in self.collectives.keys() - self.entered.keys()
+        }
+        counts = {rank: count for rank, count in found.items() if count is not None}
+        most = max(shown.values())
+        beyond = {rank for rank, (entered, _) in counts.items() if entered > most}
+        # The few that show operations have older dumps, or the few others counted transfers.
+        self.unclear = frozenset(beyond if len(beyond) <= len(shown) else ())
+        for rank, (entered, completed) in counts.items():
+            if rank not in self.unclear and entered >= 0:
+                self.entered[rank] = entered
+                self.completed[rank] = min(completed, entered)
 
 
-def progress(dumps: Mapping[int, Dump]) -> list[GroupProgress]:
+def progress(dumps: Mapping[int, Dump], effort: Effort) -> list[GroupProgress]:
     """Return the groups of all dumps, by rank of the dump."""
-    groups: dict[tuple[str, tuple[int, ...]], GroupProgress] = {}
+    groups: dict[GroupKey, GroupProgress] = {}
     for rank, dump in dumps.items():
-        for group in dump.groups.values():
-            found = groups.setdefault(
-                (group.name, group.ranks),
-                GroupProgress(group.name, group.description, group.ranks),
-            )
-            found.collectives.setdefault(rank, {})
-            found.transfers.setdefault(rank, [])
-        for op in dump.ops:
-            found = groups[op.group, dump.groups[op.group].ranks]
-            if op.is_p2p:
-                found.transfers[rank].append(op)
-            else:
-                found.collectives[rank][op.seq] = op
-    for found in groups.values():
-        if not found.ranks:
-            everyone = found.description == "default_pg"
-            found.ranks = tuple(sorted(dumps if everyone else found.collectives))
-        _count(found, dumps)
+        for own in dump.groups.values():
+            group = groups.get(own.key)
+            if group is None:
+                name, spans = own.key
+                group = groups[own.key] = GroupProgress(
+                    name, own.description, _expanded(spans, effort)
+                )
+            group.collectives[rank] = {op.seq: op for op in own.collectives}
+            group.transfers[rank] = own.transfers
+            for op in own.collectives:
+                group.operations.setdefault(op.seq, {})[rank] = op
+    for group in groups.values():
+        if not group.ranks:
+            everyone = group.description == "default_pg"
+            group.ranks = tuple(sorted(dumps if everyone else group.collectives))
+            effort.spend(len(group.ranks))
+        group.count(dumps)
     return list(groups.values())
 
 
-def _count(group: GroupProgress, dumps: Mapping[int, Dump]) -> None:
-    """Find how far each rank came, and what all must have passed."""
-    shown = {rank: max(ops) for rank, ops in group.collectives.items() if ops}
-    unused = {rank for rank in group.ranks if rank in dumps and _lacks(dumps[rank], group)}
-    unused |= {rank for rank in group.collectives if dumps[rank].is_complete}
-    group.entered = dict.fromkeys(unused, 0) | shown
-    group.completed = dict(_completed(group))
-    if shown and not any(group.transfers.values()):
-        # The recorder's counts fill the gap where a dump shows no operation of the group.
-        counts = {
-            rank: dumps[rank].status[group.name]
-            for rank in group.collectives.keys() - group.entered.keys()
-            if group.name in dumps[rank].status
-        }
-        beyond = {rank for rank, count in counts.items() if count.entered > max(shown.values())}
-        # The few that show operations have older dumps, or the few others counted transfers.
-        group.unclear = frozenset(beyond if len(beyond) <= len(shown) else ())
-        for rank, count in counts.items():
-            if rank not in group.unclear and count.entered >= 0:
-                group.entered[rank] = count.entered
-                group.completed[rank] = min(count.completed, count.entered)
-    together = sorted(
-        seq
-        for seq in {seq for ops in group.collectives.values() for seq in ops}
-        if group.waits_for_all(seq)
-    )
-    last = max(group.completed.values(), default=-1)
-    group.passed = max((seq for seq in together if seq <= last), default=-1)
-    group.trailing = frozenset(
-        rank
-        for rank, entered in group.entered.items()
-        if entered < group.passed or (entered < last and group.late(rank))
-    )
-
-
-def _lacks(dump: Dump, group: GroupProgress) -> bool:
-    """Tell whether a rank has not used a group; the recorder notes each at its first use."""
-    return group.name not in dump.groups and any(each.ranks for each in dump.groups.values())
-
-
-def _completed(group: GroupProgress) -> Iterator[tuple[int, int]]:
-    """Yield the last collective that each rank completed; a rank completes them in order."""
-    for rank, ops in group.collectives.items():
-        if ops:
-            yield rank, min((seq - 1 for seq, op in ops.items() if not op.done), default=max(ops))
+def _expanded(spans: Sequence[Sequence[int]], effort: Effort) -> tuple[int, ...]:
+    ranks: list[int] = []
+    for first, step, count in spans:
+        effort.spend(max(count, 1))
+        ranks += range(first, first + step * count, step) if step else [first]
+    return tuple(ranks)

@@ -1,11 +1,17 @@
 """Reads from the dumps which ranks wait in which operations, and for whom."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
-from ddp_operator.views.traces.dump import Dump, Op
+from ddp_operator.views.traces.effort import Effort
 from ddp_operator.views.traces.progress import GroupProgress
+from ddp_operator.views.traces.records import Dump, Op
+
+_NOBODY: frozenset[int] = frozenset()
+_OF_TRANSFER: Final = 16
+"""Steps for a transfer, which shares its set with no other."""
 
 
 @dataclass(frozen=True)
@@ -23,25 +29,27 @@ class Collective:
     """Of the ranks that show it in their dumps."""
 
     @property
-    def since_ns(self) -> int:
-        """Return when the last of them entered it, in nanoseconds of Unix time."""
-        return max((op.created_ns for op in self.by_rank.values()), default=0)
+    def since_us(self) -> int:
+        """Return when the last of them entered it, in microseconds of Unix time."""
+        return max((op.created_us for op in self.by_rank.values()), default=0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Wait:
-    """A rank waits in an operation for others."""
+    """A rank waits in an operation for others. The ranks of one operation share their sets, which
+    may contain the rank itself.
+    """
 
     rank: int
     op: Op
     group: GroupProgress
-    missing: frozenset[int] = frozenset()
+    missing: frozenset[int] = _NOBODY
     """Members that have not entered it."""
-    unknown: frozenset[int] = frozenset()
+    unknown: frozenset[int] = _NOBODY
     """Members that may have entered it: their dumps do not show it."""
-    stuck: frozenset[int] = frozenset()
+    stuck: frozenset[int] = _NOBODY
     """Members that entered it, but their devices did not run it."""
-    idle: frozenset[int] = frozenset()
+    idle: frozenset[int] = _NOBODY
     """Members among them with a device that has not started it, though others' have."""
 
     @property
@@ -50,17 +58,21 @@ class Wait:
         return self.missing or self.unknown or self.stuck
 
     @property
-    def where(self) -> tuple[str, tuple[int, ...], int, bool]:
+    def blocked(self) -> bool:
+        """Tell whether it waits for another rank."""
+        return len(self.blockers) > (self.rank in self.blockers)
+
+    @property
+    def where(self) -> tuple[object, ...]:
         """Identify the operation; one of two ranks is identified by them."""
-        ranks = self.group.ranks
         if self.op.is_p2p:
-            ranks = tuple(sorted({self.rank, *self.blockers}))
-        return self.group.name, ranks, 0 if self.op.is_p2p else self.op.seq, self.op.is_p2p
+            return self.group.name, *sorted({self.rank, *self.blockers})
+        return id(self.group), self.op.seq
 
 
 def collective_of(group: GroupProgress, seq: int) -> Collective:
     """Return a collective of a group, with the name that most ranks recorded."""
-    by_rank = group.operations(seq)
+    by_rank = group.operations.get(seq, {})
     names = Counter(op.name for op in by_rank.values())
     name = names.most_common(1)[0][0] if names else ""
     return Collective(group.name, group.description, seq, name, len(group.ranks), by_rank=by_rank)
@@ -80,85 +92,112 @@ def operation_of(wait: Wait, by_rank: Mapping[int, Op]) -> Collective:
     )
 
 
-def stalled_ranks(groups: Iterable[GroupProgress], shown: Iterable[int]) -> dict[int, Collective]:
+def stalled_ranks(groups: Iterable[GroupProgress], shown: Collection[int]) -> dict[int, Collective]:
     """Return ranks with records that end before a collective that others completed with them.
 
     They entered it and their peers completed it, so their device took part. If they never saw it
     complete, the device or the thread that watches it has stopped.
     """
-    first: dict[int, tuple[int, Collective]] = {}
+    first: dict[int, tuple[Op, GroupProgress]] = {}
     for group in groups:
-        for rank in shown:
-            for op in group.late(rank):
-                if rank not in first or op.record < first[rank][0]:
-                    first[rank] = op.record, collective_of(group, op.seq)
-    return {rank: collective for rank, (_, collective) in sorted(first.items())}
+        for rank in group.collectives:
+            for op in group.late(rank) if rank in shown else ():
+                if rank not in first or op.record < first[rank][0].record:
+                    first[rank] = op, group
+    collectives: dict[tuple[int, int], Collective] = {}
+    for op, group in first.values():
+        if (id(group), op.seq) not in collectives:
+            collectives[id(group), op.seq] = collective_of(group, op.seq)
+    return {rank: collectives[id(group), op.seq] for rank, (op, group) in sorted(first.items())}
+
+
+class _Others(NamedTuple):
+    """The other members of a group, as seen from a collective in which ranks wait."""
+
+    missing: frozenset[int]
+    unknown: frozenset[int]
+    idle: frozenset[int]
+    stuck: frozenset[int]
+    """Including those that are idle."""
+    stuck_or_behind: frozenset[int]
+    """With those that are in an earlier operation."""
 
 
 def collective_waits(
-    groups: Iterable[GroupProgress], shown: Iterable[int], stalled: Mapping[int, Collective]
+    groups: Iterable[GroupProgress],
+    shown: Collection[int],
+    stalled: Mapping[int, Collective],
+    effort: Effort,
 ) -> Iterator[Wait]:
     """Yield the first collective of each group that a rank entered and did not complete."""
-    shown = set(shown)
     pending: list[tuple[int, GroupProgress, Op]] = []
     heads: dict[int, int] = {}
     for group in groups:
-        for rank in shown & group.collectives.keys():
+        for rank in filter(shown.__contains__, group.collectives):
             # A stalled rank's own record ends too early: what others completed, it has run.
-            last = max(group.completed.values(), default=-1) if rank in stalled else group.passed
-            op = group.pending(rank, last)
+            op = group.pending(rank, group.last if rank in stalled else group.passed)
             if op is not None:
                 pending.append((rank, group, op))
                 heads[rank] = min(op.record, heads.get(rank, op.record))
+    known: dict[tuple[int, int], _Others] = {}
     for rank, group, op in pending:
-        others = set(group.ranks) - {rank}
-        late = {other for other in others & shown if group.entered.get(other, -1) < op.seq}
-        known = late & group.entered.keys()
-        missing = late - group.unclear if group.waits_for_all(op.seq) else known
-        unknown = (others - shown) | (late - missing)
-        stuck, idle = set[int](), set[int]()
-        if not missing and not unknown:
-            ops = group.operations(op.seq)
-            stuck = others & stalled.keys()
-            # A device runs its operations in order: this one waits for an earlier one of a peer.
-            if op.record == heads[rank]:
-                stuck |= {
-                    other
-                    for other in others & ops.keys()
-                    if heads.get(other, ops[other].record) < ops[other].record
-                }
-            if any(each.started for each in ops.values()):
-                idle = {other for other in others & ops.keys() if not ops[other].started}
-        yield Wait(
-            rank,
-            op,
-            group,
-            frozenset(missing),
-            frozenset(unknown),
-            frozenset(stuck | idle),
-            frozenset(idle),
-        )
+        others = known.get((id(group), op.seq))
+        if others is None:
+            effort.spend(len(group.ranks))
+            others = known[id(group), op.seq] = _others(group, op.seq, shown, stalled, heads)
+        # A device runs its operations in order: this one waits for an earlier one of a peer.
+        is_head = op.record == heads[rank]
+        stuck = others.stuck_or_behind if is_head else others.stuck
+        yield Wait(rank, op, group, others.missing, others.unknown, stuck, others.idle)
+
+
+def _others(
+    group: GroupProgress,
+    seq: int,
+    shown: Collection[int],
+    stalled: Mapping[int, Collective],
+    heads: Mapping[int, int],
+) -> _Others:
+    members = {*group.ranks}
+    late = {rank for rank in members if rank in shown and group.entered.get(rank, -1) < seq}
+    if group.waits_for_all(seq):
+        missing = frozenset(late - group.unclear)
+    else:
+        missing = frozenset(late & group.entered.keys())
+    unknown = frozenset(rank for rank in members if rank not in shown) | (late - missing)
+    if missing or unknown:
+        return _Others(missing, unknown, _NOBODY, _NOBODY, _NOBODY)
+    ops = {rank: op for rank, op in group.operations[seq].items() if rank in members}
+    idle = _NOBODY
+    if any(op.started for op in group.operations[seq].values()):
+        idle = frozenset(rank for rank, op in ops.items() if not op.started)
+    stuck = idle | {rank for rank in members if rank in stalled}
+    behind = {rank for rank, op in ops.items() if heads.get(rank, op.record) < op.record}
+    return _Others(missing, unknown, idle, stuck, stuck | behind)
 
 
 def transfer_waits(
     groups: Iterable[GroupProgress],
     dumps: Mapping[int, Dump],
-    shown: Iterable[int],
+    shown: Collection[int],
     stalled: Mapping[int, Collective],
+    effort: Effort,
 ) -> Iterator[Wait]:
     """Yield the sends and receives that the other side does not answer."""
-    shown = set(shown)
-    reached = {rank: _reached(rank, groups) for rank in stalled}
+    groups = list(groups)
+    reached = _reached(groups, stalled)
     for group in groups:
+        effort.spend(_OF_TRANSFER * sum(map(len, group.transfers.values())))
+        only_transfers = not any(group.collectives.values())
         open_ = {
             (rank, op.name, group.ranks[op.peer]): op
             for rank, ops in group.transfers.items()
             if rank in shown
             for op in reversed(ops)
-            if _is_open(op, group, dumps[rank])
+            if not op.done
+            and not (only_transfers and op.seq <= _completed(dumps[rank], group))
             and op.record > reached.get(rank, -1)
-            and op.peer is not None
-            and op.peer < len(group.ranks)
+            and 0 <= op.peer < len(group.ranks)
         }
         for (rank, name, peer), op in open_.items():
             if peer not in shown:
@@ -167,22 +206,20 @@ def transfer_waits(
                 yield Wait(rank, op, group, missing=frozenset({peer}))
 
 
-def _is_open(op: Op, group: GroupProgress, dump: Dump) -> bool:
-    status = dump.status.get(group.name)
-    only_transfers = not any(group.collectives.values())
-    return not op.done and not (
-        only_transfers and status is not None and op.seq <= status.completed
-    )
+def _completed(dump: Dump, group: GroupProgress) -> int:
+    """Return the recorder's number of completed operations; a negative one if it has none."""
+    counts = dump.groups[group.name].counts
+    return counts[1] if counts else -1
 
 
-def _reached(rank: int, groups: Iterable[GroupProgress]) -> int:
+def _reached(
+    groups: Iterable[GroupProgress], stalled: Mapping[int, Collective]
+) -> Mapping[int, int]:
     """Return the record of the last operation that a stalled rank's device has surely run."""
-    return max(
-        (
-            op.record
-            for group in groups
-            for seq, op in group.collectives.get(rank, {}).items()
-            if seq <= group.passed
-        ),
-        default=-1,
-    )
+    found: dict[int, int] = {}
+    for group in groups:
+        for rank, ops in group.collectives.items():
+            if rank in stalled:
+                records = (op.record for seq, op in ops.items() if seq <= group.passed)
+                found[rank] = max(found.get(rank, -1), max(records, default=-1))
+    return found

@@ -9,7 +9,7 @@ from ddp_operator.views.job.diagnosis import Diagnosis
 from ddp_operator.views.stacks import in_spans
 from ddp_operator.views.text import clean, counted
 from ddp_operator.views.traces.analysis import Finding, Verdict
-from ddp_operator.views.traces.dump import Frame, Op, Sizes
+from ddp_operator.views.traces.records import Call, Op
 from ddp_operator.views.traces.waits import Collective
 
 HEADLINE: Final = 200
@@ -17,8 +17,6 @@ HEADLINE: Final = 200
 _GROUP: Final = 60
 _MOST_RANKS: Final = 8
 """Most ranks that are shown with their last operation."""
-_TORCH: Final = "/torch/distributed/"
-
 _REMEDIES: Final = {
     "missing": "find out where {ranks} {is_}: kubectl ddp stacks NAME, the log, the node",
     "alone": "look for a collective that only {ranks} {calls}, such as one below `if rank == 0`",
@@ -53,11 +51,9 @@ def diagnosis(verdict: Verdict, unreadable: Mapping[str, str]) -> Diagnosis:
         for collective in (finding.collective, *finding.others):
             if collective is not None:
                 said.evidence += _shown(collective)
-    for rank, op in [*verdict.last.items()][:_MOST_RANKS]:
-        at = next((frame for frame in op.frames if _TORCH not in frame.file), None)
-        where = f", at {_place(at)}" if at else ""
-        group = verdict.descriptions.get(op.group, "")
-        name = f"{clean(op.name, 40)} {op.seq} of {_group(op.group, group)}"
+    for rank, (group, op, at) in [*verdict.last.items()][:_MOST_RANKS]:
+        where = f", at {clean(at)}" if at else ""
+        name = f"{clean(op.name, 40)} {op.seq} of {_group(group.key[0], group.description)}"
         said.evidence.append(f"rank {rank} last entered {name}{where}")
     if verdict.waiting:
         count = f"{len(verdict.waiting)} of {counted(len(verdict.dumps), 'rank')}"
@@ -111,13 +107,13 @@ def as_dict(verdict: Verdict, unreadable: Mapping[str, str]) -> dict[str, Any]:
         "last_operations": [
             {
                 "rank": rank,
-                "group": op.group,
+                "group": group.key[0],
                 "sequence": op.seq,
                 "operation": op.name,
-                "entered_at": _time(op.created_ns),
-                "stack": [frame._asdict() for frame in op.frames],
+                "entered_at": _time(op.created_us),
+                "place": at,
             }
-            for rank, op in verdict.last.items()
+            for rank, (group, op, at) in verdict.last.items()
         ],
         "dumps": verdict.dumps,
         "no_dump": verdict.absent,
@@ -132,7 +128,7 @@ def _sentence(finding: Finding, verdict: Verdict, *, live: bool) -> str:
         return f"no rank waits in a collective, as {counted(len(verdict.dumps), 'dump')} show"
     if finding.kind == "mismatch":
         return _difference(finding, collective)
-    name, since = _name(collective), f"since {_clock(collective.since_ns)}"
+    name, since = _name(collective), f"since {_clock(collective.since_us)}"
     waiting = counted(len(finding.waiting), "rank")
     wait = f"{waiting} wait{'s' if len(finding.waiting) == 1 else ''}"
     with_dump = set(finding.ranks) <= set(verdict.dumps)
@@ -166,12 +162,12 @@ def _difference(finding: Finding, collective: Collective) -> str:
     if own.name != other.name:
         entered = f"{own.name} as collective {collective.seq} of {where}"
         return f"{ranks} entered {entered}, {count} entered {other.name}"
-    tensors = _tensors(own.inputs, own.dtypes), _tensors(other.inputs, other.dtypes)
+    tensors = _tensors(own.call), _tensors(other.call)
     return f"{ranks} entered {_name(collective)} with {tensors[0]}, {count} with {tensors[1]}"
 
 
 def _call(op: Op) -> str:
-    return f"{op.name} {_tensors(op.inputs, op.dtypes)}".rstrip()
+    return f"{op.name} {_tensors(op.call)}".rstrip()
 
 
 def _shown(collective: Collective) -> Iterable[str]:
@@ -213,53 +209,41 @@ def _group(name: str, description: str) -> str:
     return f"group {clean(name, _GROUP)}{f' ({description})' if known else ''}"
 
 
-def _tensors(sizes: Sizes, dtypes: tuple[str, ...]) -> str:
+def _tensors(call: Call) -> str:
     """Return text such as `Float 4x8, 16`."""
-    shown = ", ".join("x".join(map(str, size)) or "scalar" for size in sizes[:4])
-    more = f" and {len(sizes) - 4} more" if len(sizes) > 4 else ""
-    return f"{'/'.join(dict.fromkeys(dtypes))} {shown}{more}".strip()
+    return f"{call.dtypes} {call.shapes}".strip()
 
 
-def _place(frame: Frame) -> str:
-    return f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}"
-
-
-def _clock(ns: int) -> str:
-    time = _datetime(ns)
+def _clock(us: int) -> str:
+    time = _datetime(us)
     return f"{time:%H:%M:%S}" if time else "an unknown time"
 
 
-def _time(ns: int) -> str | None:
-    time = _datetime(ns)
+def _time(us: int) -> str | None:
+    time = _datetime(us)
     return time.isoformat() if time else None
 
 
-def _datetime(ns: int) -> datetime | None:
+def _datetime(us: int) -> datetime | None:
     try:
-        return datetime.fromtimestamp(ns / 1e9, UTC) if ns > 0 else None
+        return datetime.fromtimestamp(us / 1e6, UTC) if us > 0 else None
     except (ValueError, OverflowError, OSError):
         return None
 
 
 def _collective(collective: Collective) -> dict[str, Any]:
-    parts: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    parts: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for rank, op in sorted(collective.by_rank.items()):
-        parts[op.name, op.inputs, op.outputs, op.dtypes].append(rank)
+        parts[op.name, op.call.dtypes, op.call.shapes].append(rank)
     return {
         "operation": collective.name,
         "sequence": collective.seq,
         "group": collective.group,
         "description": collective.description,
         "size": collective.size,
-        "since": _time(collective.since_ns),
+        "since": _time(collective.since_us),
         "entered": [
-            {
-                "ranks": ranks,
-                "operation": name,
-                "input_sizes": inputs,
-                "output_sizes": outputs,
-                "dtypes": dtypes,
-            }
-            for (name, inputs, outputs, dtypes), ranks in parts.items()
+            {"ranks": ranks, "operation": name, "dtypes": dtypes, "shapes": shapes}
+            for (name, dtypes, shapes), ranks in parts.items()
         ],
     }

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ddp_operator.views.traces import Dump, read_dump
+from ddp_operator.views.traces import Dump, Trace, dump_of
+from ddp_trainer.flight_recorder.dump import reduce_dump
 
 BEGIN_NS = 1_790_000_000 * 10**9
 FRAMES = [
@@ -170,10 +171,13 @@ class Ranks:
         }
 
     def dumps(self, form: Form = Form(), *, without: Sequence[int] = ()) -> dict[int, Dump]:
-        """Return the dumps as they are read."""
-        return {
-            rank: read_dump(self.dump(rank, form)) for rank in self.programs if rank not in without
-        }
+        """Return the dumps as the operator reads them."""
+        return {rank: read(self.dump(rank, form)) for rank in self.programs if rank not in without}
+
+
+def read(dump: bytes) -> Dump:
+    """Let a launcher reduce a dump, and the operator read its answer."""
+    return dump_of(Trace.read(json.dumps(reduce_dump(dump))))
 
 
 def _description(name: str) -> str:

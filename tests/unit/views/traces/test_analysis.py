@@ -5,11 +5,11 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from ddp_operator.views.traces import Verdict, analyse, headline, read_dump
-from ddp_operator.views.traces.dump import Op
+from ddp_operator.views.traces import Verdict, analyse, headline
+from ddp_operator.views.traces.records import Op
 from hypothesis import assume, given
 
-from tests.unit.views.traces.recorder import BEGIN_NS, Call, Form, Ranks
+from tests.unit.views.traces.recorder import BEGIN_NS, Call, Form, Ranks, read
 
 NAMES = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "broadcast", "all_to_all")
 FORMS = st.builds(
@@ -249,9 +249,7 @@ def test_a_kernel_that_has_not_started_names_its_rank() -> None:
     contents = {rank: json.loads(ranks.dump(rank, Form(as_json=True))) for rank in range(3)}
     for rank, content in contents.items():
         content["entries"][0] |= {"state": "scheduled" if rank == 1 else "started"}
-    [finding] = analyse(
-        {r: read_dump(json.dumps(c).encode()) for r, c in contents.items()}
-    ).findings
+    [finding] = analyse({r: read(json.dumps(c).encode()) for r, c in contents.items()}).findings
     assert (finding.kind, finding.ranks, finding.waiting) == ("incomplete", (1,), (0, 1, 2))
 
 
@@ -274,7 +272,7 @@ def pipeline(entries: dict[int, list[dict[str, Any]]]) -> Verdict:
     config = {"1": {"name": "1", "desc": "PIPELINE", "ranks": "[4, 5, 7]"}}
     return analyse(
         {
-            rank: read_dump(pickle.dumps({"version": "2.9", "pg_config": config, "entries": own}))
+            rank: read(pickle.dumps({"version": "2.9", "pg_config": config, "entries": own}))
             for rank, own in entries.items()
         }
     )
@@ -309,5 +307,5 @@ def test_transfers_of_a_block_are_done_when_it_ends() -> None:
     assert [op.done for op in pipeline_ops(block[:2])] == [True, True]
 
 
-def pipeline_ops(entries: list[dict[str, Any]]) -> tuple[Op, ...]:
-    return read_dump(pickle.dumps({"version": "2.9", "entries": entries})).ops
+def pipeline_ops(entries: list[dict[str, Any]]) -> list[Op]:
+    return read(pickle.dumps({"version": "2.9", "entries": entries})).groups["1"].transfers

@@ -74,17 +74,13 @@ def test_stopped_device_is_evidence() -> None:
     assert "look for Xid errors and hung kernels on the nodes of rank 1" in found.remedies
 
 
-def test_json_has_the_stacks() -> None:
+def test_json_has_the_place() -> None:
     ranks = four()
     ranks.hosts[2] = 2
     found = json.loads(json.dumps(as_dict(analyse(ranks.run().dumps()), {})))
     assert found["ranks"] == [2]
     assert found["findings"][0]["collective"]["sequence"] == 3
-    assert found["last_operations"][0]["stack"][1] == {
-        "file": "/app/train.py",
-        "line": 20,
-        "function": "step",
-    }
+    assert found["last_operations"][0]["place"] == "train.py:20 in step"
 
 
 @pytest.mark.parametrize("nanoseconds", [-5, 0, 2**62])

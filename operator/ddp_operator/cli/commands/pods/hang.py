@@ -13,7 +13,7 @@ from ddp_operator.client.launcher import NoAnswerError, ask_launcher
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.views import live_hang as view
 from ddp_operator.views.changes import RefusedError
-from ddp_operator.views.hangs import RankEvidence, read
+from ddp_operator.views.hangs import RankEvidence, Room, TooMuchError, TracesAnswer, read
 from ddp_operator.views.text import clean
 
 _MOST_PODS: Final = 256
@@ -22,7 +22,6 @@ _AT_ONCE: Final = 8
 """Programs started in pods at the same time."""
 _SECONDS: Final = 25.0
 """Time for a pod to answer; other requests for stacks have twelve seconds, its ranks ten."""
-_MOST_BYTES: Final = 3 * 1024 * 1024
 _APART_SECONDS: Final = 5.0
 """Between two looks; collectives of a training that works take less."""
 
@@ -47,27 +46,30 @@ async def look(cluster: Cluster, namespace: str, name: str) -> view.LiveHang:
             f"--hang asks at most {_MOST_PODS} pods, the job has {len(chosen)}: use kubectl ddp "
             f"stacks {name} --rank, or set spec.progressDeadlineSeconds"
         )
-    answers = await _ask_all(cluster, job.parsed, chosen)
-    first = view.first_look(answers)
-    if first.ranks:
-        await asyncio.sleep(_APART_SECONDS)
+    try:
         answers = await _ask_all(cluster, job.parsed, chosen)
-    return view.second_look(first, answers, _APART_SECONDS)
+        first = view.first_look(answers)
+        if first.ranks:
+            await asyncio.sleep(_APART_SECONDS)
+            answers = await _ask_all(cluster, job.parsed, chosen)
+        return view.second_look(first, answers, _APART_SECONDS)
+    except TooMuchError as error:
+        raise RefusedError(f"--hang: {error}; see kubectl ddp stacks {name} --rank") from None
 
 
 async def _ask_all(
     cluster: Cluster, job: DDPJob, pods: Sequence[PodState]
 ) -> Sequence[view.PodAnswer]:
-    slots = asyncio.Semaphore(_AT_ONCE)
+    slots, room = asyncio.Semaphore(_AT_ONCE), Room()
 
     async def ask(pod: PodState) -> view.PodAnswer:
         async with slots:
-            return await _ask(cluster, job, pod)
+            return await _ask(cluster, job, pod, room)
 
     return await asyncio.gather(*map(ask, pods))
 
 
-async def _ask(cluster: Cluster, job: DDPJob, pod: PodState) -> view.PodAnswer:
+async def _ask(cluster: Cluster, job: DDPJob, pod: PodState, room: Room) -> view.PodAnswer:
     own, name = ranks.ranks(job.spec, pod.identity.index), pod.key.name
     if not pod.started or pod.exit:
         problem = "its pod has ended" if pod.exit else "its pod has not started"
@@ -79,10 +81,10 @@ async def _ask(cluster: Cluster, job: DDPJob, pod: PodState) -> view.PodAnswer:
             pod.container,
             "/traces",
             method="GET",
-            limit_bytes=_MOST_BYTES,
+            limit_bytes=TracesAnswer.MAX_BYTES,
             seconds=_SECONDS,
         )
     except NoAnswerError as error:
         problem = "" if error.silent else clean(error, 200)
-        return view.PodAnswer(name, pod.node, read(str(error), own), problem)
-    return view.PodAnswer(name, pod.node, read(answer, own))
+        return view.PodAnswer(name, pod.node, read(str(error), own, room), problem)
+    return view.PodAnswer(name, pod.node, read(answer, own, room))

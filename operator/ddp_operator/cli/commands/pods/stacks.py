@@ -110,8 +110,6 @@ async def _ask(cluster: Cluster, job: JobSnapshot, pod: PodState) -> list[view.F
         answer = await ask_launcher(
             cluster, pod.key, pod.container, "/stacks", limit_bytes=_MOST_BYTES, seconds=_SECONDS
         )
-        return view.read(json.loads(answer), name, own)
+        return view.read(answer, name, own)
     except NoAnswerError as error:
         return [view.Found(rank, name, problem=str(error)) for rank in own]
-    except (ValueError, RecursionError):
-        return view.read(None, name, own)
