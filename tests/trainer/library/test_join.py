@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import random
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,10 +22,12 @@ import numpy as np
 import pytest
 import torch
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
+from ddp_trainer.data import loading
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode, LostPeerError
 from ddp_trainer.library.endings import tell
 from ddp_trainer.library.join import environment_of
+from ddp_trainer.run.seeds import seed_by_name
 from ddp_trainer.telemetry.prometheus import render
 from ddp_trainer.telemetry.status import Status, StatusFile
 from ddp_trainer.telemetry.termination import RankReport
@@ -34,6 +38,7 @@ from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from torch.utils.data import (
     DataLoader,
     Sampler,
+    Subset,
     TensorDataset,
 )
 
@@ -301,6 +306,39 @@ def test_sums_of_one_rank_are_its_values(job: ddp_trainer.Job) -> None:
 def test_an_evaluation_gets_each_sample_once(job: ddp_trainer.Job) -> None:
     seen = [inputs.flatten().tolist() for (inputs,) in job.share(loader_of())]
     assert [*chain(*seen)] == list(range(SAMPLES))
+
+
+def test_a_batch_of_tensors_is_seeded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[tuple[object, ...]] = []
+
+    def seed(*parts: object) -> None:
+        seeded.append(parts)
+        seed_by_name(*parts)
+
+    def noisy(samples: list[Any]) -> Any:
+        return torch.stack([sample for (sample,) in samples]) + torch.rand(())
+
+    monkeypatch.setattr(loading, "seed_by_name", seed)
+    dataset = Subset(TensorDataset(torch.arange(float(SAMPLES))), range(SAMPLES))
+    reader = DataLoader(dataset, batch_size=4, collate_fn=noisy)
+    first, again = ([*batches_of(Loading(reader, seed=7).rest(0, 0, ALONE))] for _ in range(2))
+    assert len(seeded) == 2 * len(first) == 6
+    assert all(map(torch.equal, first, again)), "what the collate_fn draws"
+
+
+def test_a_rank_alone_holds_no_other_up(
+    model: nn.Module, optimizer: torch.optim.Optimizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with ddp_trainer.join(model=model, optimizer=optimizer, log_every_steps=1) as job:
+        net = job.wrap(model)
+        for _ in job.epochs(5):
+            for (inputs,) in job.batches(loader_of()):
+                time.sleep(0.01)
+                net(inputs).sum().backward()
+                job.step()
+    assert any("step 15/15" in line for line in caplog.messages)
+    assert not any("holds the others up" in line for line in caplog.messages)
 
 
 class Together(Noise):

@@ -15,7 +15,7 @@ from itertools import tee
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data.originals import Original
@@ -56,7 +56,7 @@ class Loading:
         self._begun: tuple[int, Epoch] | None = None
         """The newest epoch and its number."""
         self._places = _Places()
-        seeded = _SeededBatches if _draws_batches(loader.dataset) else _Seeded
+        seeded = _SeededBatches if _is_seeded_by_batch(loader.dataset) else _Seeded
         self._seeded = seeded(loader.dataset, seed=seed)
         self._reader: DataLoader[Any] | None = None
         if loader.num_workers > 0 or loader.pin_memory:
@@ -282,14 +282,21 @@ class _Seeded(Dataset[Any]):
 
 
 class _SeededBatches(_Seeded):
-    """The same for a dataset that reads the samples of a batch together."""
+    """The same for a dataset that reads the samples of a batch together, or draws nothing."""
 
     def __getitems__(self, places: list[Key]) -> Any:
         seed_by_name(self._seed, *places[0], len(places), "batch")
-        return self._dataset.__getitems__([place[-1] for place in places])  # type: ignore[attr-defined]
+        indices = [place[-1] for place in places]
+        if callable(read := getattr(self._dataset, "__getitems__", None)):
+            return read(indices)
+        return [self._dataset[index] for index in indices]
 
 
-def _draws_batches(dataset: Dataset[Any]) -> bool:
+def _is_seeded_by_batch(dataset: Dataset[Any]) -> bool:
+    """Return whether one seed serves a batch; for small samples, each seed takes longer than they.
+
+    A TensorDataset draws nothing: its batches need a seed only for their `collate_fn`.
+    """
     while isinstance(dataset, Subset):  # it passes calls on to its dataset
         dataset = dataset.dataset
-    return callable(getattr(dataset, "__getitems__", None))
+    return type(dataset) is TensorDataset or callable(getattr(dataset, "__getitems__", None))

@@ -145,6 +145,8 @@ class Progress:
         own = self._timer.own_seconds() / steps
         sums, slowest, slowest_rank = group.compare(*losses, own, among=own)
         *sums_of_losses, sum_of_own = sums
+        # Rounded values would leave others where there are none.
+        others = (sum_of_own - slowest) / (group.size - 1) if group.size > 1 else 0.0
         self._timer.lap(Phase.COMMUNICATION)
         mean = sum(sums_of_losses) / shards
         if not math.isfinite(mean):
@@ -168,7 +170,7 @@ class Progress:
                 pace=Pace(
                     slowest_rank=slowest_rank,
                     slowest_seconds=slowest,
-                    others_seconds=(sum_of_own - slowest) / max(group.size - 1, 1),
+                    others_seconds=others,
                 ),
             )
         self._told = now
