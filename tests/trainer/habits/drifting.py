@@ -1,4 +1,4 @@
-"""Loops in which ranks would drift apart; each must be refused after its first step."""
+"""Loops in which ranks would drift apart, or call different methods. Each must be refused."""
 
 from __future__ import annotations
 
@@ -83,11 +83,36 @@ def embeddings_of_limited_norm(join: Join) -> Models:
     return [model]
 
 
+def sum_on_rank_0(join: Join) -> Models:
+    model = network()
+    optimizer = sgd(model)
+    with join(model=model, optimizer=optimizer) as job:
+        net = job.wrap(model)
+        for _ in job.epochs(2):
+            for inputs, targets in job.batches(loader()):
+                loss_of(net(inputs), targets).backward()  # type: ignore[no-untyped-call]
+                job.step()
+            if job.is_main:
+                job.sum(1.0)
+    return [model]
+
+
+def sums_of_different_lengths(join: Join) -> Models:
+    model = network()
+    optimizer = sgd(model)
+    with join(model=model, optimizer=optimizer) as job:
+        train(job, job.wrap(model))
+        job.sum(*range(1 + job.rank))
+    return [model]
+
+
 DRIFTING = {
     two_backward_passes_of_one_call: "call backward() once after each call of the model",
     weights_that_depend_on_the_rank: "ranks differ in model.0.weight",
     embeddings_of_limited_norm: "ranks differ in model.words.weight",
     split_without_a_seed: "the ranks have different training sets: lengths, or indices of a Subset",
+    sum_on_rank_0: "some ranks called job.epochs(), others job.sum()",
+    sums_of_different_lengths: "the values given to job.sum() are 1 on some ranks, 2 on others",
 }
 """The loops, and a part of the error that each of them gets."""
 BY_NAME = {loop.__name__: loop for loop in DRIFTING}

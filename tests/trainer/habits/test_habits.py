@@ -101,7 +101,7 @@ def test_a_loop_ends_as_a_plain_one(
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_ranks_that_drift_apart_are_stopped_after_a_step(name: str, tmp_path: Path) -> None:
+def test_ranks_that_do_not_do_the_same_are_stopped(name: str, tmp_path: Path) -> None:
     told = DRIFTING[BY_NAME[name]]
     with script_job(tmp_path, ranks=2, script="a habit", variables={HABIT_VARIABLE: name}) as of:
         [pod] = of.start_all()

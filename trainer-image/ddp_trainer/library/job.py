@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from ddp_trainer.data.loading import Loading
 from ddp_trainer.exit_codes import ConfigurationError, MovedError
+from ddp_trainer.library.checks.calls import Call
 from ddp_trainer.library.checks.ownership import check_ownership
 from ddp_trainer.library.stepping import Stepping
 from ddp_trainer.library.steps.evaluation import Parts
@@ -231,7 +232,7 @@ class Job(Stepping):
         """
         self._expect_no_loop("sum")
         self._settle()
-        answer, _ = self._sum(*values)
+        answer, _ = self._sum(Call.SUM, *values)
         return answer
 
     def share(self, loader: DataLoader[Any]) -> Iterator[Any]:
@@ -245,7 +246,7 @@ class Job(Stepping):
         run, seed = self._run, self._options.seed
         loading = Loading(loader, seed=seed)
         seed_step(seed, rank=self.rank, step=run.position.step, purpose="evaluation")
-        [count], begins_here = self._sum(1)
+        [count], begins_here = self._sum(Call.SHARE, 1)
         parts = Parts(loading, int(count))
         if begins_here:
             parts.take(self.rank)
@@ -255,6 +256,7 @@ class Job(Stepping):
         while True:
             yield from parts.batches(seconds=_ASK_SECONDS)
             (votes, leave, unfinished, held), is_new = self._sum(
+                Call.SHARE,
                 lambda: self._stop.vote(self.world_size),
                 self._world.current_assignment.is_outdated,
                 not parts.are_done,
@@ -268,7 +270,8 @@ class Job(Stepping):
                 self._form(MovedError("the group changes"))
             if held < count:
                 are_in_place = False
-                answer, is_new = self._sum(*(part in parts.held for part in range(int(count))))
+                holds = [part in parts.held for part in range(int(count))]
+                answer, is_new = self._sum(Call.SHARE, *holds)
                 parts.share_out(answer, rank=self.rank if is_new else None, size=self.world_size)
             elif not (stop or leave or unfinished):
                 break
@@ -322,7 +325,7 @@ class Job(Stepping):
 
     def _stop_if_told(self) -> None:
         """Stop before an epoch if all ranks must; an evaluation may have taken long."""
-        [votes], is_new = self._sum(lambda: self._stop.vote(self.world_size))
+        [votes], is_new = self._sum(Call.EPOCHS, lambda: self._stop.vote(self.world_size))
         if is_new and is_carried(votes):
             self._or_form(self._save_and_stop)
 

@@ -19,6 +19,7 @@ from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.devices.accelerator import prepare_nccl
 from ddp_trainer.exit_codes import ConfigurationError, StoppedError, SupersededError
 from ddp_trainer.library.checkpoint_manager import CheckpointManager
+from ddp_trainer.library.checks.calls import Call, check_call
 from ddp_trainer.library.checks.ownership import check_ownership
 from ddp_trainer.library.endings import end_stuck
 from ddp_trainer.library.formation import Formation
@@ -278,17 +279,24 @@ class Session:
             run, self._formation.group, self._stop, total_steps=total
         )
 
-    def _sum(self, *values: float | Callable[[], float]) -> tuple[list[float], bool]:
+    def _sum(self, call: Call, *values: float | Callable[[], float]) -> tuple[list[float], bool]:
         """Return the sum, and whether it is new: not if other ranks had it before this one joined.
 
-        Values that may differ in another group are passed as functions.
+        `call`: the method that needs it. Values that may differ in another group are passed as
+        functions.
+
+        Raises:
+            ConfigurationError: other ranks called another method.
         """
         answers = self._run.answers
         place, is_new = self._asked_at(), False
         self._is_asking = True
         while self._asked[place] == len(answers.setdefault(place, [])):
             try:
+                check_call(call, len(values), self._formation.group)
                 answer = self._formation.group.sum(*map(_value, values))
+            except ConfigurationError:
+                raise
             except Exception as error:
                 self._form(error)  # also brings the answer, if another rank has it
                 answers = self._run.answers

@@ -62,7 +62,7 @@ def wait_for_all_to_end(
             raise LeftEarlyError(
                 f"the script of rank {membership.rank} left the training while "
                 f"{store.get(_OBJECTION).decode()}: let all ranks leave it at the same step, for "
-                "example by job.steps_done"
+                "example by job.steps_done, and after the same calls of job.sum() and job.share()"
             )
         now = time.monotonic()
         if now > begin + timeout_seconds:
