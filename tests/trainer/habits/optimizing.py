@@ -182,6 +182,17 @@ def mixed_precision_by_hand(join: Join) -> Models:
 
 
 @habit
+def scaler_that_is_turned_off(join: Join) -> Models:
+    """As in scripts that are run without their `--amp`."""
+    model = network()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with join(model=model, optimizer=optimizer, scaler=scaler) as job:
+        train(job, job.wrap(model))
+    return [model]
+
+
+@habit
 def weights_in_bfloat16(join: Join) -> Models:
     return trained(
         join,

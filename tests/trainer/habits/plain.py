@@ -156,7 +156,7 @@ class PlainJob:
 
 
 def _rehearse(net: DistributedDataParallel) -> None:
-    """Make a pass that trains nothing, after which torch lays out its gradients for good."""
+    """Make a pass that trains nothing, after which the layout of gradients stays."""
     net(torch.zeros(1, FEATURES)).sum().backward()
     net.zero_grad()
 

@@ -16,8 +16,8 @@ from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.library import join as joining
 from torch import distributed as dist
 from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.habits.registry import loader, loss_of, network, sgd, train
 
@@ -152,6 +152,111 @@ def test_a_loader_with_an_iterator_of_its_own_is_refused() -> None:
             next(job.share(samples))
 
 
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_step_of_a_scheduler_by_the_script_is_refused(interval: Any) -> None:
+    model = network()
+    optimizer = sgd(model)
+    scheduler = LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+    with ddp_trainer.join(
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        scheduler_interval=interval,
+        checkpoint_dir="",
+    ) as job:
+        with refused(r"scheduler\.step\(\) was called: remove it"):
+            train(job, job.wrap(model), after=lambda *_: scheduler.step())
+        assert job.steps_done == 1
+
+
+def test_a_plateau_stepped_by_the_script_is_refused() -> None:
+    model = network()
+    optimizer = sgd(model)
+    plateau = ReduceLROnPlateau(optimizer)
+    with ddp_trainer.join(
+        model=model, optimizer=optimizer, plateau=plateau, checkpoint_dir=""
+    ) as job:
+        net = job.wrap(model)
+        train(job, net, epochs=1)
+        job.evaluated(0.5)
+        plateau.step(0.5)
+        with refused(r"scheduler\.step\(\) was called"):
+            train(job, net)
+
+
+def test_an_optimizer_stepped_by_the_script_is_refused() -> None:
+    model = network()
+    optimizer = sgd(model)
+    with (
+        ddp_trainer.join(model=model, optimizer=optimizer, checkpoint_dir="") as job,
+        refused(r"optimizer\.step\(\) was called: call job\.step\(\) instead"),
+    ):
+        train(job, job.wrap(model), after=lambda *_: optimizer.step())
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, float("nan")])
+def test_a_norm_that_clears_all_gradients_is_refused(norm: float) -> None:
+    model = network()
+    with ddp_trainer.join(model=model, optimizer=sgd(model), checkpoint_dir="") as job:
+        net = job.wrap(model)
+        for inputs, targets in job.batches(loader()):
+            loss_of(net(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            with refused(f"clip_grad_norm={norm:g}, which would clear all gradients: give None"):
+                job.step(clip_grad_norm=norm)
+            break
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_weights_loaded_after_the_join_are_refused(through_data: bool) -> None:
+    model, trained = network(), network()
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.fill_(1)
+    with ddp_trainer.join(model=model, optimizer=sgd(model), checkpoint_dir="") as job:
+        net = job.wrap(model)
+        if through_data:
+            first = next(model.parameters())
+            first.data = torch.ones_like(first)
+        else:
+            model.load_state_dict(trained.state_dict())
+        with refused(r"^0\.weight was changed after join\(\) .* do that before join\(\)"):
+            train(job, net)
+
+
+def test_another_memory_format_is_no_change() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 2), nn.Flatten(), nn.Linear(2, 3))
+    images = TensorDataset(torch.randn(8, 2, 2, 2), torch.arange(8) % 3)
+    with ddp_trainer.join(model=model, optimizer=sgd(model), checkpoint_dir="") as job:
+        net = job.wrap(model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+        train(job, net, DataLoader(images, batch_size=4), epochs=1)
+        assert job.steps_done == 2
+
+
+def test_epochs_counted_by_the_script_are_refused() -> None:
+    model = network()
+    with ddp_trainer.join(model=model, optimizer=sgd(model), checkpoint_dir="") as job:
+        net = job.wrap(model)
+
+        def epoch() -> None:
+            for inputs, targets in job.batches(loader()):
+                loss_of(net(inputs), targets).backward()  # type: ignore[no-untyped-call]
+                job.step()
+
+        epoch()
+        with refused(r"called again in an epoch that has ended: loop over job\.epochs\(\)"):
+            epoch()
+
+
+@pytest.mark.parametrize("wrapped", [iter, list])
+def test_an_iterator_in_place_of_a_loader_is_refused(wrapped: Any) -> None:
+    model = network()
+    with ddp_trainer.join(model=model, optimizer=sgd(model), checkpoint_dir="") as job:
+        job.wrap(model)
+        for read in (job.batches, job.share):
+            with refused(r"cannot be read again after a lost rank: give a DataLoader"):
+                next(read(wrapped(loader())))
+
+
 def _train(**settings: Any) -> None:
     model = network()
     with ddp_trainer.join(model=model, optimizer=sgd(model), **settings) as job:
@@ -244,10 +349,27 @@ def test_a_handler_of_the_script_is_called_too(handled: list[int]) -> None:
     assert (handled, ended.value.code) == ([signal.SIGTERM], 143)
 
 
+@pytest.fixture
+def _interrupts() -> Iterator[None]:
+    """Handle Ctrl-C as in a terminal: in the background of a shell it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts")
 def test_a_second_interrupt_ends_the_script_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         _signalled([signal.SIGINT] * 2, in_epoch=None)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("_interrupts")
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _begun.clear()
+    _signalled([signal.SIGINT] * 2, in_epoch=None)
+    assert _begun == [0, 1, 2]
 
 
 def test_a_signal_during_an_evaluation_stops_before_the_next_epoch() -> None:

@@ -450,7 +450,7 @@ def test_a_step_of_the_optimizer_itself_is_refused(
     job: ddp_trainer.Job, optimizer: torch.optim.Optimizer
 ) -> None:
     del job
-    with pytest.raises(RuntimeError, match=r"call job\.step\(\) instead"):
+    with pytest.raises(ConfigurationError, match=r"call job\.step\(\) instead"):
         optimizer.step()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from ddp_trainer.exit_codes import NewProcessError
 from ddp_trainer.run.train_state import TrainState
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -61,6 +62,51 @@ def run(model: Packed) -> TrainState:
         run.before()
         run.end_passes()
     return run
+
+
+class Averaged(nn.Module):
+    """A momentum encoder: its frozen parameters follow in each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.own, self.mean = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for mean, own in zip(self.mean.parameters(), self.own.parameters(), strict=True):
+            mean.mul_(0.5).add_(own, alpha=0.5)
+        outputs: Tensor = self.own(inputs)
+        return outputs
+
+
+def state_of(model: nn.Module) -> TrainState:
+    return TrainState({"model": model}, seed=0, device=torch.device("cpu"))
+
+
+def test_first_step_of_a_new_process_can_be_undone_too() -> None:
+    old, new = Averaged(), Averaged()
+    of_old, of_new = state_of(old), state_of(new)
+    of_old.before()
+    with torch.no_grad():
+        old(torch.ones(1, 2))
+    of_old.end_passes()
+    of_new.load_state_dict(of_old.full_state_dict())
+    before = of_new.before()
+    with torch.no_grad():
+        new(torch.ones(1, 2))
+    of_new.end_passes(are_undone=True)
+    of_new.take_back(before)
+    assert torch.equal(new.mean.weight, old.mean.weight)
+
+
+def test_first_step_of_a_job_whose_changes_nobody_knows_is_not_undone() -> None:
+    model = Averaged()
+    run = state_of(model)
+    run.before()
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+    with pytest.raises(NewProcessError, match=r"changed mean\.weight, mean\.bias for the first"):
+        run.end_passes(are_undone=True)
 
 
 def operations(what: Callable[[], object]) -> Counter[str]:

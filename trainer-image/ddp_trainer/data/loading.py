@@ -18,6 +18,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
+from ddp_trainer.data import fingerprint
 from ddp_trainer.data.originals import Original
 from ddp_trainer.data.sampler import Share, shares
 from ddp_trainer.data.samplers import Epoch, Key, order_of
@@ -68,13 +69,18 @@ class Loading:
 
     @property
     def fingerprint(self) -> int:
-        """63 bits of what is known of the samples without reading them: number, and selections."""
+        """63 bits of what is known of the samples without reading files: equal on all ranks."""
         known = hashlib.blake2b(repr((self.samples, self.batch_size)).encode(), digest_size=8)
-        dataset = self._loader.dataset
-        while isinstance(dataset, Subset):
-            known.update(np.asarray(dataset.indices, dtype=np.int64).tobytes())
-            dataset = dataset.dataset
+        known.update(self._epochs.fingerprint)
+        known.update(fingerprint.certain(self._loader.dataset))
         return int.from_bytes(known.digest()) >> 1
+
+    @property
+    def fingerprint_of_samples(self) -> int:
+        """63 bits of the first and the last sample: another rank's differ, or samples change."""
+        length = len(self._loader.dataset)  # type: ignore[arg-type]  # a map-style dataset
+        found = fingerprint.likely(lambda place: self._seeded[0, place], length)
+        return int.from_bytes(found) >> 1
 
     @property
     def is_even(self) -> bool:
@@ -207,7 +213,17 @@ def end_workers_with_rank(loader: DataLoader[Any]) -> None:
 
 
 def is_stream(loader: DataLoader[Any]) -> bool:
-    """Return True if the loader's samples have no index."""
+    """Return True if the loader's samples have no index.
+
+    Raises:
+        ConfigurationError: it is no DataLoader.
+    """
+    if not isinstance(loader, DataLoader):
+        raise ConfigurationError(
+            f"the loader is a {type(loader).__name__}, whose batches cannot be read again after a "
+            "lost rank: give a DataLoader, and put the work of other iterators into its Dataset or "
+            "collate_fn"
+        )
     return isinstance(loader.dataset, IterableDataset)
 
 

@@ -6,6 +6,7 @@ an epoch begins, with the same random numbers on each rank.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -41,6 +42,8 @@ class Epochs(Protocol):
     """False if an epoch had another length than the first."""
     samples_a_place: int
     """Average number of samples per position; a position may be a whole batch."""
+    fingerprint: bytes
+    """Of the order, if only the sampler knows it: equal on all ranks."""
 
     def begin(self, number: int) -> Epoch:
         """Return an epoch, numbered from 0."""
@@ -54,7 +57,7 @@ class OwnOrder:
 
     def __init__(self, length: int, *, shuffles: bool, seed: int) -> None:
         self.length, self.samples_a_place = length, 1
-        self.is_even = True
+        self.is_even, self.fingerprint = True, b""
         self._shuffles = shuffles
         self._seed = seed
 
@@ -93,6 +96,7 @@ class SamplerOrder:
         self._first = self._draw(0)
         self.length = len(self._first)
         self.is_even = len(self._draw(1)) == self.length
+        self.fingerprint = hashlib.blake2b(repr(self._first).encode(), digest_size=8).digest()
         samples = sum(map(len, self._first)) if self._gives_batches else self.length
         self.samples_a_place = max(1, round(samples / max(self.length, 1)))
         if self._draw(0) != self._first:

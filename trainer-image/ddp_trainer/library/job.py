@@ -9,6 +9,7 @@ others are.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any, SupportsFloat
@@ -32,6 +33,8 @@ from ddp_trainer.telemetry.prometheus import is_name
 
 _ASK_SECONDS = 0.25
 """During an evaluation, time between votes on whether to stop."""
+
+_logger = logging.getLogger(__name__)
 
 
 class Job(Stepping):
@@ -108,6 +111,7 @@ class Job(Stepping):
             self._stop_if_told()
             if run.epoch != self._epoch:  # other ranks were further
                 continue
+            self._ended_loop = False
             yield self._epoch
             self._settle()
             if run.epoch != self._epoch:  # other ranks were further
@@ -139,7 +143,8 @@ class Job(Stepping):
 
         Raises:
             ConfigurationError: the loader cannot start in the middle; a parameter would not be
-                trained, or by one rank alone; or an option does not allow `accumulate`.
+                trained, or by one rank alone; an option does not allow `accumulate`; or the epoch
+                has ended.
         """
         if accumulate < 1:
             raise ConfigurationError(f"batches() got accumulate={accumulate}: make it 1 or more")
@@ -158,6 +163,17 @@ class Job(Stepping):
             check_ownership(self._run.parts, [net.module for net in self._formation.nets])
         loading = self._use(loader, accumulate)
         position = self._run.position
+        if position.is_at_end and self._ended_loop:
+            raise ConfigurationError(
+                "job.batches() was called again in an epoch that has ended: loop over "
+                "job.epochs(), which begins the next one"
+            )
+        if position.is_at_end:
+            _logger.info(
+                "this process continues after the last step of epoch %d, so job.batches() has no "
+                "batches of it",
+                position.epoch,
+            )
         epoch = position.epoch
         self._run.begin_epoch(loading.length_of(epoch))
         self._is_in_loop = True
@@ -174,6 +190,7 @@ class Job(Stepping):
                     position.end(epoch_length=loading.length_of(epoch))
         finally:
             self._is_in_loop = False
+            self._ended_loop = position.is_at_end
             self._script.come_to("after an epoch", epoch)
 
     def step(
@@ -203,7 +220,8 @@ class Job(Stepping):
         batch.
 
         Raises:
-            ConfigurationError: the optimizer was not given to `join`.
+            ConfigurationError: the optimizer was not given to `join`, or `clip_grad_norm` is not
+                above 0.
             RuntimeError: there is no batch to step with.
         """
         attempt = self._attempt
@@ -211,6 +229,11 @@ class Job(Stepping):
             raise RuntimeError(
                 "job.step() was called without a batch: call it once after each batch of "
                 "job.batches()"
+            )
+        if clip_grad_norm is not None and not clip_grad_norm > 0:
+            raise ConfigurationError(
+                f"job.step() got clip_grad_norm={clip_grad_norm:g}, which would clear all "
+                "gradients: give None to leave them as they are"
             )
         if optimizer is not None:
             return self._take_turn(attempt, optimizer, loss, clip_grad_norm)
@@ -246,7 +269,7 @@ class Job(Stepping):
         run, seed = self._run, self._options.seed
         loading = Loading(loader, seed=seed)
         seed_step(seed, rank=self.rank, step=run.position.step, purpose="evaluation")
-        [count], begins_here = self._sum(Call.SHARE, 1)
+        [count], begins_here = self._sum(Call.SHARE, 1, data=loading.fingerprint)
         parts = Parts(loading, int(count))
         if begins_here:
             parts.take(self.rank)
@@ -286,11 +309,20 @@ class Job(Stepping):
 
         It is shown in the log and the status, and the checkpoint with the best score is kept. Each
         ReduceLROnPlateau given to `join` receives it with the first step of the next epoch: the
-        score with mode "max", its negative with mode "min", as in `job.evaluated(-loss)`. Such
-        schedulers need the same score on all ranks.
+        score with mode "max", its negative with mode "min", as in `job.evaluated(-loss)`. With such
+        a scheduler this is a collective, because all ranks use the score of rank 0.
+
+        Raises:
+            ConfigurationError: it is a collective, but was called by some ranks, or within the loop
+                of `batches`.
         """
+        score = float(score)
+        if self._run.parts.plateaus:
+            self._expect_no_loop("evaluated")
+            self._settle()
+            [score], _ = self._sum(Call.EVALUATED, lambda: score if self.is_main else 0.0)
         self._settle()
-        self._run.score = float(score)
+        self._run.score = score
         self._progress.evaluated(self._run.position, accuracy=score)
         self._checkpoint_manager.evaluated(self._run, score)
 

@@ -279,21 +279,23 @@ class Session:
             run, self._formation.group, self._stop, total_steps=total
         )
 
-    def _sum(self, call: Call, *values: float | Callable[[], float]) -> tuple[list[float], bool]:
+    def _sum(
+        self, call: Call, *values: float | Callable[[], float], data: int = 0
+    ) -> tuple[list[float], bool]:
         """Return the sum, and whether it is new: not if other ranks had it before this one joined.
 
         `call`: the method that needs it. Values that may differ in another group are passed as
-        functions.
+        functions. `data`: fingerprint of the data that the ranks share.
 
         Raises:
-            ConfigurationError: other ranks called another method.
+            ConfigurationError: other ranks called another method, or have other data.
         """
         answers = self._run.answers
         place, is_new = self._asked_at(), False
         self._is_asking = True
         while self._asked[place] == len(answers.setdefault(place, [])):
             try:
-                check_call(call, len(values), self._formation.group)
+                check_call(call, len(values), data, self._formation.group)
                 answer = self._formation.group.sum(*map(_value, values))
             except ConfigurationError:
                 raise

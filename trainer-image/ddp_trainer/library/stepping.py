@@ -46,6 +46,8 @@ class Stepping(Session):
         self._taken: Attempt | None = None
         """The previous step, until `_settle` has completed it."""
         self._is_in_loop = False
+        self._ended_loop = False
+        """True if the script has read the present epoch to its end."""
         """True while the script is in the loop over an epoch's batches."""
 
     def _script_progress(self) -> ScriptProgress:

@@ -6,12 +6,15 @@ before the passes of a step, or the step cannot be tried again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
 
+from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.fingerprint import sum_of_bits
 
+Name = tuple[int, str]
+"""Number of a model, and the name of its parameter."""
 _READ_STEPS = 3
 """Steps in which all values are read: an average may begin as what it averages."""
 
@@ -28,17 +31,50 @@ class ParameterWatch:
         self._models = [model for model in models if not _is_sharded(model)]
         self._watched: list[_Known] | None = None
         self._to_read = _READ_STEPS
+        self._at_start: list[tuple[str, Tensor, int]] = []
+        """What the script must not change before its first step: names, parameters, and bits."""
         self.changing: list[Tensor] = []
         """Parameters that have changed within a step, and the frozen ones beside frozen ones."""
+        self._changing: set[Name] = set()
+
+    def names(self) -> list[Name]:
+        """Return the names of `changing`, for a process that has not seen them change."""
+        return sorted(self._changing)
+
+    def expect(self, names: Iterable[Name]) -> None:
+        """Copy these parameters from the first step on: other processes have seen them change."""
+        if self._watched is None:
+            self._changing = set(names)
+
+    def _all(self) -> Iterator[_Known]:
+        for number, model in enumerate(self._models):
+            for name, parameter in model.named_parameters():
+                yield _Known(name, parameter, number)
+
+    def expect_no_change(self) -> None:
+        """Note the parameters with which this process begins, unless it has taken a step."""
+        if self._watched is None:
+            self._at_start = [
+                (each.name, each.parameter, sum_of_bits([each.parameter])) for each in self._all()
+            ]
 
     def begin(self) -> None:
-        """Note the parameters before a step's passes."""
+        """Note the parameters before a step's passes.
+
+        Raises:
+            ConfigurationError: the script has changed some since the process began.
+        """
         if self._watched is None:
-            self._watched = [
-                _Known(name, parameter, number)
-                for number, model in enumerate(self._models)
-                for name, parameter in model.named_parameters()
-            ]
+            for name, parameter, bits in self._at_start:
+                if sum_of_bits([parameter]) != bits:
+                    raise ConfigurationError(
+                        f"{name} was changed after join() and before the first step: do that "
+                        "before join(), or a job that resumes would lose what it has trained"
+                    )
+            self._at_start.clear()
+            known = list(self._all())
+            self._watched = [each for each in known if each.key not in self._changing]
+            self.changing = [each.parameter for each in known if each.key in self._changing]
         for each in self._watched:
             each.note(reads=self._to_read > 0)
 
@@ -57,6 +93,7 @@ class ParameterWatch:
             is_average = each.model in averages and not each.parameter.requires_grad
             if each in changed or is_average:
                 self.changing.append(each.parameter)
+                self._changing.add(each.key)
             else:
                 kept.append(each)
         self._watched = kept
@@ -70,6 +107,11 @@ class _Known:
         self.name, self.parameter, self.model = name, parameter, model
         self._place: tuple[int, int] = (0, 0)
         self._bits: int | None = None
+
+    @property
+    def key(self) -> Name:
+        """Its name in the run."""
+        return self.model, self.name
 
     def note(self, *, reads: bool) -> None:
         """Remember its state; `reads`: its values, too."""

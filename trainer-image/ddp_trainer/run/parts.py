@@ -17,7 +17,7 @@ from ddp_trainer.run.position import Position
 from ddp_trainer.run.savable import check
 
 _RESERVED = frozenset(
-    {"position", "order", "answers", "bookmarks", "epoch", "score", "trained_seconds"}
+    {"position", "order", "answers", "bookmarks", "epoch", "score", "trained_seconds", "changing"}
 )
 """Names in a state that are no parts."""
 

@@ -82,6 +82,8 @@ class StopSignal:
                 )
             return
         for number in (signal.SIGTERM, signal.SIGINT):
+            if number == signal.SIGINT and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # started in a shell's background, where Ctrl-C is for other programs
             if number not in self._before:
                 self._before[number] = signal.signal(number, self._remember)
 

@@ -146,6 +146,7 @@ class TrainState:
             "answers": [(place, list(values)) for place, values in self.answers.items()],
             "score": self.score,
             "trained_seconds": self.trained_seconds,
+            "changing": [list(name) for name in self._watch.names()],
         }
 
     def untrained(self) -> Iterator[Tensor]:
@@ -182,6 +183,7 @@ class TrainState:
         self.answers = {tuple(place): values for place, values in state.get("answers", [])}
         self.score = state.get("score")
         self.trained_seconds = state.get("trained_seconds")
+        self._watch.expect((number, name) for number, name in state.get("changing", ()))
         self.begin_group()
 
     def choose_samples(self, samples: int) -> None:
@@ -238,6 +240,8 @@ class TrainState:
     def begin_group(self) -> None:
         """Note that training continues from here in another group: its first step takes longer."""
         self._stepped_at = None
+        self._updates.begin()
+        self._watch.expect_no_change()
 
     def count_time(self) -> None:
         """Count the time since the group's previous step, because a step is complete."""

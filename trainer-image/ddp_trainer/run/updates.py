@@ -10,6 +10,7 @@ from typing import Literal
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.parts import Parts, stepped
 from ddp_trainer.run.position import Position
 
@@ -24,13 +25,16 @@ class Updates:
         self._parts = parts
         self._scheduler_interval = scheduler_interval
         self._may_step = False
+        self._stepped: list[object] = []
+        """What each scheduler had counted after the last step here; empty: not known."""
         for optimizer in parts.optimizers:
             optimizer.register_step_pre_hook(self._expect_gate)
 
     def forget_unscaling(self) -> None:
         """Forget that the script unscaled gradients: the step uses other ones."""
-        if self._parts.scaler is not None:  # otherwise it would treat the new ones as unscaled
-            self._parts.scaler._per_optimizer_states.clear()
+        scaler = self._parts.scaler
+        if scaler is not None and scaler.is_enabled():
+            scaler._per_optimizer_states.clear()  # it would treat the new ones as unscaled
 
     def apply(
         self,
@@ -44,7 +48,11 @@ class Updates:
         """Step with these optimizers at a position; `ends_step`: none follows in this step.
 
         `score`: result of an evaluation since the previous step; higher is better.
+
+        Raises:
+            ConfigurationError: the script stepped a scheduler.
         """
+        self._expect_own_steps()
         for schedule in self._parts.schedules:
             schedule.set_rates(position)
         begins_epoch = position.epoch > 0 and position.samples == 0 and position.turns == 0
@@ -67,8 +75,13 @@ class Updates:
         if is_taken and ends_step and self._scheduler_interval == "step":
             for scheduler in self._parts.schedulers:
                 scheduler.step()
+        self._stepped = self._counts()
         for optimizer in self._parts.optimizers:
             optimizer.zero_grad()
+
+    def begin(self) -> None:
+        """Note that other states may have been loaded."""
+        self._stepped = self._counts()
 
     def skip(self, position: Position, *, score: float | None) -> None:
         """Step only with the schedulers, and clear the gradients; see `apply`."""
@@ -95,9 +108,21 @@ class Updates:
         scaler.update()
         return scaler.get_scale() >= scale
 
+    def _counts(self) -> list[object]:
+        """Return how often each scheduler has stepped."""
+        schedulers = [*self._parts.schedulers, *self._parts.plateaus]
+        return [getattr(each, "last_epoch", None) for each in schedulers]
+
+    def _expect_own_steps(self) -> None:
+        if self._stepped and self._stepped != self._counts():
+            raise ConfigurationError(
+                "scheduler.step() was called: remove it, because job.step() and job.evaluated() "
+                "step the schedulers that join() got"
+            )
+
     def _expect_gate(self, *_: object) -> None:
         if not self._may_step:
-            raise RuntimeError(
+            raise ConfigurationError(
                 "optimizer.step() was called: call job.step() instead, which does it when the "
                 "gradients of all ranks are complete"
             )

@@ -33,6 +33,7 @@ class FirstStep:
         self.is_due = True
         """True: the group, or the data, is a new one."""
         self._has_passed = False
+        self._samples: tuple[Loading, int] | None = None
         self._before: list[tuple[bool, int]] | None = None
         """For each optimizer, whether its rates were above 0, and the bits of its parameters."""
 
@@ -59,15 +60,18 @@ class FirstStep:
         self.is_due = False
         self._warn_if_unchanged(run.optimizers)
         group = formation.group
-        data = loading.fingerprint if isinstance(loading, Loading) else 0
+        data, samples = self._data(loading)
         named = trained_by_name(run.parts) if not formation.snapshots else {}
-        (least, most), (first, last), (_, have_passed) = group.bounds(
-            sum_of_bits(named.values()), data, self._has_passed
+        (least, most), (first, last), (_, have_passed), *of_samples = group.bounds(
+            sum_of_bits(named.values()), data, self._has_passed, *samples
         )
         what = remedy = ""
         if first != last:
-            what = "the ranks have different training sets: lengths, or indices of a Subset, differ"
-            remedy = "call torch.manual_seed() with the same number before the data is split"
+            what = "the ranks have different training sets, or samplers that yield different ones"
+            remedy = (
+                "job.batches() divides the data, so give it all of them on all ranks, split after "
+                "torch.manual_seed() with one number, and a sampler num_replicas=1 and rank=0"
+            )
         elif least != most:
             what = f"after their first step, ranks differ in {_first_difference(group, named)}"
             remedy = (
@@ -78,8 +82,22 @@ class FirstStep:
             raise DifferingReplicasError(f"{what}; restarting from the newest checkpoint")
         if what:
             raise ConfigurationError(f"{what}: {remedy}")
+        if group.rank == 0 and any(low != high for low, high in of_samples):
+            _logger.warning(
+                "the first and last samples differ between ranks: if the script divides the data, "
+                "give all of them to job.batches(), which does that; if samples differ each time "
+                "that they are read, all is well"
+            )
         self._has_passed = True
         formation.agree_on_buffers()
+
+    def _data(self, loading: Loading | Stream | None) -> tuple[int, list[int]]:
+        """Return what must be equal on all ranks, and what should be; samples are read once."""
+        if not isinstance(loading, Loading):
+            return 0, []
+        if self._samples is None or self._samples[0] is not loading:
+            self._samples = loading, loading.fingerprint_of_samples
+        return loading.fingerprint, [self._samples[1]]
 
     def _warn_if_unchanged(self, optimizers: Sequence[Optimizer]) -> None:
         before, self._before = self._before, None

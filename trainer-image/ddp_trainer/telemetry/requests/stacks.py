@@ -54,9 +54,11 @@ _logger = logging.getLogger(__name__)
 def dump_on_signal() -> None:
     """Make SIGUSR1 write the stacks of all threads to stderr, and another signal to a file.
 
-    The process answers requests for its collectives, too.
+    The process answers requests for its collectives, too. An earlier handler of the script is
+    called after the stacks.
     """
-    faulthandler.register(SIGNAL, file=sys.stderr, all_threads=True)
+    was_handled = callable(signal.getsignal(SIGNAL))  # its default action would end the process
+    faulthandler.register(SIGNAL, file=sys.stderr, all_threads=True, chain=was_handled)
     answer_with_stacks()
     answer_with_traces()
 
