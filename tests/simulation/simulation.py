@@ -22,7 +22,7 @@ from tests.simulation.world.launchers import Launchers, restarts_in_place
 from tests.simulation.world.process import OperatorProcess
 from tests.simulation.world.resources import offered
 from tests.simulation.world.scheduler import Scheduler
-from tests.simulation.world.server import ApiServer, owner_of
+from tests.simulation.world.server import ApiServer, owner_of, shape_of
 from tests.simulation.world.start_faults import (
     START_FAULTS,
     Stage,
@@ -42,7 +42,8 @@ class Simulation:
         self.requests = RequestFaults()
         self._specs: dict[tuple[str, int], DDPJob] = {}
         self._read: dict[tuple[str, str], DDPJob] = {}
-        self.invariants = Invariants(self.server, self.clock, parse=self._parsed)
+        self._shapes: dict[tuple[str, int], str] = {}
+        self.invariants = Invariants(self.server, self.clock, parse=self._parsed, shape=self._shape)
         self.server.judge = self.invariants
         self.training = training or Training()
         self.start_faults = StartFaults()
@@ -100,9 +101,7 @@ class Simulation:
 
     def _with_status(self, manifest: Manifest) -> DDPJob:
         metadata = manifest["metadata"]
-        known = self._specs.get((metadata["uid"], metadata["generation"]))
-        if known is None:
-            known = self._specs[metadata["uid"], metadata["generation"]] = self._valid(manifest)
+        known = self._valid(manifest)
         status = DDPJobStatus.model_validate(manifest.get("status") or {})
         return replace(known, resource_version=metadata["resourceVersion"], status=status)
 
@@ -110,13 +109,27 @@ class Simulation:
         """Parse a job; while its spec is invalid, return it with the last valid one, in which only
         `suspend` changes.
         """
-        uid = manifest["metadata"]["uid"]
-        try:
-            return DDPJob.parse(manifest)
-        except InvalidJobError:
-            newest = self._specs[max(known for known in self._specs if known[0] == uid)]
-            suspend = {"suspend": bool(manifest["spec"].get("suspend"))}
-            return replace(newest, spec=newest.spec.model_copy(update=suspend))
+        metadata = manifest["metadata"]
+        key = metadata["uid"], metadata["generation"]
+        if key not in self._specs:
+            try:
+                self._specs[key] = DDPJob.parse(manifest)
+            except InvalidJobError:
+                newest = self._specs[self._newest_valid(key)]
+                suspend = {"suspend": bool(manifest["spec"].get("suspend"))}
+                return replace(newest, spec=newest.spec.model_copy(update=suspend))
+            self._shapes[key] = shape_of(manifest)
+        return self._specs[key]
+
+    def _newest_valid(self, before: tuple[str, int]) -> tuple[str, int]:
+        """Return the newest valid generation, of those that reached an operator if any did."""
+        valid = [each for each in self._specs if each[0] == before[0] and each < before]
+        return max([each for each in valid if each in self.server.delivered] or valid)
+
+    def _shape(self, manifest: Manifest) -> str:
+        """Return what shapes the pods of a job: its last valid spec."""
+        job = self._valid(manifest)
+        return self._shapes[job.uid, job.generation]
 
     def start_operator(self) -> None:
         """Start a new process, which reads the cluster and continues."""

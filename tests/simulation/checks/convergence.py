@@ -91,8 +91,9 @@ def _come_to_rest(simulation: Simulation, rounds: int) -> bool:
 
 def _place_waiting_pods(simulation: Simulation) -> None:
     for pod in simulation.pods():
-        waits = not (kubelet.node_of(pod) or kubelet.is_gated(pod) or kubelet.is_deleting(pod))
-        if waits and simulation.scheduler.feasible(pod):
+        if kubelet.node_of(pod) or kubelet.is_gated(pod) or kubelet.is_deleting(pod):
+            continue
+        if simulation.scheduler.feasible(pod) or not kubelet.is_unschedulable(pod):
             simulation.bring_further(pod, nodes=_FIRST_CHOICE, most=Stage.SCHEDULED)
 
 

@@ -127,6 +127,8 @@ class GroupJudge:
         until = old.status.next_start_time
         if elastic is None or restarting is None or until is None:
             return
+        if not any(gap.reason == "Paused" for gap in old.status.gaps):
+            return  # a spare has taken the place of the pod that was held back
         shrinks = restarting.reason == GROUP_SHRUNK and restarting != old.status.condition(
             "Restarting"
         )

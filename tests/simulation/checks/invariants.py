@@ -32,7 +32,7 @@ from tests.simulation.world.kubelet import (
 from tests.simulation.world.launchers import first_generation
 from tests.simulation.world.nodes import is_bad, is_unreachable
 from tests.simulation.world.scheduler import avoided
-from tests.simulation.world.server import JOB, ApiServer, owner_of, shape_of
+from tests.simulation.world.server import JOB, ApiServer, owner_of
 from tests.simulation.world.start_faults import Stage
 
 _UNHEARD_OF: Final = timedelta(seconds=10)
@@ -73,11 +73,17 @@ class Invariants:
     """
 
     def __init__(
-        self, server: ApiServer, clock: Clock, *, parse: Callable[[Manifest], DDPJob]
+        self,
+        server: ApiServer,
+        clock: Clock,
+        *,
+        parse: Callable[[Manifest], DDPJob],
+        shape: Callable[[Manifest], str],
     ) -> None:
         self._server = server
         self._clock = clock
         self._parse = parse
+        self._shape = shape
         self.most_pods = 14
         """No job of a history wants more than 7; others are foreign, or of an earlier attempt."""
         self.violation: str | None = None
@@ -158,7 +164,7 @@ class Invariants:
             self._judge_world(pod)
             self._judge_gang(pod)
             self._judge_spare(pod, self._parse(job))
-            self.templates[pod["metadata"]["uid"]] = shape_of(job)
+            self.templates[pod["metadata"]["uid"]] = self._shape(job)
         self.judge_assignment_of(pod)
         self.pod_changed()
         live = [one for one in self._server.pods.values() if not (is_over(one) or is_deleting(one))]

@@ -96,6 +96,12 @@ def unschedulable(pod: Manifest, message: str) -> Manifest:
     return _with(pod, {"PodScheduled": waiting})
 
 
+def is_unschedulable(pod: Manifest) -> bool:
+    """Return whether the scheduler has said that it finds no node for a pod."""
+    conditions = pod["status"].get("conditions", ())
+    return any(each.get("reason") == "Unschedulable" for each in conditions)
+
+
 def gated(pod: Manifest) -> Manifest:
     """The scheduler does not look at a pod that has scheduling gates."""
     message = "Scheduling is blocked due to non-empty scheduling gates"

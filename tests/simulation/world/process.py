@@ -127,7 +127,7 @@ class OperatorProcess:
         if kind == "DELETED":
             self.engine.job_gone(JOB, uid=manifest["metadata"]["uid"])
         else:
-            self.engine.job_changed(manifest)
+            self._read(manifest)
 
     def _list_pods(self) -> None:
         pods = [pod for pod in self._server.pods.values() if job_of(pod)]
@@ -136,7 +136,12 @@ class OperatorProcess:
 
     def _list_jobs(self) -> None:
         if self._server.job is not None:
-            self.engine.job_changed(self._server.job)
+            self._read(self._server.job)
+
+    def _read(self, job: Manifest) -> None:
+        metadata = job["metadata"]
+        self._server.delivered.add((metadata["uid"], metadata["generation"]))
+        self.engine.job_changed(job)
 
     def _prune_again(self) -> None:
         self._prune()

@@ -70,6 +70,8 @@ class ApiServer:
         self.secrets: dict[str, Manifest] = {}
         self.policy: Manifest | None = None
         self.gang: Manifest | None = None
+        self.delivered: set[tuple[str, int]] = set()
+        """UIDs and generations of jobs that an operator has received."""
         self.on_job: Callable[[str, Manifest], None] = _nobody
         self.on_pod: Callable[[str, Manifest], None] = _nobody
         self.on_nodes: Callable[[], object] = lambda: None

@@ -75,7 +75,9 @@ def _class_by_nodes(job: DDPJob, failure: Failure, others: Iterable[PodState]) -
     said = [(pod.node, pod.waiting, classes.of_pod(pod)) for pod in others]
     said += [(known.node, known.reason, known.class_) for known in job.status.failures]
     alike = classes.PULLS if failure.reason in classes.PULLS else {failure.reason}
-    nodes = {node for node, reason, class_ in said if reason in alike and class_ == failure.class_}
+    # Once two nodes have said so, later ones are on record as what it is.
+    of_class = {failure.class_, "Configuration"}
+    nodes = {node for node, reason, class_ in said if reason in alike and class_ in of_class}
     return "Configuration" if nodes - {failure.node} else failure.class_
 
 

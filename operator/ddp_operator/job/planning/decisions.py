@@ -16,9 +16,10 @@ from ddp_operator.ports import Event
 
 RESTART_REQUESTED: Final = "RestartRequested"
 RESCHEDULED: Final = "Rescheduled"
+SPEC_CHANGED: Final = "SpecChanged"
 _HARMLESS: Final = (
     "Disrupted",
-    "SpecChanged",
+    SPEC_CHANGED,
     "GroupShrunk",
     "GroupGrown",
     RESTART_REQUESTED,

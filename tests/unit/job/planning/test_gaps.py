@@ -231,6 +231,21 @@ class TestImages:
         job = over_time(job, pods, 2, 2 + UNSTARTABLE_SECONDS)
         assert (job.status.phase, job.status.failures[0].class_) == ("Failed", "Configuration")
 
+    def test_cause_that_two_nodes_agree_on_stays_known(self) -> None:
+        """Only ten failures are on record, and a rule may restart the pod more often."""
+        rules = [{"ranks": [0], "action": "RestartPod"}]
+        job = fresh_job(replicas=1, restart={"maxRestarts": 0, "rules": rules})
+        found: list[str] = []
+        for tries in range(12):
+            begin = 10_000 * tries
+            job = stored(job, plan(job, [], later(begin)))
+            attempt = job.status.attempt
+            pods = [stuck(job, 0, "not found", attempt=attempt, node=f"node-{tries % 2}")]
+            job = over_time(job, pods, begin + 1, begin + 1 + UNSTARTABLE_SECONDS)
+            found.append(job.status.failures[-1].class_)
+        assert found == ["Infrastructure", *11 * ["Configuration"]]
+        assert job.status.restarts == 0
+
     def test_different_errors_on_two_nodes_do_not_agree(self) -> None:
         job = self.first_start(fresh_job(), UNAVAILABLE)
         assert self.second_start(job, "not found", node="node-8").status.phase == "Restarting"

@@ -11,7 +11,7 @@ from ddp_operator.job.failure.hang import Hang
 from ddp_operator.job.failure.restart_rules import Verdict
 from ddp_operator.job.membership.world import format_slots, members, next_generation, replaced
 from ddp_operator.job.planning import gaps
-from ddp_operator.job.planning.decisions import fail, next_attempt, restarting
+from ddp_operator.job.planning.decisions import SPEC_CHANGED, fail, next_attempt, restarting
 from ddp_operator.job.planning.failures import late_causes, watchdog
 from ddp_operator.job.planning.group import elasticity, local_checkpoints, spares
 from ddp_operator.job.planning.model import Plan
@@ -44,7 +44,7 @@ def _restart_for_spec(job: DDPJob, pods: Observed, now: datetime) -> Plan | None
         return None
     what = f"restarting all {job.spec.replicas} pods: spec changed"
     status = next_attempt(job, job.status, new_group=True)
-    return restarting(status, "SpecChanged", what, now)
+    return restarting(status, SPEC_CHANGED, what, now)
 
 
 def _restart_for_cause(

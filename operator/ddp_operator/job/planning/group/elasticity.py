@@ -17,7 +17,12 @@ from ddp_operator.job.membership.world import (
     scope_of,
     world_of,
 )
-from ddp_operator.job.planning.decisions import next_attempt, regrouped, restarting
+from ddp_operator.job.planning.decisions import (
+    SPEC_CHANGED,
+    next_attempt,
+    regrouped,
+    restarting,
+)
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.group import local_checkpoints, spares
 from ddp_operator.job.planning.model import Plan
@@ -58,10 +63,10 @@ def can_go_without(job: DDPJob, pods: Observed, node_ranks: Sequence[int]) -> bo
 
 def resize(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that the group drops pods that are late or not wanted, or that waiting pods join."""
-    if not _may_change(job, pods):
-        return None
     if any(gap.reason == "Paused" or POLICY[gap.reason].lost for gap in pods.gaps):
         return None  # pods that wait for a pause, or failures without a decision yet
+    if not _may_change(job, pods):
+        return _begin_smaller(job, pods, now)
     if absent := absent_node_ranks(pods):
         return _shrink(job, pods, absent, now)
     if len(members(job)) > job.spec.max_size:
@@ -108,6 +113,19 @@ def _shrink(job: DDPJob, pods: Observed, absent: Sequence[int], now: datetime) -
     headline = train_on(len(slots) - len(absent), len(slots))
     message = f"{headline}; not ready in time: {late}"
     return regrouped(status, GROUP_SHRUNK, message, now)
+
+
+def _begin_smaller(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+    """Begin anew with the pods that the user wants by now, if the group never ran and lacks some.
+    They may never find a node, and no launcher is known that could tell the others.
+    """
+    elastic, size = job.spec.elastic, len(members(job))
+    has_ended = any(pod.succeeded or pod.failed for pod in pods.current.values())
+    ran = job.status.is_true("Running") or has_ended
+    if not elastic or ran or size <= job.spec.replicas or not absent_node_ranks(pods):
+        return None
+    what = f"restarting with {job.spec.replicas} pods instead of {size}: spec.replicas has changed"
+    return restarting(next_attempt(job, job.status, new_group=True), SPEC_CHANGED, what, now)
 
 
 def _shrink_to_wanted(job: DDPJob, now: datetime) -> Plan:

@@ -236,6 +236,25 @@ def test_group_without_launchers_keeps_its_size() -> None:
     assert world.members(job) == (0, 1, 2)
 
 
+@pytest.mark.parametrize(("replicas", "restarts"), [(2, True), (1, True), (3, False), (4, False)])
+def test_group_that_waits_for_a_pod_begins_anew_if_scaled_down(
+    replicas: int, restarts: bool
+) -> None:
+    """The pods have no launcher, so nobody could tell them that the group is smaller."""
+    elastic = {"minReplicas": 1, "maxReplicas": 4}
+    job = fresh_job(replicas=3, restart={"scope": "Auto"}, elastic=elastic)
+    some: list[PodState] = []
+    for now in (0, 0, 5):
+        job = stored(job, plan(job, some, later(now)))
+        some = [member_pod(job, 0), pod(job, 1, waiting="Unschedulable"), member_pod(job, 2)]
+    scaled = edited(job, replicas=replicas, restart={"scope": "Auto"}, elastic=elastic)
+    planned = plan(scaled, some, later(6))
+    assert (planned.status.attempt, planned.decided) == (int(restarts), restarts)
+    if restarts:
+        assert group(planned).size == replicas
+        assert condition(planned, "Restarting") == ("True", "SpecChanged")
+
+
 def test_group_with_a_completed_pod_does_not_shrink() -> None:
     job, pods = elastic_job(minReplicas=1, shrinkAfterSeconds=0)
     done = ended(job, 1, code=0, at=59)
