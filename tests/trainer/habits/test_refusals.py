@@ -201,7 +201,7 @@ def test_a_norm_that_clears_all_gradients_is_refused(norm: float) -> None:
         net = job.wrap(model)
         for inputs, targets in job.batches(loader()):
             loss_of(net(inputs), targets).backward()  # type: ignore[no-untyped-call]
-            with refused(f"clip_grad_norm={norm:g}, which would clear all gradients: give None"):
+            with refused(f"clip_grad_norm={norm:g}, which would clear all gradients: leave it out"):
                 job.step(clip_grad_norm=norm)
             break
 

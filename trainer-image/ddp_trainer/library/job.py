@@ -233,7 +233,7 @@ class Job(Stepping):
         if clip_grad_norm is not None and not clip_grad_norm > 0:
             raise ConfigurationError(
                 f"job.step() got clip_grad_norm={clip_grad_norm:g}, which would clear all "
-                "gradients: give None to leave them as they are"
+                "gradients: leave it out to clip nothing"
             )
         if optimizer is not None:
             return self._take_turn(attempt, optimizer, loss, clip_grad_norm)
