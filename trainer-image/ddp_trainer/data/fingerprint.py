@@ -38,20 +38,16 @@ def certain(dataset: Dataset[Any]) -> bytes:
     return known.digest()
 
 
-def likely(read: Callable[[int], Any], length: int) -> bytes:
-    """Return a digest of the first and the last sample, which `read` gives by place.
-
-    Ranks with different ones may have different sets, or samples that change with each reading.
-    """
-    return _samples(read, length, places=2)
+def of_batch(batch: Any) -> bytes:
+    """Return a digest of a batch."""
+    return hashlib.blake2b(repr(_digest(batch, 0)).encode(), digest_size=8).digest()
 
 
-def _samples(read: Callable[[int], Any], length: int, *, places: int = _PLACES) -> bytes:
+def _samples(read: Callable[[int], Any], length: int) -> bytes:
     known = hashlib.blake2b(digest_size=8)
-    last = max(length - 1, 0)
-    for place in sorted(
-        {last * number // (places - 1) for number in range(places)} if length else ()
-    ):
+    last = length - 1
+    places = {last * number // (_PLACES - 1) for number in range(_PLACES)} if length else ()
+    for place in sorted(places):
         known.update(repr(_digest(read(place), 0)).encode())
     return known.digest()
 

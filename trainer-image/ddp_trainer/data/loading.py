@@ -75,12 +75,14 @@ class Loading:
         known.update(fingerprint.certain(self._loader.dataset))
         return int.from_bytes(known.digest()) >> 1
 
-    @property
-    def fingerprint_of_samples(self) -> int:
-        """63 bits of the first and the last sample: another rank's differ, or samples change."""
-        length = len(self._loader.dataset)  # type: ignore[arg-type]  # a map-style dataset
-        found = fingerprint.likely(lambda place: self._seeded[0, place], length)
-        return int.from_bytes(found) >> 1
+    def fingerprint_of_batch(self) -> int:
+        """Return 63 bits of the first samples that all ranks share. If another rank's differ, its
+        data do, or samples change with each reading. 0: they are not read here.
+        """
+        if self._loader.num_workers > 0:  # workers may inherit what this process has opened
+            return 0
+        batch = self.whole_batch(0, 0, rank=0, world_size=1)
+        return int.from_bytes(fingerprint.of_batch(batch)) >> 1
 
     @property
     def is_even(self) -> bool:

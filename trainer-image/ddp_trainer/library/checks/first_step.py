@@ -84,9 +84,9 @@ class FirstStep:
             raise ConfigurationError(f"{what}: {remedy}")
         if group.rank == 0 and any(low != high for low, high in of_samples):
             _logger.warning(
-                "the first and last samples differ between ranks: if the script divides the data, "
-                "give all of them to job.batches(), which does that; if samples differ each time "
-                "that they are read, all is well"
+                "the first batch of all ranks differs between them: if the script divides the "
+                "data, give all of them to job.batches(), which does that; if samples differ each "
+                "time that they are read, all is well"
             )
         self._has_passed = True
         formation.agree_on_buffers()
@@ -96,7 +96,7 @@ class FirstStep:
         if not isinstance(loading, Loading):
             return 0, []
         if self._samples is None or self._samples[0] is not loading:
-            self._samples = loading, loading.fingerprint_of_samples
+            self._samples = loading, loading.fingerprint_of_batch()
         return loading.fingerprint, [self._samples[1]]
 
     def _warn_if_unchanged(self, optimizers: Sequence[Optimizer]) -> None:
