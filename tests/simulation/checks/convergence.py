@@ -23,8 +23,8 @@ _PLACING_SECONDS = 10
 """Well within a user's `schedulingTimeoutSeconds`: kube-scheduler places a pod that fits within
 seconds, however long its kubelet takes.
 """
-_STEPS_PER_ROUND = 2
-"""Refused writes are repeated each minute, so a round of ten minutes has more than a step."""
+_STEPS_PER_ROUND = 4
+"""Refused writes are repeated each minute and recorded: in a round, as many as in four steps."""
 _WRITES_SECONDS = 5
 """Enough for the writes that follow a stored decision."""
 _FIRST_CHOICE = ("node-a",)
@@ -86,6 +86,7 @@ def _come_to_rest(simulation: Simulation, rounds: int) -> bool:
         if _at_rest(simulation):
             return True
         _kubelets_catch_up(simulation)
+    simulation.advance(_WRITES_SECONDS)
     return _at_rest(simulation)
 
 
