@@ -49,7 +49,7 @@ venv: $(STAMP) ## Create .venv with everything that the other targets need
 
 .PHONY: demo
 demo: $(PROGRAMS) ## Train on this machine, kill a rank and see the job recover
-	$(PY) -m ddp_operator local manifests/examples/digits-gloo.yaml --kill-rank 1@step100
+	$(PY) -m ddp_client.local manifests/examples/digits-gloo.yaml --kill-rank 1@step100
 
 .PHONY: prepare test test-unit test-integration test-e2e
 prepare: $(STAMP) ## Build what the test cluster needs: 15 minutes, once; continues after an interruption

@@ -40,7 +40,7 @@ def train(steps: int, rate: float) -> None:
 # directory has logs and checkpoints.
 
 # %%
-from ddp_operator import LocalClient
+from ddp_client import LocalClient
 
 client = LocalClient()
 job = client.run(train, arguments={"steps": 20, "rate": 0.1}, replicas=2)
@@ -66,7 +66,7 @@ print("ended:", ended.phase)
 # `wait` raises an error that says why, and what to do.
 
 # %%
-from ddp_operator.sdk import FunctionError, JobFailedError
+from ddp_client.sdk import FunctionError, JobFailedError
 
 
 def read(path: str) -> None:

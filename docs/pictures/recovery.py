@@ -1,6 +1,6 @@
 """Draw `recovery.svg` from a real run on this machine:
 
-    python -m ddp_operator local manifests/examples/digits-gloo.yaml \
+    python -m ddp_client.local manifests/examples/digits-gloo.yaml \
         --workdir run --kill-rank 1@step100
     python docs/pictures/recovery.py run > docs/pictures/recovery.svg
 """
@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import matplotlib as mpl
-from ddp_operator.report import build
-from ddp_operator.report.files import read_run
+from ddp_client.report import build
+from ddp_client.report.files import read_run
 from matplotlib.figure import Figure
 
 _INK = "#6e7781"

@@ -13,4 +13,4 @@ def __getattr__(name: str) -> Any:
     """Load the client on first use."""
     if name not in _CLIENTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("ddp_operator.sdk"), name)
+    return getattr(import_module("ddp_client.sdk"), name)

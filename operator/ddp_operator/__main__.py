@@ -9,8 +9,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ddp_operator.local.run.arguments import add_arguments as add_local_arguments
-from ddp_operator.local.run.arguments import add_progress_argument
+from ddp_client.local.run.arguments import add_arguments as add_local_arguments
+from ddp_client.local.run.arguments import add_progress_argument
 
 _EXIT_USAGE = 64
 """EX_USAGE of sysexits.h; argparse's own code for wrong usage is 2."""
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         case "run":
             return _run(asked)
         case "local":
-            from ddp_operator.local.run import command
+            from ddp_client.local.run import command
 
             return command.run(asked)
         case _:

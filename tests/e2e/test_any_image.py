@@ -68,7 +68,7 @@ def test_the_launcher_runs_in_an_image_that_was_built_without_it(jobs: dict[str,
         job.log_with(f"any-image-0-{node}", said)
 
     where = ("--kubeconfig", str(job.kubectl.kubeconfig), "-n", job.kubectl.namespace)
-    command = (sys.executable, "-m", "ddp_operator.cli", *where, "stacks", "any-image")
+    command = (sys.executable, "-m", "ddp_client.cli", *where, "stacks", "any-image")
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert "in train" in shown.stdout
     assert "did not answer" not in shown.stdout

@@ -39,7 +39,7 @@ Ddp = Callable[..., subprocess.CompletedProcess[str]]
 
 def program(kubectl: Kubectl, *words: str) -> list[str]:
     where = ("--kubeconfig", str(kubectl.kubeconfig), "-n", kubectl.namespace)
-    return [sys.executable, "-m", "ddp_operator.cli", *where, *words]
+    return [sys.executable, "-m", "ddp_client.cli", *where, *words]
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def test_suspended_job_saves_and_resumes_from_that_step(job: Job, tmp_path: Path
 
 def _ddp(job: Job, *words: str) -> str:
     where = ("--kubeconfig", str(job.kubectl.kubeconfig), "-n", job.kubectl.namespace)
-    command = (sys.executable, "-m", "ddp_operator.cli", *where, *words)
+    command = (sys.executable, "-m", "ddp_client.cli", *where, *words)
     shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert shown.returncode == 0, shown
     return shown.stdout

@@ -135,7 +135,7 @@ def test_kubectl_ddp_logs_shows_all_ranks_until_the_job_ends(jobs: dict[str, Job
     where = ("--kubeconfig", str(job.kubectl.kubeconfig), "-n", job.kubectl.namespace)
 
     def logs(*options: str) -> list[str]:
-        command = (sys.executable, "-m", "ddp_operator.cli", *where, "logs", DIGITS, *options)
+        command = (sys.executable, "-m", "ddp_client.cli", *where, "logs", DIGITS, *options)
         shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
         return shown.stdout.splitlines()
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from ddp_operator import AsyncClient
+from ddp_client import AsyncClient
 from ddp_operator.api.pod_security import read_refusal
 from ddp_operator.kube import PODS, ApiClient
 from ddp_operator.ports import ForbiddenError

@@ -12,7 +12,7 @@ DEADLINE_SECONDS = 240.0
 
 
 class Command:
-    """A run of `python -m ddp_operator local` and its output."""
+    """A run of `python -m ddp_client.local` and its output."""
 
     def __init__(self, process: Process) -> None:
         self.process = process

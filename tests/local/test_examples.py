@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from ddp_operator import report
-from ddp_operator.report.files import RUN, read_run
+from ddp_client import report
+from ddp_client.report.files import RUN, read_run
 from ddp_trainer import workloads
 
 from tests.local.command import processes_of, running

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from ddp_operator.client.cluster import JOBS
+from ddp_client.remote.cluster import JOBS
 from mcp import Client, StdioServerParameters, stdio_client
 
 from tests.unit.cli.conftest import Ddp, ddp, kubeconfig, server
@@ -22,7 +22,7 @@ async def test_assistant_gets_the_output_and_errors_of_the_commands(
 ) -> None:
     server.resource_lists[JOBS.root] = [JOBS.plural]
     server.create("ddpjobs", training())
-    command = ["-m", "ddp_operator.cli", "--kubeconfig", str(kubeconfig), "mcp"]
+    command = ["-m", "ddp_client.cli", "--kubeconfig", str(kubeconfig), "mcp"]
     program = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
     async with Client(stdio_client(program)) as assistant:
         tools = (await assistant.list_tools()).tools

@@ -70,7 +70,7 @@ def build(folder: Path) -> Path:
         (site / f"{PLUGIN}.json").write_text(json.dumps(made_for))
         command: list[str | Path] = [
             *(sys.executable, "-m", "shiv.cli", "--site-packages", site, "--reproducible"),
-            *("--entry-point", "ddp_operator.cli.__main__:main", "--output-file", target),
+            *("--entry-point", "ddp_client.cli.__main__:main", "--output-file", target),
             *("--python", f"/usr/bin/env python{made_for[0]}.{made_for[1]}"),
             *("--preamble", _PREAMBLE, "--root", CACHE),
         ]

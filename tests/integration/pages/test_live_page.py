@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from ddp_operator.client import pacing
-from ddp_operator.client.cluster import Cluster
-from ddp_operator.ui import pages, polling
-from ddp_operator.ui.access import PageAccess
-from ddp_operator.ui.server import serving
+from ddp_client.remote import pacing
+from ddp_client.remote.cluster import Cluster
+from ddp_client.ui import pages, polling
+from ddp_client.ui.access import PageAccess
+from ddp_client.ui.server import serving
 from selenium import webdriver
 
 from tests.integration.pages.test_report_page import HOSTILE, MEDIA, METRICS, ask, contrasts

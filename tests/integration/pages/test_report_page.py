@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ddp_operator.report import as_html, build
+from ddp_client.report import as_html, build
 from selenium import webdriver
 
 from tests.unit.cli.jobs import at, failure

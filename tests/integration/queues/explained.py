@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from ddp_operator.client.cluster import Cluster
-from ddp_operator.client.queues import queue_state
+from ddp_client.remote.cluster import Cluster
+from ddp_client.remote.queues import queue_state
 from ddp_operator.kube import ApiClient
-from ddp_operator.views.job.queueing import UNKNOWN, QueueState
-from ddp_operator.views.job.snapshot import JobSnapshot
+from ddp_client.views.job.queueing import UNKNOWN, QueueState
+from ddp_client.views.job.snapshot import JobSnapshot
 
 from tests.integration.jobs import Jobs
 from tests.waiting import eventually

@@ -5,7 +5,7 @@ import pytest
 from ddp_trainer.flight_recorder import directory
 from ddp_trainer.flight_recorder.directory import DirectoryError, reduce_directory
 
-from tests.unit.views.traces.recorder import Call, Form, Ranks
+from tests.unit.hang.traces.recorder import Call, Form, Ranks
 
 RANKS = Ranks.same({"0": (0, 1, 2)}, [Call("0")]).run()
 

@@ -12,7 +12,7 @@ from ddp_trainer.flight_recorder.unpickle import BadPickleError, unpickle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.views.traces.recorder import Call, Form, Ranks
+from tests.unit.hang.traces.recorder import Call, Form, Ranks
 
 VALUES = st.recursive(
     st.none()

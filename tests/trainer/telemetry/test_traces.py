@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ddp_trainer.telemetry.requests import traces
 
-from tests.unit.views.traces.recorder import Call, Ranks
+from tests.unit.hang.traces.recorder import Call, Ranks
 
 RANKS = Ranks.same({"0": (0, 1, 2, 3)}, [Call("0")] * 40)
 

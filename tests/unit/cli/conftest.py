@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from ddp_operator.cli.__main__ import program
-from ddp_operator.client.cluster import JOBS, Cluster
+from ddp_client.cli.__main__ import program
+from ddp_client.remote.cluster import JOBS, Cluster
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.credentials import load_credentials
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ddp_operator.api.values.bounded import format_time
-from ddp_operator.views.job.snapshot import JobSnapshot
+from ddp_client.views.job.snapshot import JobSnapshot
 
 from tests.good_manifests import Json
 from tests.unit.job.builders import NAME, later, stored_job

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from ddp_operator.api.schema.crd import custom_resource_definition
-from ddp_operator.client import bundle as client_bundle
+from ddp_client.remote import bundle as client_bundle
 from ddp_operator.kube import CUSTOM_RESOURCE_DEFINITIONS, NODES
-from ddp_operator.views import redaction
+from ddp_client.views import redaction
 
 from tests.good_manifests import Json
 from tests.unit.cli.conftest import Ddp
@@ -171,7 +171,7 @@ async def test_log_that_takes_too_long_to_search_is_left_out(
 
     now = [0.0]
     monkeypatch.setattr(redaction, "_line", slow)
-    monkeypatch.setattr("ddp_operator.views.redaction.time.thread_time", lambda: now[0])
+    monkeypatch.setattr("ddp_client.views.redaction.time.thread_time", lambda: now[0])
     path = tmp_path / "bundle.tar.gz"
     result = await ddp("bundle", NAME, "-o", str(path))
     assert result.exit_code == 0, result.output

@@ -2,8 +2,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from ddp_operator.cli.__main__ import kubectl_completion, program
-from ddp_operator.cli.commands.completion import SHELLS, complete_for_kubectl
+from ddp_client.cli.__main__ import kubectl_completion, program
+from ddp_client.cli.commands.completion import SHELLS, complete_for_kubectl
 
 from tests.unit.cli.conftest import Ddp
 from tests.unit.cli.jobs import training

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import yaml
 from click.testing import CliRunner, Result
-from ddp_operator.cli.commands.convert import convert
+from ddp_client.cli.commands.convert import convert
 
 from tests.unit.convert.examples import JOBSET, PYTORCHJOB
 

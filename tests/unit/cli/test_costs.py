@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from ddp_operator.cli.__main__ import program
+from ddp_client.cli.__main__ import program
 
 from tests.unit.cli.conftest import Ddp
 from tests.unit.cli.jobs import training

@@ -67,7 +67,7 @@ async def forwarding(
     server.resource_lists["/apis/ddp-operator.io/v1alpha1"] = ["ddpjobs"]
     # A separate process, because only a signal ends it.
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ddp_operator.cli", "--kubeconfig", str(kubeconfig)),
+        *(sys.executable, "-m", "ddp_client.cli", "--kubeconfig", str(kubeconfig)),
         *("port-forward", NAME, "--rank", "1", ":28737"),
         stdout=asyncio.subprocess.PIPE,
         env=os.environ,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from ddp_operator.api import reasons
-from ddp_operator.cli import mcp_server
-from ddp_operator.cli.__main__ import program
-from ddp_operator.cli.commands.mcp import MISSING
-from ddp_operator.client.cluster import JOBS
+from ddp_client.cli import mcp_server
+from ddp_client.cli.__main__ import program
+from ddp_client.cli.commands.mcp import MISSING
+from ddp_client.remote.cluster import JOBS
 from mcp import Client
 from mcp.types import TextContent
 
@@ -88,7 +88,7 @@ async def test_relative_kubeconfig_is_read_in_the_working_directory(
 
 def test_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
-    monkeypatch.delitem(sys.modules, "ddp_operator.cli.mcp_server", raising=False)
+    monkeypatch.delitem(sys.modules, "ddp_client.cli.mcp_server", raising=False)
     result = CliRunner().invoke(program, ["mcp"])
     assert result.exit_code == 1
     assert MISSING in result.stderr

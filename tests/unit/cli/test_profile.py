@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from ddp_operator.cli.commands.pods import profile
+from ddp_client.cli.commands.pods import profile
 
 from tests.unit.cli.conftest import Ddp
 from tests.unit.cli.jobs import training

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from ddp_operator.cli import __main__ as entry
+from ddp_client.cli import __main__ as entry
 
 PROJECT = Path(__file__).parents[3] / "operator" / "pyproject.toml"
 

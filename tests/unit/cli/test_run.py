@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ddp_operator.cli.commands import wait
-from ddp_operator.client import following
+from ddp_client.cli.commands import wait
+from ddp_client.remote import following
 
 from tests.unit.cli.conftest import Ddp
 from tests.unit.cli.jobs import ESCAPES, condition

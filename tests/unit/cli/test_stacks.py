@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from ddp_operator.cli.commands.pods import stacks
+from ddp_client.cli.commands.pods import stacks
 
 from tests.good_manifests import Json
 from tests.unit.cli.conftest import Ddp

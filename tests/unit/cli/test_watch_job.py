@@ -2,9 +2,9 @@ import asyncio
 from datetime import UTC, datetime
 
 import pytest
-from ddp_operator.cli import app
-from ddp_operator.cli.commands.watching import job as watch_job
-from ddp_operator.views.curve import POINTS, Losses, curve
+from ddp_client.cli import app
+from ddp_client.cli.commands.watching import job as watch_job
+from ddp_client.views.curve import POINTS, Losses, curve
 
 from tests.unit.cli.conftest import Ddp
 from tests.unit.cli.jobs import ESCAPES, condition, stored, training

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 from os import terminal_size
 
 import pytest
-from ddp_operator.cli import app
-from ddp_operator.cli.commands.watching import list as watch_list
-from ddp_operator.client import pacing
-from ddp_operator.client.cluster import Cluster
+from ddp_client.cli import app
+from ddp_client.cli.commands.watching import list as watch_list
+from ddp_client.remote import pacing
+from ddp_client.remote.cluster import Cluster
 from ddp_operator.ports import UnavailableError
 
 from tests.unit.cli.conftest import Ddp

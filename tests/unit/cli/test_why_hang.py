@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from aiohttp import web
-from ddp_operator.cli.commands.pods import hang
+from ddp_client.cli.commands.pods import hang
 
 from tests.unit.cli.conftest import Ddp
 from tests.unit.cli.jobs import training

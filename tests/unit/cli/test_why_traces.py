@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from ddp_operator.cli.__main__ import program
-from ddp_operator.cli.commands import why
+from ddp_client.cli.__main__ import program
+from ddp_client.cli.commands import why
 from ddp_trainer.flight_recorder.directory import reduce_directory
 
-from tests.unit.views.traces.recorder import Call, Ranks
+from tests.unit.hang.traces.recorder import Call, Ranks
 
 HEADLINE = "rank 2 did not enter all_reduce 3 of the default group; 3 ranks wait since 14:13:20"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import yaml
-from ddp_operator.convert import Conversion, of_manifests
+from ddp_client.convert import Conversion, of_manifests
 
 PYTORCHJOB = """
 apiVersion: kubeflow.org/v1

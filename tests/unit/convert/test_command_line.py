@@ -1,5 +1,5 @@
 import pytest
-from ddp_operator.convert import ConversionError, of_command_line
+from ddp_client.convert import ConversionError, of_command_line
 
 from tests.unit.convert.examples import spec_of
 

@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from ddp_operator.convert import Conversion
+from ddp_client.convert import Conversion
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 
-from ddp_operator.convert import ConversionError, of_manifests
+from ddp_client.convert import ConversionError, of_manifests
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from ddp_operator.convert import Conversion
+from ddp_client.convert import Conversion
 
 from tests.unit.convert.examples import PYTORCHJOB, convert, convert_object, fields, load, spec_of
 

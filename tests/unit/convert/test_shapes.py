@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from ddp_operator.convert import Conversion, of_command_line, of_manifests
+from ddp_client.convert import Conversion, of_command_line, of_manifests
 
 from tests.unit.convert.examples import convert_object, spec_of
 

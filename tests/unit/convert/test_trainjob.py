@@ -1,4 +1,4 @@
-from ddp_operator.convert import of_manifests
+from ddp_client.convert import of_manifests
 
 from tests.unit.convert.examples import (
     RUNTIME,

@@ -16,7 +16,7 @@ from ddp_operator import __main__ as operator
 from ddp_operator.api import kubernetes
 from ddp_operator.api.constants import API_VERSION, KIND
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.cli.__main__ import program
+from ddp_client.cli.__main__ import program
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
@@ -103,7 +103,7 @@ def problem(line: str) -> str:
         said = StringIO()
         with redirect_stderr(said), redirect_stdout(said), pytest.MonkeyPatch.context() as patch:
             patch.setattr(operator, "_run", lambda _: 0)
-            patch.setattr("ddp_operator.local.run.command.run", lambda _: 0)
+            patch.setattr("ddp_client.local.run.command.run", lambda _: 0)
             return said.getvalue() if operator.main(words[3:]) else ""
     elif words[0] in ("kubectl", "helm"):
         paths = [word for word in words if word.startswith(("manifests/", "crds/"))]

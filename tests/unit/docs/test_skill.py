@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 import yaml
-from ddp_operator.cli.__main__ import program
+from ddp_client.cli.__main__ import program
 
 SKILL = Path("skills/ddpjob/SKILL.md")
 TEXT = SKILL.read_text()

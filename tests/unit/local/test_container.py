@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_operator.local.machine.container import (
+from ddp_client.local.machine.container import (
     PodContext,
     container_process,
     image_name,
     status_port_like,
 )
-from ddp_operator.local.machine.errors import ContainerConfigError
-from ddp_operator.local.machine.expansion import expand
+from ddp_client.local.machine.errors import ContainerConfigError
+from ddp_client.local.machine.expansion import expand
 
 AROUND = PodContext(
     environment={"PATH": "/usr/bin", "HOME": "/home/me", "RANK": "7", "PET_NNODES": "9"},

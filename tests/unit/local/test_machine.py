@@ -5,9 +5,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from ddp_operator.local.machine.gpus import GpuPool, gpus_of, visible_gpus
-from ddp_operator.local.machine.loopback import ADDRESS, LoopbackPorts
-from ddp_operator.local.machine.workdir import Workdir, WorkdirInUseError
+from ddp_client.local.machine.gpus import GpuPool, gpus_of, visible_gpus
+from ddp_client.local.machine.loopback import ADDRESS, LoopbackPorts
+from ddp_client.local.machine.workdir import Workdir, WorkdirInUseError
 from ddp_operator.ports import Key
 
 JOB, OTHER = Key("default", "a"), Key("default", "b")

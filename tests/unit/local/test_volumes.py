@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_operator.local.machine.errors import ContainerConfigError
-from ddp_operator.local.machine.volumes import mounted_directories, translate
+from ddp_client.local.machine.errors import ContainerConfigError
+from ddp_client.local.machine.volumes import mounted_directories, translate
 
 CONFIG_MAP = {"data": {"train.py": "print('hello')\n", "other.txt": "x"}}
 

@@ -6,9 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB_NAME
-from ddp_operator.report import Facts
-from ddp_operator.report.facts import EventFacts, PodFacts
-from ddp_operator.report.history import read
+from ddp_client.report import Facts
+from ddp_client.report.facts import EventFacts, PodFacts
+from ddp_client.report.history import read
 
 from tests.good_manifests import Json
 from tests.unit.cli.jobs import at, failure, stored

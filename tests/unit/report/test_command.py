@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ddp_operator.client import evidence
+from ddp_client.remote import evidence
 
 from tests.good_manifests import Json
 from tests.unit.cli.conftest import Ddp, ddp, kubeconfig, server
@@ -205,8 +205,8 @@ class Absent(MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
 from click.testing import CliRunner
-from ddp_operator.cli.__main__ import program
-from ddp_operator.cli.commands import report
+from ddp_client.cli.__main__ import program
+from ddp_client.cli.commands import report
 from tests.unit.report.runs import facts
 report._facts = lambda *given: facts()
 for form in ("md", "json", "html"):

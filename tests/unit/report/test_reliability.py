@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ddp_operator.report import as_dict, as_markdown, build
-from ddp_operator.report.facts import PodFacts
-from ddp_operator.report.model import FailureInterval, SpareEstimate
-from ddp_operator.report.reliability import effective_training_ratio
+from ddp_client.report import as_dict, as_markdown, build
+from ddp_client.report.facts import PodFacts
+from ddp_client.report.model import FailureInterval, SpareEstimate
+from ddp_client.report.reliability import effective_training_ratio
 
 from tests.unit.cli.jobs import at, failure
 from tests.unit.report.runs import facts, job, metrics, pod

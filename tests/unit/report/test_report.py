@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 
 import matplotlib
 import pytest
-from ddp_operator import report as reports
-from ddp_operator.report import Facts, as_dict, as_html, as_markdown, build, pictures
-from ddp_operator.report.curves import MOST_ROWS
-from ddp_operator.report.facts import PodFacts
-from ddp_operator.report.history import History, read, read_bytes
-from ddp_operator.report.tables import sections
-from ddp_operator.views.job.snapshot import JobSnapshot
+from ddp_client import report as reports
+from ddp_client.report import Facts, as_dict, as_html, as_markdown, build, pictures
+from ddp_client.report.curves import MOST_ROWS
+from ddp_client.report.facts import PodFacts
+from ddp_client.report.history import History, read, read_bytes
+from ddp_client.report.tables import sections
+from ddp_client.views.job.snapshot import JobSnapshot
 
 from tests.unit.cli.jobs import ESCAPES, at, condition, failure
 from tests.unit.job.builders import later, stored_job

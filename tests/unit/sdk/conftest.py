@@ -3,8 +3,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from ddp_operator import AsyncClient
-from ddp_operator.client.cluster import JOBS
+from ddp_client import AsyncClient
+from ddp_client.remote.cluster import JOBS
 
 from tests.unit.kube.conftest import kubeconfig, server
 from tests.unit.kube.fake_api_server import FakeApiServer

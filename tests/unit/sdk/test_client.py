@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_operator import AsyncClient, Client
+from ddp_client import AsyncClient, Client
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.client import cluster
-from ddp_operator.client.cluster import JOBS, NoSuchJobError, NotInstalledError
+from ddp_client.remote import cluster
+from ddp_client.remote.cluster import JOBS, NoSuchJobError, NotInstalledError
 from ddp_operator.ports import ClusterError
-from ddp_operator.sdk import (
+from ddp_client.sdk import (
     JobFailedError,
     JobGoneError,
     JobRequestError,
@@ -18,7 +18,7 @@ from ddp_operator.sdk import (
     NameTakenError,
     WaitTimeoutError,
 )
-from ddp_operator.views.changes import RefusedError
+from ddp_client.views.changes import RefusedError
 
 from tests.unit.cli.jobs import ESCAPES, condition, failure, stored, training
 from tests.unit.job.builders import NAME, NAMESPACE

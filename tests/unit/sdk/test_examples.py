@@ -12,8 +12,8 @@ from pathlib import Path
 
 import ddp_operator
 import pytest
-from ddp_operator import LocalClient, sdk
-from ddp_operator.client.cluster import JOBS
+from ddp_client import LocalClient, sdk
+from ddp_client.remote.cluster import JOBS
 
 from tests.unit.cli.jobs import training
 from tests.unit.kube.fake_api_server import FakeApiServer
@@ -31,7 +31,7 @@ def examples() -> Iterator[doctest.DocTest]:
                 yield found
 
 
-EXAMPLES = {example.name.removeprefix("ddp_operator.sdk."): example for example in examples()}
+EXAMPLES = {example.name.removeprefix("ddp_client.sdk."): example for example in examples()}
 
 
 def test_each_client_has_an_example() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_operator.sdk.errors import FunctionError
-from ddp_operator.sdk.function import MAX_BYTES, script_of
+from ddp_client.sdk.errors import FunctionError
+from ddp_client.sdk.function import MAX_BYTES, script_of
 
 OUTSIDE = 3
 

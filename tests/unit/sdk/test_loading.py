@@ -6,16 +6,16 @@ from pathlib import Path
 
 import ddp_operator
 import pytest
-from ddp_operator import sdk
+from ddp_client import sdk
 
 OPERATOR = Path(ddp_operator.__file__).parents[1]
 
 
 def test_client_and_rules_of_tokens_are_loaded_on_demand() -> None:
-    listed = "print(*(m for m in sys.modules if 'ddp_operator.sdk' in m or m == 'detect_secrets'))"
+    listed = "print(*(m for m in sys.modules if 'ddp_client.sdk' in m or m == 'detect_secrets'))"
     program = (
-        f"import sys, ddp_operator.process, ddp_operator.cli.__main__\n{listed}\n"
-        f"from ddp_operator import Client\n{listed}\n"
+        f"import sys, ddp_operator.process, ddp_client.cli.__main__\n{listed}\n"
+        f"from ddp_client import Client\n{listed}\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program],
@@ -26,8 +26,8 @@ def test_client_and_rules_of_tokens_are_loaded_on_demand() -> None:
     )
     by_operator, by_client = (line.split() for line in ended.stdout.split("\n")[:2])
     assert by_operator == []
-    assert "ddp_operator.sdk.sync" in by_client
-    assert "ddp_operator.sdk.backends.local" not in by_client, "it needs Linux"
+    assert "ddp_client.sdk.sync" in by_client
+    assert "ddp_client.sdk.backends.local" not in by_client, "it needs Linux"
     assert ddp_operator.Client is sdk.Client
     assert ddp_operator.AsyncLocalClient is sdk.AsyncLocalClient
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ddp_operator import AsyncLocalClient, LocalClient
+from ddp_client import AsyncLocalClient, LocalClient
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.client.cluster import NoSuchJobError
-from ddp_operator.local.machine import WorkdirInUseError
-from ddp_operator.sdk import (
+from ddp_client.remote.cluster import NoSuchJobError
+from ddp_client.local.machine import WorkdirInUseError
+from ddp_client.sdk import (
     AsyncJob,
     JobFailedError,
     JobGoneError,

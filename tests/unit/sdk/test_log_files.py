@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from ddp_operator.ports import Key
-from ddp_operator.sdk.backends import log_files
-from ddp_operator.sdk.backends.log_files import LogFiles
+from ddp_client.sdk.backends import log_files
+from ddp_client.sdk.backends.log_files import LogFiles
 
 POD = Key("default", "job-0-0")
 

@@ -4,9 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from ddp_operator import AsyncClient
-from ddp_operator.client import following
-from ddp_operator.views.changes import RefusedError
+from ddp_client import AsyncClient
+from ddp_client.remote import following
+from ddp_client.views.changes import RefusedError
 
 from tests.unit.cli.jobs import ESCAPES, stored, training
 from tests.unit.cli.test_logs import JOB, printed, started

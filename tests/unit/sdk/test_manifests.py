@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.constants import MAX_NAME_LENGTH
-from ddp_operator.sdk import JobRequestError, Options
-from ddp_operator.sdk.manifests import build_manifests
+from ddp_client.sdk import JobRequestError, Options
+from ddp_client.sdk.manifests import build_manifests
 
 
 def train(steps: int) -> None:

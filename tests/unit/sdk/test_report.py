@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from ddp_operator import AsyncClient, LocalClient
-from ddp_operator.report.files import UnreadableError
-from ddp_operator.sdk import ClientError, Options
+from ddp_client import AsyncClient, LocalClient
+from ddp_client.report.files import UnreadableError
+from ddp_client.sdk import ClientError, Options
 
 from tests.unit.cli.jobs import training
 from tests.unit.job.builders import NAME
@@ -67,7 +67,7 @@ async def test_html_without_its_packages_is_an_error(
 ) -> None:
     server.create("ddpjobs", training())
     found = await (await client.job(NAME)).report()
-    monkeypatch.setitem(__import__("sys").modules, "ddp_operator.report.page", None)
+    monkeypatch.setitem(__import__("sys").modules, "ddp_client.report.page", None)
     with pytest.raises(ClientError, match=r"pip install 'ddp-operator\[report\]'"):
         found.html()
     assert found.markdown()

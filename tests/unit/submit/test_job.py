@@ -6,7 +6,7 @@ import pytest
 from ddp_operator.api import ranks
 from ddp_operator.api.gpus import GPUS
 from ddp_operator.api.pod_security import PodSecurity
-from ddp_operator.submit import (
+from ddp_client.submit import (
     CheckpointLocation,
     GpuRequest,
     JobRequest,
@@ -17,10 +17,10 @@ from ddp_operator.submit import (
     admitted,
     job_manifest,
 )
-from ddp_operator.submit.command import pod_command
-from ddp_operator.submit.gpus import SHORT_NAMES
-from ddp_operator.submit.job import parsed
-from ddp_operator.submit.scripts import MAX_BYTES
+from ddp_client.submit.command import pod_command
+from ddp_client.submit.gpus import SHORT_NAMES
+from ddp_client.submit.job import parsed
+from ddp_client.submit.scripts import MAX_BYTES
 
 from tests.good_manifests import Json
 

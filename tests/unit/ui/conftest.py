@@ -3,10 +3,10 @@ from dataclasses import dataclass
 
 import aiohttp
 import pytest
-from ddp_operator.client.cluster import Cluster
-from ddp_operator.ui.access import PageAccess
-from ddp_operator.ui.polling import Poller
-from ddp_operator.ui.server import serving
+from ddp_client.remote.cluster import Cluster
+from ddp_client.ui.access import PageAccess
+from ddp_client.ui.polling import Poller
+from ddp_client.ui.server import serving
 
 from tests.unit.cli.conftest import cluster, kubeconfig, server
 

@@ -18,7 +18,7 @@ __all__ = ["ddp", "kubeconfig", "server"]
 
 async def test_page_is_served_until_sigint(server: FakeApiServer, kubeconfig: Path) -> None:
     server.create("ddpjobs", training())
-    program = [sys.executable, "-m", "ddp_operator.cli", "--kubeconfig", str(kubeconfig)]
+    program = [sys.executable, "-m", "ddp_client.cli", "--kubeconfig", str(kubeconfig)]
     run = await asyncio.create_subprocess_exec(
         *program, "ui", NAME, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -4,10 +4,10 @@ import asyncio
 import re
 
 import pytest
-from ddp_operator.client.cluster import JOBS, Cluster
-from ddp_operator.client.pacing import LIST_SECONDS
-from ddp_operator.ui import polling
-from ddp_operator.ui.polling import Poller
+from ddp_client.remote.cluster import JOBS, Cluster
+from ddp_client.remote.pacing import LIST_SECONDS
+from ddp_client.ui import polling
+from ddp_client.ui.polling import Poller
 
 from tests.unit.cli.jobs import training
 from tests.unit.job.builders import NAME

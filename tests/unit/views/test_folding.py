@@ -1,7 +1,7 @@
 from collections import Counter
 
 import pytest
-from ddp_operator.views.folding import fold, spans
+from ddp_client.views.folding import fold, spans
 from hypothesis import given
 from hypothesis import strategies as st
 

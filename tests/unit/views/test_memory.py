@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from ddp_operator.report.build import build
-from ddp_operator.report.facts import Facts
-from ddp_operator.views.job.diagnosis import diagnose
-from ddp_operator.views.job.memory import MISSING, memory_checkpoint
-from ddp_operator.views.job.pods import Pods
-from ddp_operator.views.job.screen import screen
-from ddp_operator.views.job.snapshot import JobSnapshot
+from ddp_client.report.build import build
+from ddp_client.report.facts import Facts
+from ddp_client.views.job.diagnosis import diagnose
+from ddp_client.views.job.memory import MISSING, memory_checkpoint
+from ddp_client.views.job.pods import Pods
+from ddp_client.views.job.screen import screen
+from ddp_client.views.job.snapshot import JobSnapshot
 
 from tests.good_manifests import Json
 from tests.unit.cli.jobs import ESCAPES, at, training

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from ddp_operator.views.job.diagnosis import diagnose
-from ddp_operator.views.job.pods import Pods
-from ddp_operator.views.job.queueing import UNKNOWN, QueueState, explain
-from ddp_operator.views.job.screen import screen
-from ddp_operator.views.job.workload import Workload, inactive
+from ddp_client.views.job.diagnosis import diagnose
+from ddp_client.views.job.pods import Pods
+from ddp_client.views.job.queueing import UNKNOWN, QueueState, explain
+from ddp_client.views.job.screen import screen
+from ddp_client.views.job.workload import Workload, inactive
 
 from tests.unit.cli.jobs import ESCAPES, at, seen
 from tests.unit.job.builders import later

@@ -2,7 +2,7 @@ import json
 from typing import Any
 
 import pytest
-from ddp_operator.views.redaction import REMOVED, RedactionTimeoutError, Redactor
+from ddp_client.views.redaction import REMOVED, RedactionTimeoutError, Redactor
 
 SECRET = "s3cr3t-v4lue-0123456789"
 HEX = "0123456789abcdef0123456789abcdef01234567"

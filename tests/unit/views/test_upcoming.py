@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.views.job.pods import Pods
-from ddp_operator.views.job.screen import screen
-from ddp_operator.views.job.snapshot import JobSnapshot
-from ddp_operator.views.job.upcoming import upcoming
+from ddp_client.views.job.pods import Pods
+from ddp_client.views.job.screen import screen
+from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_client.views.job.upcoming import upcoming
 
 from tests.good_manifests import Json
 from tests.unit.cli.jobs import at, condition, stored, training

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.job.failure.hang import NOTHING_KNOWN, Hang
+from ddp_operator.hang.result import NOTHING_KNOWN, Hang
 from ddp_operator.job.membership.launcher_protocol import LauncherStates, PodFailure
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState

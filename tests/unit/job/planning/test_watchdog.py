@@ -6,7 +6,7 @@ import pytest
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Progress, SlowRank
 from ddp_operator.api.status.world import World
-from ddp_operator.job.failure.hang import Hang, HangKind
+from ddp_operator.hang.result import Hang, HangKind
 from ddp_operator.job.planning.plan import plan
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.progress import Report

@@ -16,7 +16,7 @@ from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import Identity, PodState, QueueMember
 from ddp_operator.ports import Key, MalformedError
-from ddp_operator.views.job import advice
+from ddp_client.views.job import advice
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,0 +1,55 @@
+"""Shared by the commands that change a job: state the effect, confirm, apply."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+
+from ddp_client.cli import app, output
+from ddp_client.cli.app import connection_options, job_argument, job_key, on_cluster
+from ddp_client.remote.cluster import Cluster
+from ddp_client.views.changes import Change
+from ddp_client.views.job.snapshot import JobSnapshot
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+def changing(command: CommandT) -> CommandT:
+    """Give a command the job's name, `--yes` and the connection options."""
+    yes = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+    return connection_options(job_argument(yes(command)))
+
+
+def apply(name: str, plan: Callable[[JobSnapshot, datetime], Change], *, yes: bool) -> None:
+    """Print what a change will do, ask for confirmation unless `yes`, and make the change."""
+
+    async def prepare(cluster: Cluster, namespace: str) -> tuple[JobSnapshot, Change]:
+        job = JobSnapshot.read(await cluster.job(job_key(namespace, name)))
+        return job, plan(job, datetime.now(UTC))
+
+    async def act(cluster: Cluster, _: str) -> None:
+        if change.patch:
+            await cluster.patch(job.key, job.uid, change.patch)
+        else:
+            await cluster.delete(job.key, job.uid)
+
+    job, change = on_cluster(prepare)
+    for line in change.says:
+        click.echo(line, err=True)
+    if not yes:
+        confirm()
+    on_cluster(act)
+    click.echo(f"{output.named(job.manifest)} {change.done}")
+
+
+def confirm() -> None:
+    """Ask a person whether to continue.
+
+    Raises:
+        click.ClickException: the answer is no, or standard input is no terminal.
+    """
+    if not app.may_ask():
+        raise click.UsageError("no terminal for a confirmation, nothing was changed; add --yes")
+    if not click.confirm("Continue?", err=True):
+        raise click.ClickException("nothing was changed")

@@ -1,0 +1,20 @@
+"""Names the rank that a hanging job waits for, from what its ranks' flight recorders show."""
+
+from ddp_operator.hang.traces.analysis import Finding, Verdict, analyse
+from ddp_operator.hang.traces.effort import TooMuchEffortError
+from ddp_operator.hang.traces.records import Dump, ReducedDumps, Trace, dump_of
+from ddp_operator.hang.traces.words import as_dict, diagnosis, headline
+
+__all__ = [
+    "Dump",
+    "Finding",
+    "ReducedDumps",
+    "TooMuchEffortError",
+    "Trace",
+    "Verdict",
+    "analyse",
+    "as_dict",
+    "diagnosis",
+    "dump_of",
+    "headline",
+]
