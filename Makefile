@@ -23,20 +23,20 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 
-# A virtual environment with both distributions (editable) and the tools, at the locked versions and
+# A virtual environment with all distributions (editable) and the tools, at the locked versions and
 # with the locked hashes. pip prints nothing for minutes, so a line before it says how much it fetches.
 # Python compiles what is imported, and nothing else needs it.
 PIP_INSTALL := $(PY) -m pip install --quiet --no-compile --require-hashes --only-binary=:all:
 TORCH_CPU := $(shell sed -n 's/^torch==\([^ ]*\).*/\1/p' requirements/trainer-cpu.txt)
-$(PROGRAMS): requirements/operator.txt requirements/trainer-cpu.txt requirements/trainer-cuda.txt operator/pyproject.toml trainer-image/pyproject.toml
+$(PROGRAMS): $(addprefix requirements/,client.txt trainer-cpu.txt trainer-cuda.txt) $(addsuffix /pyproject.toml,operator client trainer-image)
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@if $(PY) -m pip index versions torch 2> /dev/null | grep -F '$(TORCH_CPU)' > /dev/null; \
 	  then torch=cpu; size="300 MB of Python packages, with torch's CPU build."; \
 	  else torch=cuda; size="3 GB of Python packages, with torch's CUDA build. The CPU build needs 300 MB: README.md says how to get it."; \
 	  fi; \
 	  test -e $@ || echo "Fetching about $$size"; \
-	  $(PIP_INSTALL) -r requirements/operator.txt -r requirements/trainer-$$torch.txt
-	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e operator -e trainer-image
+	  $(PIP_INSTALL) -r requirements/client.txt -r requirements/trainer-$$torch.txt
+	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e operator -e client -e trainer-image
 	touch $@
 
 $(STAMP): $(PROGRAMS) requirements/dev.txt
@@ -83,7 +83,7 @@ test-torch: $(STAMP) ## The trainer's tests on another torch: VERSION=2.7.0 (an 
 	    > "$$($(TORCH_VENV)/bin/python -c 'import site; print(*site.getsitepackages())')/rest.pth"; \
 	  touch $(TORCH_VENV)/.installed; \
 	}
-	PYTHONPATH=$(CURDIR)/operator:$(CURDIR)/trainer-image $(TORCH_VENV)/bin/python -m pytest --nightly=all $(TORCH_TESTS)
+	PYTHONPATH=$(CURDIR)/operator:$(CURDIR)/client:$(CURDIR)/trainer-image $(TORCH_VENV)/bin/python -m pytest --nightly=all $(TORCH_TESTS)
 
 .PHONY: test-schedulers
 test-schedulers: $(STAMP) ## Gangs with real schedulers; builds Coscheduling first, for ten minutes
@@ -183,7 +183,7 @@ plugin: $(STAMP) ## Write kubectl ddp as one file, dist/kubectl-ddp, for this Py
 lock: export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 lock: export UV_EXTRA_INDEX_URL := $(PIP_EXTRA_INDEX_URL)
 lock: $(STAMP) ## Resolve requirements/*.in to exact pins with hashes
-	cd requirements && for part in operator trainer-cuda trainer-cpu dev; do \
+	cd requirements && for part in operator client trainer-cuda trainer-cpu dev; do \
 	  ../$(VENV)/bin/uv pip compile --python ../$(PY) --quiet --generate-hashes --no-header \
 	    --output-file $$part.txt $$part.in $$([ $$part != dev ] || echo --no-emit-package torch); \
 	done
@@ -196,8 +196,10 @@ CYCLONEDX := $(PY) -m cyclonedx_py requirements --output-reproducible
 .PHONY: sbom
 sbom: $(STAMP) ## Write bills of materials (CycloneDX) to build/sbom; IMAGES="NAME=SOURCE…" adds images
 	mkdir -p $(SBOM)
-	$(CYCLONEDX) requirements/operator.txt --pyproject operator/pyproject.toml \
-	  --output-file $(SBOM)/ddp-operator-python.cdx.json
+	for part in operator client; do \
+	  $(CYCLONEDX) requirements/$$part.txt --pyproject $$part/pyproject.toml \
+	    --output-file $(SBOM)/ddp-$$part-python.cdx.json; \
+	done
 	for torch in cpu cuda; do \
 	  $(CYCLONEDX) requirements/trainer-$$torch.txt --pyproject trainer-image/pyproject.toml \
 	    --output-file $(SBOM)/ddp-trainer-$$torch-python.cdx.json; \

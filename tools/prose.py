@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[1]
 PROSE = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md"),
     *("docs", "manifests", "skills", "tests"),
-    *("operator/ddp_operator", "trainer-image/ddp_trainer", "trainer-image/examples", "tools"),
+    *("operator/ddp_operator", "client/ddp_client", "trainer-image/ddp_trainer"),
+    *("trainer-image/examples", "tools"),
 )
 """Files and folders that are checked, from the root of the repository."""
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from ddp_client.cli.__main__ import program
+from ddp_client.local.__main__ import main as local_main
 from ddp_operator.__main__ import main as operator_main
 from ddp_operator.api.reasons import OF_CLUSTER, OWN
 from ddp_operator.api.schema.crd import custom_resource_definition
-from ddp_client.cli.__main__ import program
 from ddp_operator.engine.metrics import Metrics, text_of
 from ddp_operator.engine.metrics.totals import Totals
 from ddp_trainer import exit_codes
@@ -109,7 +110,7 @@ def _commands() -> str:
     parts += ["## python -m ddp_operator run", "The operator itself."]
     parts += [_block(_printed(operator_main, ["run", "--help"]))]
     parts += ["## python -m ddp_client.local", "One job on this machine, without a cluster."]
-    parts += [_block(_printed(operator_main, ["local", "--help"]))]
+    parts += [_block(_printed(local_main, ["--help"]))]
     parts += ["## python -m ddp_trainer.launch", "The trainer image's entrypoint."]
     parts += [_block(_printed(LaunchOptions.parse, ["--help"]))]
     return "\n\n".join(parts) + "\n"

@@ -9,8 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ddp_client.local.run.arguments import add_arguments as add_local_arguments
-from ddp_client.local.run.arguments import add_progress_argument
+from ddp_operator.api.progress_argument import add_progress_argument
 
 _EXIT_USAGE = 64
 """EX_USAGE of sysexits.h; argparse's own code for wrong usage is 2."""
@@ -31,8 +30,6 @@ def main(arguments: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="run the operator against a Kubernetes cluster")
     _add_run_arguments(run)
-    local = commands.add_parser("local", help="run one DDPJob on this machine, without a cluster")
-    add_local_arguments(local)
     commands.add_parser("crd", help="print the CustomResourceDefinition as YAML")
     try:
         asked = parser.parse_args(arguments)
@@ -48,10 +45,6 @@ def main(arguments: Sequence[str]) -> int:
     match asked.command:
         case "run":
             return _run(asked)
-        case "local":
-            from ddp_client.local.run import command
-
-            return command.run(asked)
         case _:
             return _print_crd()
 

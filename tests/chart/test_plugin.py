@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ddp_operator import __version__
 from ddp_client.cli.__main__ import program
 from ddp_client.remote.cluster import JOBS
+from ddp_operator import __version__
 
 from tests.unit.cli.jobs import stored
 from tests.unit.kube.conftest import kubeconfig, server

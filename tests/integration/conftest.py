@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from ddp_client.cli.__main__ import program
 from ddp_operator.api.rules import SPEC_RULES
 from ddp_operator.api.schema.crd import custom_resource_definition
-from ddp_client.cli.__main__ import program
 from ddp_operator.kube import PODS, ApiClient, check_served, load_credentials
 from ddp_operator.kube.client import MERGE_PATCH
 from ddp_operator.ports import AlreadyExistsError, ClusterError, InvalidError, NotFoundError

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from ddp_client import AsyncClient, Client
+from ddp_client.sdk import AsyncJob, JobFailedError, JobGoneError, WaitTimeoutError
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.kube import CONFIG_MAPS, ApiClient
 from ddp_operator.ports import InvalidError, NotFoundError
-from ddp_client.sdk import AsyncJob, JobFailedError, JobGoneError, WaitTimeoutError
 
 from tests import cluster
 from tests.good_manifests import job as manifest

@@ -43,8 +43,7 @@ async def running(file: Path, workdir: Path, *arguments: str) -> AsyncIterator[C
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "ddp_operator",
-        "local",
+        "ddp_client.local",
         str(file),
         "--workdir",
         str(workdir),

@@ -8,11 +8,11 @@ from typing import Annotated
 import hypothesis.strategies as st
 import pytest
 from ddp_operator.answers import Answer, Count, InvalidAnswerError
+from ddp_operator.hang.evidence import TracesAnswer
+from ddp_operator.hang.stacks import StacksAnswer
 from ddp_operator.job.failure.symptoms import last_words
 from ddp_operator.job.membership.launcher_protocol import LauncherStatus
 from ddp_operator.job.status.progress import TrainerStatus
-from ddp_operator.hang.evidence import TracesAnswer
-from ddp_operator.hang.stacks import StacksAnswer
 from hypothesis import given, settings
 from pydantic import Field
 

@@ -2,6 +2,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import ddp_client
 import ddp_operator
 import ddp_trainer
 import pytest
@@ -10,7 +11,8 @@ from ddp_operator.api.rules import NAME_CEL, SPEC_RULES, TRANSITION_RULES
 from tests.message_style import faults, faults_at_terminal, faults_of_refusal
 from tests.unit.source_messages import Message, messages
 
-FOLDERS = [Path(path) for package in (ddp_operator, ddp_trainer) for path in package.__path__]
+PACKAGES = (ddp_operator, ddp_client, ddp_trainer)
+FOLDERS = [Path(path) for package in PACKAGES for path in package.__path__]
 REFUSALS = {
     "BadParameter",
     "ConfigurationError",

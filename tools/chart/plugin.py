@@ -20,6 +20,7 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any, Final
 
+import ddp_client
 import ddp_operator
 import yaml
 from ddp_operator import __version__
@@ -61,11 +62,11 @@ def build(folder: Path) -> Path:
         _copy(
             distribution("shiv"), site, only=_OF_DISTRIBUTION
         )  # its licence, because its code unpacks the others
-        own = Path(ddp_operator.__file__).parent
-        for path in own.rglob("*"):
-            inner = path.relative_to(own.parent)
-            if path.is_file() and not _LEFT_OUT.search(inner.as_posix()):
-                _copy_file(path, site / inner)
+        for own in (Path(str(each.__file__)).parent for each in (ddp_operator, ddp_client)):
+            for path in own.rglob("*"):
+                inner = path.relative_to(own.parent)
+                if path.is_file() and not _LEFT_OUT.search(inner.as_posix()):
+                    _copy_file(path, site / inner)
         made_for = [*sys.version_info[:2], sys.platform, platform.machine()]
         (site / f"{PLUGIN}.json").write_text(json.dumps(made_for))
         command: list[str | Path] = [
@@ -79,8 +80,8 @@ def build(folder: Path) -> Path:
 
 
 def locked() -> list[tuple[str, str]]:
-    """Return the operator's libraries and their locked versions."""
-    text = (_ROOT / "requirements/operator.txt").read_text()
+    """Return the client's libraries and their locked versions."""
+    text = (_ROOT / "requirements/client.txt").read_text()
     return re.findall(r"(?m)^([\w.-]+)==(\S+)", text)
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Generic, TypeVar
 
-from ddp_client.remote.cluster import NoSuchJobError, NotInstalledError
-from ddp_client.remote.pacing import pause
+from ddp_operator.api.values.text import clean
 from ddp_operator.kube import CredentialsError
 from ddp_operator.ports import ClusterError
-from ddp_operator.api.values.text import clean
+
+from ddp_client.remote.cluster import NoSuchJobError, NotInstalledError
+from ddp_client.remote.pacing import pause
 
 T = TypeVar("T")
 

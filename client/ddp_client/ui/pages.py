@@ -3,10 +3,10 @@
 from datetime import datetime
 from typing import Any, Final
 
+from ddp_operator.ports import Key
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from ddp_client.remote.pacing import LIST_SECONDS
-from ddp_operator.ports import Key
 from ddp_client.report.page import LOADER
 from ddp_client.ui.cache import Cached
 from ddp_client.ui.polling import REPORT_SECONDS, Poller

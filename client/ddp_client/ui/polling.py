@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from ddp_operator.api.values.text import clean, counted
+from ddp_operator.ports import ForbiddenError, Key
+
 from ddp_client import report as reports
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.evidence import gather
 from ddp_client.remote.pacing import LIST_SECONDS
-from ddp_operator.ports import ForbiddenError, Key
 from ddp_client.report.page import filling
 from ddp_client.ui.cache import Cached
 from ddp_client.views import listing
 from ddp_client.views.job.snapshot import JobSnapshot
-from ddp_operator.api.values.text import clean, counted
 
 REPORT_SECONDS: Final = 15.0
 """Seconds between two reports of one job; each reads metrics.jsonl through the API server."""

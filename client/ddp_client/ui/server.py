@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from aiohttp import web
-
 from ddp_operator.ports import Key
+
 from ddp_client.ui import pages
 from ddp_client.ui.access import ADDRESS, PageAccess
 from ddp_client.ui.polling import Poller

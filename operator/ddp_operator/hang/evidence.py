@@ -14,10 +14,10 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from ddp_operator.answers import Answer, Count, InvalidAnswerError
-from ddp_operator.hang.result import NOTHING_KNOWN, Hang, HangKind
-from ddp_operator.hang import stacks
-from ddp_operator.hang.stacks import Stack
 from ddp_operator.api.values.text import clean
+from ddp_operator.hang import stacks
+from ddp_operator.hang.result import NOTHING_KNOWN, Hang, HangKind
+from ddp_operator.hang.stacks import Stack
 from ddp_operator.hang.traces import (
     Dump,
     Finding,

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_client.convert import of_manifests
+from ddp_operator.api.constants import LABEL_JOB_NAME
 
 from tests.e2e.converted import inputs, probe_text
 from tests.e2e.converted.inputs import End, Input

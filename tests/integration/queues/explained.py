@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.queues import queue_state
-from ddp_operator.kube import ApiClient
 from ddp_client.views.job.queueing import UNKNOWN, QueueState
 from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_operator.kube import ApiClient
 
 from tests.integration.jobs import Jobs
 from tests.waiting import eventually

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.queues import place_in_queue, queue_state
-from ddp_operator.kube import ApiClient, load_credentials
 from ddp_client.views.job.queueing import UNKNOWN
 from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_operator.kube import ApiClient, load_credentials
 
 from tests.cluster.kueue import Kueue
 from tests.integration.conftest import Ddp

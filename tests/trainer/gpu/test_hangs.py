@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ddp_operator.hang.result import Hang
 from ddp_operator.hang.evidence import explain_answers
+from ddp_operator.hang.result import Hang
 
 from tests.trainer.launcher.status_server.test_status import Server, served_by, server
 from tests.trainer.support.pods import TOKEN, job, until

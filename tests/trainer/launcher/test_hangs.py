@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from ddp_operator.job.failure import records
-from ddp_operator.hang.result import Hang
 from ddp_operator.hang.evidence import Room, explain_answers, read
+from ddp_operator.hang.result import Hang
+from ddp_operator.job.failure import records
 
 from tests.trainer.launcher.status_server.test_status import Server, served_by, server
 from tests.trainer.support.pods import TOKEN, job, until

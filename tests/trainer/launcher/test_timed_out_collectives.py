@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddp_operator.hang.evidence import explain_answers
 from ddp_operator.hang.result import NOTHING_KNOWN, Hang
 from ddp_operator.job.failure.symptoms import is_of_another_rank, last_words
-from ddp_operator.hang.evidence import explain_answers
 
 from tests.trainer.support.pods import until
 from tests.trainer.support.worlds import WorldJob, WorldPod, world_job

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ddp_operator.api.values.bounded import format_time
 from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_operator.api.values.bounded import format_time
 
 from tests.good_manifests import Json
 from tests.unit.job.builders import NAME, later, stored_job

@@ -4,10 +4,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_client.remote import bundle as client_bundle
-from ddp_operator.kube import CUSTOM_RESOURCE_DEFINITIONS, NODES
 from ddp_client.views import redaction
+from ddp_operator.api.schema.crd import custom_resource_definition
+from ddp_operator.kube import CUSTOM_RESOURCE_DEFINITIONS, NODES
 
 from tests.good_manifests import Json
 from tests.unit.cli.conftest import Ddp

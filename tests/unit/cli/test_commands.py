@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
 from ddp_client.cli import app
 from ddp_client.cli.commands import wait
+from ddp_operator.api.constants import ANNOTATION_RESTART_REQUESTED
 from ddp_operator.job.pods import manifests
 from ddp_operator.job.pods.state import Identity
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 from ddp_client.cli import __main__ as entry
 
-PROJECT = Path(__file__).parents[3] / "operator" / "pyproject.toml"
+PROJECT = Path(__file__).parents[3] / "client" / "pyproject.toml"
 
 
 def test_entry_points() -> None:

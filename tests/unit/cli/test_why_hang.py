@@ -12,10 +12,10 @@ from tests.unit.cli.conftest import Ddp
 from tests.unit.cli.jobs import training
 from tests.unit.cli.test_logs import started
 from tests.unit.cli.test_stacks import Launcher, in_pod, launcher, under
+from tests.unit.hang.test_hangs import LOADS, STEP, WAITS, answer, dumps, shown
 from tests.unit.job.builders import NAME, NAMESPACE
 from tests.unit.kube.fake_api_server import FakeApiServer
 from tests.unit.kube.fake_channels import FakeProgram, ProgramRun
-from tests.unit.views.test_hangs import LOADS, STEP, WAITS, answer, dumps, shown
 
 __all__ = ["launcher"]
 

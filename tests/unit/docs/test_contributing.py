@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-STARTS = (ROOT, ROOT / "operator/ddp_operator", ROOT / "trainer-image/ddp_trainer")
+PACKAGES = ("operator/ddp_operator", "client/ddp_client", "trainer-image/ddp_trainer")
+STARTS = (ROOT, *(ROOT / package for package in PACKAGES))
 TEXT, _, MAP = (ROOT / "CONTRIBUTING.md").read_text().partition("\n| change | place |\n|---|---|\n")
 PLACEHOLDERS = {"a/b/c.py", "tests/unit/a"}
 OTHERS = ("/", "build/")

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import click
 import pytest
 import yaml
+from ddp_client.cli.__main__ import program
+from ddp_client.local import __main__ as local
 from ddp_operator import __main__ as operator
 from ddp_operator.api import kubernetes
 from ddp_operator.api.constants import API_VERSION, KIND
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_client.cli.__main__ import program
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
@@ -103,8 +104,12 @@ def problem(line: str) -> str:
         said = StringIO()
         with redirect_stderr(said), redirect_stdout(said), pytest.MonkeyPatch.context() as patch:
             patch.setattr(operator, "_run", lambda _: 0)
-            patch.setattr("ddp_client.local.run.command.run", lambda _: 0)
             return said.getvalue() if operator.main(words[3:]) else ""
+    elif words[:3] == ["python", "-m", "ddp_client.local"]:
+        said = StringIO()
+        with redirect_stderr(said), redirect_stdout(said), pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ddp_client.local.run.command.run", lambda _: 0)
+            return said.getvalue() if local.main(words[3:]) else ""
     elif words[0] in ("kubectl", "helm"):
         paths = [word for word in words if word.startswith(("manifests/", "crds/"))]
         missing = {path for path in paths if not (ROOT / path).exists()}

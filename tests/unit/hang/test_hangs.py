@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from ddp_operator.hang.result import NOTHING_KNOWN, Hang, HangKind
 from ddp_operator.hang.evidence import TooMuchError, explain_answers
+from ddp_operator.hang.result import NOTHING_KNOWN, Hang, HangKind
 from ddp_trainer.flight_recorder.dump import reduce_dump
 from ddp_trainer.telemetry.requests import traces
 from ddp_trainer.telemetry.requests.frames import parse

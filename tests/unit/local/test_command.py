@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ddp_operator.__main__ import main
+from ddp_client.local.__main__ import main
 from ddp_operator.documents import MAX_BYTES
 
 Run = Callable[..., tuple[int, str]]
@@ -30,7 +30,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     def run(*documents: Any, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
         file = tmp_path / "job.yaml"
         file.write_text(yaml.safe_dump_all(documents))
-        code = main(["local", str(file), "--workdir", str(tmp_path / "work"), *arguments])
+        code = main([str(file), "--workdir", str(tmp_path / "work"), *arguments])
         captured = capsys.readouterr()
         return code, captured.out + captured.err
 
@@ -253,20 +253,14 @@ def test_invalid_file_is_refused(
     file = tmp_path / "job.yaml"
     if content is not None:
         file.write_text(content)
-    assert main(["local", str(file)]) == 64
+    assert main([str(file)]) == 64
     assert message in capsys.readouterr().err
 
 
-def test_the_crd_is_printed_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["crd"]) == 0
-    crd = yaml.safe_load(capsys.readouterr().out)
-    assert crd["metadata"]["name"] == "ddpjobs.ddp-operator.io"
-
-
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["local"], ["run", "--nonsense"]])
+@pytest.mark.parametrize("arguments", [[], ["a.yaml", "--nonsense"]])
 def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 64
-    assert "usage: python -m ddp_operator" in capsys.readouterr().err
+    assert "usage: python -m ddp_client.local" in capsys.readouterr().err
 
 
 def test_default_container_of_kubectl_is_the_trainer(run: Run) -> None:

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status.world import World
-from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
 from ddp_client.local.run.display import PlainDisplay
 from ddp_client.local.run.kills import KillRequest
 from ddp_client.local.run.live import LiveDisplay
 from ddp_client.local.run.manifest import read_job_file
 from ddp_client.local.run.run_state import RunState
 from ddp_client.local.run.summary import summarise
+from ddp_operator.api.job import DDPJob
+from ddp_operator.api.status.world import World
+from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
 from ddp_operator.ports import Key
 from rich.console import Console
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ddp_client.local.machine import LocalCluster, Workdir
 from ddp_operator.api.constants import LABEL_SERVING
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import ContainerExit, PodState
-from ddp_client.local.machine import LocalCluster, Workdir
 from ddp_operator.ports import (
     LOG_END_BYTES,
     AlreadyExistsError,

@@ -3,11 +3,11 @@ from typing import Any
 import pytest
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.queues import place_in_queue, queue_state
-from ddp_operator.ports import ForbiddenError, NotFoundError
 from ddp_client.views.job.pods import Pods
 from ddp_client.views.job.queueing import UNKNOWN, QueueState
 from ddp_client.views.job.screen import screen
 from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_operator.ports import ForbiddenError, NotFoundError
 
 from tests.unit.cli.jobs import seen
 from tests.unit.job.builders import later

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB_NAME
 from ddp_client.report import Facts
 from ddp_client.report.facts import EventFacts, PodFacts
 from ddp_client.report.history import read
+from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB_NAME
 
 from tests.good_manifests import Json
 from tests.unit.cli.jobs import at, failure, stored

@@ -167,7 +167,7 @@ async def test_invalid_usage_gets_one_line(ddp: Ddp, tmp_path: Path) -> None:
         (("report", NAME, "--metrics", str(tmp_path)), "give a metrics.jsonl"),
         (
             ("report", NAME, "--local", str(tmp_path)),
-            "--workdir of a finished `python -m ddp_operator",
+            "--workdir of a finished `python -m ddp_client.local",
         ),
         (("report", NAME, "-o", "md", "--file", str(tmp_path / "no" / "r.md")), "cannot write"),
     ):
@@ -218,5 +218,5 @@ print(CliRunner().invoke(program, ["ui"]).stderr.strip())
     markdown, plain, html, live = done.stdout.splitlines() or [done.stderr] * 4
     assert (markdown, plain) == ("md|0|True|", "json|0|True|")
     assert html.startswith("html|1|False|Error: ")
-    assert "pip install 'ddp-operator[report]'" in html
-    assert "pip install 'ddp-operator[report]'" in live
+    assert "pip install 'ddp-client[report]'" in html
+    assert "pip install 'ddp-client[report]'" in live

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 from ddp_client import AsyncClient, Client
-from ddp_operator.api.status import DDPJobStatus
 from ddp_client.remote import cluster
 from ddp_client.remote.cluster import JOBS, NoSuchJobError, NotInstalledError
-from ddp_operator.ports import ClusterError
 from ddp_client.sdk import (
     JobFailedError,
     JobGoneError,
@@ -19,6 +17,8 @@ from ddp_client.sdk import (
     WaitTimeoutError,
 )
 from ddp_client.views.changes import RefusedError
+from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.ports import ClusterError
 
 from tests.unit.cli.jobs import ESCAPES, condition, failure, stored, training
 from tests.unit.job.builders import NAME, NAMESPACE

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-import ddp_operator
+import ddp_client
 import pytest
 from ddp_client import LocalClient, sdk
 from ddp_client.remote.cluster import JOBS
@@ -67,7 +67,7 @@ def test_program_on_the_page(
     text = (ROOT / "docs" / "how-to" / "python.md").read_text()
     (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     here = {"research": LocalClient(workdir=tmp_path)}
-    monkeypatch.setattr(ddp_operator, "Client", lambda namespace: here[namespace], raising=False)
+    monkeypatch.setattr(ddp_client, "Client", lambda namespace: here[namespace], raising=False)
     file = tmp_path / "page.py"
     file.write_text(program)
     client = runpy.run_path(str(file))["client"]

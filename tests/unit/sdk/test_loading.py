@@ -4,11 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ddp_client
 import ddp_operator
 import pytest
 from ddp_client import sdk
 
-OPERATOR = Path(ddp_operator.__file__).parents[1]
+PATHS = ":".join(str(Path(str(each.__file__)).parents[1]) for each in (ddp_operator, ddp_client))
 
 
 def test_client_and_rules_of_tokens_are_loaded_on_demand() -> None:
@@ -19,7 +20,7 @@ def test_client_and_rules_of_tokens_are_loaded_on_demand() -> None:
     )
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        env={"PYTHONPATH": str(OPERATOR)},
+        env={"PYTHONPATH": PATHS},
         capture_output=True,
         text=True,
         check=True,
@@ -28,11 +29,11 @@ def test_client_and_rules_of_tokens_are_loaded_on_demand() -> None:
     assert by_operator == []
     assert "ddp_client.sdk.sync" in by_client
     assert "ddp_client.sdk.backends.local" not in by_client, "it needs Linux"
-    assert ddp_operator.Client is sdk.Client
-    assert ddp_operator.AsyncLocalClient is sdk.AsyncLocalClient
+    assert ddp_client.Client is sdk.Client
+    assert ddp_client.AsyncLocalClient is sdk.AsyncLocalClient
 
 
 @pytest.mark.parametrize("name", ["Clinet", "_Client", "__wrapped__"])
 def test_unknown_name_is_an_attribute_error(name: str) -> None:
     with pytest.raises(AttributeError, match=name):
-        getattr(ddp_operator, name)
+        getattr(ddp_client, name)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from ddp_client import AsyncLocalClient, LocalClient
-from ddp_operator.api.status import DDPJobStatus
-from ddp_client.remote.cluster import NoSuchJobError
 from ddp_client.local.machine import WorkdirInUseError
+from ddp_client.remote.cluster import NoSuchJobError
 from ddp_client.sdk import (
     AsyncJob,
     JobFailedError,
@@ -20,6 +19,7 @@ from ddp_client.sdk import (
     ManifestError,
     NameTakenError,
 )
+from ddp_operator.api.status import DDPJobStatus
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from ddp_operator.ports import Key
 from ddp_client.sdk.backends import log_files
 from ddp_client.sdk.backends.log_files import LogFiles
+from ddp_operator.ports import Key
 
 POD = Key("default", "job-0-0")
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from ddp_operator.api.constants import MAX_NAME_LENGTH
 from ddp_client.sdk import JobRequestError, Options
 from ddp_client.sdk.manifests import build_manifests
+from ddp_operator.api.constants import MAX_NAME_LENGTH
 
 
 def train(steps: int) -> None:

@@ -68,6 +68,6 @@ async def test_html_without_its_packages_is_an_error(
     server.create("ddpjobs", training())
     found = await (await client.job(NAME)).report()
     monkeypatch.setitem(__import__("sys").modules, "ddp_client.report.page", None)
-    with pytest.raises(ClientError, match=r"pip install 'ddp-operator\[report\]'"):
+    with pytest.raises(ClientError, match=r"pip install 'ddp-client\[report\]'"):
         found.html()
     assert found.markdown()

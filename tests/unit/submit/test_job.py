@@ -3,9 +3,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ddp_operator.api import ranks
-from ddp_operator.api.gpus import GPUS
-from ddp_operator.api.pod_security import PodSecurity
 from ddp_client.submit import (
     CheckpointLocation,
     GpuRequest,
@@ -21,6 +18,9 @@ from ddp_client.submit.command import pod_command
 from ddp_client.submit.gpus import SHORT_NAMES
 from ddp_client.submit.job import parsed
 from ddp_client.submit.scripts import MAX_BYTES
+from ddp_operator.api import ranks
+from ddp_operator.api.gpus import GPUS
+from ddp_operator.api.pod_security import PodSecurity
 
 from tests.good_manifests import Json
 

@@ -1,8 +1,8 @@
 from typing import Any
 
 import pytest
-from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_client.views.doctor import Facts, Finding, Unknown, examine, shown
+from ddp_operator.api.schema.crd import custom_resource_definition
 
 from tests.unit.cli.jobs import ESCAPES
 

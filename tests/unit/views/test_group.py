@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from ddp_operator.job.pods.state import PodState
 from ddp_client.views import changes
 from ddp_client.views.job.diagnosis import diagnose
 from ddp_client.views.job.pods import Pods, rows
 from ddp_client.views.job.screen import screen
 from ddp_client.views.job.snapshot import JobSnapshot
 from ddp_client.views.job.upcoming import upcoming
+from ddp_operator.job.pods.state import PodState
 
 from tests.good_manifests import Json
 from tests.unit.cli.jobs import at, training

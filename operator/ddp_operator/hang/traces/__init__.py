@@ -3,7 +3,7 @@
 from ddp_operator.hang.traces.analysis import Finding, Verdict, analyse
 from ddp_operator.hang.traces.effort import TooMuchEffortError
 from ddp_operator.hang.traces.records import Dump, ReducedDumps, Trace, dump_of
-from ddp_operator.hang.traces.words import as_dict, diagnosis, headline
+from ddp_operator.hang.traces.words import headline
 
 __all__ = [
     "Dump",
@@ -13,8 +13,6 @@ __all__ = [
     "Trace",
     "Verdict",
     "analyse",
-    "as_dict",
-    "diagnosis",
     "dump_of",
     "headline",
 ]

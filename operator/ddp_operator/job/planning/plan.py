@@ -13,8 +13,8 @@ from typing import Final
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.failure import causes, restart_rules, starts
 from ddp_operator.hang.result import NOTHING_KNOWN, Hang
+from ddp_operator.job.failure import causes, restart_rules, starts
 from ddp_operator.job.failure.nodes import with_bad_nodes
 from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates
 from ddp_operator.job.membership.rank_order import is_first_due

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import pytest
+from ddp_client.views.job import advice
 from ddp_operator.api.constants import KUEUE_GROUP, KUEUE_MANAGED, KUEUE_RETRIABLE
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import classes, records
@@ -16,7 +17,6 @@ from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.job.pods.state import Identity, PodState, QueueMember
 from ddp_operator.ports import Key, MalformedError
-from ddp_client.views.job import advice
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
-from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.hang.result import Hang
+from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
 from ddp_operator.job.failure.restart_rules import Verdict
 from ddp_operator.job.membership.world import format_slots, members, next_generation, replaced
 from ddp_operator.job.planning import gaps

@@ -12,8 +12,8 @@ from typing import Final
 from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
-from ddp_operator.job.failure import causes, classes, symptoms
 from ddp_operator.hang.result import NOTHING_KNOWN, Hang
+from ddp_operator.job.failure import causes, classes, symptoms
 from ddp_operator.job.failure.records import NO_PROGRESS
 from ddp_operator.job.membership.world import members, scope_of
 from ddp_operator.job.planning.model import Plan

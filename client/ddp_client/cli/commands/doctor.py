@@ -1,0 +1,156 @@
+"""The command `doctor`."""
+
+from collections.abc import Awaitable
+from typing import Any, Final, TypeVar
+
+import click
+from ddp_operator import __version__
+from ddp_operator.api.constants import OPERATOR_LABELS, OPERATOR_NAMESPACE
+from ddp_operator.api.schema import crd
+from ddp_operator.kube import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    EVENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    ApiClient,
+    Permission,
+    Resource,
+    check_access,
+    check_served,
+    list_pages,
+)
+from ddp_operator.ports import ClusterError, ForbiddenError, Manifest
+
+from ddp_client.cli.app import connection_options, on_cluster, print_lines, width
+from ddp_client.remote.cluster import JOBS, Cluster
+from ddp_client.views.doctor import Facts, Unknown, examine, shown
+
+T = TypeVar("T")
+
+_MOST: Final = 5000
+"""Most objects of a kind that are read."""
+_DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
+_LIMITS: Final = Resource("", "v1", "limitranges")
+_STORAGE: Final = Resource("storage.k8s.io", "v1", "storageclasses")
+_KUEUE: Final = "kueue.x-k8s.io"
+_GROUPS: Final = {
+    "Kueue": _KUEUE,
+    "coscheduling": "scheduling.x-k8s.io",
+    "Volcano": "scheduling.volcano.sh",
+}
+_NATIVE: Final = "Kubernetes' own gangs"
+_NATIVE_GANGS: Final = Resource("scheduling.k8s.io", "v1beta1", "podgroups")
+_RIGHTS: Final = (
+    *((JOBS, verb, "") for verb in ("get", "list", "create", "patch", "delete")),
+    *((PODS, verb, "") for verb in ("get", "list")),
+    (PODS, "get", "log"),
+    *((PODS, verb, sub) for sub in ("exec", "portforward") for verb in ("get", "create")),
+    (EVENTS, "list", ""),
+)
+"""The rights that all commands need together; `create` is for kubectl's own connections."""
+
+
+@click.command()
+@connection_options
+def doctor() -> None:
+    """Check whether jobs can run in this cluster and namespace.
+
+    Checks the cluster, the CRD, the operator, your rights, GPUs, shared memory, schedulers and
+    storage; changes nothing. A check that you lack the right for is "not known", not a failure.
+    Exit code 1: a check failed.
+    """
+    facts = on_cluster(gather)
+    findings = examine(facts)
+    print_lines(shown(findings, width()))
+    if any(each.level == "fail" for each in findings):
+        click.get_current_context().exit(1)
+
+
+async def gather(cluster: Cluster, namespace: str) -> Facts:
+    """Read all facts; a fact that cannot be read is unknown."""
+    client = cluster.client
+    # This first request fails the command when there is no server.
+    version: Manifest = await client.request("GET", "/version")
+    groups = await _or_unknown(_groups(client))
+    installed = CUSTOM_RESOURCE_DEFINITIONS.path(name=crd.NAME)
+    schedulers: dict[str, bool | Unknown] = {
+        name: groups if isinstance(groups, Unknown) else group in groups
+        for name, group in _GROUPS.items()
+    }
+    schedulers[_NATIVE] = await _or_unknown(check_served(client, _NATIVE_GANGS))
+    return Facts(
+        namespace=namespace,
+        release=__version__,
+        version=version,
+        served=await _or_unknown(check_served(client, JOBS)),
+        crd=await _or_unknown(client.request("GET", installed)),
+        operators=await _operators(client),
+        missing=await _or_unknown(_missing(client, namespace)),
+        nodes=await _or_unknown(_listed(client, NODES.path())),
+        limits=await _or_unknown(_listed(client, _LIMITS.path(namespace=namespace))),
+        labels=await _or_unknown(_labels(client, namespace)),
+        storage=await _or_unknown(_listed(client, _STORAGE.path())),
+        schedulers=schedulers,
+        queues=await _queues(client, groups, namespace),
+    )
+
+
+async def _labels(client: ApiClient, namespace: str) -> dict[str, str]:
+    found = await client.request("GET", NAMESPACES.path(name=namespace))
+    return found["metadata"].get("labels") or {}
+
+
+async def _groups(client: ApiClient) -> dict[str, str]:
+    """Return the API groups, each with the server's preferred version."""
+    found = await client.request("GET", "/apis")
+    return {each["name"]: each["preferredVersion"]["version"] for each in found["groups"]}
+
+
+async def _queues(
+    client: ApiClient, groups: dict[str, str] | Unknown, namespace: str
+) -> list[str] | Unknown:
+    if isinstance(groups, Unknown) or _KUEUE not in groups:
+        return []
+    queues = Resource(_KUEUE, groups[_KUEUE], "localqueues")
+    found = await _or_unknown(_listed(client, queues.path(namespace=namespace)))
+    return found if isinstance(found, Unknown) else [each["metadata"]["name"] for each in found]
+
+
+async def _or_unknown(asked: Awaitable[T]) -> T | Unknown:
+    try:
+        return await asked
+    except ForbiddenError:
+        return Unknown("you may not read it")
+    except ClusterError as error:
+        return Unknown(error.message)
+
+
+async def _operators(client: ApiClient) -> list[Manifest] | Unknown:
+    """Return the operator's Deployments of all namespaces, or only of the default one."""
+    [(name, value)] = OPERATOR_LABELS.items()
+    params = {"labelSelector": f"{name}={value}"}
+    found = await _or_unknown(_listed(client, _DEPLOYMENTS.path(), params))
+    if not isinstance(found, Unknown):
+        return found
+    usual = await _or_unknown(
+        _listed(client, _DEPLOYMENTS.path(namespace=OPERATOR_NAMESPACE), params)
+    )
+    # Not found there, and the user may not read the others: unknown, not missing.
+    return usual or found
+
+
+async def _missing(client: ApiClient, namespace: str) -> list[str]:
+    wanted = [Permission(verb, kind, sub, namespace) for kind, verb, sub in _RIGHTS]
+    return [str(each) for each in await check_access(client, wanted)]
+
+
+async def _listed(
+    client: ApiClient, path: str, params: dict[str, str] | None = None
+) -> list[Manifest]:
+    found: list[Any] = []
+    async for items, _ in list_pages(client, path, params=params):
+        found += items[: _MOST - len(found)]
+        if len(found) >= _MOST:
+            break
+    return found

@@ -1,0 +1,182 @@
+"""Convert PyTorchJobs, TrainJobs, JobSets, Jobs, StatefulSets and torchrun commands to DDPJobs.
+
+Pure functions: from text to manifests and notes. Each field of the source that is lost or changes
+its meaning gets a note.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ddp_operator.api.constants import KIND, KUEUE_QUEUE
+from ddp_operator.documents import DocumentError, read
+
+from ddp_client.convert import batch, command_line, jobset, pytorchjob, trainjob
+from ddp_client.convert.notes import ConversionError, Note, Notes
+from ddp_client.convert.source import Source
+
+__all__ = ["Conversion", "ConversionError", "Note", "of_command_line", "of_manifests"]
+
+_PYTORCHJOB: Final = ("kubeflow.org/v1", "PyTorchJob")
+_GROUPS: Final = {"TrainJob": trainjob.GROUP, "JobSet": "jobset.x-k8s.io"}
+
+_PLAIN: Final[Mapping[tuple[str, str], Callable[[Source, Notes], dict[str, Any]]]] = {
+    ("batch/v1", "Job"): batch.convert_job,
+    ("apps/v1", "StatefulSet"): batch.convert_stateful_set,
+}
+_KNOWN: Final = (
+    f"{_PYTORCHJOB[0]} PyTorchJob, {trainjob.GROUP} TrainJob, jobset.x-k8s.io JobSet, "
+    "batch/v1 Job, apps/v1 StatefulSet"
+)
+
+_REMEDY: Final = "Or convert the command line: ddp convert -- torchrun ..."
+_REMEDIES: Final[Mapping[str, str]] = {
+    "sagemaker.amazonaws.com": (
+        "Write a batch/v1 Job with the template of replicaSpecs[0], and its replicas as "
+        "parallelism and completions"
+    ),
+    "batch.volcano.sh": (
+        "Write a batch/v1 Job with the task that trains; then set spec.scheduling.gang: volcano, "
+        "and queueName"
+    ),
+}
+"""Advice for the jobs of some other API groups."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The conversion of one object."""
+
+    source: str
+    """Kind and name of the object."""
+    manifest: dict[str, Any] | None
+    """The DDPJob; None: there is none."""
+    notes: tuple[Note, ...]
+    problem: str = ""
+    """Why there is no DDPJob; also empty for objects that are not jobs, such as a ConfigMap."""
+
+
+def of_manifests(text: str) -> Sequence[Conversion]:
+    """Convert all jobs in the text of a file.
+
+    Raises:
+        ConversionError: the text cannot be read.
+    """
+    try:
+        whole = read(text)
+    except DocumentError as error:
+        raise ConversionError(str(error)) from None
+    documents = [inner for one in whole for inner in _unwrapped(one)]
+    runtimes = [one for one in documents if one.get("kind") in trainjob.RUNTIMES]
+    wrappers = [_wrapper(one) for one in whole if one not in documents]
+    return [*wrappers, *(_converted(one, runtimes) for one in documents if one not in runtimes)]
+
+
+def of_command_line(argv: Sequence[str], *, image: str | None = None) -> Conversion:
+    """Convert a torchrun command line.
+
+    Raises:
+        ConversionError: it is not one, or a DDPJob cannot do the same.
+    """
+    notes = Notes()
+    manifest = command_line.convert(argv, notes, image=image)
+    return Conversion("the command line", manifest, notes.all())
+
+
+def _converted(document: dict[str, Any], runtimes: Sequence[dict[str, Any]]) -> Conversion:
+    kind, version = str(document.pop("kind", "")), str(document.pop("apiVersion", ""))
+    metadata = document.get("metadata")
+    name = metadata.get("name", "") if isinstance(metadata, dict) else ""
+    title = f"{kind} {name}".strip()
+    notes = Notes()
+    try:
+        manifest = _manifest(kind, version, document, runtimes, notes)
+    except ConversionError as error:
+        return Conversion(title, None, notes.all(), str(error))
+    if manifest is None:
+        return _other(title, kind, version, document, notes)
+    return Conversion(title, manifest, notes.all())
+
+
+def _manifest(
+    kind: str,
+    version: str,
+    document: dict[str, Any],
+    runtimes: Sequence[dict[str, Any]],
+    notes: Notes,
+) -> dict[str, Any] | None:
+    """Convert one object; None if it is of another kind, or does not train."""
+    if (version, kind) == _PYTORCHJOB:
+        return pytorchjob.convert(Source(document), notes)
+    if kind == "TrainJob" and version.partition("/")[0] == _GROUPS[kind]:
+        return trainjob.convert(Source(document), runtimes, notes)
+    if kind == "JobSet" and version.partition("/")[0] == _GROUPS[kind]:
+        return jobset.convert(Source(document), notes)
+    if (version, kind) in _PLAIN and batch.trains(document):
+        return _PLAIN[version, kind](Source(document), notes)
+    return None
+
+
+def _unwrapped(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the objects in an AppWrapper, with its queue; any other object unchanged."""
+    spec = document.get("spec")
+    if document.get("kind") != "AppWrapper" or not isinstance(spec, dict):
+        yield document
+        return
+    resources, queue = spec.get("resources"), _queue(document)
+    older = resources.get("GenericItems") if isinstance(resources, dict) else None
+    components = spec.get("components") or older
+    for one in components if isinstance(components, list) else [None]:
+        held = one if isinstance(one, dict) else {}
+        found = held.get("template") or held.get("generictemplate")
+        if not isinstance(found, dict):
+            raise ConversionError(
+                "spec.components: each must have a template with an object; correct it"
+            )
+        if queue and isinstance(metadata := found.setdefault("metadata", {}), dict):
+            metadata["labels"] = {KUEUE_QUEUE: queue, **_labels(found)}
+        yield found
+
+
+def _wrapper(document: dict[str, Any]) -> Conversion:
+    """Return the note about an AppWrapper: only its content is converted."""
+    metadata = document.get("metadata")
+    name = metadata.get("name", "") if isinstance(metadata, dict) else ""
+    notes = Notes()
+    notes.dropped(
+        f"{document.get('apiVersion')} AppWrapper",
+        "only the wrapped objects and the queue are converted; use spec.restart for retries, and "
+        "set other fields on the DDPJob",
+    )
+    return Conversion(f"AppWrapper {name}".strip(), None, notes.all())
+
+
+def _queue(document: dict[str, Any]) -> Any:
+    """Return the queue that an object names in a label or an annotation."""
+    metadata = document.get("metadata")
+    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
+    by_annotation = annotations if isinstance(annotations, dict) else {}
+    return _labels(document).get(KUEUE_QUEUE) or by_annotation.get(KUEUE_QUEUE)
+
+
+def _labels(document: dict[str, Any]) -> dict[str, Any]:
+    metadata = document.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, dict) else None
+    return labels if isinstance(labels, dict) else {}
+
+
+def _other(
+    title: str, kind: str, version: str, document: dict[str, Any], notes: Notes
+) -> Conversion:
+    is_plain_job = (version, kind) == ("batch/v1", "Job")
+    a_job = (kind.endswith("Job") and not is_plain_job) or "kubeflow.org" in version
+    if a_job or batch.trains(document):
+        remedy = _REMEDIES.get(version.partition("/")[0], _REMEDY)
+        known = f"cannot be converted; {_KNOWN} can. {remedy}"
+        why = "already a DDPJob; apply it" if kind == KIND else known
+        return Conversion(title, None, (), f"{version} {kind}: {why}")
+    why = "it does not train (no launcher, no GPU); apply it unchanged if the job needs it"
+    if kind == "Service":
+        why = "the operator creates one with the job's name; drop this one if it was for the pods"
+    notes.dropped(f"{version} {kind}", why)
+    return Conversion(title, None, notes.all())

@@ -1,0 +1,127 @@
+"""Convert a Kubernetes Job or StatefulSet with pods that train as one group."""
+
+from typing import Any, Final
+
+from ddp_operator.api.command import started
+from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.api.devices import has_accelerators
+
+from ddp_client.convert import job, jobset
+from ddp_client.convert.notes import ConversionError, Notes
+from ddp_client.convert.pods import pods
+from ddp_client.convert.references import Hosts, Origin
+from ddp_client.convert.source import Source
+
+_INDEX_LABELS: Final = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
+_INDEX: Final = "$(NODE_RANK)"
+_STATEFUL_HINTS: Final = {
+    "volumeClaimTemplates": "pods get no claims of their own; add volumes to the template",
+    "podManagementPolicy": "all pods start at once",
+    "updateStrategy": "a change of the pods' template replaces all pods",
+}
+
+
+def trains(document: dict[str, Any]) -> bool:
+    """Tell whether an object's pods seem to train: they start a launcher or use accelerators."""
+    containers = _containers(document.get("spec"))
+    words = [
+        [*_texts(container.get("command")), *_texts(container.get("args"))]
+        for container in containers
+    ]
+    return any(started(each).launcher for each in words) or any(map(_has_gpus, containers))
+
+
+def convert_job(source: Source, notes: Notes) -> dict[str, Any]:
+    """Convert one Job; fields left in the source are not carried over."""
+    source.forget("status")
+    meta = job.metadata(source, notes)
+    batch = source.at("spec")
+    batch.forget("selector", "manualSelector")
+    replicas = jobset.pods_at_a_time(batch)
+    if not 1 <= replicas <= MAX_REPLICAS:
+        raise ConversionError(
+            f"{batch.field('parallelism')}: {replicas} pods; a DDPJob has 1 to {MAX_REPLICAS}"
+        )
+    result: dict[str, Any] = {"replicas": replicas}
+    result["restart"] = jobset.pods_replaced(batch, notes)
+    jobset.successful_indexes(batch, result, notes)
+    job.run_policy(batch, "kubernetes.io/job-controller", result, notes)
+    template = batch.fields("template")
+    name = meta.fields["name"]
+    labels = ("job-name", "batch.kubernetes.io/job-name")
+    origin = _origin(name, template, dict.fromkeys(labels, name))
+    one, queue = _pods(template, batch.field("template"), meta, origin, notes)
+    jobset.give_index(one.template, batch.field("template"), notes)
+    processes = job.processes(one, None, f"{batch.field('template')}.spec.containers", notes)
+    jobset.finish(result, one, processes, queue, notes)
+    notes.rest(source.rest(), jobset.HINTS)
+    return job.checked(meta, result)
+
+
+def convert_stateful_set(source: Source, notes: Notes) -> dict[str, Any]:
+    """Convert one StatefulSet; fields left in the source are not carried over."""
+    source.forget("status")
+    meta = job.metadata(source, notes)
+    spec = source.at("spec")
+    spec.forget("selector", "revisionHistoryLimit", "minReadySeconds", "ordinals")
+    replicas = spec.integer("replicas", least=1) or 1
+    name, service = meta.fields["name"], spec.word("serviceName") or ""
+    notes.changed(
+        source.field("kind"),
+        "a StatefulSet restarts containers forever; a DDPJob succeeds when all pods succeed, and "
+        "restarts by spec.restart",
+    )
+    template = spec.fields("template")
+    if "'metadata.name'" in repr(template):
+        notes.changed(
+            f"{spec.field('template')}.spec.containers",
+            "a pod's name (metadata.name) may not end in its index; use NODE_RANK",
+        )
+    origin = _origin(name, template, {}, service)
+    one, queue = _pods(template, spec.field("template"), meta, origin, notes)
+    processes = job.processes(one, None, f"{spec.field('template')}.spec.containers", notes)
+    result: dict[str, Any] = {"replicas": replicas}
+    jobset.finish(result, one, processes, queue, notes)
+    notes.rest(source.rest(), _STATEFUL_HINTS)
+    return job.checked(meta, result)
+
+
+def _pods(
+    template: dict[str, Any], path: str, meta: job.Metadata, origin: Origin, notes: Notes
+) -> tuple[Any, str | None]:
+    queue = job.with_metadata(template, meta, path, notes)
+    return pods(template, path, notes, trainer=None, origin=origin), queue
+
+
+def _origin(
+    name: str, template: dict[str, Any], names: dict[str, str], service: str = ""
+) -> Origin:
+    """Return how the pods found each other: by name and index, in the user's own Service."""
+    pod = template.get("spec")
+    subdomain = service or str(pod.get("subdomain", "") if isinstance(pod, dict) else "")
+    # Without a Service pods have no host names, and a text "job-1" may mean anything.
+    hosts = [Hosts(f"{name}-", 1, lambda number: number, f".{subdomain}")] if subdomain else []
+    return Origin(
+        name, tuple(hosts), dict.fromkeys(_INDEX_LABELS, _INDEX), frozenset(_INDEX_LABELS), names
+    )
+
+
+def _containers(value: Any) -> list[dict[str, Any]]:
+    """Return the containers of all pod templates in any object."""
+    if isinstance(value, list):
+        return [found for inner in value for found in _containers(inner)]
+    if not isinstance(value, dict):
+        return []
+    here = value.get("containers")
+    found = [one for one in here if isinstance(one, dict)] if isinstance(here, list) else []
+    return [*found, *(one for inner in value.values() for one in _containers(inner))]
+
+
+def _texts(value: Any) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def _has_gpus(container: dict[str, Any]) -> bool:
+    resources = container.get("resources")
+    limits = resources.get("limits") if isinstance(resources, dict) else None
+    return isinstance(limits, dict) and has_accelerators(container)

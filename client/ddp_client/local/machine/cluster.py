@@ -1,0 +1,342 @@
+"""The `Cluster` port on this machine: objects in memory, pods as processes."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from datetime import UTC, datetime
+from typing import Any, Generic, Protocol, TypeVar
+from uuid import uuid4
+
+from ddp_operator.api.values.bounded import format_time
+from ddp_operator.ports import (
+    LOG_END_BYTES,
+    AlreadyExistsError,
+    ConflictError,
+    Event,
+    Key,
+    Manifest,
+    Nodes,
+    NotFoundError,
+)
+
+from ddp_client.local.machine.gpus import GpuPool, visible_gpus
+from ddp_client.local.machine.loopback import LoopbackPorts
+from ddp_client.local.machine.pod import LocalPod, Machine
+from ddp_client.local.machine.workdir import Workdir
+
+PodT = TypeVar("PodT")
+
+_logger = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    """Receives changes, like a watch on a real cluster."""
+
+    def job_changed(self, job: Manifest) -> None:
+        """A job was stored, or its status was patched."""
+
+    def job_deleted(self, job: Key) -> None:
+        """A job is gone."""
+
+    def pods_changed(self, job: Key) -> None:
+        """A pod of the job appeared, changed or disappeared."""
+
+    def pod_logged(self, pod: Key, line: str) -> None:
+        """A pod printed a line."""
+
+    def event_emitted(self, job: Key, event: Event) -> None:
+        """An Event about a job was emitted."""
+
+
+class LocalCluster(Generic[PodT]):
+    """Implements `ports.Cluster`; `project` turns a pod's manifest into what the engine needs.
+
+    Use it as an asynchronous context manager: no pod outlives the context. The listener is called
+    from the event loop, never during a call of one of these methods.
+    """
+
+    def __init__(
+        self,
+        *,
+        project: Callable[[Manifest], PodT],
+        workdir: Workdir,
+        listener: Listener,
+        config_maps: Mapping[str, Manifest],
+    ) -> None:
+        self._project = project
+        self._listener = listener
+        self._machine = Machine(
+            workdir=workdir,
+            gpus=GpuPool(visible_gpus(os.environ)),
+            ports=LoopbackPorts(),
+            config_maps=config_maps,
+        )
+        self._jobs: dict[Key, dict[str, Any]] = {}
+        self._services: dict[Key, Manifest] = {}
+        self._pods: dict[Key, LocalPod] = {}
+        self._lives: dict[Key, asyncio.Task[None]] = {}
+        self._resource_version = 0
+
+    async def __aenter__(self) -> "LocalCluster[PodT]":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.delete_all_pods(grace_seconds=0)
+
+    @property
+    def gpus(self) -> int:
+        """Number of NVIDIA GPUs of this machine."""
+        return self._machine.gpus.total
+
+    # A user does these with kubectl.
+
+    def create_job(self, manifest: Manifest) -> Manifest:
+        """Store a job and return it with the fields that the API server would add.
+
+        Raises:
+            AlreadyExistsError: a job of that name exists.
+        """
+        job = deepcopy(dict(manifest))
+        metadata = job["metadata"]
+        key = Key(metadata["namespace"], metadata["name"])
+        if key in self._jobs:
+            raise AlreadyExistsError(f"ddpjob {key} already exists", status=409)
+        metadata.update(
+            uid=str(uuid4()), generation=1, creationTimestamp=format_time(datetime.now(UTC))
+        )
+        return self._store(key, job)
+
+    def job(self, key: Key) -> Manifest | None:
+        """Return the job as stored, or None if it does not exist."""
+        return deepcopy(self._jobs.get(key))
+
+    def jobs(self) -> list[Manifest]:
+        """Return all jobs as stored, oldest first."""
+        return deepcopy([*self._jobs.values()])
+
+    def patch_job(self, key: Key, patch: Mapping[str, Any], *, uid: str) -> Manifest:
+        """Merge a user's change into a job, except into its status.
+
+        Raises:
+            NotFoundError: the job no longer exists.
+        """
+        stored = self._jobs.get(key)
+        if stored is None or stored["metadata"]["uid"] != uid:
+            raise NotFoundError(f"ddpjob {key} does not exist", status=404)
+        changed = merged(stored, {name: patch[name] for name in patch if name != "status"})
+        if changed["spec"] != stored["spec"]:
+            changed["metadata"]["generation"] += 1
+        return self._store(key, changed)
+
+    def pod_manifests(self, job: Key) -> list[Manifest]:
+        """Return the job's pods, oldest first."""
+        return [pod.manifest for pod in self._pods.values() if pod.job == job]
+
+    def may_print(self, pod: Key) -> bool:
+        """Return whether a pod has not ended yet."""
+        found = self._pods.get(pod)
+        return found is not None and found.manifest["status"]["phase"] in ("Pending", "Running")
+
+    def kill_pod(self, pod: Key) -> bool:
+        """Kill a pod's processes with SIGKILL, like a crash. Return False if none run."""
+        found = self._pods.get(pod)
+        if found is None or not found.running:
+            return False
+        found.kill()
+        return True
+
+    async def delete_all_pods(self, *, grace_seconds: int | None) -> None:
+        """Delete all pods and wait until they are gone."""
+        for key in list(self._pods):
+            await self.delete_pod(key, grace_seconds=grace_seconds)
+        if self._lives:
+            # Each pod ends after its grace period at the latest, when it is killed.
+            await asyncio.wait(list(self._lives.values()))
+
+    # The engine does these.
+
+    def pods_of(self, job: Key) -> list[PodT]:
+        """See `ports.Cluster`."""
+        return [self._project(manifest) for manifest in self.pod_manifests(job)]
+
+    def nodes(self) -> Nodes:
+        """See `ports.Cluster`. This machine is the only node, so there is no choice."""
+        return Nodes()
+
+    async def create_pod(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`."""
+        key = _key(manifest)
+        existing = self._pods.get(key)
+        if existing is not None:
+            _require_same_controller("pod", key, existing=existing.manifest, wanted=manifest)
+            return
+        pod = LocalPod(
+            manifest, self._machine, changed=self._pod_changed, on_line=self._listener.pod_logged
+        )
+        self._pods[key] = pod
+        self._pod_changed(pod)
+        life = asyncio.create_task(pod.run(), name=f"pod {key}")
+        self._lives[key] = life
+        life.add_done_callback(lambda life: self._ended(pod, life))
+
+    def uid_of(self, pod: Key) -> str | None:
+        """See `ports.Cluster`. Nobody else creates pods here, and no pod has a UID."""
+
+    async def delete_pod(
+        self, pod: Key, *, grace_seconds: int | None, uid: str | None = None
+    ) -> None:
+        """See `ports.Cluster`."""
+        del uid
+        found = self._pods.get(pod)
+        if found is None:
+            return
+        life = self._lives.get(pod)
+        found.delete(grace_seconds=grace_seconds)
+        if life is None:
+            self._remove(found)
+        elif not found.scheduled:
+            life.cancel()  # it waits for a GPU
+
+    async def patch_pod(
+        self, pod: Key, metadata: Mapping[str, Any], *, uid: str | None = None
+    ) -> None:
+        """See `ports.Cluster`. Only labels mean something here."""
+        del uid
+        if pod in self._pods:
+            self._pods[pod].patch_labels(metadata.get("labels") or {})
+
+    async def create_service(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`. A Service does nothing here, because all pods are on loopback."""
+        key = _key(manifest)
+        if key in self._services:
+            existing = self._services[key]
+            _require_same_controller("service", key, existing=existing, wanted=manifest)
+        self._services[key] = manifest
+
+    async def create_secret(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`. Pods on one machine have their tokens in plain text."""
+
+    async def apply(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`. Nothing isolates or schedules processes on one machine."""
+
+    async def read(self, named: Manifest) -> Manifest:
+        """See `ports.Cluster`. There is none."""
+        raise NotFoundError(f"no {named['kind']} on one machine", status=404)
+
+    async def update(self, changed: Manifest) -> Manifest:
+        """See `ports.Cluster`. Nothing is ever read."""
+        return changed
+
+    async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
+        """See `ports.Cluster`. Nothing is ever read."""
+
+    async def delete(self, stored: Manifest) -> None:
+        """See `ports.Cluster`. Nothing is ever read."""
+
+    async def set_priority_boost(self, workload: Key, boost: int) -> None:
+        """See `ports.Cluster`. No queue preempts jobs on one machine."""
+
+    async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
+        """See `ports.Cluster`. There is none."""
+
+    async def patch_status(
+        self, job: Key, status: Manifest, *, resource_version: str | None
+    ) -> Manifest:
+        """See `ports.Cluster`."""
+        stored = self._jobs.get(job)
+        if stored is None:
+            raise NotFoundError(f"ddpjob {job} does not exist", status=404)
+        current = stored["metadata"]["resourceVersion"]
+        if resource_version is not None and resource_version != current:
+            raise ConflictError(
+                f"ddpjob {job} is at resourceVersion {current}, not {resource_version}", status=409
+            )
+        return self._store(job, {**stored, "status": merged(stored.get("status"), status)})
+
+    async def delete_job(self, job: Key, *, uid: str) -> None:
+        """See `ports.Cluster`."""
+        stored = self._jobs.get(job)
+        if stored is None or stored["metadata"]["uid"] != uid:
+            return
+        del self._jobs[job]
+        self._services = {
+            key: service
+            for key, service in self._services.items()
+            if _controller_uid(service) != uid
+        }
+        for key in [pod.key for pod in self._pods.values() if _controller_uid(pod.manifest) == uid]:
+            await self.delete_pod(key, grace_seconds=None)
+        _soon(self._listener.job_deleted, job)
+
+    async def log_end(self, pod: Key, container: str) -> bytes:  # noqa: ARG002
+        """See `ports.Cluster`. All containers of a pod print into one log."""
+        try:
+            with self._machine.workdir.log_of(pod).open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - LOG_END_BYTES, 0))
+                return file.read(LOG_END_BYTES)
+        except OSError as error:
+            raise NotFoundError(f"no log of pod {pod}: {error}") from error
+
+    async def emit_event(self, job: Manifest, event: Event) -> None:
+        """See `ports.Cluster`."""
+        _soon(self._listener.event_emitted, _key(job), event)
+
+    def _store(self, key: Key, job: dict[str, Any]) -> Manifest:
+        job["metadata"] = {**job["metadata"], "resourceVersion": self._next_version()}
+        self._jobs[key] = job
+        _soon(self._listener.job_changed, deepcopy(job))
+        return deepcopy(job)
+
+    def _next_version(self) -> str:
+        self._resource_version += 1
+        return str(self._resource_version)
+
+    def _ended(self, pod: LocalPod, life: asyncio.Task[None]) -> None:
+        del self._lives[pod.key]
+        if not life.cancelled() and (error := life.exception()) is not None:
+            _logger.error("pod %s is lost because of a bug", pod.key, exc_info=error)
+        if pod.deleting:
+            self._remove(pod)
+
+    def _pod_changed(self, pod: LocalPod) -> None:
+        pod.manifest["metadata"]["resourceVersion"] = self._next_version()
+        _soon(self._listener.pods_changed, pod.job)
+
+    def _remove(self, pod: LocalPod) -> None:
+        del self._pods[pod.key]
+        _soon(self._listener.pods_changed, pod.job)
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """Return a value with a merge patch applied (RFC 7386)."""
+    if not isinstance(patch, Mapping):
+        return deepcopy(patch)
+    result = dict(target) if isinstance(target, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
+
+
+def _soon(call: Callable[..., None], *arguments: object) -> None:
+    asyncio.get_running_loop().call_soon(call, *arguments)
+
+
+def _key(manifest: Manifest) -> Key:
+    return Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+
+def _controller_uid(manifest: Manifest) -> str | None:
+    references = manifest["metadata"].get("ownerReferences") or ()
+    return next((owner["uid"] for owner in references if owner.get("controller")), None)
+
+
+def _require_same_controller(kind: str, key: Key, *, existing: Manifest, wanted: Manifest) -> None:
+    theirs = _controller_uid(existing)
+    if theirs is None or theirs != _controller_uid(wanted):
+        raise AlreadyExistsError(f"{kind} {key} already exists and has another owner", status=409)

@@ -1,0 +1,124 @@
+"""Volumes as directories of this machine, and the paths that lead into them.
+
+Nothing is mounted. A path in a container's command, arguments or environment that lies in one of
+its volumes is replaced by that volume's directory. Paths within scripts stay unchanged.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ddp_operator.ports import Manifest
+
+from ddp_client.local.machine.errors import ContainerConfigError
+
+_SHARED_MEMORY = "/dev/shm"  # the machine's own is used
+_BOUNDARY = r"""\s=:,'\"`"""
+
+
+def mounted_directories(
+    pod_spec: Manifest,
+    container: Manifest,
+    *,
+    persistent: Path,
+    ephemeral: Path,
+    config_maps: Mapping[str, Manifest],
+) -> dict[str, Path]:
+    """Create the directories of a container's volumes; return them by mount path.
+
+    Args:
+        pod_spec: the pod's spec, with its volumes.
+        container: the container with the mounts.
+        persistent: where claims and buckets live; they outlive the pod.
+        ephemeral: where other volumes live; deleted with the pod.
+        config_maps: the available ones, by name.
+
+    Raises:
+        ContainerConfigError: this machine cannot provide a volume of this kind.
+    """
+    sources = {volume.get("name"): volume for volume in pod_spec.get("volumes") or ()}
+    directories: dict[str, Path] = {}
+    for mount in container.get("volumeMounts") or ():
+        name, path = str(mount.get("name", "")), str(mount.get("mountPath", "")).rstrip("/")
+        if path in ("", _SHARED_MEMORY):
+            continue
+        if name not in sources:
+            raise ContainerConfigError(
+                f"spec.template.spec.containers volumeMounts: no volume is named {name!r}; "
+                "add it to spec.template.spec.volumes"
+            )
+        place = _Place(persistent=persistent, ephemeral=ephemeral / name, config_maps=config_maps)
+        try:
+            directory = place.of(sources[name])
+        except OSError as error:
+            raise ContainerConfigError(f"volume {name}: {error}") from None
+        directories[path] = directory / str(mount.get("subPath", ""))
+    return directories
+
+
+def translate(text: str, directories: Mapping[str, Path]) -> str:
+    """Replace paths in volumes by their directories here, the innermost mount first."""
+    for path in sorted(directories, key=len, reverse=True):
+        inside = rf"(?:^|(?<=[{_BOUNDARY}])){re.escape(path)}(?=$|[/{_BOUNDARY}])"
+        here = str(directories[path])
+        text = re.sub(inside, lambda _, here=here: here, text)  # type: ignore[misc]
+    return text
+
+
+class _Place:
+    """Location of one volume, created on demand."""
+
+    def __init__(
+        self, *, persistent: Path, ephemeral: Path, config_maps: Mapping[str, Manifest]
+    ) -> None:
+        self._persistent = persistent
+        self._ephemeral = ephemeral
+        self._config_maps = config_maps
+
+    def of(self, volume: Manifest) -> Path:
+        makers: dict[str, Callable[[Any], Path]] = {
+            "emptyDir": lambda _: self._made(self._ephemeral),
+            "persistentVolumeClaim": lambda source: self._made(
+                self._persistent / source["claimName"]
+            ),
+            "csi": self._bucket,
+            "hostPath": lambda source: self._made(Path(source["path"])),
+            "configMap": self._config_map,
+        }
+        for kind, make in makers.items():
+            if kind in volume:
+                return make(volume[kind] or {})
+        kinds = ", ".join(sorted(set(volume) - {"name"})) or "nothing"
+        raise ContainerConfigError(
+            f"volume {volume.get('name')}: a local run has no {kinds}; use {', '.join(makers)}"
+        )
+
+    @staticmethod
+    def _made(directory: Path) -> Path:
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    def _bucket(self, source: Manifest) -> Path:
+        attributes = source.get("volumeAttributes") or {}
+        return self._made(
+            self._persistent / str(attributes.get("bucketName") or source.get("driver"))
+        )
+
+    def _config_map(self, source: Manifest) -> Path:
+        name = source.get("name", "")
+        if name not in self._config_maps:
+            raise ContainerConfigError(
+                f"ConfigMap {name} is missing; put it into the same file as the job"
+            )
+        directory = self._made(self._ephemeral)
+        data = self._config_maps[name].get("data") or {}
+        for item in source.get("items") or ({"key": key, "path": key} for key in data):
+            if item["key"] not in data:
+                raise ContainerConfigError(
+                    f"ConfigMap {name} has no key {item['key']}; give it one, or correct the volume"
+                )
+            target = directory / item["path"]
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(data[item["key"]])
+        return directory

@@ -1,0 +1,135 @@
+"""Kueue's report about a waiting job, as far as the user may read it."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from ddp_operator.api.values.text import clean, counted
+from ddp_operator.job.pods.schedulers.kueue import kueue_group
+from ddp_operator.job.status.conditions import QUEUED
+from ddp_operator.kube import Resource
+from ddp_operator.ports import ClusterError, Manifest, NotFoundError
+
+from ddp_client.remote.cluster import Cluster
+from ddp_client.views.job.queueing import UNKNOWN, QueueState, explain
+from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_client.views.job.workload import Workload, inactive
+
+_KUEUE: Final = "kueue.x-k8s.io"
+_VISIBILITY: Final = f"visibility.{_KUEUE}"
+"""Kueue's own API server (feature VisibilityOnDemand)."""
+_VERSIONS: Final = ("v1beta2", "v1beta1")
+"""Versions of both APIs; Kueue before 0.15 has only the second."""
+_MOST: Final = 1000
+"""Most pending workloads in Kueue's answer; the position of later ones is unknown."""
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+"""A valid object name; nothing else may become part of a request's path."""
+
+
+async def queue_state(cluster: Cluster, job: JobSnapshot, now: datetime) -> QueueState:
+    """Return why a job waits in its queue, and its position.
+
+    Empty if unknown, for example without Kueue or without the right to read it.
+    """
+    queue = _queue(job)
+    if job.parsed is None or queue is None:
+        return UNKNOWN
+    namespace, name = job.key.namespace, kueue_group(job.parsed)
+    position, stored = await asyncio.gather(
+        place_in_queue(cluster, job),
+        _get(cluster, _KUEUE, "workloads", name, namespace),
+    )
+    workload = Workload.read(stored) if stored else None
+    if workload is None:
+        return QueueState(position)
+    closed = await _closed(cluster, queue, namespace) if workload.held else ""
+    return explain(workload, name, now, position=position, closed=closed)
+
+
+async def place_in_queue(cluster: Cluster, job: JobSnapshot) -> str:
+    """Return how many jobs are ahead of a job in its queue, as text.
+
+    Empty if unknown, for example without Kueue or without the right to read it.
+    """
+    queue = _queue(job)
+    if job.parsed is None or queue is None:
+        return ""
+    own = kueue_group(job.parsed)
+    found = [
+        item
+        for item in await _pending(cluster, job.key.namespace, queue)
+        if item["metadata"]["name"] == own
+    ]
+    if not found:
+        return ""
+    ahead, of_all = (
+        _number(found[0].get(f"positionIn{kind}Queue")) for kind in ("Local", "Cluster")
+    )
+    if not of_all:
+        return f"quota; it is next in queue {clean(queue)}"
+    others = "all queues that share its quota"
+    if not ahead:
+        return f"{counted(of_all, 'job')} ahead in {others}; it is next in queue {clean(queue)}"
+    return f"{counted(ahead, 'job')} ahead in queue {clean(queue)}, {of_all} in {others}"
+
+
+def _queue(job: JobSnapshot) -> str | None:
+    """Return the queue that a job waits in; None if none."""
+    if job.parsed is None or job.status.finished or job.status.reason != QUEUED:
+        return None
+    return job.parsed.spec.kueue_queue
+
+
+async def _pending(cluster: Cluster, namespace: str, queue: str) -> list[Manifest]:
+    answer = await _get(
+        cluster,
+        _VISIBILITY,
+        "localqueues",
+        queue,
+        namespace,
+        subresource="pendingworkloads",
+        params={"limit": str(_MOST)},
+    )
+    items: list[Manifest] = (answer or {}).get("items") or []
+    return items
+
+
+async def _closed(cluster: Cluster, queue: str, namespace: str) -> str:
+    """Return why a queue admits nothing; its ClusterQueue, where readable, knows it best."""
+    local = await _get(cluster, _KUEUE, "localqueues", queue, namespace)
+    if local is None or not (why := inactive(local)):
+        return ""
+    name = str((local.get("spec") or {}).get("clusterQueue"))
+    whole = await _get(cluster, _KUEUE, "clusterqueues", name) if _NAME.fullmatch(name) else None
+    return (inactive(whole) if whole else "") or why
+
+
+async def _get(
+    cluster: Cluster,
+    group: str,
+    plural: str,
+    name: str,
+    namespace: str | None = None,
+    *,
+    subresource: str = "",
+    params: Mapping[str, str] | None = None,
+) -> Manifest | None:
+    """Return an object of Kueue; None if there is none, or the user may not read it."""
+    for version in _VERSIONS:
+        resource = Resource(group, version, plural)
+        path = resource.path(namespace=namespace, name=name, subresource=subresource)
+        try:
+            answer: Manifest = await cluster.client.request("GET", path, params=params)
+        except NotFoundError:
+            continue
+        except ClusterError:
+            return None
+        return answer
+    return None
+
+
+def _number(value: Any) -> int:
+    """Return a position; 0, the first place, is omitted in Go's JSON."""
+    return value if isinstance(value, int) else 0

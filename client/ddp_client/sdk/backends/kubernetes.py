@@ -1,0 +1,56 @@
+"""The backend for a cluster."""
+
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self
+
+from ddp_operator.kube import ApiClient, Credentials
+from ddp_operator.ports import Key, Manifest
+
+from ddp_client.remote import queues
+from ddp_client.remote.cluster import Cluster
+from ddp_client.remote.evidence import gather
+from ddp_client.remote.submission import submit
+from ddp_client.report import Facts
+from ddp_client.report.history import History
+from ddp_client.views.job.queueing import QueueState
+from ddp_client.views.job.snapshot import JobSnapshot
+
+_TIMEOUT_SECONDS: Final = 15.0
+
+
+class KubernetesBackend(Cluster):
+    """Implements `Backend` with an API server."""
+
+    def __init__(self, credentials: Credentials, namespace: str) -> None:
+        super().__init__(ApiClient(credentials, timeout_seconds=_TIMEOUT_SECONDS))
+        self._namespace = namespace
+
+    async def __aenter__(self) -> Self:
+        await self.client.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.client.__aexit__(kind, error, traceback)
+
+    @property
+    def namespace(self) -> str:
+        """See `Backend`."""
+        return self._namespace
+
+    async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
+        """See `Backend`."""
+        return await submit(self, job["metadata"]["namespace"], job, scripts)
+
+    async def queue_state(self, job: JobSnapshot, now: datetime) -> QueueState:
+        """See `Backend`."""
+        return await queues.queue_state(self, job, now)
+
+    async def facts(self, key: Key, history: History | None) -> Facts:
+        """See `Backend`."""
+        return await gather(self, key, history=history)

@@ -1,0 +1,138 @@
+"""Build manifests from the arguments of `run`."""
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Final, TypedDict
+
+from ddp_operator.api.constants import MAX_NAME_LENGTH
+from ddp_operator.api.values.text import clean
+from ddp_operator.ports import Manifest
+
+from ddp_client.sdk.function import script_of
+from ddp_client.submit import (
+    CheckpointLocation,
+    GpuRequest,
+    JobRequest,
+    JobRequestError,
+    MemoryCheckpoint,
+    Mount,
+    Scripts,
+    job_manifest,
+)
+from ddp_client.submit.request import Launcher
+
+_FILE: Final = "ddp_function.py"
+"""Not the function's name: a script random.py would shadow `import random`."""
+_SUFFIX_BYTES: Final = 2
+_NO_PART_OF_A_NAME: Final = re.compile(r"[^a-z0-9]+")
+
+
+class Options(TypedDict, total=False):
+    """Further options of `run`, the same as of `kubectl ddp run`."""
+
+    name: str
+    """Default: the name of the function or program, with four random characters."""
+    image: str
+    """Required on a cluster; it must have Python and the function's imports, or the command."""
+    replicas: int
+    gpus: str
+    """For each pod, such as `h100:8`."""
+    spot: bool
+    cpu: str
+    memory: str
+    queue: str
+    """Kueue's LocalQueue."""
+    env: Mapping[str, str]
+    env_from: Sequence[str]
+    """`secret/NAME` and `configmap/NAME`."""
+    mounts: Sequence[str]
+    """Such as `pvc/data:/data:ro`."""
+    checkpoint: str
+    """`pvc/NAME` or `gs://BUCKET`."""
+    memory_checkpoint: str
+    """`SIZE` or `SIZE,copies=N`: memory of each pod for snapshots, such as `64Gi,copies=1`."""
+    max_restarts: int
+    min_replicas: int
+    """Training continues with this many pods while others are missing."""
+    max_replicas: int
+    """The job grows up to this many pods when nodes are available."""
+    spares: int
+    """Additional pods that wait to replace a lost one."""
+    user: int
+    """User ID of the processes; default: the image's user, which must not be root in `restricted`
+    namespaces."""
+    launcher: Launcher
+
+
+_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "gpus": GpuRequest.parse,
+    "mounts": lambda mounts: [Mount.parse(mount) for mount in mounts],
+    "checkpoint": CheckpointLocation.parse,
+    "memory_checkpoint": MemoryCheckpoint.parse,
+}
+"""Readers of options that are given as text."""
+
+
+def build_manifests(
+    function: Callable[..., object] | None,
+    command: Sequence[str] | None,
+    arguments: Mapping[str, Any] | None,
+    options: Options,
+    *,
+    default_image: str | None,
+) -> tuple[Manifest, Manifest | None]:
+    """Return the job, and the ConfigMap with the function's script.
+
+    Raises:
+        JobRequestError: an argument is invalid; names it.
+        FunctionError: the function cannot run on its own.
+    """
+    if unknown := [*options.keys() - Options.__annotations__.keys()]:
+        raise JobRequestError(
+            f"run has no argument {clean(min(unknown), 80)}: use a manifest with apply for other "
+            "fields; pass a function's own arguments in arguments={…}"
+        )
+    given = {key: value for key, value in options.items() if value is not None}
+    image = given.get("image", default_image)
+    if image is None:
+        raise JobRequestError(
+            "image: name an image with Python and everything that the function or command needs"
+        )
+    scripts, called = None, ""
+    if function is not None:
+        if command is not None:
+            raise JobRequestError("command: give a function or a command, not both")
+        text = script_of(function, arguments or {})
+        scripts = Scripts({_FILE: text.encode()}, token=secrets.token_hex(_SUFFIX_BYTES))
+        command = ["python", _FILE]
+        called = function.__name__
+    elif arguments is not None:
+        raise JobRequestError(
+            "arguments: only for a function; put a command's arguments into the command"
+        )
+    elif not command:
+        raise JobRequestError("give run a function, or a command=[…]")
+    elif isinstance(command, str):
+        raise JobRequestError("command: give a list of words, such as ['python', 'train.py']")
+    read = {key: _READ[key](value) for key, value in given.items() if key in _READ}
+    name = options.get("name") or _name(called or _program(command))
+    request = JobRequest(
+        **{**given, **read, "name": name, "image": image}, command=command, scripts=scripts
+    )
+    return job_manifest(request), scripts.config_map(name) if scripts else None
+
+
+def _program(command: Sequence[str]) -> str:
+    script = next((word for word in command if word.endswith(".py")), command[0])
+    return PurePosixPath(script).stem
+
+
+def _name(called: str) -> str:
+    """Return a valid job name with random characters, which make it unique."""
+    stem = _NO_PART_OF_A_NAME.sub("-", called.lower()).strip("-") or "job"
+    if not stem[0].isalpha():
+        stem = f"job-{stem}"
+    stem = stem[: MAX_NAME_LENGTH - 2 * _SUFFIX_BYTES - 1].rstrip("-")
+    return f"{stem}-{secrets.token_hex(_SUFFIX_BYTES)}"

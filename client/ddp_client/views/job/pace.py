@@ -1,0 +1,39 @@
+"""A job's speed, and how its time was spent."""
+
+from collections import Counter
+from datetime import datetime
+from typing import Final
+
+from ddp_operator.job.status import goodput
+
+from ddp_client.views.job.snapshot import JobSnapshot
+
+_TOO_SHORT: Final = 30.0
+"""After fewer seconds of training there is no estimate: the first step takes long."""
+
+
+def spent(job: JobSnapshot, now: datetime) -> Counter[str]:
+    """Return the seconds of the job's age by kind, see `goodput.KINDS`."""
+    return goodput.spent(job.status, created=job.created, now=now)
+
+
+def training_ratio(job: JobSnapshot, now: datetime) -> float | None:
+    """Return the share of time spent on training that was kept; suspended time does not count.
+
+    None before the first step.
+    """
+    total = spent(job, now)
+    active = sum(total.values()) - total["suspended"]
+    return total["training"] / active if active > 0 and total["training"] else None
+
+
+def remaining_seconds(job: JobSnapshot, now: datetime) -> float | None:
+    """Return the seconds left at the mean speed so far; None if unknown."""
+    progress = job.status.progress
+    if job.status.phase != "Running" or progress is None or not progress.total_steps:
+        return None
+    trained = spent(job, now)["training"]
+    left = progress.total_steps - progress.step
+    if trained < _TOO_SHORT or progress.step <= 0 or left <= 0:
+        return None
+    return left * trained / progress.step
