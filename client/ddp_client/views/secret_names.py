@@ -1,6 +1,6 @@
 """Tell by its name whether a value is a secret: of a field, a variable, a flag, or in a log line.
 
-The value counts only where the same name is also common for something else: `token: 4096`.
+The value counts only where the same name has other common uses: `token: 4096`.
 """
 
 import re
@@ -19,7 +19,7 @@ _DESCRIBES: Final = frozenset(
     {"name", "names", "ref", "file", "path", "dir", "mount", "type", "length", "len", "count"}
     | {"size", "url", "ttl", "expires", "expiry", "expiration", "rotation", "error", "errors"}
 )
-"""Last words of names whose value is not the secret itself: `TOKEN_FILE`, `secretName`."""
+"""Last words of names that are not those of the secret itself: `TOKEN_FILE`, `secretName`."""
 _LAST: Final = frozenset({"token", "pass", "pwd", "pw", "auth", "jwt", "sas", "cookie", "creds"})
 _JOINED: Final = ("token", "pass", "pwd")
 """Last words that names join to others without a separator: `PGPASS`, `authtoken`."""

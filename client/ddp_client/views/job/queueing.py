@@ -15,7 +15,7 @@ from ddp_operator.api.values.text import clean, duration
 from ddp_client.views.job.workload import Workload, said
 
 _UNUSED_QUOTA: Final = "insufficient unused quota"
-"""Other jobs use the quota: waiting helps, whatever Kueue says of other flavors."""
+"""Other jobs use the quota: waiting helps, although other flavors may not fit."""
 _ACTIVE: Final = '{"spec":{"active":true}}'
 _PODS_READY_TIMEOUT: Final = "PodsReadyTimeout"
 
