@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from ddp_operator.api.spec.elastic import Elastic
+from ddp_operator.api.status import GapReason, GapRecord
 from ddp_operator.job.failure import records
 from ddp_operator.job.membership.world import first_world
 from ddp_operator.job.planning.group.elasticity import GROUP_SHRUNK
@@ -13,6 +14,7 @@ from ddp_operator.job.pods.state import START_TIMEOUT
 from ddp_operator.job.status.conditions import with_condition
 
 from tests.good_manifests import container, template
+from tests.simulation.actions import users
 from tests.simulation.checks.group import GroupJudge
 from tests.simulation.checks.truth import Ledger, Truth
 from tests.simulation.checks.verdicts import Verdicts
@@ -32,6 +34,26 @@ def test_elastic_jobs_of_any_size_have_pods_of_one_shape(
 ) -> None:
     shapes = {shape_of(stored_job(replicas=replicas, **elastic)) for replicas in (2, 3)}
     assert (len(shapes) == 1) is is_same
+
+
+@pytest.mark.parametrize(("hears", "limit"), [(True, 0), (False, 2)])
+def test_invalid_spec_is_judged_by_last_one_that_an_operator_received(
+    *, hears: bool, limit: int
+) -> None:
+    simulation = Simulation()
+    restart = {"scope": "Gang", "maxRestarts": 2}
+    simulation.server.create_job(stored_job(replicas=1, restart=restart)["spec"])
+    simulation.advance(1.0)
+    if not hears:
+        simulation.down_seconds = 60.0
+        simulation.kill_operator()
+    simulation.server.edit_job({"restart": {**restart, "maxRestarts": 0}})
+    simulation.advance(1.0)
+    users.break_pattern(simulation)
+    job = simulation.job()
+    simulation.kill_operator()
+    assert job is not None
+    assert job.spec.restart.max_restarts == limit
 
 
 def test_unanswered_launcher_ends_with_message_of_its_processes() -> None:
@@ -137,14 +159,22 @@ def test_only_pods_of_the_present_attempt_take_places(*, restarts: bool) -> None
     assert bool(broken) is not restarts
 
 
-@pytest.mark.parametrize("is_right", [True, False])
-def test_decision_is_not_judged_after_clock_was_set_back(*, is_right: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_right", "reason", "is_early"),
+    [(True, "Paused", True), (False, "Paused", False), (True, "Unscheduled", False)],
+)
+def test_group_must_not_shrink_because_of_a_pause_of_the_operator(
+    *, is_right: bool, reason: GapReason, is_early: bool
+) -> None:
+    """It is not judged after the clock was set back, or if a spare replaced the pod meanwhile."""
     simulation = Simulation()
     simulation.kill_operator()
     simulation.invariants.clock_is_right = is_right
     now = simulation.clock.now()
     old = with_status(
-        fresh_job(elastic={"minReplicas": 1}), next_start_time=now + timedelta(seconds=100)
+        fresh_job(elastic={"minReplicas": 1}),
+        next_start_time=now + timedelta(seconds=100),
+        gaps=(GapRecord(node_rank=1, reason=reason, since=now),),
     )
     status = with_condition(old.status, "Restarting", True, GROUP_SHRUNK, "1 of 2 pods", now)
     broken: list[str] = []
@@ -156,7 +186,7 @@ def test_decision_is_not_judged_after_clock_was_set_back(*, is_right: bool) -> N
         simulation.server, simulation.clock, simulation.launchers, simulation.scheduler
     )
     judge.judge(old, replace(old, status=status), require)
-    assert bool(broken) is is_right
+    assert bool(broken) is is_early
 
 
 @pytest.mark.parametrize("is_right", [True, False])
