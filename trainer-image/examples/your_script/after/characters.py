@@ -94,6 +94,7 @@ def main():
     model = GPT(Shape(vocabulary=len(dataset.alphabet)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=20)
+    loss = torch.zeros(())  # of a new rank that joins when the epoch's batches are done
     with ddp_trainer.join(model=model, optimizer=optimizer, scheduler=scheduler) as job:
         device = job.device
         net = job.wrap(model)
