@@ -5,12 +5,22 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from ddp_client.cli import __main__ as entry
+from ddp_operator import __version__
 
-PROJECT = Path(__file__).parents[3] / "client" / "pyproject.toml"
+ROOT = Path(__file__).parents[3]
+PROJECTS = {
+    name: tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"]
+    for name in ("operator", "client", "trainer-image")
+}
+
+
+def test_all_distributions_have_one_version() -> None:
+    assert {project["version"] for project in PROJECTS.values()} == {__version__}
+    assert f"ddp-operator=={__version__}" in PROJECTS["client"]["dependencies"]
 
 
 def test_entry_points() -> None:
-    scripts = tomllib.loads(PROJECT.read_text())["project"]["scripts"]
+    scripts = PROJECTS["client"]["scripts"]
     assert scripts.keys() == {"ddp", "kubectl-ddp", "kubectl_complete-ddp"}
     wanted = {
         **dict.fromkeys(scripts, entry.main),
