@@ -92,12 +92,10 @@ def sum_on_rank_0(join: Join) -> Models:
     optimizer = sgd(model)
     with join(model=model, optimizer=optimizer) as job:
         net = job.wrap(model)
-        for _ in job.epochs(2):
-            for inputs, targets in job.batches(loader()):
-                loss_of(net(inputs), targets).backward()  # type: ignore[no-untyped-call]
-                job.step()
-            if job.is_main:
-                job.sum(1.0)
+        train(job, net, epochs=1)
+        if job.is_main:
+            job.sum(1.0)
+        train(job, net, epochs=2)
     return [model]
 
 
@@ -116,12 +114,10 @@ def score_of_rank_0_for_a_plateau(join: Join) -> Models:
     plateau = ReduceLROnPlateau(optimizer)
     with join(model=model, optimizer=optimizer, plateau=plateau) as job:
         net = job.wrap(model)
-        for _ in job.epochs(2):
-            for inputs, targets in job.batches(loader()):
-                loss_of(net(inputs), targets).backward()  # type: ignore[no-untyped-call]
-                job.step()
-            if job.is_main:
-                job.evaluated(0.5)
+        train(job, net, epochs=1)
+        if job.is_main:
+            job.evaluated(0.5)
+        train(job, net, epochs=2)
     return [model]
 
 

@@ -184,7 +184,7 @@ class TrainState:
         self.score = state.get("score")
         self.trained_seconds = state.get("trained_seconds")
         self._watch.expect((number, name) for number, name in state.get("changing", ()))
-        self.begin_group()
+        self._begin_here()
 
     def choose_samples(self, samples: int) -> None:
         """Set the number of samples in the training set, as the first epoch has them.
@@ -239,9 +239,13 @@ class TrainState:
 
     def begin_group(self) -> None:
         """Note that training continues from here in another group: its first step takes longer."""
+        self._begin_here()
+        self._watch.expect_no_change()
+
+    def _begin_here(self) -> None:
+        """Note that neither the time of the last step nor the schedulers' counts are known."""
         self._stepped_at = None
         self._updates.begin()
-        self._watch.expect_no_change()
 
     def count_time(self) -> None:
         """Count the time since the group's previous step, because a step is complete."""

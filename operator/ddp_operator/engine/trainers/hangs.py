@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.job_cache import JobCache
-from ddp_operator.hang import evidence as view
+from ddp_operator.hang import evidence
 from ddp_operator.hang.result import NOTHING_KNOWN, Hang
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.ports import Key, Trainers
@@ -81,7 +81,7 @@ class Hangs:
         try:
             async with asyncio.timeout(_SECONDS), self._turn:
                 found = await self._explain(job, launchers, token)
-        except view.TooMuchError as error:
+        except evidence.TooMuchError as error:
             logger.warning("%s hangs; its launchers' answers are not read: %s", job.key, error)
         except TimeoutError:
             logger.warning("%s hangs; its launchers took too long to show its ranks", job.key)
@@ -111,11 +111,11 @@ class Hangs:
         if all(isinstance(each, str) for each in said):
             return NOTHING_KNOWN
         if left <= 0:
-            raise view.TooMuchError(f"they have more than {_MOST_BYTES >> 20} MB")
+            raise evidence.TooMuchError(f"they have more than {_MOST_BYTES >> 20} MB")
         answers = [
             (ranks.ranks(job.spec, node_rank), text)
             for (node_rank, _), text in zip(launchers, said, strict=True)
         ]
         # Tenths of a second for a thousand ranks. Other tasks continue meanwhile.
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, view.explain_answers, answers)
+        return await loop.run_in_executor(self._thread, evidence.explain_answers, answers)
