@@ -1,8 +1,4 @@
-"""The open connections of a port.
-
-Operator and launcher share this table. `make generate` copies this file to the trainer's package,
-so it imports only the standard library.
-"""
+"""The open connections of a port."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Logs refused requests without letting a flood of them fill the log.
-
-Operator and launcher share this class. `make generate` copies this file to the trainer's package,
-so it imports only the standard library.
-"""
+"""Logs refused requests without letting a flood of them fill the log."""
 
 from __future__ import annotations
 
