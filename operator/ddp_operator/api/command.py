@@ -18,19 +18,23 @@ _TORCHRUN_MODULES: Final = (
     "nvidia_resiliency_ext.fault_tolerance.launcher",
 )
 OWN_LAUNCHER: Final = "ddp_trainer.launch"
-_PROGRAMS: Final = (
+PROGRAMS: Final = (
     *_TORCHRUN_PROGRAMS,
     *("accelerate", "accelerate-launch", "deepspeed", "mpirun", "mpiexec", "mpiexec.hydra"),
     *("horovodrun", "colossalai", "composer"),
 )
-_MODULES: Final = (
+MODULES: Final = (
     *_TORCHRUN_MODULES,
     *(OWN_LAUNCHER, "accelerate.commands.launch", "accelerate.commands.accelerate_cli"),
     *("deepspeed.launcher.runner", "deepspeed.launcher.launch", "composer.cli.launcher"),
 )
-LAUNCHERS: Final = (*_PROGRAMS, *_MODULES)
+LAUNCHERS: Final = (*PROGRAMS, *MODULES)
 """Programs that start several processes. Under another launcher, each rank would start all of
 them."""
+TUNE: Final = "tune run"
+"""torchtune's launcher, which is one only if torchrun's options follow."""
+FABRIC: Final = ("fabric run", "lightning run model")
+"""Lightning's launchers, which run torchrun with options of their own."""
 SHELLS: Final = ("sh", "bash", "dash", "ash", "zsh", "ksh")
 
 _PYTHON: Final = linear(r"python(?:3(?:\.\d+)?t?)?")
@@ -50,6 +54,15 @@ _PYTHON_VALUES: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _SUBSTITUTION: Final = linear(r"\$\([^()]*\)|`[^`]*`")
 """Text that a shell or Kubernetes replaces; here it is part of a word."""
 _SEPARATORS: Final = ";&|()\n"
+_CONTROL: Final = frozenset(
+    {
+        *("if", "else", "elif", "while", "until", "for", "case", "select", "function", "{", "!"),
+        *("[", "[[", "test", "eval", "trap", "exit"),
+    }
+)
+"""Shell words after which it is not certain that a command runs."""
+_BRANCHES: Final = linear(r"\|\||<<|=[\"'][^\"']*\s")
+"""Other signs of that: alternatives, files within a line, and variables that hold commands."""
 _LEAST_LINE: Final = 1024
 """How much of MAX_SEARCHED each line takes at least, so that 8 may be nested."""
 _MAX_NESTED: Final = 2
@@ -70,6 +83,13 @@ class Started:
     """Index of the first word after the launcher, or after Python and its options."""
     in_shell: bool = False
     """True if the program is in a shell's line."""
+    is_certain: bool = True
+    """False: whether the program gets these words depends on other programs, such as a shell's
+    condition."""
+    unused: tuple[str, ...] = ()
+    """Words after a shell's line that the line does not use."""
+    assigned: tuple[str, ...] = ()
+    """Words before the program that give it variables, such as MASTER_ADDR=localhost."""
 
     @property
     def by_torchrun(self) -> bool:
@@ -89,24 +109,30 @@ def started(argv: Sequence[str]) -> Started:
 
 def _started(words: tuple[str, ...], room: int, *, in_shell: bool) -> Started:
     """Read a command line, with `room` for so many characters of shell lines."""
-    at: int | None = 0
+    found = _program_of(words, room, in_shell=in_shell)
+    own = words[: found.begin] if found.words is words else ()
+    return replace(found, assigned=(*found.assigned, *filter(_assigned, own)))
+
+
+def _program_of(words: tuple[str, ...], room: int, *, in_shell: bool) -> Started:
+    at: int | None = _behind_assignments(words) if in_shell else 0
+    is_certain = True
     while at is not None and at < len(words):
         program = _program(words[at])
         if program in LAUNCHERS:
-            return Started(words, program, begin=at + 1)
+            return Started(words, program, begin=at + 1, is_certain=is_certain)
         if program in SHELLS:
             return _in_shell(words, at, room)
         if is_python(program):
-            return _under_python(words, at, at + 1)
+            return replace(_under_python(words, at, at + 1), is_certain=is_certain)
         if program == "uv" and (found := _under_uv(words, at)):
             return found
         if program not in _WRAPPERS:
             # For example an image's entrypoint, which ends with exec "$@".
             if not in_shell and at + 1 < len(words) and _is_known(words[at + 1]):
-                at += 1
+                at, is_certain = at + 1, False
                 continue
-            found = _under_python(words, at, at + 1)  # Python may have any name
-            return found if found.launcher in _MODULES else Started(words)
+            return _under_any(words, at)
         at = _behind_wrapper(words, at)
     return Started(words)
 
@@ -146,6 +172,22 @@ def _under_python(words: tuple[str, ...], python: int, at: int) -> Started:
     if at < len(words) and _program(words[at]) in LAUNCHERS:  # such as /usr/local/bin/torchrun
         return Started(words, _program(words[at]), python, at + 1)
     return Started(words, "", python, at)
+
+
+def _under_any(words: tuple[str, ...], at: int) -> Started:
+    """Read a program of any name, which may be Python or `tune run`.
+
+    `tune run` starts torchrun if torchrun's options come first, else one process.
+    """
+    if _program(words[at]) == "tune" and words[at + 1 : at + 2] == ("run",):
+        starts_ranks = words[at + 2 : at + 3] and words[at + 2].startswith("-")
+        return Started(words, TUNE if starts_ranks else "", begin=at + 2)
+    for launcher in FABRIC:
+        names = (_program(words[at]), *words[at + 1 : at + 1 + launcher.count(" ")])
+        if names == tuple(launcher.split()):
+            return Started(words, launcher, begin=at + len(names))
+    found = _under_python(words, at, at + 1)
+    return found if found.launcher in MODULES else Started(words)
 
 
 def _under_uv(words: tuple[str, ...], uv: int) -> Started | None:
@@ -192,19 +234,37 @@ def _in_shell(words: tuple[str, ...], shell: int, room: int) -> Started:
         return Started(words, program, begin=at + 1) if program in LAUNCHERS else Started(words)
     line, name, arguments = words[at], words[at + 1 : at + 2], words[at + 2 :]
     rest = room - max(len(line), _LEAST_LINE)
-    found = [_started(command, rest, in_shell=True) for command in _commands(line, room)]
+    commands = tuple(_commands(line, room))
+    kept = [word for word in words[:shell] if _assigned(word)]
+    found = []
+    for command in commands:
+        if command[0] == "export" or _behind_assignments(command) == len(command):
+            kept += filter(_assigned, command)
+        else:
+            one = _started(command, rest, in_shell=True)
+            found.append(replace(one, assigned=(*kept, *one.assigned)))
     if rest > 0 and ("$@" in line or "$*" in line):
         passed = (*(name if "$0" in line else ()), *arguments)
         found.append(_started(passed, rest, in_shell=True))
-    best = next((one for one in found if one.launcher), None)
-    best = best or next((one for one in found if one.python is not None), Started(words))
-    return replace(best, in_shell=True)
+    launchers = [one for one in found if one.launcher]
+    best = next((one for one in found if one.python is not None), Started(words))
+    best = launchers[0] if launchers else best
+    is_plain = len(line) <= room and not _BRANCHES.search(line)
+    is_plain = is_plain and len(launchers) <= 1 and _CONTROL.isdisjoint(c[0] for c in commands)
+    uses_words = "$" in line or any(command[0] in (".", "source") for command in commands)
+    return replace(
+        best,
+        in_shell=True,
+        is_certain=is_plain and best.is_certain,
+        unused=() if uses_words else (*name, *arguments),
+    )
 
 
 def _commands(line: str, room: int, nested: int = 0) -> Iterator[tuple[str, ...]]:
     """Yield the simple commands of a shell's line, and commands that its variables hold.
 
-    Of a line without room, yield those that end within it.
+    A command begins with the variables that it gets. Of a line without room, yield the commands
+    that end within it.
     """
     is_cut, line = len(line) > room, line[: max(room, 0)]
     text = line.replace("\\\n", " ").encode(errors="replace").decode()
@@ -215,56 +275,27 @@ def _commands(line: str, room: int, nested: int = 0) -> Iterator[tuple[str, ...]
     except ValueError:  # an unclosed quotation
         words = line.split()
     command: list[str] = []
+    has_program = False
     for word in words if is_cut else [*words, ";"]:
         if not word.strip(_SEPARATORS):
             if command and not command[0].startswith("#"):
                 yield tuple(command)
-            command = []
-        elif not command and (value := _assigned(word)) is not None:
-            if " " in value.strip() and nested < _MAX_NESTED:
-                yield from _commands(value, room, nested + 1)
-        else:
-            command.append(word)
+            command, has_program = [], False
+            continue
+        value = None if has_program else _assigned(word)
+        has_program = value is None
+        if value and " " in value.strip() and nested < _MAX_NESTED:
+            yield from _commands(value, room, nested + 1)
+        command.append(word)
+
+
+def _behind_assignments(command: Sequence[str]) -> int:
+    """Return the index of the first word that gives no value to a variable."""
+    places = (at for at, word in enumerate(command) if _assigned(word) is None)
+    return next(places, len(command))
 
 
 def _assigned(word: str) -> str | None:
     """Return the value that a word gives to a variable, or None if it gives none."""
     name, equals, value = word.partition("=")
     return value if equals and name.isascii() and name.isidentifier() else None
-
-
-def starts_ranks_cel(words: str) -> str:
-    """CEL: whether a list of words starts a launcher, as far as CEL can tell.
-
-    It sees launchers by name or path as the first or second word, modules that `python` and
-    `python3` run, and shell lines that begin with a launcher. `started` sees all launchers.
-    """
-    first, second, third = (f"{words}[{number}]" for number in range(3))
-    python = f"({first}.endsWith('python') || {first}.endsWith('python3'))"
-    option = f"{words}.size() > 2 && {second} in ['-u', '-B', '-O', '-I', '-s', '-E']"
-    module = f"({_is_module_cel(words, 1)} || {option} && {_is_module_cel(words, 2)})"
-    flag = f"{second}.startsWith('-') && !{second}.startsWith('--') && {second}.endsWith('c')"
-    line = " || ".join(f"{third}.startsWith('{name} ')" for name in _PROGRAMS)
-    shell = f"{words}.size() > 2 && {_is_one_cel(first, SHELLS)} && {flag} && ({line})"
-    return (
-        f"({_is_one_cel(first, _PROGRAMS)}"
-        f" || {words}.size() > 1 && {_is_one_cel(second, _PROGRAMS)}"
-        f" || {python} && {module} || {shell})"
-    )
-
-
-def _is_one_cel(word: str, names: Sequence[str]) -> str:
-    paths = "".join(f" || {word}.endsWith('/{name}')" for name in names)
-    return f"({word} in [{_listed(names)}]{paths})"
-
-
-def _is_module_cel(words: str, at: int) -> str:
-    joined = [f"-m{module}" for module in _MODULES]
-    return (
-        f"({words}.size() > {at} && {words}[{at}] in [{_listed(joined)}] || {words}.size() >"
-        f" {at + 1} && {words}[{at}] == '-m' && {words}[{at + 1}] in [{_listed(_MODULES)}])"
-    )
-
-
-def _listed(words: Sequence[str]) -> str:
-    return ", ".join(f"'{word}'" for word in words)

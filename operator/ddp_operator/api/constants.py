@@ -13,6 +13,7 @@ OWN_PREFIX = f"{GROUP}/"
 them."""
 
 LABEL_JOB_NAME = f"{GROUP}/job-name"
+LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_INDEX = f"{GROUP}/replica-index"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
 LABEL_REPLACEMENT = f"{GROUP}/replacement"
@@ -28,6 +29,9 @@ ANNOTATION_TRAINER = f"{GROUP}/trainer-container"
 
 ANNOTATION_RESTART_REQUESTED = f"{GROUP}/restart-requested"
 """On a job: any new value restarts its pods."""
+ANNOTATION_CODE = f"{GROUP}/code"
+"""On a job: the code that a client sent, as `code.Code`; new code restarts the processes. On a pod:
+the ID of the code that it was created with."""
 
 CONTROLLER = f"{GROUP}/ddpjob-controller"
 """This operator as the value of `spec.managedBy`."""
@@ -80,6 +84,8 @@ GKE_QUEUED_LABEL = "cloud.google.com/gke-queued"
 GKE_MAX_RUN_LABEL = "cloud.google.com/gke-max-run-duration-seconds"
 GKE_COMPUTE_CLASS_LABEL = "cloud.google.com/compute-class"
 GKE_RESERVATION_PREFIX = "cloud.google.com/reservation-"
+GKE_PROVISIONING_LABEL = "cloud.google.com/gke-provisioning"
+GKE_NETWORK_PROFILE_LABEL = "gke.networks.io/accelerator-network-profile"
 GKE_SHARING_LABEL = "cloud.google.com/gke-gpu-sharing-strategy"
 GKE_PARTITION_LABEL = "cloud.google.com/gke-gpu-partition-size"
 # https://cloud.google.com/kubernetes-engine/docs/how-to/gke-topology-aware-scheduling
@@ -106,8 +112,6 @@ MAX_NAME_LENGTH = 50
 
 MAX_REPLICAS = 10_000
 MAX_SPARES = 100
-MAX_COPIES = 8
-"""Copies of a rank's snapshots in other pods' memory."""
 
 DEFAULT_STATUS_PORT = 28737
 """Not near 29500, where people expect stores of their own, and not a default of tools that run in
@@ -166,6 +170,8 @@ KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
 KUEUE_BOOST = "kueue.x-k8s.io/priority-boost"
 """Kueue's annotation on a Workload: a number that is added to its priority."""
 
+ENV_CODE_DIR = "DDP_CODE_DIR"
+"""For the launcher: the folder with the code that a client sent. Absent if none did."""
 LAUNCHER_PATH = "/ddp-launcher"
 """Where `launcher: inject` puts the launcher in pods: a folder that Python runs."""
 
@@ -210,3 +216,8 @@ EXIT_SIGKILL = 137
 survived, such as a group that broke earlier."""
 EXIT_SIGTERM = 143
 """128 + SIGTERM: told to stop, and stopped in order."""
+
+RECURSION = 12_000
+"""Recursion limit of a process that reads user input. Python's JSON reader counts each level, and
+API servers read objects 10,000 levels deep (sigs.k8s.io/json). That takes 2 MB of the 8 MB of
+stack."""

@@ -54,7 +54,11 @@ GPUS: Final[Mapping[str, Gpu]] = {
         machines=("a2-ultragpu",), counts=(1, 2, 4, 8), memory_gb=80, partitions=7
     ),
     "nvidia-h100-80gb": Gpu(
-        machines=("a3-highgpu",), counts=(1, 2, 4, 8), memory_gb=80, fabric="tcpx", partitions=7
+        machines=("a3-highgpu", "a3-edgegpu"),
+        counts=(1, 2, 4, 8),
+        memory_gb=80,
+        fabric="tcpx",
+        partitions=7,
     ),
     "nvidia-h100-mega-80gb": Gpu(
         machines=("a3-megagpu",), counts=(8,), memory_gb=80, fabric="tcpxo", partitions=7

@@ -1,19 +1,18 @@
 """A DDPJob as the operator sees it, parsed from what the API server stores."""
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 from hashlib import sha256
-from itertools import islice
 from typing import Any, Final, Self
 
 import orjson
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from ddp_operator.api.constants import (
+    ANNOTATION_CODE,
     ANNOTATION_RESTART_REQUESTED,
     GPU_RESOURCE,
     LABEL_PREBUILT_WORKLOAD,
@@ -21,7 +20,7 @@ from ddp_operator.api.constants import (
 )
 from ddp_operator.api.rules import gpu_limit, violations, wants_host_network
 from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec
-from ddp_operator.api.spec.base import explained
+from ddp_operator.api.spec.base import in_words
 from ddp_operator.api.spec.overrides import applied
 from ddp_operator.api.spec.template import PodTemplate
 from ddp_operator.api.status import DDPJobStatus
@@ -40,9 +39,6 @@ from ddp_operator.ports import Key, Manifest
 
 _UNPACKED: Final = 8
 """Large specs that stay parsed for the next decision: 3 MB each at most."""
-
-_MAX_PROBLEMS: Final = 20
-"""Problems of one job that a message names; a status has room for about as many."""
 
 _ROOTS = {
     DDPJobSpec.__name__: "spec",
@@ -88,6 +84,8 @@ class DDPJob:
     spec_hash: str
     """Digest of everything that shapes the pods. Pods with another digest belong to an older
     spec."""
+    code_requested: str = ""
+    """Value of the annotation `code`; empty if there is none."""
     prebuilt_workload: str = ""
     """Kueue's Workload that MultiKueue has copied to this cluster for the job; empty if none."""
     spec_as_stored: bytes = field(default=b"", compare=False, repr=False)
@@ -125,7 +123,7 @@ class DDPJob:
             types = {item["type"] for item in problems}
             is_newer = error.title == DDPJobSpec.__name__ and types <= _NEWER
             kind = NewerJobError if is_newer else InvalidJobError
-            raise kind(_in_words(_ROOTS[error.title], problems, manifest)) from None
+            raise kind(in_words(_ROOTS[error.title], problems, manifest)) from None
         if same is None and (broken := violations(metadata["name"], spec)):
             raise InvalidJobError("; ".join(broken))
         return cls(
@@ -136,7 +134,8 @@ class DDPJob:
             resource_version=metadata.get("resourceVersion", ""),
             created=datetime.fromisoformat(metadata["creationTimestamp"]),
             deleting="deletionTimestamp" in metadata,
-            restart_requested=_restart_requested(metadata),
+            restart_requested=_annotation(metadata, ANNOTATION_RESTART_REQUESTED),
+            code_requested=_annotation(metadata, ANNOTATION_CODE),
             spec=spec,
             status=status,
             spec_hash=same.spec_hash if same else _spec_hash(spec),
@@ -241,15 +240,15 @@ def _check_overrides(spec: DDPJobSpec) -> None:
             PodTemplate.model_validate(template)
         except ValidationError as error:
             problems = error.errors(include_url=False, include_context=False)
-            words = _in_words("spec.template", problems, {"spec": {"template": template}})
+            words = in_words("spec.template", problems, {"spec": {"template": template}})
             raise InvalidJobError(
                 f"spec.overrides[{number}].template: results in an invalid pod template: {words}"
             ) from None
 
 
-def _restart_requested(metadata: Manifest) -> str:
-    """Return as much of the annotation as the status keeps."""
-    value: str = (metadata.get("annotations") or {}).get(ANNOTATION_RESTART_REQUESTED, "")
+def _annotation(metadata: Manifest, name: str) -> str:
+    """Return as much of an annotation as the status keeps."""
+    value: str = (metadata.get("annotations") or {}).get(name, "")
     return value[:MAX_WORD]
 
 
@@ -283,35 +282,3 @@ def _spec_hash(spec: DDPJobSpec) -> str:
     if spec.elastic:
         shape["batch"] = spec.elastic.batch
     return sha256(orjson.dumps(shape, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
-
-
-def _in_words(path: str, problems: Sequence[ErrorDetails], manifest: Manifest) -> str:
-    """Name each field by its path in the manifest, with pydantic's explanation."""
-    value = manifest
-    for name in path.split("."):
-        value = value.get(name) or {}
-    lines: list[str] = []
-    for item in islice(problems, _MAX_PROBLEMS):
-        text = f"{_path(path, value, item['loc'])}: {explained(item)}"
-        if item["type"] == "extra_forbidden":
-            text = (
-                f"{_path(path, value, item['loc'])}: unknown field; remove it or correct its name"
-            )
-        if text not in lines:
-            lines.append(text)
-    if len(problems) > _MAX_PROBLEMS:
-        lines.append(f"and {len(problems) - _MAX_PROBLEMS} more")
-    return "; ".join(lines)
-
-
-def _path(root: str, value: Any, loc: tuple[int | str, ...]) -> str:
-    """Join a pydantic location. Names of union branches are left out: they are not fields."""
-    path = root
-    for part in loc:
-        if isinstance(value, list) and isinstance(part, int):
-            path += f"[{part}]"
-            value = value[part] if part < len(value) else None
-        elif isinstance(value, dict):
-            path += f".{str(part)[:MAX_WORD]}"
-            value = value.get(part)
-    return path

@@ -7,6 +7,9 @@ OLDEST: Final = (1, 30)
 """First release that does not evaluate the rules of an unchanged spec again. So the operator can
 write the status of a job that is older than a rule. It also serves ValidatingAdmissionPolicies."""
 
+NATIVE_GANGS: Final = (1, 37)
+"""First release with the beta API of Kubernetes' own gangs."""
+
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, Self, cast
 
-from ddp_operator.api.values.bounded import read_time
+from ddp_operator.api.values.bounded import read_epoch, read_time
 
 Kind = Literal["condition", "taint", "label", "annotation"]
 
@@ -111,6 +111,10 @@ DEFAULT_BAD: Final = (
     ),
 )
 
+MAINTENANCE: Final = Rule("label", "cloud.google.com/scheduled-maintenance-time")
+"""GKE: a maintenance will stop the machine. The value is its time (seconds since 1970), up to seven
+days ahead, so the node leaves only near that time."""
+
 DEFAULT_LEAVING: Final = (
     # Kubernetes' own from 1.37, set by administrators and their controllers.
     *_rules(
@@ -120,8 +124,11 @@ DEFAULT_LEAVING: Final = (
         "MaintenanceInProgress",
         "GracefulNodeShutdownInProgress",
     ),
-    # GKE: the machine is being preempted or maintained, and ends within its grace period.
+    # GKE: the machine is being preempted or maintained, and ends within its grace period. A
+    # maintenance that has begun stops it after some minutes.
     *_rules("taint", "cloud.google.com/impending-node-termination"),
+    *_rules("taint", "cloud.google.com/maintenance-window-started"),
+    MAINTENANCE,
     *_rules("label", "cloud.google.com/active-node-maintenance=ONGOING"),
     # The cluster autoscaler: nodes that it has decided to remove.
     *_rules("taint", "ToBeDeletedByClusterAutoscaler"),
@@ -170,6 +177,8 @@ class Signals:
     """The signal that the node is about to leave; empty if there is none."""
     ends_at: datetime | None = None
     """When the node ends, if known."""
+    maintenance_at: datetime | None = None
+    """When a maintenance will stop the node, if one is scheduled."""
 
 
 def signals(node: Mapping[str, Any], rules: Rules) -> Signals:
@@ -196,9 +205,11 @@ def signals(node: Mapping[str, Any], rules: Rules) -> Signals:
                 return f"{rule}{f' ({reason})' if reason else ''}"[:_MAX_WORDS]
         return ""
 
+    scheduled = present["label"].get(MAINTENANCE.key) if MAINTENANCE in rules.leaving else None
     return Signals(
         boot_id=((status.get("nodeInfo") or {}).get("bootID") or "")[:_MAX_BOOT_ID],
         bad=first(rules.bad),
-        leaving=first(rules.leaving),
+        leaving=first(rule for rule in rules.leaving if rule != MAINTENANCE),
         ends_at=read_time(present["annotation"].get(TERMINATION_TIME)),
+        maintenance_at=read_epoch(scheduled),
     )

@@ -12,6 +12,7 @@ same test against a real server as the two copies: `tests/integration/test_crd_r
 both forms agree on all good, bad and generated manifests.
 """
 
+from ddp_operator.api.rules.contradictions import warnings
 from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.rules.spec import NAME_CEL, SPEC_RULES, TRANSITION_RULES, violations
 from ddp_operator.api.rules.trainer import (
@@ -29,4 +30,5 @@ __all__ = [
     "trainer_container",
     "violations",
     "wants_host_network",
+    "warnings",
 ]

@@ -28,8 +28,7 @@ def known(spec: DDPJobSpec) -> Gpu | None:
 
 def selected(spec: DDPJobSpec, label: str) -> str | None:
     """Return the value that the pods require of a node's label."""
-    own = spec.accelerator.node_selector if spec.accelerator else {}
-    found: str | None = own.get(label, (pod_spec(spec).get("nodeSelector") or {}).get(label))
+    found: str | None = (pod_spec(spec).get("nodeSelector") or {}).get(label)
     return found
 
 
@@ -44,8 +43,7 @@ def _types(which: Callable[[Gpu], object]) -> str:
 
 
 _SHORTEST, _LONGEST = FLEX_START_SECONDS
-_OWN = "self.accelerator.nodeSelector"
-_TEMPLATES = "self.template.spec.nodeSelector"
+_LABELS = "self.template.spec.nodeSelector"
 _NO_TYPE = "!has(self.accelerator) || !has(self.accelerator.type)"
 _MOST = "{" + ", ".join(f"'{name}': {gpu.most}" for name, gpu in GPUS.items()) + "}"
 _LARGEST = "; ".join(
@@ -55,11 +53,8 @@ _LARGEST = "; ".join(
 
 def _selects(label: str, value: str = "") -> str:
     """CEL: whether a label is required, with this value if one is given."""
-    same = [f" && {where}['{label}'] == '{value}'" if value else "" for where in (_OWN, _TEMPLATES)]
-    return (
-        f"(has({_OWN}) && '{label}' in {_OWN}{same[0]}"
-        f" || has({_TEMPLATES}) && '{label}' in {_TEMPLATES}{same[1]})"
-    )
+    same = f" && {_LABELS}['{label}'] == '{value}'" if value else ""
+    return f"(has({_LABELS}) && '{label}' in {_LABELS}{same})"
 
 
 ACCELERATOR_RULES = (
@@ -135,13 +130,15 @@ ACCELERATOR_RULES = (
         on="accelerator",
     ),
     Rule(
-        f"spec.accelerator.nodeSelector: remove {GKE_ACCELERATOR_LABEL}; "
+        f"spec.template.spec.nodeSelector: remove {GKE_ACCELERATOR_LABEL}; "
         "spec.accelerator.type sets it",
-        f"!has(self.nodeSelector) || !('{GKE_ACCELERATOR_LABEL}' in self.nodeSelector)",
+        f"{_NO_TYPE} || !{_selects(GKE_ACCELERATOR_LABEL)}"
+        f" || {_LABELS}['{GKE_ACCELERATOR_LABEL}'] == self.accelerator.type",
         lambda spec: (
-            spec.accelerator is None or GKE_ACCELERATOR_LABEL not in spec.accelerator.node_selector
+            (a := spec.accelerator) is None
+            or a.type is None
+            or selected(spec, GKE_ACCELERATOR_LABEL) in (None, a.type)
         ),
-        on="accelerator",
     ),
     Rule(
         "spec.accelerator.count: no machine of spec.accelerator.type has so many GPUs; request "
@@ -188,13 +185,7 @@ ACCELERATOR_RULES = (
         f" ? {_selects(ARCHITECTURE_LABEL, 'amd64')} : {_selects(ARCHITECTURE_LABEL, 'arm64')})",
         lambda spec: (
             (gpu := known(spec)) is None
-            or ("amd64" if gpu.arm64 else "arm64") not in _architectures(spec)
+            or selected(spec, ARCHITECTURE_LABEL) != ("amd64" if gpu.arm64 else "arm64")
         ),
     ),
 )
-
-
-def _architectures(spec: DDPJobSpec) -> set[str]:
-    own = spec.accelerator.node_selector if spec.accelerator else {}
-    asked = (own, pod_spec(spec).get("nodeSelector") or {})
-    return {labels[ARCHITECTURE_LABEL] for labels in asked if ARCHITECTURE_LABEL in labels}

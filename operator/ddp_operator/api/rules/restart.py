@@ -1,7 +1,7 @@
-"""Rules on what to do about slow ranks."""
+"""Rules on restarts, and on what to do about slow ranks."""
 
 from ddp_operator.api.rules.rule import Rule
-from ddp_operator.api.spec import DDPJobSpec
+from ddp_operator.api.spec import DDPJobSpec, RestartRule
 from ddp_operator.api.spec.restart import SlowRankPolicy
 
 _REPLACES = "has(self.slowRank) && self.slowRank.action == 'Replace'"
@@ -16,18 +16,41 @@ def _replaces(spec: DDPJobSpec) -> bool:
     return asked is not None and asked.action == "Replace"
 
 
-SLOW_RANK_RULES = (
+def _has_matcher(rule: RestartRule) -> bool:
+    matchers = (rule.exit_codes, rule.reasons, rule.message_regex, rule.ranks, rule.classes)
+    return any(matcher is not None for matcher in matchers)
+
+
+RESTART_RULES = (
+    Rule(
+        "spec.restart.backoff: maxSeconds is less than initialSeconds; raise maxSeconds or lower "
+        "initialSeconds",
+        "self.restart.backoff.initialSeconds <= self.restart.backoff.maxSeconds",
+        lambda spec: spec.restart.backoff.initial_seconds <= spec.restart.backoff.max_seconds,
+    ),
+    Rule(
+        "spec.restart.rules: a rule has no matcher; set exitCodes, reasons, messageRegex, "
+        "ranks or classes",
+        "!has(self.rules) || self.rules.all(r, has(r.exitCodes)"
+        " || has(r.reasons) || has(r.messageRegex) || has(r.ranks) || has(r.classes))",
+        lambda spec: all(_has_matcher(rule) for rule in spec.restart.rules),
+        on="restart",
+    ),
+    Rule(
+        "spec.restart.rules: charged needs the action RestartPod or RestartGang; remove it",
+        "!has(self.rules) || self.rules.all(r, !has(r.charged)"
+        " || r.action in ['RestartPod', 'RestartGang'])",
+        lambda spec: all(
+            rule.charged is None or rule.action in ("RestartPod", "RestartGang")
+            for rule in spec.restart.rules
+        ),
+        on="restart",
+    ),
     Rule(
         # As the schema's minimum, the API server would cut 1.01 to 1 for a whole number.
         "spec.restart.slowRank.factor: must be more than 1, such as 1.3",
         "!has(self.slowRank) || double(self.slowRank.factor) > 1.0",
         lambda spec: (asked := _asked(spec)) is None or asked.factor > 1,
-        on="restart",
-    ),
-    Rule(
-        "spec.restart.slowRank.for: must be longer than zero, such as 10m",
-        "!has(self.slowRank) || self.slowRank.__for__.matches('[1-9]')",
-        lambda spec: (asked := _asked(spec)) is None or bool(asked.after),
         on="restart",
     ),
     Rule(

@@ -11,15 +11,15 @@ from ddp_operator.api.constants import (
     RESERVED_ENVIRONMENT,
 )
 from ddp_operator.api.rules.accelerator import ACCELERATOR_RULES
-from ddp_operator.api.rules.launcher import LAUNCHER_RULES
+from ddp_operator.api.rules.command import COMMAND_RULES, LAUNCHER_RULES
 from ddp_operator.api.rules.membership import MEMBERSHIP_RULES
 from ddp_operator.api.rules.memory_checkpoint import MEMORY_CHECKPOINT_RULES
 from ddp_operator.api.rules.network import NETWORK_RULES
 from ddp_operator.api.rules.overrides import OVERRIDE_RULES
 from ddp_operator.api.rules.own_names import OWN_NAME_RULES
+from ddp_operator.api.rules.restart import RESTART_RULES
 from ddp_operator.api.rules.rule import Rule
 from ddp_operator.api.rules.scheduling import SCHEDULING_RULES
-from ddp_operator.api.rules.slow_rank import SLOW_RANK_RULES
 from ddp_operator.api.rules.trainer import (
     HAS_GPU_LIMIT,
     HAS_LIMITS,
@@ -37,7 +37,7 @@ from ddp_operator.api.rules.trainer import (
     wants_host_network,
     whole,
 )
-from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec, RestartRule, overrides
+from ddp_operator.api.spec import POD_FIELDS, DDPJobSpec, overrides
 from ddp_operator.api.values.limits import linear
 
 _RESERVED = ", ".join(f"'{name}'" for name in RESERVED_ENVIRONMENT)
@@ -50,11 +50,6 @@ def _environment(spec: DDPJobSpec) -> set[str]:
 def _containers(spec: DDPJobSpec) -> Sequence[Mapping[str, Any]]:
     found: Sequence[Mapping[str, Any]] = pod_spec(spec).get("containers") or ()
     return found
-
-
-def _has_matcher(rule: RestartRule) -> bool:
-    matchers = (rule.exit_codes, rule.reasons, rule.message_regex, rule.ranks, rule.classes)
-    return any(matcher is not None for matcher in matchers)
 
 
 def _locations(spec: DDPJobSpec) -> int:
@@ -164,6 +159,7 @@ SPEC_RULES = (
     *OWN_NAME_RULES,
     *TRAINER_RULES,
     *LAUNCHER_RULES,
+    *COMMAND_RULES,
     *OVERRIDE_RULES,
     *MEMBERSHIP_RULES,
     *MEMORY_CHECKPOINT_RULES,
@@ -182,31 +178,7 @@ SPEC_RULES = (
         " || !self.template.spec.hostNetwork",
         lambda spec: spec.isolation != "Job" or not wants_host_network(spec),
     ),
-    Rule(
-        "spec.restart.backoff: maxSeconds is less than initialSeconds; raise maxSeconds or lower "
-        "initialSeconds",
-        "self.restart.backoff.initialSeconds <= self.restart.backoff.maxSeconds",
-        lambda spec: spec.restart.backoff.initial_seconds <= spec.restart.backoff.max_seconds,
-    ),
-    Rule(
-        "spec.restart.rules: a rule has no matcher; set exitCodes, reasons, messageRegex, "
-        "ranks or classes",
-        "!has(self.rules) || self.rules.all(r, has(r.exitCodes)"
-        " || has(r.reasons) || has(r.messageRegex) || has(r.ranks) || has(r.classes))",
-        lambda spec: all(_has_matcher(rule) for rule in spec.restart.rules),
-        on="restart",
-    ),
-    Rule(
-        "spec.restart.rules: charged needs the action RestartPod or RestartGang; remove it",
-        "!has(self.rules) || self.rules.all(r, !has(r.charged)"
-        " || r.action in ['RestartPod', 'RestartGang'])",
-        lambda spec: all(
-            rule.charged is None or rule.action in ("RestartPod", "RestartGang")
-            for rule in spec.restart.rules
-        ),
-        on="restart",
-    ),
-    *SLOW_RANK_RULES,
+    *RESTART_RULES,
     Rule(
         "spec.progress.logPattern: name the group that holds the step: (?P<step>\\d+)",
         "self.logPattern.contains('(?P<step>') || self.logPattern.contains('(?<step>')",

@@ -1,6 +1,6 @@
 """`DDPJob.spec.accelerator`: GPU nodes on GKE."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -76,12 +76,6 @@ class Accelerator(ApiModel):
             "have. Pods get what the network needs: interfaces, a sidecar, host paths, devices, "
             "capabilities, NCCL settings. This takes permissions that a namespace may forbid."
         ),
-    )
-    node_selector: Annotated[
-        dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=32)
-    ] = Field(default_factory=dict, description="Further node labels to require; merged last.")
-    tolerations: Annotated[list[dict[str, Any]], Field(max_length=32)] = Field(
-        default_factory=list, description="Further tolerations, as in a pod; merged last."
     )
 
     @property

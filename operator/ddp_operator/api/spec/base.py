@@ -1,19 +1,28 @@
 """Common parts of the spec's models: strict parsing, and shared types."""
 
-from typing import Annotated, Final, Literal
+from collections.abc import Sequence
+from itertools import islice
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from ddp_operator.api.values.bounded import LeanModel
+from ddp_operator.api.values.bounded import MAX_WORD, LeanModel
 from ddp_operator.api.values.limits import linear
+from ddp_operator.ports import Manifest
 
 _PLAIN: Final = {
     "int_type": linear(r"-?\d+"),
     "bool_type": linear(r"true|false"),
 }
 """Values that may not be quoted, by pydantic's error type."""
+
+_MAX_PROBLEMS: Final = 20
+"""Problems of one job that a message names; a status has room for about as many."""
+
+MAX_SECONDS: Final = 10 * 365 * 24 * 3600
+Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
 
 
 def explained(problem: ErrorDetails) -> str:
@@ -27,6 +36,38 @@ def explained(problem: ErrorDetails) -> str:
         return "is one text; write a list with one text for each word"
     words = problem["msg"].removeprefix("Value error, ")
     return f"{words[0].lower()}{words[1:]}"
+
+
+def in_words(path: str, problems: Sequence[ErrorDetails], manifest: Manifest) -> str:
+    """Name each field by its path in the manifest, with pydantic's explanation."""
+    value = manifest
+    for name in path.split("."):
+        value = value.get(name) or {}
+    lines: list[str] = []
+    for item in islice(problems, _MAX_PROBLEMS):
+        text = f"{_joined(path, value, item['loc'])}: {explained(item)}"
+        if item["type"] == "extra_forbidden":
+            text = (
+                f"{_joined(path, value, item['loc'])}: unknown field; remove it or correct its name"
+            )
+        if text not in lines:
+            lines.append(text)
+    if len(problems) > _MAX_PROBLEMS:
+        lines.append(f"and {len(problems) - _MAX_PROBLEMS} more")
+    return "; ".join(lines)
+
+
+def _joined(root: str, value: Any, loc: tuple[int | str, ...]) -> str:
+    """Join a pydantic location. Names of union branches are left out: they are not fields."""
+    path = root
+    for part in loc:
+        if isinstance(value, list) and isinstance(part, int):
+            path += f"[{part}]"
+            value = value[part] if part < len(value) else None
+        elif isinstance(value, dict):
+            path += f".{str(part)[:MAX_WORD]}"
+            value = value.get(part)
+    return path
 
 
 class ApiModel(LeanModel):

@@ -1,12 +1,10 @@
 """`DDPJob.spec.restart`: what happens after a failure."""
 
-from datetime import timedelta
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from ddp_operator.api.spec.base import ApiModel
-from ddp_operator.api.values.durations import Duration, duration
+from ddp_operator.api.spec.base import ApiModel, Seconds
 from ddp_operator.api.values.expressions import valid
 
 FailureClass = Literal["Disruption", "Application", "Configuration", "Infrastructure"]
@@ -89,12 +87,11 @@ class SlowRankPolicy(ApiModel):
             "times the mean of the others, in three comparisons in a row."
         ),
     )
-    for_: Duration = Field(
-        default="10m",
-        alias="for",
+    for_seconds: Seconds = Field(
+        default=600,
         description=(
-            "How long a rank is slow before action Replace replaces its pod, such as 1h30m. It is "
-            "also the least time between two such replacements."
+            "How long a rank is slow before action Replace replaces its pod. It is also the least "
+            "time between two such replacements."
         ),
     )
     action: Literal["Report", "Replace"] = Field(
@@ -105,11 +102,6 @@ class SlowRankPolicy(ApiModel):
             "avoid the node."
         ),
     )
-
-    @property
-    def after(self) -> timedelta:
-        """`for` as a time span."""
-        return duration(self.for_)
 
 
 class Restart(ApiModel):
@@ -140,12 +132,9 @@ class Restart(ApiModel):
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=3,
         description=(
-            "How many failures of the training itself the job survives. Disruptions do not count."
+            "How many failures of the training itself the job survives. Disruptions do not count. "
+            "The count begins again when a later step is saved than ever before."
         ),
-    )
-    reset_after_progress: bool = Field(
-        default=True,
-        description="Count from zero again when a later step is saved than ever before.",
     )
     backoff: Backoff = Field(default_factory=Backoff, json_schema_extra={"default": {}})
     node_failure_limit: Annotated[int, Field(ge=0, le=100)] = Field(

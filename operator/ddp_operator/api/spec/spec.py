@@ -10,20 +10,12 @@ from pydantic import AfterValidator, Field
 
 from ddp_operator.api.constants import CONTROLLER, DEFAULT_STATUS_PORT, MAX_REPLICAS, MAX_SPARES
 from ddp_operator.api.spec.accelerator import Accelerator
-from ddp_operator.api.spec.base import ApiModel, Processes, ResourceName
+from ddp_operator.api.spec.base import MAX_SECONDS, ApiModel, Processes, ResourceName, Seconds
+from ddp_operator.api.spec.checkpoint import Checkpoint, MemoryCheckpoint
 from ddp_operator.api.spec.elastic import Elastic
-from ddp_operator.api.spec.memory_checkpoint import MemoryCheckpoint
 from ddp_operator.api.spec.restart import Restart
 from ddp_operator.api.spec.scheduling import Scheduling, Topology
 from ddp_operator.api.values.expressions import group_names, valid
-
-# https://cloud.google.com/storage/docs/buckets#naming
-BucketName = Annotated[
-    str, Field(min_length=3, max_length=222, pattern=r"^[a-z0-9][-a-z0-9_.]*[a-z0-9]$")
-]
-AbsolutePath = Annotated[str, Field(max_length=1024, pattern=r"^/.*$")]
-MAX_SECONDS = 10 * 365 * 24 * 3600
-Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
 
 ControllerName = Annotated[
     str,
@@ -32,7 +24,7 @@ ControllerName = Annotated[
 """A domain and a path, as in `Job.spec.managedBy` of Kubernetes."""
 
 
-LOG_GROUPS = ("step", "totalSteps", "loss", "samplesPerSecond")
+LOG_GROUPS = ("step", "totalSteps", "loss", "accuracy", "samplesPerSecond")
 """Values that can be read from a log."""
 
 
@@ -42,33 +34,6 @@ def _reads_progress(expression: str) -> str:
     if strange:
         raise ValueError(f"unknown group {strange[0]}; use {', '.join(LOG_GROUPS)}")
     return expression
-
-
-class Checkpoint(ApiModel):
-    """Where training state is kept. Without a location it is an emptyDir: each pod has its own, and
-    it is deleted with the pod. Once rank 0 has saved to one, a failure restarts all pods.
-    """
-
-    path: AbsolutePath = Field(
-        default="/checkpoints",
-        description=(
-            "Where the volume is mounted in every pod; also in the environment as "
-            "DDP_CHECKPOINT_DIR."
-        ),
-    )
-    persistent_volume_claim: ResourceName | None = Field(
-        default=None,
-        description=(
-            "Name of a PersistentVolumeClaim in the job's namespace. Its access mode must allow "
-            "all pods."
-        ),
-    )
-    gcs_bucket: BucketName | None = Field(
-        default=None, description="Bucket to mount through GKE's Cloud Storage FUSE CSI driver."
-    )
-    host_path: AbsolutePath | None = Field(
-        default=None, description="Directory on the node, for single-node and test clusters."
-    )
 
 
 class Override(ApiModel):
@@ -102,8 +67,8 @@ class ProgressSource(ApiModel):
         description=(
             "Regular expression (RE2 syntax) to search for in the last lines of pod 0's log, while "
             "the trainer reports nothing on the status port. It must have the named group step, "
-            "and may have totalSteps, loss and samplesPerSecond. The newest value of each group "
-            "counts."
+            "and may have totalSteps, loss, accuracy and samplesPerSecond. The newest value of "
+            "each group counts."
         ),
     )
 

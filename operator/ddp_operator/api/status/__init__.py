@@ -1,13 +1,18 @@
 """Models of `DDPJob.status`: the state of a job, and everything that the operator must remember."""
 
-from ddp_operator.api.status.bookkeeping import NOTES, Bookkeeping
+from ddp_operator.api.status.bookkeeping import (
+    MAX_METRICS,
+    NOTES,
+    Bookkeeping,
+    Pace,
+    SlowTurn,
+    Stopwatch,
+)
 from ddp_operator.api.status.decisive import DECISIVE, decisive_names
 from ddp_operator.api.status.failures import (
-    MAX_CLOCKS,
     MAX_GAPS,
     Failure,
     FailureAction,
-    GapClock,
     GapReason,
     GapRecord,
     NodeRecord,
@@ -16,10 +21,8 @@ from ddp_operator.api.status.progress import (
     CheckpointRecord,
     Goodput,
     MemoryCheckpointRecord,
-    Pace,
     Progress,
     SlowRank,
-    SlowTurn,
 )
 from ddp_operator.api.status.status import (
     MAX_EXCLUDED,
@@ -32,9 +35,9 @@ from ddp_operator.api.status.status import (
 
 __all__ = [
     "DECISIVE",
-    "MAX_CLOCKS",
     "MAX_EXCLUDED",
     "MAX_GAPS",
+    "MAX_METRICS",
     "NOTES",
     "Bookkeeping",
     "CheckpointRecord",
@@ -44,7 +47,6 @@ __all__ = [
     "DDPJobStatus",
     "Failure",
     "FailureAction",
-    "GapClock",
     "GapReason",
     "GapRecord",
     "Goodput",
@@ -55,5 +57,6 @@ __all__ = [
     "Progress",
     "SlowRank",
     "SlowTurn",
+    "Stopwatch",
     "decisive_names",
 ]

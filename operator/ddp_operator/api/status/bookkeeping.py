@@ -5,10 +5,12 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
-from ddp_operator.api.status.failures import MAX_CLOCKS, GapClock, NodeRecord
+from ddp_operator.api.status.failures import NodeRecord
 from ddp_operator.api.values.bounded import (
+    OR_NONE,
     Count,
     Name,
+    Sentence,
     StatusModel,
     Step,
     Time,
@@ -18,6 +20,51 @@ from ddp_operator.api.values.bounded import (
     readable,
     wire_name,
 )
+
+MAX_METRICS: Final = 16
+"""Most of a script's own metrics that are kept."""
+
+
+class Stopwatch(StatusModel):
+    """How far `status.goodput` accounts for the job's time."""
+
+    accounted_until: Time
+    ready_since: Time | None = Field(
+        default=None,
+        description=(
+            "Since when all pods of a new or resumed job run, until its trainer reports how long "
+            "training took."
+        ),
+    )
+    counted_group: Time | None = Field(
+        default=None,
+        description="When the group formed whose report of its training time was counted last.",
+    )
+
+
+class SlowTurn(StatusModel):
+    """A pod that had a slow rank in the latest comparisons."""
+
+    pod: Name
+    times: Count = Field(description="Comparisons in which it had a slow rank.")
+    since: Time = Field(description="When the first of them was seen.")
+
+
+class Pace(StatusModel):
+    """The latest comparison of the ranks' own times per step, without waiting for others."""
+
+    step: Step = Field(description="Step after which the ranks were compared.")
+    turns: Annotated[tuple[SlowTurn, ...], readable(2)] = Field(
+        default=(),
+        description=(
+            "The pod with a slow rank in this comparison, and one that takes turns with it. "
+            "Empty: no rank was slow."
+        ),
+    )
+    faster_in_a_row: Count = Field(
+        default=0,
+        description="Latest comparisons in a row in which status.slowRank was no longer slow.",
+    )
 
 
 class Bookkeeping(StatusModel):
@@ -47,6 +94,14 @@ class Bookkeeping(StatusModel):
         default="",
         description="Value of the annotation restart-requested that the operator acted on last.",
     )
+    code_requested: Word = Field(
+        default="",
+        description="Value of the annotation code that the operator acted on last.",
+    )
+    code: Word = Field(
+        default="",
+        description="The code of the group's processes, as the annotation names it.",
+    )
     isolation: Word = Field(
         default="",
         description="Job: the NetworkPolicy exists. Changing: it may exist. Absent: it does not.",
@@ -67,10 +122,6 @@ class Bookkeeping(StatusModel):
             "Restarts, charged or not, since a later step was saved or all pods ran for ten "
             "minutes. The pause grows with them."
         ),
-    )
-    gap_clocks: Annotated[tuple[GapClock, ...], readable(MAX_CLOCKS)] = Field(
-        default=(),
-        description="All node ranks in which nothing trains. status.gaps shows some of them.",
     )
     broken_since: Time | None = Field(
         default=None,
@@ -156,6 +207,11 @@ class Bookkeeping(StatusModel):
             "joins the group, and a failure restarts all pods."
         ),
     )
+    remark: Word = Field(
+        default="",
+        description="Why ranks cannot meet, as rank 0's launcher reports it.",
+    )
+    remarked: Count | None = Field(default=None, description="Last attempt that had such a remark.")
     spares: Annotated[tuple[Count, ...], last_items(MAX_SPARES)] = Field(
         default=(), description="Numbers of the spares that were seen."
     )
@@ -174,6 +230,42 @@ class Bookkeeping(StatusModel):
     )
     scheduling_retries: Count = Field(
         default=0, description="How often half-placed pods were released since all last ran."
+    )
+    lost_members: Count = Field(
+        default=0, description="Pods of the group's previous generation that were lost."
+    )
+    grace_seconds: Count = Field(
+        default=0, description="Seconds that the processes of that generation have to end."
+    )
+    pace: Annotated[Pace | None, OR_NONE] = None
+    stopwatch: Annotated[Stopwatch | None, OR_NONE] = None
+    trained_seconds: Annotated[float | None, Field(ge=0, le=1e9), OR_NONE] = Field(
+        default=None,
+        description=(
+            "How long training to the last step took, as the trainer counts it: without starts, "
+            "failures, and steps that were trained again."
+        ),
+    )
+    resumed_step: Step | None = Field(
+        default=None, description="Step at which the present group began, if known."
+    )
+    resumed_at: Time | None = Field(default=None, description="When that group formed.")
+    curve: Sentence = Field(
+        default="",
+        description=(
+            "Step, loss and score of the training in at most 128 rows, such as 10:2.31 25::0.9."
+        ),
+    )
+    metrics: Annotated[dict[str, float], first_items(MAX_METRICS)] = Field(
+        default_factory=dict,
+        description="The newest values of the script's own metrics, by name.",
+    )
+    done_at: Time | None = Field(
+        default=None,
+        description=(
+            "When the trainer reported that it is done: its result is safe, and a pod that is lost "
+            "after that counts as completed."
+        ),
     )
 
 

@@ -86,14 +86,12 @@ GapReason = Literal[
     "Failed",
     "Lost",
 ]
-MAX_GAPS: Final = 32
-MAX_CLOCKS: Final = 64
+MAX_GAPS: Final = 64
 
 
 class GapRecord(StatusModel):
-    """A place of the group in which nothing trains, for people."""
+    """Node ranks in which nothing has trained since the same time, for the same reason."""
 
-    node_rank: Count
     reason: GapReason = Field(
         description=(
             "Paused: the operator waits before it creates the pod. Refused: the API server refuses "
@@ -104,14 +102,6 @@ class GapRecord(StatusModel):
         )
     )
     since: Time = Field(description="When the operator first saw this reason.")
-    node: Name = ""
-
-
-class GapClock(StatusModel):
-    """Node ranks in which nothing has trained since the same time, for the same reason."""
-
-    reason: GapReason
-    since: Time
     node_ranks: Annotated[str, first(6 * MAX_REPLICAS)] = Field(
         default="", description="Node ranks, such as 0-31,40."
     )

@@ -1,45 +1,8 @@
 """Progress, checkpoints and goodput of a job, in `DDPJob.status`."""
 
-from typing import Annotated
-
 from pydantic import Field
 
-from ddp_operator.api.values.bounded import (
-    OR_NONE,
-    Count,
-    Line,
-    Name,
-    StatusModel,
-    Step,
-    Time,
-    Word,
-)
-
-
-class SlowTurn(StatusModel):
-    """Another pod that takes turns as the slowest, as long as both are slow."""
-
-    pod: Name
-    times: Count = Field(description="Comparisons in which it had a slow rank.")
-    since: Time | None = Field(default=None, description="When the first of them was seen.")
-
-
-class Pace(StatusModel):
-    """The latest comparison of the ranks' own times per step, without waiting for others."""
-
-    step: Step = Field(description="Step after which the ranks were compared.")
-    rank: Step = Field(description="The slowest rank.")
-    pod: Name = Field(default="", description="Its pod.")
-    ratio: float = Field(description="Its own time, divided by the mean of the other ranks.")
-    slow_in_a_row: Count = Field(
-        default=0,
-        description=(
-            "Comparisons in which this pod had a slow rank, without one in between in which no pod "
-            "or a third one had it."
-        ),
-    )
-    slow_since: Time | None = Field(default=None, description="When the first of them was seen.")
-    turn: Annotated[SlowTurn | None, OR_NONE] = None
+from ddp_operator.api.values.bounded import Count, Line, Name, StatusModel, Step, Time, Word
 
 
 class SlowRank(StatusModel):
@@ -57,9 +20,6 @@ class SlowRank(StatusModel):
         description="Seconds that it adds to each step: its own time less the mean of the others."
     )
     since: Time = Field(description="When it was first seen to be slow.")
-    faster_in_a_row: Count = Field(
-        default=0, description="Latest comparisons in a row in which it was no longer slow."
-    )
     not_replaced: Word = Field(
         default="", description="Why its pod is not replaced, although spec.restart.slowRank asks."
     )
@@ -73,28 +33,9 @@ class Progress(StatusModel):
     epoch: Step | None = None
     loss: float | None = None
     samples_per_second: float | None = None
-    pace: Annotated[Pace | None, OR_NONE] = None
     updated_at: Time = Field(description="When this step was first seen.")
     last_step_time: Time | None = Field(
         default=None, description="When a step was last completed, by the trainer's clock."
-    )
-    trained_seconds: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
-        default=None,
-        description=(
-            "How long training to the last step took, as the trainer counts it: without starts, "
-            "failures, and steps that were trained again."
-        ),
-    )
-    resumed_step: Step | None = Field(
-        default=None, description="Step at which the present group began, if known."
-    )
-    resumed_at: Time | None = Field(default=None, description="When that group formed.")
-    done_at: Time | None = Field(
-        default=None,
-        description=(
-            "When the trainer reported that it is done: its result is safe, and a pod that is lost "
-            "after that counts as completed."
-        ),
     )
 
     @property
@@ -134,7 +75,7 @@ class MemoryCheckpointRecord(StatusModel):
 
 
 class Goodput(StatusModel):
-    """How the job spent its age: the seconds add up to accountedUntil - creationTimestamp.
+    """How the job spent its age: the seconds since its creation.
 
     The operator writes them when the job's state changes. For a running job they do not yet include
     the time since then.
@@ -160,15 +101,3 @@ class Goodput(StatusModel):
     )
     suspended_seconds: Count = 0
     steps_lost: Step = Field(default=0, description="Steps that had to be repeated.")
-    accounted_until: Time
-    ready_since: Time | None = Field(
-        default=None,
-        description=(
-            "Since when all pods of a new or resumed job run, until its trainer reports how long "
-            "training took."
-        ),
-    )
-    counted_group: Time | None = Field(
-        default=None,
-        description="When the group formed whose report of its training time was counted last.",
-    )

@@ -20,7 +20,6 @@ from ddp_operator.api.values.bounded import (
     OR_NONE,
     Count,
     Line,
-    Name,
     Reason,
     Sentence,
     StatusModel,
@@ -28,7 +27,6 @@ from ddp_operator.api.values.bounded import (
     Time,
     Word,
     first,
-    first_items,
     last_items,
     readable,
 )
@@ -127,7 +125,7 @@ class DDPJobStatus(StatusModel):
 
     gaps: Annotated[tuple[GapRecord, ...], Field(max_length=MAX_GAPS), readable(MAX_GAPS)] = Field(
         default=(),
-        description="Places of the group in which nothing trains; those that have waited longest.",
+        description="Node ranks in which nothing trains, and since when.",
     )
 
     progress: Annotated[Progress | None, OR_NONE] = None
@@ -135,10 +133,6 @@ class DDPJobStatus(StatusModel):
     checkpoint: Annotated[CheckpointRecord | None, OR_NONE] = None
     memory_checkpoint: Annotated[MemoryCheckpointRecord | None, OR_NONE] = None
     goodput: Annotated[Goodput | None, OR_NONE] = None
-    node_failures: Annotated[dict[Name, Count], first_items(100)] = Field(
-        default_factory=dict,
-        description="Number of failures that count for each node, since it started.",
-    )
     excluded_nodes: Annotated[
         tuple[str, ...], Field(max_length=MAX_EXCLUDED), last_items(MAX_EXCLUDED)
     ] = Field(
@@ -163,10 +157,6 @@ class DDPJobStatus(StatusModel):
         if all(getattr(known, name) == value for name, value in notes.items()):
             return self
         return self.updated(bookkeeping=known.updated(**notes))
-
-    def without_gaps(self) -> Self:
-        """Return the status without gaps and their clocks: other pods will have other ones."""
-        return self.updated(gaps=()).noting(gap_clocks=())
 
     def condition(self, type_: ConditionType) -> Condition | None:
         """Return the condition of this type, or None if it was never set."""

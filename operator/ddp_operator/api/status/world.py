@@ -17,15 +17,10 @@ class World(StatusModel):
     generation: Count = Field(
         default=0, description="Number of changes of the group. Pods never return to a lower one."
     )
-    size: Count = Field(default=0, description="Number of pods in the group.")
     members: Annotated[str, first(_SLOTS)] = Field(
         default="",
         description=(
             "Pods of the group, by the number in their names, in the order of their node ranks."
         ),
-    )
-    lost: Count = Field(default=0, description="Pods of the previous generation that were lost.")
-    grace_seconds: Count = Field(
-        default=0, description="Seconds that the processes of the previous generation have to end."
     )
     changed_at: Annotated[Time | None, Field(description="When this was decided.")] = None

@@ -4,6 +4,7 @@ A user or another release may have written the status. It must not make a job fa
 become too large.
 """
 
+import contextlib
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -49,6 +50,17 @@ def read_time(text: str | None) -> datetime | None:
         return _in_range(datetime.fromisoformat(text)) if text else None
     except ValueError:
         return None
+
+
+_MAX_DIGITS: Final = 11
+"""Digits of a time after the year 5000 in seconds since 1970."""
+
+
+def read_epoch(text: str | None) -> datetime | None:
+    """Read a time in whole seconds since 1970, or return None if it cannot be read."""
+    if not text or len(text) > _MAX_DIGITS or not (text.isascii() and text.isdecimal()):
+        return None
+    return _in_range(datetime.fromtimestamp(int(text), UTC))
 
 
 def _between(value: int, *, least: int, most: int) -> int:
@@ -104,30 +116,8 @@ class StatusModel(LeanModel):
         return self.model_copy(update=fields)
 
 
-def _first(value: Any, *, limit: int) -> Any:
-    return value[:limit] if isinstance(value, str) else value
-
-
-def _first_items(value: Any, *, limit: int) -> Any:
-    return dict(islice(value.items(), limit)) if isinstance(value, dict) else value
-
-
-def _last_items(value: Any, *, limit: int) -> Any:
-    return value[-limit:] if isinstance(value, list | tuple) else value
-
-
 _TRIED: Final = 4
 """Items of a list that are tried for each one that may be kept."""
-
-
-def _readable(value: Any, handler: ValidatorFunctionWrapHandler, *, limit: int) -> Any:
-    found: list[Any] = []
-    for item in value[-_TRIED * limit :] if isinstance(value, list | tuple) else ():
-        try:
-            found.extend(handler([item]))
-        except ValidationError:
-            continue
-    return tuple(found[-limit:])
 
 
 def _or_none(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -137,33 +127,41 @@ def _or_none(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         return None
 
 
-def _or_unknown(text: str) -> str:
-    return text or "Unknown"
-
-
 def first(limit: int) -> BeforeValidator:
     """Keep the first characters of a text."""
-    return BeforeValidator(partial(_first, limit=limit))
+    return BeforeValidator(lambda text: text[:limit] if isinstance(text, str) else text)
 
 
 def first_items(limit: int) -> BeforeValidator:
     """Keep the first items of a map."""
-    return BeforeValidator(partial(_first_items, limit=limit))
+    return BeforeValidator(
+        lambda items: dict(islice(items.items(), limit)) if isinstance(items, dict) else items
+    )
 
 
 def last_items(limit: int) -> BeforeValidator:
     """Keep the last items of a list."""
-    return BeforeValidator(partial(_last_items, limit=limit))
+    return BeforeValidator(
+        lambda items: items[-limit:] if isinstance(items, list | tuple) else items
+    )
 
 
 def readable(limit: int) -> WrapValidator:
     """Keep the newest readable items of a list, within a limited search."""
-    return WrapValidator(partial(_readable, limit=limit))
+
+    def kept(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        found: list[Any] = []
+        for item in value[-_TRIED * limit :] if isinstance(value, list | tuple) else ():
+            with contextlib.suppress(ValidationError):
+                found.extend(handler([item]))
+        return tuple(found[-limit:])
+
+    return WrapValidator(kept)
 
 
 OR_NONE: Final = WrapValidator(_or_none)
 """Left out if it cannot be read."""
-OR_UNKNOWN: Final = AfterValidator(_or_unknown)
+OR_UNKNOWN: Final = AfterValidator(lambda text: text or "Unknown")
 """Empty texts become "Unknown", because the schema requires a text."""
 
 MAX_WORD: Final = 256

@@ -4,16 +4,30 @@ Anybody who can write to the cluster may have chosen it. It must not move the cu
 or the direction of writing, or fill the screen.
 """
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Final
-
-from ddp_operator.api.values.printable import printable
 
 SENTENCE: Final = 600
 """Most characters of a message that are shown."""
 _UNITS: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 _MOST_SECONDS: Final = 100 * 365 * 86400
+
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
+"""A whole escape sequence of a terminal; a part of it would remain as noise."""
+
+
+def printable(text: str, *, kept: str = "") -> str:
+    """Return a text without characters that a terminal obeys: nothing moves the cursor, changes
+    colours or reverses the writing direction. Other whitespace becomes spaces, except `kept`.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in kept else " " if c.isspace() else ""
+        for c in _ESCAPE.sub("", text)
+    )
 
 
 def clean(text: object, limit: int = SENTENCE) -> str:
