@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from pydantic import Field
+from ddp_protocol.message import Bounds, Count, InvalidMessageError, Message
 
-from ddp_operator.answers import Answer, Count, InvalidAnswerError
 from ddp_operator.api.values.text import clean
 from ddp_operator.hang import stacks
 from ddp_operator.hang.result import NOTHING_KNOWN, Hang, HangKind
@@ -23,7 +22,7 @@ from ddp_operator.hang.traces import (
     Finding,
     TooMuchEffortError,
     Trace,
-    Verdict,
+    TraceAnalysis,
     analyse,
     dump_of,
     headline,
@@ -39,23 +38,25 @@ _CAUSES: Final[tuple[HangKind, ...]] = ("stopped", "kernel", "gil", "ended")
 """Kinds that launchers report; another word is one of a later release."""
 
 
-class _RankTrace(Answer):
+@dataclass(frozen=True, kw_only=True)
+class _RankTrace:
     """A launcher's report of a rank."""
 
     rank: Count
-    stack: Annotated[list[stacks.ReportedFrame], Field(max_length=2, default_factory=list)]
+    stack: Annotated[tuple[stacks.ReportedFrame, ...], Bounds(0, 2)] = ()
     """The innermost frame, and the innermost one outside of libraries."""
     waits: bool = False
     trace: Trace | None = None
     timed_out: bool = False
-    problem: Annotated[str, Field(max_length=300)] = ""
-    cause: Annotated[str, Field(max_length=64)] = ""
+    problem: Annotated[str, Bounds(0, 300)] = ""
+    cause: Annotated[str, Bounds(0, 64)] = ""
 
 
-class TracesAnswer(Answer):
+@dataclass(frozen=True, kw_only=True)
+class TracesAnswer(Message):
     """The answer to GET /traces."""
 
-    ranks: Annotated[list[_RankTrace], Field(max_length=1024)]
+    ranks: Annotated[tuple[_RankTrace, ...], Bounds(0, 1024)]
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Room:
 
         Raises:
             TooMuchError: the ranks have too many.
-            InvalidAnswerError: the trace is invalid.
+            InvalidMessageError: the trace is invalid.
         """
         for each in trace.groups:
             self._left -= _OF_GROUP + len(each.collectives) + len(each.transfers)
@@ -134,7 +135,7 @@ def read(answer: bytes | str, ranks: Iterable[int], room: Room) -> list[RankEvid
             wanted = (reported[rank] for rank in ranks if rank in reported)
             found = {each.rank: _one(each, room) for each in wanted}
             problem, cause = "its process has ended", "ended"
-        except InvalidAnswerError:
+        except InvalidMessageError:
             problem, cause = "its launcher's answer is invalid", "unknown"
     return [found.get(rank) or RankEvidence(rank, problem=problem, cause=cause) for rank in ranks]
 
@@ -166,27 +167,27 @@ def explain(evidence: Sequence[RankEvidence]) -> Hang:
     dumps = {each.rank: each.dump for each in evidence if each.dump}
     if dumps:
         try:
-            verdict = analyse(dumps)
+            analysis = analyse(dumps)
         except TooMuchEffortError:
             raise TooMuchError("the waits of its ranks are too complex") from None
         # A launcher ends the other ranks of a pod: one that has no dump then explains nothing.
         timed_out = any(each.timed_out for each in evidence)
         ended = timed_out and any(
-            rank in by_rank and by_rank[rank].cause == "ended" for rank in verdict.ranks
+            rank in by_rank and by_rank[rank].cause == "ended" for rank in analysis.ranks
         )
-        if verdict.findings[0].kind != "no-wait" and not ended:
-            return _explained(verdict, by_rank)
+        if analysis.findings[0].kind != "no-wait" and not ended:
+            return _explained(analysis, by_rank)
         if timed_out:
             return NOTHING_KNOWN
     return _by_stacks(evidence)
 
 
-def _explained(verdict: Verdict, by_rank: Mapping[int, RankEvidence]) -> Hang:
-    first = by_rank.get(verdict.ranks[0]) if len(verdict.ranks) == 1 else None
+def _explained(analysis: TraceAnalysis, by_rank: Mapping[int, RankEvidence]) -> Hang:
+    first = by_rank.get(analysis.ranks[0]) if len(analysis.ranks) == 1 else None
     where = _whereabouts(first) if first else ""
-    kinds = {kind for finding in verdict.findings for kind in _kinds(finding, by_rank)}
-    wait = headline(verdict, live=True)
-    return Hang(verdict.ranks, _joined(wait, where), _only(kinds), wait)
+    kinds = {kind for finding in analysis.findings for kind in _kinds(finding, by_rank)}
+    wait = headline(analysis, live=True)
+    return Hang(analysis.ranks, _joined(wait, where), _only(kinds), wait)
 
 
 def _kinds(finding: Finding, by_rank: Mapping[int, RankEvidence]) -> Iterable[HangKind]:
@@ -210,16 +211,7 @@ def _by_stacks(evidence: Sequence[RankEvidence]) -> Hang:
     silent = [each for each in evidence if each.problem and not each.stack]
     if len(silent) == len(evidence):
         return NOTHING_KNOWN
-    found = [
-        stacks.Found(
-            each.rank,
-            "",
-            threads=(each.stack,) if each.stack else (),
-            problem="" if each.stack else each.problem or "it shows no stack",
-        )
-        for each in evidence
-    ]
-    order = stacks.places(found)
+    order = stacks.places({each.rank: each.stack for each in evidence if each.stack})
     if not order:
         return NOTHING_KNOWN
     ranks: tuple[int, ...] = ()
@@ -229,7 +221,7 @@ def _by_stacks(evidence: Sequence[RankEvidence]) -> Hang:
         ranks = tuple(sorted({each.rank for each in evidence} - {*many}))
     where = _whereabouts(silent[0]) if len(silent) == 1 else ""
     kinds: set[HangKind] = {each.cause or "script" for each in evidence if each.rank in ranks}
-    sentence = stacks.sentence(order, len(found)).rstrip(".")
+    sentence = stacks.sentence(order, len(evidence)).rstrip(".")
     return Hang(ranks, _joined(sentence, where), _only(kinds), sentence)
 
 

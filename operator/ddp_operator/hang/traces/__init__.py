@@ -1,7 +1,8 @@
 """Names the rank that a hanging job waits for, from what its ranks' flight recorders show."""
 
-from ddp_operator.hang.traces.analysis import Finding, Verdict, analyse
+from ddp_operator.hang.traces.analysis import analyse
 from ddp_operator.hang.traces.effort import TooMuchEffortError
+from ddp_operator.hang.traces.findings import Finding, TraceAnalysis
 from ddp_operator.hang.traces.records import Dump, ReducedDumps, Trace, dump_of
 from ddp_operator.hang.traces.words import headline
 
@@ -11,7 +12,7 @@ __all__ = [
     "ReducedDumps",
     "TooMuchEffortError",
     "Trace",
-    "Verdict",
+    "TraceAnalysis",
     "analyse",
     "dump_of",
     "headline",

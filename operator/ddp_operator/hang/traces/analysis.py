@@ -7,13 +7,23 @@ if the dumps show it; what they do not show is listed as such.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from ddp_operator.hang.traces.effort import Effort
+from ddp_operator.hang.traces.findings import Finding, Kind, TraceAnalysis
+from ddp_operator.hang.traces.graph import (
+    Graph,
+    by_set,
+    by_value,
+    graph_of,
+    leaves,
+    of_blockers,
+    reach,
+    reversed_graph,
+)
 from ddp_operator.hang.traces.progress import GroupProgress, progress
-from ddp_operator.hang.traces.records import Dump, GroupOps, Op
+from ddp_operator.hang.traces.records import Dump, Op
 from ddp_operator.hang.traces.waits import (
     Collective,
     Wait,
@@ -24,61 +34,13 @@ from ddp_operator.hang.traces.waits import (
     transfer_waits,
 )
 
-_T = TypeVar("_T")
-Kind = Literal[
-    "missing", "alone", "mismatch", "deadlock", "incomplete", "unseen", "nobody", "no-wait"
-]
-
 _EQUAL_INPUTS: Final = frozenset(
     {"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"}
 )
 """Collectives to which all ranks must give equally many elements."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A cause of the hang: the ranks, and the operation in which the others wait for them."""
-
-    kind: Kind
-    ranks: tuple[int, ...]
-    collective: Collective | None = None
-    waiting: tuple[int, ...] = ()
-    """Ranks that wait in this operation."""
-    others: tuple[Collective, ...] = ()
-    """Of a deadlock: the further operations."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The answer of the dumps."""
-
-    findings: tuple[Finding, ...]
-    dumps: tuple[int, ...]
-    """Ranks with a dump."""
-    absent: tuple[int, ...]
-    """Members of a group without one."""
-    older: tuple[int, ...]
-    """Ranks with a dump older than the others': it cannot show where they are now."""
-    stalled: Mapping[int, Collective]
-    """Ranks that recorded no completion of a collective that their peers completed."""
-    waiting: tuple[int, ...]
-    """Ranks that wait in any operation."""
-    last: Mapping[int, tuple[GroupOps, Op, str]]
-    """The last operation that each named rank entered, if its dump shows one, with the group, and
-    the place in the script."""
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Return the named ranks."""
-        return tuple(sorted({rank for finding in self.findings for rank in finding.ranks}))
-
-
-Graph = Mapping[int, Sequence[frozenset[int]]]
-"""The sets of ranks that a rank waits for. Many ranks share a set, which may contain the rank
-itself: without sharing, a thousand ranks that wait for a thousand others would fill the memory."""
-
-
-def analyse(dumps: Mapping[int, Dump]) -> Verdict:
+def analyse(dumps: Mapping[int, Dump]) -> TraceAnalysis:
     """Name the rank that the job waits for, from the dumps by rank.
 
     Raises:
@@ -99,7 +61,7 @@ def analyse(dumps: Mapping[int, Dump]) -> Verdict:
     named = {rank for finding in findings for rank in finding.ranks}
     ends = ((rank, dumps[rank].last, dumps[rank].at) for rank in sorted(named & shown))
     members = {rank for group in groups for rank in group.ranks}
-    return Verdict(
+    return TraceAnalysis(
         tuple(findings),
         dumps=tuple(sorted(dumps)),
         absent=tuple(sorted(members - dumps.keys())),
@@ -166,10 +128,10 @@ class _Ends:
     def find(self) -> list[Finding]:
         """Return the findings; none if no rank waits for another."""
         for used in (self._waits, self._receives, self._transfers):
-            graph = _graph(used)
+            graph = graph_of(used)
             if not graph:
                 continue
-            ends = _leaves(graph)
+            ends = leaves(graph)
             if not ends:
                 return [self._deadlock(used, graph)]
             if used is self._waits:
@@ -184,25 +146,25 @@ class _Ends:
     def _idle(self) -> set[int]:
         """Return the ranks with an idle device in an operation in which others wait, too."""
         found: set[int] = set()
-        for idle, waits in _by_set((wait, wait.idle) for wait in self._waits):
+        for idle, waits in by_set((wait, wait.idle) for wait in self._waits):
             found |= idle - ({waits[0].rank} if len(waits) == 1 else set())
         return found
 
     def _behind(self, ends: set[int]) -> set[int]:
         """Follow the receives of ranks that wait in no collective, unless they lead back."""
-        graph = _graph([*self._waits, *self._receives])
+        graph = graph_of([*self._waits, *self._receives])
         found = set()
         for rank in ends:
-            reached = self._reach(rank, graph) if rank in graph else set()
+            reached = reach(rank, graph, self._effort) if rank in graph else set()
             further = reached - graph.keys()
             found |= further if rank not in reached and further else {rank}
         return found
 
     def _findings(self, used: list[Wait], ends: set[int]) -> list[Finding]:
         by_operation: dict[tuple[object, Kind], tuple[Wait, set[int]]] = {}
-        candidates, of_receives = _of_blockers(used, ends), _of_blockers(self._receives, ends)
+        candidates, of_receives = of_blockers(used, ends), of_blockers(self._receives, ends)
         # Many ranks are missing in the same operations.
-        for waits, ranks in _by_value(
+        for waits, ranks in by_value(
             {rank: candidates.get(rank) or of_receives[rank] for rank in sorted(ends)}
         ):
             wait = self._first(waits)
@@ -255,7 +217,7 @@ class _Ends:
 
     def _blocked_by(self, ranks: set[int]) -> set[int]:
         found: set[int] = set()
-        for blockers, waits in _by_set(
+        for blockers, waits in by_set(
             (wait, wait.blockers) for wait in (*self._waits, *self._transfers)
         ):
             self._effort.spend(min(len(blockers), len(ranks)) + len(waits))
@@ -265,17 +227,17 @@ class _Ends:
 
     def _deadlock(self, waits: list[Wait], graph: Graph) -> Finding:
         """Return the finding for ranks that wait for each other."""
-        backward = self._reversed(graph)
+        backward = reversed_graph(graph, self._effort)
         start, seen = next(iter(graph)), set[int]()
         for rank in graph:
             if rank not in seen:
                 # The last start cannot leave its cycle: a rank that it waits for would have found
                 # it.
                 start = rank
-                seen |= {rank} | self._reach(rank, backward)
-        cycle = self._reach(start, graph)
+                seen |= {rank} | reach(rank, backward, self._effort)
+        cycle = reach(start, graph, self._effort)
         parts: dict[object, list[Wait]] = defaultdict(list)
-        for blockers, those in _by_set((wait, wait.blockers) for wait in waits):
+        for blockers, those in by_set((wait, wait.blockers) for wait in waits):
             for wait in those if blockers & cycle else ():
                 if wait.rank in cycle and wait.blocked:
                     parts[wait.where].append(wait)
@@ -291,81 +253,6 @@ class _Ends:
             tuple(sorted(cycle)),
             others=tuple(operations[1:]),
         )
-
-    def _reversed(self, graph: Graph) -> Graph:
-        """Return by rank which ranks wait for it."""
-        backward: dict[int, list[frozenset[int]]] = defaultdict(list)
-        pairs = ((rank, blockers) for rank, every in graph.items() for blockers in every)
-        for blockers, ranks in _by_set(pairs):
-            self._effort.spend(len(blockers))
-            waiting = frozenset(ranks)
-            for blocker in blockers:
-                backward[blocker].append(waiting)
-        return backward
-
-    def _reach(self, start: int, graph: Graph) -> set[int]:
-        """Return the ranks that a rank waits for, directly or not."""
-        found: set[int] = set()
-        followed: set[int] = set()
-        rest = [start]
-        while rest:
-            rank = rest.pop()
-            for blockers in graph.get(rank, ()):
-                self._effort.spend(1)
-                if rank != start and start in blockers:
-                    found.add(start)
-                if id(blockers) not in followed:
-                    followed.add(id(blockers))
-                    self._effort.spend(len(blockers))
-                    new = blockers - found - {start}
-                    found |= new
-                    rest += new
-        return found
-
-
-def _graph(waits: Iterable[Wait]) -> Graph:
-    graph: dict[int, list[frozenset[int]]] = defaultdict(list)
-    for wait in waits:
-        if wait.blocked:
-            graph[wait.rank].append(wait.blockers)
-    return dict(graph)
-
-
-def _leaves(graph: Graph) -> set[int]:
-    every = {id(blockers): blockers for each in graph.values() for blockers in each}
-    return set[int]().union(*every.values()) - graph.keys()
-
-
-def _by_set(
-    pairs: Iterable[tuple[_T, frozenset[int]]],
-) -> Iterable[tuple[frozenset[int], list[_T]]]:
-    """Return the sets that are not empty, each once, with what belongs to it."""
-    found: dict[int, tuple[frozenset[int], list[_T]]] = {}
-    for value, members in pairs:
-        if members:
-            found.setdefault(id(members), (members, []))[1].append(value)
-    return found.values()
-
-
-def _of_blockers(waits: Iterable[Wait], ends: set[int]) -> Mapping[int, list[list[Wait]]]:
-    """Return the waits for each of these ranks, by the sets that they share."""
-    found: dict[int, list[list[Wait]]] = defaultdict(list)
-    pairs = ((wait, wait.blockers) for wait in waits if wait.blocked)
-    for blockers, those in _by_set(pairs):
-        for rank in blockers & ends:
-            found[rank].append(those)
-    return found
-
-
-def _by_value(
-    waits: Mapping[int, list[list[Wait]]],
-) -> Iterable[tuple[list[Wait], list[int]]]:
-    """Return waits with the ranks that have exactly these."""
-    found: dict[tuple[int, ...], tuple[list[list[Wait]], list[int]]] = {}
-    for rank, parts in waits.items():
-        found.setdefault(tuple(map(id, parts)), (parts, []))[1].append(rank)
-    for parts, ranks in found.values():
-        yield [wait for part in parts for wait in part], ranks
 
 
 def _kind(wait: Wait, rank: int) -> Kind:

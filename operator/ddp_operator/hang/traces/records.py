@@ -3,58 +3,60 @@
 The answers come from pods. What all pods of a job may show together is limited here.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Final, NamedTuple
 
-from pydantic import Field
+from ddp_protocol.message import Bounds, Count, InvalidMessageError, Message
 
-from ddp_operator.answers import Answer, Count, InvalidAnswerError
-
-_Name = Annotated[str, Field(max_length=200)]
-_Word = Annotated[str, Field(max_length=64)]
-_Number = Annotated[int, Field(ge=-1, le=2**53 - 1)]
-_Place = Annotated[int, Field(ge=-(2**16), le=2**16)]
-_Span = Annotated[list[_Place], Field(min_length=3, max_length=3)]
-_Values = Annotated[list[_Number], Field(min_length=5, max_length=6)]
-_Ops = Annotated[list[_Values], Field(max_length=256, default_factory=list)]
+_Name = Annotated[str, Bounds(0, 200)]
+_Word = Annotated[str, Bounds(0, 64)]
+_Reason = Annotated[str, Bounds(0, 4096)]
+_Number = Annotated[int, Bounds(-1, 2**53 - 1)]
+_Place = Annotated[int, Bounds(-(2**16), 2**16)]
+_Span = Annotated[tuple[_Place, ...], Bounds(3, 3)]
+_Values = Annotated[tuple[_Number, ...], Bounds(5, 6)]
+_Ops = Annotated[tuple[_Values, ...], Bounds(0, 256)]
 _STARTED: Final = 1
 _DONE: Final = 2
 
 
-class Call(Answer):
+@dataclass(frozen=True, kw_only=True)
+class Call:
     """A call of torch.distributed."""
 
     name: _Word
     dtypes: _Word
-    shapes: Annotated[str, Field(max_length=1024)]
+    shapes: Annotated[str, Bounds(0, 1024)]
     """Of the first tensors, such as `4x8, 16 and 2 more`."""
     elements: Count
     """Of all tensors that the rank gave."""
 
 
-class ReportedGroup(Answer):
+@dataclass(frozen=True, kw_only=True)
+class ReportedGroup:
     """A process group, as one rank knows it."""
 
     name: _Name
     description: _Name
-    ranks: Annotated[list[_Span], Field(max_length=1024)]
+    ranks: Annotated[tuple[_Span, ...], Bounds(0, 1024)]
     """Spans of a first global rank, a step and a count, in the order of the ranks in the group;
     empty if not recorded."""
-    counts: Annotated[list[_Number], Field(min_length=2, max_length=2)] | None = None
+    counts: Annotated[tuple[_Number, ...], Bounds(2, 2)] | None = None
     """The recorder's own numbers of entered and completed operations. They include transfers, so
     they are only a hint."""
-    collectives: _Ops
+    collectives: _Ops = ()
     """Sequence number, record, microseconds of Unix time, state, index of the call."""
-    transfers: _Ops
+    transfers: _Ops = ()
     """Sends and receives: the same, and the rank in the group of the other side."""
 
 
-class Trace(Answer):
+@dataclass(frozen=True, kw_only=True)
+class Trace(Message):
     """The newest operations of a rank in each group."""
 
-    groups: Annotated[list[ReportedGroup], Field(max_length=256)]
-    calls: Annotated[list[Call], Field(max_length=512)]
+    groups: Annotated[tuple[ReportedGroup, ...], Bounds(0, 256)]
+    calls: Annotated[tuple[Call, ...], Bounds(0, 512)]
     complete: bool
     """The dump has all operations since the process began."""
     at: _Name = ""
@@ -138,46 +140,48 @@ def dump_of(trace: Trace) -> Dump:
     """Return the operations of a trace.
 
     Raises:
-        InvalidAnswerError: it refers to a call that it does not have.
+        InvalidMessageError: it refers to a call that it does not have.
     """
     groups = {}
     for group in trace.groups:
-        key = group.name, tuple(map(tuple, group.ranks))
+        key = group.name, group.ranks
         counts = (group.counts[0], group.counts[1]) if group.counts else None
         ops, transfers = _ops(group.collectives, trace), _ops(group.transfers, trace)
         groups[group.name] = GroupOps(key, group.description, counts, ops, transfers)
     return Dump(groups, trace.complete, trace.at)
 
 
-def _ops(rows: list[list[int]], trace: Trace) -> list[Op]:
+def _ops(rows: Sequence[Sequence[int]], trace: Trace) -> list[Op]:
     try:
         return [
             Op(seq, record, created, state, trace.calls[call], *peer)
             for seq, record, created, state, call, *peer in rows
         ]
     except IndexError:
-        raise InvalidAnswerError("calls: an operation's call is missing") from None
+        raise InvalidMessageError("calls: an operation's call is missing") from None
 
 
-class _RankDump(Answer):
+@dataclass(frozen=True, kw_only=True)
+class _RankDump:
     rank: Count
     trace: Trace
 
 
-class ReducedDumps(Answer):
+@dataclass(frozen=True, kw_only=True)
+class ReducedDumps(Message):
     """The output of `python -m ddp_trainer.flight_recorder`."""
 
     MAX_BYTES: ClassVar[int] = 8 * 1024 * 1024
     """2 KB for each of 4,096 dumps, as many as that program reads."""
 
-    ranks: Annotated[list[_RankDump], Field(max_length=4096)]
-    unreadable: Annotated[dict[str, str], Field(max_length=4096, default_factory=dict)]
+    ranks: Annotated[tuple[_RankDump, ...], Bounds(0, 4096)]
+    unreadable: Annotated[Mapping[str, _Reason], Bounds(0, 4096)] = field(default_factory=dict)
     """The reasons, by name of the file."""
 
     def by_rank(self) -> Mapping[int, Dump]:
         """Return the dumps by rank.
 
         Raises:
-            InvalidAnswerError: one refers to a call that it does not have.
+            InvalidMessageError: one refers to a call that it does not have.
         """
         return {each.rank: dump_of(each.trace) for each in self.ranks}

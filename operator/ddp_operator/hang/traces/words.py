@@ -1,11 +1,11 @@
-"""The verdict in a line."""
+"""The analysis in a line."""
 
 from datetime import UTC, datetime
 from typing import Final
 
 from ddp_operator.api.values.text import clean, counted
 from ddp_operator.hang.stacks import in_spans
-from ddp_operator.hang.traces.analysis import Finding, Verdict
+from ddp_operator.hang.traces.findings import Finding, TraceAnalysis
 from ddp_operator.hang.traces.records import Call, Op
 from ddp_operator.hang.traces.waits import Collective
 
@@ -14,12 +14,12 @@ HEADLINE: Final = 200
 _GROUP: Final = 60
 
 
-def headline(verdict: Verdict, *, live: bool = False) -> str:
+def headline(analysis: TraceAnalysis, *, live: bool = False) -> str:
     """Return the answer in one line of at most 200 characters.
 
     `live`: the dumps are of running ranks, so a rank without one did not answer.
     """
-    first, *further = (_sentence(finding, verdict, live=live) for finding in verdict.findings)
+    first, *further = (_sentence(finding, analysis, live=live) for finding in analysis.findings)
     line = clean(first, HEADLINE)
     for sentence in further:
         longer = f"{line}; {clean(sentence, HEADLINE)}"
@@ -29,16 +29,16 @@ def headline(verdict: Verdict, *, live: bool = False) -> str:
     return line
 
 
-def _sentence(finding: Finding, verdict: Verdict, *, live: bool) -> str:
+def _sentence(finding: Finding, analysis: TraceAnalysis, *, live: bool) -> str:
     collective, ranks = finding.collective, in_spans(finding.ranks)
     if collective is None:
-        return f"no rank waits in a collective, as {counted(len(verdict.dumps), 'dump')} show"
+        return f"no rank waits in a collective, as {counted(len(analysis.dumps), 'dump')} show"
     if finding.kind == "mismatch":
         return _difference(finding, collective)
     name, since = name_of(collective), f"since {_clock(collective.since_us)}"
     waiting = counted(len(finding.waiting), "rank")
     wait = f"{waiting} wait{'s' if len(finding.waiting) == 1 else ''}"
-    with_dump = set(finding.ranks) <= set(verdict.dumps)
+    with_dump = set(finding.ranks) <= set(analysis.dumps)
     absent = "did not come" if live else "left no dump"
     unseen = "may not have entered the operation" if with_dump else absent
     return {
