@@ -52,15 +52,9 @@ def is_charged(job: DDPJob, status: DDPJobStatus, class_: FailureClass) -> bool:
     return class_ == "Application"
 
 
-def used(job: DDPJob, status: DDPJobStatus) -> int:
-    """Return the charged restarts that count against `maxRestarts` now."""
-    refills = job.spec.restart.reset_after_progress
-    return status.bookkeeping.restarts_without_progress if refills else status.restarts
-
-
 def is_spent(job: DDPJob, status: DDPJobStatus) -> bool:
     """Return whether the next charged failure ends the job."""
-    return used(job, status) >= job.spec.restart.max_restarts
+    return status.bookkeeping.restarts_without_progress >= job.spec.restart.max_restarts
 
 
 def count(status: DDPJobStatus, failure: Failure) -> DDPJobStatus:

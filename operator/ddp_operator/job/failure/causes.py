@@ -10,7 +10,7 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
-from ddp_operator.job.failure import classes, records
+from ddp_operator.job.failure import classes, records, symptoms
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import Identity, PodState
@@ -58,7 +58,10 @@ def find(job: DDPJob, pods: Observed, now: datetime) -> Cause | None:
         return Cause(records.of_missing(job, gone[0], now), lost)
     if first is None or cause_due(job, pods, now):
         return None
-    return Cause(records.of_pod(job, first, now), lost, secondary)
+    failure = records.of_pod(job, first, now)
+    if _all_mistaken(job, pods):
+        failure = failure.updated(class_="Configuration")
+    return Cause(failure, lost, secondary)
 
 
 def primary(pods: Sequence[PodState]) -> PodState:
@@ -67,9 +70,13 @@ def primary(pods: Sequence[PodState]) -> PodState:
 
 
 def cause_due(job: DDPJob, pods: Observed, now: datetime) -> datetime | None:
-    """Return until when to wait for the cause of consequences; None: known, or the time is up."""
+    """Return until when to wait for the cause of consequences, or for other pods to make the same
+    mistake; None: the cause is known, or the time is up.
+    """
     failed = _failed(pods)
-    if not failed or vanished(job, pods) or not all(map(_is_consequence, failed)):
+    if not failed or vanished(job, pods):
+        return None
+    if not all(_is_consequence(pod) or _is_mistaken(job, pod) for pod in failed):
         return None
     if all(pod.failed or pod.succeeded for pod in pods.current.values()):
         return None
@@ -90,6 +97,21 @@ def vanished(job: DDPJob, pods: Observed) -> tuple[Identity, ...]:
         return ()
     replacing = frozenset(status.bookkeeping.replacing)
     return tuple(gone for gone in pods.missing if gone.slot not in replacing)
+
+
+def _all_mistaken(job: DDPJob, pods: Observed) -> bool:
+    """Return whether all pods ended alike because the command is wrong, so that none can start."""
+    if pods.missing or not all(_is_mistaken(job, pod) for pod in pods.current.values()):
+        return False
+    return len({pod.exit and pod.exit.code for pod in pods.current.values()}) == 1
+
+
+def _is_mistaken(job: DDPJob, pod: PodState) -> bool:
+    """Return whether a pod failed before the first step, with words that name its command."""
+    if job.status.progress or job.status.checkpoint or pod.exit is None or pod.disrupted:
+        return False
+    said = symptoms.last_words(pod.exit.message).text
+    return pod.exit.code != 0 and symptoms.is_of_command_line(said)
 
 
 def _is_consequence(pod: PodState) -> bool:

@@ -3,6 +3,7 @@
 from typing import Final
 
 import re2
+from ddp_protocol.error_texts import PULLS, Class, any_of
 
 from ddp_operator.api.constants import (
     EXIT_CONFIGURATION,
@@ -28,16 +29,10 @@ NODE_REASONS: Final = frozenset(
 """Kubelet's reasons for refusing a pod because of the node: a device plugin fails, free devices do
 not fit the topology policy (which no scheduler knows), or the node's own data is missing."""
 
-PULLS: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"})
-"""Kubelet's reasons while an image cannot be pulled; they alternate."""
-_NO_SUCH_IMAGE: Final = re2.compile(
-    r"(?i)not found|no such (?:host|image|manifest)|does not exist|no match"
-    r"|(?:manifest|name|repository|tag)[ _]unknown|invalid reference"
-    r"|denied|unauthorized|forbidden|authentication required"
-)
+_NO_IMAGE: Final = re2.compile(any_of(Class.NO_IMAGE))
 """A registry's answers that it has no such image, or not for this job. Any other error of a pull
 may be the registry's, the network's or the node's, and pass."""
-_NO_SUCH_OBJECT: Final = re2.compile(r"not found|couldn't find key")
+_NO_OBJECT: Final = re2.compile(any_of(Class.NO_OBJECT))
 """The kubelet's words for a Secret or ConfigMap that the API server does not have."""
 
 _NEVER_RAN: Final = _START_FAILED | {CONTAINER_LOST}
@@ -69,9 +64,9 @@ def _of_start(pod: PodState, *, has_run: bool) -> FailureClass:
         return "Infrastructure"
     if has_run or lacks_token(pod):
         return "Disruption"
-    if pod.waiting == CONFIG_ERROR and _NO_SUCH_OBJECT.search(pod.waiting_message):
+    if pod.waiting == CONFIG_ERROR and _NO_OBJECT.search(pod.waiting_message):
         return "Configuration"
-    if pod.waiting in PULLS and not _NO_SUCH_IMAGE.search(pod.waiting_message):
+    if pod.waiting in PULLS and not _NO_IMAGE.search(pod.waiting_message):
         return "Disruption"
     return "Infrastructure"
 

@@ -46,10 +46,7 @@ def with_bad_nodes(job: DDPJob, status: DDPJobStatus, nodes: Nodes) -> DDPJobSta
         known[failure.node] = _counted(record, failure)  # the newest is the last
     kept = tuple(known.values())[-MAX_RECORDS:]
     barred, others = _avoided(job, kept, nodes)
-    status = status.updated(
-        node_failures={record.name: record.failures for record in kept if record.failures},
-        excluded_nodes=(*barred, *others)[:MAX_EXCLUDED],
-    )
+    status = status.updated(excluded_nodes=(*barred, *others)[:MAX_EXCLUDED])
     return status.noting(nodes=kept, barred_nodes=barred)
 
 

@@ -8,17 +8,17 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import classes, symptoms
+from ddp_operator.job.membership.launchers import PODS_UNREACHABLE
 from ddp_operator.job.pods.state import UNSTARTABLE_REASONS, Identity, PodState
 
 MAX_FAILURES = 10
 MAX_IGNORED = 5
 """How many ignored failures of an attempt are recorded."""
-# Reasons of failures; `api.reasons` says what each means.
+# Reasons of failures; `ddp_client.views.reasons` says what each means.
 NO_PROGRESS = "NoProgress"
 NODE_LEAVING = "NodeLeaving"
 SLOW_RANK = "SlowRank"
 LAUNCHER_UNREACHABLE = "LauncherUnreachable"
-PODS_UNREACHABLE = "PodsUnreachable"
 _NO_PYTHON = (
     "spec.launcher: inject needs Python 3.11 or newer in the image; take an image that has it, or "
     "leave launcher out"

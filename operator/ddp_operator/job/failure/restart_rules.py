@@ -21,7 +21,7 @@ _OF_SCOPE: Final[Mapping[str, FailureAction]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Reaction:
     """The reaction to a failure."""
 
     action: FailureAction
@@ -31,18 +31,18 @@ class Verdict:
     """The path of the matching rule; empty if none matched."""
 
 
-def judge(job: DDPJob, failure: Failure) -> Verdict:
-    """Return the verdict of the first matching rule, else of the failure's class and the job's
+def judge(job: DDPJob, failure: Failure) -> Reaction:
+    """Return the reaction of the first matching rule, else of the failure's class and the job's
     scope.
 
     Rules with action Ignore are skipped here; `ignoring` applies them to pods that ended.
     """
-    for verdict in _matching(job, failure):
-        if verdict.action != "Ignore":
-            return verdict
+    for reaction in _matching(job, failure):
+        if reaction.action != "Ignore":
+            return reaction
     if failure.class_ == "Configuration":
-        return Verdict("FailJob")
-    return Verdict(_OF_SCOPE[scope_of(job)])
+        return Reaction("FailJob")
+    return Reaction(_OF_SCOPE[scope_of(job)])
 
 
 def ignoring(job: DDPJob, pods: Observed, now: datetime) -> Observed:
@@ -54,15 +54,15 @@ def ignoring(job: DDPJob, pods: Observed, now: datetime) -> Observed:
     for index, pod in pods.current.items():
         if pod.failed and not pod.deleting:  # a deleted pod is recreated anyway
             failure = records.of_pod(job, pod, now)
-            verdict = next(_matching(job, failure), None)
-            if verdict and verdict.action == "Ignore":
+            reaction = next(_matching(job, failure), None)
+            if reaction and reaction.action == "Ignore":
                 current[index] = replace(pod, ignored=True)
-                ignored.append((failure.updated(action="Ignore"), verdict.rule))
+                ignored.append((failure.updated(action="Ignore"), reaction.rule))
     return replace(pods, current=current, ignored=tuple(ignored))
 
 
-def _matching(job: DDPJob, failure: Failure) -> Iterator[Verdict]:
-    """Yield the verdicts of the rules that match with all their matchers."""
+def _matching(job: DDPJob, failure: Failure) -> Iterator[Reaction]:
+    """Yield the reactions of the rules that match with all their matchers."""
     # All ranks of the pod, if it is unknown which failed.
     own = ranks.ranks(job.spec, failure.index) if failure.rank is None else {failure.rank}
     for index, rule in enumerate(job.spec.restart.rules):
@@ -73,4 +73,4 @@ def _matching(job: DDPJob, failure: Failure) -> Iterator[Verdict]:
             and (rule.ranks is None or not set(own).isdisjoint(rule.ranks))
             and (rule.message_regex is None or search(rule.message_regex, failure.message))
         ):
-            yield Verdict(rule.action, rule.charged, f"spec.restart.rules[{index}]")
+            yield Reaction(rule.action, rule.charged, f"spec.restart.rules[{index}]")

@@ -4,19 +4,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from ddp_protocol.error_texts import PULLS
+
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import FailureClass
 from ddp_operator.api.spec.overrides import kinds, spec_of
 from ddp_operator.api.status import Failure
 from ddp_operator.job.failure import classes, records
+from ddp_operator.job.membership.launchers import PODS_UNREACHABLE
 from ddp_operator.job.pods.observed import Gap, Observed
 from ddp_operator.job.pods.state import START_TIMEOUT, PodState
 
 
 def seen(job: DDPJob, pods: Observed) -> str:
     """Return the spec's hash if a pod of each kind has run, else the recorded hash."""
-    if classes.has_run(job):
-        return job.spec_hash
     began = {
         pod.identity.index
         # Old pods count too: a restart may come before the first observation.
@@ -59,10 +60,10 @@ def of_unreached(job: DDPJob, pod: PodState, gap: Gap, now: datetime) -> Failure
     """Record that no launcher of the group was reached, which is not this pod's fault."""
     seconds = int((now - gap.since).total_seconds())
     message = (
-        f"no launcher joined the present generation within {seconds} s: open port "
-        f"{job.spec.status_port} of the pods to the operator"
+        f"no launcher answered within {seconds} s: let the operator reach port "
+        f"{job.spec.status_port} of the pods, or set launcher: inject"
     )
-    failure = records.of_lost(job, pod, records.PODS_UNREACHABLE, message, "Disruption", now)
+    failure = records.of_lost(job, pod, PODS_UNREACHABLE, message, "Disruption", now)
     return failure.updated(node="")
 
 
@@ -74,7 +75,7 @@ def _class_by_nodes(job: DDPJob, failure: Failure, others: Iterable[PodState]) -
         return failure.class_
     said = [(pod.node, pod.waiting, classes.of_pod(pod)) for pod in others]
     said += [(known.node, known.reason, known.class_) for known in job.status.failures]
-    alike = classes.PULLS if failure.reason in classes.PULLS else {failure.reason}
+    alike = PULLS if failure.reason in PULLS else {failure.reason}
     # Once two nodes have said so, later ones are on record as what it is.
     of_class = {failure.class_, "Configuration"}
     nodes = {node for node, reason, class_ in said if reason in alike and class_ in of_class}

@@ -8,31 +8,19 @@ the 4 KB that a container may leave.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, Final
+from functools import cache, lru_cache
+from typing import Annotated, Any, Final
 
 import re2
-from pydantic import BeforeValidator
+from ddp_protocol.error_texts import KNOWN, WITH_REASON, Class, Known, any_of
+from ddp_protocol.message import OR_NONE, Count, InvalidMessageError, Message
 
-from ddp_operator.answers import Answer, Count, InvalidAnswerError
-from ddp_operator.api.values.bounded import OR_NONE
-from ddp_operator.job.failure import messages
-
-_PEER: Final = re2.compile("|".join(messages.PEER))
-_OWN: Final = re2.compile("|".join(messages.OWN))
-_DEVICE: Final = re2.compile("|".join(messages.DEVICE))
-_NODE: Final = re2.compile("|".join(messages.NODE))
-
-_XID: Final = re2.compile(r"\b(?:Xid \([^)]*\):|NVRM:? Xid:?) (\d+)")
-"""How the driver numbers GPU errors."""
-_XIDS_OF_TRAININGS: Final = frozenset({"13", "31", "43", "45"})
-"""Errors that NVIDIA's catalogue attributes to the application."""
-
-_BAD_COMMAND: Final = re2.compile(
-    r'exec: ".*": (executable file not found|stat .*: no such file|permission denied)'
-    r"|(?:^|[^/])exec .*: (no such file or directory|exec format error|permission denied)"
-)
-"""runc's errors for a command that the image lacks. After fork/exec it is a hook of the node."""
+_PEER: Final = re2.compile(any_of(Class.GLOO, Class.PEER))
+_OWN: Final = re2.compile(any_of(Class.CUDA, Class.OWN))
+_DEVICE: Final = re2.compile(any_of(Class.DEVICE))
+_NODE: Final = re2.compile(any_of(Class.DEVICE, Class.NODE))
+_COMMAND: Final = re2.compile(any_of(Class.COMMAND))
+_MISTAKE: Final = re2.compile(any_of(Class.MISTAKE))
 
 # The line that ends a Python traceback; torch prefixes its own lines with «[rank1]: ».
 _EXCEPTION: Final = re2.compile(
@@ -44,6 +32,12 @@ _OF_TORCHRUN: Final = "ChildFailedError"
 """It only repeats that a process has failed."""
 _LOG_LINE: Final = re2.compile(r"(?m)^(?:\[rank\d+\]:)?\[?[WEIF]\d{4} .*")
 """How torch's lines begin that it logs while a process goes down."""
+
+_WHAT: Final = re2.compile(r"(?m)^ *what\(\): *(.+)$")
+"""The exception that ended a C++ program."""
+_LAST_ERROR: Final = re2.compile(r"(?m)^(?:\[rank\d+\]:)? *Last error: *\n(?:\[rank\d+\]:)? *(.+)$")
+"""NCCL's own cause, below the words of its error code."""
+_FRAME: Final = re2.compile(r" *(?:frame #\d+: |Exception raised from )")
 
 _ROOT_CAUSE: Final = re2.compile(
     r"(?ms)^Root Cause \(first observed failure\):.*?^ *rank *: (?P<rank>\d+) .*?"
@@ -67,16 +61,12 @@ class LastWords:
     """The launcher shows dumps of its ranks' collectives, from before their end."""
 
 
-def _encodable(text: object) -> object:
-    """Replace lone surrogates."""
-    return text.encode(errors="replace").decode() if isinstance(text, str) else text
-
-
-class _Report(Answer):
+@dataclass(frozen=True, kw_only=True)
+class _Report(Message):
     """The termination message that the bundled launcher leaves. Scripts may leave others."""
 
     rank: Annotated[Count | None, OR_NONE] = None
-    error: Annotated[str | None, OR_NONE, BeforeValidator(_encodable)] = None
+    error: Annotated[str | None, OR_NONE] = None
     printed: Annotated[bool | None, OR_NONE] = None
     dumps: Annotated[bool | None, OR_NONE] = None
 
@@ -93,9 +83,10 @@ def last_words(message: str) -> LastWords:
         return LastWords(message)
     try:
         report = _Report.read(message)
-    except InvalidAnswerError:
+    except InvalidMessageError:
         return LastWords(message)  # a log with lines of JSON
-    return LastWords(report.error or message, report.rank, not report.printed, bool(report.dumps))
+    text = (report.error or message).encode(errors="replace").decode()  # no lone surrogates
+    return LastWords(text, report.rank, not report.printed, bool(report.dumps))
 
 
 @lru_cache(maxsize=_KEPT)
@@ -114,21 +105,29 @@ def is_of_another_rank(message: str) -> bool:
 @lru_cache(maxsize=_KEPT)
 def is_of_node(message: str) -> bool:
     """Return whether the message says that the node's GPUs, links or driver are broken."""
-    return bool(_NODE.search(message)) or is_of_device(message)
+    return bool(_NODE.search(message))
 
 
 @lru_cache(maxsize=_KEPT)
 def is_of_device(message: str) -> bool:
     """Return whether the message says that a GPU is broken or lost, which no restart fixes."""
-    if _DEVICE.search(message):
-        return True
-    return any(found[1] not in _XIDS_OF_TRAININGS for found in _XID.finditer(message))
+    return bool(_DEVICE.search(message))
 
 
 @lru_cache(maxsize=_KEPT)
 def is_of_command(message: str) -> bool:
     """Return whether the message says that the image lacks the command."""
-    return bool(_BAD_COMMAND.search(message))
+    return bool(_COMMAND.search(message))
+
+
+@lru_cache(maxsize=_KEPT)
+def is_of_command_line(message: str) -> bool:
+    """Return whether the message ends by saying that the command cannot work as it is written."""
+    said = _last_exceptions(message)
+    if said:
+        return all(_MISTAKE.search(text.partition("\n")[0]) for text in said)
+    own = _LOG_LINE.sub("", message.partition(_TRACEBACK)[0])
+    return bool(_MISTAKE.search(own.rstrip().rpartition("\n")[2]))
 
 
 @lru_cache(maxsize=_KEPT)
@@ -140,15 +139,50 @@ def torchrun_rank(message: str) -> int | None:
 
 @lru_cache(maxsize=_KEPT)
 def headline(message: str) -> str:
-    """Return one line: the exception that ended a Python program, else the last line."""
-    said = _last_exceptions(message)
-    if said:
-        own = (text for text in said if not _lost_another(text))
-        return next(own, said[-1]).splitlines()[0].strip()
+    """Return one line: the exception that ended a program, with NCCL's cause, else the last line
+    that is no stack frame.
+    """
+    if said := _deciding_exception(message):
+        cause, name = _LAST_ERROR.search(said), _EXCEPTION.match(said)
+        if cause and name:
+            return f"{name['name']}: {cause[1].strip()}"
+        return said.splitlines()[0].strip()
     if found := _ROOT_CAUSE.search(message):
         return f"torchrun: rank {found['rank']} failed first, with exitcode {found['code']}"
-    lines = message.strip().splitlines() or [""]
-    return lines[-1].strip()
+    if found := _WHAT.search(message):
+        return str(found[1]).strip()
+    lines = list(filter(None, map(str.strip, message.splitlines()))) or [""]
+    return next((line for line in reversed(lines) if not _FRAME.match(line)), lines[-1])
+
+
+@lru_cache(maxsize=_KEPT)
+def known(message: str, reason: str = "") -> Known | None:
+    """Return the known error in a message; `reason`: the kubelet's, if it wrote the message.
+
+    Text about a broken node counts anywhere, as in `is_of_node`. Otherwise the exception that ended
+    a Python program counts, not the log around it.
+    """
+    said = _deciding_exception(message) or message
+    lost_another = is_of_another_rank(message)
+    for each, pattern in _compiled(reason if reason in WITH_REASON else ""):
+        if each.class_ in (Class.GLOO, Class.PEER) and not lost_another:
+            continue
+        if pattern.search(message if each.class_ in (Class.DEVICE, Class.NODE) else said):
+            return each
+    return None
+
+
+@cache
+def _compiled(reason: str) -> list[tuple[Known, Any]]:
+    """Return the texts that count with this reason, in their order, and their patterns."""
+    return [(each, re2.compile(each.pattern)) for each in (*WITH_REASON.get(reason, ()), *KNOWN)]
+
+
+def _deciding_exception(message: str) -> str:
+    """Return the exception that ended a Python program, with its text; empty without any."""
+    said = _last_exceptions(message)
+    own = (text for text in said if not _lost_another(text))
+    return next(own, said[-1] if said else "")
 
 
 def _lost_another(text: str) -> bool:

@@ -10,12 +10,14 @@ from functools import lru_cache
 from itertools import count, islice
 from typing import Final, Literal
 
+from ddp_protocol.world import MAX_MEMBERS
+
 from ddp_operator.api.constants import MAX_REPLICAS
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.status.world import World
-from ddp_operator.job.membership.launcher_protocol import MAX_MEMBERS
+from ddp_operator.job.membership.launchers import PODS_UNREACHABLE
 
 RESTART_GRACE_SECONDS: Final = 15
 """How long old processes of a restarting group may save: as long as a spot node has."""
@@ -32,10 +34,13 @@ def scope_of(job: DDPJob) -> Literal["Gang", "InPlace", "Pod"]:
 
 
 def has_launcher(job: DDPJob) -> bool:
-    """Return whether launchers can receive assignments: one has answered, or, before any can, the
-    spec says that each pod restarts by itself.
+    """Return whether launchers can receive assignments: one has answered in this attempt, or,
+    before any can, the spec says that each pod restarts by itself, and no group waited in vain.
     """
-    return job.spec.restart.scope == "Pod" or bool(job.status.bookkeeping.launcher)
+    if job.status.bookkeeping.launcher:
+        return True
+    waited = any(failure.reason == PODS_UNREACHABLE for failure in job.status.failures)
+    return job.spec.restart.scope == "Pod" and not waited
 
 
 def world_of(job: DDPJob) -> World:
@@ -53,9 +58,8 @@ def slots_of(stored: World | None, replicas: int, *, elastic: bool = False) -> S
     if stored is None:
         return range(replicas)
     found = read_slots(stored.members)
-    size = stored.size if elastic else replicas
     # Ignore a record that was edited by hand.
-    return found if len(found) == size > 0 else range(replicas)
+    return found if found and (elastic or len(found) == replicas) else range(replicas)
 
 
 def first_size(spec: DDPJobSpec) -> int:
@@ -68,7 +72,8 @@ def outside_slots(job: DDPJob) -> Sequence[int]:
     successors of pods that are to leave their nodes.
     """
     taken = node_ranks(job)
-    # Without a launcher they could neither take over nor join, and would hold nodes in vain.
+    # Without a launcher they could neither take over nor join, but would hold nodes that the group
+    # may need.
     wanted = job.spec.spares if has_launcher(job) else 0
     if job.spec.elastic and job.status.bookkeeping.launcher:
         wanted += max(job.spec.max_size - len(taken), 0)
@@ -129,17 +134,11 @@ def next_generation(
         if node_rank not in without
     ]
     slots = [*kept, *joining]
-    world = World(
-        generation=world_of(job).generation + 1,
-        size=len(slots),
-        members=format_slots(slots),
-        lost=lost,
-        grace_seconds=grace_seconds,
-        changed_at=now,
-    )
+    generation = world_of(job).generation + 1
+    world = World(generation=generation, members=format_slots(slots), changed_at=now)
     # Later node ranks move up, so recorded gaps would belong to other pods.
-    status = status.without_gaps() if without else status
-    return status.updated(world=world)
+    status = status.updated(world=world, gaps=() if without else status.gaps)
+    return status.noting(lost_members=lost, grace_seconds=grace_seconds)
 
 
 def world_of_next_attempt(spec: DDPJobSpec, status: DDPJobStatus) -> World | None:
@@ -174,7 +173,7 @@ def format_slots(slots: Sequence[int]) -> str:
 def first_world(size: int) -> World:
     """Return the initial group."""
     last = size - 1
-    return World(size=size, members=f"0-{last}" if last else "0")
+    return World(members=f"0-{last}" if last else "0")
 
 
 @lru_cache(maxsize=256)

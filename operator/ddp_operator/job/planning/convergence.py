@@ -12,20 +12,25 @@ from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.bounded import format_time
 from ddp_operator.api.values.limits import linear
 from ddp_operator.job.failure.causes import cause_due
-from ddp_operator.job.failure.records import PODS_UNREACHABLE
+from ddp_operator.job.membership.launchers import PODS_UNREACHABLE
 from ddp_operator.job.membership.world import RESTART_GRACE_SECONDS, members
-from ddp_operator.job.planning import gap_clocks, gaps
+from ddp_operator.job.planning import gap_records, gaps
 from ddp_operator.job.planning.decisions import active_deadline, queued
 from ddp_operator.job.planning.group import local_checkpoints
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.planning.old_pods import awaited, awaited_until
 from ddp_operator.job.planning.places import queue
+from ddp_operator.job.planning.places.old_pods import awaited, awaited_until
 from ddp_operator.job.planning.places.scheduling import timeout_due
-from ddp_operator.job.planning.words import not_queued, some, unknown_accelerators, waiting_for
-from ddp_operator.job.pods.completion import next_settled_at
+from ddp_operator.job.planning.words import (
+    doubtful_command,
+    not_queued,
+    some,
+    unknown_accelerators,
+    waiting_for,
+)
 from ddp_operator.job.pods.fabrics import PRIVILEGES
 from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
-from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.observed import Observed, next_settled_at
 from ddp_operator.job.pods.schedulers.kueue import group_size
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status import progress
@@ -68,11 +73,11 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         why = job.status.condition("Restarting")
         message = f"waiting until {format_time(paused_until)}" + (f": {why.message}" if why else "")
         planned = _wait(job, "WaitingToStart", message, paused_until, now)
-    elif old := awaited(job, pods, now):
+    elif pods.missing and (old := awaited(job, pods, now)):
         message = f"waiting for old pods to end: {some(sorted(pod.key.name for pod in old))}"
         until = max(awaited_until(job, pod, now) for pod in old)
         planned = _wait(job, "WaitingForOldPods", message, until, now)
-    elif queue.leaves_cluster(job):
+    elif job.prebuilt_workload and queue.leaves_cluster(job):
         message = "the pods gave up their place in the queue, so MultiKueue queues the job again"
         planned = _wait(job, queue.PLACE_LOST, message, None, now)
     else:
@@ -88,8 +93,10 @@ def converge(job: DDPJob, pods: Observed, now: datetime) -> Plan:
         grace_seconds={pod.key: RESTART_GRACE_SECONDS for pod in hurried},
         fence=tuple(pod.key for pod in rivals if pod.in_dns),
     )
+    if pods.may_have_failed:
+        planned = planned.requeued_at(cause_due(job, pods, now))
     deadline = active_deadline(replace(job, status=planned.status))
-    return planned.requeued_at(deadline, cause_due(job, pods, now), gaps.next_due(job, pods))
+    return planned.requeued_at(deadline, gaps.next_due(job, pods))
 
 
 def _create(job: DDPJob, pods: Observed, now: datetime) -> Plan:
@@ -100,8 +107,9 @@ def _create(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     )
     service = not (exists or (pods.blocking and not pods.creatable))
     planned = Plan(status, create=pods.creatable, create_service=service, events=events)
-    settled_at = next_settled_at(pods.current.values(), now)
-    return planned.requeued_at(timeout_due(job, pods), settled_at)
+    if not pods.all_scheduled:
+        planned = planned.requeued_at(timeout_due(job, pods))
+    return planned.requeued_at(next_settled_at(pods.current.values(), now))
 
 
 def _wait(job: DDPJob, reason: str, message: str, until: datetime | None, now: datetime) -> Plan:
@@ -174,7 +182,7 @@ def report_refusal(
         return Plan(job.status, events=(event,))
     status = (seen or job.status).updated(observed_generation=job.generation)
     if reason == PODS_FORBIDDEN:
-        status = gap_clocks.with_reason(status, [pod.index for pod in wanted], "Refused", now)
+        status = gap_records.with_reason(status, [pod.index for pod in wanted], "Refused", now)
     known = job.status.condition("Running")
     running = status.is_true("Running")
     status = with_condition(status, "Running", running, reason, message, now)
@@ -188,7 +196,7 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
     replicas = len(members(job))
     status = job.status.updated(next_start_time=None)
     wanted = [identity.index for identity in pods.creatable]
-    status = gap_clocks.with_reason(status, wanted, "Unscheduled", now)
+    status = gap_records.with_reason(status, wanted, "Unscheduled", now)
     events: list[Event] = []
     if not pods.blocking and not status.is_true("PodsCreated"):
         message = f"{replicas} pods and the Service {job.name} exist"
@@ -198,9 +206,13 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
             status = status.noting(queue_group_size=group_size(job))
         if created := len(pods.creatable):
             events.append(Event("PodsCreated", f"created {created} of {replicas} pods"))
-            events += [*unknown_accelerators(job), *local_checkpoints.warnings(job)]
+            events += [*unknown_accelerators(job), *doubtful_command(job)]
+            events += local_checkpoints.warnings(job)
     ready = status.ready_replicas
-    counted, all_ready = f"{ready} of {replicas} pods are ready", f"all {replicas} pods are ready"
+    counted = f"{ready} of {replicas} pods are ready"
+    all_ready = "its pod is ready" if replicas == 1 else f"all {replicas} pods are ready"
+    if failure := _failed_side_car(pods):
+        counted, all_ready = f"{counted}; {failure}", f"{all_ready}; {failure}"
     known, reason = status.condition("Running"), ""
     if ready == replicas and not status.is_true("Running"):
         status = with_condition(status, "Running", True, PODS_READY, all_ready, now)
@@ -221,5 +233,18 @@ def _progress(job: DDPJob, pods: Observed, now: datetime) -> tuple[DDPJobStatus,
         if is_news and (warning or reason == QUEUED):
             events.append(Event(reason, message, warning=warning))
         status = with_condition(status, "Running", False, reason, message, now)
+    said_before, said_now = (
+        each.message if each else "" for each in (known, status.condition("Running"))
+    )
+    if failure and failure in said_now and failure not in said_before:
+        events.append(Event("SideCarFailed", failure, warning=True))
     status = queued(status, now, waits=reason == QUEUED)
     return with_phase(status, pods_scheduled=pods.all_scheduled), tuple(events)
+
+
+def _failed_side_car(pods: Observed) -> str:
+    """Describe the first side car that failed; empty if none has."""
+    for pod in pods.current.values():
+        if pod.side_car_failure:
+            return f"pod {pod.key.name}: {pod.side_car_failure}"
+    return ""

@@ -17,9 +17,11 @@ from ddp_operator.ports import Event
 RESTART_REQUESTED: Final = "RestartRequested"
 RESCHEDULED: Final = "Rescheduled"
 SPEC_CHANGED: Final = "SpecChanged"
+CODE_CHANGED: Final = "CodeChanged"
 _HARMLESS: Final = (
     "Disrupted",
     SPEC_CHANGED,
+    CODE_CHANGED,
     "GroupShrunk",
     "GroupGrown",
     RESTART_REQUESTED,
@@ -76,7 +78,8 @@ def succeed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         message = "rank 0's pod completed (spec.successPolicy)"
     else:
         done = not pods.missing and all(pod.succeeded for pod in pods.current.values())
-        message = f"all {len(members(job))} pods completed"
+        count = len(members(job))
+        message = "its pod completed" if count == 1 else f"all {count} pods completed"
     if not done:
         return None
     said = first.exit if first else None
@@ -89,21 +92,19 @@ def succeed(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     return finish(job.status, "Succeeded", "Completed", message, now)
 
 
-def suspend(job: DDPJob, now: datetime) -> Plan | None:
-    """Decide to delete all pods and keep the state, if the spec says so."""
-    if not job.spec.suspend:
-        return None
-    message = "spec.suspend is true: pods are deleted, state is kept"
+def suspend(job: DDPJob, now: datetime) -> Plan:
+    """Decide to delete all pods and keep the state, as the spec says."""
+    message = "spec.suspend is true: pods are deleted, the job is kept"
     status = with_condition(job.status, "Suspended", True, "Suspended", message, now)
     status = with_condition(status, "PodsCreated", False, "Suspended", message, now)
-    status = _clear(_without_placement(status), "Suspended", message, now)
+    status = _clear(status.updated(placement=""), "Suspended", message, now)
     return decided(status, Event("Suspended", message))
 
 
 def resume(job: DDPJob, pods: Observed, now: datetime) -> Plan:
     """Decide to create the pods of a suspended job again."""
     message = "spec.suspend is false again; pods are created"
-    status = _without_pause(job.status).noting(restart_requested=job.restart_requested)
+    status = without_pause(job.status).noting(restart_requested=job.restart_requested)
     suspended = status.condition("Suspended")
     if status.start_time and suspended:
         status = _inactive(status, suspended.last_transition_time, now)
@@ -125,8 +126,15 @@ def restart_as_requested(job: DDPJob, now: datetime) -> Plan | None:
         return Plan(status, decided=True)  # nothing runs yet
     requested = f"requested by annotation {ANNOTATION_RESTART_REQUESTED}"
     message = f"restarting all {job.spec.replicas} pods: {requested}"
-    status = next_attempt(job, _without_pause(status))
+    status = next_attempt(job, without_pause(status))
     return restarting(status, RESTART_REQUESTED, message, now)
+
+
+def restart_for_spec(job: DDPJob, now: datetime) -> Plan:
+    """Decide to restart all pods, because some have another spec."""
+    what = f"restarting all {job.spec.replicas} pods: spec changed"
+    status = next_attempt(job, job.status, new_group=True)
+    return restarting(status, SPEC_CHANGED, what, now)
 
 
 def queued(status: DDPJobStatus, now: datetime, *, waits: bool) -> DDPJobStatus:
@@ -150,8 +158,10 @@ def next_attempt(job: DDPJob, status: DDPJobStatus, *, new_group: bool = False) 
         status = in_new_group(job, status)
     world = world_of_next_attempt(job.spec, status)
     attempt = status.attempt + 1
-    status = status.without_gaps().updated(attempt=attempt, completed_indexes="", world=world)
+    status = status.updated(attempt=attempt, completed_indexes="", world=world, gaps=())
     return status.noting(
+        lost_members=0,
+        grace_seconds=0,
         replacements={},
         replacing=(),
         launcher="",
@@ -188,7 +198,7 @@ def restarting(
     """Decide that pods restart. `creates`: some do not exist yet. `event`: the Event's reason."""
     status = with_condition(status, "Restarting", True, reason, message, now)
     if creates:
-        status = queued(_without_placement(status), now, waits=False)
+        status = queued(status.updated(placement=""), now, waits=False)
         status = with_condition(status, "PodsCreated", False, reason, message, now)
     if status.condition("Running"):
         status = with_condition(status, "Running", False, reason, message, now)
@@ -215,18 +225,13 @@ def decided(status: DDPJobStatus, *events: Event) -> Plan:
 
 def _clear(status: DDPJobStatus, reason: str, message: str, now: datetime) -> DDPJobStatus:
     """Return the status with Running and Restarting false and without gaps."""
-    status = queued(status, now, waits=False).without_gaps()
+    status = queued(status, now, waits=False).updated(gaps=())
     for known in status.conditions:
         if known.type in ("Running", "Restarting"):
             status = with_condition(status, known.type, False, reason, message, now)
     return status
 
 
-def _without_pause(status: DDPJobStatus) -> DDPJobStatus:
+def without_pause(status: DDPJobStatus) -> DDPJobStatus:
     """Return the status without a pause: a person asks for pods, and may have removed the cause."""
     return status.updated(next_start_time=None).noting(restarts_in_a_row=None)
-
-
-def _without_placement(status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status without the placement: new pods may run elsewhere."""
-    return status.updated(placement="")

@@ -1,25 +1,15 @@
-"""The record of gaps: since when nothing trains in which node ranks, and why.
+"""`status.gaps`: since when nothing trains in which node ranks, and why.
 
-It is the only clock for them. It is complete for a group of any size, and all decisions read it.
-`status.gaps` shows some of the gaps to people.
+It is the only clock for them, and complete for a group of any size.
 """
 
-import heapq
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
 
 from ddp_operator.api.constants import MAX_REPLICAS
-from ddp_operator.api.status import (
-    MAX_CLOCKS,
-    MAX_GAPS,
-    DDPJobStatus,
-    GapClock,
-    GapReason,
-    GapRecord,
-)
+from ddp_operator.api.status import MAX_GAPS, DDPJobStatus, GapReason, GapRecord
 from ddp_operator.job.membership.world import format_slots, read_slots
 from ddp_operator.job.pods.observed import Gap
 
@@ -30,27 +20,23 @@ _Clocks = dict[int, list[int]]
 
 def known(status: DDPJobStatus) -> dict[int, Start]:
     """Return reason and start of all gaps on record, by node rank."""
-    clocks = status.bookkeeping.gap_clocks
-    if not clocks:  # an earlier release stored only those for people
-        return {gap.node_rank: (gap.reason, gap.since) for gap in status.gaps}
     found: dict[int, Start] = {}
     room = MAX_REPLICAS  # the record may have been edited by hand
-    for clock in clocks:
-        node_ranks = read_slots(clock.node_ranks)[:room] if room else ()
+    for gap in status.gaps:
+        node_ranks = read_slots(gap.node_ranks)[:room] if room else ()
         room -= len(node_ranks)
-        since = clock.since.astimezone(UTC)  # times of one zone are compared ten times as fast
-        found.update(dict.fromkeys(node_ranks, (clock.reason, since)))
+        since = gap.since.astimezone(UTC)  # times of one zone are compared ten times as fast
+        found.update(dict.fromkeys(node_ranks, (gap.reason, since)))
     return found
 
 
 def stored(status: DDPJobStatus) -> tuple[Gap, ...]:
-    """Return all gaps on record, with their nodes if `status.gaps` shows them."""
-    nodes = {gap.node_rank: gap.node for gap in status.gaps}
-    return tuple(Gap(rank, *start, nodes.get(rank, "")) for rank, start in known(status).items())
+    """Return all gaps on record."""
+    return tuple(Gap(node_rank, *start) for node_rank, start in known(status).items())
 
 
-def record(gaps: Iterable[Gap]) -> tuple[GapClock, ...]:
-    """Return the clocks of all gaps, with few entries.
+def record(gaps: Iterable[Gap]) -> tuple[GapRecord, ...]:
+    """Return the record of all gaps, with few entries.
 
     If there are too many, the reason with the most entries counts in longer spans of time: 2 s,
     4 s, and so on. Gaps that began in one span count from the last of them. So a gap may last
@@ -62,26 +48,20 @@ def record(gaps: Iterable[Gap]) -> tuple[GapClock, ...]:
         node_ranks = by_reason.setdefault(reason, {}).setdefault(int(start.timestamp()), [])
         node_ranks.extend(gap.node_rank for gap in same)
     spans = dict.fromkeys(by_reason, 1)
-    while sum(map(len, by_reason.values())) > MAX_CLOCKS:
-        reason = max(by_reason, key=lambda reason: len(by_reason[reason]))
-        spans[reason] *= 2
-        by_reason[reason] = _merged(by_reason[reason], span=spans[reason])
+    entries = {reason: len(clocks) for reason, clocks in by_reason.items()}
+    while sum(entries.values()) > MAX_GAPS:
+        reason = max(entries, key=lambda reason: entries[reason])
+        span = spans[reason] = 2 * spans[reason]
+        entries[reason] = len({since // span for since in by_reason[reason]})
     return tuple(
-        GapClock(
+        GapRecord(
             reason=reason,
             since=datetime.fromtimestamp(since, UTC),
             node_ranks=format_slots(sorted(node_ranks)),
         )
         for reason, clocks in sorted(by_reason.items())
-        for since, node_ranks in sorted(clocks.items())
+        for since, node_ranks in _merged(clocks, span=spans[reason])
     )
-
-
-def recorded(status: DDPJobStatus, gaps: Collection[Gap]) -> DDPJobStatus:
-    """Return the status with these gaps. `status.gaps` shows the oldest ones to people."""
-    oldest = heapq.nsmallest(MAX_GAPS, gaps, key=attrgetter("since", "node_rank"))
-    status = status.updated(gaps=tuple(map(_shown, sorted(oldest))))
-    return status.noting(gap_clocks=record(gaps))
 
 
 def with_reason(
@@ -94,19 +74,11 @@ def with_reason(
     for node_rank in node_ranks:
         if node_rank not in gaps or gaps[node_rank].reason != reason:
             gaps[node_rank] = Gap(node_rank, reason, now)
-    return recorded(status, gaps.values())
+    return status.updated(gaps=record(gaps.values()))
 
 
-def _merged(clocks: _Clocks, *, span: int) -> _Clocks:
-    """Return the clocks with those of each span of seconds as one, which is the last."""
-    merged: _Clocks = {}
+def _merged(clocks: _Clocks, *, span: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield the node ranks of each span of seconds, with the last second in which one began."""
     for _, starts in groupby(sorted(clocks), key=lambda since: since // span):
         *_, last = times = list(starts)
-        merged[last] = [node_rank for since in times for node_rank in clocks[since]]
-    return merged
-
-
-@lru_cache(maxsize=4096)
-def _shown(gap: Gap) -> GapRecord:
-    """Return a gap for people. The cache saves validating the same gaps at each plan."""
-    return GapRecord(**gap._asdict())
+        yield last, [node_rank for since in times for node_rank in clocks[since]]

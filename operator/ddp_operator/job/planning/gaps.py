@@ -1,6 +1,6 @@
 """Gaps: node ranks at which nothing trains, with reason and start time, and what to do about each.
 
-`POLICY` says who may fill a gap, `_due` how long it may last. `gap_clocks` stores since when.
+`POLICY` says who may fill a gap, `_due` how long it may last. `gap_records` stores since when.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from ddp_operator.job.failure import starts
 from ddp_operator.job.failure.causes import vanished
 from ddp_operator.job.membership.rank_order import is_first_due
 from ddp_operator.job.membership.world import world_of
-from ddp_operator.job.planning import gap_clocks
+from ddp_operator.job.planning import gap_records
 from ddp_operator.job.pods.environment import is_held
 from ddp_operator.job.pods.observed import Gap, Observed
 from ddp_operator.job.pods.schedulers.kueue import is_in_group
@@ -67,13 +67,13 @@ def find(job: DDPJob, pods: Observed, now: datetime) -> tuple[Gap, ...]:
     """Return the gaps. Each keeps the time at which its reason was first seen. A launcher's silence
     is timed where it is heard, because it begins again when the way to all pods was blocked.
     """
-    known = gap_clocks.known(job.status)
+    known = gap_records.known(job.status)
     found: list[Gap] = []
-    for node_rank, reason, silent_since, node in _reasons(job, pods, known, now):
+    for node_rank, reason, silent_since in _reasons(job, pods, known, now):
         before, since = known.get(node_rank), silent_since or now
         if before is not None and before[0] == reason and not silent_since:
             since = min(before[1], now)
-        found.append(Gap(node_rank, reason, since, node))
+        found.append(Gap(node_rank, reason, since))
     return tuple(found)
 
 
@@ -129,7 +129,11 @@ def unreached_since(job: DDPJob, pods: Observed) -> datetime | None:
 def _timed(job: DDPJob, pods: Observed) -> list[Gap]:
     """Return the gaps that may last only some time: few, even of thousands."""
     timed = [gap for gap in pods.gaps if gap.reason in _TIMED]
-    if job.status.bookkeeping.broken_since is None and reaches_none(job, pods):
+    notes = job.status.bookkeeping
+    # If a launcher of this attempt has answered and nothing failed since, the last group trains on.
+    # Otherwise nobody does, and perhaps the image has no launcher that could answer.
+    trains_on = notes.launcher and notes.broken_since is None
+    if trains_on and reaches_none(job, pods):
         silent = frozenset(_silent_launchers(pods))
         return [gap for gap in timed if gap not in silent]  # nothing is lost, so all may wait
     return timed
@@ -165,10 +169,10 @@ def in_present_group(job: DDPJob, pods: Observed, pod: PodState, *, started: boo
 
 
 def _reasons(
-    job: DDPJob, pods: Observed, known: Mapping[int, gap_clocks.Start], now: datetime
-) -> Iterator[tuple[int, GapReason, datetime | None, str]]:
-    """Yield node rank, reason, since when its launcher is silent if that is the reason, and node of
-    each gap.
+    job: DDPJob, pods: Observed, known: Mapping[int, gap_records.Start], now: datetime
+) -> Iterator[tuple[int, GapReason, datetime | None]]:
+    """Yield node rank and reason of each gap, and since when its launcher is silent if that is the
+    reason.
     """
     # All pods of a running group have acknowledged it, perhaps to an earlier operator.
     unreached = {} if job.status.is_true("Running") else pods.launchers.unreached_since
@@ -180,15 +184,15 @@ def _reasons(
             continue  # it waits for its queue, so the wait for a node has not begun
         told = unreached.get(pod.key.name) if reason in (None, "Starting") else None
         if told is not None and not in_present_group(job, pods, pod, started=True):
-            yield node_rank, "Silent", told, pod.node
+            yield node_rank, "Silent", told
         elif reason:
-            yield node_rank, reason, None, pod.node
+            yield node_rank, reason, None
     paused = job.status.is_paused(now)
     lost = {gone.index for gone in vanished(job, pods)} if pods.missing else ()
     for gone in pods.missing:
         refused = gone.index in known and known[gone.index][0] == "Refused"
         why: GapReason = "Lost" if gone.index in lost else "Refused" if refused else "Unscheduled"
-        yield gone.index, "Paused" if paused else why, None, ""
+        yield gone.index, "Paused" if paused else why, None
 
 
 def _reason(pod: PodState) -> GapReason | None:

@@ -15,14 +15,12 @@ CHANGING = "Changing"
 NONE = ""
 
 
-def with_default(job: DDPJob, *, isolate: bool) -> DDPJob:
-    """Return the job with the operator's default, if it has no isolation of its own.
+def by_default(job: DDPJob) -> DDPJob:
+    """Return the job with a NetworkPolicy, unless it has an isolation of its own.
 
     Pods on their nodes' network keep none, because a NetworkPolicy does not affect them.
     """
-    if not isolate or job.spec.isolation is not None:
-        return job
-    if any(wants_host_network(kind) for kind, _ in kinds(job.spec)):
+    if job.spec.isolation or any(wants_host_network(kind) for kind, _ in kinds(job.spec)):
         return job
     return replace(job, spec=job.spec.model_copy(update={"isolation": "Job"}))
 

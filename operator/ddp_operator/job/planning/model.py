@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from ddp_protocol.progress import Resumption
+
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
-from ddp_operator.job.membership.launcher_protocol import Assignment
+from ddp_operator.job.membership.launchers import Assignment
 from ddp_operator.job.pods.state import Identity
 from ddp_operator.job.status import goodput
-from ddp_operator.job.status.progress import ReportedResumption
 from ddp_operator.ports import Event, Key
 
 
@@ -66,7 +67,7 @@ def with_goodput(
     planned: Plan,
     now: datetime,
     *,
-    first_steps: Sequence[ReportedResumption] | None = None,
+    first_steps: Sequence[Resumption] | None = None,
 ) -> Plan:
     """Return the plan with the job's time accounted; `first_steps`: see `goodput.account`."""
     status = goodput.account(

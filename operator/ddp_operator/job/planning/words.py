@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ddp_operator.api.gpus import GPUS
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.rules import warnings
 from ddp_operator.api.spec.overrides import accelerators
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.schedulers.kueue import kueue_group, provides_nodes
@@ -36,6 +37,12 @@ def unknown_accelerators(job: DDPJob) -> list[Event]:
         for type_ in types
         if type_ and type_ not in GPUS
     ]
+
+
+def doubtful_command(job: DDPJob) -> list[Event]:
+    """Warn, at the first attempt, about words of the trainer's command that may not fit the job."""
+    texts = () if job.status.attempt else warnings(job.spec)
+    return [Event("DoubtfulCommand", text, warning=True) for text in texts]
 
 
 def not_queued(job: DDPJob, pods: Observed) -> list[Event]:

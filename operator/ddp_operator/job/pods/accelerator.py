@@ -13,7 +13,7 @@ def add_accelerator(
     spec: dict[str, Any], trainer: dict[str, Any], accelerator: Accelerator
 ) -> None:
     """Select nodes with this accelerator, and request its GPUs unless the trainer does."""
-    # Labels of nodes that have taints of the same names.
+    # Tolerated taints; the nodes have labels of the same names.
     special: dict[str, str] = {}
     if accelerator.gpu and accelerator.gpu.arm64:
         special[constants.ARCHITECTURE_LABEL] = "arm64"
@@ -28,13 +28,14 @@ def add_accelerator(
         special[constants.GKE_QUEUED_LABEL] = "true"
     elif accelerator.max_run_seconds:
         selector[constants.GKE_MAX_RUN_LABEL] = str(accelerator.max_run_seconds)
+    if accelerator.provisioning == "spot":
+        # GKE's page names the taint gke-spot; Google's Cluster Toolkit tolerates this one.
+        special[constants.GKE_PROVISIONING_LABEL] = "spot"
     if accelerator.reservation:
         selector |= _reserved(accelerator.reservation)
-    spec["nodeSelector"] = {
-        **(spec.get("nodeSelector") or {}),
-        **selector,
-        **accelerator.node_selector,
-    }
+        # GKE taints nodes that it creates on demand for a reservation.
+        special[f"{constants.GKE_RESERVATION_PREFIX}name"] = accelerator.reservation.name
+    spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **selector}
     spec["tolerations"] = [
         *(spec.get("tolerations") or []),
         # GKE adds this toleration only to pods that request the resource in the classic way.
@@ -44,7 +45,6 @@ def add_accelerator(
             {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
             for key, value in special.items()
         ),
-        *accelerator.tolerations,
     ]
     resources = trainer.get("resources") or {}
     if not accelerators(trainer):

@@ -8,12 +8,11 @@ address serves everything on that node; a template that sets hostNetwork allows 
 from ipaddress import IPv6Address, ip_address
 
 from ddp_operator.api.constants import ENV_STATUS_PORT
-from ddp_operator.api.values.limits import linear
 from ddp_operator.ports import Manifest
 
-_PORT = linear("[1-9][0-9]{3,4}")
 _LOWEST_PORT, _HIGHEST_PORT = 1024, 65535
 """As `spec.statusPort` may be."""
+_MAX_DIGITS = 5
 
 
 def trainer_address(trainer: str, spec: Manifest, status: Manifest) -> str:
@@ -36,9 +35,8 @@ def told_port(trainer: Manifest) -> int | None:
     variables = trainer.get("env") or ()
     port = next((str(v.get("value")) for v in variables if v["name"] == ENV_STATUS_PORT), "")
     # Only a number may get into the operator's URL.
-    if _PORT.fullmatch(port) and _LOWEST_PORT <= int(port) <= _HIGHEST_PORT:
-        return int(port)
-    return None
+    number = int(port) if len(port) <= _MAX_DIGITS and port.isascii() and port.isdigit() else 0
+    return number if _LOWEST_PORT <= number <= _HIGHEST_PORT and str(number) == port else None
 
 
 def _may_be_a_pods(ip: str) -> bool:

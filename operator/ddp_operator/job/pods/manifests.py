@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_operator.api import constants
+from ddp_operator.api.code import PARTS_VOLUME, Code
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import trainer_container
 from ddp_operator.api.spec import Checkpoint, DDPJobSpec
-from ddp_operator.api.spec.memory_checkpoint import MemoryCheckpoint
+from ddp_operator.api.spec.checkpoint import MemoryCheckpoint
 from ddp_operator.api.spec.overrides import spec_of
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.pods.accelerator import add_accelerator
@@ -141,6 +142,7 @@ def instance(
     metadata, spec = common["metadata"], dict(common["spec"])
     labels = {
         **metadata["labels"],
+        constants.LABEL_JOB_UID: job.uid,
         constants.LABEL_INDEX: str(identity.slot),
         constants.LABEL_ATTEMPT: str(identity.attempt),
         constants.LABEL_REPLACEMENT: str(identity.replacement),
@@ -152,6 +154,7 @@ def instance(
     if token:
         labels[constants.LABEL_TOKEN_KEY] = token.key
     spec["hostname"] = identity.host_name(job.name)
+    _set_code(job, spec, annotations)
     spare = is_spare(job, identity)
     if spare and (lower := job.spec.spares_priority_class_name):
         for of_another_class in ("priority", "preemptionPolicy"):
@@ -187,6 +190,17 @@ def _set_container(spec: dict[str, Any], changed: Mapping[str, Any]) -> None:
     spec["containers"] = [
         changed if c.get("name") == changed["name"] else c for c in spec["containers"]
     ]
+
+
+def _set_code(job: DDPJob, spec: dict[str, Any], annotations: dict[str, str]) -> None:
+    """Give the pod the code of its group, if it is not that of the template."""
+    code = Code.parse(job.status.bookkeeping.code)
+    if code is not None:
+        annotations[constants.ANNOTATION_CODE] = code.id
+        spec["volumes"] = [
+            code.volume(job.name) if volume.get("name") == PARTS_VOLUME else volume
+            for volume in spec.get("volumes") or ()
+        ]
 
 
 def _users(marks: Mapping[str, str] | None) -> dict[str, str]:

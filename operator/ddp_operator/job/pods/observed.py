@@ -1,21 +1,26 @@
 """A job's pods, sorted by their role in it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
+
+from ddp_protocol.message import moment
+from ddp_protocol.world import PodFailure
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.rules import wants_host_network
 from ddp_operator.api.spec.overrides import spec_of
 from ddp_operator.api.status import Failure, GapReason
 from ddp_operator.job.membership import world
-from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS, LauncherStates, PodFailure
-from ddp_operator.job.pods import completion
+from ddp_operator.job.membership.launchers import NO_LAUNCHERS, LauncherStates
 from ddp_operator.job.pods.state import ContainerExit, Identity, PodState
 from ddp_operator.ports import Nodes
 
 NO_NODES: Final = Nodes()
+SETTLED_SECONDS: Final = 5
+"""How long after its end a pod is recorded. Usually the other pods have ended by then, and the job
+too, which needs no record. A node's clock may be wrong by as much."""
 
 
 class Gap(NamedTuple):
@@ -24,7 +29,6 @@ class Gap(NamedTuple):
     node_rank: int
     reason: GapReason
     since: datetime
-    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,13 @@ class Observed:
     def any_succeeded(self) -> bool:
         """Return whether a pod completed: it can join no other group."""
         return bool(self.completed) or any(pod.succeeded for pod in self.current.values())
+
+    @property
+    def may_have_failed(self) -> bool:
+        """Return whether a pod of the group is missing, has ended, leaves or cannot start."""
+        return bool(self.missing) or any(
+            pod.exit or pod.waiting or pod.failed or pod.disrupted for pod in self.current.values()
+        )
 
     @property
     def all_scheduled(self) -> bool:
@@ -107,7 +118,7 @@ def observe(
             spares[slot] = replace(pod, silent=pod.silent or unheard)
         else:
             old.append(pod)
-    done = completion.read(status.completed_indexes, below=len(slots))
+    done = completed_indexes(status.completed_indexes, below=len(slots))
     missing = tuple(
         identity_at(job, slot, index)
         for index, slot in enumerate(slots)
@@ -168,7 +179,7 @@ def _as_its_launcher_says(pod: PodState, ends: Mapping[str, PodFailure]) -> PodS
 
 def with_failure(pod: PodState, failed: PodFailure) -> PodState:
     """Return the pod with its processes ended, while the pod itself still runs."""
-    ended = ContainerExit(failed.exit_code, 0, "Error", failed.message, failed.time)
+    ended = ContainerExit(failed.exit_code, 0, "Error", failed.message, moment(failed.time))
     return replace(pod, exit=ended, restartable=True)
 
 
@@ -199,3 +210,25 @@ def with_own_address(job: DDPJob, pod: PodState) -> PodState:
     if pod.has_nodes_ip and not wants_host_network(spec_of(job.spec, pod.identity.index)):
         return replace(pod, address="")
     return pod
+
+
+def completed_indexes(text: str, *, below: int) -> frozenset[int]:
+    """Parse indexes as in a Job's `completedIndexes`, such as `0-2,5`; skip anything invalid."""
+    return frozenset(index for index in world.read_slots(text) if index < below)
+
+
+def settled(pods: Iterable[PodState], now: datetime) -> Set[int]:
+    """Return the indexes of pods that completed some time ago."""
+    return {pod.identity.index for pod in pods if pod.succeeded and not _is_news(pod, now)}
+
+
+def next_settled_at(pods: Iterable[PodState], now: datetime) -> datetime | None:
+    """Return when another pod will be settled; None if none is about to be."""
+    ends = (pod.exit.finished for pod in pods if pod.exit and pod.succeeded and _is_news(pod, now))
+    due = (end + timedelta(seconds=SETTLED_SECONDS) for end in ends if end)
+    return min(due, default=None)
+
+
+def _is_news(pod: PodState, now: datetime) -> bool:
+    finished = pod.exit.finished if pod.exit else None
+    return finished is not None and abs(now - finished) < timedelta(seconds=SETTLED_SECONDS)

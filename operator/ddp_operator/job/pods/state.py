@@ -166,6 +166,8 @@ class PodState:
     held_by: str = ""
     """A side car that still runs after the trainer and keeps the pod from ending. Native side cars
     are not meant; the kubelet ends those."""
+    side_car_failure: str = ""
+    """Name, exit code and last words of a side car that failed, of a pod that is not deleted."""
     ignored: bool = False
     """It failed, but a rule of the job counts that as success. Not stored in the cluster."""
 

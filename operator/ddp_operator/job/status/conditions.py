@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from ddp_operator.api.status import Condition, ConditionStatus, ConditionType, DDPJobStatus, Phase
 
-# Reasons of the condition Running; `api.reasons` says what each means.
+# Reasons of the condition Running; `ddp_client.views.reasons` says what each means.
 PODS_READY = "PodsReady"
 PODS_NOT_READY = "PodsNotReady"
 NAME_TAKEN = "NameTaken"

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from ddp_operator.api.status import DDPJobStatus, Goodput, Phase
-from ddp_operator.job.status.progress import ReportedResumption, resumption
+from ddp_protocol.message import moment
+from ddp_protocol.progress import Resumption
+
+from ddp_operator.api.status import DDPJobStatus, Goodput, Phase, Stopwatch
+from ddp_operator.job.status.progress import resumption
 
 _FIELDS: Final[dict[Phase, str]] = {
     "Pending": "pending_seconds",
@@ -28,11 +31,10 @@ KINDS: Final = tuple(_KIND_OF.values())
 
 def spent(status: DDPJobStatus, *, created: datetime, now: datetime) -> Counter[str]:
     """Return the seconds of a job's age by use, with the open stretch as it looks now."""
-    books = status.goodput
-    names = _KIND_OF.items() if books else ()
-    seconds = Counter[str]({kind: getattr(books, name) for name, kind in names})
+    books, watch = _read(status, created)
+    seconds = Counter[str]({kind: getattr(books, name) for name, kind in _KIND_OF.items()})
     if status.phase in _FIELDS:
-        since = books.accounted_until if books else created
+        since = watch.accounted_until
         counts = _counted_group(status) is not None
         is_lost = status.phase == "Running" and counts and is_down(status)
         kind = "lost" if is_lost else _KIND_OF[_FIELDS[status.phase]]
@@ -59,7 +61,7 @@ def account(
     before: DDPJobStatus,
     created: datetime,
     now: datetime,
-    first_steps: Sequence[ReportedResumption] | None = None,
+    first_steps: Sequence[Resumption] | None = None,
 ) -> DDPJobStatus:
     """Return the planned status with the time until now booked, if phase or attempt changed since
     `before` or another group reports its count, and with lost steps. `first_steps`: of groups, by
@@ -67,45 +69,63 @@ def account(
     """
     if before.finished:
         return after
-    known = after.goodput or before.goodput or Goodput(accounted_until=created)
+    books, watch = known = _read(after, created)
     group = _counted_group(after)
-    is_new = group is not None and first_steps is not None and group != known.counted_group
+    is_new = group is not None and first_steps is not None and group != watch.counted_group
     is_last = group is not None and after.finished
-    books = known
     if is_new or is_last or (after.phase, after.attempt) != (before.phase, before.attempt):
         # A user may have stored a final phase that the conditions contradict.
-        books = _with_booked(books, _FIELDS.get(before.phase, "pending_seconds"), now)
-    if after.phase == "Running" != before.phase and not (books.counted_group or books.ready_since):
-        books = books.updated(ready_since=now)
+        name = _FIELDS.get(before.phase, "pending_seconds")
+        # Whole seconds, as stored; a clock that was set back books nothing.
+        until = max(now.replace(microsecond=0), watch.accounted_until)
+        seconds = int((until - watch.accounted_until).total_seconds())
+        books = books.updated(**{name: getattr(books, name) + seconds})
+        watch = watch.updated(accounted_until=until)
+    if after.phase == "Running" != before.phase and not (watch.counted_group or watch.ready_since):
+        watch = watch.updated(ready_since=now)
     if is_new or is_last:
-        books = _as_counted(books, after, [step.time for step in first_steps or ()])
+        first_times = [moment(step.time) for step in first_steps or ()]
+        books = _as_counted(books, watch, after, first_times)
+        watch = watch.updated(counted_group=group, ready_since=None)
     if after.phase == "Suspended":
-        books = books.updated(counted_group=None, ready_since=None)
+        watch = watch.updated(counted_group=None, ready_since=None)
     if resumed := _steps_lost(before, after):
         books = books.updated(steps_lost=books.steps_lost + resumed)
-    return after if books is known else after.updated(goodput=books)
+    if books is known[0] and watch is known[1]:
+        return after
+    return after.updated(goodput=books).noting(stopwatch=watch)
+
+
+def _read(status: DDPJobStatus, created: datetime) -> tuple[Goodput, Stopwatch]:
+    """Return the account so far. One without its stopwatch begins again, as it would not add up."""
+    books, watch = status.goodput, status.bookkeeping.stopwatch
+    if books is None or watch is None:
+        return Goodput(), Stopwatch(accounted_until=created)
+    return books, watch
 
 
 def _counted_group(status: DDPJobStatus) -> datetime | None:
     """Return when the group formed whose trainer counts its training time; None: it does not, or
     the group has made no step.
     """
-    told = status.progress
-    if told is None or told.trained_seconds is None or told.last_step_time is None:
+    told, notes = status.progress, status.bookkeeping
+    if told is None or notes.trained_seconds is None or told.last_step_time is None:
         return None
-    return told.resumed_at
+    return notes.resumed_at
 
 
-def _as_counted(books: Goodput, status: DDPJobStatus, first_steps: Sequence[datetime]) -> Goodput:
+def _as_counted(
+    books: Goodput, watch: Stopwatch, status: DDPJobStatus, first_steps: Sequence[datetime]
+) -> Goodput:
     """Return the account in which running time is divided as the trainer counts it. What counted as
     training by mistake was lost, or the other way round.
     """
-    told = status.progress
-    if told is None or told.last_step_time is None or told.resumed_at is None:
+    told, notes = status.progress, status.bookkeeping
+    if told is None or told.last_step_time is None or notes.resumed_at is None:
         return books
-    last, formed = told.last_step_time, told.resumed_at
-    trained = timedelta(seconds=told.trained_seconds or 0)
-    if since := books.ready_since:
+    last, formed = told.last_step_time, notes.resumed_at
+    trained = timedelta(seconds=notes.trained_seconds or 0)
+    if since := watch.ready_since:
         # A start ends with its first step, or with the failure that came before it.
         began = last - trained if trained < last - formed else formed
         ends = [time for time in first_steps if time >= since] or [max(began, since)]
@@ -113,25 +133,16 @@ def _as_counted(books: Goodput, status: DDPJobStatus, first_steps: Sequence[date
         ran = timedelta(seconds=books.training_seconds + books.lost_seconds)
         books = _with_moved(books, min(min(ends) - since, ran - trained), to="starting_seconds")
     if not is_down(status):
-        trained += max(books.accounted_until - last, timedelta())
+        trained += max(watch.accounted_until - last, timedelta())
     wrong = timedelta(seconds=books.training_seconds) - trained
     books = _with_moved(books, wrong, to="lost_seconds")
-    books = _with_moved(books, -wrong, source="lost_seconds", to="training_seconds")
-    return books.updated(counted_group=formed, ready_since=None)
+    return _with_moved(books, -wrong, source="lost_seconds", to="training_seconds")
 
 
 def _steps_lost(before: DDPJobStatus, after: DDPJobStatus) -> int:
     """Return how many steps a new group repeats."""
     resumed, reached = resumption(before, after), before.progress
     return max(reached.step - resumed, 0) if reached and resumed is not None else 0
-
-
-def _with_booked(books: Goodput, name: str, until: datetime) -> Goodput:
-    """Return the account with the time until then booked to a use."""
-    # Whole seconds, as stored; a clock that was set back books nothing.
-    until = max(until.replace(microsecond=0), books.accounted_until)
-    seconds = int((until - books.accounted_until).total_seconds())
-    return books.updated(accounted_until=until, **{name: getattr(books, name) + seconds})
 
 
 def _with_moved(

@@ -5,13 +5,13 @@ They are progress, as checkpoints are. The launchers alone decide what the ranks
 
 from typing import Final
 
+from ddp_protocol.message import moment
+from ddp_protocol.world import LauncherStatus, MemoryReport, RestoreDecision
+
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, MemoryCheckpointRecord
-from ddp_operator.job.membership.launcher_protocol import (
-    LauncherStatus,
-    MemoryReport,
-    RestoreDecision,
-)
+from ddp_operator.api.values.bounded import MAX_WORD
+from ddp_operator.api.values.text import printable
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.ports import Event
 
@@ -28,7 +28,7 @@ def with_report(
     A first start has nothing to restore, so its decision is left out.
     """
     said = leader.memory if leader else None
-    if said is None or job.spec.memory_checkpoint is None:
+    if said is None:
         return status, ()
     known = status.memory_checkpoint or MemoryCheckpointRecord()
     record = _record(known, said, _news(job, said.restored))
@@ -50,9 +50,9 @@ def _news(job: DDPJob, decision: RestoreDecision | None) -> RestoreDecision | No
 def _record(
     known: MemoryCheckpointRecord, said: MemoryReport, decision: RestoreDecision | None
 ) -> MemoryCheckpointRecord:
-    record = known.updated(copies=said.copies, refusal=said.refusal)
+    record = known.updated(copies=said.copies, refusal=_shown(said.refusal))
     if said.step is not None:
-        time = said.time and said.time.replace(microsecond=0)  # as the status stores it
+        time = moment(said.time) if said.time else None
         record = record.updated(step=said.step, time=time, size_bytes=said.bytes)
     elif decision and decision.step != known.step:  # a new launcher knows what was restored first
         record = record.updated(step=decision.step, time=None, size_bytes=None)
@@ -60,9 +60,13 @@ def _record(
         return record
     return record.updated(
         restored_step=decision.step,
-        restored_at=decision.time.replace(microsecond=0),
-        restore_reason=decision.reason,
+        restored_at=moment(decision.time),
+        restore_reason=_shown(decision.reason),
     )
+
+
+def _shown(text: str) -> str:
+    return printable(text[:MAX_WORD])
 
 
 def _event(record: MemoryCheckpointRecord) -> Event:

@@ -21,7 +21,7 @@ def with_placement(status: DDPJobStatus, pods: Observed) -> tuple[DDPJobStatus, 
 
     It is set once, when all pods run and all their nodes are known. A restart clears it.
     """
-    if status.placement or not pods.nodes or not status.is_true("Running"):
+    if not pods.nodes or not status.is_true("Running"):
         return status, ()
     known = pods.nodes.by_name
     names = [pod.node for pod in pods.current.values() if pod.node]

@@ -1,89 +1,24 @@
 """Training progress: what trainers report, and what the status keeps of it."""
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Annotated
+from datetime import datetime
+from itertools import islice
+from typing import Final
 
-from pydantic import AfterValidator, Field
+from ddp_protocol.message import InvalidMessageError, moment
+from ddp_protocol.progress import TrainerStatus
 
-from ddp_operator.answers import YEARS, Answer, Count, InvalidAnswerError
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import CheckpointRecord, DDPJobStatus, Progress
-from ddp_operator.api.values.bounded import OR_NONE
+from ddp_operator.api.status import MAX_METRICS, CheckpointRecord, DDPJobStatus, Progress
+from ddp_operator.api.values.limits import linear
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods.observed import identity_at
 from ddp_operator.job.pods.state import Identity, PodState
+from ddp_operator.job.status import curve
 
-
-def _rounded(value: float | None) -> float | None:
-    """Round to six digits. A loss that is not finite becomes None, which keeps the step valid."""
-    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
-
-
-def _in_utc(moment: datetime) -> datetime:
-    if moment.year not in YEARS:
-        raise ValueError(f"year {moment.year} is out of range")
-    moment = moment.replace(tzinfo=moment.tzinfo or UTC, microsecond=0)  # as the status stores it
-    return moment.astimezone(UTC)
-
-
-_Measure = Annotated[float | None, AfterValidator(_rounded)]
-_Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
-_LongTime = Annotated[
-    float, Field(ge=0, le=1e9, allow_inf_nan=False), AfterValidator(lambda value: round(value, 3))
-]
-_Moment = Annotated[datetime, Field(strict=False), AfterValidator(_in_utc)]
-
-
-class ReportedCheckpoint(Answer):
-    """The newest complete checkpoint."""
-
-    step: Count
-    path: Annotated[str, Field(max_length=1024)] = ""
-    time: _Moment | None = None
-
-
-class ReportedProgress(Answer):
-    """Training progress as a trainer reports it."""
-
-    step: Count
-    last_step_time: _Moment | None = None
-    trained_seconds: _LongTime | None = None
-    total_steps: Count | None = None
-    epoch: Count | None = None
-    loss: _Measure = None
-    samples_per_second: _Measure = None
-
-
-class ReportedResumption(Answer):
-    """Where a group began, or its first step."""
-
-    step: Count
-    time: _Moment
-    """When the group formed, or completed the step."""
-
-
-class ReportedPace(Answer):
-    """The slowest rank of the latest comparison, by its own time per step."""
-
-    step: Count
-    rank: Count
-    seconds: _Seconds
-    others_seconds: _Seconds
-    """Mean of the other ranks."""
-
-
-class TrainerStatus(ReportedProgress):
-    """The answer to GET /status."""
-
-    pace: ReportedPace | None = None
-    checkpoint: ReportedCheckpoint | None = None
-    resumed: ReportedResumption | None = None
-    first_steps: Annotated[list[ReportedResumption] | None, Field(max_length=16)] = None
-    """First steps of this group and earlier ones, oldest first."""
-    done: Annotated[bool | None, OR_NONE] = None
-    """True: the result is safe, so a pod that is lost from now on has completed."""
+_METRIC: Final = linear(r"[A-Za-z0-9_./-]{1,63}")
+"""Names that `job.log` accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +44,9 @@ def with_report(job: DDPJob, report: Report | None) -> DDPJobStatus:
     """Return the job's status with its trainer's last report."""
     if report is None or report.status is None or not report.concerns(job):
         return job.status
-    progress = _progress(job.status.progress, report.status, report.received)
     checkpoint = _checkpoint(job.status.checkpoint, report.status)
-    if (progress, checkpoint) == (job.status.progress, job.status.checkpoint):
-        return job.status
-    return job.status.updated(progress=progress, checkpoint=checkpoint)
+    status = _with_progress(job.status, report.status, report.received)
+    return _with_results(status, report.status).updated(checkpoint=checkpoint)
 
 
 def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -> DDPJobStatus:
@@ -123,19 +56,18 @@ def with_last_words(status: DDPJobStatus, pod: PodState | None, now: datetime) -
         return status
     try:
         said = TrainerStatus.read(message)
-    except InvalidAnswerError:
+    except InvalidMessageError:
         return status
-    progress = status.progress
-    if progress is None or said.step > progress.step:
-        known, progress = progress, _progress(progress, said, now)
-        if known is not None and said.resumed is None:
-            progress = progress.updated(
-                resumed_step=known.resumed_step, resumed_at=known.resumed_at
-            )
-    elif said.done and progress.done_at is None:
-        progress = progress.updated(done_at=now.replace(microsecond=0))
-    checkpoint = _checkpoint(status.checkpoint, said)
-    return status.updated(progress=progress, checkpoint=checkpoint)
+    known, checkpoint = status.bookkeeping, _checkpoint(status.checkpoint, said)
+    if status.progress is None or said.step > status.progress.step:
+        status = _with_progress(status, said, now)
+        if said.resumed is None:
+            status = status.noting(resumed_step=known.resumed_step, resumed_at=known.resumed_at)
+    elif said.done and known.done_at is None:
+        status = status.noting(done_at=now.replace(microsecond=0))
+    if status.progress is not None and said.step >= status.progress.step:
+        status = _with_results(status, said)
+    return status.updated(checkpoint=checkpoint)
 
 
 def resumption(before: DDPJobStatus, after: DDPJobStatus) -> int | None:
@@ -145,13 +77,14 @@ def resumption(before: DDPJobStatus, after: DDPJobStatus) -> int | None:
     the newest checkpoint of that time, unless that is beyond its step.
     """
     old, new = before.progress, after.progress
-    if old is None or new is None or old == new:
+    if old is None or new is None:
         return None
-    if new.resumed_at is not None:
-        is_same = (new.resumed_step, new.resumed_at) == (old.resumed_step, old.resumed_at)
-        # An earlier release did not store it.
-        is_old = old.resumed_at is None and new.resumed_at <= old.updated_at
-        return None if is_same or is_old else new.resumed_step
+    then, now = before.bookkeeping, after.bookkeeping
+    if now.resumed_at is not None:
+        is_same = (now.resumed_step, now.resumed_at) == (then.resumed_step, then.resumed_at)
+        return None if is_same else now.resumed_step
+    if old == new:
+        return None
     began = before.running_since
     gang = bool(before.failures) and before.failures[-1].action == "RestartGang"
     starts = gang and began is not None and old.updated_at < began <= new.updated_at
@@ -176,25 +109,44 @@ def last_step_at(status: DDPJobStatus) -> datetime | None:
 
 def is_done(status: DDPJobStatus) -> bool:
     """Return whether the trainer has reported that it is done, since all pods run."""
-    progress, since = status.progress, status.running_since
-    done_at = progress.done_at if progress else None
+    done_at, since = status.bookkeeping.done_at, status.running_since
     return done_at is not None and since is not None and since <= done_at
 
 
-def _progress(known: Progress | None, said: TrainerStatus, received: datetime) -> Progress:
-    same_step = known is not None and known.step == said.step
-    values = {name: getattr(said, name) for name in ReportedProgress.model_fields}
-    updated_at = known.updated_at if known is not None and same_step else received
-    done_at = ((known.done_at if known else None) or received) if said.done else None
-    began = said.resumed
-    return Progress(
-        **values,
-        pace=known.pace if known else None,
-        updated_at=updated_at.replace(microsecond=0),
-        resumed_step=began.step if began else None,
-        resumed_at=began.time if began else None,
-        done_at=done_at.replace(microsecond=0) if done_at else None,
+def _with_progress(status: DDPJobStatus, said: TrainerStatus, received: datetime) -> DDPJobStatus:
+    known, began, trained = status.progress, said.resumed, said.trained_seconds
+    received = received.replace(microsecond=0)
+    progress = Progress(
+        step=said.step,
+        total_steps=said.total_steps,
+        epoch=said.epoch,
+        loss=_rounded(said.loss),
+        samples_per_second=_rounded(said.samples_per_second),
+        updated_at=known.updated_at if known and known.step == said.step else received,
+        last_step_time=moment(said.last_step_time) if said.last_step_time else None,
     )
+    return status.updated(progress=progress).noting(
+        trained_seconds=trained and round(trained, 3),
+        resumed_step=began.step if began else None,
+        resumed_at=moment(began.time) if began else None,
+        done_at=(status.bookkeeping.done_at or received) if said.done else None,
+    )
+
+
+def _with_results(status: DDPJobStatus, said: TrainerStatus) -> DDPJobStatus:
+    """Return the status with the reported loss, score and metrics, which outlive the pods."""
+    known = status.bookkeeping
+    metrics = _metrics(said.metrics) if said.metrics else known.metrics
+    return status.noting(curve=curve.extended(known.curve, said), metrics=metrics)
+
+
+def _metrics(reported: Mapping[str, float]) -> dict[str, float]:
+    named = ((name, value) for name, value in reported.items() if _is_metric(name))
+    return {name: float(f"{value:.6g}") for name, value in islice(named, MAX_METRICS)}
+
+
+def _is_metric(name: str) -> bool:
+    return name.isascii() and _METRIC.fullmatch(name) is not None
 
 
 def _checkpoint(known: CheckpointRecord | None, said: TrainerStatus) -> CheckpointRecord | None:
@@ -202,4 +154,10 @@ def _checkpoint(known: CheckpointRecord | None, said: TrainerStatus) -> Checkpoi
     new = said.checkpoint
     if new is None or (known is not None and new.step < known.step <= said.step):
         return known
-    return CheckpointRecord(step=new.step, path=new.path, time=new.time)
+    time = moment(new.time) if new.time else None
+    return CheckpointRecord(step=new.step, path=new.path or "", time=time)
+
+
+def _rounded(value: float | None) -> float | None:
+    """Round to six digits."""
+    return None if value is None else float(f"{value:.6g}")

@@ -8,12 +8,14 @@ two pods take turns as the slowest, the one that was it more often is named.
 from datetime import datetime
 from typing import Final
 
+from ddp_protocol.progress import PaceStatus
+
 from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Pace, SlowRank, SlowTurn
 from ddp_operator.job.membership.world import members
 from ddp_operator.job.pods.observed import Observed, identity_at
-from ddp_operator.job.status.progress import Report, ReportedPace
+from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import Event
 
 DEFAULT_FACTOR: Final = 1.5
@@ -36,20 +38,25 @@ def with_pace(
         events.append(_over(known, "its pod was replaced"))
         known = None
     said = report.status.pace if report and report.status and report.concerns(job) else None
-    before = status.progress.pace if status.progress else None
+    before = status.bookkeeping.pace
     is_new = said is not None and (before is None or before.step != said.step)
     if report is None or said is None or not is_new or not said.others_seconds:
         return status, tuple(events)
-    pace = _compared(job, said, before, known, report.received)
-    if pace is None:
+    pod = _pod_name(job, said.rank)
+    if not pod:
         return status, tuple(events)
-    slow = _named(job, said, pace, known, pods)
+    turns = _turns(job, said, pod, before, known, report.received)
+    is_same = known is not None and known.pod == pod and bool(turns)
+    faster = (before.faster_in_a_row if before else 0) + 1
+    slow = known
+    if known is None or is_same or faster >= IN_A_ROW:
+        faster, slow = 0, _named(job, said, turns, known if is_same else None, pods)
     if known is not None and (slow is None or slow.pod != known.pod):
         events.append(_over(known, "it is no longer slow"))
     if slow is not None and (known is None or slow.pod != known.pod):
         events.append(Event("SlowRank", describe(slow), warning=True))
-    progress = status.progress.updated(pace=pace) if status.progress else None
-    return status.updated(progress=progress, slow_rank=slow), tuple(events)
+    pace = Pace(step=said.step, turns=turns, faster_in_a_row=faster)
+    return status.updated(slow_rank=slow).noting(pace=pace), tuple(events)
 
 
 def describe(slow: SlowRank) -> str:
@@ -70,63 +77,56 @@ def _over(slow: SlowRank, why: str) -> Event:
     return Event("SlowRankOver", f"rank {slow.rank} (pod {slow.pod}) delays no step now: {why}")
 
 
-def _compared(
-    job: DDPJob, said: ReportedPace, before: Pace | None, known: SlowRank | None, now: datetime
-) -> Pace | None:
-    """Return the comparison, counted with those before it; None if no pod has this rank."""
-    pod = _pod_name(job, said.rank)
-    if not pod:
-        return None
-    pace = Pace(step=said.step, rank=said.rank, pod=pod, ratio=_ratio(said))
-    limit = _factor(job)
-    if known is not None and known.pod == pod:
-        limit = 1 + (limit - 1) / 2  # well below, so that it is not named again at once
-    if pace.ratio < limit or said.seconds - said.others_seconds < _MIN_SECONDS:
-        return pace
-    own, other = _turns(job, before, pod)
-    return pace.updated(
-        slow_in_a_row=own.times + 1 if own else 1,
-        slow_since=own.since if own else now.replace(microsecond=0),
-        turn=other,
-    )
-
-
-def _turns(job: DDPJob, before: Pace | None, pod: str) -> tuple[SlowTurn | None, SlowTurn | None]:
-    """Return how often this pod was slow before, and another pod with which it takes turns.
+def _turns(
+    job: DDPJob,
+    said: PaceStatus,
+    pod: str,
+    before: Pace | None,
+    known: SlowRank | None,
+    now: datetime,
+) -> tuple[SlowTurn, ...]:
+    """Return how often the slowest rank's pod was slow, and another pod with which it takes turns;
+    nothing if no rank is slow now.
 
     A third pod begins again: if any pod may be the slowest, none is slow. In a job of two pods, one
     is slow only compared with the other, so turns are noise.
     """
-    if before is None or not before.slow_in_a_row:
-        return None, None
-    last = SlowTurn(pod=before.pod, times=before.slow_in_a_row, since=before.slow_since)
-    if last.pod == pod:
-        return last, before.turn
-    if before.turn is not None and before.turn.pod == pod:
-        return before.turn, last
-    is_third = before.turn is not None or len(members(job)) < _MIN_PODS_WITH_TURNS
-    return None, None if is_third else last
+    limit = _factor(job)
+    if known is not None and known.pod == pod:
+        limit = 1 + (limit - 1) / 2  # well below, so that it is not named again at once
+    if _ratio(said) < limit or said.seconds - said.others_seconds < _MIN_SECONDS:
+        return ()
+    earlier = before.turns if before else ()
+    new = SlowTurn(pod=pod, times=0, since=now.replace(microsecond=0))
+    own = next((turn for turn in earlier if turn.pod == pod), new)
+    others = tuple(turn for turn in earlier if turn.pod != pod)
+    if len(others) > 1 or len(members(job)) < _MIN_PODS_WITH_TURNS:
+        others = ()
+    return own.updated(times=own.times + 1), *others
 
 
 def _named(
-    job: DDPJob, said: ReportedPace, pace: Pace, known: SlowRank | None, pods: Observed
+    job: DDPJob,
+    said: PaceStatus,
+    turns: tuple[SlowTurn, ...],
+    known: SlowRank | None,
+    pods: Observed,
 ) -> SlowRank | None:
-    """Return the rank that is slow after this comparison; None if none is."""
-    is_same = known is not None and known.pod == pace.pod and pace.slow_in_a_row > 0
-    if known is not None and not is_same and known.faster_in_a_row + 1 < IN_A_ROW:
-        return known.updated(faster_in_a_row=known.faster_in_a_row + 1)
-    if pace.slow_in_a_row >= IN_A_ROW or is_same:
-        pod = pods.current.get(ranks.pod_of(job.spec, pace.rank))
-        return SlowRank(
-            rank=pace.rank,
-            pod=pace.pod,
-            node=pod.node if pod else "",
-            ratio=pace.ratio,
-            seconds_per_step=_digits(said.seconds - said.others_seconds),
-            since=(known.since if known and is_same else pace.slow_since) or job.created,
-            not_replaced=known.not_replaced if known and is_same else "",
-        )
-    return None
+    """Return the rank that is slow after this comparison; None if none is. `known`: its pod was
+    named before.
+    """
+    if not turns or (known is None and turns[0].times < IN_A_ROW):
+        return None
+    pod = pods.current.get(ranks.pod_of(job.spec, said.rank))
+    return SlowRank(
+        rank=said.rank,
+        pod=turns[0].pod,
+        node=pod.node if pod else "",
+        ratio=_ratio(said),
+        seconds_per_step=_digits(said.seconds - said.others_seconds),
+        since=known.since if known else turns[0].since,
+        not_replaced=known.not_replaced if known else "",
+    )
 
 
 def _factor(job: DDPJob) -> float:
@@ -134,7 +134,7 @@ def _factor(job: DDPJob) -> float:
     return asked.factor if asked else DEFAULT_FACTOR
 
 
-def _ratio(said: ReportedPace) -> float:
+def _ratio(said: PaceStatus) -> float:
     return _digits(min(said.seconds / said.others_seconds, _MAX_RATIO))
 
 

@@ -4,20 +4,22 @@ a slow rank, if `spec.restart.slowRank` asks for it.
 A pod that trains is given up only when another one is ready to take its place, as a spare does. If
 no spare is, a successor is created outside the group, which must not run on the node to leave. The
 scheduler decides whether there is a place for it; until then the job trains on.
+
+Before a node ends, the trainer is asked to save in time, whether its pods move or not.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Failure
+from ddp_operator.api.values.bounded import format_time
 from ddp_operator.job.failure import records, restart_rules
 from ddp_operator.job.membership.world import first_successor, has_launcher, members
 from ddp_operator.job.planning.failures import recovery
-from ddp_operator.job.planning.failures.departures import MAX_LEFT, boot_of, is_at_work
 from ddp_operator.job.planning.group import elasticity, local_checkpoints, spares
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.planning.words import some
@@ -25,7 +27,7 @@ from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.progress import Report
 from ddp_operator.job.status.slow_rank import cost
-from ddp_operator.ports import Event
+from ddp_operator.ports import Event, Node, Nodes
 
 MAX_SUCCESSORS: Final = 16
 """Successors at a time: an autoscaler adds nodes for them. No node has more GPUs."""
@@ -33,6 +35,13 @@ _MAX_REPLACED: Final = 100
 _ALONE: Final = ("RestartPod", "RestartInPlace")
 """Actions that let another pod take a pod's place."""
 _WAITS: Final = "no pod on another node is ready to take its place yet"
+MAX_LEFT: Final = 100
+"""How many nodes a job remembers to have left, so that it leaves each only once."""
+_MAX_START: Final = 240
+SAVE_BEFORE: Final = timedelta(minutes=10)
+"""How long before a node's known end its job is asked for a checkpoint."""
+LEAVE_BEFORE: Final = timedelta(minutes=30)
+"""How long before a maintenance pods leave the node, if there is room: a new node takes minutes."""
 
 
 class _Move(NamedTuple):
@@ -42,6 +51,21 @@ class _Move(NamedTuple):
     failure: Failure
     boot: str = ""
     """The boot of the node that is about to be terminated; empty: a rank is slow there."""
+
+
+def with_due(nodes: Nodes, now: datetime) -> Nodes:
+    """Return the nodes; one with a maintenance within half an hour is about to leave.
+
+    A time that has passed means nothing: GKE removes it and sets other signals when the
+    maintenance begins.
+    """
+    due = tuple(
+        replace(node, leaving=f"maintenance at {format_time(node.maintenance_at)}")
+        for node in nodes.signalled.values()
+        if node.maintenance_at and not node.leaving
+        if node.maintenance_at - LEAVE_BEFORE <= now < node.maintenance_at
+    )
+    return nodes.replacing(due) if due else nodes
 
 
 def move(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> Plan | None:
@@ -57,7 +81,9 @@ def move(job: DDPJob, pods: Observed, report: Report | None, now: datetime) -> P
         refusal = _refusal(job, slow)
         moves = [] if refusal else [slow]
         # The last comparison of this group's ranks must show it again.
-        is_told = report is not None and report.concerns(job) and not known.faster_in_a_row
+        pace = job.status.bookkeeping.pace
+        is_slow = pace is None or not pace.faster_in_a_row
+        is_told = report is not None and report.concerns(job) and is_slow
         at_work = at_work and is_told
     if at_work and moves:
         lost = _node_ranks(moves)[: len(members(job)) - 1]
@@ -96,7 +122,8 @@ def _off_slow_node(job: DDPJob, pods: Observed, now: datetime) -> _Move | None:
     if policy is None or policy.action != "Replace" or slow is None:
         return None
     pod = pods.current.get(ranks.pod_of(job.spec, slow.rank))
-    if now - slow.since < policy.after or pod is None or pod.key.name != slow.pod:
+    early = now - slow.since < timedelta(seconds=policy.for_seconds)
+    if early or pod is None or pod.key.name != slow.pod:
         return None
     failure = records.of_lost(job, pod, records.SLOW_RANK, cost(slow), "Infrastructure", now)
     return _Move((pod,), failure.updated(rank=slow.rank))
@@ -178,3 +205,48 @@ def _node_ranks(moves: Sequence[_Move]) -> list[int]:
 def _off(pods: Observed, moves: Sequence[_Move]) -> set[str]:
     """Return the nodes on which no successor may run."""
     return {*(pod.node for one in moves for pod in one.pods), *pods.nodes.unwell}
+
+
+def with_checkpoint_request(job: DDPJob, pods: Observed, planned: Plan, now: datetime) -> Plan:
+    """Add a request for a checkpoint: one for each of its nodes that leaves or ends soon."""
+    named = {pod.node for pod in pods.current.values()}
+    why: dict[str, str] = {}
+    waits: list[datetime] = []
+    for node in filter(None, map(pods.nodes.signalled.get, named)):
+        ends = [node.ends_at] if node.ends_at else []
+        if node.maintenance_at and now < node.maintenance_at:
+            ends.append(node.maintenance_at)
+            waits.append(node.maintenance_at - LEAVE_BEFORE)
+        waits += (end - SAVE_BEFORE for end in ends)
+        if ends and now >= min(ends) - SAVE_BEFORE:
+            why[f"{boot_of(node)} ends"] = f"node {node.name} ends at {format_time(min(ends))}"
+        elif node.leaving:
+            why[boot_of(node)] = f"node {node.name} is about to be terminated ({node.leaving})"
+    planned = planned.requeued_at(*waits, after=now)
+    pod_0 = pods.current.get(0)
+    if pod_0 is None or not (pod_0.address and pod_0.ready) or not is_at_work(job, pods):
+        return planned
+    # Sorted, so that too many keys are cut in the same way each time.
+    keys = sorted(why)[:MAX_LEFT]
+    new = [key for key in keys if key not in job.status.bookkeeping.asked_nodes]
+    if not new:
+        return planned
+    others = f", and {len(new) - 1} more node{'s' if len(new) > 2 else ''}" if len(new) > 1 else ""
+    message = f"requested a checkpoint: {why[new[0]]}{others}"
+    return replace(
+        planned,
+        status=planned.status.noting(asked_nodes=tuple(keys)),
+        ask_checkpoint=pod_0.address,
+        events=(*planned.events, Event("CheckpointRequested", message)),
+    )
+
+
+def is_at_work(job: DDPJob, pods: Observed) -> bool:
+    """Return whether all pods train, as far as is known, and none has completed."""
+    waits = any(gap.reason != "Starting" for gap in pods.gaps)
+    return job.status.is_true("Running") and not (pods.any_succeeded or waits)
+
+
+def boot_of(node: Node) -> str:
+    """Return an identifier of this boot of the machine, else its name."""
+    return (node.boot_id or node.name)[:_MAX_START]

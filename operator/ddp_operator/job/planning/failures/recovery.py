@@ -8,10 +8,11 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure, FailureAction
 from ddp_operator.hang.result import Hang
 from ddp_operator.job.failure import budget, causes, classes, records, restart_rules
-from ddp_operator.job.failure.restart_rules import Verdict
+from ddp_operator.job.failure.restart_rules import Reaction
+from ddp_operator.job.membership.launchers import PODS_UNREACHABLE
 from ddp_operator.job.membership.world import format_slots, members, next_generation, replaced
 from ddp_operator.job.planning import gaps
-from ddp_operator.job.planning.decisions import SPEC_CHANGED, fail, next_attempt, restarting
+from ddp_operator.job.planning.decisions import fail, next_attempt, restarting
 from ddp_operator.job.planning.failures import late_causes, watchdog
 from ddp_operator.job.planning.group import elasticity, local_checkpoints, spares
 from ddp_operator.job.planning.model import Plan
@@ -24,33 +25,11 @@ from ddp_operator.ports import Event
 _MOST_RANGES: Final = 8
 
 
-def recover(job: DDPJob, pods: Observed, now: datetime, hang: Hang | None) -> Plan | None:
-    """Decide about failures: those seen late, present ones, and pods that do not come.
+def restart_for_cause(job: DDPJob, pods: Observed, now: datetime, hang: Hang | None) -> Plan | None:
+    """Decide about failed or missing pods, once the cause is known or was awaited long enough.
 
     `hang`: what launchers showed of a collective that timed out; None: they were not asked yet.
     """
-    return (
-        # A cause that is seen late changes what is known of the last restart.
-        late_causes.correct(job, pods, now)
-        or queue.begin_new_group(job, pods, now)
-        or _restart_for_spec(job, pods, now)
-        or _restart_for_cause(job, pods, now, hang)
-        or _give_up_overdue(job, pods, now)
-    )
-
-
-def _restart_for_spec(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    if all(pod.spec_hash == job.spec_hash for pod in pods.current.values()):
-        return None
-    what = f"restarting all {job.spec.replicas} pods: spec changed"
-    status = next_attempt(job, job.status, new_group=True)
-    return restarting(status, SPEC_CHANGED, what, now)
-
-
-def _restart_for_cause(
-    job: DDPJob, pods: Observed, now: datetime, hang: Hang | None
-) -> Plan | None:
-    """Decide about failed or missing pods, once the cause is known or was awaited long enough."""
     cause = causes.find(job, pods, now)
     if cause is None:
         return None
@@ -64,7 +43,7 @@ def _restart_for_cause(
     return failed(job, pods, cause.failure, cause.lost, now, excused=excused)
 
 
-def _give_up_overdue(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
+def give_up_overdue(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that pods are lost because their gaps lasted too long."""
     late = gaps.overdue(job, pods, now)
     return failed(job, pods, *late, now) if late else None
@@ -89,16 +68,16 @@ def failed(
     continued = bool(lost) and failure.index in pods.not_restarted
     if continued and (refund := late_causes.take_back_charge(job, pods, failure)):
         return refund
-    verdict = restart_rules.judge(job, failure)
+    reaction = restart_rules.judge(job, failure)
     words = records.describe(failure)
-    by_rule = f", {verdict.rule}" if verdict.rule else ""
-    if verdict.action == "FailJob":
-        if verdict.rule:
-            return fail(job, "FailedByRule", f"{verdict.rule} (FailJob): {words}", now, failure)
+    by_rule = f", {reaction.rule}" if reaction.rule else ""
+    if reaction.action == "FailJob":
+        if reaction.rule:
+            return fail(job, "FailedByRule", f"{reaction.rule} (FailJob): {words}", now, failure)
         reason = "ConfigurationError" if failure.exit_code is not None else failure.reason
         return fail(job, reason, words, now, failure)
     status = budget.after_progress(job.status)
-    charged = False if continued else verdict.charged
+    charged = False if continued else reaction.charged
     if charged is None:
         charged = not excused and budget.is_charged(job, status, failure.class_)
     limit = job.spec.restart.max_restarts
@@ -106,7 +85,7 @@ def failed(
         told = f"spec.restart.maxRestarts ({limit}) is used up{by_rule}; {words}"
         return fail(job, "MaxRestartsExceeded", told, now, failure)
 
-    action, gone, why_gang = _action(job, pods, failure, verdict, lost)
+    action, gone, why_gang = _action(job, pods, failure, reaction, lost)
     new_group = action == "RestartGang" and queue.has_lost_nodes(job, pods, failure, lost)
     # The write that records the loss also lets a spare take over.
     takeovers = spares.take_over(job, pods, gone, off=off)
@@ -141,7 +120,8 @@ def failed(
             lost=len(gone),
             grace_seconds=0 if 0 in lost else None,
         )
-    cost = f"restart {budget.used(job, status)} of {limit}" if charged else "not charged"
+    used = status.bookkeeping.restarts_without_progress
+    cost = f"restart {used} of {limit}" if charged else "not charged"
     if continued:
         cost += ": same failure"
     wait = f" after {int(pause.total_seconds())} s" if pause else ""
@@ -177,10 +157,10 @@ def _is_excused(job: DDPJob, pods: Observed, now: datetime) -> bool:
 
 
 def _action(
-    job: DDPJob, pods: Observed, failure: Failure, verdict: Verdict, lost: Sequence[int]
+    job: DDPJob, pods: Observed, failure: Failure, reaction: Reaction, lost: Sequence[int]
 ) -> tuple[FailureAction, Sequence[int], str]:
     """Return the action, the node ranks to replace, and why it is more than was asked for."""
-    wanted = verdict.action
+    wanted = reaction.action
     in_place = wanted == "RestartInPlace"
     kept = {index for index, pod in pods.current.items() if pod.restartable} if in_place else set()
     gone = [index for index in lost if index not in kept]
@@ -188,13 +168,13 @@ def _action(
         gone += [index for index in _broken(job, pods, failure) if index not in gone]
     if (why_all := _why_all(job, pods, failure, lost)) is not None:
         return "RestartGang", (), why_all
-    if not verdict.rule and _began_without(job, pods, failure, gone):
+    if not reaction.rule and _began_without(job, pods, failure, gone):
         return "RestartPod", gone, ""
     # With a launcher, fewer pods would restart.
     asked = job.spec.restart.scope in ("InPlace", "Auto")
     hears = job.status.bookkeeping.launcher and pods.launchers.silent_since is None
     hears_none = asked and not hears
-    if not verdict.rule and hears_none:
+    if not reaction.rule and hears_none:
         return "RestartGang", (), "; no launcher answers"
     unlike = in_place and local_checkpoints.forbid_in_place(job)
     if unlike or wanted == "RestartGang" or len(gone) == len(members(job)):
@@ -234,7 +214,7 @@ def _why_all(job: DDPJob, pods: Observed, failure: Failure, lost: Sequence[int])
     """Return why all pods restart, in any scope; None if they need not."""
     if pods.any_succeeded or queue.takes_all(job, failure):
         return ""  # a completed pod joins no other group
-    if failure.reason == records.PODS_UNREACHABLE:
+    if failure.reason == PODS_UNREACHABLE:
         return ""  # new pods need no word of the operator to start
     if not queue.has_lost_nodes(job, pods, failure, lost):
         return None
@@ -304,7 +284,7 @@ def _node_ranks(node_ranks: Collection[int]) -> str:
 
 
 def _reason_to_restart(failure: Failure) -> str:
-    if failure.reason in (records.NO_PROGRESS, records.SLOW_RANK, records.PODS_UNREACHABLE):
+    if failure.reason in (records.NO_PROGRESS, records.SLOW_RANK, PODS_UNREACHABLE):
         return failure.reason
     return {"Disruption": "Disrupted", "Infrastructure": "NodeFailed"}.get(
         failure.class_, "PodFailed"

@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
+from ddp_protocol.message import moment
+from ddp_protocol.world import LauncherStatus, PodFailure
+
+from ddp_operator.api.code import Code
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.job.failure import budget, causes, records, restart_rules
-from ddp_operator.job.membership.launcher_protocol import LauncherStatus, PodFailure
 from ddp_operator.job.membership.world import format_slots, members, world_of
 from ddp_operator.job.planning.decisions import regrouped
-from ddp_operator.job.planning.group import local_checkpoints
+from ddp_operator.job.planning.group import local_checkpoints, remarks
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.job.pods.observed import Observed, with_failure
 from ddp_operator.job.pods.state import PodState
@@ -26,17 +29,23 @@ _LARGEST: Final = 2**30
 
 
 def accept(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
-    """Decide to record what launchers say: where rank 0 saves, and how often they restarted."""
-    return local_checkpoints.note(job, pods.launchers) or _accept_restarts(job, pods, now)
+    """Decide to record what launchers say: where rank 0 saves, why ranks cannot meet, and how often
+    they restarted.
+    """
+    return (
+        local_checkpoints.note(job, pods.launchers)
+        or remarks.note(job, pods.launchers)
+        or _accept_restarts(job, pods, now)
+    )
 
 
 def _accept_restarts(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that the group is in the generation that launchers led.
 
-    If that group has other pods than the one on record, all processes restart in a newer
-    generation.
+    If that group has other pods or other code than the one on record, all processes restart in a
+    newer generation.
     """
-    launchers, own, known = pods.launchers, format_slots(members(job)), world_of(job).generation
+    launchers, known = pods.launchers, world_of(job).generation
     said = launchers.leader
     led = said.generation if said is not None and said.led else 0
     newest = max(led, launchers.ahead)
@@ -46,21 +55,29 @@ def _accept_restarts(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
         leader = pods.current.get(0)
         if said is None and leader and leader.started and not leader.exit:
             return None  # its launcher may still answer
-        differs = said is not None and led == known > 0 and said.members not in ("", own)
+        differs = said is not None and led == known > 0 and _is_other(job, said)
         if not (differs or launchers.ahead >= known > 0):
             return None
         return _above(job, job.status, max(newest, known), now)
     status, failures = _accounted(job, pods, said, now)
-    if said.members != own:
+    if said.members != format_slots(members(job)) or _is_other(job, said):
         return _above(job, status, newest, now)
     charged = sum(failure.charged for failure in failures)
     message = (
         f"launchers restarted up to generation {led} while no operator was running: "
         f"{len(failures)} failures since generation {known}, {charged} of them charged"
     )
-    world = world_of(job).updated(generation=led, lost=0, changed_at=min(said.led[-1].time, now))
-    status = status.updated(world=world)
+    changed_at = min(moment(said.led[-1].time), now)
+    world = world_of(job).updated(generation=led, changed_at=changed_at)
+    status = status.updated(world=world).noting(lost_members=0)
     return Plan(status, decided=True, events=(Event(LED, message, warning=bool(charged)),))
+
+
+def _is_other(job: DDPJob, said: LauncherStatus) -> bool:
+    """Return whether launchers led other pods than those on record, or the same with other code."""
+    code = Code.parse(job.status.bookkeeping.code)
+    other_code = code is not None and said.code not in ("", code.id)
+    return other_code or said.members not in ("", format_slots(members(job)))
 
 
 def _above(job: DDPJob, status: DDPJobStatus, known: int, now: datetime) -> Plan:
@@ -68,8 +85,8 @@ def _above(job: DDPJob, status: DDPJobStatus, known: int, now: datetime) -> Plan
     world = world_of(job).updated(generation=known + 1, changed_at=now)
     status = status.updated(world=world)
     message = (
-        f"all processes restart in place: launchers led generation {known} of another group "
-        "while no operator was running"
+        f"all processes restart in place: launchers led generation {known} with other pods or "
+        "code while no operator was running"
     )
     return regrouped(status, LED, message, now)
 
@@ -105,7 +122,7 @@ def _first(job: DDPJob, pods: Observed, told: Sequence[PodFailure], now: datetim
     if states:
         return records.of_pod(job, causes.primary(states), now)
     return Failure(
-        time=told[0].time,
+        time=moment(told[0].time),
         attempt=job.status.attempt,
         index=0,
         pod=told[0].pod,

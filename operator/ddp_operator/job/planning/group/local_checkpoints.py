@@ -10,7 +10,7 @@ from typing import Final
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.local_paths import named_paths
-from ddp_operator.job.membership.launcher_protocol import LauncherStates
+from ddp_operator.job.membership.launchers import LauncherStates
 from ddp_operator.job.membership.world import members, scope_of
 from ddp_operator.job.planning.model import Plan
 from ddp_operator.ports import Event

@@ -19,7 +19,7 @@ from ddp_operator.job.membership.world import (
 from ddp_operator.job.planning.decisions import regrouped
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.planning.old_pods import awaited_until, keeping_places
+from ddp_operator.job.planning.places.old_pods import awaited_until, keeping_places
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.observed import Observed
 from ddp_operator.job.pods.schedulers.kueue import is_in_group

@@ -16,7 +16,6 @@ from ddp_operator.job.membership.world import (
     members,
     next_generation,
     scope_of,
-    world_of,
 )
 from ddp_operator.job.planning.gaps import POLICY
 from ddp_operator.job.planning.model import Plan
@@ -127,10 +126,11 @@ def _wanted(job: DDPJob, pods: Observed, *, first: bool) -> tuple[int, ...]:
 
 def _changed(job: DDPJob, slots: Sequence[int], now: datetime, why: str = "") -> Plan:
     """Decide the next generation, in which these slots have consecutive node ranks."""
-    ordered, current = job.status.bookkeeping.ordered, present(job.status)
+    notes = job.status.bookkeeping
+    ordered, current = notes.ordered, present(job.status)
     lost = max(current[1] - ordered[1], 0) if ordered[:1] == current[:1] else 0
     in_place = scope_of(job) == "InPlace"
-    grace_seconds = world_of(job).grace_seconds if in_place else RESTART_GRACE_SECONDS
+    grace_seconds = notes.grace_seconds if in_place else RESTART_GRACE_SECONDS
     status = job.status.noting(ordered=current)
     status = next_generation(
         job, status, now, grace_seconds=grace_seconds, new_slots=dict(enumerate(slots)), lost=lost

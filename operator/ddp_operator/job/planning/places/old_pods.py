@@ -23,8 +23,6 @@ COLLECTION_SECONDS: Final = 30
 def awaited(job: DDPJob, pods: Observed, now: datetime) -> list[PodState]:
     """Return the pods that must end before this job's missing pods are created."""
     policy = job.spec.restart.replace_when
-    if not pods.missing:
-        return []
     places = keeping_places(job, pods)
     if kept := [places[gone.slot] for gone in pods.missing if gone.slot in places]:
         return kept  # Kueue would delete their replacements

@@ -20,7 +20,7 @@ from ddp_operator.api.status import Failure
 from ddp_operator.job.membership.world import members, outside_slots
 from ddp_operator.job.planning.decisions import fail, finish, in_new_group, next_attempt, restarting
 from ddp_operator.job.planning.model import Plan
-from ddp_operator.job.planning.old_pods import awaited_until
+from ddp_operator.job.planning.places.old_pods import awaited_until
 from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.avoided_nodes import HOSTNAME
 from ddp_operator.job.pods.observed import Observed, identity_at
@@ -69,8 +69,6 @@ def begin_new_group(job: DDPJob, pods: Observed, now: datetime) -> Plan | None:
     """Decide that the job queues again, since a pod that must be replaced gave its place back, or
     Kueue keeps a pod on a node that it may not use.
     """
-    if not job.spec.kueue_queue:
-        return None
     own = kueue_group(job)
     present = [*pods.current.values(), *pods.spares]
     if stuck := [pod for pod in present if _is_on_avoided_node(pod, pods.nodes)]:

@@ -45,11 +45,12 @@ def add_host_path(pod: Draft, name: str, path: str, *, kind: str = "") -> None:
     _add(pod["spec"], "volumes", {"name": name, "hostPath": source})
 
 
-def mount(holder: Draft, name: str, path: str) -> None:
+def mount(holder: Draft, name: str, path: str, *, read_only: bool = False) -> None:
     """Mount a volume, unless something is mounted there."""
     mounts = holder.get("volumeMounts") or []
     if all(other.get("mountPath", "").rstrip("/") != path for other in mounts):
-        holder["volumeMounts"] = [*mounts, {"name": name, "mountPath": path}]
+        added = {"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})}
+        holder["volumeMounts"] = [*mounts, added]
 
 
 def set_variables(holder: Draft, **variables: str) -> None:
@@ -81,6 +82,11 @@ def allow(holder: Draft, *capabilities: str) -> None:
     given = dict(context.get("capabilities") or {})
     given["add"] = list(dict.fromkeys([*(given.get("add") or ()), *capabilities]))
     holder["securityContext"] = {**context, "capabilities": given}
+
+
+def select(pod: Draft, label: str, value: str) -> None:
+    """Select nodes with this label, unless the pod selects another value of it."""
+    pod["spec"]["nodeSelector"] = {label: value, **(pod["spec"].get("nodeSelector") or {})}
 
 
 def claim(pod: Draft, container_name: str, name: str, *, template: str) -> None:

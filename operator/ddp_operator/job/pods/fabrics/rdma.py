@@ -9,7 +9,11 @@ the image's entry script sets the path of gIB's libraries; here LD_LIBRARY_PATH 
 
 from typing import Final
 
-from ddp_operator.api.constants import ENV_NCCL_SCRIPT, LABEL_JOB_NAME
+from ddp_operator.api.constants import (
+    ENV_NCCL_SCRIPT,
+    GKE_NETWORK_PROFILE_LABEL,
+    LABEL_JOB_NAME,
+)
 from ddp_operator.job.pods.fabrics import edits
 from ddp_operator.ports import Manifest
 
@@ -45,6 +49,9 @@ def rdma(draft: edits.Draft, trainer: str) -> None:
 
 def dranet(draft: edits.Draft, trainer: str) -> None:
     """Give the pod RDMA through a claim. The job's claim template has the job's name."""
+    # A pod on such nodes must select them, says Google's page on A4X Max. Without the label the
+    # autoscaler does not know that a pool without nodes has the cards.
+    edits.select(draft, GKE_NETWORK_PROFILE_LABEL, "auto")
     template = draft["metadata"]["labels"][LABEL_JOB_NAME]
     edits.claim(draft, trainer, "ddp-rdma", template=template)
     _give_gib(draft, trainer)
@@ -55,7 +62,8 @@ def _give_gib(draft: edits.Draft, trainer: str) -> None:
     edits.add_host_path(draft, "ddp-nvidia", "/home/kubernetes/bin/nvidia", kind="Directory")
     edits.add_host_path(draft, "ddp-gib", "/home/kubernetes/bin/gib", kind="Directory")
     trains = edits.container(draft, trainer)
-    edits.mount(trains, "ddp-nvidia", "/usr/local/nvidia")
-    edits.mount(trains, "ddp-gib", _GIB)
+    # Read-only, as in Google's manifests for Autopilot.
+    edits.mount(trains, "ddp-nvidia", "/usr/local/nvidia", read_only=True)
+    edits.mount(trains, "ddp-gib", _GIB, read_only=True)
     edits.set_variables(trains, **{ENV_NCCL_SCRIPT: f"{_GIB}/scripts/set_nccl_env.sh"})
     edits.find_libraries(trains, f"{_GIB}/lib64", edits.LIBRARIES)

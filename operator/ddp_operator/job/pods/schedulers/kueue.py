@@ -39,7 +39,7 @@ MAX_RUN: Final = "provreq.kueue.x-k8s.io/maxRunDurationSeconds"
 """Kueue passes the part after the prefix to the ProvisioningRequest as a parameter."""
 
 
-class Group(NamedTuple):
+class KueueGroup(NamedTuple):
     """A pod group of Kueue."""
 
     name: str
@@ -74,13 +74,13 @@ def is_in_group(job: DDPJob, slot: int) -> bool:
     return job.spec.kueue_queue is not None and slot < group_size(job)
 
 
-def group_of(job: DDPJob, identity: Identity) -> Group:
+def group_of(job: DDPJob, identity: Identity) -> KueueGroup:
     """Return the group of a pod."""
     if is_in_group(job, identity.slot):
-        return Group(kueue_group(job), group_size(job))
+        return KueueGroup(kueue_group(job), group_size(job))
     # The job continues without it, so its replacement asks for quota again.
     name = _numbered(job, job.status.bookkeeping.queue_group or 0)
-    return Group(f"{name}-{identity.attempt}-{identity.slot}-{identity.replacement}", 1)
+    return KueueGroup(f"{name}-{identity.attempt}-{identity.slot}-{identity.replacement}", 1)
 
 
 def single_groups(job: DDPJob) -> list[str]:
