@@ -1,17 +1,57 @@
-"""Workloads of jobs that MultiKueue runs in another cluster."""
+"""What Kueue needs: of pods in its queues, and of jobs that MultiKueue runs in another cluster."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import DDPJobStatus
+from ddp_operator.engine.job_cache import Entry
 from ddp_operator.job.planning.model import Plan
+from ddp_operator.job.planning.places.queue import Upkeep, upkeep
+from ddp_operator.job.planning.rejection import stored_status
 from ddp_operator.job.pods import multikueue
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import (
     Cluster,
     ForbiddenError,
+    Key,
     Manifest,
     NotFoundError,
     NotServedError,
 )
+
+
+async def tend_queue(
+    cluster: Cluster[PodState],
+    key: Key,
+    entry: Entry | None,
+    pods: Sequence[PodState],
+    now: datetime,
+    *,
+    tend: Callable[[Upkeep], Awaitable[None]],
+) -> None:
+    """Do what pods in a queue need, also those of jobs that are gone; `tend` does it for some."""
+    uid = entry.uid if entry else None
+    job = entry.job if entry else None
+    # Without a valid spec, only the pods of a job that is over are known to be over.
+    if entry and (isinstance(job, DDPJob) or stored_status(entry.manifest).finished):
+        own = [pod for pod in pods if pod.owner_uid == uid]
+        await tend(upkeep(job if isinstance(job, DDPJob) else None, own, now))
+    others = [pod for pod in pods if pod.owner_uid != uid]
+    if upkeep(None, others, now).end:
+        # The watch may not have reported their job yet.
+        owner = await _uid_of_job(cluster, key)
+        others = [pod for pod in others if pod.owner_uid != owner]
+    await tend(upkeep(None, others, now))
+
+
+async def _uid_of_job(cluster: Cluster[PodState], key: Key) -> str | None:
+    """Return the UID of a job as the API server knows it; None if there is none."""
+    try:
+        stored = await cluster.patch_status(key, {}, resource_version=None)
+    except NotFoundError:
+        return None
+    return str(stored["metadata"]["uid"])
 
 
 async def keep_workload(cluster: Cluster[PodState], job: DDPJob) -> Manifest | None:

@@ -7,6 +7,7 @@ from typing import Final
 from ddp_operator.api.constants import KUEUE_MANAGED, KUEUE_RETRIABLE, LABEL_SERVING
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.delegation import check_copy
+from ddp_operator.engine.deletion import Deletion
 from ddp_operator.engine.job_cache import Entry
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.slow_start import slow_start
@@ -33,20 +34,13 @@ _CREATIONS_AT_ONCE: Final = 32
 """Creations of one job at a time, so that a job of a thousand pods does not delay all others. As
 many as the API client has writes in flight."""
 
-_DELETIONS_AT_ONCE: Final = 16
-"""Deletions of one job at a time. Replacements need not wait until all old pods are gone.
-
-Each pod is deleted by its own request. A request for a collection is not faster: the server deletes
-one after the other (--delete-collection-workers is 1). It also names no UIDs and no grace period
-for each pod, and cannot be cancelled."""
-
 _STACKS_SECONDS: Final = 1.0
 """How long a hung trainer may take to write its stacks before its pod is deleted."""
 
 
 _NO_LAUNCHER_IMAGE: Final = (
     "spec.launcher: inject copies the launcher from the operator's own image, which is unknown; "
-    "start the operator with --launcher-image, or remove launcher"
+    "start the operator with --launcher-image, or remove inject"
 )
 
 _OWN_NAMESPACE: Final = (
@@ -102,7 +96,8 @@ class Execution:
         cluster, job = self._cluster, entry.job
         # UIDs as the plan saw them: while the first pods are deleted, new pods may take the names
         # of the rest.
-        uids = {pod: cluster.uid_of(pod) for pod in (*planned.fence, *planned.delete)}
+        uids = {pod: cluster.uid_of(pod) for pod in planned.fence}
+        deletion = Deletion(cluster, entry, planned)
         # A pod that still answers to a host name must release it before its replacement uses it.
         await _all(
             cluster.patch_pod(pod, {"labels": {LABEL_SERVING: None}}, uid=uids[pod])
@@ -110,15 +105,11 @@ class Execution:
         )
         if isinstance(job, DDPJob):
             await self._ask_trainers(job, planned)
-        slots = asyncio.Semaphore(_DELETIONS_AT_ONCE)
 
-        async def delete(pod: Key) -> None:
-            async with slots:
-                if not overtaken():
-                    grace = planned.grace_seconds.get(pod)
-                    await cluster.delete_pod(pod, grace_seconds=grace, uid=uids[pod])
+        async def delete() -> None:
+            _raise_heaviest(await deletion.run(overtaken))
 
-        others = [delete(pod) for pod in planned.delete]
+        others = [delete()]
         if isinstance(job, DDPJob) and _some_cannot_start(planned):
             others.append(self._secrets.restore(job, cluster.pods_of(job.key)))
         creates = planned.create or planned.create_service or planned.isolate is not None
@@ -263,8 +254,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _some_cannot_start(planned: Plan) -> bool:
-    clocks = planned.status.bookkeeping.gap_clocks
-    return any(clock.reason == "CannotStart" for clock in clocks)
+    return any(gap.reason == "CannotStart" for gap in planned.status.gaps)
 
 
 async def _dump_stacks(trainers: Trainers, addresses: Iterable[str], *, token: str) -> None:

@@ -3,19 +3,26 @@
 import asyncio
 from collections import deque
 from itertools import islice
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 KeyT = TypeVar("KeyT")
 
 _NEWS_SECONDS: Final = 1.0
 """Longest wait of a name that failed and was added meanwhile."""
 
-_LONGEST_REST_SECONDS: Final = 10.0
-"""Names that were given out longer ago than this are forgotten: they have rested."""
+_BURST_SECONDS: Final = 2.0
+"""A name that was not given out for so long begins another burst. Longer than any rest."""
 
 
 class QueueClosedError(Exception):
     """The queue gives out no more names."""
+
+
+class _Turn(NamedTuple):
+    """When a name was last given out, and how often before in the same burst."""
+
+    at: float
+    earlier: int
 
 
 class WorkQueue(Generic[KeyT]):
@@ -24,8 +31,8 @@ class WorkQueue(Generic[KeyT]):
     - A name that already waits is not queued twice.
     - A name that is added while a worker has it is given out again when that worker is done.
     - `add_after` keeps the earlier of two times; `add` makes a delayed name due at once.
-    - `add_rested` also makes a name due at once, unless it was given out just now: a burst of
-      changes is one piece of work.
+    - `add_rested` also makes a name due at once, unless it was given out just now. In a burst of
+      changes it rests longer each time, so that the work does not grow with the changes.
     - A name that fails waits longer each time, until it succeeds or is added again.
 
     Belongs to the event loop that it is used in.
@@ -41,7 +48,7 @@ class WorkQueue(Generic[KeyT]):
         self._active: set[KeyT] = set()
         self._again: set[KeyT] = set()
         self._timers: dict[KeyT, asyncio.TimerHandle] = {}
-        self._given_at: dict[KeyT, float] = {}  # the latest ones last
+        self._turns: dict[KeyT, _Turn] = {}  # the latest ones last
         self._failures: dict[KeyT, int] = {}
         self._getters: deque[asyncio.Future[None]] = deque()
         self._closed = False
@@ -73,16 +80,16 @@ class WorkQueue(Generic[KeyT]):
             known.cancel()
         self._timers[key] = loop.call_later(seconds, self.add, key)
 
-    def add_rested(self, key: KeyT, seconds: float) -> None:
-        """Request work on a name `seconds` (at most 10) after it was last given out, or now if that
-        has passed.
+    def add_rested(self, key: KeyT, *, first_seconds: float, most_seconds: float) -> None:
+        """Request work on a name once it has rested since it was last given out, or now if it has:
+        `first_seconds` at first, twice as long each time in a burst, `most_seconds` at most.
         """
-        given_at = self._given_at.get(key)
-        now = asyncio.get_running_loop().time()
-        if given_at is None or given_at + seconds <= now:
+        turn, now = self._turns.get(key), asyncio.get_running_loop().time()
+        rest = min(first_seconds * 2.0 ** min(turn.earlier, 30), most_seconds) if turn else 0.0
+        if turn is None or turn.at + rest <= now:
             self.add(key)
         else:
-            self.add_after(key, given_at + seconds - now)
+            self.add_after(key, turn.at + rest - now)
 
     async def get(self) -> KeyT:
         """Take the next name. The caller must call `done` or `failed` with it afterwards.
@@ -103,7 +110,7 @@ class WorkQueue(Generic[KeyT]):
         key = self._ready.popleft()
         self._queued.discard(key)
         self._active.add(key)
-        self._note_given(key)
+        self._note_turn(key)
         return key
 
     def done(self, key: KeyT) -> None:
@@ -136,14 +143,15 @@ class WorkQueue(Generic[KeyT]):
         while self._getters:
             self._wake_one()
 
-    def _note_given(self, key: KeyT) -> None:
+    def _note_turn(self, key: KeyT) -> None:
         now = asyncio.get_running_loop().time()
-        self._given_at.pop(key, None)
-        self._given_at[key] = now
+        last = self._turns.pop(key, None)
+        earlier = last.earlier + 1 if last and now < last.at + _BURST_SECONDS else 0
+        self._turns[key] = _Turn(now, earlier)
         # Forget two for each new one: names that are never added again must not pile up.
-        for oldest in list(islice(self._given_at, 2)):
-            if self._given_at[oldest] + _LONGEST_REST_SECONDS < now:
-                del self._given_at[oldest]
+        for oldest in list(islice(self._turns, 2)):
+            if self._turns[oldest].at + _BURST_SECONDS < now:
+                del self._turns[oldest]
 
     def _wake_one(self) -> None:
         while self._getters:

@@ -1,32 +1,32 @@
 """One reconcile: read a job and its pods, plan, act, and write the status."""
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.engine.delegation import begin_copy, keep_workload
+from ddp_operator.engine.delegation import begin_copy, keep_workload, tend_queue
 from ddp_operator.engine.execution import Execution, UnfitTemplateError
 from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.metrics import Metrics
 from ddp_operator.engine.pod_settings import PodSettings
+from ddp_operator.engine.slow_start import OvertakenCheck
 from ddp_operator.engine.status_writer import PROGRESS_WRITES_PER_SECOND, StatusWriter
 from ddp_operator.engine.trainers.hangs import Hangs
 from ddp_operator.engine.trainers.launchers import Launchers
 from ddp_operator.engine.trainers.reports import PROGRESS_SECONDS
 from ddp_operator.hang.result import NOTHING_KNOWN
-from ddp_operator.job.membership.launcher_protocol import NO_LAUNCHERS
+from ddp_operator.job.membership.launchers import NO_LAUNCHERS
 from ddp_operator.job.planning.convergence import explain_refusal, report_refusal
 from ddp_operator.job.planning.decisions import fail
 from ddp_operator.job.planning.group import spares
 from ddp_operator.job.planning.model import Plan, with_goodput
 from ddp_operator.job.planning.places.queue import end_with_workload, upkeep
 from ddp_operator.job.planning.plan import plan
-from ddp_operator.job.planning.rejection import reject, stored_status, with_problem
+from ddp_operator.job.planning.rejection import reject, with_problem
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.conditions import (
     API_SERVER_ERROR,
@@ -44,16 +44,12 @@ from ddp_operator.ports import (
     InvalidError,
     Key,
     NamespaceEndsError,
-    NotFoundError,
     NotLeaderError,
     Trainers,
     UnavailableError,
 )
 
 logger = logging.getLogger(__name__)
-
-_RECHECK_SECONDS: Final = 0.2
-"""How often a long plan is compared with the present state of its job."""
 
 _REPORT_ERRORS_AFTER: Final = timedelta(seconds=10)
 """How long the API server may answer with errors before a job reports it: longer than its
@@ -131,13 +127,13 @@ class Reconciler:
     async def _reconcile(self, key: Key) -> datetime | None:
         for _ in range(_MAX_DECISIONS):
             pods = self._cluster.pods_of(key)
-            if any(pod.queue for pod in pods):
-                await self._tend_queue(key, pods)
-                pods = self._cluster.pods_of(key)
             entry = self._jobs.get(key)
-            if entry is None:
-                return None
-            if entry.foreign:
+            # The status says which group is the job's.
+            if any(pod.queue for pod in pods) and not self._jobs.is_doubtful(key):
+                tend = self._execution.tend_queue
+                await tend_queue(self._cluster, key, entry, pods, self._clock(), tend=tend)
+                pods, entry = self._cluster.pods_of(key), self._jobs.get(key)
+            if entry is None or entry.foreign:
                 return None
             if self._jobs.is_doubtful(key):
                 await self._status.read(key, entry)
@@ -160,33 +156,6 @@ class Reconciler:
                 planned = with_goodput(unfit.job, planned, now)
                 await self._status.decide(key, entry, planned)
         raise RuntimeError(f"{key}: {_MAX_DECISIONS} decisions in a row; this is a bug")
-
-    async def _tend_queue(self, key: Key, pods: Sequence[PodState]) -> None:
-        """Do what pods in a queue need, also those of jobs that are gone."""
-        if self._jobs.is_doubtful(key):
-            return  # the status says which group is the job's
-        entry, now = self._jobs.get(key), self._clock()
-        uid = entry.uid if entry else None
-        job = entry.job if entry else None
-        # Without a valid spec, only the pods of a job that is over are known to be over.
-        if entry and (isinstance(job, DDPJob) or stored_status(entry.manifest).finished):
-            own = [pod for pod in pods if pod.owner_uid == uid]
-            known = job if isinstance(job, DDPJob) else None
-            await self._execution.tend_queue(upkeep(known, own, now))
-        others = [pod for pod in pods if pod.owner_uid != uid]
-        if upkeep(None, others, now).end:
-            # The watch may not have reported their job yet.
-            owner = await self._uid_of_job(key)
-            others = [pod for pod in others if pod.owner_uid != owner]
-        await self._execution.tend_queue(upkeep(None, others, now))
-
-    async def _uid_of_job(self, key: Key) -> str | None:
-        """Return the UID of a job as the API server knows it; None if there is none."""
-        try:
-            stored = await self._cluster.patch_status(key, {}, resource_version=None)
-        except NotFoundError:
-            return None
-        return str(stored["metadata"]["uid"])
 
     def _plan(self, key: Key, entry: Entry, pods: Sequence[PodState]) -> Plan:
         job, problem, now = entry.job, entry.problem, self._clock()
@@ -307,46 +276,18 @@ class Reconciler:
             await self._status.record(key, entry, held.status, held.events)
         return self._clock() if failure or overtaken() else None
 
-    def _overtaken_check(self, key: Key, entry: Entry, planned: Plan) -> Callable[[], bool]:
-        """Return a check, for use between the many writes of a plan: has something happened that
-        needs a decision first? That is a change of the job, its deletion, or a failure.
-        """
-        now = asyncio.get_running_loop().time
-        checked_at, overtaken = now(), False
-        # As the plan saw them. Most plans write no pods and take no time.
-        writes = planned.create or planned.create_spares or planned.delete
-        seen = self._alive_and_ended(key, planned) if writes else None
-        outside = self._outside_reports(entry) if writes else None
+    def _overtaken_check(self, key: Key, entry: Entry, planned: Plan) -> OvertakenCheck:
+        def pods() -> Sequence[PodState]:
+            return self._cluster.pods_of(key)
 
-        def is_overtaken() -> bool:
-            nonlocal checked_at, overtaken, seen, outside
-            if self._jobs.get(key) is not entry:
-                overtaken = True
-            elif not overtaken and now() - checked_at >= _RECHECK_SECONDS:
-                before, outside_before = seen, outside
-                seen, outside = self._alive_and_ended(key, planned), self._outside_reports(entry)
-                due = planned.requeue_at is not None and planned.requeue_at <= self._clock()
-                # Most changes only report that pods are created and start; they change no decision.
-                lost = before is None or before[0] - seen[0] or seen[1] - before[1]
-                if due or lost or outside != outside_before:
-                    overtaken = self._plan(key, entry, self._cluster.pods_of(key)).decided
-                checked_at = now()
-            return overtaken
-
-        return is_overtaken
-
-    def _alive_and_ended(self, key: Key, planned: Plan) -> tuple[Set[Key], Set[Key]]:
-        """Return the pods that the plan keeps: the living ones, and those that have ended or are
-        ending.
-        """
-        deleted = frozenset(planned.delete)
-        alive: set[Key] = set()
-        ended: set[Key] = set()
-        for pod in self._cluster.pods_of(key):
-            if pod.key not in deleted:
-                has_ended = pod.failed or pod.disrupted or pod.succeeded
-                (ended if has_ended else alive).add(pod.key)
-        return alive, ended
+        return OvertakenCheck(
+            planned,
+            is_current=lambda: self._jobs.get(key) is entry,
+            pods=pods,
+            reports=lambda: self._outside_reports(entry),
+            needs_decision=lambda: self._plan(key, entry, pods()).decided,
+            clock=self._clock,
+        )
 
     def _outside_reports(self, entry: Entry) -> object:
         """Return what launchers and nodes report that pods do not show."""

@@ -92,7 +92,7 @@ def news(old: DDPJobStatus, new: DDPJobStatus) -> News:
     """Return how important the difference between two statuses is."""
     if _slow_pod(old) != _slow_pod(new):
         return News.STATE
-    old, new = (status.updated(**_NO_PROGRESS) for status in (old, new))
+    old, new = (status.updated(**_NO_PROGRESS).noting(**_NO_NOTES) for status in (old, new))
     if old == new:
         return News.PROGRESS
     return News.COUNTS if _essence(old) == _essence(new) else News.STATE
@@ -100,6 +100,12 @@ def news(old: DDPJobStatus, new: DDPJobStatus) -> News:
 
 _NO_PROGRESS: Final = dict.fromkeys(
     ("progress", "slow_rank", "checkpoint", "memory_checkpoint", "goodput")
+)
+_NO_NOTES: Final = dict.fromkeys(
+    (
+        *("pace", "stopwatch", "trained_seconds", "resumed_step", "resumed_at", "done_at"),
+        *("curve", "metrics"),
+    )
 )
 
 
@@ -109,5 +115,5 @@ def _slow_pod(status: DDPJobStatus) -> str:
 
 def _essence(status: DDPJobStatus) -> DDPJobStatus:
     conditions = tuple(c.updated(message="") for c in status.conditions)
-    status = status.without_gaps().updated(message="", conditions=conditions)
+    status = status.updated(message="", conditions=conditions, gaps=())
     return status.updated(ready_replicas=0, ready="", completed_indexes="")

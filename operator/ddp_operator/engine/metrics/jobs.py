@@ -96,7 +96,7 @@ def text_of(jobs: Iterable[DDPJob], *, now: datetime) -> str:
     for job in jobs:
         who = labels((("job_namespace", job.namespace), ("job_name", job.name)))
         for name, more, value in _samples(job, now):
-            if math.isfinite(value):
+            if value is not None and math.isfinite(value):
                 lines[name].append(f"ddpjob_{name}{{{who}{more}}} {value}")
     return "".join(f"{one}\n" for family in lines.values() for one in family)
 
@@ -113,8 +113,8 @@ def _kind(job: DDPJob) -> int:
     return 0 if job.status.phase in TRAINING else 1
 
 
-_Sample = tuple[str, str, float]
-"""Name, additional labels, value."""
+_Sample = tuple[str, str, float | None]
+"""Name, additional labels, value; None: unknown, so it is left out."""
 
 
 def _samples(job: DDPJob, now: datetime) -> Iterator[_Sample]:
@@ -133,29 +133,23 @@ def _samples(job: DDPJob, now: datetime) -> Iterator[_Sample]:
 
 
 def _progress(job: DDPJob) -> Iterator[_Sample]:
-    told, saved = job.status.progress, job.status.checkpoint
-    if told is not None:
-        yield "step", "", told.step
+    status, is_running = job.status, job.status.phase == "Running"
+    if told := status.progress:
         at = told.last_step_time or told.updated_at
+        yield "step", "", told.step
         yield "last_step_timestamp_seconds", "", at.timestamp()
-        if told.total_steps is not None:
-            yield "target_steps", "", told.total_steps
-        if told.loss is not None:
-            yield "loss", "", told.loss
-        if told.samples_per_second is not None and job.status.phase == "Running":
-            yield "samples_per_second", "", told.samples_per_second
-    slow = job.status.slow_rank
-    if slow is not None and job.status.phase == "Running":
-        yield "slow_rank_ratio", "", slow.ratio
-    if saved is not None:
+        yield "target_steps", "", told.total_steps
+        yield "loss", "", told.loss
+        yield "samples_per_second", "", told.samples_per_second if is_running else None
+    if status.slow_rank and is_running:
+        yield "slow_rank_ratio", "", status.slow_rank.ratio
+    if saved := status.checkpoint:
         yield "checkpoint_step", "", saved.step
-        if saved.time is not None:
-            yield "checkpoint_timestamp_seconds", "", saved.time.timestamp()
-    in_memory = job.status.memory_checkpoint
-    if in_memory is not None and in_memory.step is not None:
-        yield "memory_checkpoint_step", "", in_memory.step
-        if in_memory.time is not None:
-            yield "memory_checkpoint_timestamp_seconds", "", in_memory.time.timestamp()
+        yield "checkpoint_timestamp_seconds", "", saved.time.timestamp() if saved.time else None
+    if copied := status.memory_checkpoint:
+        yield "memory_checkpoint_step", "", copied.step
+        time = copied.time if copied.step is not None else None
+        yield "memory_checkpoint_timestamp_seconds", "", time.timestamp() if time else None
 
 
 def _time(job: DDPJob, now: datetime) -> Iterator[_Sample]:

@@ -29,6 +29,31 @@ _HANGS: Final[Sequence[Labels]] = tuple(
 )
 
 
+_HELP: Final = {
+    "jobs": "DDPJobs by phase.",
+    "newer_jobs": "DDPJobs with a spec that only a newer operator reads; it does not apply yet.",
+    "left_out_jobs": "DDPJobs without their own metrics, because there are more than "
+    "--metrics-jobs.",
+    "job_seconds": "How the present DDPJobs spent their age, in seconds.",
+    "oldest_step_timestamp_seconds": "Last step of the running training that has waited longest "
+    "for the next.",
+    "oldest_checkpoint_timestamp_seconds": "Last checkpoint of the running training that has "
+    "waited longest for the next.",
+    "restarts_total": "Restarts by class of failure.",
+    "restarts_without_progress_total": "Restarts by class, without a later checkpoint than at the "
+    "restart before.",
+    "failures_total": "Failures by class and reason.",
+    "queue_length": "Jobs that wait for a worker.",
+    "api_errors_total": "Requests that the API server refused or did not answer, by status code or "
+    "none.",
+    "leader": "1 if this replica acts.",
+    "crd_lost_fields": "Fields and words that the installed, older CRD does not have.",
+    "crd_unknown_fields": "Fields and words of the installed, newer CRD that the operator does not "
+    "have.",
+}
+"""Help text of each gauge and, with a name that ends in `_total`, of each counter."""
+
+
 class _Histogram:
     """Seconds, counted by their upper bounds."""
 
@@ -109,66 +134,24 @@ class Metrics:
         """Return all metrics as text, with the present jobs, the length of the queue, whether this
         replica acts, and how many jobs have no metrics of their own.
         """
+        samples: dict[str, Mapping[Labels, float]] = {
+            "jobs": _by("phase", totals.phases),
+            "newer_jobs": {(): totals.newer_jobs},
+            "left_out_jobs": {(): left_out},
+            "job_seconds": _by("kind", totals.seconds),
+            "oldest_step_timestamp_seconds": _at(totals.oldest_step),
+            "oldest_checkpoint_timestamp_seconds": _at(totals.oldest_checkpoint),
+            "restarts_total": self._restarts,
+            "restarts_without_progress_total": self._restarts_without_progress,
+            "failures_total": self._failures,
+            "queue_length": {(): queued},
+            "api_errors_total": _by("code", self.api_errors),
+            "leader": {(): int(leading)},
+            "crd_lost_fields": {(): len(self.lost_fields)},
+            "crd_unknown_fields": {(): len(self.unknown_fields)},
+        }
         families = (
-            _family("jobs", "gauge", "DDPJobs by phase.", _by("phase", totals.phases)),
-            _family(
-                "newer_jobs",
-                "gauge",
-                "DDPJobs with a spec that only a newer operator reads; it does not apply yet.",
-                {(): totals.newer_jobs},
-            ),
-            _family(
-                "left_out_jobs",
-                "gauge",
-                "DDPJobs without their own metrics, because there are more than --metrics-jobs.",
-                {(): left_out},
-            ),
-            _family(
-                "job_seconds",
-                "gauge",
-                "How the present DDPJobs spent their age, in seconds.",
-                _by("kind", totals.seconds),
-            ),
-            _family(
-                "oldest_step_timestamp_seconds",
-                "gauge",
-                "Last step of the running training that has waited longest for the next.",
-                _at(totals.oldest_step),
-            ),
-            _family(
-                "oldest_checkpoint_timestamp_seconds",
-                "gauge",
-                "Last checkpoint of the running training that has waited longest for the next.",
-                _at(totals.oldest_checkpoint),
-            ),
-            _family("restarts_total", "counter", "Restarts by class of failure.", self._restarts),
-            _family(
-                "restarts_without_progress_total",
-                "counter",
-                "Restarts by class, without a later checkpoint than at the restart before.",
-                self._restarts_without_progress,
-            ),
-            _family("failures_total", "counter", "Failures by class and reason.", self._failures),
-            _family("queue_length", "gauge", "Jobs that wait for a worker.", {(): queued}),
-            _family(
-                "api_errors_total",
-                "counter",
-                "Requests that the API server refused or did not answer, by status code or none.",
-                _by("code", self.api_errors),
-            ),
-            _family("leader", "gauge", "1 if this replica acts.", {(): int(leading)}),
-            _family(
-                "crd_lost_fields",
-                "gauge",
-                "Fields and words that the installed, older CRD does not have.",
-                {(): len(self.lost_fields)},
-            ),
-            _family(
-                "crd_unknown_fields",
-                "gauge",
-                "Fields and words of the installed, newer CRD that the operator does not have.",
-                {(): len(self.unknown_fields)},
-            ),
+            *(_family(name, help_text, samples[name]) for name, help_text in _HELP.items()),
             self._reconciles.lines("reconcile_duration_seconds", "Time of one reconcile of a job."),
             self._recoveries.lines(
                 "recovery_duration_seconds",
@@ -186,10 +169,10 @@ def _recovery_seconds(before: DDPJobStatus, after: DDPJobStatus) -> float | None
         if since is None or is_down(after):
             return None
         return (told.last_step_time - since).total_seconds()
-    books, was = after.goodput, before.goodput
-    if books is None or was is None or (before.phase, after.phase) != ("Restarting", "Running"):
+    watch, was = after.bookkeeping.stopwatch, before.bookkeeping.stopwatch
+    if watch is None or was is None or (before.phase, after.phase) != ("Restarting", "Running"):
         return None
-    return (books.accounted_until - was.accounted_until).total_seconds()
+    return (watch.accounted_until - was.accounted_until).total_seconds()
 
 
 def _at(time_: datetime | None) -> dict[Labels, float]:
@@ -201,8 +184,8 @@ def _by(label: str, counts: Mapping[str, int]) -> dict[Labels, int]:
     return {((label, value),): count for value, count in counts.items()}
 
 
-def _family(name: str, kind: str, help_text: str, samples: Mapping[Labels, float]) -> Iterable[str]:
-    full = f"ddp_operator_{name}"
+def _family(name: str, help_text: str, samples: Mapping[Labels, float]) -> Iterable[str]:
+    full, kind = f"ddp_operator_{name}", "counter" if name.endswith("_total") else "gauge"
     return [
         *head(full, kind, help_text),
         *(line(full, labels, samples[labels]) for labels in sorted(samples)),

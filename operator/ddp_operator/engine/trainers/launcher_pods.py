@@ -1,11 +1,18 @@
-"""Which pods of a job have launchers to ask."""
+"""Which pods of a job have launchers to ask, and when one of them may decide itself."""
 
 from collections.abc import Sequence
+from typing import Final
+
+from ddp_protocol.world import LEAD_SECONDS
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.job.failure import budget
 from ddp_operator.job.membership.rank_order import follows_topology
 from ddp_operator.job.pods.observed import member_names, with_own_address
 from ddp_operator.job.pods.state import PodState
+
+_SOON_SECONDS: Final = 5
+"""Longest time between two polls while the operator runs: it repeats one that failed after 2 s."""
 
 
 def pollable(job: object) -> DDPJob | None:
@@ -35,3 +42,11 @@ def may_listen(job: DDPJob, pod: PodState) -> bool:
 def speakers(job: DDPJob) -> Sequence[str]:
     """Return the names of pods with launchers that may speak for the job."""
     return member_names(job, None if job.spec.elastic else 1)
+
+
+def seconds_to_lead(job: DDPJob) -> int:
+    """Return after how many seconds without a poll node rank 0's launcher may decide about
+    failures: soon, if it would do what the operator does. It knows no rules and no budget.
+    """
+    spent = budget.is_spent(job, budget.after_progress(job.status))
+    return LEAD_SECONDS if job.spec.restart.rules or spent else _SOON_SECONDS

@@ -8,28 +8,31 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from ddp_operator.answers import InvalidAnswerError
+from ddp_protocol.message import InvalidMessageError
+from ddp_protocol.world import LEAD_SECONDS, LauncherStatus, WorldAnswer
+
 from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.job_cache import JobCache
+from ddp_operator.engine.open_files import own_share
 from ddp_operator.engine.tokens.access import Access
-from ddp_operator.engine.trainers.launcher_pods import leader, may_listen, pollable, speakers
-from ddp_operator.job.membership.launcher_protocol import (
-    NO_LAUNCHERS,
-    Assignment,
-    LauncherStates,
-    LauncherStatus,
+from ddp_operator.engine.trainers.known_launchers import KnownLaunchers
+from ddp_operator.engine.trainers.launcher_pods import (
+    leader,
+    may_listen,
+    pollable,
+    seconds_to_lead,
+    speakers,
 )
+from ddp_operator.engine.trainers.slots import FairSlots
+from ddp_operator.job.membership.launchers import NO_LAUNCHERS, Assignment, LauncherStates
 from ddp_operator.job.membership.world import world_of
 from ddp_operator.job.pods.observed import with_own_address
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.open_files import own_share
-from ddp_operator.ports import Cluster, Key, OutOfFilesError, Trainers, WorldAnswer
-from ddp_operator.slots import FairSlots
+from ddp_operator.ports import Cluster, Key, OutOfFilesError, Trainers
 
 logger = logging.getLogger(__name__)
 
@@ -66,40 +69,6 @@ def pause_seconds(silent: int, *, has_answered: bool) -> float:
     return min(_FIRST_PAUSE_SECONDS * 2.0 ** min(silent - 1, 10), _LONGEST_PAUSE_SECONDS)
 
 
-@dataclass(slots=True)
-class _Known:
-    """State of a job's launchers and their pods."""
-
-    uid: str
-    told: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    unreached_since: dict[str, datetime] = field(default_factory=dict)
-    status: LauncherStatus | None = None
-    """Last status of the launcher of node rank 0, or None before the first one."""
-    leader: str = ""
-    """Name of the pod of node rank 0; empty while it does not run."""
-    address: str = ""
-    """Address of its launcher."""
-    token_key: str = ""
-    """Name of the key from which that pod's token is derived."""
-    silent: int = 0
-    """Failed polls in a row."""
-    has_answered: bool = False
-    """A launcher of the job has ever answered."""
-    silent_since: datetime | None = None
-    """When the first call failed since a launcher of the job answered."""
-    is_silent: bool = False
-    """True once none has answered for so long that plans must know."""
-    next_witness_at: float = 0.0
-    """When another launcher may be asked, by the event loop's clock, because one is silent."""
-    spec_hash: str = ""
-    """Of the pods that are asked: those of another spec may have no launcher."""
-    refused: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By pod name: the generation that its launcher refused last, and the led generation that it
-    has instead."""
-    polling: asyncio.Task[None] | None = None
-    under_way: set[tuple[str, int, bool]] = field(default_factory=set)
-
-
 class Launchers:
     """The launchers of all jobs. Polling begins with `run`, and for each job with `watch`.
 
@@ -122,7 +91,7 @@ class Launchers:
         self._access = access
         self._clock = clock
         self._on_news = on_news
-        self._known: dict[Key, _Known] = {}
+        self._known: dict[Key, KnownLaunchers] = {}
         self._runs = False
         self._sending: set[asyncio.Task[None]] = set()
         # Launchers mostly wait for processes to end, or never answer. That must not delay other
@@ -153,7 +122,7 @@ class Launchers:
         """Start to send these assignments, except those already under way."""
         known = self._of(job)
         for assignment in assignments:
-            which = (assignment.pod, assignment.generation, assignment.start)
+            which = _key_of(assignment)
             if which in known.under_way:
                 continue
             known.under_way.add(which)
@@ -178,7 +147,7 @@ class Launchers:
         finally:
             self._runs = False
             for known in self._known.values():
-                _stop_polling(known)
+                known.stop_polling()
             for task in self._sending:
                 task.cancel()
 
@@ -195,7 +164,7 @@ class Launchers:
         if task is None or task.done():
             known.polling = asyncio.create_task(self._poll_forever(key, known))
 
-    def _current(self, key: Key) -> _Known | None:
+    def _current(self, key: Key) -> KnownLaunchers | None:
         """Return a job's entry, set to the launcher to poll; None if the job needs no polling."""
         entry = self._jobs.get(key)
         job = pollable(entry.outline) if entry else None
@@ -203,14 +172,15 @@ class Launchers:
             self._forget(key)
             return None
         known, pods = self._of(job), self._cluster.pods_of(key)
+        known.lead_seconds = seconds_to_lead(job)
         if known.spec_hash != job.spec_hash:
             known.spec_hash, known.has_answered = job.spec_hash, False
         known.has_answered |= bool(job.status.bookkeeping.launcher)  # to an earlier operator
-        _forget_gone(known, pods)
+        known.forget_gone(pods)
         speaker = leader(job, pods)
         name, address = (speaker.key.name, speaker.address) if speaker else ("", "")
         if (name, address) != (known.leader, known.address):
-            _stop_polling(known)
+            known.stop_polling()
             known.leader, known.address, known.status, known.silent = name, address, None, 0
             if not known.is_silent:
                 known.silent_since = None  # its launcher may not listen yet
@@ -220,23 +190,23 @@ class Launchers:
 
     def _forget(self, key: Key) -> None:
         if known := self._known.pop(key, None):
-            _stop_polling(known)
+            known.stop_polling()
 
-    def _of(self, job: DDPJob) -> _Known:
+    def _of(self, job: DDPJob) -> KnownLaunchers:
         known = self._known.get(job.key)
         if known is None or known.uid != job.uid:
             self._forget(job.key)
-            known = self._known[job.key] = _Known(job.uid)
+            known = self._known[job.key] = KnownLaunchers(job.uid)
         return known
 
-    async def _send(self, key: Key, known: _Known, assignment: Assignment) -> None:
+    async def _send(self, key: Key, known: KnownLaunchers, assignment: Assignment) -> None:
         token = self._access.token_of(known.uid, assignment.token_key)
         try:
             async with self._slots.of(key):
                 sent_at = self._clock()
                 said = await self._trainers.put_world(
                     assignment.address,
-                    assignment.document,
+                    assignment.group,
                     wait_seconds=_ENDED_SECONDS,
                     token=token,
                 )
@@ -246,28 +216,28 @@ class Launchers:
             )
             return
         finally:
-            known.under_way.discard((assignment.pod, assignment.generation, assignment.start))
+            known.under_way.discard(_key_of(assignment))
         if said is None:
             self._heard_nothing(key, known, assignment.pod)
         else:
             self._heard(key, known)
-        knows, ended, led = said or WorldAnswer(0, ended=False)
-        refused = (assignment.generation, knows)
-        if led and known.refused.get(assignment.pod) != refused:
+        answer, generation = said or WorldAnswer(0), assignment.group.generation
+        refused = (generation, answer.generation)
+        if answer.led and known.refused.get(assignment.pod) != refused:
             known.refused[assignment.pod] = refused
             self._on_news(key)
-        if knows < assignment.generation or led or not ended:
+        if answer.generation < generation or answer.led or not answer.ended:
             # Keep the earlier time, but never a future one: clocks are set back.
             since = known.unreached_since.get(assignment.pod, sent_at)
             known.unreached_since[assignment.pod] = min(since, sent_at)
             return  # the plan retries
         known.unreached_since.pop(assignment.pod, None)
         known.refused.pop(assignment.pod, None)
-        told = (assignment.generation, assignment.start)
+        told = (generation, assignment.group.start)
         known.told[assignment.pod] = max(told, known.told.get(assignment.pod, told))
         self._on_news(key)
 
-    async def _poll_forever(self, key: Key, known: _Known) -> None:
+    async def _poll_forever(self, key: Key, known: KnownLaunchers) -> None:
         """Poll the launcher of node rank 0, which collects the reports of the others."""
         now = asyncio.get_running_loop().time
         while True:
@@ -285,18 +255,19 @@ class Launchers:
                 pause = _FIRST_PAUSE_SECONDS
             await asyncio.sleep(pause * random.uniform(1, 1 + _JITTER))
 
-    async def _poll(self, key: Key, known: _Known) -> bool:
+    async def _poll(self, key: Key, known: KnownLaunchers) -> bool:
         """Poll once, and return whether the launcher has answered."""
         asked = known.leader
         answer = await self._trainers.poll_world(
             known.address,
             after=known.status.number if known.status else 0,
             wait_seconds=_WAIT_SECONDS,
+            lead_seconds=known.lead_seconds,
             token=self._access.token_of(known.uid, known.token_key),
         )
         try:
             said = answer if isinstance(answer, str) else LauncherStatus.read(answer)
-        except InvalidAnswerError as error:
+        except InvalidMessageError as error:
             said = str(error)
         if isinstance(said, str):
             logger.debug("%s: no report from the launcher of %s: %s", key, asked, said)
@@ -310,7 +281,7 @@ class Launchers:
             self._on_news(key)
         return True
 
-    def _heard(self, key: Key, known: _Known) -> None:
+    def _heard(self, key: Key, known: KnownLaunchers) -> None:
         """Note that a launcher has answered: the way to the pods is open."""
         known.has_answered, known.silent_since = True, None
         if known.is_silent:
@@ -319,7 +290,7 @@ class Launchers:
             known.unreached_since = dict.fromkeys(known.unreached_since, self._clock())
             self._on_news(key)
 
-    def _heard_nothing(self, key: Key, known: _Known, name: str) -> None:
+    def _heard_nothing(self, key: Key, known: KnownLaunchers, name: str) -> None:
         """Note that a pod's launcher has not answered, and ask another one, which shows whether
         only that pod is silent.
         """
@@ -346,16 +317,16 @@ class Launchers:
             for pod in self._listeners(key).values():
                 self._begin(self._call_in_turn(key, known, pod))
 
-    async def _call_in_turn(self, key: Key, known: _Known, pod: PodState) -> None:
+    async def _call_in_turn(self, key: Key, known: KnownLaunchers, pod: PodState) -> None:
         async with self._slots.of(key):
             await self._call(key, known, pod)
 
-    async def _call(self, key: Key, known: _Known, pod: PodState) -> None:
+    async def _call(self, key: Key, known: KnownLaunchers, pod: PodState) -> None:
         """Ask a launcher for its status, only to learn whether it answers."""
         token = self._access.token_of(known.uid, pod.token_key)
         with contextlib.suppress(OutOfFilesError):
             answer = await self._trainers.poll_world(
-                pod.address, after=0, wait_seconds=0, token=token
+                pod.address, after=0, wait_seconds=0, lead_seconds=LEAD_SECONDS, token=token
             )
             if not isinstance(answer, str):
                 self._heard(key, known)
@@ -374,18 +345,5 @@ class Launchers:
         }
 
 
-def _forget_gone(known: _Known, pods: Sequence[PodState]) -> None:
-    if not (known.told or known.unreached_since):
-        return
-    names = {pod.key.name for pod in pods}
-    for gone in known.told.keys() - names:
-        del known.told[gone]
-    for gone in known.unreached_since.keys() - names:
-        del known.unreached_since[gone]
-        known.refused.pop(gone, None)
-
-
-def _stop_polling(known: _Known) -> None:
-    if known.polling is not None:
-        known.polling.cancel()
-        known.polling = None
+def _key_of(assignment: Assignment) -> tuple[str, int, bool]:
+    return assignment.pod, assignment.group.generation, assignment.group.start

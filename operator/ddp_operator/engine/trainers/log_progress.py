@@ -3,8 +3,9 @@
 import json
 from typing import Final
 
+from ddp_protocol.progress import TrainerStatus
+
 from ddp_operator.api.values.expressions import group_names, groups
-from ddp_operator.job.status.progress import TrainerStatus
 from ddp_operator.ports import LOG_END_BYTES
 
 _LINE_BYTES: Final = 1024
@@ -15,7 +16,7 @@ def read(pattern: str, log: bytes) -> TrainerStatus | None:
     """Return the newest value of each group of the pattern in the end of a log; None: no step.
 
     Raises:
-        InvalidAnswerError: a group's text is no number of its kind.
+        InvalidMessageError: a group's text is no number of its kind.
     """
     found: dict[str, str] = {}
     wanted = len(group_names(pattern))

@@ -10,14 +10,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from ddp_operator.answers import InvalidAnswerError
+from ddp_protocol.message import InvalidMessageError
+from ddp_protocol.progress import TrainerStatus
+
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.engine.job_cache import Entry, JobCache
 from ddp_operator.engine.trainers import log_progress
 from ddp_operator.job.pods.observed import observe
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.job.status.goodput import is_down
-from ddp_operator.job.status.progress import Report, TrainerStatus
+from ddp_operator.job.status.progress import Report
 from ddp_operator.ports import NOTHING_YET, Cluster, ClusterError, Key, Trainers
 
 logger = logging.getLogger(__name__)
@@ -163,7 +165,7 @@ class ProgressReports:
             return f"{pod.key.name} reports no progress: {answer}"
         try:
             return TrainerStatus.read(answer)
-        except InvalidAnswerError as error:
+        except InvalidMessageError as error:
             return f"ignoring the progress report of {pod.key.name}: {error}"
 
     async def _read(self, pod: PodState, pattern: str) -> TrainerStatus | str:
@@ -177,7 +179,7 @@ class ProgressReports:
                 said = await asyncio.to_thread(log_progress.read, pattern, log)
         except ClusterError as error:
             return f"no progress found {of_log}: {error.message}"
-        except InvalidAnswerError as error:
+        except InvalidMessageError as error:
             return f"ignoring the progress found {of_log}: {error}"
         return said or f"no progress found {of_log}: none of its last lines match"
 

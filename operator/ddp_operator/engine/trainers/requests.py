@@ -12,16 +12,17 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Final, Literal
 
 import aiohttp
-import orjson
+from ddp_protocol.message import Message, to_json
+from ddp_protocol.world import LEAD_SECONDS, WORLD_PATH, GroupAssignment, WorldAnswer
 
 from ddp_operator import __version__
-from ddp_operator.answers import Answer, Count
-from ddp_operator.open_files import Share, own_share
-from ddp_operator.ports import OutOfFilesError, WorldAnswer
-from ddp_operator.slots import FairSlots
+from ddp_operator.engine.open_files import Share, own_share
+from ddp_operator.engine.trainers.slots import FairSlots
+from ddp_operator.ports import OutOfFilesError
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +38,6 @@ _FEWEST: Final = 8
 """Fewest launchers to poll at a time, however few files are left."""
 _OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE)
 _FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
-
-
-class _KnownWorld(Answer):
-    """The answer to PUT /world."""
-
-    generation: Count
-    ended: bool = False
-    led: bool = False
 
 
 _For = Literal["requests", "polls", "assignments"]
@@ -71,10 +64,10 @@ class HttpTrainers:
         return await self._get(address, "/status", seconds=self._timeout_seconds)
 
     async def put_world(
-        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
+        self, address: str, group: GroupAssignment, *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
         """See `ports.Trainers`."""
-        target, body = f"/world?wait={wait_seconds}", orjson.dumps(document)
+        target, body = f"{WORLD_PATH}?wait={wait_seconds}", to_json(group).encode()
         headers = _signed(token, "PUT", target, body)
         seconds = wait_seconds + self._timeout_seconds
         try:
@@ -88,20 +81,20 @@ class HttpTrainers:
             ) as response:
                 if response.status not in (200, 409):
                     return None
-                answer = _KnownWorld.read(await _content(response))
-                led = response.status == 409 and answer.led
-                return WorldAnswer(answer.generation, answer.ended, led)
+                answer = WorldAnswer.read(await _content(response))
+                return replace(answer, led=response.status == 409 and answer.led)
         except (TimeoutError, *_FAILURES) as error:
             _raise_if_out_of_files(error)
             return None
 
     async def poll_world(
-        self, address: str, *, after: int, wait_seconds: int, token: str
+        self, address: str, *, after: int, wait_seconds: int, lead_seconds: int, token: str
     ) -> bytes | str:
         """See `ports.Trainers`."""
         async with self._polls.of(address):
             wait_seconds = self._poll_seconds(wait_seconds)
-            path = f"/world?after={after}&wait={wait_seconds}"
+            lead_seconds = max(lead_seconds, LEAD_SECONDS if self._takes_turns else 0)
+            path = f"{WORLD_PATH}?after={after}&wait={wait_seconds}&lead={lead_seconds}"
             seconds = wait_seconds + self._timeout_seconds
             try:
                 headers = _signed(token, "GET", path)
@@ -238,7 +231,7 @@ async def _content(response: aiohttp.ClientResponse) -> bytes:
     content = bytearray()
     async for part in response.content.iter_any():
         content += part
-        if len(content) > Answer.MAX_BYTES:
+        if len(content) > Message.MAX_BYTES:
             break
     return bytes(content)
 
