@@ -7,7 +7,8 @@ no command pays for the others.
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 from ddp_operator.api.progress_argument import add_progress_argument
 
@@ -55,14 +56,14 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--namespace", metavar="NAME", help="serve only this one; default: all")
     parser.add_argument(
         "--health-port",
-        type=_port,
+        type=_up_to(_LAST_PORT, "port"),
         default=8080,
         metavar="PORT",
         help="port of /healthz and /readyz; 0 turns it off (default: 8080)",
     )
     parser.add_argument(
         "--metrics-port",
-        type=_port,
+        type=_up_to(_LAST_PORT, "port"),
         default=8081,
         metavar="PORT",
         help="port of /metrics; 0 turns it off (default: 8081)",
@@ -82,7 +83,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--metrics-jobs",
-        type=_number_of_jobs,
+        type=_up_to(_MOST_JOBS, "number of jobs"),
         default=1000,
         metavar="N",
         help="number of jobs with their own metrics, training jobs first; 0 turns them off "
@@ -90,7 +91,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--priority-boost",
-        type=_priority_boost,
+        type=_up_to(_MOST_BOOST, "boost"),
         default=0,
         metavar="N",
         help="let Kueue preempt the job that loses least: raise the priority of running jobs by up "
@@ -160,53 +161,29 @@ def _read_node_rules(parser: argparse.ArgumentParser, asked: argparse.Namespace)
             parser.error(f"--{flag.replace('_', '-')}: {error}")
 
 
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > _LAST_PORT:
-        raise argparse.ArgumentTypeError(f"invalid port {text!r}: use 0 to {_LAST_PORT}")
-    return int(text)
+def _up_to(most: int, what: str) -> Callable[[str], int]:
+    """Return a parser of numbers from 0 to `most`."""
 
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) > most:
+            raise argparse.ArgumentTypeError(f"invalid {what} {text!r}: use 0 to {most}")
+        return int(text)
 
-def _number_of_jobs(text: str) -> int:
-    if not text.isdecimal() or int(text) > _MOST_JOBS:
-        raise argparse.ArgumentTypeError(f"invalid number of jobs {text!r}: use 0 to {_MOST_JOBS}")
-    return int(text)
-
-
-def _priority_boost(text: str) -> int:
-    if not text.isdecimal() or int(text) > _MOST_BOOST:
-        raise argparse.ArgumentTypeError(f"invalid boost {text!r}: use 0 to {_MOST_BOOST}")
-    return int(text)
+    return read
 
 
 def _run(asked: argparse.Namespace) -> int:
     # Without a handler the kernel ignores signals to a container's first process. Better handlers
     # follow later.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    from ddp_operator import process
     from ddp_operator.api.node_signals import Rules
-    from ddp_operator.logs import log_to_stderr
+    from ddp_operator.process.logs import log_to_stderr
+    from ddp_operator.process.run import Options, run
 
     log_to_stderr(verbose=asked.verbose, log_format=asked.log_format)
-    return process.run(
-        process.Options(
-            kubeconfig=asked.kubeconfig,
-            context=asked.context,
-            namespace=asked.namespace,
-            health_port=asked.health_port,
-            metrics_port=asked.metrics_port,
-            metrics_auth=asked.metrics_auth,
-            metrics_cert_dir=asked.metrics_cert_dir,
-            metrics_jobs=asked.metrics_jobs,
-            priority_boost=asked.priority_boost,
-            progress_poll_seconds=asked.progress_poll_seconds,
-            leader_elect=asked.leader_elect,
-            lease_name=asked.lease_name,
-            lease_namespace=asked.lease_namespace,
-            launcher_image=asked.launcher_image,
-            isolate=asked.isolation == "Job",
-            node_rules=Rules(bad=asked.bad_node, leaving=asked.leaving_node),
-        )
-    )
+    same = {one.name: getattr(asked, one.name) for one in fields(Options) if one.name in asked}
+    rules = Rules(bad=asked.bad_node, leaving=asked.leaving_node)
+    return run(Options(**same, isolate=asked.isolation == "Job", node_rules=rules))
 
 
 def _print_crd() -> int:

@@ -5,11 +5,13 @@ engine works with either and does not know which. Objects cross this border as p
 (dicts), because pod templates must stay exactly as their users wrote them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from ddp_protocol.world import GroupAssignment, WorldAnswer
 
 Manifest = Mapping[str, Any]
 
@@ -43,6 +45,8 @@ class Node:
     """Signal that the node is about to leave, such as a taint; empty if there is none."""
     ends_at: datetime | None = None
     """When its machine ends, if known."""
+    maintenance_at: datetime | None = None
+    """When a maintenance will stop its machine, if one is scheduled."""
     unready: bool = False
     """True if its kubelet does not answer, or reports that it is not ready."""
 
@@ -55,6 +59,15 @@ class Node:
 class Nodes(tuple[Node, ...]):
     """All nodes. There may be thousands, but jobs read the same few again and again."""
 
+    _replaced: "tuple[tuple[Node, ...], Nodes] | None" = None
+
+    def replacing(self, changed: tuple[Node, ...]) -> "Nodes":
+        """Return the nodes with some of them changed. The last result is kept."""
+        if self._replaced is None or self._replaced[0] != changed:
+            by_name = {node.name: node for node in changed}
+            self._replaced = changed, Nodes(by_name.get(node.name, node) for node in self)
+        return self._replaced[1]
+
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
         """Nodes by name."""
@@ -63,7 +76,7 @@ class Nodes(tuple[Node, ...]):
     @cached_property
     def signalled(self) -> Mapping[str, Node]:
         """By name: nodes that are bad, leaving or not ready, or with a known end."""
-        return {node.name: node for node in self if node.unwell or node.ends_at}
+        return {n.name: n for n in self if n.unwell or n.ends_at or n.maintenance_at}
 
     @cached_property
     def unwell(self) -> Mapping[str, Node]:
@@ -158,7 +171,12 @@ class Cluster(Protocol[PodT]):
     """Where a job's Service and pods live.
 
     Every method raises a `ClusterError` if the request failed. Successful writes are visible to
-    `pods_of` at once: a reconcile never acts on a state older than its own writes.
+    `pods_of` at once, except those of `delete_pods`, which may be repeated: a reconcile never acts
+    on a state older than its own writes.
+
+    Creating an object again is no error, since an earlier attempt may have succeeded: only one of
+    another controller raises `AlreadyExistsError`. Nor is it an error to delete or patch an object
+    that is gone. Storing an object that has changed since it was read raises `ConflictError`.
     """
 
     def pods_of(self, job: Key) -> list[PodT]:
@@ -172,12 +190,7 @@ class Cluster(Protocol[PodT]):
         """
 
     async def create_pod(self, manifest: Manifest) -> None:
-        """Create a pod.
-
-        Raises `AlreadyExistsError` only if the existing pod has another controller than the
-        manifest. A pod with the same controller proves that an earlier attempt at this call
-        succeeded.
-        """
+        """Create a pod."""
 
     def uid_of(self, pod: Key) -> str | None:
         """Return the UID of the pod with that name, as `pods_of` shows it, or None."""
@@ -185,69 +198,65 @@ class Cluster(Protocol[PodT]):
     async def delete_pod(
         self, pod: Key, *, grace_seconds: int | None, uid: str | None = None
     ) -> None:
-        """Delete a pod. A pod that is already gone counts as deleted. Without `grace_seconds` the
-        pod's own grace period applies. With `uid` only that very pod is deleted; otherwise the
-        known one.
+        """Delete a pod. Without `grace_seconds` the pod's own grace period applies. With `uid` only
+        that very pod is deleted; otherwise the known one.
+        """
+
+    async def delete_pods(
+        self,
+        pods: Mapping[Key, str | None],
+        *,
+        labels: Mapping[str, Sequence[str]],
+        grace_seconds: int | None,
+    ) -> Sequence[Key]:
+        """Delete pods of one namespace, given with their UIDs, by one request: those that have one
+        of the values of each label. No other pod may have these labels.
+
+        Return the pods that it has not deleted: they lack the labels, or the cluster cannot delete
+        several pods at once, or refuses it for one of them.
         """
 
     async def patch_pod(
         self, pod: Key, metadata: Mapping[str, Any], *, uid: str | None = None
     ) -> None:
         """Change a pod's metadata by a strategic merge patch, in which None removes a label or
-        an annotation. A pod that is already gone is no error. `uid` is as in `delete_pod`.
+        an annotation. `uid` is as in `delete_pod`.
         """
 
     async def create_service(self, manifest: Manifest) -> None:
-        """Create a Service; `AlreadyExistsError` as in `create_pod`."""
+        """Create a Service."""
 
     async def create_secret(self, manifest: Manifest) -> None:
-        """Create a Secret. An existing one of that name is no error."""
+        """Create a Secret. One of that name is no error, of any controller."""
 
     async def apply(self, manifest: Manifest) -> None:
         """Create an object of another kind. If one of the same controller exists, give it the
-        manifest's spec, if its kind allows changes.
-
-        Raises `AlreadyExistsError` as in `create_pod`, `NotServedError` if the server has no such
-        kind.
+        manifest's spec, if its kind allows changes. Raises `NotServedError` without such a kind.
         """
 
     async def read(self, named: Manifest) -> Manifest:
-        """Return the object with the type and name of a manifest.
-
-        Raises `NotFoundError` if there is none.
-        """
+        """Return the object with the type and name of a manifest, or raise `NotFoundError`."""
 
     async def update(self, changed: Manifest) -> Manifest:
-        """Store an object that was read and changed. Return it as stored.
-
-        Raises `ConflictError` if it has changed since it was read.
-        """
+        """Store an object that was read and changed. Return it as stored."""
 
     async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
-        """Merge-patch the status of an object.
-
-        Raises `ConflictError` if the object has changed since it was read.
-        """
+        """Merge-patch the status of an object that was read."""
 
     async def delete(self, stored: Manifest) -> None:
-        """Delete an object that was read. One that is gone, or another of its name, is no error."""
+        """Delete an object that was read, but no other of its name."""
 
     async def set_priority_boost(self, workload: Key, boost: int) -> None:
-        """Set the priority boost of a Workload of Kueue.
-
-        Raises `NotFoundError` if the Workload does not exist.
-        """
+        """Set the priority boost of a Workload of Kueue, or raise `NotFoundError`."""
 
     async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
-        """Delete a NetworkPolicy. One that is gone, or of another controller, is no error."""
+        """Delete a NetworkPolicy, but none of another controller."""
 
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None
     ) -> Manifest:
         """Merge-patch the job's status and return the whole job as stored. An empty patch only
-        reads.
-
-        With a resource version, raises `ConflictError` if the job has changed since.
+        reads. Without a resource version, the job may have changed.
         """
 
     async def delete_job(self, job: Key, *, uid: str) -> None:
@@ -265,17 +274,6 @@ class Cluster(Protocol[PodT]):
 
 
 NOTHING_YET: Final = "HTTP status 503"
-
-
-class WorldAnswer(NamedTuple):
-    """A launcher's response to an assignment in its job's group."""
-
-    generation: int
-    """The generation that the launcher has now."""
-    ended: bool
-    """True if no process of an earlier generation runs."""
-    led: bool = False
-    """True if a launcher began that generation, not the operator: it is not the assigned one."""
 
 
 class Trainers(Protocol):
@@ -307,21 +305,20 @@ class Trainers(Protocol):
         """
 
     async def put_world(
-        self, address: str, document: Mapping[str, Any], *, wait_seconds: int, token: str
+        self, address: str, group: GroupAssignment, *, wait_seconds: int, token: str
     ) -> WorldAnswer | None:
         """PUT /world, with the job's token. The launcher responds when processes of an earlier
         generation have ended, but at the latest after `wait_seconds`. Return None without a
-        response.
-
-        Raises `OutOfFilesError`.
+        response. Raises `OutOfFilesError`.
         """
 
     async def poll_world(
-        self, address: str, *, after: int, wait_seconds: int, token: str
+        self, address: str, *, after: int, wait_seconds: int, lead_seconds: int, token: str
     ) -> bytes | str:
         """GET /world: return the response's content, or a text that says why there is none. The
-        launcher responds once its number is beyond `after`, or after `wait_seconds`. The request
-        may ask for a shorter wait if there are too few connections.
+        launcher responds once its number is beyond `after`, or after `wait_seconds`. It may decide
+        about failures if no poll follows within `lead_seconds`. With too few connections, the
+        request asks for a shorter wait, and names at least `LEAD_SECONDS`.
 
         Raises `OutOfFilesError`.
         """

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from aiohttp import web
+from ddp_protocol.server.refusals import RefusalLog
 
 from ddp_operator.endpoints.listening import listening
-from ddp_operator.endpoints.refusals import RefusalLog
 
 
 class HealthEndpoint:

@@ -13,9 +13,8 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from aiohttp import web
-
-from ddp_operator.endpoints.connections import Connections
-from ddp_operator.endpoints.refusals import RefusalLog
+from ddp_protocol.server.connections import Connections
+from ddp_protocol.server.refusals import RefusalLog
 
 _CONNECTIONS: Final = 64
 _HEADER_SECONDS: Final = 3.0

@@ -1,25 +1,36 @@
-"""The operator's metrics, for everybody or for authorized clients."""
+"""The operator's metrics, for everybody or for authorized clients, with or without TLS.
 
+The certificate is in a folder and is renewed in place, like a mounted Secret of type
+kubernetes.io/tls.
+"""
+
+import asyncio
+import contextlib
+import logging
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 from aiohttp import web
+from ddp_protocol.server.refusals import RefusalLog
 
-from ddp_operator.endpoints.certificate import certificate
-from ddp_operator.endpoints.listening import address_of, listening
-from ddp_operator.endpoints.refusals import RefusalLog
+from ddp_operator.endpoints.listening import ListenError, address_of, listening
 from ddp_operator.engine.metrics import CONTENT_TYPE
-from ddp_operator.kube import AccessReviews, BusyError, Verdict
+from ddp_operator.kube import AccessReviews, BusyError, TokenStatus
 from ddp_operator.ports import ClusterError
+
+logger = logging.getLogger(__name__)
 
 PATH: Final = "/metrics"
 _VERDICTS: Final = {
-    Verdict.UNKNOWN: (401, "the token is not valid"),
-    Verdict.FORBIDDEN: (403, f"not allowed to get {PATH}"),
+    TokenStatus.UNKNOWN: (401, "the token is not valid"),
+    TokenStatus.FORBIDDEN: (403, f"not allowed to get {PATH}"),
 }
 _HEADERS: Final = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
+_LOOK_SECONDS: Final = 60.0
+"""The kubelet, too, updates a changed Secret within about a minute."""
 
 
 class MetricsEndpoint:
@@ -42,7 +53,7 @@ class MetricsEndpoint:
         """
         routes = [web.get(PATH, self._metrics)]
         async with (
-            certificate(certificates) as context,
+            _certificate(certificates) as context,
             listening(
                 routes,
                 port,
@@ -74,8 +85,47 @@ class MetricsEndpoint:
                 status, reason = 503, "the API server does not answer"
                 details = f": {error.message}"
             else:
-                if verdict is Verdict.ALLOWED:
+                if verdict is TokenStatus.ALLOWED:
                     return None
                 status, reason = _VERDICTS[verdict]
         self._refusals.add(address_of(request.remote), status, f"GET {PATH}", reason + details)
         return web.Response(status=status, text=f"{reason}\n", headers=_HEADERS.get(status))
+
+
+@asynccontextmanager
+async def _certificate(folder: Path | None) -> AsyncIterator[ssl.SSLContext | None]:
+    """Yield the TLS context with the current `tls.crt` and `tls.key`, or None without a folder.
+
+    Raises:
+        ListenError: there is no usable certificate.
+    """
+    if folder is None:
+        yield None
+        return
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        _load(context, folder)
+    except OSError as error:  # an SSLError is one, too
+        raise ListenError(
+            f"no usable certificate in {folder} (--metrics-cert-dir): tls.crt and tls.key: {error}"
+        ) from error
+    renewal = asyncio.create_task(_renew(context, folder))
+    try:
+        yield context
+    finally:
+        renewal.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await renewal
+
+
+async def _renew(context: ssl.SSLContext, folder: Path) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_SECONDS)
+        try:
+            _load(context, folder)  # applies to connections from now on
+        except OSError as error:
+            logger.warning("keeping the old certificate of the metrics endpoint: %s", error)
+
+
+def _load(context: ssl.SSLContext, folder: Path) -> None:
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")

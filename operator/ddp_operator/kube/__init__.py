@@ -14,7 +14,6 @@ from ddp_operator.kube.credentials import (
 )
 from ddp_operator.kube.election.leadership import Leadership
 from ddp_operator.kube.election.lease import LeaseLostError
-from ddp_operator.kube.kopf_session import session_for
 from ddp_operator.kube.own_secret import own_secret
 from ddp_operator.kube.preflight import Permission, check_access, check_served
 from ddp_operator.kube.resources import (
@@ -32,7 +31,7 @@ from ddp_operator.kube.resources import (
     TOKEN_REVIEWS,
     Resource,
 )
-from ddp_operator.kube.reviews import AccessReviews, BusyError, Verdict
+from ddp_operator.kube.reviews import AccessReviews, BusyError, TokenStatus
 from ddp_operator.kube.view.listing import (
     MAX_PAGE_BYTES,
     METADATA_ONLY,
@@ -72,7 +71,7 @@ __all__ = [
     "Permission",
     "Reflector",
     "Resource",
-    "Verdict",
+    "TokenStatus",
     "check_access",
     "check_served",
     "list_pages",
@@ -80,5 +79,4 @@ __all__ = [
     "load_credentials",
     "node_of",
     "own_secret",
-    "session_for",
 ]

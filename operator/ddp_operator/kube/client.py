@@ -39,11 +39,6 @@ JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH: Final = "application/strategic-merge-patch+json"
 
-RECURSION: Final = 12_000
-"""Recursion limit of a process that reads user input. Python's JSON reader counts each level, and
-API servers read objects 10,000 levels deep (sigs.k8s.io/json). That takes 2 MB of the 8 MB of
-stack."""
-
 _FAILURES = (
     *(ClusterError, CredentialsError, aiohttp.ClientError, OSError),
     *(json.JSONDecodeError, RecursionError),

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ddp_operator.api.constants import KUEUE_BOOST
@@ -17,11 +17,13 @@ from ddp_operator.kube.resources import (
     Resource,
     resource_of,
 )
+from ddp_operator.kube.view.listing import MAX_PAGE_BYTES, METADATA_ONLY
 from ddp_operator.kube.view.nodes import ALL_NODES
 from ddp_operator.kube.view.reflector import Reflector
 from ddp_operator.ports import (
     LOG_END_BYTES,
     AlreadyExistsError,
+    ClusterError,
     ConflictError,
     Event,
     InvalidError,
@@ -30,6 +32,7 @@ from ddp_operator.ports import (
     Node,
     Nodes,
     NotFoundError,
+    NotLeaderError,
     NotServedError,
     UnavailableError,
 )
@@ -167,8 +170,7 @@ class KubeCluster(Generic[PodT]):
     ) -> None:
         """See `ports.Cluster`."""
         uid = uid or self._pods.uid_of(pod)
-        grace = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
-        answer = await self._delete(PODS, pod, uid=uid, **grace)
+        answer = await self._delete(PODS, pod, uid=uid, options=_delete_options(grace_seconds))
         if answer is None:
             self._forget(pod, uid)
             return
@@ -180,6 +182,36 @@ class KubeCluster(Generic[PodT]):
             self._pods.offer(answer)
         else:
             self._forget(pod, uid)
+
+    async def delete_pods(
+        self,
+        pods: Mapping[Key, str | None],
+        *,
+        labels: Mapping[str, Sequence[str]],
+        grace_seconds: int | None,
+    ) -> Sequence[Key]:
+        """See `ports.Cluster`."""
+        if not labels or not all(labels.values()):
+            raise ValueError("without labels, the request would delete all pods of the namespace")
+        path = PODS.path(namespace=next(iter(pods)).namespace)
+        selector = ",".join(f"{name} in ({','.join(labels[name])})" for name in labels)
+        try:
+            answer = await self._client.request(
+                "DELETE",
+                path,
+                params={"labelSelector": selector},
+                body=_delete_options(grace_seconds),
+                accept=METADATA_ONLY,
+                max_bytes=MAX_PAGE_BYTES,
+            )
+        except (NotLeaderError, UnavailableError):
+            raise
+        except ClusterError:  # refused, perhaps for one of them; or the answer is too large
+            return tuple(pods)
+        # The pods as they were before. How they end, only the watch reports: a pod without a node
+        # that is gone at once may have got a node in between.
+        selected = {item["metadata"]["uid"] for item in answer.get("items") or ()}
+        return [pod for pod, uid in pods.items() if uid not in selected]
 
     async def patch_pod(
         self, pod: Key, metadata: Mapping[str, Any], *, uid: str | None = None
@@ -219,7 +251,8 @@ class KubeCluster(Generic[PodT]):
 
     async def delete_job(self, job: Key, *, uid: str) -> None:
         """See `ports.Cluster`. A job that is gone, or another one of the same name, is no error."""
-        await self._delete(self._job_resource, job, uid=uid, propagationPolicy="Background")
+        options = {**_delete_options(), "propagationPolicy": "Background"}
+        await self._delete(self._job_resource, job, uid=uid, options=options)
 
     async def log_end(self, pod: Key, container: str) -> bytes:
         """See `ports.Cluster`."""
@@ -267,12 +300,12 @@ class KubeCluster(Generic[PodT]):
         raise UnavailableError(f"{resource} {key} keeps appearing and vanishing")
 
     async def _delete(
-        self, resource: Resource, key: Key, *, uid: str | None, **options: Any
+        self, resource: Resource, key: Key, *, uid: str | None, options: Manifest | None = None
     ) -> Manifest | None:
         """Delete an object, with a UID only that very one. Return the response, or None if it is
         gone or another object has its name.
         """
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
+        body = dict(options or _delete_options())
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         path = resource.path(namespace=key.namespace, name=key.name)
@@ -289,6 +322,11 @@ class KubeCluster(Generic[PodT]):
         except NotFoundError:
             return None
         return found
+
+
+def _delete_options(grace_seconds: int | None = None) -> dict[str, Any]:
+    grace = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
+    return {"apiVersion": "v1", "kind": "DeleteOptions", **grace}
 
 
 def _path(named: Manifest, subresource: str = "") -> str:

@@ -38,7 +38,7 @@ _SECONDS: Final = 5.0
 """Deadline of a verdict; Prometheus waits ten seconds by default."""
 
 
-class Verdict(Enum):
+class TokenStatus(Enum):
     """The API server's verdict on a token."""
 
     ALLOWED = "allowed"
@@ -68,7 +68,7 @@ class AccessReviews:
         self._allowed = _Kept(_ALLOWED_SECONDS, clock)
         self._refused = _Kept(_REFUSED_SECONDS, clock)
 
-    async def verdict(self, token: str) -> Verdict:
+    async def verdict(self, token: str) -> TokenStatus:
         """Return the API server's verdict on a token, from now or a moment ago.
 
         Raises:
@@ -76,7 +76,7 @@ class AccessReviews:
             ClusterError: the API server did not answer, or not in time.
         """
         if not _TOKEN.fullmatch(token):
-            return Verdict.UNKNOWN
+            return TokenStatus.UNKNOWN
         key = hashlib.sha256(token.encode()).digest()
         if known := self._known(key):
             return known
@@ -92,7 +92,7 @@ class AccessReviews:
         finally:
             self._waiting -= 1
 
-    def _known(self, key: bytes) -> Verdict | None:
+    def _known(self, key: bytes) -> TokenStatus | None:
         return self._allowed.get(key) or self._refused.get(key)
 
     @asynccontextmanager
@@ -103,13 +103,13 @@ class AccessReviews:
         finally:
             asyncio.get_running_loop().call_later(_SLOT_SECONDS, self._slots.release)
 
-    async def _reviewed(self, key: bytes, token: str) -> Verdict:
+    async def _reviewed(self, key: bytes, token: str) -> TokenStatus:
         verdict = await self._ask(token)
-        kept = self._allowed if verdict is Verdict.ALLOWED else self._refused
+        kept = self._allowed if verdict is TokenStatus.ALLOWED else self._refused
         kept.put(key, verdict)
         return verdict
 
-    async def _ask(self, token: str) -> Verdict:
+    async def _ask(self, token: str) -> TokenStatus:
         body: Manifest = {
             "apiVersion": f"{TOKEN_REVIEWS.group}/{TOKEN_REVIEWS.version}",
             "kind": "TokenReview",
@@ -117,7 +117,7 @@ class AccessReviews:
         }
         answer = await self._client.request("POST", TOKEN_REVIEWS.path(), body=body)
         if not answer["status"].get("authenticated"):
-            return Verdict.UNKNOWN
+            return TokenStatus.UNKNOWN
         user: dict[str, Any] = answer["status"]["user"]
         body = {
             "apiVersion": f"{SUBJECT_ACCESS_REVIEWS.group}/{SUBJECT_ACCESS_REVIEWS.version}",
@@ -131,7 +131,7 @@ class AccessReviews:
             },
         }
         answer = await self._client.request("POST", SUBJECT_ACCESS_REVIEWS.path(), body=body)
-        return Verdict.ALLOWED if answer["status"].get("allowed") else Verdict.FORBIDDEN
+        return TokenStatus.ALLOWED if answer["status"].get("allowed") else TokenStatus.FORBIDDEN
 
 
 class _Kept:
@@ -140,13 +140,13 @@ class _Kept:
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._verdicts: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, tuple[TokenStatus, float]] = OrderedDict()
 
-    def get(self, key: bytes) -> Verdict | None:
+    def get(self, key: bytes) -> TokenStatus | None:
         verdict, until = self._verdicts.get(key, (None, 0.0))
         return verdict if self._clock() < until else None
 
-    def put(self, key: bytes, verdict: Verdict) -> None:
+    def put(self, key: bytes, verdict: TokenStatus) -> None:
         self._verdicts[key] = (verdict, self._clock() + self._seconds)
         self._verdicts.move_to_end(key)
         if len(self._verdicts) > _KEPT:

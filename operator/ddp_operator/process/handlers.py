@@ -13,7 +13,8 @@ import kopf
 
 from ddp_operator.api.constants import GROUP, PLURAL, VERSION
 from ddp_operator.engine.engine import Engine
-from ddp_operator.kube import PAGE_SIZE, Connection, Resource, session_for
+from ddp_operator.kube import PAGE_SIZE, Connection, Resource
+from ddp_operator.kube.kopf_session import session_for
 from ddp_operator.ports import Key
 
 JOBS: Final = Resource(GROUP, VERSION, PLURAL)

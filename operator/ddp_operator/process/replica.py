@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import kopf
 
-from ddp_operator import handlers
 from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.node_signals import Rules
 from ddp_operator.api.schema.comparison import Difference
@@ -16,7 +15,7 @@ from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.metrics import JOBS as JOBS_IN_METRICS
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.trainers.reports import PROGRESS_SECONDS
-from ddp_operator.handlers import JOBS
+from ddp_operator.engine.trainers.requests import HttpTrainers
 from ddp_operator.job.pods.projection import job_of, project
 from ddp_operator.kube import (
     ALL_NODES,
@@ -32,7 +31,8 @@ from ddp_operator.kube import (
     node_of,
 )
 from ddp_operator.ports import ClusterError, Key, Node
-from ddp_operator.trainers import HttpTrainers
+from ddp_operator.process import handlers
+from ddp_operator.process.handlers import JOBS
 
 logger = logging.getLogger(__name__)
 

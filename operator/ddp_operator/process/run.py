@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ddp_operator import open_files, startup
+from ddp_operator.api.constants import RECURSION
 from ddp_operator.api.node_signals import DEFAULT_RULES, Rules
 from ddp_operator.endpoints import HealthEndpoint, ListenError, MetricsEndpoint
 from ddp_operator.endpoints.metrics import PATH as METRICS_PATH
+from ddp_operator.engine import open_files
 from ddp_operator.engine.metrics import JOBS
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.trainers.reports import PROGRESS_SECONDS
@@ -26,10 +27,10 @@ from ddp_operator.kube import (
     LeaseLostError,
     load_credentials,
 )
-from ddp_operator.kube.client import RECURSION
 from ddp_operator.ports import ClusterError, Key
-from ddp_operator.replica import Replica, ReplicaError
-from ddp_operator.startup import StartupError
+from ddp_operator.process import crd_fit, startup
+from ddp_operator.process.replica import Replica, ReplicaError
+from ddp_operator.process.startup import StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ async def _serve(options: Options) -> None:
         )
         health.ready, metrics.text = ready.is_set, replica.metrics
         async with ApiClient(credentials) as reader:
-            await startup.when_crd_fits(reader, replica.note_crd)
+            await crd_fit.when_crd_fits(reader, replica.note_crd)
         await replica.run()
 
 

@@ -10,19 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from socket import gethostname
 from typing import Final, TypeVar
 
-from ddp_operator import __version__
 from ddp_operator.api import kubernetes
 from ddp_operator.api.constants import TOKEN_SECRETS, VERSION
-from ddp_operator.api.schema import crd
-from ddp_operator.api.schema.comparison import Difference, compare
-from ddp_operator.api.status import decisive_names
 from ddp_operator.engine.tokens.access import Access
-from ddp_operator.handlers import JOBS
-from ddp_operator.job.planning.words import some
 from ddp_operator.job.pods.fabrics import DEFAULT_SIDE_CARS, SideCars
 from ddp_operator.kube import (
     CONFIG_MAPS,
-    CUSTOM_RESOURCE_DEFINITIONS,
     EVENTS,
     LEASES,
     NETWORK_POLICIES,
@@ -39,14 +32,13 @@ from ddp_operator.kube import (
     own_secret,
 )
 from ddp_operator.ports import ForbiddenError, Key, NotFoundError, UnavailableError
+from ddp_operator.process.handlers import JOBS
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _RETRY_SECONDS: Final = 2.0
-_CRD_SECONDS: Final = 10.0
-"""How often an old CRD is read again."""
 _LOG_SECONDS: Final = 60.0
 """How often the same reason for waiting is logged."""
 _SETTLE_SECONDS: Final = 30.0
@@ -55,7 +47,7 @@ _SETTLE_SECONDS: Final = 30.0
 _NEEDED: Final = (
     (JOBS, ("list", "watch", "delete"), ""),
     (JOBS, ("patch",), "status"),
-    (PODS, ("list", "watch", "get", "create", "patch", "delete"), ""),
+    (PODS, ("list", "watch", "get", "create", "patch", "delete", "deletecollection"), ""),
     (SERVICES, ("get", "create"), ""),
     (NETWORK_POLICIES, ("get", "create", "update", "delete"), ""),
     (EVENTS, ("create",), ""),
@@ -79,9 +71,7 @@ _NEEDED_TO_LEAD: Final = ("get", "update")
 _NODE_VERBS: Final = ("list", "watch")
 """Verbs needed to avoid bad nodes, in the whole cluster. Optional."""
 
-READ_CRD: Final = Permission("get", CUSTOM_RESOURCE_DEFINITIONS, name=crd.NAME)
-"""Permission to compare the CRD with this release's. Optional."""
-_APPLY_CRD: Final = "kubectl apply -f crds/ddpjobs.yaml"
+APPLY_CRD: Final = "kubectl apply -f crds/ddpjobs.yaml"
 
 NEEDED_TO_REVIEW: Final = (
     Permission("create", TOKEN_REVIEWS),
@@ -99,7 +89,7 @@ class StartupError(Exception):
     """The operator cannot work here. The message says what is missing, in one line."""
 
 
-class _WaitLog:
+class WaitLog:
     """Logs why the operator waits: at once if the reason is new, then once a minute."""
 
     def __init__(self, level: int) -> None:
@@ -122,7 +112,7 @@ async def when_reachable(look: Callable[[], Awaitable[T]]) -> T:
         StartupError: raised by `look`. It is retried for a while after the server has returned.
     """
     now = asyncio.get_running_loop().time
-    log, settled_at = _WaitLog(logging.WARNING), now()
+    log, settled_at = WaitLog(logging.WARNING), now()
     while True:
         try:
             return await look()
@@ -134,34 +124,6 @@ async def when_reachable(look: Callable[[], Awaitable[T]]) -> T:
                 raise
             log.add(f"waiting for the API server, which has just started: {error}")
         await asyncio.sleep(_RETRY_SECONDS)
-
-
-async def when_crd_fits(client: ApiClient, note: Callable[[Difference], None]) -> None:
-    """Wait until the installed CRD has all status fields that decisions read, and log how it
-    differs from this release's. `note` receives each comparison.
-    """
-    log = _WaitLog(logging.ERROR)
-    while True:
-        found = await when_reachable(lambda: crd_difference(client))
-        note(found)
-        missing = decisive_names(found.lacking)
-        if found.lacking:
-            waits = ", which waits for a newer one before it acts" if missing else ""
-            names = some(sorted(missing or found.lacking))
-            log.add(
-                f"the CRD is older than this operator{waits}: the server drops or refuses {names}: "
-                f"apply the CRD of this release, {__version__} ({_APPLY_CRD})"
-            )
-        if not missing:
-            break
-        await asyncio.sleep(_CRD_SECONDS)
-    if found.unknown:
-        logger.warning(
-            "the CRD is newer than this operator, %s, which leaves jobs with %s unchanged: "
-            "upgrade the operator",
-            __version__,
-            some(sorted(found.unknown)),
-        )
 
 
 async def check(
@@ -181,7 +143,7 @@ async def check(
     await _require_release(client)
     if not await check_served(client, JOBS):
         raise StartupError(
-            f"the API server does not serve {JOBS} {VERSION}: install the CRD first ({_APPLY_CRD})"
+            f"the API server does not serve {JOBS} {VERSION}: install the CRD first ({APPLY_CRD})"
         )
     rights = _RIGHTS_IN_ONE_NAMESPACE if namespace else _RIGHTS
     await _require(client, needed(namespace, secret=secret, lease=lease), rights)
@@ -310,21 +272,3 @@ async def may_see_nodes(client: ApiClient) -> bool:
             "; ".join(str(permission) for permission in missing),
         )
     return not missing
-
-
-async def crd_difference(client: ApiClient) -> Difference:
-    """Compare the installed CRD with this release's. There is no difference if the operator may not
-    read it.
-    """
-    if await check_access(client, [READ_CRD]):
-        logger.info(
-            "cannot compare the installed CRD with this release's, and will see a difference only "
-            "by its effects on jobs, because a permission is missing: %s",
-            READ_CRD,
-        )
-        return Difference()
-    path = CUSTOM_RESOURCE_DEFINITIONS.path(name=crd.NAME)
-    try:
-        return compare(await client.request("GET", path))
-    except NotFoundError:  # the jobs are not served from a CRD
-        return Difference()

@@ -19,6 +19,7 @@ def node_of(manifest: Manifest, rules: Rules) -> Node:
         bad=said.bad,
         leaving=said.leaving,
         ends_at=said.ends_at,
+        maintenance_at=said.maintenance_at,
         unready=_is_unready(manifest),
     )
 

@@ -1,0 +1,1 @@
+"""The operator as a process: start-up, replicas, handlers, logs and the end."""
