@@ -26,7 +26,7 @@ class BackgroundSave:
         """The error, if the save has ended with one."""
         self._save = save
         self._transfer = Transfer(2 * size_bytes)
-        self._thread = start_thread(f"save-{step}", self._run)
+        self._thread = start_thread(f"ddp: saves step {step}", self._run)
 
     @property
     def fraction(self) -> float:

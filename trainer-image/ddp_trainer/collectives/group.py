@@ -7,7 +7,6 @@ for the GPU, and NCCL notices a dead peer much later than gloo does.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -98,12 +97,12 @@ class Group:
         wrapped.broadcast_buffers = False
         average = _COMPRESSED.get(options.gradient_compression, self._mean)
 
-        def averaged(bucket: GradBucket) -> Future[Tensor]:
+        def averaged(_: object, bucket: GradBucket) -> Future[Tensor]:
             when_averaging()
             return self._guarded(average, bucket)
 
-        # DDP rejects annotations that are strings, as in this file; a lambda has none.
-        wrapped.register_comm_hook(None, lambda _, bucket: averaged(bucket))
+        averaged.__annotations__.clear()  # DDP rejects strings, as in this file
+        wrapped.register_comm_hook(None, averaged)
         return wrapped
 
     def _mean(self, _: object, bucket: GradBucket) -> Future[Any]:
@@ -143,16 +142,16 @@ class Group:
         alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in tensors:
             alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        arriving: list[Tensor] = []
-        for some in alike.values():
-            # A copy, because a half-received tensor must not replace the present one.
-            together = torch.cat([tensor.reshape(-1) for tensor in some])
-            self._wait(self._broadcast(together, source))
-            arriving.extend(torch.split(together, [tensor.numel() for tensor in some]))
+        # Copies, because a half-received tensor must not replace the present one.
+        copies = [torch.cat([tensor.reshape(-1) for tensor in some]) for some in alike.values()]
+        for work in [self._broadcast(each, source) for each in copies]:
+            self._wait(work)
         self.gate.wait()
         if self.rank != source:
-            for tensor, part in zip(itertools.chain(*alike.values()), arriving, strict=True):
-                tensor.copy_(part.view(tensor.shape))
+            for some, together in zip(alike.values(), copies, strict=True):
+                parts = torch.split(together, [tensor.numel() for tensor in some])
+                shaped = [part.view(one.shape) for part, one in zip(parts, some, strict=True)]
+                torch._foreach_copy_(some, shaped)
 
     def broadcast_tensor(self, tensor: Tensor, *, source: int) -> None:
         """Overwrite a tensor with that of rank `source`; only partly if the group breaks.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent import futures
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -45,7 +46,7 @@ def future_of(work: dist.Work | Future[Any]) -> Future[Any]:
         return work.get_future()
     except RuntimeError:
         future: Future[Any] = Future()
-        start_thread("collective", lambda: _settle_when_done(work, future))
+        start_thread("ddp: waits for a collective", lambda: _settle_when_done(work, future))
         return future
 
 
@@ -136,7 +137,7 @@ class PendingWork:
         if given_up:
             settle(self.failure)
         else:
-            future.add_done_callback(lambda done: self._end(done, settle))
+            future.add_done_callback(partial(self._end, settle=settle))
 
     def _end(self, future: Future[Any], settle: _Settle) -> None:
         error: Exception | None = None

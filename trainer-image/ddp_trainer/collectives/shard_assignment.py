@@ -11,6 +11,7 @@ always shards; a rank without a shard of its own computes another one again, and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +26,17 @@ class ShardAssignment:
     exact: bool = False
     """True if gradients are summed shard by shard, in the order of shards."""
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Return whether each rank has exactly one shard, as with plain DDP."""
         return self.shards == self.size and not self.exact
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Return how many parts each rank computes in a step; each fits into a shard."""
         return -(-self.shards // self.size)
 
-    @property
+    @cached_property
     def parts(self) -> int:
         """Return the number of parts of a step; samples are distributed to them one by one."""
         return self.shards if self.exact else self.slots * self.size

@@ -1,7 +1,8 @@
 """Reads a script's DataLoader from any position: the same samples in the same order after a loss.
 
-Each sample has its own random numbers. So augmentation depends neither on the worker nor on earlier
-samples. A dataset that reads whole batches (`__getitems__`) has random numbers for each batch.
+Each sample has its own random numbers, see `seeding`. So augmentation depends neither on the worker
+nor on earlier samples. A dataset that reads whole batches (`__getitems__`) has random numbers for
+each batch.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from itertools import tee
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.data import fingerprint
+from ddp_trainer.data.loaders import begin_worker, check_iteration, is_stream
 from ddp_trainer.data.originals import Original
 from ddp_trainer.data.sampler import Share, shares
 from ddp_trainer.data.samplers import Epoch, Key, order_of
+from ddp_trainer.data.seeding import seeded
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.run.seeds import seed_by_name
-from ddp_trainer.system.deathsignal import die_with_parent
 
 
 class Loading:
@@ -41,7 +42,7 @@ class Loading:
                 "the loader reads an IterableDataset, which cannot be split among ranks: give "
                 "job.share() a loader of a dataset with __len__ and __getitem__"
             )
-        _check_iteration(loader)
+        check_iteration(loader)
         if loader.batch_sampler is None:
             raise ConfigurationError(
                 "the loader has no batch_size, so the samples of a batch are not known: give "
@@ -57,12 +58,12 @@ class Loading:
         self._begun: tuple[int, Epoch] | None = None
         """The newest epoch and its number."""
         self._places = _Places()
-        seeded = _SeededBatches if _is_seeded_by_batch(loader.dataset) else _Seeded
-        self._seeded = seeded(loader.dataset, seed=seed)
+        self._batches = seeded(loader, seed=seed)
         self._reader: DataLoader[Any] | None = None
         if loader.num_workers > 0 or loader.pin_memory:
             self._reader = self._read(
-                self._seeded,
+                self._batches,
+                collate_fn=_unchanged,
                 batch_sampler=self._places,
                 persistent_workers=loader.persistent_workers,
             )
@@ -125,13 +126,14 @@ class Loading:
                 accumulate=accumulate,
             )
         )
-        places = (keys(batch) for share in to_read for batch in share.read)
+        places = ([*keys(batch)] for share in to_read for batch in share.read)
         count = math.ceil(left / (self.batch_size * accumulate))
-        batches: Iterator[Any] = map(self._load, places)
+        read = self._batches.__getitems__  # without DataLoader, which takes longer
+        batches: Iterator[Any] = map(read, places)
         if self._reader is not None:
             self._places.batches = places
             batches = iter(self._reader)
-        return Rest(taken, count, batches, lambda indices: self._load(keys(indices)))
+        return Rest(taken, count, batches, lambda indices: read([*keys(indices)]))
 
     def whole_batch(self, epoch: int, samples: int, *, rank: int, world_size: int) -> Any:
         """Load the next batch that one of the ranks has after `samples` of the epoch.
@@ -141,7 +143,7 @@ class Loading:
         """
         order, keys, length = self._begin(epoch)
         places = samples + rank + world_size * np.arange(self.batch_size)
-        return self._load(keys(order(places % length).tolist()))
+        return self._batches.__getitems__([*keys(order(places % length).tolist())])
 
     def _begin(self, epoch: int) -> Epoch:
         if self._begun is None or self._begun[0] != epoch:
@@ -155,78 +157,23 @@ class Loading:
             return iter(self._read(self._loader.dataset, batch_sampler=part))
         return iter(self._read(Subset(self._loader.dataset, part), batch_size=self.batch_size))
 
-    def _load(self, places: list[Key]) -> Any:
-        """Load a batch in this process, without DataLoader's overhead, which equals a seeding."""
-        if isinstance(self._seeded, _SeededBatches):
-            samples = self._seeded.__getitems__(places)
-        else:
-            samples = [self._seeded[place] for place in places]
-        return self._loader.collate_fn(samples)
-
-    def _read(self, dataset: Dataset[Any], **which: Any) -> DataLoader[Any]:
+    def _read(self, dataset: Dataset[Any], **settings: Any) -> DataLoader[Any]:
         loader = self._loader
         return DataLoader(
             dataset,
             num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
             in_order=getattr(loader, "in_order", True),
-            worker_init_fn=partial(_begin_worker, os.getpid(), loader.worker_init_fn),
+            worker_init_fn=partial(begin_worker, os.getpid(), loader.worker_init_fn),
             multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor,
-            **which,
+            **{"collate_fn": loader.collate_fn, **settings},
         )
 
 
-def _check_iteration(loader: DataLoader[Any]) -> None:
-    """Check that the loader's batches are those of its dataset, sampler and collate_fn.
-
-    Raises:
-        ConfigurationError: its class changes them.
-    """
-    kind = type(loader)
-    if kind.__module__.partition(".")[0] == "torchdata":
-        return  # its loaders differ only in what they can save
-    for name in ("__iter__", "_get_iterator"):
-        if getattr(kind, name) is not getattr(DataLoader, name):
-            raise ConfigurationError(
-                f"the loader is a {kind.__name__}, which has its own {name}(): job.batches() and "
-                "job.share() read samples themselves, so what it does with batches would be lost. "
-                "Do it in a collate_fn or in the loop, and give a DataLoader"
-            )
-
-
-def _begin_worker(rank: int, also: Callable[[int], None] | None, number: int) -> None:
-    """Make a worker process end with its rank.
-
-    It holds copies of the rank's connections to the other ranks. While the worker lives, they would
-    stay open, and the other ranks would not notice that the rank has died.
-    """
-    if os.getppid() == rank:  # otherwise it was not forked from the rank, and has no connections
-        die_with_parent(rank)
-    if also is not None:
-        also(number)
-
-
-def end_workers_with_rank(loader: DataLoader[Any]) -> None:
-    """Make the workers of a script's loader end when this process does."""
-    loader.worker_init_fn = partial(_begin_worker, os.getpid(), loader.worker_init_fn)
-
-
-def is_stream(loader: DataLoader[Any]) -> bool:
-    """Return True if the loader's samples have no index.
-
-    Raises:
-        ConfigurationError: it is no DataLoader.
-    """
-    if not isinstance(loader, DataLoader):
-        raise ConfigurationError(
-            f"the loader is a {type(loader).__name__}, whose batches cannot be read again after a "
-            "lost rank: give a DataLoader, and put the work of other iterators into its Dataset or "
-            "collate_fn"
-        )
-    return isinstance(loader.dataset, IterableDataset)
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 class Rest:
@@ -248,6 +195,8 @@ class Rest:
         """
         self._steps = steps
         self._left = count
+        self.is_at_end = count == 0
+        """True if no steps remain."""
         self._batches = batches
         self._read_again = read_again
         self._read: list[Original] = []
@@ -257,6 +206,7 @@ class Rest:
         """Return this rank's share of the next step; None: there is none."""
         share = next(self._steps, None)
         self._left -= share is not None
+        self.is_at_end = self._left == 0
         self._read = []
         return share
 
@@ -271,11 +221,6 @@ class Rest:
             self._read[number] = Original(self._read_again(share.read[number]))
         return self._read[number].copy()
 
-    @property
-    def is_at_end(self) -> bool:
-        """True if no steps remain."""
-        return self._left == 0
-
 
 class _Places:
     """A batch sampler for DataLoader that gives the batches to read next."""
@@ -285,36 +230,3 @@ class _Places:
 
     def __iter__(self) -> Iterator[list[Key]]:
         return self.batches
-
-
-class _Seeded(Dataset[Any]):
-    """A dataset with samples that do not depend on earlier samples or on the worker."""
-
-    def __init__(self, dataset: Dataset[Any], *, seed: int) -> None:
-        self._dataset = dataset
-        self._seed = seed
-
-    def __getitem__(self, place: Key) -> Any:
-        seed_by_name(self._seed, *place, "sample")
-        return self._dataset[place[-1]]
-
-
-class _SeededBatches(_Seeded):
-    """The same for a dataset that reads the samples of a batch together, or draws nothing."""
-
-    def __getitems__(self, places: list[Key]) -> Any:
-        seed_by_name(self._seed, *places[0], len(places), "batch")
-        indices = [place[-1] for place in places]
-        if callable(read := getattr(self._dataset, "__getitems__", None)):
-            return read(indices)
-        return [self._dataset[index] for index in indices]
-
-
-def _is_seeded_by_batch(dataset: Dataset[Any]) -> bool:
-    """Return whether one seed serves a batch; for small samples, each seed takes longer than they.
-
-    A TensorDataset draws nothing: its batches need a seed only for their `collate_fn`.
-    """
-    while isinstance(dataset, Subset):  # it passes calls on to its dataset
-        dataset = dataset.dataset
-    return type(dataset) is TensorDataset or callable(getattr(dataset, "__getitems__", None))

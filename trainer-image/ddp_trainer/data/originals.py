@@ -9,13 +9,16 @@ from __future__ import annotations
 import copy
 import numbers
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
 
+_requires_grad, _counted_version = attrgetter("requires_grad"), attrgetter("_version")
+_is_inference = Tensor.is_inference
 _CONSTANT = (str, bytes, numbers.Number, Enum, type(None))
 """Types of objects that no script can change."""
 
@@ -24,11 +27,16 @@ class Original:
     """A batch as it was read."""
 
     def __init__(self, batch: Any) -> None:
-        self._batch, self._leaves = batch, [*_leaves(batch)]
-        self._versions = [_version(leaf) for leaf in self._leaves]
+        self._batch = batch
+        # Most batches are a list of tensors.
+        self._is_flat = type(batch) in (list, tuple) and {Tensor}.issuperset(map(type, batch))
+        self._leaves = batch if self._is_flat else [*_leaves(batch)]
+        self._versions = _versions(self._leaves, are_tensors=self._is_flat)
 
     def copy(self) -> Any:
         """Return the batch in new containers, with the same tensors."""
+        if self._is_flat:
+            return type(self._batch)(self._batch)
         return _mapped(self._batch, lambda leaf: leaf)
 
     @property
@@ -38,19 +46,23 @@ class Original:
         torch counts the changes of a tensor, but not those through `.data` or NumPy. Of objects of
         other types nothing is known.
         """
-        return all(
-            known is not None and known == _version(leaf)
-            for known, leaf in zip(self._versions, self._leaves, strict=True)
-        )
+        return None not in self._versions and self._versions == _versions(self._leaves)
 
 
-def _version(leaf: Any) -> tuple[Any, ...] | None:
-    """Return what tells a changed object from an unchanged one; None: nothing does."""
+def _versions(leaves: Sequence[Any], *, are_tensors: bool = False) -> list[int | None]:
+    """Return what tells changed objects from unchanged ones; None: nothing does."""
+    if are_tensors and not (any(map(_requires_grad, leaves)) or any(map(_is_inference, leaves))):
+        return [*map(_counted_version, leaves)]  # without Python for each
+    return [_version(leaf) for leaf in leaves]
+
+
+def _version(leaf: Any) -> int | None:
     if isinstance(leaf, _CONSTANT):
-        return ()
-    if not isinstance(leaf, Tensor) or leaf.is_inference():
+        return 0
+    # A pass adds a gradient to a tensor that requires one, which is no counted change.
+    if not isinstance(leaf, Tensor) or leaf.is_inference() or leaf.requires_grad:
         return None
-    return leaf._version, leaf.requires_grad, leaf.is_leaf and leaf.grad is None
+    return leaf._version
 
 
 def _leaves(batch: Any) -> Iterator[Any]:

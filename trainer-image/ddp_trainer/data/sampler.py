@@ -9,8 +9,8 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice, pairwise
+from dataclasses import dataclass, field
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ _AT_A_TIME = 1 << 14
 """Number of positions that are looked up together: fast, and the list stays small."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Share:
     """The samples that one rank computes in one step."""
 
@@ -33,11 +33,12 @@ class Share:
     counts: list[int]
     """For each batch, how many of its first samples count; results of the others are ignored."""
 
-    @property
-    def own(self) -> list[int]:
-        """The samples of all batches that count."""
+    own: list[int] = field(init=False)
+    """The samples of all batches that count."""
+
+    def __post_init__(self) -> None:
         pairs = zip(self.read, self.counts, strict=True)
-        return [index for batch, count in pairs for index in batch[:count]]
+        self.own = [index for batch, count in pairs for index in batch[:count]]
 
 
 def shares(
@@ -50,7 +51,7 @@ def shares(
     batch_size: int,
     accumulate: int = 1,
 ) -> Iterator[Share]:
-    """Yield one rank's shares of the remaining steps of an epoch of `length` samples.
+    """Return one rank's shares of the remaining steps of an epoch of `length` samples.
 
     `start`: samples of the epoch that all ranks together have consumed. It depends on the data and
     not on the group, so an epoch can begin with one world size and end with another. `left`:
@@ -58,7 +59,29 @@ def shares(
     every n-th sample starting at s, and continues at the beginning after the end of the epoch. With
     one shard per rank, this is the sharding of `DistributedSampler(drop_last=False)`.
     """
-    a_step = batch_size * accumulate
+    blocks = _blocks(
+        assignment,
+        order,
+        length=length,
+        start=start,
+        left=left,
+        batch_size=batch_size,
+        a_step=batch_size * accumulate,
+    )
+    return chain.from_iterable(blocks)
+
+
+def _blocks(
+    assignment: ShardAssignment,
+    order: Order,
+    *,
+    length: int,
+    start: int,
+    left: int,
+    batch_size: int,
+    a_step: int,
+) -> Iterator[list[Share]]:
+    """Yield the shares of many steps at a time; each shard has `a_step` samples in a step."""
     a_block = a_step * max(1, _AT_A_TIME // (a_step * assignment.slots))
     for first in range(0, left, a_block):
         steps = []
@@ -69,12 +92,14 @@ def shares(
         places = [begin + places for begin, _, batches in steps for places, _ in batches]
         # The modulo wraps around more than once if there are fewer samples than shards.
         found = iter(order(np.concatenate(places) % length).tolist())
-        for _, samples, batches in steps:
-            yield Share(
+        yield [
+            Share(
                 samples=samples,
                 read=[[*islice(found, len(places))] for places, _ in batches],
                 counts=[count for _, count in batches],
             )
+            for _, samples, batches in steps
+        ]
 
 
 def _cut(
@@ -107,15 +132,15 @@ class SampleTrace:
 
     def __init__(self, path: Path | None, *, rank: int) -> None:
         """`path`: gets the suffix `.rank<rank>`; None: nothing is written."""
-        self._path = path
+        self.path = path
         self.rank = rank
         """The current rank."""
         self._pod = os.environ.get("DDP_POD", "")
 
     def write(self, *, step: int, epoch: int, samples: list[int]) -> None:
         """Append a JSON line before the step. `step` counts from 1; `time` is Unix time."""
-        if self._path is not None:
+        if self.path is not None:
             position = {"step": step, "epoch": epoch, "samples": samples}
             line = json.dumps({"time": round(time.time(), 3), "pod": self._pod, **position})
-            with self._path.with_name(f"{self._path.name}.rank{self.rank}").open("a") as file:
+            with self.path.with_name(f"{self.path.name}.rank{self.rank}").open("a") as file:
                 file.write(line + "\n")

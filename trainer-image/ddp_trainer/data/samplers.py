@@ -7,7 +7,9 @@ an epoch begins, with the same random numbers on each rank.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -27,7 +29,7 @@ class Epoch(NamedTuple):
 
     order: Order
     """Positions that ranks share → numbers for `keys`."""
-    keys: Callable[[list[int]], list[Key]]
+    keys: Callable[[list[int]], Iterable[Key]]
     """Numbers of a batch → keys of its samples."""
     length: int
     """Number of positions."""
@@ -64,7 +66,8 @@ class OwnOrder:
     def begin(self, number: int) -> Epoch:
         """Return an epoch; its positions are indices."""
         order = shuffled(self.length, seed=self._seed + number) if self._shuffles else unshuffled
-        return Epoch(order, lambda indices: [(number, index) for index in indices], self.length)
+        keys = partial(zip, repeat(number))  # no Python for each sample, or each batch
+        return Epoch(order, keys, self.length)
 
     def part(self, rank: int, size: int) -> Sequence[Any]:
         """Return every `size`-th index, in the order of the dataset."""

@@ -79,5 +79,5 @@ def _marks_to_wait_for(device: torch.device) -> SimpleQueue[_Mark]:
         while True:
             marks.get().wait()
 
-    threading.Thread(target=wait_for_each, name="device-marks", daemon=True).start()
+    threading.Thread(target=wait_for_each, name="ddp: waits for the device", daemon=True).start()
     return marks

@@ -19,7 +19,7 @@ from ddp_trainer.library.steps.net import Net
 from ddp_trainer.library.steps.shared_buffers import SharedBuffers
 from ddp_trainer.process_group.failures import is_lost_peer
 from ddp_trainer.process_group.teardown import release_last_group
-from ddp_trainer.process_group.world import World
+from ddp_trainer.process_group.world import GroupFormer
 from ddp_trainer.run.stop import StopSignal, Votes
 from ddp_trainer.run.train_state import TrainState
 from ddp_trainer.settings.options import Options
@@ -42,7 +42,7 @@ class Formation:
 
     def __init__(
         self,
-        world: World,
+        world: GroupFormer,
         run: TrainState,
         checkpoint_manager: CheckpointManager,
         stop: StopSignal,
@@ -156,6 +156,7 @@ class Formation:
         Raises:
             ConfigurationError: see `Net.check_gradients`.
         """
+        group = self.group
         if self.trouble is None:
             for net in self.nets:
                 net.finish()
@@ -163,10 +164,10 @@ class Formation:
             for net in self.nets:
                 net.check_gradients()
             try:
-                if self._shares_buffers:
+                if self._buffers.shared and self._shares_buffers:
                     # After the step, not before the next: all surviving ranks then have rank 0's.
-                    self._buffers.share(self.group, in_turn=in_turn)
-                self.group.gate.wait()
+                    self._buffers.share(group, in_turn=in_turn)
+                group.gate.wait()
                 if self.snapshots is not None:
                     self.snapshots.confirm()
                     self.snapshots.leave_step()
@@ -205,7 +206,7 @@ class Formation:
     def end_step(self) -> None:
         """Average no gradients until the next batch of a step."""
         for net in self.nets:
-            net.average_no_more()
+            net.state.exchanges = False
 
     def agree_on_buffers(self) -> None:
         """Find out which buffers all ranks have now; a collective."""

@@ -9,36 +9,88 @@ others are.
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, SupportsFloat
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ddp_trainer.data.loading import Loading
-from ddp_trainer.exit_codes import ConfigurationError, MovedError
+from ddp_trainer.exit_codes import ConfigurationError
+from ddp_trainer.library.answers import Answers
 from ddp_trainer.library.checks.calls import Call
-from ddp_trainer.library.checks.ownership import check_ownership
-from ddp_trainer.library.stepping import Stepping
-from ddp_trainer.library.steps.evaluation import Parts
-from ddp_trainer.library.steps.fixed_batch import check
-from ddp_trainer.library.steps.net import Net, options_of
-from ddp_trainer.run.parts import check_whole
-from ddp_trainer.run.seeds import seed_step
-from ddp_trainer.run.stop import is_carried
+from ddp_trainer.library.session import Session
+from ddp_trainer.library.steps.evaluation import shared
+from ddp_trainer.library.steps.loop import Loop
+from ddp_trainer.library.steps.net import Net
+from ddp_trainer.library.steps.taking import Steps
+from ddp_trainer.library.steps.wrapping import wrapped
+from ddp_trainer.process_group.end_of_training import ScriptProgress
+from ddp_trainer.run.updates import SchedulerInterval
+from ddp_trainer.settings.environment import Environment
+from ddp_trainer.settings.options import Options
 from ddp_trainer.telemetry.prometheus import is_name
-
-_ASK_SECONDS = 0.25
-"""During an evaluation, time between votes on whether to stop."""
-
-_logger = logging.getLogger(__name__)
+from ddp_trainer.telemetry.termination import RankReport
 
 
-class Job(Stepping):
+class Job:
     """A job that `ddp_trainer.join` returns; all ranks call the same methods in the same order."""
+
+    def __init__(self, environment: Environment, options: Options, report: RankReport) -> None:
+        """Find this rank's device; no other rank is contacted yet.
+
+        Raises:
+            ConfigurationError: this pod lacks GPUs that its ranks need, or the operator and the
+                flags require different batches.
+        """
+        self._session = Session(
+            environment,
+            options,
+            report,
+            settle=self._settle,
+            when_formed=self._begin_group,
+            script_progress=self._script_progress,
+        )
+        self._answers = Answers(self._session)
+        self._steps = Steps(self._session, self._answers)
+        self._loop = Loop(self._session, self._answers, self._steps)
+        self.device: torch.device = self._session.device
+        """Device of this rank and of its models."""
+        self.local_rank = self._session.local_rank
+        """Rank of this process in its pod."""
+
+    def joined(
+        self,
+        parts: Mapping[str, Any],
+        *,
+        scheduler_interval: SchedulerInterval = "step",
+        shard_copies: int | None = None,
+    ) -> AbstractContextManager[None]:
+        """Train together in this block, and leave together when everything is trained and saved.
+
+        `scheduler_interval`: unit in which torch's schedulers count. `shard_copies`: copies of each
+        rank's part of a sharded model; None: one if there are several ranks.
+
+        Raises:
+            StoppedError: the job must stop, and the state is saved.
+            LostPeerError: the other ranks are permanently lost.
+            ConfigurationError: the arguments cannot work.
+        """
+        return self._session.joined(
+            parts, scheduler_interval=scheduler_interval, shard_copies=shard_copies
+        )
+
+    @property
+    def rank(self) -> int:
+        """Return the rank of this process in the job; it may change with the next batch."""
+        return self._session.rank
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of processes in the job; it may change with the next batch."""
+        return self._session.world_size
 
     @property
     def is_main(self) -> bool:
@@ -51,7 +103,7 @@ class Job(Stepping):
     @property
     def steps_done(self) -> int:
         """Return the number of steps taken since training began."""
-        return self._run.position.step
+        return self._session.run.position.step
 
     @property
     def weight(self) -> float:
@@ -61,7 +113,8 @@ class Job(Stepping):
         parts of a step, this is the share of one part; the mean over parts is taken internally, by
         their samples.
         """
-        return self._attempt.weight if self._attempt is not None else 1.0
+        attempt = self._steps.attempt
+        return attempt.weight if attempt is not None else 1.0
 
     def wrap(self, model: nn.Module, **ddp: Any) -> Net:
         """Return the model to call in the loop; its gradients are averaged over all ranks.
@@ -73,28 +126,9 @@ class Job(Stepping):
         Raises:
             ConfigurationError: the model was not given to `join`, or is wrapped or sharded.
         """
-        if isinstance(model, Net) or any(net.module is model for net in self._formation.nets):
-            raise ConfigurationError("wrap() got a model that is wrapped already: wrap it once")
-        if not any(model is known for known in self._run.models):
-            raise ConfigurationError(
-                "wrap() got a model that join() does not know: name it there, as in "
-                "join(model=model, ...), so that it can be saved and restored"
-            )
-        if self._formation.snapshots is not None:
-            raise ConfigurationError(
-                "wrap() got a model that fully_shard() has sharded: call it directly"
-            )
-        check_whole(model)
-        options = options_of(ddp)
-        check(self._batch, model, options)
-        net = Net(
-            model,
-            options,
-            on_trouble=self._formation.note,
-            before_waiting=self._timer.lap_before_waiting,
-        )
-        self._settle()
-        self._formation.wrap(net)
+        net = wrapped(self._session, model, ddp)
+        self._steps.settle()
+        self._session.formation.wrap(net)
         return net
 
     def epochs(self, count: int, *, max_steps: int = 0) -> Iterator[int]:
@@ -103,25 +137,7 @@ class Job(Stepping):
         `max_steps`: training ends after this total number of steps, even within an epoch; 0: no
         limit.
         """
-        run = self._run
-        self._length.epochs, self._length.max_steps = count, max_steps
-        while run.epoch < count:
-            self._epoch = run.epoch
-            self._script.come_to("epoch", self._epoch)
-            self._stop_if_told()
-            if run.epoch != self._epoch:  # other ranks were further
-                continue
-            self._ended_loop = False
-            yield self._epoch
-            self._settle()
-            if run.epoch != self._epoch:  # other ranks were further
-                continue
-            if self._length.is_at_limit(run.position):
-                run.end_training(epochs=count)
-            else:
-                run.end_epoch()
-        self._epoch = run.epoch
-        self._script.come_to("end")
+        return self._loop.epochs(count, max_steps=max_steps)
 
     def batches(self, loader: DataLoader[Any], *, accumulate: int = 1) -> Iterator[Any]:
         """Yield this rank's batches for the rest of the epoch; call `step` after each of them.
@@ -146,52 +162,7 @@ class Job(Stepping):
                 trained, or by one rank alone; an option does not allow `accumulate`; or the epoch
                 has ended.
         """
-        if accumulate < 1:
-            raise ConfigurationError(f"batches() got accumulate={accumulate}: make it 1 or more")
-        if accumulate > 1 and any(net.has_static_graph for net in self._formation.nets):
-            raise ConfigurationError(
-                "a static graph cannot accumulate batches, because DistributedDataParallel must "
-                "exchange the gradients of the first one: remove --static-graph (static_graph=True "
-                "in your own script)"
-            )
-        if self._formation.snapshots is None:
-            check_whole(*self._run.models)
-        self._settle()  # after a loop that `break` ended
-        self._formation.renew_nets()
-        # Passes of a sharded model exchange its parameters, so they are checked in `join`.
-        if self._formation.snapshots is None or not self._run.optimizers:
-            check_ownership(self._run.parts, [net.module for net in self._formation.nets])
-        loading = self._use(loader, accumulate)
-        position = self._run.position
-        if position.is_at_end and self._ended_loop:
-            raise ConfigurationError(
-                "job.batches() was called again in an epoch that has ended: loop over "
-                "job.epochs(), which begins the next one"
-            )
-        if position.is_at_end:
-            _logger.info(
-                "this process continues after the last step of epoch %d, so job.batches() has no "
-                "batches of it",
-                position.epoch,
-            )
-        epoch = position.epoch
-        self._run.begin_epoch(loading.length_of(epoch))
-        self._is_in_loop = True
-        try:
-            while (
-                position.epoch == epoch
-                and not position.is_at_end
-                and not self._length.is_at_limit(position)
-            ):
-                before = position.step, position.samples, self._groups
-                yield from self._batches_from_here(loading, accumulate)
-                after = position.step, position.samples, self._groups
-                if after == before:  # too few for a whole batch
-                    position.end(epoch_length=loading.length_of(epoch))
-        finally:
-            self._is_in_loop = False
-            self._ended_loop = position.is_at_end
-            self._script.come_to("after an epoch", epoch)
+        return self._loop.batches(loader, accumulate=accumulate)
 
     def step(
         self,
@@ -224,25 +195,7 @@ class Job(Stepping):
                 above 0.
             RuntimeError: there is no batch to step with.
         """
-        attempt = self._attempt
-        if attempt is None or (attempt.stepped == attempt.given and attempt.turns == 0):
-            raise RuntimeError(
-                "job.step() was called without a batch: call it once after each batch of "
-                "job.batches()"
-            )
-        if clip_grad_norm is not None and not clip_grad_norm > 0:
-            raise ConfigurationError(
-                f"job.step() got clip_grad_norm={clip_grad_norm:g}, which would clear all "
-                "gradients: leave it out to clip nothing"
-            )
-        if optimizer is not None:
-            return self._take_turn(attempt, optimizer, loss, clip_grad_norm)
-        if attempt.turns > 0:
-            raise RuntimeError(
-                "job.step() was called for all optimizers after one of them has stepped: name one "
-                "in each call, as in job.step(loss, optimizer=optimizer)"
-            )
-        return self._take_step(attempt, loss, clip_grad_norm)
+        return self._steps.step(loss, optimizer, clip_grad_norm)
 
     def sum(self, *values: float) -> list[float]:
         """Return each value summed over all ranks; a collective.
@@ -255,7 +208,7 @@ class Job(Stepping):
         """
         self._expect_no_loop("sum")
         self._settle()
-        answer, _ = self._sum(Call.SUM, *values)
+        answer, _ = self._answers.sum(Call.SUM, *values)
         return answer
 
     def share(self, loader: DataLoader[Any]) -> Iterator[Any]:
@@ -265,44 +218,8 @@ class Job(Stepping):
         in between. Call this between epochs, like `sum`; it raises the same error.
         """
         self._expect_no_loop("share")
-        self._settle()
-        run, seed = self._run, self._options.seed
-        loading = Loading(loader, seed=seed)
-        seed_step(seed, rank=self.rank, step=run.position.step, purpose="evaluation")
-        [count], begins_here = self._sum(Call.SHARE, 1, data=loading.fingerprint)
-        parts = Parts(loading, int(count))
-        if begins_here:
-            parts.take(self.rank)
-        are_in_place = True
-        """True while each part is with the rank of its number, as at the beginning."""
-        # What each rank does depends only on these answers, so all ranks ask for the same ones.
-        while True:
-            yield from parts.batches(seconds=_ASK_SECONDS)
-            (votes, leave, unfinished, held), is_new = self._sum(
-                Call.SHARE,
-                lambda: self._stop.vote(self.world_size),
-                self._world.current_assignment.is_outdated,
-                not parts.are_done,
-                len(parts.held),
-            )
-            stop = is_carried(votes)
-            are_in_place = are_in_place and not leave
-            if stop and is_new:
-                self._or_form(self._save_and_stop)
-            elif leave and is_new:
-                self._form(MovedError("the group changes"))
-            if held < count:
-                are_in_place = False
-                holds = [part in parts.held for part in range(int(count))]
-                answer, is_new = self._sum(Call.SHARE, *holds)
-                parts.share_out(answer, rank=self.rank if is_new else None, size=self.world_size)
-            elif not (stop or leave or unfinished):
-                break
-        if not parts.held and are_in_place and count == self.world_size and self._is_awaited:
-            # The others were done before this rank joined. The results of the rank that it replaces
-            # are lost, and the others wait for them in their sum.
-            parts.take(self.rank)
-            yield from parts.batches(seconds=math.inf)
+        self._steps.settle()
+        yield from shared(self._session, self._answers, loader)
 
     def evaluated(self, score: float) -> None:
         """Report the models' present score, usually an accuracy; higher is better.
@@ -316,15 +233,15 @@ class Job(Stepping):
             ConfigurationError: it is a collective, but was called by some ranks, or within the loop
                 of `batches`.
         """
-        score = float(score)
-        if self._run.parts.plateaus:
+        score, session = float(score), self._session
+        if session.run.parts.plateaus:
             self._expect_no_loop("evaluated")
-            self._settle()
-            [score], _ = self._sum(Call.EVALUATED, lambda: score if self.is_main else 0.0)
-        self._settle()
-        self._run.score = score
-        self._progress.evaluated(self._run.position, accuracy=score)
-        self._checkpoint_manager.evaluated(self._run, score)
+            self._steps.settle()
+            [score], _ = self._answers.sum(Call.EVALUATED, lambda: score if self.is_main else 0.0)
+        self._steps.settle()
+        session.run.score = score
+        session.progress.evaluated(session.run.position, accuracy=score)
+        session.checkpoint_manager.evaluated(session.run, score)
 
     def log(self, **metrics: SupportsFloat) -> None:
         """Report the script's own numbers by name: in the status, to Prometheus, in the history.
@@ -341,7 +258,7 @@ class Job(Stepping):
                     f"job.log() got the name {name!r}: use up to 63 letters, digits, _ . / or -"
                 )
         numbers = {name: float(value) for name, value in metrics.items()}
-        self._progress.log(self._run.position, numbers)
+        self._session.progress.log(self._session.run.position, numbers)
 
     def done(self) -> None:
         """Report that the job's result is safe: a pod that is lost from now on has completed.
@@ -353,16 +270,23 @@ class Job(Stepping):
         Raises:
             RuntimeError: it was called within the block.
         """
-        self._progress.done()
+        self._session.progress.done()
 
-    def _stop_if_told(self) -> None:
-        """Stop before an epoch if all ranks must; an evaluation may have taken long."""
-        [votes], is_new = self._sum(Call.EPOCHS, lambda: self._stop.vote(self.world_size))
-        if is_new and is_carried(votes):
-            self._or_form(self._save_and_stop)
+    def _settle(self) -> None:
+        self._steps.settle()
+
+    def _begin_group(self) -> None:
+        self._steps.begin_group()
+
+    def _script_progress(self) -> ScriptProgress:
+        """Return the progress of the script, up to the points that all ranks must reach."""
+        step, steps = self._session.run.position.step, self._steps
+        asked = self._answers.number_after(step)
+        is_trying = steps.attempt is not None
+        return step + is_trying, self._answers.epoch, asked, int(steps.is_in_loop)
 
     def _expect_no_loop(self, method: str) -> None:
-        if self._is_in_loop:
+        if self._steps.is_in_loop:
             raise ConfigurationError(
                 f"job.{method}() was called within the loop of job.batches(), but a rank that "
                 "replaces a lost one enters that loop at its next batch: call it between epochs"

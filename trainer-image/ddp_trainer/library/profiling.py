@@ -38,6 +38,11 @@ class Profiling:
                 self._files.look_away()
             self._rank, self._files = rank, ProfileFiles.from_env(self._env, rank)
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether the present step belongs to a profile."""
+        return self._profiler is not None
+
     def step(self) -> None:
         """Note a complete step; the next one may be the first of a profile."""
         if self._files is None:

@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
+from ddp_protocol.message import utc
+from ddp_protocol.progress import CheckpointStatus
+
 from ddp_trainer.checkpoints.checkpoint import Checkpoint
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.library.checkpoint_manager import CheckpointManager
@@ -19,12 +22,11 @@ from ddp_trainer.telemetry import tensorboard
 from ddp_trainer.telemetry.bar import ProgressBar
 from ddp_trainer.telemetry.history import FILE_NAME, History, Record
 from ddp_trainer.telemetry.publisher import Publisher
-from ddp_trainer.telemetry.status import CheckpointStatus, StatusFile
+from ddp_trainer.telemetry.status import StatusFile
 from ddp_trainer.telemetry.stragglers import Pace
 from ddp_trainer.telemetry.tensorboard import EventFiles
 from ddp_trainer.telemetry.termination import RankReport
 from ddp_trainer.telemetry.timing import Phase, StepTimer
-from ddp_trainer.telemetry.wire import utc
 
 FINAL_WAIT_SECONDS = 30.0
 """How long a finished rank waits for one that died before it knew that everything is saved."""
@@ -32,7 +34,7 @@ FINAL_WAIT_SECONDS = 30.0
 _logger = logging.getLogger(__name__)
 
 
-class Progress:
+class ProgressWriter:
     """Every rank writes a report; rank 0 also logs, and publishes with its `publisher`."""
 
     def __init__(
@@ -98,7 +100,7 @@ class Progress:
             self._publisher.begin(position.step, total_steps=total_steps)
         self._report.update(step=position.step, total_steps=self.total_steps)
         self._tell_of_skipped(position)
-        self._look_for_checkpoint()
+        self.look_for_checkpoint()
 
     def pause(self) -> None:
         """Note that the group broke or was left."""
@@ -115,7 +117,6 @@ class Progress:
         self._report.step(position.step)
         if position.skipped:
             self._tell_of_skipped(position)
-        self._look_for_checkpoint()
         if self._publisher is not None:
             self._publisher.step(position.step, trained_seconds=trained_seconds)
         if self._bar is not None:
@@ -184,7 +185,9 @@ class Progress:
 
     def evaluated(self, position: Position, *, accuracy: float) -> None:
         """Report the accuracy of the model at `position` on the whole test set."""
-        self._report.update(step=position.step, accuracy=round(accuracy, 6))
+        self._report.update(
+            step=position.step, accuracy=round(accuracy, 6), accuracy_step=position.step
+        )
         self._timer.restart()
         if self._publisher is not None:
             _logger.info("step %s test accuracy %.4f", self._of_all(position.step), accuracy)
@@ -203,13 +206,14 @@ class Progress:
 
     def finished(self) -> None:
         """Report that everything is trained and saved."""
-        self._look_for_checkpoint()
+        self.look_for_checkpoint()
         if self._publisher is not None:
             last = self._publisher.status()
             self._report.update(
                 resumed=last.resumed,
                 last_step_time=last.last_step_time,
                 trained_seconds=last.trained_seconds,
+                metrics=last.metrics,
             )
         self._report.update(finished=True)
 
@@ -230,13 +234,14 @@ class Progress:
 
     def close(self) -> None:
         """End the reports, because this rank trains no more."""
-        self._look_for_checkpoint()
+        self.look_for_checkpoint()
         if self._publisher is not None:
             self._publisher.close()
         if self._bar is not None:
             self._bar.end()
 
-    def _look_for_checkpoint(self) -> None:
+    def look_for_checkpoint(self) -> None:
+        """Report the newest checkpoint, if there is another one."""
         found = self._checkpoint_manager.checkpoint
         if found is None or found is self._checkpoint:
             return

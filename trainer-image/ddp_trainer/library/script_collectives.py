@@ -15,19 +15,18 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
-from torch.futures import Future
 
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.collectives.script_collective import Collective
 from ddp_trainer.collectives.script_group import Ended, ScriptGroup
+from ddp_trainer.collectives.script_work import ScriptWork
 from ddp_trainer.library.sharded.device_mesh import groups_of_meshes
 from ddp_trainer.process_group.failures import is_lost_device, is_lost_peer
 
@@ -83,11 +82,13 @@ class ScriptCollectives:
         self._asked.clear()
         self._is_alone = False
 
-    def stepped(self, *, epoch: int) -> None:
+    def stepped(self, step: int, *, epoch: int) -> None:
         """Note that a step was taken: forget results that no rank will need again."""
+        self.come_to("after a step", step)
         kept: set[Place] = {("start", 0), ("epoch", epoch)}
         self._left &= kept
-        self._results = {key: given for key, given in self._results.items() if key[0] in kept}
+        if self._results:
+            self._results = {key: given for key, given in self._results.items() if key[0] in kept}
 
     # The job's groups.
 
@@ -177,7 +178,8 @@ class ScriptCollectives:
         formed, keep_own = self._formed, partial(_keep_own, group, collective)
         if not (self._is_alone or formed.is_broken):
             try:
-                return _Begun(collective.begin(group.formed), formed, collective, keep_own)
+                work, excuses = collective.begin(group.formed), partial(_is_excused, group=formed)
+                return ScriptWork(work, formed, collective, keep_own, excuses=excuses)
             except Exception as error:
                 if not _is_excused(error, formed):
                     raise
@@ -255,50 +257,6 @@ def _refuse(*_: object) -> NoReturn:
 
 def _keep_own(group: ScriptGroup, collective: Collective) -> None:
     collective.keep_own(rank=group.rank(), size=group.size())
-
-
-class _Begun(dist.Work):
-    """A collective within a step; it ends with the step if the group breaks."""
-
-    def __init__(
-        self,
-        work: dist.Work,
-        group: Group,
-        collective: Collective,
-        keep_own: Callable[[], None],
-    ) -> None:
-        super().__init__()
-        self._work = work
-        self._group = group
-        self._collective = collective
-        self._keep_own = keep_own
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the collective has ended or the group is broken."""
-        del timeout
-        try:
-            self._group.wait(self._work, self._collective.outputs)
-        except Exception as error:
-            if not _is_excused(error, self._group):
-                raise
-            self._keep_own()
-        return True
-
-    def synchronize(self) -> None:
-        """Wait as `wait` does."""
-        self.wait()
-
-    def is_completed(self) -> bool:
-        """Return whether the collective has ended or the group is broken."""
-        return self._group.is_broken or self._work.is_completed()
-
-    def result(self) -> list[Tensor]:
-        """Return the tensors that it has written."""
-        return self._collective.outputs
-
-    def get_future(self) -> Future[Any]:
-        """Return a future of its outputs, complete at the latest when the group is broken."""
-        return self._group.future_of(self._work, self._collective.outputs)
 
 
 def _is_excused(error: Exception, group: Group) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.run.fingerprint import fingerprint
@@ -42,7 +42,7 @@ def transfer_state(run: TrainState, group: Group, *, source: int, lacks_it: bool
     giver = group.rank == source
     state = run.full_state_dict() if giver or lacks_it else {}
     own = dict(tensors_by_place(state))
-    outline = _Outline.of(state, own, run.untrained()) if giver else None
+    outline = _Outline.of(state, own, _untrained(run.models)) if giver else None
     message = group.broadcast(outline.pack() if outline is not None else None, source=source)
     outline = outline or _Outline.unpack(message)
     holes = outline.holes
@@ -94,6 +94,16 @@ def _needed(
             is_needed = lacks_it and fingerprint(mine) != print_
         differs.append(float(is_needed))
     return [count > 0 for count in group.sum(*differs)]
+
+
+def _untrained(models: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """Yield the models' tensors that no gradient changes: buffers and frozen parameters.
+
+    Something else may change them, for example an average of weights.
+    """
+    for model in models:
+        yield from (each for each in model.parameters() if not each.requires_grad)
+        yield from model.buffers()
 
 
 @dataclass(frozen=True)

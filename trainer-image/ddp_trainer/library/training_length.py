@@ -9,7 +9,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ddp_trainer.data.loading import Loading, is_stream
+from ddp_trainer.data.loaders import is_stream
+from ddp_trainer.data.loading import Loading
 from ddp_trainer.data.stream import Stream
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.run.position import Position
@@ -28,6 +29,8 @@ class TrainingLength:
     loading: Loading | Stream | None = None
     accumulate: int = 1
     """Batches of a step."""
+    samples_a_place: int = 1
+    """Samples that a position counts as one; the batch size where each rank reads a stream."""
     _loader: DataLoader[Any] | None = None
 
     def is_of(self, loader: DataLoader[Any], accumulate: int) -> bool:
@@ -37,6 +40,7 @@ class TrainingLength:
     def choose(self, loader: DataLoader[Any], loading: Loading | Stream, accumulate: int) -> None:
         """Set the batches of an epoch; `accumulate` of them make a step."""
         self._loader, self.loading, self.accumulate = loader, loading, accumulate
+        self.samples_a_place = loading.samples_a_place
 
     def is_at_limit(self, position: Position) -> bool:
         """Return whether the limit of steps is reached, even within an epoch."""
@@ -56,11 +60,6 @@ class TrainingLength:
             total += self._steps_left(self.loading, position.samples)
             total += whole * self._steps_left(self.loading, 0)
         return max(position.step, min(total, self.max_steps)) if self.max_steps else total
-
-    @property
-    def samples_a_place(self) -> int:
-        """Samples that a position counts as one; the batch size where each rank reads a stream."""
-        return self.loading.samples_a_place if self.loading is not None else 1
 
     def _steps_left(self, loading: Loading, samples: int) -> int:
         batches = loading.batches_left(samples, shards=self.shards)

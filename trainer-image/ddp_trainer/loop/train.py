@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ddp_trainer.devices.precision import autocast
 from ddp_trainer.library.job import Job
-from ddp_trainer.library.steps.net import WRAP_OPTIONS
+from ddp_trainer.library.steps.wrapping import WRAP_OPTIONS
 from ddp_trainer.loop.learner import Learner
 from ddp_trainer.loop.loaders import loader_of
 from ddp_trainer.settings.options import Options

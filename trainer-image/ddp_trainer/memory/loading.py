@@ -19,14 +19,15 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from ddp_protocol.message import from_json
+
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.memory.file_format import DamagedSnapshotError, decode
-from ddp_trainer.memory.progress import Progress
+from ddp_trainer.memory.progress import StatusFileWriter
 from ddp_trainer.memory.restoration import MismatchError, Restoration
 from ddp_trainer.memory.volume import DIRECTORY_VARIABLE, Volume
 from ddp_trainer.process_group.admission import Request, send
 from ddp_trainer.settings.environment import Environment, Placement
-from ddp_trainer.telemetry.wire import from_json
 
 PATH = "/memory/restore"
 _DEADLINE_SECONDS = 120.0
@@ -45,7 +46,7 @@ class NoSnapshotError(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class LoadDecision:
     """The launcher's answer."""
 
     path: str | None = None
@@ -84,12 +85,12 @@ def load(into: Any = None) -> tuple[int, Any] | None:
         _logger.info("no snapshot in memory: %s", answer.reason)
         return None
     state = read(volume, environment, Path(answer.path), into)
-    if progress := Progress.of(environment, os.environ):
+    if progress := StatusFileWriter.of(environment, os.environ):
         progress.resumed(answer.step)
     return answer.step, state
 
 
-def ask(environment: Environment, *, seconds: float = _DEADLINE_SECONDS) -> Answer:
+def ask(environment: Environment, *, seconds: float = _DEADLINE_SECONDS) -> LoadDecision:
     """Ask this pod's launcher which snapshot to load, and wait until it is there.
 
     Raises:
@@ -109,7 +110,7 @@ def ask(environment: Environment, *, seconds: float = _DEADLINE_SECONDS) -> Answ
             status, text = _call(placement, placement.status_port, request)
             why = _reason(text)
             if status == HTTPStatus.OK:
-                return from_json(Answer, text)
+                return from_json(LoadDecision, text)
             if status != HTTPStatus.ACCEPTED:  # a launcher that is not ready waits itself
                 raise ValueError(why)
         except (OSError, http.client.HTTPException) as error:

@@ -13,16 +13,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ddp_protocol.message import from_json, to_json, utc_to_the_millisecond
+from ddp_protocol.progress import Resumption
+
 from ddp_trainer.settings.environment import Environment
 from ddp_trainer.system.logs import DistinctErrors
-from ddp_trainer.telemetry.status import (
-    MAX_BYTES,
-    STATUS_FILE_VARIABLE,
-    Resumption,
-    Status,
-    replace_file,
-)
-from ddp_trainer.telemetry.wire import from_json, to_json, utc_to_the_millisecond
+from ddp_trainer.telemetry.status import MAX_BYTES, STATUS_FILE_VARIABLE, Status, replace_file
 
 _WRITER = {"writer": "ddp_trainer.memory"}
 """Marks a status of this module; readers ignore it."""
@@ -30,7 +26,7 @@ _WRITER = {"writer": "ddp_trainer.memory"}
 _logger = logging.getLogger(__name__)
 
 
-class Progress:
+class StatusFileWriter:
     """Writes the status file of the pod of node rank 0."""
 
     def __init__(self, path: Path) -> None:
@@ -38,7 +34,7 @@ class Progress:
         self._errors = DistinctErrors(_logger, "cannot report progress")
 
     @classmethod
-    def of(cls, environment: Environment, env: Mapping[str, str]) -> Progress | None:
+    def of(cls, environment: Environment, env: Mapping[str, str]) -> StatusFileWriter | None:
         """Return the progress that a rank reports; None if another rank does, or none can."""
         path = env.get(STATUS_FILE_VARIABLE)
         is_first = environment.placement.node_rank == 0 and environment.local_rank == 0

@@ -20,7 +20,7 @@ import torch
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.memory.file_format import Header, encode
 from ddp_trainer.memory.mapped_files import MappedFile, MappedFiles
-from ddp_trainer.memory.progress import Progress
+from ddp_trainer.memory.progress import StatusFileWriter
 from ddp_trainer.memory.state_tree import Flat, flatten
 from ddp_trainer.memory.volume import (
     FREE,
@@ -91,7 +91,7 @@ def _saver() -> Saver | None:
     if volume is None:
         return None
     environment = Environment.from_env(os.environ)
-    progress = Progress.of(environment, os.environ)
+    progress = StatusFileWriter.of(environment, os.environ)
     return Saver(volume, CurrentAssignment(environment), progress)
 
 
@@ -99,7 +99,10 @@ class Saver:
     """Saves the states of one rank."""
 
     def __init__(
-        self, volume: Volume, assignment: CurrentAssignment, progress: Progress | None = None
+        self,
+        volume: Volume,
+        assignment: CurrentAssignment,
+        progress: StatusFileWriter | None = None,
     ) -> None:
         """`progress`: reports saved steps; None: this rank does not report."""
         self.assignment = assignment

@@ -9,83 +9,19 @@ the pod's status. Ranks that can form a new group read it there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from ipaddress import ip_address
+from dataclasses import replace
 from pathlib import Path
+
+from ddp_protocol.message import to_json
+from ddp_protocol.world import GroupAssignment
 
 from ddp_trainer.settings.environment import Environment, Placement
 from ddp_trainer.settings.pod_sizes import PodSizes
 from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, replace_file
-from ddp_trainer.telemetry.wire import from_json, to_json
-
-PATH = "/world"
-"""Path at which the launchers' status servers receive assignments."""
-MAX_BYTES = 4096
-_LONGEST_GRACE_SECONDS = 600
-_MOST_NODES = 1 << 16
-_LONGEST_NAME = 253
-"""Most characters in the name of a host or a pod (RFC 1035, RFC 1123)."""
-LONGEST_MEMBERS = 2048
-"""Most characters of `members`: enough for thousands of pods if slots are nearly in order."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """The description of the group that one pod receives, for one generation."""
-
-    job_uid: str
-    attempt: int
-    generation: int
-    node_rank: int | None = None
-    """None: the pod has no node rank and waits for one."""
-    nodes: int
-    """Pods in the group."""
-    master_addr: str
-    """Host name of the pod of node rank 0."""
-    master_address: str = ""
-    """Its numeric address; empty if the operator does not know it."""
-    start: bool = True
-    """True if ranks that restart may start now; False while others are missing."""
-    grace_seconds: int = 15
-    """Time that ranks get to end before they restart."""
-    broken: bool = False
-    """True if the previous generation lost a pod: its ranks would wait for it in vain."""
-    leader: str = ""
-    """Name of node rank 0's pod; empty: unknown."""
-    led: bool = False
-    """True if that pod's launcher began this generation because no operator was running."""
-    host: str = ""
-    """Host name of the receiving pod; other pods of the job refuse the assignment. Empty: any."""
-    members: str = ""
-    """Slots of the group's pods in the order of their node ranks, such as `0-2,5`. Only node rank 0
-    receives them, because it may have to lead. Empty: it must not lead."""
-
-    @classmethod
-    def parse(cls, text: bytes) -> Assignment:
-        """Parse an assignment that the operator sent.
-
-        Raises:
-            ValueError: the text is no valid assignment; the message names the field.
-        """
-        assignment = from_json(cls, text)
-        if (
-            not 0 < assignment.nodes <= _MOST_NODES
-            or (assignment.node_rank or 0) >= assignment.nodes
-        ):
-            raise ValueError("nodeRank: must be null or 0 to nodes - 1")
-        if not 0 < len(assignment.master_addr) <= _LONGEST_NAME:
-            raise ValueError(f"masterAddr: must be a host name of 1 to {_LONGEST_NAME} characters")
-        if assignment.master_address:
-            ip_address(assignment.master_address)
-        if len(assignment.host) > _LONGEST_NAME:
-            raise ValueError(f"host: must have at most {_LONGEST_NAME} characters")
-        if len(assignment.leader) > _LONGEST_NAME:
-            raise ValueError(f"leader: must have at most {_LONGEST_NAME} characters")
-        if len(assignment.members) > LONGEST_MEMBERS:
-            raise ValueError(f"members: must have at most {LONGEST_MEMBERS} characters")
-        if assignment.grace_seconds > _LONGEST_GRACE_SECONDS:
-            raise ValueError(f"graceSeconds: must be at most {_LONGEST_GRACE_SECONDS}")
-        return assignment
+class Assignment(GroupAssignment):
+    """An assignment, as a pod applies it."""
 
     def concerns(self, placement: Placement) -> bool:
         """Return whether it is for the job and attempt of this pod."""
@@ -146,6 +82,6 @@ class AssignmentFile:
     def read(self) -> Assignment | None:
         """Return the newest assignment; None if there is none or it cannot be read."""
         try:
-            return Assignment.parse(self._path.read_bytes())
+            return Assignment.read(self._path.read_bytes())
         except (OSError, ValueError):
             return None

@@ -120,7 +120,10 @@ class Connection:
             pending=self._pending,
             gate=Gate(
                 self._accelerator.record if self._accelerator is not None else None,
-                self._failure,
+                # Without a device, nothing else can break the group, and no step calls more code.
+                partial(getattr, self._pending, "failure")
+                if self._accelerator is None
+                else self._failure,
                 timeout_seconds=timeout.total_seconds(),
                 told_to_stop=self._told_to_stop,
             ),
@@ -137,7 +140,7 @@ class Connection:
         if self._communicator is not None:
             # The host may wait for the device elsewhere, such as in a forward pass that reads a
             # number. Only an abort ends that wait.
-            start_thread("communicator", self._watch)
+            start_thread("ddp: watches the device's group", self._watch)
         if size > 1:
             self._lifeline = tie(
                 group,
@@ -224,7 +227,8 @@ class Connection:
         Each abort returns once the device is idle, and it waits for the collectives of the others.
         """
         others = [
-            start_thread("abort", partial(_abort, smaller)) for smaller in list(self._smaller)
+            start_thread("ddp: aborts a group", partial(_abort, smaller))
+            for smaller in list(self._smaller)
         ]
         _abort(communicator)
         for thread in others:

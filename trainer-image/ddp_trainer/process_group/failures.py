@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 
 import torch
+from ddp_protocol.error_texts import Class, any_of
 from torch import distributed as dist
 
 from ddp_trainer.exit_codes import LostDeviceError, LostPeerError
-from ddp_trainer.process_group import messages
 from ddp_trainer.process_group.lost_peers import tells_of_lost_peer
 
 _DeviceError = getattr(torch, "AcceleratorError", LostDeviceError)
 """New in torch 2.8. Older releases raise a RuntimeError with the same text."""
-_GLOO = re.compile("|".join(messages.GLOO))
-_CUDA = re.compile("|".join(messages.CUDA))
+_GLOO = re.compile(any_of(Class.GLOO))
+_CUDA = re.compile(any_of(Class.CUDA))
 _PLACE = re.compile(r"^\[[^]]*gloo/[^]]*\] |^(?P<who>NCCL) error in: [^,]*:\d+, ")
 _ADVICE = re.compile(
     r"\. This is typically caused by .*$|,? \(run with NCCL_DEBUG[^)]*\)|, NCCL version .*$"

@@ -75,13 +75,13 @@ class Heartbeat:
 
     def start(self) -> None:
         """Start to send heartbeats and to watch those of others."""
-        self._threads.append(start_thread("operator's word", self._expect_word))
+        self._threads.append(start_thread("ddp: listens to the operator", self._expect_word))
         if self._timeout_seconds <= 0:
             return
-        self._threads.append(start_thread("heartbeat", self._run))
+        self._threads.append(start_thread("ddp: sends heartbeats", self._run))
         if self._rank != 0:
             # A request to the store never returns while rank 0, which hosts it, is frozen.
-            self._threads.append(start_thread("answers", self._expect_answers))
+            self._threads.append(start_thread("ddp: watches rank 0", self._expect_answers))
 
     def stop(self, *, wait_seconds: float = 0.0) -> None:
         """Stop; wait at most `wait_seconds` for a request in progress."""

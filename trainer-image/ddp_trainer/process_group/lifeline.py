@@ -96,7 +96,9 @@ class Lifeline:
         else:
             self._listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
         self._listener.setblocking(False)
-        start_thread("lifelines", lambda: self._watch_all(key, size + _SPARE_CONNECTIONS))
+        start_thread(
+            "ddp: watches all connections", lambda: self._watch_all(key, size + _SPARE_CONNECTIONS)
+        )
         return int(self._listener.getsockname()[1]), key.hex()
 
     def connect(self, address: str, port: int, key: str, *, within_seconds: float) -> None:
@@ -117,7 +119,7 @@ class Lifeline:
         line = _Line(connection, rank=0)
         with self._lock:
             self._lines.add(line)
-        start_thread("lifeline", lambda: self._watch(line))
+        start_thread("ddp: watches a connection", lambda: self._watch(line))
 
     def leave(self, why: str | None = None) -> None:
         """Leave the group; callable from any thread. Only the first call has an effect.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from ddp_trainer.process_group import messages
+from ddp_protocol.error_texts import Class, any_of
 
-_PEER = re.compile("|".join(messages.PEER))
-_OWN = re.compile("|".join(messages.OWN))
+_PEER = re.compile(any_of(Class.GLOO, Class.PEER))
+_OWN = re.compile(any_of(Class.CUDA, Class.OWN))
 
 
 def tells_of_lost_peer(words: str) -> bool:

@@ -122,7 +122,7 @@ class Connections:
                 if is_over:
                     self.cut()
 
-        threading.Thread(target=watch, name="deadline", daemon=True).start()
+        threading.Thread(target=watch, name="ddp: limits a connection", daemon=True).start()
         try:
             yield
         finally:

@@ -53,9 +53,19 @@ def release_last_group() -> threading.Thread:
         # reference, it would wait for itself, and torch would abort.
         if not _has_no_other_references(groups):
             _kept.extend(groups)
+        # torch 2.7 ends a group while it holds Python's lock, for which the group's threads may
+        # wait. It ends a backend without the lock, so the backends are dropped last.
+        backends = [backend for group in groups for backend in _backends_of(group)]
         groups.clear()
+        backends.clear()
 
-    return start_thread("teardown", release)
+    return start_thread("ddp: ends the old group", release)
+
+
+def _backends_of(group: dist.ProcessGroup) -> list[object]:
+    if type(group) is not dist.ProcessGroup:
+        return []  # a script's group, which has no backend of its own
+    return [group._get_backend(device) for device in group._device_types]
 
 
 def _has_no_other_references(groups: list[dist.ProcessGroup]) -> bool:

@@ -50,7 +50,7 @@ def _end_stuck(what: str) -> None:
     end_process(ExitCode.FAILURE)
 
 
-class World:
+class GroupFormer:
     """The ranks of the job as this process meets them, as often as needed; one for each process."""
 
     def __init__(

@@ -6,12 +6,15 @@ scripts change parameters in the forward pass, such as those of a momentum encod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, is_
 
 import torch
 from torch import Tensor, nn
 
+_children, _buffers = attrgetter("_modules"), attrgetter("_buffers")
+_layout, _version = attrgetter("shape", "dtype", "device"), attrgetter("_version")
 _SMALL_BYTES = 1 << 16
 """Copying so little costs less than checking for changes."""
 
@@ -22,6 +25,36 @@ Slot = tuple[nn.Module, str]
 def slots(modules: Iterable[nn.Module]) -> Iterator[Slot]:
     """Yield the places of all buffers in modules that are listed once each."""
     return ((module, name) for module in modules for name in module._buffers)
+
+
+class Modules:
+    """The modules of some models, each once, and the places of their buffers.
+
+    A walk through all modules takes longer than a small step's other work here, so it is repeated
+    only if a module has other children than before.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        self._models = models
+        self.all: Collection[nn.Module] = []
+        """The modules at the last call of `places`."""
+        self._children: list[dict[str, nn.Module | None]] = []
+        """Children of each module then."""
+        self._names: list[list[str]] = []
+        """Names of each module's buffers then."""
+        self._places: Sequence[Slot] = []
+
+    def places(self) -> Sequence[Slot]:
+        """Return the places of all buffers, as they are now."""
+        # No hook on registration: torch has none for what is removed, or inserted in a ModuleList.
+        children, names = [*map(_children, self.all)], [*map(list, map(_buffers, self.all))]
+        if self.all and children == self._children and names == self._names:
+            return self._places
+        self.all = {module: None for model in self._models for module in model.modules()}
+        self._children = [dict(module._modules) for module in self.all]
+        self._names = [list(module._buffers) for module in self.all]
+        self._places = list(slots(self.all))
+        return self._places
 
 
 @dataclass(kw_only=True)
@@ -47,8 +80,8 @@ class _Copy:
             self.of, self.version = tensor, -1
 
     @property
-    def is_current(self) -> bool:
-        """Return whether the tensor is known to be unchanged since the copy.
+    def may_be_current(self) -> bool:
+        """Return whether changes of the tensor are counted, and worth a look.
 
         torch counts the changes of a tensor. Exceptions are those by batch norm, which writes its
         running statistics uncounted, and those through `.data`, as is usual for averages of code
@@ -56,9 +89,13 @@ class _Copy:
         way.
         """
         tensor = self.of
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.nbytes <= _SMALL_BYTES:
-            return False
-        return not tensor.is_inference() and self.version == tensor._version
+        is_number = tensor.is_floating_point() or tensor.is_complex()
+        return not (is_number or tensor.nbytes <= _SMALL_BYTES or tensor.is_inference())
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether the tensor is known to be unchanged since the copy."""
+        return self.may_be_current and self.version == self.of._version
 
     def note(self) -> None:
         """Note that both are equal now."""
@@ -70,6 +107,49 @@ def is_alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
 
 
+Alike = list[tuple[list[Tensor], list[Tensor]]]
+"""Sources and targets of copies; those of one type together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Repetition:
+    """The copies of a step, for later ones that have the same tensors: most steps of a training."""
+
+    places: Sequence[Slot]
+    tensors: Sequence[Tensor]
+    layouts: Sequence[tuple[object, ...]]
+    counted: Sequence[Tensor]
+    """Tensors that are copied only after a change that torch has counted."""
+    versions: Sequence[int]
+    copies: Alike
+    """Of all others."""
+
+    @classmethod
+    def of(cls, places: Sequence[Slot], copies: Sequence[_Copy]) -> _Repetition:
+        """Return the repetition of copies that were just taken."""
+        tensors = [copy.of for copy in copies]
+        counted = [copy.of for copy in copies if copy.may_be_current]
+        others = [copy for copy in copies if not copy.may_be_current]
+        return cls(
+            places=places,
+            tensors=tensors,
+            layouts=[*map(_layout, tensors)],
+            counted=counted,
+            versions=[*map(_version, counted)],
+            copies=_alike([copy.of for copy in others], [copy.value for copy in others]),
+        )
+
+    def fits(self, places: Sequence[Slot], tensors: Sequence[Tensor | None]) -> bool:
+        """Return whether the tensors are the same ones, as large as they were."""
+        return (
+            places is self.places
+            and len(tensors) == len(self.tensors)
+            and all(map(is_, tensors, self.tensors))
+            and [*map(_layout, tensors)] == self.layouts
+            and [*map(_version, self.counted)] == self.versions
+        )
+
+
 class Copies:
     """Copies of buffers, and of some parameters, at one moment; the next ones reuse the memory."""
 
@@ -77,14 +157,22 @@ class Copies:
         self._buffers: list[tuple[Slot, _Copy | None]] = []
         """None: the place was empty."""
         self._parameters: list[_Copy] = []
+        self._repetition: _Repetition | None = None
+        """None: there was no copy yet."""
 
     @property
     def values(self) -> Sequence[Tensor]:
         """The copies of buffers, in the order of their places."""
         return [copy.value for _, copy in self._buffers if copy is not None]
 
-    def take(self, places: Iterable[Slot], parameters: Sequence[Tensor] = ()) -> None:
+    def take(self, places: Sequence[Slot], parameters: Sequence[Tensor] = ()) -> None:
         """Copy all tensors that may have changed since the last call."""
+        if not (places or parameters or self._buffers or self._parameters):
+            return
+        tensors = [module._buffers[name] for module, name in places] + [*parameters]
+        if self._repetition is not None and self._repetition.fits(places, tensors):
+            _copy_all(self._repetition.copies)
+            return
         before = self._buffers
         self._buffers = []
         for number, (module, name) in enumerate(places):
@@ -98,9 +186,10 @@ class Copies:
             for number, parameter in enumerate(parameters)
         ]
         stale = [copy for copy in self._copies() if not copy.is_current]
-        _copy_all([copy.of for copy in stale], [copy.value for copy in stale])
+        _copy_all(_alike([copy.of for copy in stale], [copy.value for copy in stale]))
         for copy in stale:
             copy.note()
+        self._repetition = _Repetition.of(places, [*self._copies()])
 
     def put_back(self, places: Iterable[Slot]) -> None:
         """Write the copies to where they come from, which no backward pass may need any longer.
@@ -121,7 +210,7 @@ class Copies:
             if not copy.fits(copy.of):
                 copy.of.data = copy.value.clone()
         stale = [copy for copy in self._copies() if not copy.is_current]
-        _copy_all([copy.value for copy in stale], [copy.of for copy in stale])
+        _copy_all(_alike([copy.value for copy in stale], [copy.of for copy in stale]))
         for copy in stale:
             copy.note()
 
@@ -153,13 +242,17 @@ def _copy(known: _Copy | None, tensor: Tensor) -> _Copy:
     return known
 
 
-@torch.no_grad()
-def _copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copy all tensors of one type in one launch instead of one for each."""
+def _alike(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> Alike:
     alike: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
     for source, target in zip(sources, targets, strict=True):
         ours, theirs = alike.setdefault((source.dtype, source.device), ([], []))
         ours.append(source)
         theirs.append(target)
-    for some_sources, some_targets in alike.values():
-        torch._foreach_copy_(some_targets, some_sources)
+    return [*alike.values()]
+
+
+@torch.no_grad()
+def _copy_all(copies: Alike) -> None:
+    """Copy all tensors of one type in one launch instead of one for each."""
+    for sources, targets in copies:
+        torch._foreach_copy_(targets, sources)

@@ -169,6 +169,11 @@ class Votes:
             self.stop = is_carried(stop)
             self.save, self.leave, self.has_end = save > 0, leave > 0, has_end > 0
 
+    @property
+    def next_step(self) -> float:
+        """The step before or after which something of a vote is due; the same on all ranks."""
+        return self._voted_at + (1 if self._wait is not None else self._every_steps)
+
     def pace(self, step_seconds: float) -> None:
         """Set how often to vote; all ranks must call this with the same value at the same step."""
         self._every_steps = max(1, int(_INTERVAL_SECONDS / max(step_seconds, 1e-9)))

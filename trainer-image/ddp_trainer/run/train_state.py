@@ -7,10 +7,9 @@ part of it: see `seeds`.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,30 +17,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddp_trainer.collectives.shard_assignment import ShardAssignment
-from ddp_trainer.exit_codes import ConfigurationError, NewProcessError
-from ddp_trainer.run.buffers import Copies, slots
-from ddp_trainer.run.parameter_watch import ParameterWatch
+from ddp_trainer.run.buffers import Copies
 from ddp_trainer.run.parts import Parts, move
-from ddp_trainer.run.position import Bookmarks, Order, Position
+from ddp_trainer.run.passes import Passes
+from ddp_trainer.run.position import (
+    BEFORE_TRAINING,
+    Asked,
+    Bookmarks,
+    Order,
+    Position,
+    before_epoch,
+)
 from ddp_trainer.run.updates import SchedulerInterval, Updates
 from ddp_trainer.settings.batch import Batch
-
-_logger = logging.getLogger(__name__)
-
-
-Asked = tuple[int, int, int]
-"""A place in the script at which ranks asked each other for a sum."""
-BEFORE_TRAINING: Asked = (0, 0, 0)
-
-
-def before_epoch(epoch: int) -> Asked:
-    """Return the place before the first batch of an epoch."""
-    return 1, epoch, 0
-
-
-def after_step(step: int, *, epoch: int) -> Asked:
-    """Return the place outside of the loop over batches, after a step."""
-    return 2, step, epoch
 
 
 class TrainState:
@@ -94,16 +82,13 @@ class TrainState:
         """When the last step was completed; None: the group has completed none."""
         self._epoch_samples: int | None = None
         """Samples of the present epoch; None: as many as in the first one."""
-        self._before, self._copies = Copies(), Copies()
         self.parts = Parts(parts)
         self.models, self.optimizers = self.parts.models, self.parts.optimizers
         for name, part in self.parts.by_name.items():
             if isinstance(part, nn.Module):
                 move(part, device, name=name)
         self._updates = Updates(self.parts, scheduler_interval=scheduler_interval)
-        self._watch = ParameterWatch(self.models)
-        self._modules: dict[nn.Module, None] = {}
-        """Modules of all models before this step, each once."""
+        self.passes = Passes(self.parts, self._updates)
 
     # State.
 
@@ -146,17 +131,8 @@ class TrainState:
             "answers": [(place, list(values)) for place, values in self.answers.items()],
             "score": self.score,
             "trained_seconds": self.trained_seconds,
-            "changing": [list(name) for name in self._watch.names()],
+            "changing": [list(name) for name in self.passes.watch.names()],
         }
-
-    def untrained(self) -> Iterator[Tensor]:
-        """Return the models' tensors that no gradient changes: buffers and frozen parameters.
-
-        Something else may change them, for example an average of weights.
-        """
-        for model in self.models:
-            yield from (each for each in model.parameters() if not each.requires_grad)
-            yield from model.buffers()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of `state_dict` or `full_state_dict`, into the model's present tensors.
@@ -169,7 +145,7 @@ class TrainState:
         for name, part in self.parts.by_name.items():
             if name in state:
                 part.load_state_dict(state[name])
-        self.order = self._as_begun(Order(**state["order"]))
+        self.order = Order(**state["order"]).with_shards(self.batch)
         self.bookmarks = Bookmarks(**state["bookmarks"]) if "bookmarks" in state else None
         self.load_progress_dict(state)
         self.is_torn = False
@@ -183,7 +159,7 @@ class TrainState:
         self.answers = {tuple(place): values for place, values in state.get("answers", [])}
         self.score = state.get("score")
         self.trained_seconds = state.get("trained_seconds")
-        self._watch.expect((number, name) for number, name in state.get("changing", ()))
+        self.passes.watch.expect((number, name) for number, name in state.get("changing", ()))
         self._begin_here()
 
     def choose_samples(self, samples: int) -> None:
@@ -193,13 +169,7 @@ class TrainState:
             ConfigurationError: the run has begun with another training set, in which positions have
                 another meaning.
         """
-        if self.order.samples not in (0, samples) or self.order.readers > 0:
-            had = f"{self.order.samples} samples" if self.order.samples else "an unknown number"
-            raise ConfigurationError(
-                f"the training set has {samples} samples, but had {had} when this run began: "
-                "to train from the beginning, choose another checkpoint directory"
-            )
-        self.order = replace(self.order, samples=samples, readers=0)
+        self.order = self.order.of_samples(samples)
 
     def begin_epoch(self, samples: int) -> None:
         """Set the number of samples in the present epoch; 0: unknown."""
@@ -215,43 +185,26 @@ class TrainState:
         Raises:
             ConfigurationError: the run is in the middle of an epoch of other streams or samples.
         """
-        order, begins_epoch = self.order, self.position.samples == 0
-        if order.samples > 0 or (order.readers not in (0, readers) and not begins_epoch):
-            what = f"{order.readers} streams" if order.readers else f"{order.samples} samples"
-            raise ConfigurationError(
-                f"this run has trained on a part of {what}, which cannot be mapped to {readers} "
-                "streams: continue with as many ranks as before; or, to train from the beginning, "
-                "choose another checkpoint directory"
-            )
-        self.order = replace(order, samples=0, readers=readers)
-
-    def _as_begun(self, order: Order) -> Order:
-        shards = self.batch.shards_of(order.shards)
-        if shards not in (0, self.batch.shards):
-            _logger.info(
-                "a step has the batches of %d ranks, as when this training began, not of %d",
-                shards,
-                self.batch.shards,
-            )
-        return replace(order, shards=shards)
+        self.order = self.order.of_streams(readers, begins_epoch=self.position.samples == 0)
 
     # Time.
 
     def begin_group(self) -> None:
         """Note that training continues from here in another group: its first step takes longer."""
         self._begin_here()
-        self._watch.expect_no_change()
+        self.passes.watch.expect_no_change()
 
     def _begin_here(self) -> None:
         """Note that neither the time of the last step nor the schedulers' counts are known."""
         self._stepped_at = None
         self._updates.begin()
 
-    def count_time(self) -> None:
-        """Count the time since the group's previous step, because a step is complete."""
+    def count_time(self) -> float:
+        """Count the time since the group's previous step; return the time, of a complete step."""
         before, self._stepped_at = self._stepped_at, time.monotonic()
         if before is not None and self.trained_seconds is not None:
             self.trained_seconds += self._stepped_at - before
+        return self._stepped_at
 
     # Steps.
 
@@ -272,56 +225,6 @@ class TrainState:
         for model in self.models:
             yield from model.buffers()
 
-    def before(self) -> Copies:
-        """Copy what passes change, so that `take_back` can undo it; valid until the next call."""
-        # A walk through all modules takes longer than a small step's other work here.
-        self._modules = {module: None for model in self.models for module in model.modules()}
-        self._watch.begin()
-        self._before.take(slots(self._modules), self._watch.changing)
-        return self._before
-
-    def end_passes(self, *, are_undone: bool = False) -> None:
-        """Note which parameters the passes changed, before an optimizer does.
-
-        `are_undone`: `take_back` follows.
-
-        Raises:
-            NewProcessError: it cannot, because some changed that had never changed before.
-        """
-        changed = self._watch.end()
-        if changed and are_undone:
-            raise NewProcessError(
-                f"the forward pass changed {', '.join(changed[:3])} for the first time in the step "
-                "in which a rank was lost, and the earlier values are not known: this process "
-                "starts again"
-            )
-
-    def copy_buffers(self) -> Copies:
-        """Copy the present buffers; the copies are valid until the next call."""
-        self._copies.take(slots(self._modules))
-        return self._copies
-
-    def set_buffers(self, copies: Copies) -> None:
-        """Restore what was copied; no backward pass may need it any longer."""
-        copies.put_back(slots(self._modules))
-
-    def take_back(self, before: Copies, *, in_turn: bool = False) -> None:
-        """Undo the changes of a step's passes, because the step is not taken.
-
-        `in_turn`: the script may still use what they computed.
-        """
-        if in_turn:
-            before.put_others(slots(self._modules))
-        else:
-            self.set_buffers(before)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        self.forget_unscaling()
-
-    def forget_unscaling(self) -> None:
-        """Forget that the script unscaled gradients: the step uses other ones."""
-        self._updates.forget_unscaling()
-
     def complete_step(
         self, samples: int, *, ends_epoch: bool = False, clip_grad_norm: float | None = None
     ) -> None:
@@ -341,7 +244,7 @@ class TrainState:
         Buffers return to `before`. Optimizers and scaler stay as they are; schedulers step, so that
         the rates of later steps are those of their position.
         """
-        self.take_back(before)
+        self.passes.take_back(before)
         self._updates.skip(self.position, score=self.score)
         self._advance(samples, ends_epoch=ends_epoch, is_skipped=True)
 
@@ -361,8 +264,10 @@ class TrainState:
         self.position.advance(samples, epoch_length=self._epoch_length, is_skipped=is_skipped)
         if ends_epoch:
             self.position.end(epoch_length=self._epoch_length)
-        kept = BEFORE_TRAINING, before_epoch(self.position.epoch)
-        self.answers = {place: given for place, given in self.answers.items() if place in kept}
+        if self.answers:
+            kept = {BEFORE_TRAINING, before_epoch(self.position.epoch)}
+            for place in self.answers.keys() - kept:
+                del self.answers[place]
         self.score = None
 
     def end_epoch(self) -> None:

@@ -24,6 +24,7 @@ class Updates:
         """`scheduler_interval`: unit in which torch's schedulers count."""
         self._parts = parts
         self._scheduler_interval = scheduler_interval
+        self._schedulers = [*parts.schedulers, *parts.plateaus]
         self._may_step = False
         self._stepped: list[object] = []
         """What each scheduler had counted after the last step here; empty: not known."""
@@ -52,7 +53,8 @@ class Updates:
         Raises:
             ConfigurationError: the script stepped a scheduler.
         """
-        self._expect_own_steps()
+        if self._schedulers:
+            self._expect_own_steps()
         for schedule in self._parts.schedules:
             schedule.set_rates(position)
         begins_epoch = position.epoch > 0 and position.samples == 0 and position.turns == 0
@@ -75,7 +77,8 @@ class Updates:
         if is_taken and ends_step and self._scheduler_interval == "step":
             for scheduler in self._parts.schedulers:
                 scheduler.step()
-        self._stepped = self._counts()
+        if self._schedulers:
+            self._stepped = self._counts()
         for optimizer in self._parts.optimizers:
             optimizer.zero_grad()
 
@@ -110,8 +113,7 @@ class Updates:
 
     def _counts(self) -> list[object]:
         """Return how often each scheduler has stepped."""
-        schedulers = [*self._parts.schedulers, *self._parts.plateaus]
-        return [getattr(each, "last_epoch", None) for each in schedulers]
+        return [getattr(each, "last_epoch", None) for each in self._schedulers]
 
     def _expect_own_steps(self) -> None:
         if self._stepped and self._stepped != self._counts():

@@ -46,6 +46,8 @@ class Placement:
     """None: no checkpoints are written or read."""
     status_port: int | None = None
     """Where the launcher serves the pod's status; None: nowhere."""
+    leader_port: int | None = None
+    """Port of node rank 0's launcher, in local runs; None: the same as this pod's."""
     generation: int = 0
     """Generation of the group: a higher one each time all its processes have restarted."""
     batch: Batch = field(default_factory=Batch)
@@ -85,6 +87,9 @@ class Placement:
             checkpoint_dir=Path(checkpoint_dir) if checkpoint_dir else None,
             status_port=_integer(env, "DDP_STATUS_PORT", minimum=1, maximum=65535)
             if env.get("DDP_STATUS_PORT")
+            else None,
+            leader_port=_integer(env, "DDP_LEADER_PORT", minimum=1, maximum=65535)
+            if env.get("DDP_LEADER_PORT")
             else None,
             generation=_integer(env, "DDP_GENERATION", minimum=0)
             if env.get("DDP_GENERATION")

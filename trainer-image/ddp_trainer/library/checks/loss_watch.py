@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -59,16 +59,17 @@ def gathered(own: NonFinite | None, group: Group) -> list[NonFinite]:
     return sorted(NonFinite(*found) for found in told if found)
 
 
+Losses = tuple[int, Sequence[Tensor | float], Sequence[int]]
+"""The number of a step, its losses, and the indices of its samples."""
+
+
 class LossWatch:
     """The losses of one rank since the last interval."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[int, Sequence[Tensor | float], Sequence[int]]]
-        self._steps = deque(maxlen=_MOST_STEPS)
-
-    def note(self, step: int, losses: Sequence[Tensor | float], samples: Sequence[int]) -> None:
-        """Note the losses of a complete step, and the indices of its samples."""
-        self._steps.append((step, losses, samples))
+        self._steps: deque[Losses] = deque(maxlen=_MOST_STEPS)
+        self.note: Callable[[Losses], None] = self._steps.append
+        """Note the losses of a complete step."""
 
     def first(self, rank: int) -> NonFinite | None:
         """Return the first loss that is not finite; None: all are, or the script passes none."""

@@ -62,7 +62,7 @@ class Probe(Attempt):
         # Turns of several optimizers add up to one fingerprint.
         self.gradients = fingerprint(run.models, loss) ^ (self.gradients or 0)
         timer.note(Phase.COMPUTE)
-        run.take_back(self.before, in_turn=in_turn)
+        run.passes.take_back(self.before, in_turn=in_turn)
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def undone(run: TrainState) -> Iterator[Copies]:
 
     Yields the buffers of the beginning.
     """
-    buffers, parameters = run.before(), _parameters(run.models)
+    buffers, parameters = run.passes.before(), _parameters(run.models)
     before = [parameter.grad for parameter in parameters]
     with kept_generators():
         for parameter in parameters:
@@ -109,7 +109,7 @@ def undone(run: TrainState) -> Iterator[Copies]:
         try:
             yield buffers
         finally:
-            run.take_back(buffers)
+            run.passes.take_back(buffers)
             put_back(parameters, before)
 
 

@@ -18,12 +18,11 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from concurrent import futures
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -31,21 +30,11 @@ from torch.distributed.fsdp import FSDPModule
 from ddp_trainer.collectives.group import Group
 from ddp_trainer.exit_codes import NewProcessError
 from ddp_trainer.library.sharded import packing
-from ddp_trainer.library.sharded.agreement import (
-    Decision,
-    Inventory,
-    copy_distances,
-    newest_complete,
-)
+from ddp_trainer.library.sharded.agreement import Decision, copy_distances, newest_complete
+from ddp_trainer.library.sharded.exchange import gathered, receive, send, started
 from ddp_trainer.library.sharded.saved_parts import SavedParts
 from ddp_trainer.memory.volume import Key
 from ddp_trainer.run.train_state import TrainState
-from ddp_trainer.system.threads import start_thread
-
-_PIECE_BYTES = 32 << 20
-"""The group's timeout applies to each piece of a snapshot that is sent."""
-_LENGTH, _PIECE = 0, 1
-"""Tags of messages."""
 
 _logger = logging.getLogger(__name__)
 
@@ -86,7 +75,7 @@ class Snapshots:
             self._group = group
         self._expect_place(group)
         own = {0} if self._run.is_fresh else set(self._own)
-        inventories = _gathered(
+        inventories = gathered(
             group,
             own=[Key(0, step) for step in own],
             copies=[(rank, Key(0, step)) for rank, step in self._copies],
@@ -135,7 +124,7 @@ class Snapshots:
                 restart.
         """
         files = self._saved_parts.files()
-        inventories = _gathered(
+        inventories = gathered(
             group,
             own=[key for rank, key in files if rank == group.rank],
             copies=[(rank, key) for rank, key in files if rank != group.rank],
@@ -192,7 +181,7 @@ class Snapshots:
         step = max(self._own)
         [ranks] = self._group.sum(float(self._saved_parts.wants(step)))
         if ranks == self._group.size:
-            self._saving = _started(partial(self._saved_parts.save, step, self._own[step]))
+            self._saving = started(partial(self._saved_parts.save, step, self._own[step]))
 
     def leave_step(self) -> None:
         """Note where the run stands, now that its next step will change the state."""
@@ -233,12 +222,12 @@ class Snapshots:
         """Give each rank that lacks its snapshot a copy of it."""
         begin, step = time.monotonic(), decision.key.step
         sending = [
-            _started(partial(_send, self._copies[rank, step], group, to=rank))
+            started(partial(send, self._copies[rank, step], group, to=rank))
             for rank, sender in decision.senders.items()
             if group.rank == sender
         ]
         if group.rank in decision.senders:
-            memory = _receive(None, group, source=decision.senders[group.rank])
+            memory = receive(None, group, source=decision.senders[group.rank])
             self._run.load_state_dict(self._unpacked(memory))
             self._run.is_fresh = False
             self._own = {step: memory}
@@ -272,7 +261,7 @@ class Snapshots:
         group = self._group
         assert group is not None
         known = known or [()] * group.size
-        self._copying = _started(partial(self._copy, step, self._own[step], group, known))
+        self._copying = started(partial(self._copy, step, self._own[step], group, known))
 
     def _copy(self, step: int, own: Tensor, group: Group, known: Sequence[Collection[int]]) -> None:
         """Send a snapshot to other ranks, and receive those of others, where they lack."""
@@ -281,7 +270,7 @@ class Snapshots:
             source = (group.rank - distance) % group.size
             sending = []
             if group.rank not in known[target]:
-                sending.append(_started(partial(_send, own, group, to=target)))
+                sending.append(started(partial(send, own, group, to=target)))
             if source not in known[group.rank]:
                 self._receive_copy(source, step, group)
             for sent in sending:
@@ -293,55 +282,7 @@ class Snapshots:
                 return
             steps = sorted(at for rank, at in self._copies if rank == source)
             old = [self._copies.pop((source, at)) for at in steps[:-1]]
-        memory = _receive(old[0] if old else None, group, source=source)
+        memory = receive(old[0] if old else None, group, source=source)
         with self._lock:
             if group is self._group:
                 self._copies[source, step] = memory
-
-
-def _gathered(
-    group: Group, *, own: Iterable[Key], copies: Iterable[tuple[int, Key]]
-) -> list[Inventory]:
-    """Return the inventories of all ranks; a collective."""
-    inventories = []
-    for told in group.gather(json.dumps([sorted(own), sorted(copies)]).encode()):
-        keys, others = json.loads(told)
-        inventories.append(
-            Inventory(
-                own=[Key(*key) for key in keys],
-                copies=[(rank, Key(*key)) for rank, key in others],
-            )
-        )
-    return inventories
-
-
-def _started(work: Callable[[], None]) -> futures.Future[None]:
-    """Begin work in a thread; return the future of its end."""
-    ended: futures.Future[None] = futures.Future()
-
-    def run() -> None:
-        try:
-            work()
-        except Exception as error:
-            ended.set_exception(error)
-        else:
-            ended.set_result(None)
-
-    start_thread("snapshot", run)
-    return ended
-
-
-def _send(memory: Tensor, group: Group, *, to: int) -> None:
-    group.start_send(torch.tensor([len(memory)]), to=to, tag=_LENGTH)()
-    for piece in torch.split(memory, _PIECE_BYTES):
-        group.start_send(piece, to=to, tag=_PIECE)()
-
-
-def _receive(memory: Tensor | None, group: Group, *, source: int) -> Tensor:
-    """Receive a snapshot, in this memory if it has room."""
-    length = torch.zeros(1, dtype=torch.int64)
-    group.start_receive(length, source=source, tag=_LENGTH)()
-    memory = packing.resized(memory, int(length))
-    for piece in torch.split(memory, _PIECE_BYTES):
-        group.start_receive(piece, source=source, tag=_PIECE)()
-    return memory

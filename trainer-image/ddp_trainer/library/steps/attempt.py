@@ -41,18 +41,20 @@ class Attempt:
     """Number of the group in which the step was taken; None: it was not."""
     gradients: int | None = None
     """Fingerprint of this rank's own gradients in the probe, or in the one after this step."""
-    _losses: list[tuple[int, Tensor | float]] = field(default_factory=list)
-    """Losses with the slots of their parts."""
+    losses_told: list[Tensor | float] = field(default_factory=list)
+    """Losses that the script has passed to `step`."""
+    batches: int = field(init=False)
+    """Number of this rank's batches."""
+    _slots: list[int] = field(default_factory=list)
+    """The slots of their parts."""
 
-    @property
-    def batches(self) -> int:
-        """Number of this rank's batches."""
-        return len(self.sizes)
+    def __post_init__(self) -> None:
+        self.batches = len(self.sizes)
 
     @property
     def place(self) -> tuple[int, int]:
         """Return the slot of the last batch, and the batch's number in its part."""
-        return divmod(self._last, self._batches_a_slot)
+        return divmod(self._last, self._batches_a_slot) if self.batches > 1 else (0, 0)
 
     @property
     def weight(self) -> float:
@@ -89,7 +91,8 @@ class Attempt:
     def stepped_with(self, loss: Tensor | float | None) -> bool:
         """Count a call of `step`; return whether it followed the last batch."""
         self.stepped += 1
-        self._note(loss)
+        if loss is not None:
+            self._note(loss)
         return self.stepped == self.batches
 
     def expect_step(self) -> None:
@@ -103,17 +106,14 @@ class Attempt:
         """Count a call of `step` for one of several optimizers; return its number, from 0."""
         self.stepped = self.batches
         self.turns += 1
-        self._note(loss)
+        if loss is not None:
+            self._note(loss)
         return self.turns - 1
 
-    def _note(self, loss: Tensor | float | None) -> None:
-        if loss is not None and self.sizes[self._last]:
-            slot, _ = self.place
-            self._losses.append((slot, loss.detach() if isinstance(loss, Tensor) else loss))
-
-    def told_losses(self) -> list[Tensor | float]:
-        """Return the losses that the script has passed to `step`."""
-        return [loss for _, loss in self._losses]
+    def _note(self, loss: Tensor | float) -> None:
+        if self.sizes[self._last]:
+            self.losses_told.append(loss.detach() if isinstance(loss, Tensor) else loss)
+            self._slots.append(self.place[0])
 
     def losses(self) -> list[float]:
         """Return the loss of each part times its weight, 0 for parts of other ranks.
@@ -129,7 +129,8 @@ class Attempt:
         return found
 
     def _loss(self, slot: int) -> float:
-        told = [loss for of, loss in self._losses if of == slot]
+        pairs = zip(self._slots, self.losses_told, strict=True)
+        told = [loss for of, loss in pairs if of == slot]
         if not told:
             return float("nan")
         if len(told) == 1:

@@ -7,13 +7,24 @@ take its parts and start them again.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from ddp_trainer.data.loading import Loading
-from ddp_trainer.exit_codes import LostPeerError
+from ddp_trainer.exit_codes import LostPeerError, MovedError
+from ddp_trainer.library.answers import Answers
+from ddp_trainer.library.checks.calls import Call
+from ddp_trainer.library.session import Session
+from ddp_trainer.run.seeds import seed_step
+from ddp_trainer.run.stop import is_carried
+
+_ASK_SECONDS = 0.25
+"""Time between votes on whether to stop."""
 
 
 class Parts:
@@ -71,3 +82,45 @@ class Parts:
                     return
             self._reading = None
             self._unfinished.popleft()
+
+
+def shared(session: Session, answers: Answers, loader: DataLoader[Any]) -> Iterator[Any]:
+    """Yield this rank's batches of an evaluation; see `Job.share`."""
+    run, seed = session.run, session.options.seed
+    loading = Loading(loader, seed=seed)
+    seed_step(seed, rank=session.rank, step=run.position.step, purpose="evaluation")
+    [count], begins_here = answers.sum(Call.SHARE, 1, data=loading.fingerprint)
+    parts = Parts(loading, int(count))
+    if begins_here:
+        parts.take(session.rank)
+    are_in_place = True
+    """True while each part is with the rank of its number, as at the beginning."""
+    # What each rank does depends only on these answers, so all ranks ask for the same ones.
+    while True:
+        yield from parts.batches(seconds=_ASK_SECONDS)
+        (votes, leave, unfinished, held), is_new = answers.sum(
+            Call.SHARE,
+            lambda: session.stop.vote(session.world_size),
+            session.world.current_assignment.is_outdated,
+            not parts.are_done,
+            len(parts.held),
+        )
+        stop = is_carried(votes)
+        are_in_place = are_in_place and not leave
+        if stop and is_new:
+            session.or_form(session.save_and_stop)
+        elif leave and is_new:
+            session.form(MovedError("the group changes"))
+        if held < count:
+            are_in_place = False
+            holds = [part in parts.held for part in range(int(count))]
+            answer, is_new = answers.sum(Call.SHARE, *holds)
+            rank, size = session.rank if is_new else None, session.world_size
+            parts.share_out(answer, rank=rank, size=size)
+        elif not (stop or leave or unfinished):
+            break
+    if not parts.held and are_in_place and count == session.world_size and answers.are_complete:
+        # The others were done before this rank joined. The results of the rank that it replaces
+        # are lost, and the others wait for them in their sum.
+        parts.take(session.rank)
+        yield from parts.batches(seconds=math.inf)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ddp_trainer.data.loading import is_stream
+from ddp_trainer.data.loaders import is_stream
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.settings.batch import Batch
 from ddp_trainer.settings.training import DDPOptions

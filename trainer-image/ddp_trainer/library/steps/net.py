@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,22 +16,20 @@ from ddp_trainer.collectives.shard_assignment import ShardAssignment
 from ddp_trainer.collectives.shard_gradients import ShardGradients
 from ddp_trainer.exit_codes import ConfigurationError
 from ddp_trainer.process_group.failures import is_lost_peer
-from ddp_trainer.settings.flags import as_arguments
-from ddp_trainer.settings.training import COMPRESSIONS, DDPOptions
-
-WRAP_OPTIONS = (
-    "broadcast_buffers",
-    "bucket_cap_mb",
-    "find_unused_parameters",
-    "gradient_as_bucket_view",
-    "gradient_compression",
-    "static_graph",
-)
-"""DDP options that `Job.wrap` accepts."""
+from ddp_trainer.settings.training import DDPOptions
 
 _MIB = 1 << 20
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+
+
+class _State:
+    """What changes within a step; a module takes microseconds to set an attribute."""
+
+    exchanges = False
+    """True: the next backward pass averages the gradients."""
+    has_averaged = False
+    """True: it has begun to, since the last check."""
 
 
 class Net(nn.Module):
@@ -62,10 +61,9 @@ class Net(nn.Module):
         self._wrapped: list[FixedBuckets] = []  # a list, so that it does not become a submodule
         self._shards: ShardGradients | None = None
         """Replaces DDP where a rank computes other parts of a step than its own shard."""
-        self._exchanges = False
-        """True: the next backward pass averages the gradients."""
-        self._has_averaged = False
-        """True: it has begun to, since the last check."""
+        self.state = _State()
+        self._is_laid_out = False
+        """True: all ranks of the group have the same buckets."""
         self._group: Group | None = None
         self._formed_for: list[nn.Parameter] = []
         """The parameters that were trained then."""
@@ -73,7 +71,7 @@ class Net(nn.Module):
     def form(self, group: Group, assignment: ShardAssignment) -> None:
         """Train with the ranks of a new group."""
         self.leave()
-        self._group, self._exchanges = group, False
+        self._group, self._is_laid_out, self.state.exchanges = group, False, False
         self._formed_for = [parameter for _, parameter in self._trained()]
         if not assignment.is_plain:
             options = self._options
@@ -87,7 +85,8 @@ class Net(nn.Module):
                 when_computed=self.finish,
             )
             return
-        self._wrapped = [group.wrap(self.module, self._options, when_averaging=self._note_average)]
+        note_average = partial(setattr, self.state, "has_averaged", True)
+        self._wrapped = [group.wrap(self.module, self._options, when_averaging=note_average)]
 
     @property
     def is_outdated(self) -> bool:
@@ -107,13 +106,9 @@ class Net(nn.Module):
         The backward pass of the last batch averages the gradients. `weight`: size of the part in
         shards; 0: the batch is ignored.
         """
-        self._exchanges, self._has_averaged = is_last, False
+        self.state.exchanges, self.state.has_averaged = is_last, False
         if self._shards is not None:
             self._shards.begin_batch(slot, weight=weight, is_first=is_first, is_last=is_last)
-
-    def average_no_more(self) -> None:
-        """Leave further gradients as this rank computes them, until the next batch of a step."""
-        self._exchanges = False
 
     def finish(self) -> None:
         """Average the gradients, if the last backward pass has not done so."""
@@ -132,7 +127,7 @@ class Net(nn.Module):
                 find_unused_parameters is not set; or the script called the model without this
                 wrapper.
         """
-        has_averaged, self._has_averaged = self._has_averaged, False
+        has_averaged, self.state.has_averaged = self.state.has_averaged, False
         if self._shards is not None:
             if self._shards.left_out:
                 raise self._incomplete(self._shards.left_out)
@@ -173,9 +168,6 @@ class Net(nn.Module):
             "them, or remove them from the model"
         )
 
-    def _note_average(self) -> None:
-        self._has_averaged = True
-
     def _note(self, error: Exception) -> None:
         assert self._group is not None
         if not (is_lost_peer(error) or self._group.is_broken):
@@ -190,41 +182,20 @@ class Net(nn.Module):
         if not (is_grad_enabled() and (self._wrapped or self._shards is not None)):
             return self.module(*inputs, **named)
         outputs = (self._averaged if self._wrapped else self.module)(*inputs, **named)
-        if self._exchanges and isinstance(outputs, Tensor) and outputs.requires_grad:
+        if self.state.exchanges and isinstance(outputs, Tensor) and outputs.requires_grad:
             self._before_waiting(outputs)
         return outputs
 
     def _averaged(self, *inputs: Any, **named: Any) -> Any:
         [wrapped] = self._wrapped
-        if not self._exchanges:
+        if not self.state.exchanges:
             with wrapped.no_sync():
                 return wrapped(*inputs, **named)
-        try:
-            wrapped.lay_out()  # a collective, once in a group
-        except Exception as error:
-            self._note(error)
-            return self.module(*inputs, **named)
+        if not self._is_laid_out:
+            try:
+                wrapped.lay_out()  # a collective
+            except Exception as error:
+                self._note(error)
+                return self.module(*inputs, **named)
+            self._is_laid_out = True
         return wrapped(*inputs, **named)
-
-
-def options_of(ddp: Mapping[str, Any]) -> DDPOptions:
-    """Return the options of `Job.wrap`.
-
-    Raises:
-        ConfigurationError: an option is unknown or has an invalid value.
-    """
-    unknown = set(ddp) - set(WRAP_OPTIONS)
-    if unknown:
-        raise ConfigurationError(
-            f"wrap() takes {', '.join(WRAP_OPTIONS)}, not {', '.join(sorted(unknown))}"
-        )
-    try:
-        options = DDPOptions(**ddp)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"wrap(): {as_arguments(str(error))}") from error
-    if options.gradient_compression not in COMPRESSIONS:
-        raise ConfigurationError(
-            f"wrap() got gradient_compression={options.gradient_compression!r}: choose from "
-            f"{', '.join(COMPRESSIONS)}"
-        )
-    return options

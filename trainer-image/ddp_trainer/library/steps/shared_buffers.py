@@ -37,7 +37,8 @@ class SharedBuffers:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._models = models
-        self._shared: list[_Shared] = []
+        self.shared: list[_Shared] = []
+        """The same on all ranks."""
 
     def agree(self, group: Group) -> None:
         """Find out which buffers all ranks have; a collective."""
@@ -49,7 +50,7 @@ class SharedBuffers:
         if least != greatest:
             told = [json.loads(each) for each in group.gather(message)]
             shapes = {n: s for n, s in told[0].items() if all(each.get(n) == s for each in told)}
-        self._shared = [_Shared(*own[name]) for name in shapes]
+        self.shared = [_Shared(*own[name]) for name in shapes]
 
     def share(self, group: Group, *, in_turn: bool = False) -> None:
         """Replace the buffers by rank 0's; a collective.
@@ -57,10 +58,10 @@ class SharedBuffers:
         `in_turn`: backward passes may still need the old tensors. If the group breaks, none
         changes.
         """
-        present = [each.present() for each in self._shared]
+        present = [each.present() for each in self.shared]
         values = [tensor.clone() for tensor in present] if in_turn else present
         group.broadcast_tensors(*values)
-        for each, old, value in zip(self._shared, present, values, strict=True):
+        for each, old, value in zip(self.shared, present, values, strict=True):
             module, name = each.place
             if module._buffers.get(name) is old:
                 module._buffers[name] = value

@@ -1,38 +1,58 @@
-"""Refuses to let optimizers take turns where their turns could not be repeated."""
+"""Lets several optimizers take turns in a step, where their turns can be repeated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ddp_trainer.exit_codes import ConfigurationError
-from ddp_trainer.settings.batch import Batch
+from ddp_trainer.library.checks.first_step import FirstStep
+from ddp_trainer.library.checks.probe import Probe
+from ddp_trainer.library.session import Session
+from ddp_trainer.library.steps.attempt import Attempt
+from ddp_trainer.telemetry.timing import Phase
 
 
-def check_turn(
+def take_turn(
+    session: Session,
+    first_step: FirstStep,
+    attempt: Attempt,
     optimizer: Optimizer,
-    optimizers: Iterable[Optimizer],
-    *,
-    is_sharded: bool,
-    batch: Batch,
-    accumulate: int,
-    skips_steps: bool,
-) -> None:
-    """Check that one of several optimizers can take its turn.
-
-    `optimizers`: all that `join` knows. `is_sharded`: their models are. `accumulate`: batches of a
-    step. `skips_steps`: steps whose loss is not finite are skipped.
+    loss: Tensor | float | None,
+    clip_grad_norm: float | None,
+) -> bool:
+    """Step with one of several optimizers; return False if it must step again.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: its turn could not be repeated.
     """
-    if not any(optimizer is known for known in optimizers):
+    run, formation = session.run, session.formation
+    _check_turn(session, optimizer)
+    turn = attempt.take_turn(loss)
+    if isinstance(attempt, Probe):
+        attempt.end_pass(run, session.timer, loss, in_turn=True)
+        return False
+    have_come = formation.wait_for_gradients(in_turn=True)
+    session.timer.note(Phase.COMMUNICATION)
+    is_due = turn >= run.position.turns  # otherwise it was taken before the group broke
+    run.passes.end(are_undone=not (have_come and is_due))
+    if not (have_come and is_due):
+        run.passes.take_back(attempt.before, in_turn=True)
+        return False
+    first_step.begin(run, formation)
+    run.take_turn(optimizer, clip_grad_norm=clip_grad_norm)
+    attempt.before = run.passes.before()
+    return True
+
+
+def _check_turn(session: Session, optimizer: Optimizer) -> None:
+    batch = session.batch
+    if not any(optimizer is known for known in session.run.optimizers):
         raise ConfigurationError(
             "step() got an optimizer that join() does not know: name it there, as in "
             "join(model=model, optimizer=optimizer, ...), so that its state can be saved"
         )
-    if is_sharded:
+    if session.formation.snapshots is not None:
         raise ConfigurationError(
             "step(optimizer=...) takes turns, which sharded models cannot: call job.step() "
             "once for all optimizers"
@@ -42,11 +62,11 @@ def check_turn(
             f"step(optimizer=...) takes turns with one batch, but {batch.name} may split "
             f"it: {batch.remedy}"
         )
-    if accumulate > 1:
+    if session.length.accumulate > 1:
         raise ConfigurationError(
             "step(optimizer=...) and batches(accumulate=...) cannot be combined: remove one"
         )
-    if skips_steps:
+    if session.options.skip_nonfinite_steps > 0:
         raise ConfigurationError(
             "step(optimizer=...) and skip_nonfinite_steps cannot be combined: a turn may have "
             "been taken when a loss is not finite; remove skip_nonfinite_steps"

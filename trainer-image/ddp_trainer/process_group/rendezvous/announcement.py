@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
+from ddp_protocol.message import from_json, to_json
+
 from ddp_trainer.process_group.admission import Request, send
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, replace_file
-from ddp_trainer.telemetry.wire import from_json, to_json
 
 PATH = "/rank-0"
 """Path at which the launchers' status servers receive it."""
@@ -112,7 +113,10 @@ class Announcer:
         others = [host for host in hosts if host not in (None, self._placement.master_addr)]
         if others:
             self._calls = threading.Thread(
-                target=self._call_all, args=(others, port), name="announcement", daemon=True
+                target=self._call_all,
+                args=(others, port),
+                name="ddp: announces rank 0",
+                daemon=True,
             )
             self._calls.start()
 

@@ -74,7 +74,7 @@ def _ask(name: str, port: int) -> Future[list[str]]:
         except Exception as error:
             answer.set_exception(error)
 
-    threading.Thread(target=ask, name="resolver", daemon=True).start()
+    threading.Thread(target=ask, name="ddp: resolves host names", daemon=True).start()
     return answer
 
 

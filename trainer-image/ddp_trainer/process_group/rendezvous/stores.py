@@ -59,7 +59,7 @@ def connected(address: str, port: int, is_vain: Callable[[], bool]) -> TCPStore:
         except Exception as error:
             found.put(error)
 
-    start_thread("store", connect)
+    start_thread("ddp: connects to the store", connect)
     until = time.monotonic() + REQUEST_SECONDS
     while time.monotonic() < until:
         with suppress(Empty):
