@@ -16,23 +16,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ddp_protocol.message import utc
+from ddp_protocol.world import FailureReport
+
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
+from ddp_trainer.launcher.code import PodCode
 from ddp_trainer.launcher.supervisor import Supervisor, wake
-from ddp_trainer.launcher.verdict import RankEnd, Verdict
-from ddp_trainer.launcher.world.failure_reports import (
-    Delivery,
-    FailureReport,
-    answer_of,
-    deliver,
-    message_of,
-)
+from ddp_trainer.launcher.verdict import PodResult, RankEnd
+from ddp_trainer.launcher.world.failure_reports import Delivery, answer_of, deliver, message_of
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
-from ddp_trainer.launcher.world.state import World
+from ddp_trainer.launcher.world.state import GroupState
 from ddp_trainer.process_group.assignment import Assignment, AssignmentFile
 from ddp_trainer.system.logs import DistinctErrors, log_to_stdout
 from ddp_trainer.telemetry.status import StatusFile
 from ddp_trainer.telemetry.termination import TerminationReport
-from ddp_trainer.telemetry.wire import utc
 
 SCOPE: Final = "DDP_RESTART_SCOPE"
 _SCOPES: Final = ("Auto", "InPlace", "Pod", "Gang")
@@ -87,14 +84,15 @@ class Lifetime:
     def __init__(
         self,
         supervisor: Supervisor,
-        world: World,
+        world: GroupState,
         rank_environment: RankEnvironment,
         *,
-        judge: Callable[[Sequence[RankEnd]], Verdict],
+        judge: Callable[[Sequence[RankEnd]], PodResult],
         assignment_file: AssignmentFile | None,
         status_file: StatusFile | None,
         of_rank_0: Mapping[str, str],
         standing: Standing | None,
+        code: PodCode | None = None,
         begins: Callable[[Assignment, bool], None] = lambda *_: None,
     ) -> None:
         """`assignment_file`: for ranks that form their group themselves; None: there is none.
@@ -102,6 +100,7 @@ class Lifetime:
 
         `of_rank_0`: extra variables for the ranks of the pod with node rank 0.
         `standing`: None: this pod cannot receive another assignment.
+        `code`: None: the code of this pod cannot change.
         `begins`: called with each assignment before ranks have it, and whether none run then.
         """
         self._supervisor = supervisor
@@ -112,6 +111,7 @@ class Lifetime:
         self._assignment_file = assignment_file
         self._status_file = status_file
         self._of_rank_0 = of_rank_0
+        self._code = code
         self._begins = begins
         self._current = world.assignment
         """The current assignment of this pod's ranks, or their last one."""
@@ -124,11 +124,11 @@ class Lifetime:
             self._held_until = time.monotonic() + seconds
         self._errors = DistinctErrors(_logger, "cannot write the assignment for the ranks")
 
-    def run(self) -> Verdict:
+    def run(self) -> PodResult:
         """Run this pod to its end.
 
         Raises:
-            OSError: its ranks cannot be started.
+            OSError: its ranks cannot be started, or not with the code that they need.
         """
         if self._supervisor.has_joined:
             self._world.joined()
@@ -140,6 +140,8 @@ class Lifetime:
             if not self._world.begin(assignment):
                 continue
             self._begins(assignment, True)
+            if self._code is not None:
+                self._code.use(assignment.code)
             ranks = self._take(assignment)
             ends = self._supervisor.run(ranks, self._on_event)
             self._world.ranks_run(None)
@@ -169,6 +171,9 @@ class Lifetime:
                 return assignment
             if assignment is not waits:
                 waits = assignment
+                if assignment.node_rank is None and self._code is not None:
+                    # A pod that lacks the code fails here, where that costs the group nothing.
+                    self._code.use(assignment.code)
                 self._supervisor.warm_up()
                 log_to_stdout("launcher")
                 what = (
@@ -232,7 +237,8 @@ class Lifetime:
         assignment = self._world.assignment
         if assignment is self._current or self._superseded or self._supervisor.told_to_stop:
             return
-        if not (joined and self._write(assignment)):
+        same_code = self._code is None or self._code.is_of(assignment.code)
+        if not (joined and same_code and self._write(assignment)):
             _logger.info(
                 "generation %d: ending the ranks of the previous generation", assignment.generation
             )
@@ -249,7 +255,7 @@ class Lifetime:
             self._begins(assignment, False)
             self._supervisor.stay(self._settle(assignment))
 
-    def _continues(self, ends: Sequence[RankEnd], verdict: Verdict) -> bool:
+    def _continues(self, ends: Sequence[RankEnd], verdict: PodResult) -> bool:
         """Return True if the pod continues after its ranks ended, with another assignment."""
         if ends and all(end.finished for end in ends):
             return False
@@ -260,7 +266,7 @@ class Lifetime:
         done = verdict.exit_code in (ExitCode.DONE, ExitCode.CONFIGURATION)
         return not done and self._world.assignment.generation > self._current.generation
 
-    def _left_early(self, ends: Sequence[RankEnd], verdict: Verdict) -> bool:
+    def _left_early(self, ends: Sequence[RankEnd], verdict: PodResult) -> bool:
         """Return True if the ranks ended with exit code 0 although none says that it finished.
 
         The pod must not count as completed then: many scripts exit so when told to stop, and a
@@ -268,7 +274,7 @@ class Lifetime:
         """
         return verdict.exit_code == ExitCode.DONE and not any(end.finished for end in ends)
 
-    def _ask_for_restart(self, ends: Sequence[RankEnd], verdict: Verdict) -> str | None:
+    def _ask_for_restart(self, ends: Sequence[RankEnd], verdict: PodResult) -> str | None:
         """Ask the operator to restart the group in place, if that may help.
 
         Returns:
@@ -298,7 +304,7 @@ class Lifetime:
             posting.give_up()
         return "told to stop"
 
-    def _post(self, verdict: Verdict, standing: Standing) -> Delivery:
+    def _post(self, verdict: PodResult, standing: Standing) -> Delivery:
         assignment, placement = self._current, self._rank_environment.placement
         report = FailureReport(
             job_uid=assignment.job_uid,
@@ -316,17 +322,17 @@ class Lifetime:
         return Delivery(lambda: deliver(report, host, placement), done=wake)
 
 
-def _abandoned() -> Verdict:
+def _abandoned() -> PodResult:
     """Return the verdict for a pod whose group nobody starts."""
     code = int(ExitCode.LOST_PEER)
     error = (
         f"no word from the operator for {WORD_SECONDS:g} s, while this pod waited for the start of "
         "its group: check that the operator runs and reaches the pods"
     )
-    return Verdict(exit_code=code, report=TerminationReport(error=error, exit_code=code))
+    return PodResult(exit_code=code, report=TerminationReport(error=error, exit_code=code))
 
 
-def _stopped(report: TerminationReport) -> Verdict:
+def _stopped(report: TerminationReport) -> PodResult:
     """Return the verdict for a pod that stops without an assignment."""
     code = int(ExitCode.STOPPED)
-    return Verdict(exit_code=code, report=replace(report, exit_code=code))
+    return PodResult(exit_code=code, report=replace(report, exit_code=code))

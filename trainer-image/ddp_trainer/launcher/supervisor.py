@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ddp_trainer.exit_codes import ExitCode
 from ddp_trainer.launcher.output.rank_output import Output, RankOutput
+from ddp_trainer.launcher.ranks.early_check import EarlyCheck
 from ddp_trainer.launcher.ranks.forkserver import STARTED_SIGNAL
 from ddp_trainer.launcher.ranks.frozen import Frozen
-from ddp_trainer.launcher.ranks.nested_ranks import NestedRanks
 from ddp_trainer.launcher.ranks.processes import RankProcess, dead_children
 from ddp_trainer.launcher.ranks.starters import Starter
 from ddp_trainer.launcher.ranks.stopping import LOOK_SECONDS, Stopping, end_group
@@ -62,7 +62,7 @@ class Supervisor:
         silence_seconds: float,
         can_come_back: ComesBack,
         script_has_finished: Callable[[], bool] = lambda: False,
-        nested_ranks: NestedRanks | None = None,
+        checks: Sequence[EarlyCheck] = (),
     ) -> None:
         """`output`: where ranks print; it must be entered before any rank starts.
 
@@ -73,7 +73,7 @@ class Supervisor:
         `can_come_back`: tells whether another process may replace a rank that ended.
         `script_has_finished`: tells whether a script reported, for all ranks, that it is done;
         ranks of the bundled trainer each report it themselves.
-        `nested_ranks`: looks for ranks that a script starts by itself; None: do not look.
+        `checks`: look for mistakes of the script after its ranks have started.
         """
         self._starter = starter
         self._output = output
@@ -90,7 +90,7 @@ class Supervisor:
         self._start_by = math.inf
         self._running: dict[int, RankProcess] = {}
         """By process ID."""
-        self._nested_ranks = nested_ranks
+        self._checks = checks
         self._stopping = Stopping()
         self._left: dict[int, int] = {}
         """Exit codes by process ID, of ranks that ended while their child processes still run."""
@@ -130,11 +130,11 @@ class Supervisor:
         try:
             for local_rank in range(len(self._ranks)):
                 self._start(local_rank)
-            if self._nested_ranks is not None:
-                self._nested_ranks.begin()
+            for check in self._checks:
+                check.begin()
             while self._running or self._starting:
                 self._wait(until=self._kill_at)
-                self._look_for_nested_ranks()
+                self._look_for_mistakes()
                 on_event()
                 for local_rank, end in self._reap():
                     if self._start_again(local_rank, end):
@@ -268,8 +268,8 @@ class Supervisor:
         seconds = _LOOK_EVERY_SECONDS
         if self._running:
             seconds = min(seconds, self._frozen.every_seconds)
-        if self._nested_ranks is not None and self._nested_ranks.due_in_seconds is not None:
-            seconds = min(seconds, self._nested_ranks.due_in_seconds)
+        due = [check.due_in_seconds for check in self._checks]
+        seconds = min([seconds, *(one for one in due if one is not None)])
         if self._stopping.is_busy:
             seconds = min(seconds, LOOK_SECONDS)
         if until is not None:
@@ -283,10 +283,10 @@ class Supervisor:
             self.told_to_stop = True
             self._signal_all(signal.SIGTERM)
 
-    def _look_for_nested_ranks(self) -> None:
-        seen = self._nested_ranks
-        if seen is not None and seen.look(self.rank_processes(), dict(self._ranks)):
-            _logger.warning("%s", seen.remark)
+    def _look_for_mistakes(self) -> None:
+        for check in self._checks:
+            if check.look(self.rank_processes(), dict(self._ranks)):
+                _logger.warning("%s", check.remark)
 
     def _reap(self) -> list[tuple[int, RankEnd]]:
         """Reap all dead children, including adopted orphans; return the local ranks that ended."""

@@ -164,18 +164,18 @@ class ComesBack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class PodResult:
     """The result of a pod: its exit code and report."""
 
     exit_code: int
     report: TerminationReport
     """Report of the deciding rank: the first one that failed by itself."""
 
-    def with_dumps(self, shown: bool) -> Verdict:
+    def with_dumps(self, shown: bool) -> PodResult:
         """Return the verdict of a pod that may show dumps of its ranks' collectives."""
         return replace(self, report=replace(self.report, dumps=shown or None))
 
-    def noting(self, remark: str) -> Verdict:
+    def noting(self, remark: str) -> PodResult:
         """Return the verdict with a remark after the first sentence of its error."""
         if not remark:
             return self
@@ -184,7 +184,7 @@ class Verdict:
         return replace(self, report=replace(self.report, error=error))
 
 
-def judge(ends: Sequence[RankEnd]) -> Verdict:
+def judge(ends: Sequence[RankEnd]) -> PodResult:
     """Find the primary failure among `ends`, which are in order of time."""
     lost = [end for end in ends if end.exit_code in _OF_OTHERS]
     blameless = (ExitCode.DONE, ExitCode.STOPPED, *_OF_OTHERS)
@@ -195,7 +195,7 @@ def judge(ends: Sequence[RankEnd]) -> Verdict:
     return _verdict(min(stopped or ends, key=lambda end: end.rank))
 
 
-def judge_script(ends: Sequence[RankEnd]) -> Verdict:
+def judge_script(ends: Sequence[RankEnd]) -> PodResult:
     """Find the primary failure of a user's script, where exit codes have no fixed meaning.
 
     The output of a rank shows whether it only lost another rank.
@@ -206,7 +206,7 @@ def judge_script(ends: Sequence[RankEnd]) -> Verdict:
     return _verdict(first or min(ends, key=lambda end: end.rank))
 
 
-def _verdict(end: RankEnd) -> Verdict:
+def _verdict(end: RankEnd) -> PodResult:
     error = end.cause
     printed = error is not None and end.report.error is None and bool(end.words)
     # Another process did not help either: for the operator, this is one code.
@@ -219,4 +219,4 @@ def _verdict(end: RankEnd) -> Verdict:
         printed=printed or None,
         finished=None,
     )
-    return Verdict(exit_code=exit_code, report=report)
+    return PodResult(exit_code=exit_code, report=report)

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ MOST: Final = 4096
 _PROC: Final = Path("/proc")
 _LOCAL, _STATE, _INODE = 1, 3, 9
 """Columns of /proc/net/tcp: local address and port, state, inode."""
+_MOST_SOCKETS: Final = 65536
 _LISTENS: Final = "0A"
 """TCP_LISTEN of linux/net/tcp_states.h, as written in /proc/net/tcp."""
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
@@ -117,6 +119,43 @@ def below(root: int) -> dict[int, list[Process]]:
             tree[pid] = children.pop(pid)
             waiting += [child.pid for child in tree[pid]]
     return tree
+
+
+@dataclass(frozen=True)
+class TcpSocket:
+    """A TCP socket as the kernel lists it; addresses and state in its hexadecimal digits."""
+
+    here: str
+    port_here: int
+    there: str
+    port_there: int
+    state: str
+    inode: str
+
+
+def tcp_table() -> list[TcpSocket]:
+    """Return the TCP sockets of this pod's network."""
+    return [
+        TcpSocket(*_address(fields[_LOCAL]), *_address(fields[2]), fields[_STATE], fields[_INODE])
+        for table in ("tcp", "tcp6")
+        for fields in islice(map(str.split, _lines(_PROC / "net" / table)), 1, _MOST_SOCKETS)
+        if len(fields) > _INODE
+    ]
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.partition(":")
+    return host, int(port, 16)
+
+
+def sockets_of(process: Process) -> Iterator[str]:
+    """Yield the inodes of the sockets that a process has open."""
+    with contextlib.suppress(OSError):
+        for file in (_PROC / str(process.pid) / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                kind, _, inode = os.readlink(file).partition(":")
+                if kind == "socket":
+                    yield inode.strip("[]")
 
 
 def tcp_sockets(*, listening_on: int | None = None) -> set[str]:

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from ddp_protocol.message import from_json, utc
+from ddp_protocol.progress import Resumption
+
 from ddp_trainer.system.logs import DistinctErrors
-from ddp_trainer.telemetry.status import Resumption
-from ddp_trainer.telemetry.wire import from_json, utc
 
 FILE_NAME = "metrics.jsonl"
 
@@ -121,9 +121,7 @@ class History:
 
 def _first_steps(values: dict[str, Any]) -> tuple[Resumption, ...]:
     with suppress(ValueError):  # anybody may have written the file
-        found = from_json(_Start, json.dumps(values)).first_steps[-_MOST_FIRST_STEPS:]
-        if all(datetime.fromisoformat(each.time) for each in found):
-            return found
+        return from_json(_Start, json.dumps(values)).first_steps[-_MOST_FIRST_STEPS:]
     return ()
 
 

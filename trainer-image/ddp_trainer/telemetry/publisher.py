@@ -14,20 +14,15 @@ from itertools import islice
 from math import isfinite
 from typing import Any
 
+from ddp_protocol.message import utc_to_the_millisecond
+from ddp_protocol.progress import CheckpointStatus, Resumption
+
 from ddp_trainer.system.logs import DistinctErrors
 from ddp_trainer.telemetry.histogram import Histogram
 from ddp_trainer.telemetry.history import History, Record
-from ddp_trainer.telemetry.status import (
-    CheckpointStatus,
-    Measurements,
-    PaceStatus,
-    Resumption,
-    Status,
-    StatusFile,
-)
+from ddp_trainer.telemetry.status import Measurements, Status, StatusFile, predecessor
 from ddp_trainer.telemetry.stragglers import Pace, Straggler, StragglerWatch
 from ddp_trainer.telemetry.timing import Phase, StepTimer
-from ddp_trainer.telemetry.wire import utc_to_the_millisecond
 
 _INTERVAL_SECONDS = 0.25
 
@@ -61,7 +56,7 @@ class Publisher:
         self._timer = timer
         self._watch = StragglerWatch()
         self._straggler: Straggler | None = None
-        before = _predecessor(file)
+        before = predecessor(file)
         self._before = before.measurements or _NOTHING
         self._histogram = Histogram(self._before.step_counts, total=self._before.step_seconds)
         self._reforms, self._reform_seconds = self._before.reforms, self._before.reform_seconds
@@ -70,6 +65,8 @@ class Publisher:
         self._told_phases = dict(timer.seconds)
         self._step = 0
         self._step_began = 0.0
+        self._step_seconds: list[float] = []
+        """Of the steps since the last time that anything was published."""
         self._longest_step = 0.0
         self._formed_at: float | None = None
         """Unix time; None after the group's first step is published."""
@@ -117,14 +114,17 @@ class Publisher:
     def step(self, step: int, *, trained_seconds: float | None = None) -> None:
         """Record a completed step, and the time that training to it took; None: unknown."""
         now = time.monotonic()
-        self._histogram.observe(now - self._step_began)
-        self._longest_step = max(self._longest_step, now - self._step_began)
+        seconds = now - self._step_began
+        self._step_seconds.append(seconds)
+        self._longest_step = max(self._longest_step, seconds)
         self._step_began = now
-        self._write_logged()
+        if self._logged:
+            self._write_logged()
         self._step = step
         self._last_step_at = time.time()
         self._trained_seconds = trained_seconds
-        self._tell_start()
+        if self._formed_at is not None:
+            self._tell_start(self._formed_at)
         if now >= self._due:
             self._publish(now)
 
@@ -146,7 +146,7 @@ class Publisher:
             loss=loss,
             samples_per_second=samples_per_second,
             slowest_rank=slowest_rank,
-            pace=_pace_status(step, pace),
+            pace=pace.status(step),
         )
         phases = {
             f"{phase}Seconds": round(seconds - self._told_phases[phase], 6)
@@ -171,6 +171,7 @@ class Publisher:
 
     def evaluated(self, *, step: int, epoch: int, accuracy: float) -> None:
         """Record the model's accuracy at `step` on the whole test set."""
+        self._status = replace(self._status, accuracy=round(accuracy, 6), accuracy_step=step)
         self._write(
             "evaluation",
             step=step,
@@ -232,11 +233,9 @@ class Publisher:
             self._write("metrics", step=self._logged_at, values=finite)
         self._logged.clear()
 
-    def _tell_start(self) -> None:
+    def _tell_start(self, formed: float) -> None:
         """Record the first step of a group; its duration counts as start-up."""
-        if self._formed_at is None:
-            return
-        formed, self._formed_at = self._formed_at, None
+        self._formed_at = None
         self._longest_step = 0.0
         self._write(
             "start",
@@ -256,12 +255,14 @@ class Publisher:
 
     def _publish(self, now: float) -> None:
         self._due = now + _INTERVAL_SECONDS
-        file = self._file
+        file, status = self._file, self.status()
         if file is not None:
-            self._errors.attempt(lambda: file.write(self.status()))
+            self._errors.attempt(lambda: file.write(status))
 
     def status(self) -> Status:
         """Return what there is to publish, up to the last step."""
+        self._histogram.observe(self._step_seconds)
+        self._step_seconds.clear()
         trained = self._trained_seconds
         self._status = replace(
             self._status,
@@ -293,24 +294,3 @@ class Publisher:
             reform_seconds=self._reform_seconds,
             straggler_ratio=self._straggler.ratio if self._straggler is not None else None,
         )
-
-
-def _pace_status(step: int, pace: Pace) -> PaceStatus | None:
-    if pace.others_seconds <= 0:
-        return None  # there is no other rank
-    return PaceStatus(
-        step=step,
-        rank=pace.slowest_rank,
-        seconds=round(pace.slowest_seconds, 6),
-        others_seconds=round(pace.others_seconds, 6),
-    )
-
-
-def _predecessor(file: StatusFile | None) -> Status:
-    """Return the status of the previous rank 0; an empty one with step 0 if there was none."""
-    try:
-        status = file.read() if file is not None else None
-    except (OSError, ValueError) as error:
-        _logger.warning("cannot read the status of the previous rank 0: %s", error)
-        status = None
-    return status or Status(step=0)

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_trainer.telemetry.wire import from_json, to_json
+from ddp_protocol.message import from_json, to_json
+from ddp_protocol.progress import TrainerStatus
 
 STATUS_FILE_VARIABLE = "DDP_STATUS_FILE"
 """Path of the file."""
@@ -27,25 +28,6 @@ MAX_BYTES = 64 * 1024
 """Limit for readers, which may poll many jobs."""
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointStatus:
-    """The newest complete checkpoint."""
-
-    step: int
-    path: str | None = None
-    time: str | None = None
-    """Time of completion: UTC, as in 2026-11-21T03:00:00Z."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resumption:
-    """A step at which a group began to train, or its first step."""
-
-    step: int
-    time: str
-    """When the group formed, or completed the step: UTC, as in 2026-11-21T03:00:00.250Z."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,53 +48,16 @@ class Measurements:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaceStatus:
-    """The slowest rank of the latest comparison, by its own time per step in seconds."""
-
-    step: int
-    """Step of the comparison; another one is another comparison."""
-    rank: int
-    seconds: float
-    """Without waiting for others."""
-    others_seconds: float
-    """Mean of the other ranks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Status:
+class Status(TrainerStatus):
     """The status of a training. None: unknown."""
 
-    step: int
-    """Optimizer steps completed since the beginning of training."""
-    last_step_time: str | None = None
-    """Time of the last completed step: UTC, as in 2026-11-21T03:00:00.250Z.
-
-    After a failure, training is down until this time changes.
-    """
-    trained_seconds: float | None = None
-    """Time that training to the last step took: of each group from its first step to the last one
-    that is kept. So it contains no start, no failure, and no step that was trained again.
-    """
-    total_steps: int | None = None
-    epoch: int | None = None
-    """Current epoch, counted from 1."""
-    loss: float | None = None
-    samples_per_second: float | None = None
     slowest_rank: int | None = None
     """A rank that holds the others up."""
-    pace: PaceStatus | None = None
     metrics: Mapping[str, float] | None = None
     """A script's own metrics, the newest value of each name."""
-    checkpoint: CheckpointStatus | None = None
-    resumed: Resumption | None = None
-    """Start of the current group; later steps of earlier groups are trained again."""
-    first_steps: tuple[Resumption, ...] | None = None
-    """First steps of this group and earlier ones, oldest first; None: they are not recorded."""
     finished: bool | None = None
     """Set by a script at its end: true if all ranks of this pod have trained and saved everything.
     """
-    done: bool | None = None
-    """True: the job's result is safe, so the operator counts a pod that is lost as completed."""
     measurements: Measurements | None = None
 
 
@@ -181,6 +126,16 @@ def replace_file(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             new.unlink()
         raise
+
+
+def predecessor(file: StatusFile | None) -> Status:
+    """Return the status of the previous rank 0; an empty one with step 0 if there was none."""
+    try:
+        status = file.read() if file is not None else None
+    except (OSError, ValueError) as error:
+        _logger.warning("cannot read the status of the previous rank 0: %s", error)
+        status = None
+    return status or Status(step=0)
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddp_protocol.progress import PaceStatus
+
 THRESHOLD = 1.5
 """A straggler's own time is at least this many times the mean of the other ranks."""
 MINIMUM_SECONDS = 0.001
@@ -20,6 +22,17 @@ class Pace:
     slowest_seconds: float
     others_seconds: float
     """Mean of the other ranks; 0 if there are none."""
+
+    def status(self, step: int) -> PaceStatus | None:
+        """Return what the status shows after a step; None: there is no other rank."""
+        if self.others_seconds <= 0:
+            return None
+        return PaceStatus(
+            step=step,
+            rank=self.slowest_rank,
+            seconds=round(self.slowest_seconds, 6),
+            others_seconds=round(self.others_seconds, 6),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

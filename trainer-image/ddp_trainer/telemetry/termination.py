@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_trainer.telemetry.status import CheckpointStatus, Resumption
-from ddp_trainer.telemetry.wire import from_json, to_json
+from ddp_protocol.message import from_json, to_json
+from ddp_protocol.progress import CheckpointStatus, Resumption
 
 REPORT_FD_VARIABLE = "DDP_REPORT_FD"
 """The inherited file descriptor for a rank's report."""
@@ -31,6 +31,8 @@ _LIMIT_BYTES = 4096
 _MAX_ERROR_CHARACTERS = 600
 """Leaves room for the rest even if JSON needs six bytes per character. A rank's output is limited
 in bytes; JSON needs at most two for each."""
+_MAX_METRICS = 16
+"""The operator keeps as many."""
 _DEFAULT_PATH = Path("/dev/termination-log")
 """Where the kubelet mounts the file of the termination message unless the pod says otherwise."""
 
@@ -57,6 +59,9 @@ class TerminationReport:
     """Mean over ranks at the last logged step."""
     accuracy: float | None = None
     """On the whole test set, 0 to 1."""
+    accuracy_step: int | None = None
+    metrics: Mapping[str, float] | None = None
+    """As in `Status`; the line has only a few, and none beside an error."""
     checkpoint: CheckpointStatus | None = None
     error: str | None = None
     printed: bool | None = None
@@ -78,9 +83,11 @@ class TerminationReport:
 
     def to_json(self) -> str:
         """Return a line that fits a termination message: camelCase keys, no unknown values."""
-        if self.error is None or self.printed:
-            return to_json(self)
-        return to_json(replace(self, error=self.error[:_MAX_ERROR_CHARACTERS]))
+        if self.error is None:
+            few = dict(itertools.islice((self.metrics or {}).items(), _MAX_METRICS))
+            return to_json(replace(self, metrics=few or None))
+        error = self.error if self.printed else self.error[:_MAX_ERROR_CHARACTERS]
+        return to_json(replace(self, error=error, metrics=None))
 
     @property
     def headline(self) -> str:
@@ -129,7 +136,10 @@ class RankReport:
         if self._fd is not None:
             os.pwrite(self._fd, _NUMBER.pack(round(timeout_seconds * 1000)), _TIMEOUT_OFFSET)
             threading.Thread(
-                target=self._beat, args=(self._fd, interval_seconds), name="pulse", daemon=True
+                target=self._beat,
+                args=(self._fd, interval_seconds),
+                name="ddp: shows that it runs",
+                daemon=True,
             ).start()
 
     @staticmethod

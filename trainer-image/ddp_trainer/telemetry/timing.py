@@ -41,14 +41,52 @@ class Moment(Protocol):
 class StepTimer:
     """One rank's stopwatch: each lap ends where the next one begins."""
 
-    def __init__(self, mark: Callable[[], Moment]) -> None:
-        """`mark`: marks the current point on the device's timeline; see `moments_of`."""
-        self._mark = mark
-        self._last = mark()
-        self._pending: deque[tuple[Phase, Moment]] = deque()
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
         self._own_before = 0.0
         self.seconds = dict.fromkeys(Phase, 0.0)
         """By phase, since the beginning."""
+
+    def restart(self) -> None:
+        """Ignore the time since the last lap: it belongs to no phase."""
+        self._at = time.perf_counter()
+
+    def note(self, phase: Phase) -> None:
+        """Assign the time since the last lap to `phase`; safe while collectives run."""
+        now = time.perf_counter()
+        self.seconds[phase] += now - self._at
+        self._at = now
+
+    lap = note
+
+    def lap_before_waiting(self, loss: Tensor) -> None:
+        """End a compute lap when this rank's own gradients are ready.
+
+        Call it before `loss.backward()`, which returns when the gradients of all ranks are ready.
+        """
+
+        def when_backward_begins(_gradient: Tensor) -> None:
+            # Callbacks run at the end of backward in queue order; DDP queues its wait after this.
+            Variable._execution_engine.queue_callback(partial(self.note, Phase.COMPUTE))
+
+        loss.register_hook(when_backward_begins)  # type: ignore[no-untyped-call]
+
+    def own_seconds(self) -> float:
+        """Return this rank's own time since the last call in seconds, without waiting times."""
+        own = self.seconds[Phase.DATA] + self.seconds[Phase.COMPUTE]
+        since, self._own_before = own - self._own_before, own
+        return since
+
+
+class DeviceTimer(StepTimer):
+    """A stopwatch of a device that executes work asynchronously, as GPUs do."""
+
+    def __init__(self, mark: Callable[[], Moment]) -> None:
+        """`mark`: marks the current point on the device's timeline."""
+        super().__init__()
+        self._mark = mark
+        self._last = mark()
+        self._pending: deque[tuple[Phase, Moment]] = deque()
 
     def restart(self) -> None:
         """Ignore the time since the last lap: it belongs to no phase."""
@@ -72,39 +110,10 @@ class StepTimer:
             self.seconds[phase] += self._last.elapsed_time(moment) / 1e3
             self._last = moment
 
-    def lap_before_waiting(self, loss: Tensor) -> None:
-        """End a compute lap when this rank's own gradients are ready.
 
-        Call it before `loss.backward()`, which returns when the gradients of all ranks are ready.
-        """
-
-        def when_backward_begins(_gradient: Tensor) -> None:
-            # Callbacks run at the end of backward in queue order; DDP queues its wait after this.
-            Variable._execution_engine.queue_callback(partial(self.note, Phase.COMPUTE))
-
-        loss.register_hook(when_backward_begins)  # type: ignore[no-untyped-call]
-
-    def own_seconds(self) -> float:
-        """Return this rank's own time since the last call in seconds, without waiting times."""
-        own = self.seconds[Phase.DATA] + self.seconds[Phase.COMPUTE]
-        since, self._own_before = own - self._own_before, own
-        return since
-
-
-def moments_of(device: torch.device) -> Callable[[], Moment]:
-    """Return a function that marks moments of a device: GPUs run asynchronously, CPUs do not."""
-    return _gpu_moment if device.type == "cuda" else _HostMoment
-
-
-class _HostMoment:
-    def __init__(self) -> None:
-        self._time = time.perf_counter()
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: Self, /) -> float:
-        return (end._time - self._time) * 1e3
+def timer_of(device: torch.device) -> StepTimer:
+    """Return a stopwatch for the work of a device."""
+    return DeviceTimer(_gpu_moment) if device.type == "cuda" else StepTimer()
 
 
 def _gpu_moment() -> Moment:

@@ -17,7 +17,7 @@ from ddp_trainer.process_group.assignment import Assignment
 
 
 @dataclass(kw_only=True)
-class Group:
+class GenerationMemory:
     """The state of one generation in this pod."""
 
     assignment: Assignment

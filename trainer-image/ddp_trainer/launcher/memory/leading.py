@@ -15,6 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http import HTTPStatus
 
+from ddp_protocol.message import from_json, utc
+from ddp_protocol.world import MemoryReport, RestoreDecision
+
 from ddp_trainer.launcher.memory.choice import Choice, choose, listed
 from ddp_trainer.launcher.memory.completeness import Completeness, targets
 from ddp_trainer.launcher.memory.protocol.messages import (
@@ -27,10 +30,8 @@ from ddp_trainer.launcher.memory.protocol.messages import (
     Target,
 )
 from ddp_trainer.launcher.memory.protocol.peers import Call, NoAnswerError
-from ddp_trainer.launcher.world.news import MemoryNews, RestoreNews
 from ddp_trainer.memory.volume import SnapshotName
 from ddp_trainer.process_group.admission import Request
-from ddp_trainer.telemetry.wire import from_json, utc
 
 _ANSWER_SECONDS = 30.0
 """How long pods may take to answer. The snapshots of others are not restored."""
@@ -175,11 +176,11 @@ class LeadingMemory:
         ]
         return Decision(sources=tuple(sources), reason=choice.reason)
 
-    def news(self, before: MemoryNews) -> MemoryNews:
+    def news(self, before: MemoryReport) -> MemoryReport:
         """Return the news for the operator; `before`: the news of the previous generation."""
         news, choice = before, self.choice
         if choice is not None:
-            restored = RestoreNews(
+            restored = RestoreDecision(
                 generation=self._generation,
                 step=choice.key.step if choice.key else None,
                 time=self._decided_at,
@@ -195,7 +196,7 @@ class LeadingMemory:
         if complete is not None:
             size = self.completeness.bytes
             news = replace(news, step=complete, time=self._completed_at, bytes=size)
-        return replace(news, refusal=self.completeness.refusal or self._late_pods() or None)
+        return replace(news, refusal=self.completeness.refusal or self._late_pods())
 
     def _late_pods(self) -> str:
         """Return which pods do not save what others saved long ago; empty: none."""

@@ -10,9 +10,11 @@ import logging
 import time
 from collections.abc import Callable
 
+from ddp_protocol.world import MemoryReport
+
 from ddp_trainer.launcher.memory.completeness import targets
 from ddp_trainer.launcher.memory.copying import Copying
-from ddp_trainer.launcher.memory.group import Group
+from ddp_trainer.launcher.memory.group import GenerationMemory
 from ddp_trainer.launcher.memory.leading import LeadingMemory
 from ddp_trainer.launcher.memory.own_steps import Asked, Pod, incomplete_steps, own_steps
 from ddp_trainer.launcher.memory.protocol.leader_client import LeaderClient
@@ -29,9 +31,8 @@ from ddp_trainer.launcher.memory.restoring import Restoring
 from ddp_trainer.launcher.memory.retention import Retention
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.launcher.world.leading import hosts_of
-from ddp_trainer.launcher.world.news import MemoryNews
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
-from ddp_trainer.launcher.world.state import World
+from ddp_trainer.launcher.world.state import GroupState
 from ddp_trainer.memory.volume import Key, Volume
 from ddp_trainer.process_group.assignment import Assignment
 
@@ -50,7 +51,7 @@ class PodMemory:
         self,
         volume: Volume,
         store: Store,
-        world: World,
+        world: GroupState,
         rank_environment: RankEnvironment,
         *,
         call: Call,
@@ -60,19 +61,19 @@ class PodMemory:
         self.volume = volume
         self.store = store
         self.world = world
-        self.group: Group | None = None
+        self.group: GenerationMemory | None = None
         """None: no ranks have started yet."""
         self.copying = Copying(store, call, changed=wake)
-        self._copies_of: Group | None = None
+        self._copies_of: GenerationMemory | None = None
         """The group that `copying` works for."""
         self._rank_environment = rank_environment
         self._call = call
         self._wake = wake
         self._leader = LeaderClient(call)
         self._retention = Retention(generation=0)
-        self._news = MemoryNews(copies=volume.copies)
+        self._news = MemoryReport(copies=volume.copies)
 
-    def news(self) -> MemoryNews | None:
+    def news(self) -> MemoryReport | None:
         """Return the news for the operator, if this pod is node rank 0."""
         group = self.group
         if group is None or group.leading is None:
@@ -118,7 +119,7 @@ class PodMemory:
         with self.store.lock:
             self._news = news or self._news
             self._retention = self._retention.begins(pod.generation)
-            self.group = Group(
+            self.group = GenerationMemory(
                 assignment=assignment,
                 pod=pod,
                 restoring=restoring,
@@ -221,7 +222,7 @@ class PodMemory:
         group.reported = report
         return now if self._learn(group, answer) else group.due
 
-    def _learn(self, group: Group, answer: KeysAnswer) -> bool:
+    def _learn(self, group: GenerationMemory, answer: KeysAnswer) -> bool:
         """Act on the answer of node rank 0; return True if it changes what to do."""
         with self.store.lock:
             if self.group is not group or not self._is_current(group.pod):

@@ -12,15 +12,16 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from ddp_protocol.message import from_json
+
 from ddp_trainer.launcher.memory.pod_memory import PodMemory
 from ddp_trainer.launcher.memory.protocol.messages import RankReport
 from ddp_trainer.launcher.memory.protocol.peers import caller
 from ddp_trainer.launcher.memory.store import Store
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
-from ddp_trainer.launcher.world.state import World
+from ddp_trainer.launcher.world.state import GroupState
 from ddp_trainer.memory.volume import Volume
 from ddp_trainer.system.logs import DistinctErrors
-from ddp_trainer.telemetry.wire import from_json
 
 _MOST_BYTES = 4096
 _MOST_AT_ONCE = 256
@@ -71,7 +72,7 @@ class Inbox:
 
 
 def start_memory(
-    env: Mapping[str, str], world: World, rank_environment: RankEnvironment
+    env: Mapping[str, str], world: GroupState, rank_environment: RankEnvironment
 ) -> PodMemory | None:
     """Start to keep the snapshots of this pod; None: its volume cannot be written.
 

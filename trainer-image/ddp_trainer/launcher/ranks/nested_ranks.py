@@ -7,10 +7,10 @@ then starts more ranks, which are too many for the GPUs and need the same ports.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from ddp_trainer.launcher.ranks.early_check import EarlyCheck
 from ddp_trainer.system.processes import Process, below, tcp_sockets
 
 LOOKS_AT: Final = (3.0, 10.0, 30.0, 120.0)
@@ -20,39 +20,18 @@ _ELASTIC: Final = "TORCHELASTIC_RUN_ID"
 _OWN: Final = ("RANK", "LOCAL_RANK")
 
 
-class NestedRanks:
+class NestedRanks(EarlyCheck):
     """Looks a few times for nested ranks, until it finds some."""
 
     def __init__(self) -> None:
-        self.remark = ""
-        """Describes the ranks that were found; empty: none."""
-        self._looks: list[float] = []
+        super().__init__(LOOKS_AT)
 
-    def begin(self) -> None:
-        """Plan the checks; the ranks have just started."""
-        now = time.monotonic()
-        self._looks = [now + seconds for seconds in LOOKS_AT]
-
-    @property
-    def due_in_seconds(self) -> float | None:
-        """Seconds until the next check; None: no more checks."""
-        return max(self._looks[0] - time.monotonic(), 0.0) if self._looks else None
-
-    def look(self, ranks: Mapping[int, int], variables: Mapping[int, Mapping[str, str]]) -> bool:
-        """Check if it is time; return True if nested ranks were found now.
-
-        `ranks`: process IDs by rank. `variables`: the variables of each rank.
-        """
-        if not self._looks or time.monotonic() < self._looks[0]:
-            return False
-        del self._looks[0]
+    def find(self, ranks: Mapping[int, int], variables: Mapping[int, Mapping[str, str]]) -> str:
+        """Return which rank's command started ranks of its own; empty: none."""
         for rank, pid in ranks.items():
-            found = list(_started_below(pid, variables.get(rank, {})))
-            if found:
-                self._looks.clear()
-                self.remark = _sentence(rank, found, among=len(ranks))
-                return True
-        return False
+            if found := list(_started_below(pid, variables.get(rank, {}))):
+                return _sentence(rank, found, among=len(ranks))
+        return ""
 
 
 def _started_below(pid: int, variables: Mapping[str, str]) -> Iterator[Process]:

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import io
 import logging
+import select
 import socket
 import socketserver
 import threading
@@ -19,8 +20,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from ddp_trainer.launcher.status_server.connections import Connections
-from ddp_trainer.launcher.status_server.refusals import RefusalLog
+from ddp_protocol.server.connections import Connections
+from ddp_protocol.server.refusals import RefusalLog
 
 _STRANGERS = 32
 """Connections that have not shown the token. Each takes a thread and files, which ranks need, too.
@@ -201,6 +202,13 @@ class BoundedHandler(BaseHTTPRequestHandler):
     def client(self) -> str:
         """The address that the request comes from."""
         return address_of(self.client_address)
+
+    @property
+    def has_hung_up(self) -> bool:
+        """True if the client has closed the connection, so that no answer reaches it."""
+        poller = select.poll()
+        poller.register(self.connection, select.POLLRDHUP)
+        return bool(poller.poll(0))
 
     def content(self, *, most: int) -> bytes:
         """Return the body of at most `most` bytes.

@@ -24,6 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
+from ddp_protocol.message import to_json
+from ddp_protocol.world import FAILURES_PATH, WORLD_PATH, FailureReport, GroupAssignment
+
 from ddp_trainer.launcher.port_conflicts import taken
 from ddp_trainer.launcher.status_server import trainjob
 from ddp_trainer.launcher.status_server.bounded_http import (
@@ -32,9 +35,8 @@ from ddp_trainer.launcher.status_server.bounded_http import (
     RefusedError,
 )
 from ddp_trainer.launcher.status_server.trainjob import TrainJobStatus
-from ddp_trainer.launcher.world import failure_reports
 from ddp_trainer.launcher.world.requests import WorldRequests
-from ddp_trainer.process_group import admission, assignment
+from ddp_trainer.process_group import admission
 from ddp_trainer.process_group.rendezvous import announcement
 from ddp_trainer.process_group.rendezvous.announcement import AnnouncedAddress
 from ddp_trainer.settings.environment import Placement
@@ -51,14 +53,13 @@ from ddp_trainer.telemetry.requests.stacks import (
 )
 from ddp_trainer.telemetry.requests.traces import RankTrace
 from ddp_trainer.telemetry.status import Status, StatusFile
-from ddp_trainer.telemetry.wire import to_json
 
 if TYPE_CHECKING:  # it takes memory that only jobs with snapshots in memory need
     from ddp_trainer.launcher.memory.protocol.requests import MemoryRequests
 
 _COMMANDS = 256
 """Signed commands to remember. They come a few times an hour, and are valid for minutes."""
-_SMALL_BYTES = max(assignment.MAX_BYTES, failure_reports.MAX_BYTES, announcement.MAX_BYTES)
+_SMALL_BYTES = max(GroupAssignment.MAX_BYTES, FailureReport.MAX_BYTES, announcement.MAX_BYTES)
 _TURN_SECONDS = 12.0
 """How long a request for stacks waits for its turn; the one before it takes ten seconds."""
 _STACKS_AT_ONCE = 4
@@ -177,7 +178,7 @@ class _Handler(BoundedHandler):
             self.answer(HTTPStatus.OK, text, "application/json")
         elif self.path == "/status":
             self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, "nothing to report yet")
-        elif self._path() == assignment.PATH and self.server.world is not None:
+        elif self._path() == WORLD_PATH and self.server.world is not None:
             self._if_admitted(partial(self.server.world.get_news, self))
         elif self.path == traces.PATH:
             self._if_admitted(self._show_traces)
@@ -185,7 +186,7 @@ class _Handler(BoundedHandler):
             self._refuse_path()
 
     def do_PUT(self) -> None:  # noqa: N802 - so it is called
-        if self._path() == assignment.PATH and self.server.world is not None:
+        if self._path() == WORLD_PATH and self.server.world is not None:
             self._if_admitted(partial(self.server.world.put_assignment, self))
         elif not self._handle_memory():
             self._refuse_path()
@@ -205,7 +206,7 @@ class _Handler(BoundedHandler):
             self._if_admitted(partial(self._once, told))
         elif self._path() == announcement.PATH:
             self._if_admitted(self._take_announcement)
-        elif self._path() == failure_reports.PATH and self.server.world is not None:
+        elif self._path() == FAILURES_PATH and self.server.world is not None:
             self._if_admitted(partial(self.server.world.post_failure, self))
         elif not self._handle_memory():
             self._refuse_path()
@@ -375,9 +376,9 @@ class _Handler(BoundedHandler):
         ]
         if self.server.world is not None:
             known += [
-                f"GET {assignment.PATH}",
-                f"PUT {assignment.PATH}",
-                f"POST {failure_reports.PATH}",
+                f"GET {WORLD_PATH}",
+                f"PUT {WORLD_PATH}",
+                f"POST {FAILURES_PATH}",
             ]
         if any(self._path() == path for _, path in (each.split() for each in known)):
             self.refuse(HTTPStatus.METHOD_NOT_ALLOWED, f"method {self.command} is not allowed")

@@ -20,9 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddp_protocol.message import utc_to_the_millisecond
+
 from ddp_trainer.telemetry.prometheus import is_name
 from ddp_trainer.telemetry.status import Status, StatusFile
-from ddp_trainer.telemetry.wire import utc_to_the_millisecond
 
 PATH = "/trainjob-status"
 MAX_BYTES = 32 * 1024
@@ -31,6 +32,8 @@ TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
 CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 _LARGEST = 2**53 - 1
 _PERCENT = 100
+_ACCURACIES = ("eval_accuracy", "accuracy")
+"""Names of the score; the first is that of Hugging Face's Trainer."""
 _NUMBERS = 64
 """Limit of the script's own metrics, as for `job.log`."""
 
@@ -116,6 +119,7 @@ def merged(
     epoch, loss = rest.pop("current_epoch", None), rest.pop("loss", None)
     moved = before is None or step != before.step
     own = {name: value for name, value in rest.items() if is_name(name)}
+    scores = (own[name] for name in _ACCURACIES if name in own)
     return replace(
         known,
         step=step,
@@ -123,6 +127,7 @@ def merged(
         last_step_time=now if moved and step else known.last_step_time,
         epoch=max(1, math.ceil(epoch)) if epoch is not None and epoch >= 0 else known.epoch,
         loss=loss if loss is not None else known.loss,
+        accuracy=next(scores, known.accuracy),
         metrics=dict(list({**(known.metrics or {}), **own}.items())[:_NUMBERS]) or None,
     )
 

@@ -11,8 +11,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
+from typing import NamedTuple
+
+from ddp_protocol.message import from_json, to_json
+from ddp_protocol.world import FAILURES_PATH, MESSAGE_BYTES, FailureReport, PodFailure
 
 from ddp_trainer.launcher.output.last_words import (
     UNHANDLED,
@@ -23,14 +27,7 @@ from ddp_trainer.launcher.output.last_words import (
 from ddp_trainer.process_group.admission import Request, send
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.telemetry.termination import TerminationReport
-from ddp_trainer.telemetry.wire import from_json, to_json
 
-PATH = "/failures"
-"""Path of these reports on a launcher's status server."""
-MAX_BYTES = 4096
-MESSAGE_BYTES = 1536
-"""Enough for the last output of a rank and the rest of its report, and less than the 4096 bytes
-that Kubernetes keeps of a termination message."""
 _LEAST_BYTES = 128
 """An error gets at least this much, or the rest of its report is left out."""
 _SIZES = (
@@ -47,58 +44,11 @@ _NEWS_BYTES = 60 * 1024
 """Limit for all failures in one answer; the operator reads at most 64 KiB."""
 _IN_FULL = 4
 """How many failures always keep their messages: the cause is among the first."""
-_LONGEST_NAME = 253
-"""Limit of a pod's name, in characters (RFC 1123)."""
-_LONGEST_TIME = 32
 _FOR_SECONDS = 10.0
 """How long to retry. A pod that is unreachable for longer is lost itself."""
 _CALL_SECONDS = 2.0
 _PAUSE_SECONDS = (0.1, 0.5)
 """Range of a random delay: a lost rank makes the ranks of all pods fail at the same moment."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """The ranks of a pod have ended, and the pod does not restart them by itself."""
-
-    pod: str
-    """The pod's name; no other pod of the job has had it."""
-    node_rank: int
-    generation: int
-    """Generation of the ranks that failed."""
-    exit_code: int
-    message: str
-    """The pod's termination message, if it ended now."""
-    time: str
-    """UTC, as in 2026-11-21T03:00:00Z."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailureReport(Failure):
-    """A failure as it is sent to node rank 0."""
-
-    job_uid: str
-    attempt: int
-
-    @classmethod
-    def parse(cls, text: bytes) -> FailureReport:
-        """Read a report from a launcher.
-
-        Raises:
-            ValueError: it is invalid; the message names the field.
-        """
-        report = from_json(cls, text)
-        if not 0 < len(report.pod) <= _LONGEST_NAME:
-            raise ValueError(f"pod: set it to a name of at most {_LONGEST_NAME} characters")
-        if len(report.message.encode(errors="replace")) > MESSAGE_BYTES:
-            raise ValueError(f"message: at most {MESSAGE_BYTES} bytes")
-        if len(report.time) > _LONGEST_TIME:
-            raise ValueError("time: UTC, as in 2026-11-21T03:00:00Z")
-        return report
-
-    def failure(self) -> Failure:
-        """Return the failure without the job's ID and attempt."""
-        return Failure(**{field.name: getattr(self, field.name) for field in fields(Failure)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +60,7 @@ class Refusal:
     """The receiver's generation, if that is the reason."""
 
 
-@dataclass(frozen=True)
-class Answer:
+class ReportResult(NamedTuple):
     """The result of a report for its sender."""
 
     refusal: str = ""
@@ -120,7 +69,9 @@ class Answer:
     """False: it may be accepted when it is sent again."""
 
 
-def within_bounds(earlier: Sequence[Failure], present: Sequence[Failure]) -> tuple[Failure, ...]:
+def within_bounds(
+    earlier: Sequence[PodFailure], present: Sequence[PodFailure]
+) -> tuple[PodFailure, ...]:
     """Return all failures, with their messages shortened to fit one answer."""
     for of_earlier, of_present in _SIZES:
         kept = [*(shortened(one, of_earlier) for one in earlier), *present[:_IN_FULL]]
@@ -130,7 +81,7 @@ def within_bounds(earlier: Sequence[Failure], present: Sequence[Failure]) -> tup
     return tuple(kept)
 
 
-def shortened(failure: Failure, size: int) -> Failure:
+def shortened(failure: PodFailure, size: int) -> PodFailure:
     """Return the failure with a message of at most `size` bytes."""
     if len(failure.message.encode(errors="replace")) <= size:
         return failure
@@ -177,7 +128,7 @@ def _shortened(report: TerminationReport, most: int) -> str:
 class Delivery:
     """Delivers a report from its own thread."""
 
-    def __init__(self, deliver: Callable[[], Answer], *, done: Callable[[], None]) -> None:
+    def __init__(self, deliver: Callable[[], ReportResult], *, done: Callable[[], None]) -> None:
         """`done`: called when there is an answer, or no answer in time."""
         self._deliver = deliver
         self._done = done
@@ -200,31 +151,32 @@ class Delivery:
         self._done()
 
 
-def deliver(report: FailureReport, host: str, placement: Placement) -> Answer:
+def deliver(report: FailureReport, host: str, placement: Placement) -> ReportResult:
     """Send a report to the launcher of node rank 0."""
-    connection = http.client.HTTPConnection(host, placement.status_port, timeout=_CALL_SECONDS)
+    port = placement.leader_port or placement.status_port
+    connection = http.client.HTTPConnection(host, port, timeout=_CALL_SECONDS)
     try:
         body = to_json(report).encode(errors="replace")
-        send(connection, placement, Request(method="POST", target=PATH, body=body))
+        send(connection, placement, Request(method="POST", target=FAILURES_PATH, body=body))
         response = connection.getresponse()
         if response.status == HTTPStatus.ACCEPTED:
-            return Answer()
+            return ReportResult()
         if response.status == HTTPStatus.CONFLICT:
-            return answer_of(from_json(Refusal, response.read(MAX_BYTES)), report)
-        return Answer(f"node rank 0 answers with HTTP status {response.status}")
+            return answer_of(from_json(Refusal, response.read(report.MAX_BYTES)), report)
+        return ReportResult(f"node rank 0 answers with HTTP status {response.status}")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return Answer(f"cannot reach node rank 0: {error}", is_final=False)
+        return ReportResult(f"cannot reach node rank 0: {error}", is_final=False)
     finally:
         connection.close()
 
 
-def answer_of(refusal: Refusal | None, report: FailureReport) -> Answer:
+def answer_of(refusal: Refusal | None, report: FailureReport) -> ReportResult:
     """Return the sender's result for a report; `refusal` None: it was accepted."""
     if refusal is None:
-        return Answer()
+        return ReportResult()
     if refusal.generation is None:
-        return Answer(refusal.error)
+        return ReportResult(refusal.error)
     # A receiver that is ahead already has what this pod will receive: accepted. One that is behind
     # will catch up: retry.
     ahead = refusal.generation > report.generation
-    return Answer() if ahead else Answer(refusal.error, is_final=False)
+    return ReportResult() if ahead else ReportResult(refusal.error, is_final=False)

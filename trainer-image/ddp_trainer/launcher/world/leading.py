@@ -11,22 +11,23 @@ not know of its replacement cannot lead the group.
 from __future__ import annotations
 
 import http.client
-import json
 import logging
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
+from typing import NamedTuple
 
-from ddp_trainer.launcher.world.state import World
-from ddp_trainer.process_group import assignment
+from ddp_protocol.message import to_json
+from ddp_protocol.world import WORLD_PATH, WorldAnswer
+
+from ddp_trainer.launcher.world.state import GroupState
 from ddp_trainer.process_group.admission import Request, send
 from ddp_trainer.process_group.assignment import Assignment
 from ddp_trainer.settings.environment import Placement
-from ddp_trainer.telemetry.wire import to_json
 
 _GRACE_SECONDS = 15
 """How long processes may take to save and end; 0 is used if node rank 0 itself has failed, since
@@ -44,8 +45,7 @@ _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PutResponse:
+class PutResponse(NamedTuple):
     """The answer of a launcher."""
 
     knows: bool
@@ -104,16 +104,14 @@ def call(
     seconds = wait_seconds + _CALL_SECONDS
     connection = http.client.HTTPConnection(host, placement.status_port, timeout=seconds)
     try:
-        path, body = f"{assignment.PATH}?wait={wait_seconds}", to_json(told).encode()
+        path, body = f"{WORLD_PATH}?wait={wait_seconds}", to_json(told).encode()
         send(connection, placement, Request(method="PUT", target=path, body=body))
         response = connection.getresponse()
-        answer = json.loads(response.read(assignment.MAX_BYTES))
+        answer = WorldAnswer.read(response.read(told.MAX_BYTES))
         if response.status == HTTPStatus.CONFLICT:
             return PutResponse(knows=False)
-        return (
-            PutResponse(knows=True, ended=bool(answer["ended"])) if response.status == 200 else None
-        )
-    except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError):
+        return PutResponse(knows=True, ended=answer.ended) if response.status == 200 else None
+    except (OSError, http.client.HTTPException, ValueError):
         return None
     finally:
         connection.close()
@@ -128,7 +126,7 @@ class Leader:
 
     def __init__(
         self,
-        world: World,
+        world: GroupState,
         placement: Placement,
         *,
         pod: str,

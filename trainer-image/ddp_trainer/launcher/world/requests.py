@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from http import HTTPStatus
 from urllib.parse import parse_qs
 
+from ddp_protocol.message import InvalidMessageError, to_json
+from ddp_protocol.world import LEAD_SECONDS, FailureReport, WorldAnswer
+
 from ddp_trainer.launcher.status_server.bounded_http import BoundedHandler
-from ddp_trainer.launcher.world import failure_reports
-from ddp_trainer.launcher.world.failure_reports import FailureReport
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
-from ddp_trainer.launcher.world.state import LONGEST_WAIT_SECONDS, World
-from ddp_trainer.process_group import assignment
+from ddp_trainer.launcher.world.state import LONGEST_WAIT_SECONDS, GroupState
 from ddp_trainer.process_group.assignment import Assignment
-from ddp_trainer.telemetry.wire import to_json
 
 _JSON = "application/json"
 _ENDED_SECONDS = 1
 """Default time to wait for the previous ranks to end before answering a new assignment. Operators
 that do not set a time give up after two seconds."""
+_LONGEST_LEAD_SECONDS = 600
+"""Longest promise to ask again. It ends: an operator that made one may be gone."""
 
 
 class WorldRequests:
     """Answers requests that carry the job's token."""
 
-    def __init__(self, world: World, rank_environment: RankEnvironment) -> None:
+    def __init__(self, world: GroupState, rank_environment: RankEnvironment) -> None:
         """`world`: state of the group. `rank_environment`: checks assignments for this pod."""
         self._world = world
         self._rank_environment = rank_environment
@@ -38,10 +38,10 @@ class WorldRequests:
         except ValueError as error:
             request.refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
-        content = request.content(most=assignment.MAX_BYTES)
+        content = request.content(most=Assignment.MAX_BYTES)
         try:
-            told = Assignment.parse(content)
-        except (ValueError, RecursionError) as error:
+            told = Assignment.read(content)
+        except InvalidMessageError as error:
             request.refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
         if why := self._rank_environment.why_unfit(told):
@@ -49,12 +49,8 @@ class WorldRequests:
             return
         code = HTTPStatus.OK if self._world.accept(told) else HTTPStatus.CONFLICT
         ended = self._world.is_ready_for(told, wait_seconds=wait)
-        answer = {
-            "generation": self._world.assignment.generation,
-            "ended": ended,
-            "led": self._world.is_led,
-        }
-        request.answer(code, json.dumps(answer), _JSON)
+        answer = WorldAnswer(self._world.assignment.generation, ended, self._world.is_led)
+        request.answer(code, to_json(answer), _JSON)
 
     def get_news(self, request: BoundedHandler) -> None:
         """GET /world: return failed pods and the restart scope, perhaps after some seconds."""
@@ -62,18 +58,24 @@ class WorldRequests:
             asked = _query(request)
             after = _number(asked, "after")
             wait = _number(asked, "wait", most=LONGEST_WAIT_SECONDS)
+            lead = _number(asked, "lead", most=_LONGEST_LEAD_SECONDS, otherwise=LEAD_SECONDS)
         except ValueError as error:
             request.refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
-        news = self._world.news(after=after, wait_seconds=wait)
+        news = self._world.news(
+            after=after,
+            wait_seconds=wait,
+            lead_seconds=lead,
+            has_hung_up=lambda: request.has_hung_up,
+        )
         request.answer(HTTPStatus.OK, to_json(news), _JSON)
 
     def post_failure(self, request: BoundedHandler) -> None:
         """POST /failures: record that a pod's ranks have failed permanently."""
-        content = request.content(most=failure_reports.MAX_BYTES)
+        content = request.content(most=FailureReport.MAX_BYTES)
         try:
-            report = FailureReport.parse(content)
-        except (ValueError, RecursionError) as error:
+            report = FailureReport.read(content)
+        except InvalidMessageError as error:
             request.refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
         refusal = self._world.note(report)

@@ -14,42 +14,36 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
-from ddp_trainer.launcher.world.failure_reports import (
-    Failure,
+from ddp_protocol.message import utc
+from ddp_protocol.world import (
+    LEAD_SECONDS,
+    MAX_FAILURES,
+    MAX_FAILURES_LED,
+    MAX_LED,
     FailureReport,
-    Refusal,
-    within_bounds,
+    LauncherStatus,
+    Led,
+    MemoryReport,
+    PodFailure,
 )
-from ddp_trainer.launcher.world.news import Led, MemoryNews, News
+
+from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
+from ddp_trainer.launcher.world.failure_reports import Refusal, within_bounds
+from ddp_trainer.launcher.world.lead_timer import LeadTimer
 from ddp_trainer.process_group.assignment import Assignment
-from ddp_trainer.telemetry.wire import utc
 
 LONGEST_WAIT_SECONDS = 25
 """Limit of a request for news: below the usual timeout of proxies, 30 s."""
 _WAITING = 2
 """Requests that may wait: one of an operator, one of its successor. Each takes a thread."""
-_FAILURES = 64
-"""Failures to keep. The cause is among the first; its consequences may be thousands."""
 _LISTENS_SECONDS = 600.0
 """How long a client counts as listening after its last request."""
-LEAD_SECONDS = 30.0
-"""Time without a request after which node rank 0 leads. An operator asks every 20 s; this is longer
-than it takes to restart or to be replaced."""
-_LEAD_PAUSES = (5.0, 300.0)
-"""First and longest delay of such a restart; it doubles after each generation that failed at once.
-"""
-_AT_ONCE_SECONDS = 10.0
 _LOOK_SECONDS = 2.0
-"""Interval between checks of the pod's disk while the operator waits for news."""
-_LED = 64
-"""Generations without the operator to keep: the newest. Their number is known from the generation.
-"""
-_FAILURES_LED = 2
-"""Failures to keep of each of them: the first ones."""
+"""Interval between checks of the pod's disk, and of its connection, while the operator waits for
+news."""
 
 
-class World:
+class GroupState:
     """The whole state. Its methods are thread-safe."""
 
     def __init__(
@@ -74,23 +68,19 @@ class World:
         self._changed = threading.Condition()
         self._number = 1
         self._scope: Literal["Pod", "InPlace"] = "InPlace"
-        self._failures: list[Failure] = []
+        self._failures: list[PodFailure] = []
         self._led = False
         """True: a launcher began this generation, and the operator has not accepted it yet."""
         self._led_before: list[Led] = []
-        self._failures_before: list[Failure] = []
+        self._failures_before: list[PodFailure] = []
         """Failures that led to restarts without the operator."""
-        self._undecided_since = 0.0
-        """Time of the first failure, or of an assignment that waits for a start."""
-        self._began_at = 0.0
-        """Time of the current assignment."""
-        self._lead_pause, _ = _LEAD_PAUSES
+        self._timer = LeadTimer(clock)
         self._waiting: deque[object] = deque(maxlen=_WAITING)
-        self._asked_at: float | None = None
         self._heard_at = clock()
         self._ranks_of: int | None = None
         self._is_warm = False
-        self.memory: Callable[[], MemoryNews | None] = lambda: None
+        self._remark = ""
+        self.memory: Callable[[], MemoryReport | None] = lambda: None
         """Returns the news of snapshots in memory; called while the state is locked."""
 
     @property
@@ -133,8 +123,10 @@ class World:
         if assignment.led:
             return False
         if self._led:
-            if assignment.leader != known.leader or (
-                known.members and assignment.members != known.members
+            if (
+                assignment.leader != known.leader
+                or (known.members and assignment.members != known.members)
+                or assignment.code not in ("", known.code)
             ):
                 return False
             self._led = False
@@ -145,17 +137,17 @@ class World:
     def _replace(self, assignment: Assignment) -> None:
         is_next = assignment.generation > self._assignment.generation
         if is_next:
-            self._led = assignment.led
-            self._failures_before += self._failures[:_FAILURES_LED]
+            self._led, self._remark = assignment.led, ""
+            self._failures_before += self._failures[:MAX_FAILURES_LED]
             self._failures.clear()
             if not assignment.led:
                 self._forget_led()
         if self._led and assignment.start:
             self._led_before.append(Led(generation=assignment.generation, time=utc(time.time())))
-            del self._led_before[:-_LED]
-            del self._failures_before[: -_LED * _FAILURES_LED]
+            del self._led_before[:-MAX_LED]
+            del self._failures_before[: -MAX_LED * MAX_FAILURES_LED]
         self._assignment = assignment
-        self._undecided_since = self._began_at = self._clock()
+        self._timer.began()
         if is_next or self._led:
             self._tell()
         self._changed.notify_all()
@@ -165,7 +157,7 @@ class World:
         self._failures_before.clear()
 
     @property
-    def failures(self) -> Sequence[Failure]:
+    def failures(self) -> Sequence[PodFailure]:
         """Failures of the current generation, in order of arrival."""
         with self._changed:
             return tuple(self._failures)
@@ -200,23 +192,13 @@ class World:
     def _due_to_lead(self) -> float | None:
         """Return when to begin the next generation; None: not before a change."""
         assignment = self._assignment
-        if (
-            assignment.node_rank != 0
-            or not assignment.members
-            or self._asked_at is None
-            or self._waiting
-        ):
+        if assignment.node_rank != 0 or not assignment.members or self._waiting:
             return None
         if not (self._failures or not (assignment.start or self._led)):
             return None
         if assignment.nodes > 1 and self._local_checkpoints.exist():
             return None  # other pods would start without the checkpoints on this pod's disk
-        return max(self._asked_at + LEAD_SECONDS, self._undecided_since + self._lead_pause)
-
-    def _next_lead_pause(self) -> float:
-        least, most = _LEAD_PAUSES
-        at_once = self._led and self._clock() - self._began_at < _AT_ONCE_SECONDS
-        return min(self._lead_pause * 2, most) if at_once else least
+        return self._timer.due(failures=len(self._failures), nodes=assignment.nodes)
 
     def begin(self, assignment: Assignment) -> bool:
         """Record that ranks start with this assignment; False if there is another one by now.
@@ -276,61 +258,84 @@ class World:
             if report.generation != generation:
                 error = f"node rank 0 is in generation {generation}"
                 return Refusal(error=error, generation=generation)
-            asked_at = self._asked_at
+            asked_at = self._timer.asked_at
             silent = asked_at is None or self._clock() - asked_at > _LISTENS_SECONDS
             if silent and (asked_at is None or not known.members):
                 return Refusal(error="the operator does not poll node rank 0 for failures")
             is_new = all(failure.pod != report.pod for failure in self._failures)
-            if is_new and len(self._failures) < _FAILURES:
+            if is_new and len(self._failures) < MAX_FAILURES:
                 if not self._failures:
-                    self._undecided_since = self._clock()
-                    self._lead_pause = self._next_lead_pause()
+                    self._timer.failed(led=self._led)
                 self._failures.append(report.failure())
                 self._tell()
             return None
+
+    def set_remark(self, remark: str) -> None:
+        """Give the operator a remark about the ranks of the present generation."""
+        with self._changed:
+            if remark != self._remark:
+                self._remark = remark
+                self._tell()
 
     def restore_decided(self) -> None:
         """Record that `memory` returns a new decision about a restore."""
         with self._changed:
             self._tell()
 
-    def news(self, *, after: int, wait_seconds: float) -> News:
+    def news(
+        self,
+        *,
+        after: int,
+        wait_seconds: float,
+        lead_seconds: float = LEAD_SECONDS,
+        has_hung_up: Callable[[], bool] = lambda: False,
+    ) -> LauncherStatus:
         """Return the news once its number is above `after`, or after `wait_seconds`.
 
         Only the newest few requests wait; older ones are answered at once.
+
+        `lead_seconds`: how soon the client asks again; later, this launcher decides about failures.
+        `has_hung_up`: tells whether the client has stopped waiting for the answer.
         """
         self._wake()  # so that the supervisor checks, for example, whether ranks have joined
         with self._changed:
-            self._asked_at = self._heard_at = self._clock()
+            self._timer.asked(lead_seconds)
+            self._heard_at = self._clock()
             this = object()
             self._waiting.append(this)
             self._changed.notify_all()
             self._wait_for_news(
-                lambda: self._number > after or this not in self._waiting, wait_seconds
+                lambda: self._number > after or this not in self._waiting,
+                wait_seconds,
+                has_hung_up,
             )
             if this in self._waiting:
                 self._waiting.remove(this)
-                self._asked_at = self._clock()
+                if not has_hung_up():  # otherwise it was last there when it asked, as far as known
+                    self._timer.answered()
                 self._changed.notify_all()
-            return News(
+            return LauncherStatus(
                 number=self._number,
                 generation=self._assignment.generation,
                 scope=self._scope,
                 failures=within_bounds(self._failures_before, self._failures),
-                members=self._assignment.members or None,
-                led=tuple(self._led_before) or None,
-                saved_in_pod=self._local_checkpoints.exist() or None,
+                members=self._assignment.members,
+                led=tuple(self._led_before),
+                saved_in_pod=self._local_checkpoints.exist(),
                 memory=self.memory(),
+                code=self._assignment.code,
+                remark=self._remark,
             )
 
-    def _wait_for_news(self, is_news: Callable[[], bool], seconds: float) -> None:
+    def _wait_for_news(
+        self, is_news: Callable[[], bool], seconds: float, has_hung_up: Callable[[], bool]
+    ) -> None:
         while True:
             if self._local_checkpoints.may_come and self._local_checkpoints.exist():
                 self._tell()
-            may_come = self._local_checkpoints.may_come
-            pause = min(seconds, _LOOK_SECONDS) if may_come else seconds
+            pause = min(seconds, _LOOK_SECONDS)
             seconds -= pause
-            if self._changed.wait_for(is_news, pause) or seconds <= 0:
+            if self._changed.wait_for(is_news, pause) or seconds <= 0 or has_hung_up():
                 return
 
     def _tell(self) -> None:

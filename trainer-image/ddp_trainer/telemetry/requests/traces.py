@@ -67,7 +67,9 @@ class RankTrace:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON object to serve."""
-        return asdict(self)
+        values = asdict(self)
+        timed_out = values.pop("timed_out")
+        return {**values, "timedOut": timed_out}
 
 
 def of_ended(ends: Mapping[int, int]) -> list[RankTrace]:

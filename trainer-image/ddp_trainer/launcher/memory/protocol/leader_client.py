@@ -6,6 +6,8 @@ import logging
 from http import HTTPStatus
 from typing import TypeVar
 
+from ddp_protocol.message import from_json, to_json
+
 from ddp_trainer.launcher.memory.own_steps import Pod
 from ddp_trainer.launcher.memory.protocol.messages import (
     MAX_ANSWER_BYTES,
@@ -17,7 +19,6 @@ from ddp_trainer.launcher.memory.protocol.peers import Call, NoAnswerError
 from ddp_trainer.process_group.admission import Request
 from ddp_trainer.process_group.assignment import Assignment
 from ddp_trainer.system.logs import DistinctErrors
-from ddp_trainer.telemetry.wire import from_json, to_json
 
 _T = TypeVar("_T")
 

@@ -24,7 +24,7 @@ _SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class PeerResponse:
     """The answer of a launcher."""
 
     status: int
@@ -35,14 +35,14 @@ class NoAnswerError(Exception):
     """A launcher cannot be reached, or its answer is not from a pod of this job."""
 
 
-Call = Callable[[str, Request, int], Answer]
+Call = Callable[[str, Request, int], PeerResponse]
 """Sends a request to a host; the answer has at most so many bytes. Raises NoAnswerError."""
 
 
 def caller(placement: Placement) -> Call:
     """Return the function that sends requests from this pod."""
 
-    def call(host: str, request: Request, most: int) -> Answer:
+    def call(host: str, request: Request, most: int) -> PeerResponse:
         connection = http.client.HTTPConnection(host, placement.status_port, timeout=_SECONDS)
         try:
             headers = credentials(placement, request)
@@ -57,7 +57,7 @@ def caller(placement: Placement) -> Call:
             found = response.headers.get(ANSWER_HEADER, "")
             if not hmac.compare_digest(expected.encode(), found.encode()):
                 raise NoAnswerError("the answer is not signed with this job's token")
-            return Answer(response.status, body)
+            return PeerResponse(response.status, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error
         finally:

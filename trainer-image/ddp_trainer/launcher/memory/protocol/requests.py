@@ -8,6 +8,8 @@ import threading
 from http import HTTPStatus
 from urllib.parse import parse_qs
 
+from ddp_protocol.message import from_json, to_json
+
 from ddp_trainer.launcher.memory.pod_memory import PodMemory
 from ddp_trainer.launcher.memory.protocol.messages import (
     MAX_REPORT_BYTES,
@@ -22,7 +24,6 @@ from ddp_trainer.launcher.status_server.bounded_http import BoundedHandler
 from ddp_trainer.memory.volume import SLOTS, Key, SnapshotName
 from ddp_trainer.process_group.admission import ANSWER_HEADER, answer_signature, is_loopback
 from ddp_trainer.settings.environment import Placement
-from ddp_trainer.telemetry.wire import from_json, to_json
 
 PATH = "/memory"
 """Path of all these requests."""
