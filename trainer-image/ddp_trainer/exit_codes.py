@@ -13,8 +13,6 @@ class ExitCode(IntEnum):
     """Any failure without its own code; a restart may help."""
     CONFIGURATION = 64
     """Wrong flags, environment or hardware; a restart cannot help (EX_USAGE, sysexits.h)."""
-    SLOW_NETWORK = 69
-    """The benchmark measured less bandwidth than required (EX_UNAVAILABLE, sysexits.h)."""
     NEW_PROCESS = 70
     """Other ranks are lost, and only another process can continue as this rank (EX_SOFTWARE)."""
     FLIPPED_BITS = 71

@@ -20,45 +20,50 @@ if __name__ == "__main__":
     # large part of a second on a busy node; a signal in that time would be lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
+import contextlib
 import errno
 import logging
 import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddp_trainer.exit_codes import ConfigurationError, ExitCode
+from ddp_trainer.launcher.code import PodCode
 from ddp_trainer.launcher.lifetime import Lifetime, Standing
 from ddp_trainer.launcher.local_checkpoints import LocalCheckpoints
 from ddp_trainer.launcher.node_environment import NodeEnvironmentError, with_node_environment
 from ddp_trainer.launcher.options import LaunchOptions
 from ddp_trainer.launcher.output.rank_output import Output
-from ddp_trainer.launcher.port_conflicts import who_has_port
+from ddp_trainer.launcher.ranks.early_check import EarlyCheck
+from ddp_trainer.launcher.ranks.localhost_store import LocalhostStore
 from ddp_trainer.launcher.ranks.nested_ranks import NestedRanks
 from ddp_trainer.launcher.ranks.scripts import Script
 from ddp_trainer.launcher.ranks.starters import SCRIPTS, CommandStarter, ForkserverStarter, Starter
+from ddp_trainer.launcher.remarks import remark
 from ddp_trainer.launcher.supervisor import Supervisor, wake
 from ddp_trainer.launcher.verdict import (
     ComesBack,
+    PodResult,
     RankEnd,
     RestartBudget,
-    Verdict,
     judge,
     judge_script,
 )
 from ddp_trainer.launcher.world.failure_reports import message_of
 from ddp_trainer.launcher.world.rank_environment import RankEnvironment
-from ddp_trainer.launcher.world.state import World
+from ddp_trainer.launcher.world.state import GroupState
 from ddp_trainer.process_group.assignment import Assignment, AssignmentFile
 from ddp_trainer.settings.environment import Placement
 from ddp_trainer.system.cores import available_cores
 from ddp_trainer.system.logs import end_process, log_to_stdout
 from ddp_trainer.telemetry.requests import dumps
 from ddp_trainer.telemetry.requests.stacks import HOOK
-from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, StatusFile, status_file
+from ddp_trainer.telemetry.status import STATUS_FILE_VARIABLE, Status, StatusFile, status_file
 from ddp_trainer.telemetry.termination import TerminationReport, write_termination_message
 
 if TYPE_CHECKING:
@@ -106,7 +111,7 @@ def _run(
     rank_environment: RankEnvironment,
     standing: Standing,
     env: Mapping[str, str],
-) -> Verdict:
+) -> PodResult:
     environment = _environment(rank_environment.placement, env)
     if rank_environment.placement.status_port is None:
         return _supervise(options, output, rank_environment, standing, environment)
@@ -121,7 +126,7 @@ def _supervise(
     standing: Standing,
     environment: Mapping[str, str],
     status_path: Path | None = None,
-) -> Verdict:
+) -> PodResult:
     placement = rank_environment.placement
     if status_path is not None:
         environment = {**environment, STATUS_FILE_VARIABLE: str(status_path)}
@@ -132,7 +137,8 @@ def _supervise(
     may_hold_rank_0 = rank_environment.can_change or placement.node_rank == 0
     if options.is_script and may_hold_rank_0 and status_path is not None:
         found, trainjob_token = _trainjob(placement, environment, status_path)
-    nested_ranks = NestedRanks() if options.is_script else None
+    world, code = _group_state(rank_environment, environment)
+    checks = _checks(environment, status_path, world) if options.is_script else ()
     supervisor = Supervisor(
         _starter(options, environment),
         output,
@@ -141,10 +147,8 @@ def _supervise(
         silence_seconds=options.silence_seconds,
         can_come_back=ComesBack(is_script=options.is_script),
         script_has_finished=lambda: options.is_script and _says_finished(status_path),
-        nested_ranks=nested_ranks,
+        checks=checks,
     )
-    local = LocalCheckpoints.from_env(environment)
-    world = World(rank_environment.initial, wake=wake, local_checkpoints=local)
     memory: PodMemory | None = None
     served = False
     if placement.status_port is not None and status_path is not None:
@@ -180,15 +184,15 @@ def _supervise(
             "free in all pods"
         )
 
-    def verdict_on(ends: Sequence[RankEnd]) -> Verdict:
+    def verdict_on(ends: Sequence[RankEnd]) -> PodResult:
         own_affair = options.is_script and not any(end.joined for end in ends)
         shown = status_path is not None and dumps.exist(status_path, {end.rank for end in ends})
         verdict = (judge_script if own_affair else judge)(ends).with_dumps(shown)
         port = placement.status_port if served else None
         if verdict.report.error is None:
             return verdict
-        found = who_has_port(verdict.report.error, own=port)
-        return verdict.noting(found).noting(nested_ranks.remark if nested_ranks else "")
+        found = remark(verdict.report.error, own_port=port, environment=environment)
+        return verdict.noting("; ".join(filter(None, [found, *(one.remark for one in checks)])))
 
     lifetime = Lifetime(
         supervisor,
@@ -199,6 +203,7 @@ def _supervise(
         status_file=StatusFile(status_path) if status_path is not None else None,
         of_rank_0=found,
         standing=standing if served and rank_environment.can_change else None,
+        code=code,
         begins=partial(_begin, status_path, memory),
     )
     if standing.may_ask(joined=False) and rank_environment.can_change and served:
@@ -214,6 +219,30 @@ def _supervise(
         if options.is_script and error.errno in _NO_COMMAND:
             raise ConfigurationError(sentence) from error
         return _failed(sentence)
+
+
+def _group_state(
+    rank_environment: RankEnvironment, environment: Mapping[str, str]
+) -> tuple[GroupState, PodCode | None]:
+    """Return the state of the group as the pod knows it now, and the pod's code."""
+    code = PodCode.from_env(environment) if rank_environment.can_change else None
+    initial = replace(rank_environment.initial, code=code.id if code else "")
+    local = LocalCheckpoints.from_env(environment)
+    return GroupState(initial, wake=wake, local_checkpoints=local), code
+
+
+def _checks(
+    environment: Mapping[str, str], status_path: Path | None, world: GroupState
+) -> Sequence[EarlyCheck]:
+    """Return the checks for mistakes of a script."""
+    return (
+        NestedRanks(),
+        LocalhostStore(
+            environment,
+            reports_steps=lambda: _status(status_path) is not None,
+            say=world.set_remark,
+        ),
+    )
 
 
 def _of_scripts(env: Mapping[str, str], status_path: Path | None) -> Mapping[str, str]:
@@ -233,9 +262,9 @@ def _begin(
         memory.begin(assignment, none_run)
 
 
-def _failed(sentence: str) -> Verdict:
+def _failed(sentence: str) -> PodResult:
     code = int(ExitCode.FAILURE)
-    return Verdict(exit_code=code, report=TerminationReport(error=sentence, exit_code=code))
+    return PodResult(exit_code=code, report=TerminationReport(error=sentence, exit_code=code))
 
 
 def _starter(options: LaunchOptions, environment: Mapping[str, str]) -> Starter:
@@ -271,13 +300,15 @@ def _trainjob(
 
 def _says_finished(status_path: Path | None) -> bool:
     """Return True if a script reported that everything is trained and saved."""
-    if status_path is None:
-        return False
-    try:
-        status = StatusFile(status_path).read()
-    except (OSError, ValueError):
-        return False
+    status = _status(status_path)
     return status is not None and (status.finished is True or status.done is True)
+
+
+def _status(path: Path | None) -> Status | None:
+    """Return the status that a script reported; None: none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return StatusFile(path).read() if path is not None else None
+    return None
 
 
 def _environment(placement: Placement, env: Mapping[str, str]) -> Mapping[str, str]:

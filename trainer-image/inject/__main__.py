@@ -1,7 +1,7 @@
 """Runs the launcher in this file's folder: `python3 FOLDER [flags] -- command`.
 
-The operator copies the folder, with `ddp_trainer` in it, into pods of any image. This file runs on
-every Python since 2.7, so that it can report a Python that is too old.
+The operator copies the folder, with `ddp_trainer` and `ddp_protocol` in it, into pods of any image.
+This file runs on every Python since 2.7, so that it can report a Python that is too old.
 """
 
 import os

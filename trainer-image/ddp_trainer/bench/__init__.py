@@ -1,1 +1,0 @@
-"""Measures the network between ranks, to find a slow one before a training wastes GPU hours."""
