@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator.api.constants import KIND, KUEUE_QUEUE
-from ddp_operator.documents import DocumentError, read
 
 from ddp_client.convert import batch, command_line, jobset, pytorchjob, trainjob
 from ddp_client.convert.notes import ConversionError, Note, Notes
+from ddp_client.convert.references import mentions
 from ddp_client.convert.source import Source
+from ddp_client.documents import DocumentError, mapping, read
 
 __all__ = ["Conversion", "ConversionError", "Note", "of_command_line", "of_manifests"]
 
@@ -85,9 +86,7 @@ def of_command_line(argv: Sequence[str], *, image: str | None = None) -> Convers
 
 def _converted(document: dict[str, Any], runtimes: Sequence[dict[str, Any]]) -> Conversion:
     kind, version = str(document.pop("kind", "")), str(document.pop("apiVersion", ""))
-    metadata = document.get("metadata")
-    name = metadata.get("name", "") if isinstance(metadata, dict) else ""
-    title = f"{kind} {name}".strip()
+    title = f"{kind} {mapping(document, 'metadata').get('name', '')}".strip()
     notes = Notes()
     try:
         manifest = _manifest(kind, version, document, runtimes, notes)
@@ -123,25 +122,23 @@ def _unwrapped(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if document.get("kind") != "AppWrapper" or not isinstance(spec, dict):
         yield document
         return
-    resources, queue = spec.get("resources"), _queue(document)
-    older = resources.get("GenericItems") if isinstance(resources, dict) else None
-    components = spec.get("components") or older
+    labels, annotations = (mapping(document, "metadata", n) for n in ("labels", "annotations"))
+    queue = labels.get(KUEUE_QUEUE) or annotations.get(KUEUE_QUEUE)
+    components = spec.get("components") or mapping(spec, "resources").get("GenericItems")
     for one in components if isinstance(components, list) else [None]:
-        held = one if isinstance(one, dict) else {}
-        found = held.get("template") or held.get("generictemplate")
-        if not isinstance(found, dict):
+        template = mapping(one, "template") or mapping(one, "generictemplate")
+        if not template:
             raise ConversionError(
                 "spec.components: each must have a template with an object; correct it"
             )
-        if queue and isinstance(metadata := found.setdefault("metadata", {}), dict):
-            metadata["labels"] = {KUEUE_QUEUE: queue, **_labels(found)}
-        yield found
+        if queue and isinstance(metadata := template.setdefault("metadata", {}), dict):
+            metadata["labels"] = {KUEUE_QUEUE: queue, **mapping(metadata, "labels")}
+        yield template
 
 
 def _wrapper(document: dict[str, Any]) -> Conversion:
     """Return the note about an AppWrapper: only its content is converted."""
-    metadata = document.get("metadata")
-    name = metadata.get("name", "") if isinstance(metadata, dict) else ""
+    name = mapping(document, "metadata").get("name", "")
     notes = Notes()
     notes.dropped(
         f"{document.get('apiVersion')} AppWrapper",
@@ -149,20 +146,6 @@ def _wrapper(document: dict[str, Any]) -> Conversion:
         "set other fields on the DDPJob",
     )
     return Conversion(f"AppWrapper {name}".strip(), None, notes.all())
-
-
-def _queue(document: dict[str, Any]) -> Any:
-    """Return the queue that an object names in a label or an annotation."""
-    metadata = document.get("metadata")
-    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
-    by_annotation = annotations if isinstance(annotations, dict) else {}
-    return _labels(document).get(KUEUE_QUEUE) or by_annotation.get(KUEUE_QUEUE)
-
-
-def _labels(document: dict[str, Any]) -> dict[str, Any]:
-    metadata = document.get("metadata")
-    labels = metadata.get("labels") if isinstance(metadata, dict) else None
-    return labels if isinstance(labels, dict) else {}
 
 
 def _other(
@@ -178,5 +161,7 @@ def _other(
     why = "it does not train (no launcher, no GPU); apply it unchanged if the job needs it"
     if kind == "Service":
         why = "the operator creates one with the job's name; drop this one if it was for the pods"
+    elif mentioned := next(mentions(document), None):
+        why = mentioned
     notes.dropped(f"{version} {kind}", why)
     return Conversion(title, None, notes.all())

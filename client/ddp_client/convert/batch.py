@@ -8,9 +8,9 @@ from ddp_operator.api.devices import has_accelerators
 
 from ddp_client.convert import job, jobset
 from ddp_client.convert.notes import ConversionError, Notes
-from ddp_client.convert.pods import pods
 from ddp_client.convert.references import Hosts, Origin
 from ddp_client.convert.source import Source
+from ddp_client.documents import mapping
 
 _INDEX_LABELS: Final = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
 _INDEX: Final = "$(NODE_RANK)"
@@ -50,12 +50,10 @@ def convert_job(source: Source, notes: Notes) -> dict[str, Any]:
     name = meta.fields["name"]
     labels = ("job-name", "batch.kubernetes.io/job-name")
     origin = _origin(name, template, dict.fromkeys(labels, name))
-    one, queue = _pods(template, batch.field("template"), meta, origin, notes)
-    jobset.give_index(one.template, batch.field("template"), notes)
-    processes = job.processes(one, None, f"{batch.field('template')}.spec.containers", notes)
-    jobset.finish(result, one, processes, queue, notes)
+    path = batch.field("template")
+    jobset.from_template(template, path, meta, origin, result, notes, gives_index=True)
     notes.rest(source.rest(), jobset.HINTS)
-    return job.checked(meta, result)
+    return job.checked(meta, result, notes)
 
 
 def convert_stateful_set(source: Source, notes: Notes) -> dict[str, Any]:
@@ -78,27 +76,17 @@ def convert_stateful_set(source: Source, notes: Notes) -> dict[str, Any]:
             "a pod's name (metadata.name) may not end in its index; use NODE_RANK",
         )
     origin = _origin(name, template, {}, service)
-    one, queue = _pods(template, spec.field("template"), meta, origin, notes)
-    processes = job.processes(one, None, f"{spec.field('template')}.spec.containers", notes)
     result: dict[str, Any] = {"replicas": replicas}
-    jobset.finish(result, one, processes, queue, notes)
+    jobset.from_template(template, spec.field("template"), meta, origin, result, notes)
     notes.rest(source.rest(), _STATEFUL_HINTS)
-    return job.checked(meta, result)
-
-
-def _pods(
-    template: dict[str, Any], path: str, meta: job.Metadata, origin: Origin, notes: Notes
-) -> tuple[Any, str | None]:
-    queue = job.with_metadata(template, meta, path, notes)
-    return pods(template, path, notes, trainer=None, origin=origin), queue
+    return job.checked(meta, result, notes)
 
 
 def _origin(
     name: str, template: dict[str, Any], names: dict[str, str], service: str = ""
 ) -> Origin:
     """Return how the pods found each other: by name and index, in the user's own Service."""
-    pod = template.get("spec")
-    subdomain = service or str(pod.get("subdomain", "") if isinstance(pod, dict) else "")
+    subdomain = service or str(mapping(template, "spec").get("subdomain", ""))
     # Without a Service pods have no host names, and a text "job-1" may mean anything.
     hosts = [Hosts(f"{name}-", 1, lambda number: number, f".{subdomain}")] if subdomain else []
     return Origin(
@@ -109,12 +97,12 @@ def _origin(
 def _containers(value: Any) -> list[dict[str, Any]]:
     """Return the containers of all pod templates in any object."""
     if isinstance(value, list):
-        return [found for inner in value for found in _containers(inner)]
+        return [one for inner in value for one in _containers(inner)]
     if not isinstance(value, dict):
         return []
     here = value.get("containers")
-    found = [one for one in here if isinstance(one, dict)] if isinstance(here, list) else []
-    return [*found, *(one for inner in value.values() for one in _containers(inner))]
+    own = [one for one in here if isinstance(one, dict)] if isinstance(here, list) else []
+    return [*own, *(one for inner in value.values() for one in _containers(inner))]
 
 
 def _texts(value: Any) -> list[str]:
@@ -122,6 +110,4 @@ def _texts(value: Any) -> list[str]:
 
 
 def _has_gpus(container: dict[str, Any]) -> bool:
-    resources = container.get("resources")
-    limits = resources.get("limits") if isinstance(resources, dict) else None
-    return isinstance(limits, dict) and has_accelerators(container)
+    return bool(mapping(container, "resources", "limits")) and has_accelerators(container)

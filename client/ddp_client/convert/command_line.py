@@ -8,7 +8,7 @@ from typing import Any, Final
 from ddp_operator.api.constants import MAX_NAME_LENGTH, MAX_REPLICAS
 
 from ddp_client.convert import job
-from ddp_client.convert.launcher import ELASTIC, PLACE_FLAGS, launch
+from ddp_client.convert.launcher import ELASTIC, PLACE_FLAGS, count, launch
 from ddp_client.convert.notes import ConversionError, Notes
 from ddp_client.convert.pods import pods
 from ddp_client.convert.references import Origin
@@ -27,13 +27,13 @@ def convert(argv: Sequence[str], notes: Notes, *, image: str | None) -> dict[str
             break
         env.append({"name": match[1], "value": match[2]})
     begin = len(env) + (argv[:1] == ["env"])
-    found = launch(argv[begin:], take=PLACE_FLAGS | {"max-restarts"})
-    if found is None:
+    torchrun = launch(argv[begin:], take=PLACE_FLAGS | {"max-restarts"})
+    if torchrun is None:
         raise ConversionError(
             "the command line: must begin with torchrun or python -m torch.distributed.run; write "
             "it as on one node"
         )
-    taken = found.taken
+    taken = torchrun.taken
     for flag in [flag for flag in taken if flag not in _NOTHING_LOST]:
         notes.dropped(f"--{flag}", "the operator sets the rendezvous with environment variables")
     result: dict[str, Any] = _nodes(taken.get("nnodes", "1"), notes)
@@ -48,14 +48,14 @@ def convert(argv: Sequence[str], notes: Notes, *, image: str | None) -> dict[str
         notes.changed("--max-restarts", "all pods restart, and progress resets the count")
     if image is None:
         notes.changed("the image", f"set to {DEFAULT_IMAGE}; use --image, or change it")
-    notes.changed(found.script, "must be in the image, or on a volume of spec.template")
+    notes.changed(torchrun.script, "must be in the image, or on a volume of spec.template")
     container: dict[str, Any] = {"name": "trainer", "image": image or DEFAULT_IMAGE}
-    container["command"] = list(found.command)
+    container["command"] = list(torchrun.command)
     container |= {"env": env} if env else {}
     template = {"spec": {"containers": [container]}}
     one = pods(template, "the command line", notes, trainer=None, origin=Origin())
     result["template"] = one.template
-    return job.checked(job.Metadata({"name": _name(found.script)}, None, {}, {}), result)
+    return job.checked(job.Metadata({"name": _name(torchrun.script)}, None, {}, {}), result, notes)
 
 
 def _nodes(text: str, notes: Notes) -> dict[str, Any]:
@@ -88,9 +88,9 @@ def _processes(text: str, notes: Notes) -> int | str:
 
 
 def _number(text: str, flag: str) -> int:
-    if not (text.isdecimal() and len(text) < 7):
+    if (number := count(text)) is None:
         raise ConversionError(f"{flag}: {text} is not a number; correct it")
-    return int(text)
+    return number
 
 
 def _name(script: str) -> str:

@@ -18,8 +18,9 @@ from ddp_operator.api.constants import (
     MULTIKUEUE,
 )
 from ddp_operator.api.job import DDPJob, InvalidJobError
-from ddp_operator.api.rules import trainer_container
+from ddp_operator.api.rules import trainer_container, warnings
 from ddp_operator.api.spec.accelerator import Accelerator
+from ddp_operator.api.spec.overrides import kinds
 
 from ddp_client.convert.notes import ConversionError, Notes
 from ddp_client.convert.pods import Pods, check, speaks_of_ranks
@@ -128,30 +129,25 @@ def restarts(limit: int, field: str, notes: Notes) -> dict[str, Any]:
     return {"maxRestarts": min(limit, MAX_RESTARTS)}
 
 
-def managed(source: Source, own: str, result: dict[str, Any], notes: Notes) -> None:
-    """Read which controller manages the job. MultiKueue also runs DDPJobs."""
-    who = source.word("managedBy")
-    if who == MULTIKUEUE:
-        result["managedBy"] = who
-    elif who and who != own:
-        notes.dropped(source.field("managedBy"), f"{who} does not manage DDPJobs")
-
-
 def run_policy(source: Source, own: str, result: dict[str, Any], notes: Notes) -> None:
-    """Read time limits, suspend and the managing controller."""
+    """Read time limits, suspend and the managing controller; `own`: the usual one."""
     for name in ("ttlSecondsAfterFinished", "activeDeadlineSeconds"):
         if (seconds := source.integer(name)) is not None:
             result[name] = seconds
     if source.flag("suspend"):
         result["suspend"] = True
-    managed(source, own, result, notes)
+    who = source.word("managedBy")
+    if who == MULTIKUEUE:  # it also runs DDPJobs
+        result["managedBy"] = who
+    elif who and who != own:
+        notes.dropped(source.field("managedBy"), f"{who} does not manage DDPJobs")
 
 
-def processes(pods: Pods, asked: int | str | None, field: str, notes: Notes) -> int | str:
+def processes(pods: Pods, setting: int | str | None, field: str, notes: Notes) -> int | str:
     """Return the number of processes of each pod."""
-    found = pods.processes if asked in (None, "auto") and pods.processes else asked
-    if isinstance(found, int):
-        count: int | str = found
+    number = pods.processes if setting in (None, "auto") and pods.processes else setting
+    if isinstance(number, int):
+        count: int | str = number
     elif pods.starts == "launcher":
         count = "auto"
         if not pods.gpus:
@@ -189,8 +185,8 @@ def processes(pods: Pods, asked: int | str | None, field: str, notes: Notes) -> 
 
 def accelerator(templates: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return an accelerator for GKE's node selectors, if all templates agree; otherwise None."""
-    asked = [_accelerator(template) for template in templates]
-    if asked[0] is None or any(one != asked[0] for one in asked):
+    choices = [_accelerator(template) for template in templates]
+    if choices[0] is None or any(one != choices[0] for one in choices):
         return None  # the node selectors stay and have the same effect
     for template in templates:
         selector = template["spec"]["nodeSelector"]
@@ -198,11 +194,11 @@ def accelerator(templates: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
             selector.pop(label, None)
         if not selector:
             del template["spec"]["nodeSelector"]
-    return asked[0]
+    return choices[0]
 
 
-def checked(meta: Metadata, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest.
+def checked(meta: Metadata, spec: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
+    """Return the manifest, and note what may be wrong in its command.
 
     Raises:
         ConversionError: the operator would refuse it.
@@ -211,10 +207,27 @@ def checked(meta: Metadata, spec: Mapping[str, Any]) -> dict[str, Any]:
     stored = {"namespace": "default", **meta.fields, "uid": ""}
     stored["creationTimestamp"] = "1970-01-01T00:00:00Z"
     try:
-        DDPJob.parse({**manifest, "metadata": stored})
+        parsed = DDPJob.parse({**manifest, "metadata": stored})
     except InvalidJobError as error:
         raise ConversionError(f"the operator would refuse the resulting {KIND}: {error}") from None
+    for kind, _ in kinds(parsed.spec):
+        _check_mounts(kind.template["spec"])
+    for text in warnings(parsed.spec):
+        notes.changed("the command", text)
     return manifest
+
+
+def _check_mounts(pod: Mapping[str, Any]) -> None:
+    """Raise an error if a mount has no volume, since the API server would refuse the pods."""
+    volumes = [volume.get("name") for volume in pod.get("volumes") or ()]  # of any type
+    for container in (*pod["containers"], *(pod.get("initContainers") or ())):
+        for mount in container.get("volumeMounts") or ():
+            if (name := mount.get("name")) not in volumes:
+                raise ConversionError(
+                    f"container {container.get('name')} mounts {name}, which is not in the "
+                    f"template's volumes; add it there, for example {{name: {name}, "
+                    "persistentVolumeClaim: {claimName: NAME}}, and create the claim"
+                )
 
 
 def _sorted_out(
@@ -239,20 +252,20 @@ def _accelerator(template: dict[str, Any]) -> dict[str, Any] | None:
     selector = template["spec"].get("nodeSelector") or {}
     limits = (trainer_container(template).get("resources") or {}).get("limits") or {}
     count = str(limits.get(GPU_RESOURCE, ""))
-    told = (
+    fields = (
         {"type": selector.get(GKE_ACCELERATOR_LABEL), "count": int(count or 0)}
         if (count == "" or (count.isdecimal() and len(count) < 4))
         else {}
     )
-    if not told.get("count") or {GKE_SHARING_LABEL, GKE_PARTITION_LABEL} & set(selector):
+    if not fields.get("count") or {GKE_SHARING_LABEL, GKE_PARTITION_LABEL} & set(selector):
         return None
     ways = {GKE_SPOT_LABEL: "spot", GKE_FLEX_START_LABEL: "flex-start"}
-    found = [way for label, way in ways.items() if selector.get(label) == "true"]
-    if len(found) > 1 or any(selector.get(label, "true") != "true" for label in ways):
+    provisioning = [way for label, way in ways.items() if selector.get(label) == "true"]
+    if len(provisioning) > 1 or any(selector.get(label, "true") != "true" for label in ways):
         return None
-    told |= {"provisioning": found[0]} if found else {}
+    fields |= {"provisioning": provisioning[0]} if provisioning else {}
     try:
-        Accelerator.model_validate(told)
+        Accelerator.model_validate(fields)
     except ValueError:
         return None
-    return told if told["type"] else None
+    return fields if fields["type"] else None

@@ -35,7 +35,7 @@ HINTS: Final = {
 
 
 @dataclass(frozen=True)
-class Group:
+class ReplicatedPods:
     """The pods of one replicated job."""
 
     jobs: int
@@ -78,20 +78,17 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
             f"{spec.field('replicatedJobs')}: {len(jobs)} jobs, but a DDPJob is one group of pods; "
             "keep the one that trains, and run the others separately"
         )
-    found = group(jobs[0], notes)
-    origin = _origin(found, jobs[0], spec, meta.fields["name"], notes)
-    result: dict[str, Any] = {"replicas": found.jobs * found.pods_of_job}
-    limits(spec, jobs[0], result, notes, jobs=found.jobs)
-    queue = job.with_metadata(found.template, meta, found.path, notes)
-    one = pods(found.template, found.path, notes, trainer=None, origin=origin)
-    give_index(one.template, found.path, notes, is_index=found.jobs == 1)
-    processes = job.processes(one, None, f"{found.path}.spec.containers", notes)
-    finish(result, one, processes, queue, notes)
+    child = group(jobs[0], notes)
+    origin = _origin(child, jobs[0], spec, meta.fields["name"], notes)
+    result: dict[str, Any] = {"replicas": child.jobs * child.pods_of_job}
+    limits(spec, jobs[0], result, notes, jobs=child.jobs)
+    gives_index = child.jobs == 1
+    from_template(child.template, child.path, meta, origin, result, notes, gives_index=gives_index)
     notes.rest(source.rest(), HINTS)
-    return job.checked(meta, result)
+    return job.checked(meta, result, notes)
 
 
-def group(replicated: Source, notes: Notes) -> Group:
+def group(replicated: Source, notes: Notes) -> ReplicatedPods:
     """Read the pods of a replicated job."""
     batch = replicated.at("template").at("spec")
     jobs = replicated.integer("replicas")
@@ -108,7 +105,7 @@ def group(replicated: Source, notes: Notes) -> Group:
             replicated.field("replicas"),
             f"{jobs} Jobs of {together} pods become one group of {total} pods",
         )
-    return Group(jobs, together, batch.fields("template"), batch.field("template"))
+    return ReplicatedPods(jobs, together, batch.fields("template"), batch.field("template"))
 
 
 def pods_at_a_time(batch: Source) -> int:
@@ -170,16 +167,12 @@ def limits(
     if network.flag("enableDNSHostnames") is False:
         notes.changed(network.field("enableDNSHostnames"), "a DDPJob's pods have host names")
     spec.at("startupPolicy").forget("startupPolicyOrder")  # no effect with one job
-    if (seconds := spec.integer("ttlSecondsAfterFinished")) is not None:
-        result["ttlSecondsAfterFinished"] = seconds
+    job.run_policy(spec, "jobset.sigs.k8s.io/jobset-controller", result, notes)
     if (seconds := batch.integer("activeDeadlineSeconds")) is not None:
         result["activeDeadlineSeconds"] = seconds
         notes.changed(
             batch.field("activeDeadlineSeconds"), "it limited each attempt; here all attempts"
         )
-    if spec.flag("suspend"):
-        result["suspend"] = True
-    job.managed(spec, "jobset.sigs.k8s.io/jobset-controller", result, notes)
 
 
 def successful_indexes(
@@ -192,6 +185,27 @@ def successful_indexes(
         result["successPolicy"] = "Rank0"
     elif rules:
         notes.dropped(policy.field("rules"), "set spec.successPolicy: Rank0 if pod 0 alone decides")
+
+
+def from_template(
+    template: dict[str, Any],
+    path: str,
+    meta: job.Metadata,
+    origin: Origin,
+    result: dict[str, Any],
+    notes: Notes,
+    *,
+    gives_index: bool | None = None,
+) -> None:
+    """Convert the pods of a Job, and add the fields that come from them.
+
+    `gives_index`: a Job's pod index equals the pod's index here; None: the pods had no such index.
+    """
+    queue = job.with_metadata(template, meta, path, notes)
+    one = pods(template, path, notes, trainer=None, origin=origin)
+    if gives_index is not None:
+        _give_index(one.template, path, notes, is_index=gives_index)
+    finish(result, one, job.processes(one, None, f"{path}.spec.containers", notes), queue, notes)
 
 
 def finish(
@@ -208,16 +222,18 @@ def finish(
     result["template"] = one.template
 
 
-def _origin(found: Group, replicated: Source, spec: Source, name: str, notes: Notes) -> Origin:
+def _origin(
+    child: ReplicatedPods, replicated: Source, spec: Source, name: str, notes: Notes
+) -> Origin:
     """Return how the pods found each other."""
     network = spec.at("network")
     subdomain = network.word("subdomain")
     if subdomain and subdomain != name:
         notes.dropped(network.field("subdomain"), HINTS["subdomain"])
-    return found.origin(name, replicated.word("name") or "", subdomain or name)
+    return child.origin(name, replicated.word("name") or "", subdomain or name)
 
 
-def give_index(template: dict[str, Any], path: str, notes: Notes, *, is_index: bool = True) -> None:
+def _give_index(template: dict[str, Any], path: str, notes: Notes, *, is_index: bool) -> None:
     """Add the variable with a Job's pod index, if it equals the pod's index here."""
     trainer: Any = trainer_container(template)
     if any(entry["name"] == _INDEX_VARIABLE for entry in trainer.get("env") or ()):

@@ -1,10 +1,12 @@
-"""Parse torchrun's command line, and remove the flags that the operator sets."""
+"""Remove the flags from torchrun's command line that the operator sets."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ddp_operator.api.command import started
+from ddp_operator.api.launch_options import options
 
 from ddp_client.convert.notes import ConversionError
 
@@ -15,22 +17,25 @@ PLACE_FLAGS: Final = frozenset(
     }
 )
 """Flags that the operator sets with environment variables such as PET_NNODES."""
-_VALUES: Final = frozenset(
-    {
-        *("max-restarts", "monitor-interval", "start-method", "role", "log-dir", "r", "redirects"),
-        *("t", "tee", "local-ranks-filter", "log-line-prefix-template", "logs-specs", "local-addr"),
-        *("event-log-handler", "numa-binding", "signals-to-handle", "shutdown-timeout"),
-        *("duplicate-stdout-filters", "duplicate-stderr-filters"),
-    }
-)
-_SWITCHES: Final = frozenset(
-    {*("standalone", "m", "module", "no-python", "run-path", "use-env", "virtual-local-rank")}
-)
+
+_OF_PODS: Final = {
+    "--nnodes": (
+        re.compile(r"(--nnodes[= ] *[\"']?)\$(?:WORLD_SIZE\b|\{WORLD_SIZE\})"),
+        "PET_NNODES",
+    ),
+    "--node_rank": (re.compile(r"(--node[_-]rank[= ] *[\"']?)\$(?:RANK\b|\{RANK\})"), "NODE_RANK"),
+}
+"""torchrun's flags with variables that count pods in a PyTorchJob, and those that do here."""
 
 ELASTIC: Final = (
     "only this project's launcher can change the group's size, by restarting the script: remove "
     "torchrun from the command and set spec.launcher: inject"
 )
+
+
+def count(text: str) -> int | None:
+    """Return a text as a number; None if it is none, or a very large one."""
+    return int(text) if text.isdecimal() and len(text) < 7 else None
 
 
 @dataclass(frozen=True)
@@ -51,27 +56,32 @@ def launch(argv: Sequence[str], *, take: frozenset[str] = PLACE_FLAGS) -> Launch
     Raises:
         ConversionError: a flag is unknown, so it is unclear whether it has a value.
     """
-    found = started(argv)
-    if not found.by_torchrun or found.in_shell:
+    program = started(argv)
+    if not program.by_torchrun or program.in_shell:
         return None
-    index = found.begin
-    kept, taken = list(argv[:index]), {}
-    while index < len(argv) and argv[index].startswith("-") and argv[index] != "--":
-        flag, has_value, value = argv[index].partition("=")
-        name = flag.lstrip("-").replace("_", "-")
-        length = 1
-        if name not in _SWITCHES and not has_value:
-            if name not in PLACE_FLAGS | _VALUES or index + 1 == len(argv):
-                raise ConversionError(
-                    f"{flag}: unknown torchrun flag, or missing value; write it as --flag=value"
-                )
-            value, length = argv[index + 1], 2
-        if name in take:
-            taken[name] = value
-        else:
-            kept += argv[index : index + length]
-        index += length
-    rest = argv[index + 1 :] if argv[index : index + 1] == ["--"] else argv[index:]
-    if not rest:
+    own = options(program)
+    if own.unread:
+        raise ConversionError(
+            f"{own.unread}: unknown torchrun flag, or missing value; write it as --flag=value"
+        )
+    rest = program.words[own.end :]
+    if not rest[rest[:1] == ("--",) :]:
         raise ConversionError("torchrun has no script to run; name the script after its flags")
-    return Launch((*kept, *argv[index:]), taken, rest[0])
+    kept = [word for one in own.all if one.name not in take for word in one.words]
+    return Launch(
+        command=(*program.words[: program.begin], *kept, *rest),
+        taken={one.name: one.value for one in own.all if one.name in take},
+        script=rest[rest[0] == "--"],
+    )
+
+
+def by_pod(line: str) -> tuple[str, Sequence[str]]:
+    """Replace variables of a shell line by which torchrun counts pods; return it, and the changes.
+
+    In a PyTorchJob, RANK and WORLD_SIZE may count pods. Here they count processes.
+    """
+    changes = []
+    for flag, (pattern, variable) in _OF_PODS.items():
+        line, often = pattern.subn(rf"\1${{{variable}}}", line)
+        changes += [f"{flag} is ${variable} now"] * bool(often)
+    return line, changes

@@ -47,13 +47,13 @@ class Notes:
         for field in fields:
             # For spec.a.b[0].c look up a hint for c, then for b, and so on.
             names = [part.partition("[")[0] for part in reversed(field.split("."))]
-            found = (hints[name] for name in names if name in hints)
+            advice = (hints[name] for name in names if name in hints)
             default = (
                 f"set spec.{names[0]} of the DDPJob if you need it"
                 if names[0] in _FIELDS
                 else "a DDPJob has no such field; check whether the training needs it"
             )
-            self.dropped(field, next(found, default))
+            self.dropped(field, next(advice, default))
 
     def all(self) -> tuple[Note, ...]:
         """Return the notes."""

@@ -13,9 +13,10 @@ from ddp_operator.api.spec.base import explained
 from ddp_operator.api.spec.template import PodTemplate
 from pydantic import ValidationError
 
-from ddp_client.convert.launcher import ELASTIC, launch
+from ddp_client.convert.launcher import ELASTIC, by_pod, count, launch
 from ddp_client.convert.notes import ConversionError, Notes
 from ddp_client.convert.references import Origin, is_foreign, rename_hosts, rename_labels
+from ddp_client.documents import mapping
 
 _PLACE: Final = frozenset({*RESERVED_ENVIRONMENT, "MASTER_ADDR", "PET_MASTER_ADDR"})
 _PORTS: Final = ("MASTER_PORT", "PET_MASTER_PORT")
@@ -130,30 +131,30 @@ def _trainer(template: dict[str, Any], path: str, name: str | None, notes: Notes
     spec = template["spec"]
     containers = spec["containers"]
     if name is None:
-        found: Any = trainer_container(template)
-        if len(containers) > 1 and found["name"] != TRAINER_CONTAINER:
+        trainer: Any = trainer_container(template)
+        if len(containers) > 1 and trainer["name"] != TRAINER_CONTAINER:
             notes.changed(
                 path,
-                f"{found['name']} is used as the trainer; if another one trains, name it trainer",
+                f"{trainer['name']} is used as the trainer; if another one trains, name it trainer",
             )
     else:
-        found = next((one for one in containers if one["name"] == name), None)
-        if found is None:
+        trainer = next((one for one in containers if one["name"] == name), None)
+        if trainer is None:
             raise ConversionError(f"{path}: the training container {name} is missing; add it")
-        if any(one["name"] == TRAINER_CONTAINER for one in containers if one is not found):
+        if any(one["name"] == TRAINER_CONTAINER for one in containers if one is not trainer):
             raise ConversionError(
                 f"{path}: a DDPJob trains in the container {TRAINER_CONTAINER}, but here {name} "
                 f"trains; rename {TRAINER_CONTAINER}"
             )
-    if containers[0] is not found:
-        notes.changed(path, f"{found['name']} is now first, because it trains")
-    spec["containers"] = [found, *(one for one in containers if one is not found)]
+    if containers[0] is not trainer:
+        notes.changed(path, f"{trainer['name']} is now first, because it trains")
+    spec["containers"] = [trainer, *(one for one in containers if one is not trainer)]
     by_rule = trainer_container(template)
-    elsewhere = any(map(has_accelerators, containers)) and not has_accelerators(found)
-    if name is not None and (by_rule is not found or elsewhere):
-        found["name"] = TRAINER_CONTAINER
+    elsewhere = any(map(has_accelerators, containers)) and not has_accelerators(trainer)
+    if name is not None and (by_rule is not trainer or elsewhere):
+        trainer["name"] = TRAINER_CONTAINER
         notes.changed(path, f"{name} is renamed to {TRAINER_CONTAINER}, because it trains")
-    container: dict[str, Any] = found
+    container: dict[str, Any] = trainer
     return container
 
 
@@ -165,10 +166,10 @@ def _environment(
     for entry in container.get("env") or []:
         name, value = entry["name"], str(entry.get("value", ""))
         field = f"{path}.env[{name}]"
-        if name in _PORTS and value.isdecimal() and 1024 <= int(value[:6]) <= 65535:
-            port = int(value)
-        elif name == "PET_NPROC_PER_NODE" and value.isdecimal() and len(value) < 5:
-            processes = int(value)
+        if name in _PORTS and _port(value):
+            port = _port(value)
+        elif name == "PET_NPROC_PER_NODE" and count(value) is not None:
+            processes = count(value)
         elif name in _PLACE or name in _PORTS or name.startswith(_RENDEZVOUS):
             notes.dropped(field, "the operator sets the rendezvous; remove it")
         elif replacement := _of_metadata(entry, origin.places):
@@ -190,9 +191,7 @@ def _environment(
 
 
 def _field_path(entry: Mapping[str, Any]) -> str:
-    source = entry.get("valueFrom")
-    field = source.get("fieldRef") if isinstance(source, dict) else None
-    return str(field.get("fieldPath", "")) if isinstance(field, dict) else ""
+    return str(mapping(entry, "valueFrom", "fieldRef").get("fieldPath", ""))
 
 
 def _of_metadata(entry: Mapping[str, Any], indexes: Mapping[str, str]) -> str | None:
@@ -200,60 +199,75 @@ def _of_metadata(entry: Mapping[str, Any], indexes: Mapping[str, str]) -> str | 
     return indexes.get(match[1]) if match else None
 
 
-def _launched(container: dict[str, Any], path: str, notes: Notes, told: Pods) -> Pods:
+def _launched(container: dict[str, Any], path: str, notes: Notes, base: Pods) -> Pods:
     """Remove torchrun's flags that the operator sets with variables."""
     command, args = container.get("command") or [], container.get("args") or []
     argv = [*command, *args]
     try:
-        found = launch(argv)
+        torchrun = launch(argv)
     except ConversionError as error:
         notes.changed(f"{path}.command", f"unchanged: {error}")
-        found = None
-    if found is None:
-        return _left(argv, path, notes, told)
-    if found.taken:
-        container["command"] = list(found.command)
+        torchrun = None
+    if torchrun is None:
+        if started(argv).in_shell:
+            _count_pods(container, path, notes)
+        return _left(argv, path, notes, base)
+    if torchrun.taken:
+        container["command"] = list(torchrun.command)
         container.pop("args", None)
-        flags = " ".join(f"--{k}={v}" if v else f"--{k}" for k, v in found.taken.items())
+        flags = " ".join(f"--{k}={v}" if v else f"--{k}" for k, v in torchrun.taken.items())
         notes.changed(f"{path}.command", f"removed {flags}; the operator sets PET_* variables")
-    asked = found.taken.get("nproc-per-node", "")
-    processes = int(asked) if asked.isdecimal() and len(asked) < 5 else None
-    port = found.taken.get("master-port", "")
-    is_port = port.isdecimal() and 1024 <= int(port[:6]) <= 65535
-    least, _, most = found.taken.get("nnodes", "").partition(":")
+    procs = torchrun.taken.get("nproc-per-node", "")
+    processes = count(procs)
+    least, _, most = torchrun.taken.get("nnodes", "").partition(":")
     if most and most != least:
         notes.changed(f"{path}.command", f"--nnodes={least}:{most}: {ELASTIC}")
-    if asked and processes is None and asked not in ("auto", "gpu"):
-        notes.changed(f"{path}.command", f"--nproc-per-node={asked}: set spec.nprocPerNode instead")
+    if procs and processes is None and procs not in ("auto", "gpu"):
+        notes.changed(f"{path}.command", f"--nproc-per-node={procs}: set spec.nprocPerNode instead")
     return replace(
-        told,
-        processes=processes or ("auto" if asked else told.processes),
+        base,
+        processes=processes or ("auto" if procs else base.processes),
         starts="launcher",
-        master_port=int(port) if is_port else told.master_port,
+        master_port=_port(torchrun.taken.get("master-port", "")) or base.master_port,
     )
 
 
-def _left(argv: Sequence[str], path: str, notes: Notes, told: Pods) -> Pods:
+def _count_pods(container: dict[str, Any], path: str, notes: Notes) -> None:
+    """Let torchrun's flags in a shell line count pods with the variables that do here."""
+    for part in ("command", "args"):
+        if words := container.get(part):
+            replaced = [by_pod(word) for word in words]
+            container[part] = [word for word, _ in replaced]
+            for change in (change for _, changes in replaced for change in changes):
+                notes.changed(f"{path}.{part}", change)
+
+
+def _left(argv: Sequence[str], path: str, notes: Notes, base: Pods) -> Pods:
     """Read a command line that stays unchanged."""
-    found = started(argv)
-    if not found.launcher:
-        return replace(told, starts="unknown" if found.python is None else "python")
-    if not found.by_torchrun:
+    program = started(argv)
+    if not program.launcher:
+        return replace(base, starts="unknown" if program.python is None else "python")
+    if not program.by_torchrun:
         notes.changed(
             f"{path}.command",
-            f"unchanged; {found.called} takes processes and pods from its own flags: use "
+            f"unchanged; {program.called} takes processes and pods from its own flags: use "
             "PET_NNODES, PET_NODE_RANK, MASTER_ADDR and MASTER_PORT there, or use torchrun",
         )
-        return replace(told, starts="launcher")
+        return replace(base, starts="launcher")
     notes.changed(
         f"{path}.command",
         "unchanged; torchrun's flags override the operator's variables: remove --nnodes, "
         "--node_rank, --master_*, --rdzv_* if you can",
     )
     try:
-        line = launch(found.words) if found.in_shell else None
+        line = launch(program.words) if program.in_shell else None
     except ConversionError:
         line = None
-    asked = line.taken.get("nproc-per-node", "") if line else ""
-    processes = int(asked) if asked.isdecimal() and len(asked) < 5 else told.processes
-    return replace(told, processes=processes, starts="launcher")
+    procs = line.taken.get("nproc-per-node", "") if line else ""
+    own = count(procs)
+    return replace(base, processes=base.processes if own is None else own, starts="launcher")
+
+
+def _port(text: str) -> int | None:
+    number = count(text)
+    return number if number is not None and 1024 <= number <= 65535 else None

@@ -2,11 +2,11 @@
 
 from typing import Any, Final
 
-from ddp_operator.api.constants import MAX_REPLICAS
+from ddp_operator.api.constants import LABEL_INDEX, MAX_REPLICAS
 from ddp_operator.api.rules import trainer_container
 
 from ddp_client.convert import job
-from ddp_client.convert.launcher import ELASTIC
+from ddp_client.convert.launcher import ELASTIC, count
 from ddp_client.convert.notes import ConversionError, Notes
 from ddp_client.convert.patch import merge_patch
 from ddp_client.convert.pods import Pods, pods
@@ -55,7 +55,7 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
     _run_policy(run, result, notes)
     origin = _origin(meta.fields["name"], kinds)
     queue = meta.queue
-    found: dict[str, Pods] = {}
+    by_kind: dict[str, Pods] = {}
     for kind in kinds:
         path = replicas[kind].field("template")
         template = replicas[kind].fields("template")
@@ -65,11 +65,11 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
         if own not in (None, policy):
             why = f"{own}; as in Kubeflow, the replicas' policy {policy} is used"
             notes.dropped(f"{path}.spec.restartPolicy", why)
-        found[kind] = pods(template, path, notes, trainer=_CONTAINER, origin=origin)
-    _processes(spec, found, result, notes)
-    if port := _port(found[kinds[0]]):
+        by_kind[kind] = pods(template, path, notes, trainer=_CONTAINER, origin=origin)
+    _processes(spec, by_kind, result, notes)
+    if port := _port(by_kind[kinds[0]]):
         result["masterPort"] = port
-    templates = [found[kind].template for kind in kinds]
+    templates = [by_kind[kind].template for kind in kinds]
     if accelerator := job.accelerator(templates):
         result["accelerator"] = accelerator
     _gang(run, templates[-1], result, notes)
@@ -78,7 +78,7 @@ def convert(source: Source, notes: Notes) -> dict[str, Any]:
     _override(templates, result)
     _elastic(spec.at("elasticPolicy"), result, notes)
     notes.rest(source.rest(), _HINTS)
-    return job.checked(meta, result)
+    return job.checked(meta, result, notes)
 
 
 def _origin(name: str, kinds: list[str]) -> Origin:
@@ -87,10 +87,13 @@ def _origin(name: str, kinds: list[str]) -> Origin:
     workers = Hosts(f"{name}-worker-", 1, lambda number: number + ahead)
     masters = Hosts(f"{name}-master-", 1, lambda number: number)
     domain = "training.kubeflow.org"
+    indexes = (f"{domain}/replica-index", "pytorch-replica-index", "replica-index")
+    ours = f"{LABEL_INDEX}, which is 0 for the master and continues with the workers"
     return Origin(
         name,
         (masters, workers) if _MASTER in kinds else (workers,),
-        indexes=frozenset() if len(kinds) > 1 else frozenset({f"{domain}/replica-index"}),
+        indexes=frozenset(indexes if len(kinds) == 1 else ()),
+        similar=dict.fromkeys(indexes, ours),
         names={f"{domain}/job-name": name, "job-name": name, "pytorch-job-name": name},
         are_named_by_index=True,
     )
@@ -99,13 +102,13 @@ def _origin(name: str, kinds: list[str]) -> Origin:
 def _replicas(spec: Source) -> dict[str, Source]:
     """Return the replicas by kind; the names of kinds ignore case."""
     specs = spec.at("pytorchReplicaSpecs")
-    found = {}
+    by_kind = {}
     for kind in (_MASTER, _WORKER):
         for name in (kind, kind.lower(), kind.upper()):
             if specs.has(name):
-                found[kind] = specs.at(name)
+                by_kind[kind] = specs.at(name)
                 break
-    return found
+    return by_kind
 
 
 def _count(kind: str, replica: Source) -> int:
@@ -134,13 +137,13 @@ def _restart(run: Source, replicas: list[Source], spec: Source, notes: Notes) ->
         if limit:
             notes.dropped(run.field("backoffLimit"), "it has no effect with restartPolicy: Never")
         return {"maxRestarts": 0}
-    asked = limit if limit is not None else most
+    maximum = limit if limit is not None else most
     asked_by = run.field("backoffLimit") if limit is not None else elastic.field("maxRestarts")
     if limit is not None and most is not None:
         notes.dropped(elastic.field("maxRestarts"), f"{run.field('backoffLimit')} is the limit")
     restart: dict[str, Any] = {}
-    if asked is not None:
-        restart = job.restarts(asked, asked_by, notes)
+    if maximum is not None:
+        restart = job.restarts(maximum, asked_by, notes)
     how_often = f"{restart['maxRestarts']} times" if restart else "3 times without progress"
     notes.changed(
         field,
@@ -163,19 +166,22 @@ def _run_policy(run: Source, result: dict[str, Any], notes: Notes) -> None:
     job.run_policy(run, "kubeflow.org/training-operator", result, notes)
 
 
-def _processes(spec: Source, found: dict[str, Pods], result: dict[str, Any], notes: Notes) -> None:
+def _processes(
+    spec: Source, by_kind: dict[str, Pods], result: dict[str, Any], notes: Notes
+) -> None:
     field = spec.field("nprocPerNode")
     text = spec.word("nprocPerNode")
     elastic = spec.at("elasticPolicy").integer("nProcPerNode", least=1)
-    asked: int | str | None = int(text) if text and text.isdecimal() and len(text) < 5 else text
+    number = count(text or "")
+    setting: int | str | None = text if number is None else number
     if text == "cpu":
         notes.changed(field, "cpu: the number of CPUs is unknown here; set spec.nprocPerNode")
-    elif isinstance(asked, str) and asked not in ("auto", "gpu"):
+    elif isinstance(setting, str) and setting not in ("auto", "gpu"):
         raise ConversionError(f"{field}: {text}; use a number, auto, gpu or cpu")
     if elastic is not None and text is not None:
         notes.dropped(spec.at("elasticPolicy").field("nProcPerNode"), f"{field} is used")
-    asked = elastic if text is None else "auto" if isinstance(asked, str) else asked
-    counts = {kind: job.processes(one, asked, field, notes) for kind, one in found.items()}
+    setting = elastic if text is None else "auto" if isinstance(setting, str) else setting
+    counts = {kind: job.processes(one, setting, field, notes) for kind, one in by_kind.items()}
     main = counts.get(_WORKER, counts.get(_MASTER, "auto"))
     if main != "auto":
         result["nprocPerNode"] = main

@@ -1,11 +1,17 @@
 """Find references to the old project's host names and labels in a pod template."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ddp_operator.api.constants import LABEL_ATTEMPT, LABEL_INDEX, LABEL_JOB_NAME
+from ddp_operator.api.constants import (
+    API_VERSION,
+    KIND,
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_JOB_NAME,
+)
 
 from ddp_client.convert.notes import Notes
 
@@ -16,6 +22,7 @@ _FOREIGN: Final = re.compile(
     r"|job-name|controller-uid|pytorch-(?:job-name|replica-type|replica-index)|group-name"
     r"|replica-(?:type|index|name)|job-role"
 )
+_CONVERTED: Final = ("PyTorchJob", "TrainJob", "JobSet", "StatefulSet")
 _OF_METADATA: Final = re.compile(r"metadata\.(?:labels|annotations)\['(?P<name>[^']+)'\]")
 
 
@@ -61,6 +68,8 @@ class Origin:
     """Labels of all pods of the job, and their value."""
     attempts: frozenset[str] = frozenset()
     """Labels that counted restarts."""
+    similar: Mapping[str, str] = field(default_factory=dict)
+    """Labels whose meaning differs here, and what comes closest."""
     are_named_by_index: bool = False
     """Each pod's name was its host name and ended in its index."""
 
@@ -81,6 +90,34 @@ class Origin:
 def is_foreign(name: str) -> bool:
     """Tell whether other projects' controllers set or read a label or annotation."""
     return _FOREIGN.fullmatch(name) is not None
+
+
+def mentions(value: Any, path: str = "") -> Iterator[str]:
+    """Yield where another object names a job that is a DDPJob now, or labels of its pods."""
+    if isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from mentions(inner, f"{path}[{number}]")
+    if not isinstance(value, dict):
+        return
+    kind, name = value.get("kind"), value.get("name")
+    if path and kind in _CONVERTED and isinstance(name, str):
+        yield (
+            f"{path} names {kind} {name}, which is a {KIND} now; write apiVersion: {API_VERSION}, "
+            f"kind: {KIND} there"
+        )
+    for key, inner in value.items():
+        if key in ("matchLabels", "selector") and isinstance(inner, dict):
+            labels = [label for label in inner if is_foreign(label)]
+        else:
+            labels = (
+                [inner] if key == "key" and isinstance(inner, str) and is_foreign(inner) else []
+            )
+        if labels:
+            yield (
+                f"{path.lstrip('.')}.{key} selects no pod, because they have no label {labels[0]}; "
+                f"select {LABEL_JOB_NAME}: NAME"
+            )
+        yield from mentions(inner, f"{path}.{key}" if path else key)
 
 
 def rename_hosts(container: dict[str, Any], path: str, origin: Origin, notes: Notes) -> None:
@@ -151,21 +188,24 @@ class _Labels:
         if match is None or not self._is_gone(match["name"]):
             return
         where = path.removesuffix(".valueFrom.fieldRef").removesuffix(".fieldRef")
-        if label := self._origin.label(match["name"]):
+        if label := self._label(match["name"], where, "is empty: the pods have no", "replace it"):
             field_ref["fieldPath"] = f"metadata.labels['{label}']"
-            self._notes.changed(where, f"now uses the label {label} instead of {match['name']}")
-        else:
-            self._notes.changed(where, f"is empty: the pods have no {match['name']}; replace it")
 
     def _key(self, name: Any, path: str) -> Any:
         if not self._is_gone(name):
             return name
+        return self._label(name, path, "the pods have no label", "remove it") or name
+
+    def _label(self, name: str, path: str, problem: str, remedy: str) -> str | None:
+        """Return the label with the same meaning as another project's, and note the change."""
         label = self._origin.label(name)
         if label:
             self._notes.changed(path, f"now uses the label {label} instead of {name}")
         else:
-            self._notes.changed(path, f"the pods have no label {name}; remove it")
-        return label or name
+            similar = self._origin.similar.get(name)
+            remedy = f"use {similar}" if similar else remedy
+            self._notes.changed(path, f"{problem} {name}; {remedy}")
+        return label
 
     def _selector(self, selector: dict[str, Any], path: str) -> None:
         labels = selector.get("matchLabels")

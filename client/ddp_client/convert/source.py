@@ -68,10 +68,10 @@ class Source:
 
     def texts(self, name: str) -> list[str] | None:
         """Read a list of strings."""
-        found = self._taken(name, list, "a list of strings")
-        if found is not None and not all(isinstance(one, str) for one in found):
+        words = self._taken(name, list, "a list of strings")
+        if words is not None and not all(isinstance(one, str) for one in words):
             raise ConversionError(f"{self.field(name)}: must be a list of strings; correct it")
-        return found
+        return words
 
     def at(self, name: str) -> "Source":
         """Return an inner object, empty if there is none."""

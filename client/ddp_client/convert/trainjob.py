@@ -14,6 +14,7 @@ from ddp_client.convert.notes import ConversionError, Notes
 from ddp_client.convert.patch import merged
 from ddp_client.convert.pods import check, pods
 from ddp_client.convert.source import Source
+from ddp_client.documents import nested
 
 GROUP: Final = "trainer.kubeflow.org"
 RUNTIMES: Final = ("ClusterTrainingRuntime", "TrainingRuntime")
@@ -53,30 +54,30 @@ def convert(source: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) ->
     nodes = trainer.integer("numNodes", least=1) or nodes
     if nodes is not None:  # overrides the runtime's number
         replicated.at("template").at("spec").forget("parallelism", "completions")
-    found = jobset.group(replicated, notes)
-    result: dict[str, Any] = {"replicas": nodes or found.jobs * found.pods_of_job}
+    child = jobset.group(replicated, notes)
+    result: dict[str, Any] = {"replicas": nodes or child.jobs * child.pods_of_job}
     whole = runtime.at("template").at("spec")
-    jobset.limits(whole, replicated, result, notes, jobs=found.jobs)
-    _limits(spec, result, notes)
-    check(found.template, found.path)
-    template = _patched(found.template, spec, name, notes)
-    _trainer(template, trainer, found.path)
+    jobset.limits(whole, replicated, result, notes, jobs=child.jobs)
+    job.run_policy(spec, "trainer.kubeflow.org/trainjob-controller", result, notes)
+    check(child.template, child.path)
+    template = _patched(child.template, spec, name, notes)
+    _trainer(template, trainer, child.path)
     _gang(runtime, result, notes)
-    queue = job.with_metadata(template, meta, found.path, notes)
-    origin = found.origin(meta.fields["name"], name, meta.fields["name"])
-    one = pods(template, found.path, notes, trainer=_CONTAINER, origin=origin)
-    asked = trainer.number_or_word("numProcPerNode")
-    asked = asked or policy.at("torch").number_or_word("numProcPerNode")
-    if asked in (None, "auto", "cpu") and not one.processes and one.starts == "launcher":
-        asked = None if _has_devices(one.template) else _cpus(one.template)  # as in Kubeflow
-    if isinstance(asked, str) and asked not in ("auto", "gpu", "cpu"):
-        raise ConversionError(f"{trainer.field('numProcPerNode')}: {asked}; use a number")
-    asked = "auto" if isinstance(asked, str) else asked
+    queue = job.with_metadata(template, meta, child.path, notes)
+    origin = child.origin(meta.fields["name"], name, meta.fields["name"])
+    one = pods(template, child.path, notes, trainer=_CONTAINER, origin=origin)
+    of_runtime = policy.at("torch").number_or_word("numProcPerNode")
+    setting = trainer.number_or_word("numProcPerNode") or of_runtime
+    if setting in (None, "auto", "cpu") and not one.processes and one.starts == "launcher":
+        setting = None if _has_devices(one.template) else _cpus(one.template)  # as in Kubeflow
+    if isinstance(setting, str) and setting not in ("auto", "gpu", "cpu"):
+        raise ConversionError(f"{trainer.field('numProcPerNode')}: {setting}; use a number")
+    setting = "auto" if isinstance(setting, str) else setting
     field = trainer.field("numProcPerNode")
-    jobset.finish(result, one, job.processes(one, asked, field, notes), queue, notes)
+    jobset.finish(result, one, job.processes(one, setting, field, notes), queue, notes)
     notes.rest(source.rest(), _HINTS)
     notes.rest(whole_runtime.rest(), _HINTS)
-    return job.checked(meta, result)
+    return job.checked(meta, result, notes)
 
 
 def _runtime(spec: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) -> Source:
@@ -85,11 +86,10 @@ def _runtime(spec: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) -> 
     ref.forget("apiGroup")
     kind, name = ref.word("kind") or RUNTIMES[0], ref.word("name") or ""
     for one in runtimes:
-        metadata = one.get("metadata")
-        if one.get("kind") == kind and isinstance(metadata, dict) and metadata.get("name") == name:
-            found = Source(deepcopy(one), "runtime")
-            found.forget("apiVersion", "kind", "metadata", "status")
-            return found
+        if one.get("kind") == kind and nested(one, "metadata", "name") == name:
+            runtime = Source(deepcopy(one), "runtime")
+            runtime.forget("apiVersion", "kind", "metadata", "status")
+            return runtime
     if (kind, name) != (RUNTIMES[0], _BUILT_IN):
         raise ConversionError(
             f"{ref.field('name')}: {kind} {name} is not in the file; add the output of kubectl get "
@@ -111,35 +111,27 @@ def _runtime(spec: Source, runtimes: Sequence[dict[str, Any]], notes: Notes) -> 
 def _training(runtime: Source, notes: Notes) -> Source:
     """Find the job of a runtime that trains."""
     jobs = runtime.at("template").at("spec").each("replicatedJobs")
-    found = [one for one in jobs if _labels(one).peek(_STEP_LABEL) == "trainer"]
-    found = found or [one for one in jobs if one.peek("name") == _CONTAINER]
-    if len(found) != 1:
+    trainers = [one for one in jobs if _labels(one).peek(_STEP_LABEL) == "trainer"]
+    trainers = trainers or [one for one in jobs if one.peek("name") == _CONTAINER]
+    if len(trainers) != 1:
         raise ConversionError(
-            f"{runtime.field('template.spec.replicatedJobs')}: {len(found)} jobs train (label "
+            f"{runtime.field('template.spec.replicatedJobs')}: {len(trainers)} jobs train (label "
             f"{_STEP_LABEL}: trainer); a DDPJob needs exactly one"
         )
-    _labels(found[0]).forget(_STEP_LABEL)
+    _labels(trainers[0]).forget(_STEP_LABEL)
     for one in jobs:
-        if one is not found[0]:
+        if one is not trainers[0]:
             notes.dropped(
                 one.field("name"),
                 f"{one.word('name')} does not train; run it as a Job before the training, or as an "
                 "initContainer",
             )
             one.forget("template", "replicas", "dependsOn", "groupName")
-    return found[0]
+    return trainers[0]
 
 
 def _labels(replicated: Source) -> Source:
     return replicated.at("template").at("metadata").at("labels")
-
-
-def _limits(spec: Source, result: dict[str, Any], notes: Notes) -> None:
-    if (seconds := spec.integer("activeDeadlineSeconds")) is not None:
-        result["activeDeadlineSeconds"] = seconds
-    if spec.flag("suspend"):
-        result["suspend"] = True
-    job.managed(spec, "trainer.kubeflow.org/trainjob-controller", result, notes)
 
 
 def _patched(template: dict[str, Any], spec: Source, name: str, notes: Notes) -> dict[str, Any]:
@@ -212,16 +204,14 @@ def _gang(runtime: Source, result: dict[str, Any], notes: Notes) -> None:
 def _has_devices(template: dict[str, Any]) -> bool:
     """Tell whether the trainer requests accelerators in any way."""
     resources = trainer_container(template).get("resources") or {}
-    asked = [*(resources.get("limits") or ()), *(resources.get("requests") or ())]
-    return bool(resources.get("claims")) or any(map(is_accelerator, asked))
+    names = [*(resources.get("limits") or ()), *(resources.get("requests") or ())]
+    return bool(resources.get("claims")) or any(map(is_accelerator, names))
 
 
 def _cpus(template: dict[str, Any]) -> int:
     """Return the CPUs that the trainer requests, as Kubeflow counts them."""
     resources = trainer_container(template).get("resources") or {}
     for kind in ("requests", "limits"):
-        amounts = resources.get(kind)
-        text = str(amounts.get("cpu", "")) if isinstance(amounts, dict) else ""
-        if match := re.fullmatch(r"(\d{1,6})(m?)", text):
+        if match := re.fullmatch(r"(\d{1,6})(m?)", str(nested(resources, kind, "cpu"))):
             return max(1, ceil(int(match[1]) / (1000 if match[2] else 1)))
     return 1
