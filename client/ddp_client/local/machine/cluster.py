@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime
 from typing import Any, Generic, Protocol, TypeVar
@@ -17,12 +18,19 @@ from ddp_operator.ports import (
     Event,
     Key,
     Manifest,
-    Nodes,
     NotFoundError,
 )
 
 from ddp_client.local.machine.gpus import GpuPool, visible_gpus
-from ddp_client.local.machine.loopback import LoopbackPorts
+from ddp_client.local.machine.localhost import Crossing, crossings
+from ddp_client.local.machine.loopback import LoopbackAddresses, LoopbackPorts
+from ddp_client.local.machine.objects import (
+    NoOtherObjects,
+    controller_uid,
+    key_of,
+    merged,
+    require_same_controller,
+)
 from ddp_client.local.machine.pod import LocalPod, Machine
 from ddp_client.local.machine.workdir import Workdir
 
@@ -50,7 +58,7 @@ class Listener(Protocol):
         """An Event about a job was emitted."""
 
 
-class LocalCluster(Generic[PodT]):
+class LocalCluster(NoOtherObjects, Generic[PodT]):
     """Implements `ports.Cluster`; `project` turns a pod's manifest into what the engine needs.
 
     Use it as an asynchronous context manager: no pod outlives the context. The listener is called
@@ -64,14 +72,17 @@ class LocalCluster(Generic[PodT]):
         workdir: Workdir,
         listener: Listener,
         config_maps: Mapping[str, Manifest],
+        python: str = sys.executable,
     ) -> None:
         self._project = project
         self._listener = listener
         self._machine = Machine(
             workdir=workdir,
             gpus=GpuPool(visible_gpus(os.environ)),
+            addresses=LoopbackAddresses(),
             ports=LoopbackPorts(),
             config_maps=config_maps,
+            python=python,
         )
         self._jobs: dict[Key, dict[str, Any]] = {}
         self._services: dict[Key, Manifest] = {}
@@ -99,11 +110,10 @@ class LocalCluster(Generic[PodT]):
             AlreadyExistsError: a job of that name exists.
         """
         job = deepcopy(dict(manifest))
-        metadata = job["metadata"]
-        key = Key(metadata["namespace"], metadata["name"])
+        key = key_of(job)
         if key in self._jobs:
             raise AlreadyExistsError(f"ddpjob {key} already exists", status=409)
-        metadata.update(
+        job["metadata"].update(
             uid=str(uuid4()), generation=1, creationTimestamp=format_time(datetime.now(UTC))
         )
         return self._store(key, job)
@@ -134,17 +144,22 @@ class LocalCluster(Generic[PodT]):
         """Return the job's pods, oldest first."""
         return [pod.manifest for pod in self._pods.values() if pod.job == job]
 
+    async def crossings(self) -> set[Crossing]:
+        """Return connections at localhost between pods, which fail in a cluster."""
+        pids = {pod.key.name: pid for pod in self._pods.values() if (pid := pod.pid)}
+        return await asyncio.to_thread(crossings, pids) if len(pids) > 1 else set()
+
     def may_print(self, pod: Key) -> bool:
         """Return whether a pod has not ended yet."""
-        found = self._pods.get(pod)
-        return found is not None and found.manifest["status"]["phase"] in ("Pending", "Running")
+        status = self._pods[pod].manifest["status"] if pod in self._pods else {}
+        return status.get("phase") in ("Pending", "Running")
 
     def kill_pod(self, pod: Key) -> bool:
         """Kill a pod's processes with SIGKILL, like a crash. Return False if none run."""
-        found = self._pods.get(pod)
-        if found is None or not found.running:
+        local_pod = self._pods.get(pod)
+        if local_pod is None or not local_pod.running:
             return False
-        found.kill()
+        local_pod.kill()
         return True
 
     async def delete_all_pods(self, *, grace_seconds: int | None) -> None:
@@ -161,16 +176,12 @@ class LocalCluster(Generic[PodT]):
         """See `ports.Cluster`."""
         return [self._project(manifest) for manifest in self.pod_manifests(job)]
 
-    def nodes(self) -> Nodes:
-        """See `ports.Cluster`. This machine is the only node, so there is no choice."""
-        return Nodes()
-
     async def create_pod(self, manifest: Manifest) -> None:
         """See `ports.Cluster`."""
-        key = _key(manifest)
+        key = key_of(manifest)
         existing = self._pods.get(key)
         if existing is not None:
-            _require_same_controller("pod", key, existing=existing.manifest, wanted=manifest)
+            require_same_controller("pod", key, existing=existing.manifest, wanted=manifest)
             return
         pod = LocalPod(
             manifest, self._machine, changed=self._pod_changed, on_line=self._listener.pod_logged
@@ -189,15 +200,26 @@ class LocalCluster(Generic[PodT]):
     ) -> None:
         """See `ports.Cluster`."""
         del uid
-        found = self._pods.get(pod)
-        if found is None:
+        local_pod = self._pods.get(pod)
+        if local_pod is None:
             return
         life = self._lives.get(pod)
-        found.delete(grace_seconds=grace_seconds)
+        local_pod.delete(grace_seconds=grace_seconds)
         if life is None:
-            self._remove(found)
-        elif not found.scheduled:
+            self._remove(local_pod)
+        elif not local_pod.scheduled:
             life.cancel()  # it waits for a GPU
+
+    async def delete_pods(
+        self,
+        pods: Mapping[Key, str | None],
+        *,
+        labels: Mapping[str, Sequence[str]],
+        grace_seconds: int | None,
+    ) -> Sequence[Key]:
+        """See `ports.Cluster`. A request costs nothing here, so each pod has its own."""
+        del labels, grace_seconds
+        return tuple(pods)
 
     async def patch_pod(
         self, pod: Key, metadata: Mapping[str, Any], *, uid: str | None = None
@@ -209,37 +231,10 @@ class LocalCluster(Generic[PodT]):
 
     async def create_service(self, manifest: Manifest) -> None:
         """See `ports.Cluster`. A Service does nothing here, because all pods are on loopback."""
-        key = _key(manifest)
-        if key in self._services:
-            existing = self._services[key]
-            _require_same_controller("service", key, existing=existing, wanted=manifest)
+        key = key_of(manifest)
+        if existing := self._services.get(key):
+            require_same_controller("service", key, existing=existing, wanted=manifest)
         self._services[key] = manifest
-
-    async def create_secret(self, manifest: Manifest) -> None:
-        """See `ports.Cluster`. Pods on one machine have their tokens in plain text."""
-
-    async def apply(self, manifest: Manifest) -> None:
-        """See `ports.Cluster`. Nothing isolates or schedules processes on one machine."""
-
-    async def read(self, named: Manifest) -> Manifest:
-        """See `ports.Cluster`. There is none."""
-        raise NotFoundError(f"no {named['kind']} on one machine", status=404)
-
-    async def update(self, changed: Manifest) -> Manifest:
-        """See `ports.Cluster`. Nothing is ever read."""
-        return changed
-
-    async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
-        """See `ports.Cluster`. Nothing is ever read."""
-
-    async def delete(self, stored: Manifest) -> None:
-        """See `ports.Cluster`. Nothing is ever read."""
-
-    async def set_priority_boost(self, workload: Key, boost: int) -> None:
-        """See `ports.Cluster`. No queue preempts jobs on one machine."""
-
-    async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
-        """See `ports.Cluster`. There is none."""
 
     async def patch_status(
         self, job: Key, status: Manifest, *, resource_version: str | None
@@ -264,9 +259,9 @@ class LocalCluster(Generic[PodT]):
         self._services = {
             key: service
             for key, service in self._services.items()
-            if _controller_uid(service) != uid
+            if controller_uid(service) != uid
         }
-        for key in [pod.key for pod in self._pods.values() if _controller_uid(pod.manifest) == uid]:
+        for key in [pod.key for pod in self._pods.values() if controller_uid(pod.manifest) == uid]:
             await self.delete_pod(key, grace_seconds=None)
         _soon(self._listener.job_deleted, job)
 
@@ -282,7 +277,7 @@ class LocalCluster(Generic[PodT]):
 
     async def emit_event(self, job: Manifest, event: Event) -> None:
         """See `ports.Cluster`."""
-        _soon(self._listener.event_emitted, _key(job), event)
+        _soon(self._listener.event_emitted, key_of(job), event)
 
     def _store(self, key: Key, job: dict[str, Any]) -> Manifest:
         job["metadata"] = {**job["metadata"], "resourceVersion": self._next_version()}
@@ -310,33 +305,5 @@ class LocalCluster(Generic[PodT]):
         _soon(self._listener.pods_changed, pod.job)
 
 
-def merged(target: Any, patch: Any) -> Any:
-    """Return a value with a merge patch applied (RFC 7386)."""
-    if not isinstance(patch, Mapping):
-        return deepcopy(patch)
-    result = dict(target) if isinstance(target, Mapping) else {}
-    for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        else:
-            result[name] = merged(result.get(name), value)
-    return result
-
-
 def _soon(call: Callable[..., None], *arguments: object) -> None:
     asyncio.get_running_loop().call_soon(call, *arguments)
-
-
-def _key(manifest: Manifest) -> Key:
-    return Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
-
-
-def _controller_uid(manifest: Manifest) -> str | None:
-    references = manifest["metadata"].get("ownerReferences") or ()
-    return next((owner["uid"] for owner in references if owner.get("controller")), None)
-
-
-def _require_same_controller(kind: str, key: Key, *, existing: Manifest, wanted: Manifest) -> None:
-    theirs = _controller_uid(existing)
-    if theirs is None or theirs != _controller_uid(wanted):
-        raise AlreadyExistsError(f"{kind} {key} already exists and has another owner", status=409)

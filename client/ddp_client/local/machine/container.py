@@ -14,8 +14,6 @@ from ddp_operator.api.constants import ENV_STATUS_PORT, LAUNCHER_PATH, RESERVED_
 from ddp_operator.ports import Manifest
 
 from ddp_client.local.machine.errors import ContainerConfigError
-from ddp_client.local.machine.expansion import expand
-from ddp_client.local.machine.loopback import ADDRESS
 from ddp_client.local.machine.volumes import translate
 
 TRAINER_IMAGE = "ddp-trainer"
@@ -25,7 +23,8 @@ TRAINER_ENTRYPOINT = ("python", "-m", "ddp_trainer.launch")
 # Variables that describe a process group. Inherited from our environment they would make ranks join
 # another group.
 _FOREIGN = re.compile(r"(MASTER|PET|DDP|TORCHELASTIC)_")
-
+# https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables
+_REFERENCE = re.compile(r"\$\$|\$\(([^()]*)\)")
 
 _NEAR = 100
 """Ports from MASTER_PORT on that scripts use for their own stores and servers."""
@@ -48,9 +47,14 @@ class PodContext:
     environment: Mapping[str, str]
     """This process' environment. Pods inherit what does not concern training."""
     python: str
-    """Path of the interpreter that has the trainer."""
+    """Path of the interpreter that runs a command's `python`."""
+    launcher_python: str
+    """Path of the interpreter that has the launcher."""
+    master_address: str
     master_port: int
     status_port: int
+    leader_port: int | None
+    """Port of rank 0's launcher; None: unknown."""
     termination_log: Path
     gpus: tuple[str, ...]
     """CUDA's names of the GPUs lent to the pod."""
@@ -70,7 +74,9 @@ def container_process(container: Manifest, context: PodContext) -> ContainerProc
     command = tuple(
         translate(expand(str(part), variables), context.directories) for part in _command(container)
     )
-    if is_python(command[0]) and "/" not in command[0]:
+    if command[: len(TRAINER_ENTRYPOINT)] == TRAINER_ENTRYPOINT:
+        command = (context.launcher_python, *command[1:])
+    elif is_python(command[0]) and "/" not in command[0]:
         command = (context.python, *command[1:])
     directory = container.get("workingDir")
     return ContainerProcess(
@@ -80,16 +86,32 @@ def container_process(container: Manifest, context: PodContext) -> ContainerProc
     )
 
 
+def master_host(container: Manifest) -> str:
+    """Return the host name of rank 0's pod; empty for a spare, which learns it later."""
+    env = {entry.get("name"): str(entry.get("value")) for entry in container.get("env") or ()}
+    return env.get("MASTER_ADDR", "").partition(".")[0]
+
+
 def status_port_like(container: Manifest, master_port: int) -> int | None:
-    """Return the status port of rank 0's pod, as far from the master port as in a cluster. A script
+    """Return a status port for rank 0's pod, as far from the master port as in a cluster. A script
     that counts on from MASTER_PORT then meets it here, too. None if it is not near.
     """
-    told = {entry.get("name"): str(entry.get("value")) for entry in container.get("env") or ()}
-    ports = [told.get(name, "") for name in (ENV_STATUS_PORT, "MASTER_PORT")]
-    if told.get("NODE_RANK") != "0" or not all(port.isdecimal() for port in ports):
+    env = {entry.get("name"): str(entry.get("value")) for entry in container.get("env") or ()}
+    ports = [env.get(name, "") for name in (ENV_STATUS_PORT, "MASTER_PORT")]
+    if not all(port.isdecimal() for port in ports):
         return None
     distance = int(ports[0]) - int(ports[1])
     return master_port + distance if abs(distance) <= _NEAR else None
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Replace `$(NAME)` by its value and `$$` by `$`. An unknown name stays as written."""
+
+    def replacement(reference: re.Match[str]) -> str:
+        name = reference.group(1)
+        return "$" if name is None else variables.get(name, reference.group())
+
+    return _REFERENCE.sub(replacement, text)
 
 
 def image_name(image: str) -> str:
@@ -138,11 +160,12 @@ def _variables(container: Manifest, context: PodContext) -> dict[str, str]:
     entries = {str(entry.get("name")): entry for entry in container.get("env") or ()}
     world_size = str((entries.get("WORLD_SIZE") or {}).get("value", "1"))
     ours = {
-        "MASTER_ADDR": ADDRESS,
+        "MASTER_ADDR": context.master_address,
         "MASTER_PORT": str(context.master_port),
-        "PET_MASTER_ADDR": ADDRESS,
+        "PET_MASTER_ADDR": context.master_address,
         "PET_MASTER_PORT": str(context.master_port),
         ENV_STATUS_PORT: str(context.status_port),
+        **({"DDP_LEADER_PORT": str(context.leader_port)} if context.leader_port else {}),
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
         "DDP_TERMINATION_LOG": str(context.termination_log),

@@ -30,21 +30,17 @@ class GpuPool:
     def __init__(self, names: tuple[str, ...]) -> None:
         self.total = len(names)
         self._free = list(names)
-        self._waiting: list[asyncio.Future[None]] = []
+        self._returned = asyncio.Event()
 
     @asynccontextmanager
     async def lend(self, count: int) -> AsyncIterator[tuple[str, ...]]:
         """Lend `count` GPUs (at most `total`) during the context."""
         while len(self._free) < count:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            await turn
+            await self._returned.wait()
         lent, self._free = tuple(self._free[:count]), self._free[count:]
         try:
             yield lent
         finally:
             self._free.extend(lent)
-            waiting, self._waiting = self._waiting, []
-            for turn in waiting:
-                if not turn.done():
-                    turn.set_result(None)
+            self._returned.set()
+            self._returned = asyncio.Event()

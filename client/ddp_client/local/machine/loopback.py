@@ -1,7 +1,8 @@
-"""Ports on loopback, where all pods share one address."""
+"""Addresses and ports on loopback, which all pods share: each has an address of its own there."""
 
 import random
 import socket
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from ddp_operator.ports import Key
@@ -9,6 +10,21 @@ from ddp_operator.ports import Key
 ADDRESS = "127.0.0.1"
 _LOWEST_PORT = 10_000
 _TRIES = 1000
+
+
+class LoopbackAddresses:
+    """One address for each host name of a job, such as 127.0.0.2; Linux accepts all of them.
+
+    The name stands for rank 0's pod, even before that is created or while it is replaced.
+    """
+
+    def __init__(self) -> None:
+        self._addresses: dict[tuple[Key, str], str] = {}
+
+    def of(self, job: Key, host: str) -> str:
+        """Return the address of a pod, by its host name without a domain."""
+        number = int(IPv4Address(ADDRESS)) + len(self._addresses) + 1
+        return self._addresses.setdefault((job, host), str(IPv4Address(number)))
 
 
 class LoopbackPorts:

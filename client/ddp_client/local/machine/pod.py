@@ -21,11 +21,12 @@ from ddp_client.local.machine.container import (
     ContainerProcess,
     PodContext,
     container_process,
+    master_host,
     status_port_like,
 )
 from ddp_client.local.machine.errors import ContainerConfigError
 from ddp_client.local.machine.gpus import GpuPool, gpus_of
-from ddp_client.local.machine.loopback import LoopbackPorts
+from ddp_client.local.machine.loopback import LoopbackAddresses, LoopbackPorts
 from ddp_client.local.machine.process import PodProcess
 from ddp_client.local.machine.volumes import mounted_directories
 from ddp_client.local.machine.workdir import Workdir
@@ -42,8 +43,11 @@ class Machine:
 
     workdir: Workdir
     gpus: GpuPool
+    addresses: LoopbackAddresses
     ports: LoopbackPorts
     config_maps: Mapping[str, Manifest]
+    python: str
+    """Path of the interpreter that runs the scripts."""
 
 
 class LocalPod:
@@ -70,6 +74,8 @@ class LocalPod:
         self._changed = changed
         self._on_line = on_line
         self._container = trainer_container(self.manifest)
+        host = self.manifest["spec"].get("hostname", self.key.name)  # as in Kubernetes
+        self._address = machine.addresses.of(self.job, host)
         self._process: PodProcess | None = None
 
     @property
@@ -81,6 +87,11 @@ class LocalPod:
     def running(self) -> bool:
         """True if its process runs."""
         return bool(self.manifest["status"]["phase"] == "Running")
+
+    @property
+    def pid(self) -> int | None:
+        """The process above all others of the pod; None if it does not run."""
+        return self._process.pid if self._process else None
 
     @property
     def scheduled(self) -> bool:
@@ -142,13 +153,20 @@ class LocalPod:
         workdir = self._machine.workdir
         master_port = self._machine.ports.rendezvous(self.job, attempt=attempt)
         like = status_port_like(self._container, master_port)
-        status_port = self._machine.ports.status(self.key, like=like)
+        host, ports = master_host(self._container), self._machine.ports
+        # Until it is replaced, rank 0's pod has the name of its host.
+        leader = Key(self.key.namespace, host)
+        leader_port = ports.status(leader, like=like) if host else None
+        status_port = ports.status(self.key, like=like)
         self._tell_status_port(status_port)
         context = PodContext(
             environment=os.environ,
-            python=sys.executable,
+            python=self._machine.python,
+            launcher_python=sys.executable,
+            master_address=self._machine.addresses.of(self.job, host) if host else self._address,
             master_port=master_port,
             status_port=status_port,
+            leader_port=leader_port,
             termination_log=directory / "termination-log",
             gpus=gpus,
             cores=len(os.sched_getaffinity(0)),
@@ -170,8 +188,8 @@ class LocalPod:
         return process
 
     def _tell_status_port(self, port: int) -> None:
-        """Write the address of this trainer's status into the manifest: all pods share one address
-        here.
+        """Write the port of this trainer's status into the manifest: all pods share the ports of
+        this machine, because servers listen at all its addresses.
         """
         containers: list[dict[str, Any]] = self.manifest["spec"]["containers"]
         trainer = next(c for c in containers if c is self._container)
@@ -205,7 +223,7 @@ class LocalPod:
             return
         if self.deleting:
             self._process.kill()  # deleted while it started
-        self._report(status.running(name, started))
+        self._report(status.running(name, started, address=self._address))
         code = await self._process.wait()
         policy = self._container.get("terminationMessagePolicy")
         message = status.termination_message(

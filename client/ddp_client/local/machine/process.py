@@ -61,6 +61,11 @@ class PodProcess:
         output = asyncio.create_task(_copy(process.stdout, file, on_line))
         return cls(process, output)
 
+    @property
+    def pid(self) -> int:
+        """ID of the process above all others of the pod."""
+        return self._process.pid
+
     def stop(self) -> None:
         """Ask the process to end, with SIGTERM."""
         self._signal(SIGTERM)
@@ -83,9 +88,14 @@ class PodProcess:
 
 async def _copy(stream: asyncio.StreamReader, file: FileIO, on_line: Callable[[str], None]) -> None:
     with file:
-        rest = b""
+        rest, is_full = b"", False
         while chunk := await stream.read(_CHUNK_BYTES):
-            file.write(chunk)
+            try:
+                if not is_full:
+                    file.write(chunk)
+            except OSError as error:
+                is_full = True  # a pipe that nobody reads would stop the pod
+                on_line(f"the log file ends here: {error.strerror}")
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > _LONGEST_LINE_BYTES:
                 lines, rest = [*lines, rest], b""

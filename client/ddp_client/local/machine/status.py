@@ -4,8 +4,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ddp_client.local.machine.loopback import ADDRESS
-
 NODE = "localhost"
 MAX_MESSAGE_BYTES = 4096
 """The kubelet's limit for a termination message."""
@@ -39,29 +37,16 @@ def unschedulable(message: str, now: datetime) -> Status:
 
 def waiting(container: str, *, reason: str, message: str, now: datetime) -> Status:
     """Return the status of a pod that has a machine but no container yet."""
-    return {
-        "phase": "Pending",
-        "conditions": [_condition("PodScheduled", True, now), _condition("Ready", False, now)],
-        "containerStatuses": [
-            _container(container, {"waiting": {"reason": reason, "message": message}})
-        ],
-    }
+    state = {"waiting": {"reason": reason, "message": message}}
+    return _scheduled("Pending", container, state, now, _condition("Ready", False, now))
 
 
-def running(container: str, started: datetime) -> Status:
+def running(container: str, started: datetime, *, address: str) -> Status:
     """Return the status of a running process. Without a readiness probe, running is ready."""
-    return {
-        "phase": "Running",
-        "podIP": ADDRESS,
-        "startTime": timestamp(started),
-        "conditions": [
-            _condition("PodScheduled", True, started),
-            _condition("Ready", True, started),
-        ],
-        "containerStatuses": [
-            _container(container, {"running": {"startedAt": timestamp(started)}}, ready=True)
-        ],
-    }
+    state = {"running": {"startedAt": timestamp(started)}}
+    ready = _condition("Ready", True, started)
+    status = _scheduled("Running", container, state, started, ready)
+    return {**status, "podIP": address, "startTime": timestamp(started)}
 
 
 def terminated(
@@ -84,15 +69,10 @@ def terminated(
         "startedAt": timestamp(started),
         "finishedAt": timestamp(finished),
     }
-    return {
-        "phase": "Succeeded" if done else "Failed",
-        "startTime": timestamp(started),
-        "conditions": [
-            _condition("PodScheduled", True, started),
-            _condition("Ready", False, finished, "PodCompleted" if done else "PodFailed"),
-        ],
-        "containerStatuses": [_container(container, {"terminated": state})],
-    }
+    ready = _condition("Ready", False, finished, "PodCompleted" if done else "PodFailed")
+    phase = "Succeeded" if done else "Failed"
+    status = _scheduled(phase, container, {"terminated": state}, started, ready)
+    return {**status, "startTime": timestamp(started)}
 
 
 def termination_message(file: Path, *, log: Path, log_start: int, fall_back_to_log: bool) -> str:
@@ -127,5 +107,15 @@ def _condition(
     return condition | {name: text for name, text in optional.items() if text}
 
 
-def _container(name: str, state: dict[str, Any], *, ready: bool = False) -> dict[str, Any]:
-    return {"name": name, "ready": ready, "restartCount": 0, "state": state}
+def _scheduled(
+    phase: str, container: str, state: Status, since: datetime, ready: dict[str, str]
+) -> Status:
+    """Return the status of a pod with a machine; `ready`: its condition Ready."""
+    is_ready = ready["status"] == "True"
+    return {
+        "phase": phase,
+        "conditions": [_condition("PodScheduled", True, since), ready],
+        "containerStatuses": [
+            {"name": container, "ready": is_ready, "restartCount": 0, "state": state}
+        ],
+    }

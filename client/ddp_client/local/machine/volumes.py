@@ -5,15 +5,15 @@ its volumes is replaced by that volume's directory. Paths within scripts stay un
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ddp_operator.ports import Manifest
 
 from ddp_client.local.machine.errors import ContainerConfigError
 
 _SHARED_MEMORY = "/dev/shm"  # the machine's own is used
+_KINDS = ("emptyDir", "persistentVolumeClaim", "csi", "hostPath", "configMap")
 _BOUNDARY = r"""\s=:,'\"`"""
 
 
@@ -48,9 +48,8 @@ def mounted_directories(
                 f"spec.template.spec.containers volumeMounts: no volume is named {name!r}; "
                 "add it to spec.template.spec.volumes"
             )
-        place = _Place(persistent=persistent, ephemeral=ephemeral / name, config_maps=config_maps)
         try:
-            directory = place.of(sources[name])
+            directory = _directory(sources[name], persistent, ephemeral / name, config_maps)
         except OSError as error:
             raise ContainerConfigError(f"volume {name}: {error}") from None
         directories[path] = directory / str(mount.get("subPath", ""))
@@ -66,59 +65,42 @@ def translate(text: str, directories: Mapping[str, Path]) -> str:
     return text
 
 
-class _Place:
-    """Location of one volume, created on demand."""
-
-    def __init__(
-        self, *, persistent: Path, ephemeral: Path, config_maps: Mapping[str, Manifest]
-    ) -> None:
-        self._persistent = persistent
-        self._ephemeral = ephemeral
-        self._config_maps = config_maps
-
-    def of(self, volume: Manifest) -> Path:
-        makers: dict[str, Callable[[Any], Path]] = {
-            "emptyDir": lambda _: self._made(self._ephemeral),
-            "persistentVolumeClaim": lambda source: self._made(
-                self._persistent / source["claimName"]
-            ),
-            "csi": self._bucket,
-            "hostPath": lambda source: self._made(Path(source["path"])),
-            "configMap": self._config_map,
-        }
-        for kind, make in makers.items():
-            if kind in volume:
-                return make(volume[kind] or {})
+def _directory(
+    volume: Manifest, persistent: Path, ephemeral: Path, config_maps: Mapping[str, Manifest]
+) -> Path:
+    """Create the directory of a volume, and the files of a ConfigMap in it."""
+    kind = next((kind for kind in _KINDS if kind in volume), None)
+    if kind is None:
         kinds = ", ".join(sorted(set(volume) - {"name"})) or "nothing"
         raise ContainerConfigError(
-            f"volume {volume.get('name')}: a local run has no {kinds}; use {', '.join(makers)}"
+            f"volume {volume.get('name')}: a local run has no {kinds}; use {', '.join(_KINDS)}"
         )
-
-    @staticmethod
-    def _made(directory: Path) -> Path:
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory
-
-    def _bucket(self, source: Manifest) -> Path:
+    source, directory = volume[kind] or {}, ephemeral
+    if kind == "persistentVolumeClaim":
+        directory = persistent / source["claimName"]
+    elif kind == "csi":
         attributes = source.get("volumeAttributes") or {}
-        return self._made(
-            self._persistent / str(attributes.get("bucketName") or source.get("driver"))
-        )
+        directory = persistent / str(attributes.get("bucketName") or source.get("driver"))
+    elif kind == "hostPath":
+        directory = Path(source["path"])
+    directory.mkdir(parents=True, exist_ok=True)
+    if kind == "configMap":
+        _write_files(source, directory, config_maps)
+    return directory
 
-    def _config_map(self, source: Manifest) -> Path:
-        name = source.get("name", "")
-        if name not in self._config_maps:
+
+def _write_files(source: Manifest, directory: Path, config_maps: Mapping[str, Manifest]) -> None:
+    name = source.get("name", "")
+    if name not in config_maps:
+        raise ContainerConfigError(
+            f"ConfigMap {name} is missing; put it into the same file as the job"
+        )
+    data = config_maps[name].get("data") or {}
+    for item in source.get("items") or ({"key": key, "path": key} for key in data):
+        if item["key"] not in data:
             raise ContainerConfigError(
-                f"ConfigMap {name} is missing; put it into the same file as the job"
+                f"ConfigMap {name} has no key {item['key']}; give it one, or correct the volume"
             )
-        directory = self._made(self._ephemeral)
-        data = self._config_maps[name].get("data") or {}
-        for item in source.get("items") or ({"key": key, "path": key} for key in data):
-            if item["key"] not in data:
-                raise ContainerConfigError(
-                    f"ConfigMap {name} has no key {item['key']}; give it one, or correct the volume"
-                )
-            target = directory / item["path"]
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(data[item["key"]])
-        return directory
+        target = directory / item["path"]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(data[item["key"]])

@@ -2,37 +2,42 @@
 
 import argparse
 import asyncio
+import io
 import logging
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from signal import SIGPIPE
 
 from ddp_operator.api import ranks
-from ddp_operator.api.constants import EXIT_CONFIGURATION
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.rules import gpu_limit, trainer_container
+from ddp_operator.api.rules import gpu_limit, trainer_container, warnings
 from ddp_operator.api.spec.overrides import accelerators, kinds
 
 from ddp_client.local.machine import Workdir, WorkdirInUseError
 from ddp_client.local.machine.gpus import visible_gpus
-from ddp_client.local.run.display import Display, PlainDisplay
+from ddp_client.local.run.display import Display, PlainDisplay, SafeDisplay
 from ddp_client.local.run.kills import KillRequest
 from ddp_client.local.run.manifest import (
+    NO_IMAGE,
     JobFile,
     ManifestError,
     lacks_memory_checkpoint,
     read_job_file,
 )
 from ddp_client.local.run.run_state import RunState
-from ddp_client.local.run.session import Session
+from ddp_client.local.run.session import EXIT_SUCCEEDED, Session
 from ddp_client.local.run.summary import summarise
+
+_EXIT_UNSHOWN = 1
+_EXIT_USAGE = 2
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a job on this machine. Return the exit code: 0 if it succeeded, 1 if not, 64 for bad
-    input, 128 + n if stopped by signal n.
+    """Run a job on this machine. Return the exit code: 0 if it succeeded, 3 if not, 2 for bad
+    input, 1 if the output cannot be written, 128 + n if stopped by signal n.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     kills: list[KillRequest] = arguments.kill_rank
@@ -44,11 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
         workdir.claim()
     except (ManifestError, WorkdirInUseError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_CONFIGURATION
+        return _EXIT_USAGE
     run_state = RunState(file.job)
-    display = _display(run_state, plain=arguments.plain)
+    display = SafeDisplay(_display(run_state, plain=arguments.plain))
     with display:
-        for note in _notes(file):
+        for note in _notes(file, arguments.python):
             display.note(note)
         session = Session(
             file,
@@ -57,11 +62,28 @@ def run(arguments: argparse.Namespace) -> int:
             display=display,
             kills=kills,
             progress_seconds=arguments.progress_poll_seconds,
+            python=arguments.python,
         )
         code = asyncio.run(session.run())
-    title, lines = summarise(run_state, kills=kills, workdir=workdir.path, file=arguments.file)
-    display.summary(title, lines, good=code == 0)
-    return code
+    title, lines = summarise(
+        run_state,
+        kills=kills,
+        workdir=workdir.path,
+        file=arguments.file,
+        on_cluster=arguments.on_cluster,
+    )
+    display.summary(title, lines, good=code == EXIT_SUCCEEDED)
+    return code if display.error is None else _unshown(display.error)
+
+
+def _unshown(error: BaseException) -> int:
+    """Return the exit code of a run that could not show all of itself."""
+    if isinstance(error, BrokenPipeError | SystemExit):
+        return 128 + SIGPIPE
+    if not isinstance(error, OSError):
+        raise error
+    print(f"error: cannot write to standard output: {error.strerror}", file=sys.stderr)
+    return _EXIT_UNSHOWN
 
 
 def refuse_what_cannot_run(job: DDPJob) -> None:
@@ -95,12 +117,17 @@ def _refuse_kills(job: DDPJob, kills: Sequence[KillRequest]) -> None:
             raise ManifestError(f"--kill-rank {kill}: use a rank from 0 to {world_size - 1}")
 
 
-def _notes(file: JobFile) -> Iterator[str]:
+def _notes(file: JobFile, python: str) -> Iterator[str]:
     """Yield the differences from a run in a cluster."""
     pod_spec = file.job.spec.template["spec"]
     trainer = trainer_container(file.job.spec.template)
-    yield f"{file.job.name}: every pod is a process of this machine, run by {sys.executable}"
-    yield f"image {trainer.get('image')} and resource limits have no effect here"
+    yield f"{file.job.name}: every pod is a process of this machine, run by {python}"
+    if trainer.get("image") != NO_IMAGE:
+        yield (
+            f"image {trainer.get('image')}, resource limits and the size of /dev/shm have no "
+            "effect here: pods share this machine's"
+        )
+    yield from warnings(file.job.spec)
     others = [c for c in pod_spec["containers"] if c.get("name") != trainer.get("name")]
     names = [str(c.get("name")) for c in [*(pod_spec.get("initContainers") or ()), *others]]
     if names:
@@ -117,12 +144,13 @@ def _notes(file: JobFile) -> Iterator[str]:
 
 
 def _display(run_state: RunState, *, plain: bool) -> Display:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # logs contain any character
     if plain or not sys.stdout.isatty():
         return PlainDisplay(run_state)
-    try:
-        from rich.console import Console  # noqa: PLC0415 - an optional dependency
+    # Imported here: a pipe needs no rich.
+    from rich.console import Console  # noqa: PLC0415
 
-        from ddp_client.local.run.live import LiveDisplay  # noqa: PLC0415
-    except ImportError:
-        return PlainDisplay(run_state)
+    from ddp_client.local.run.live import LiveDisplay  # noqa: PLC0415
+
     return LiveDisplay(run_state, Console(highlight=False))

@@ -1,22 +1,16 @@
 """Shows a run to people: as plain lines here, as a live view in `live`."""
 
+import contextlib
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
+from ddp_operator.api.values.text import columns
 from ddp_operator.job.pods.state import PodState
 
 from ddp_client.local.run.run_state import RunState
-
-
-@dataclass(frozen=True)
-class Line:
-    """One row of the summary: label and text."""
-
-    label: str
-    text: str
+from ddp_client.views.job.screen import Fact
 
 
 class Display(Protocol):
@@ -24,12 +18,7 @@ class Display(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     def log(self, pod: PodState | None, line: str) -> None:
         """Show a line that a pod printed."""
@@ -43,8 +32,66 @@ class Display(Protocol):
     def refresh(self) -> None:
         """Show the present state of the run."""
 
-    def summary(self, title: str, lines: Sequence[Line], *, good: bool) -> None:
+    def summary(self, title: str, lines: Sequence[Fact], *, good: bool) -> None:
         """Show the result of the run."""
+
+
+class SafeDisplay:
+    """Passes everything to a display, until that one fails, for example on a closed pipe.
+
+    Its callers are the tasks that end the pods, so an error must not reach them.
+    """
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self.error: BaseException | None = None
+        """Why nothing is shown any more."""
+        self.on_failure: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Self:
+        self._show(self._display.__enter__)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._show(lambda: self._display.__exit__(*error))
+
+    def log(self, pod: PodState | None, line: str) -> None:
+        """See `Display`."""
+        self._show(lambda: self._display.log(pod, line))
+
+    def event(self, reason: str, message: str, *, warning: bool) -> None:
+        """See `Display`."""
+        self._show(lambda: self._display.event(reason, message, warning=warning))
+
+    def note(self, text: str) -> None:
+        """See `Display`."""
+        self._show(lambda: self._display.note(text))
+
+    def refresh(self) -> None:
+        """See `Display`."""
+        self._show(self._display.refresh)
+
+    def summary(self, title: str, lines: Sequence[Fact], *, good: bool) -> None:
+        """See `Display`."""
+        self._show(lambda: self._display.summary(title, lines, good=good))
+
+    def _show(self, action: Callable[[], object]) -> None:
+        if self.error is not None:
+            return
+        try:
+            action()
+        except (Exception, SystemExit) as error:  # rich exits if its pipe is closed
+            self.error = error
+            _discard_output()
+            self.on_failure()
+
+
+def _discard_output() -> None:
+    """Send what is still buffered nowhere: the interpreter writes it at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 class PlainDisplay:
@@ -57,13 +104,8 @@ class PlainDisplay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
+    def __exit__(self, *error: object) -> None:
+        """End; every line is written."""
 
     def log(self, pod: PodState | None, line: str) -> None:
         """See `Display`."""
@@ -88,12 +130,11 @@ class PlainDisplay:
             self._shown = state
             self._print(state)
 
-    def summary(self, title: str, lines: Sequence[Line], *, good: bool) -> None:  # noqa: ARG002
+    def summary(self, title: str, lines: Sequence[Fact], *, good: bool) -> None:  # noqa: ARG002
         """See `Display`."""
         sys.stdout.write(f"\n{title}\n")
-        width = max(len(line.label) for line in lines)
-        for line in lines:
-            sys.stdout.write(f"  {line.label:<{width}}  {line.text}\n")
+        for line in columns(lines):
+            sys.stdout.write(f"  {line}\n")
         sys.stdout.flush()
 
     def _print(self, text: str) -> None:

@@ -21,14 +21,14 @@ class KillRequest:
         Raises:
             ValueError: the text has neither form.
         """
-        found = _SYNTAX.fullmatch(text)
-        if found is None:
+        match = _SYNTAX.fullmatch(text)
+        if match is None:
             raise ValueError(
                 f"{text!r} is not RANK@SECONDSs or RANK@stepSTEP, such as 1@5s or 1@step100"
             )
-        seconds, step = found["seconds"], found["step"]
+        seconds, step = match["seconds"], match["step"]
         return cls(
-            rank=int(found["rank"]),
+            rank=int(match["rank"]),
             after_seconds=float(seconds) if seconds else None,
             at_step=int(step) if step else None,
         )

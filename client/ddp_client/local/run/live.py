@@ -1,7 +1,6 @@
 """Shows a run on a terminal: logs scroll, and a panel below them shows the present state."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from ddp_operator.job.pods.state import PodState
@@ -12,8 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ddp_client.local.run.display import Line
 from ddp_client.local.run.run_state import RunState
+from ddp_client.views.job.screen import Fact
 
 _REFRESHES_PER_SECOND = 4
 _RANK_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red")
@@ -45,12 +44,7 @@ class LiveDisplay:
         self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     def log(self, pod: PodState | None, line: str) -> None:
@@ -74,13 +68,13 @@ class LiveDisplay:
     def refresh(self) -> None:
         """See `Display`; the panel refreshes itself."""
 
-    def summary(self, title: str, lines: Sequence[Line], *, good: bool) -> None:
+    def summary(self, title: str, lines: Sequence[Fact], *, good: bool) -> None:
         """See `Display`."""
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         for line in lines:
-            table.add_row(line.label, line.text)
+            table.add_row(*line)
         colour = "green" if good else "red"
         self._print(Panel(table, title=f"[bold]{title}[/]", border_style=colour))
 

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_operator import documents
 from ddp_operator.api.constants import API_VERSION, KIND
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.ports import Manifest
 
+from ddp_client import documents
+
 _DEFAULT_NAMESPACE = "default"
+NO_IMAGE = "local"
+"""Image of a job that was made for a local run: a pod must name one."""
 
 
 class ManifestError(Exception):
@@ -44,19 +47,19 @@ def job_file(objects: Sequence[Manifest], *, where: str) -> JobFile:
     Raises:
         ManifestError: the job is invalid.
     """
-    jobs = [found for found in objects if found.get("kind") == KIND]
+    jobs = [item for item in objects if item.get("kind") == KIND]
     if len(jobs) != 1:
         names = ", ".join(str(_metadata(job).get("name")) for job in jobs) or "none"
         raise ManifestError(
             f"{where}: a run needs exactly one {KIND}, this file has {len(jobs)} ({names})"
         )
     manifest, job = _checked(where, jobs[0])
-    others = [found for found in objects if found.get("kind") != KIND]
+    others = [item for item in objects if item.get("kind") != KIND]
     maps = [other for other in others if other.get("kind") == "ConfigMap"]
     return JobFile(
         manifest=manifest,
         job=job,
-        config_maps={str(_metadata(found).get("name")): found for found in maps},
+        config_maps={str(_metadata(item).get("name")): item for item in maps},
         ignored=tuple(
             f"{other.get('kind')} {_metadata(other).get('name')}"
             for other in others

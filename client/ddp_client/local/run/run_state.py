@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ddp_operator.api import ranks
 from ddp_operator.api.job import DDPJob
@@ -32,7 +32,7 @@ _LOG_PREFIX = re.compile(r"^(\d\d:\d\d:\d\d )?(\[rank \d+\] )?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class ReportedProgress:
     """Progress of the training when a pod last reported it."""
 
     step: int
@@ -58,8 +58,8 @@ class Resumption:
 
     at_seconds: float
     step: int
-    from_memory: bool
-    """True if it resumed from the memory of a surviving rank, not from a checkpoint."""
+    source: Literal["memory", "checkpoint", "nothing"]
+    """A surviving rank's memory, a checkpoint, or nothing that a line of the log names."""
 
 
 class RunState:
@@ -69,14 +69,14 @@ class RunState:
         self.job = job
         self._one_process_each = ranks.world_size(job.spec) == job.spec.replicas
         self.pods: Sequence[PodState] = ()
-        self.progress: Progress | None = None
+        self.progress: ReportedProgress | None = None
         self.losses: list[Loss] = []
         self.resumptions: list[Resumption] = []
         self.running_since: float | None = None
         """When the job first became Running, in seconds since the start."""
         self._last_words: dict[int, str] = {}
         self._begin = time.monotonic()
-        self._waiting: list[asyncio.Future[None]] = []
+        self._change = asyncio.Event()
 
     @property
     def elapsed_seconds(self) -> float:
@@ -98,10 +98,10 @@ class RunState:
     def last_words(self) -> dict[str, Any]:
         """Node rank 0's termination message if it is a JSON object, otherwise an empty one."""
         try:
-            said = json.loads(self._last_words.get(members(self.job)[0], ""))
+            words = json.loads(self._last_words.get(members(self.job)[0], ""))
         except ValueError:
             return {}
-        return said if isinstance(said, dict) else {}
+        return words if isinstance(words, dict) else {}
 
     def speaker(self, pod: PodState) -> str:
         """Return a pod's name for its log lines: its rank, if it has one."""
@@ -139,23 +139,33 @@ class RunState:
 
     def logged(self, line: str) -> None:
         """Record a line that a pod printed."""
-        if found := _RESUMED.search(line):
+        if match := _RESUMED.search(line):
             resumption = Resumption(
                 at_seconds=self.elapsed_seconds,
-                step=int(found["step"] or found["kept"]),
-                from_memory=found["kept"] is not None,
+                step=int(match["step"] or match["kept"]),
+                source="memory" if match["kept"] else "checkpoint",
             )
             self.resumptions.append(resumption)
             return
         text = _LOG_PREFIX.sub("", line)
-        if found := _STEP.match(text):
-            total = found["total"]
-            self.progress = Progress(
-                step=int(found["step"] or found["only"]),
+        if match := _STEP.match(text):
+            total, step = match["total"], int(match["step"] or match["only"])
+            self._note_repetition(step)
+            self.progress = ReportedProgress(
+                step=step,
                 total_steps=int(total) if total else None,
                 text=text,
             )
             self._tell()
+
+    def _note_repetition(self, step: int) -> None:
+        """Record that training goes back to a step although no line told of a checkpoint."""
+        loss = self.losses[-1] if self.losses else None
+        if loss is None or loss.step is None or step >= loss.step:
+            return
+        if not any(known.at_seconds > loss.at_seconds for known in self.resumptions):
+            now = self.elapsed_seconds
+            self.resumptions.append(Resumption(at_seconds=now, step=step, source="nothing"))
 
     def lost(self, request: KillRequest, pod: PodState) -> None:
         """Record that a rank was killed as requested."""
@@ -175,12 +185,8 @@ class RunState:
 
     async def next_change(self) -> None:
         """Wait for the next change of the job, its pods or its progress."""
-        change = asyncio.get_running_loop().create_future()
-        self._waiting.append(change)
-        await change
+        await self._change.wait()
 
     def _tell(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for change in waiting:
-            if not change.done():
-                change.set_result(None)
+        self._change.set()
+        self._change = asyncio.Event()

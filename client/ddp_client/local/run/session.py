@@ -11,19 +11,22 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.tokens.access import Access
+from ddp_operator.engine.trainers.requests import HttpTrainers
 from ddp_operator.job.pods.projection import project
 from ddp_operator.ports import Event, Key, Manifest
-from ddp_operator.trainers import HttpTrainers
 
 from ddp_client.local.machine import LocalCluster, Workdir
-from ddp_client.local.run.display import Display
+from ddp_client.local.run.display import SafeDisplay
 from ddp_client.local.run.kills import KillRequest
 from ddp_client.local.run.manifest import JobFile
 from ddp_client.local.run.record import Record
 from ddp_client.local.run.run_state import RunState
+from ddp_client.views.job.last_words import readable
 
 EXIT_SUCCEEDED = 0
-EXIT_FAILED = 1
+EXIT_FAILED = 3
+"""As of `kubectl ddp run` on a cluster."""
+_LOOK_SECONDS = 1.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -36,9 +39,10 @@ class Session:
         *,
         workdir: Workdir,
         run_state: RunState,
-        display: Display,
+        display: SafeDisplay,
         kills: Sequence[KillRequest],
         progress_seconds: float,
+        python: str,
     ) -> None:
         self._file = file
         self._run_state = run_state
@@ -55,6 +59,7 @@ class Session:
             workdir=workdir,
             listener=self,
             config_maps=file.config_maps,
+            python=python,
         )
         self._engine = Engine(
             self._cluster,
@@ -68,23 +73,30 @@ class Session:
         )
 
     async def run(self) -> int:
-        """Run, and return the command's exit code. No process is left behind."""
+        """Run, and return the command's exit code. No process is left behind.
+
+        It stops early when nothing can be shown any more.
+        """
         loop = asyncio.get_running_loop()
+        self._display.on_failure = self._stop_order.set
+        if self._display.error:
+            self._stop_order.set()
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
-        killers = [asyncio.create_task(self._kill_later(kill)) for kill in self._kills]
+        helpers = [asyncio.create_task(self._kill_later(kill)) for kill in self._kills]
+        helpers.append(asyncio.create_task(self._look_for_localhost()))
         try:
             async with self._cluster:
                 self._engine.start()
                 self._cluster.create_job(self._file.manifest)
                 await self._until_over()
-                self._over = self._stopped_by is None
+                self._over = not self._stop_order.is_set()
                 await self._engine.stop()
                 await self._end_pods()
         finally:
-            for killer in killers:
-                killer.cancel()
-            await asyncio.gather(*killers, return_exceptions=True)
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
             for number in _STOP_SIGNALS:
                 loop.remove_signal_handler(number)
             self._leave_record()
@@ -127,21 +139,22 @@ class Session:
     def event_emitted(self, job: Key, event: Event) -> None:
         """See `local.Listener`."""
         self._record.event(job, event)
-        self._display.event(event.reason, event.message, warning=event.warning)
+        message = readable(event.message, succeeded=event.reason == "Succeeded")
+        self._display.event(event.reason, message, warning=event.warning)
 
     # Around the run.
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self._stopped_by is None:
-            self._stopped_by = number
-            self._display.event(
-                "Stopping",
-                f"got {number.name}: pods save and stop; repeat the signal to kill them",
-                warning=True,
-            )
-            self._stop_order.set()
-        else:
+        if self._stop_order.is_set():
             self._kill_order.set()
+            return
+        self._stopped_by = number
+        self._stop_order.set()
+        self._display.event(
+            "Stopping",
+            f"got {number.name}: pods save and stop; repeat the signal to kill them",
+            warning=True,
+        )
 
     async def _until_over(self) -> None:
         run_state = self._run_state
@@ -155,6 +168,20 @@ class Session:
                 self._cluster.delete_all_pods(grace_seconds=None), self._kill_order.wait()
             )
         # The cluster's context kills the remaining pods.
+
+    async def _look_for_localhost(self) -> None:
+        """Warn once that a pod reaches another at localhost."""
+        crossings = await self._cluster.crossings()
+        while not crossings:
+            await asyncio.sleep(_LOOK_SECONDS)
+            crossings = await self._cluster.crossings()
+        first = min(crossings)
+        self._display.event(
+            "Localhost",
+            f"pod {first.client} reaches pod {first.server} at localhost, port {first.port}; in a "
+            "cluster it cannot: let the script use MASTER_ADDR as it is set, not localhost",
+            warning=True,
+        )
 
     async def _kill_later(self, request: KillRequest) -> None:
         run_state = self._run_state
@@ -193,7 +220,3 @@ async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
     for result in results:
         if isinstance(result, Exception):
             raise result
-
-
-def _has_reached(run_state: RunState, step: int) -> bool:
-    return run_state.progress is not None and run_state.progress.step >= step

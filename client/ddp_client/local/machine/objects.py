@@ -1,0 +1,76 @@
+"""Objects of a cluster: what all have in common, and those that one machine does not have."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from ddp_operator.ports import AlreadyExistsError, Key, Manifest, Nodes, NotFoundError
+
+
+class NoOtherObjects:
+    """The methods of `ports.Cluster` for objects other than jobs and pods: they have no effect."""
+
+    def nodes(self) -> Nodes:
+        """See `ports.Cluster`. This machine is the only node, so there is no choice."""
+        return Nodes()
+
+    async def create_secret(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`. Pods on one machine have their tokens in plain text."""
+
+    async def apply(self, manifest: Manifest) -> None:
+        """See `ports.Cluster`. Nothing isolates or schedules processes on one machine."""
+
+    async def read(self, named: Manifest) -> Manifest:
+        """See `ports.Cluster`. There is none."""
+        raise NotFoundError(f"no {named['kind']} on one machine", status=404)
+
+    async def update(self, changed: Manifest) -> Manifest:
+        """See `ports.Cluster`. Nothing is ever read."""
+        return changed
+
+    async def patch_status_of(self, stored: Manifest, status: Manifest) -> None:
+        """See `ports.Cluster`. Nothing is ever read."""
+
+    async def delete(self, stored: Manifest) -> None:
+        """See `ports.Cluster`. Nothing is ever read."""
+
+    async def set_priority_boost(self, workload: Key, boost: int) -> None:
+        """See `ports.Cluster`. No queue preempts jobs on one machine."""
+
+    async def delete_network_policy(self, policy: Key, *, owner_uid: str) -> None:
+        """See `ports.Cluster`. There is none."""
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """Return a value with a merge patch applied (RFC 7386)."""
+    if not isinstance(patch, Mapping):
+        return deepcopy(patch)
+    result = dict(target) if isinstance(target, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
+
+
+def key_of(manifest: Manifest) -> Key:
+    """Return the key of an object."""
+    return Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+
+def controller_uid(manifest: Manifest) -> str | None:
+    """Return the UID of an object's controller; None if it has none."""
+    references = manifest["metadata"].get("ownerReferences") or ()
+    return next((owner["uid"] for owner in references if owner.get("controller")), None)
+
+
+def require_same_controller(kind: str, key: Key, *, existing: Manifest, wanted: Manifest) -> None:
+    """Check that an existing object was created by an earlier attempt at the same call.
+
+    Raises:
+        AlreadyExistsError: it has another controller.
+    """
+    theirs = controller_uid(existing)
+    if theirs is None or theirs != controller_uid(wanted):
+        raise AlreadyExistsError(f"{kind} {key} already exists and has another owner", status=409)
