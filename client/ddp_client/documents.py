@@ -1,6 +1,6 @@
 """Read manifests from files, which are not trusted: bounded, and only plain data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from math import isfinite
 from typing import IO, Any, Final
@@ -51,15 +51,15 @@ def read(text: str) -> Sequence[dict[str, Any]]:
     Raises:
         DocumentError: it is not YAML, has too many values, or does not contain objects.
     """
-    found: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
     try:
         for plain in _plain_documents(text):
             if not isinstance(plain, dict):
                 raise DocumentError(
                     "the file contains something other than Kubernetes objects; correct it"
                 )
-            found += _items(plain) if plain.get("kind") == "List" else [plain]
-            if len(found) > MAX_DOCUMENTS:
+            objects += _items(plain) if plain.get("kind") == "List" else [plain]
+            if len(objects) > MAX_DOCUMENTS:
                 raise DocumentError(f"the file has more than {MAX_DOCUMENTS} objects; split it")
     except DocumentError:
         raise
@@ -71,9 +71,22 @@ def read(text: str) -> Sequence[dict[str, Any]]:
             raise DocumentError(
                 "the file is a Helm template, not YAML; give the output of helm template"
             ) from None
-        said = " ".join(str(error)[: 4 * _SHOWN].split())[:_SHOWN]
-        raise DocumentError(f"the file is not YAML: {said}; correct it") from None
-    return found
+        problem = " ".join(str(error)[: 4 * _SHOWN].split())[:_SHOWN]
+        raise DocumentError(f"the file is not YAML: {problem}; correct it") from None
+    return objects
+
+
+def nested(document: Any, *names: str) -> Any:
+    """Return a value within an object of any structure, or None."""
+    for name in names:
+        document = document.get(name) if isinstance(document, Mapping) else None
+    return document
+
+
+def mapping(document: Any, *names: str) -> dict[str, Any]:
+    """Return an object within an object of any structure; empty if there is none."""
+    value = nested(document, *names)
+    return value if isinstance(value, dict) else {}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

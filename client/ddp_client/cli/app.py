@@ -1,30 +1,26 @@
 """Shared by all commands: kubectl's options, the connection, and errors in one line."""
 
-import asyncio
 import math
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from ddp_operator.api.constants import GROUP, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from ddp_operator.api.values.text import clean
-from ddp_operator.kube import (
-    METADATA_ONLY,
-    NAMESPACES,
-    ApiClient,
-    CredentialsError,
-    load_credentials,
-)
 from ddp_operator.ports import ClusterError, Key
 
-from ddp_client.remote.cluster import JOBS, Cluster, NoSuchJobError, NotInstalledError
-from ddp_client.views.changes import RefusedError
-from ddp_client.views.job.pods import Pods
-from ddp_client.views.job.snapshot import JobSnapshot
+if TYPE_CHECKING:
+    from ddp_client.remote.cluster import Cluster
+    from ddp_client.views.job.pods import Pods
+    from ddp_client.views.job.snapshot import JobSnapshot
+
+# Functions here import asyncio, the API client and the models of jobs themselves: they take most of
+# a second, and neither --version nor --help nor a shell that completes a word needs them.
 
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -53,10 +49,19 @@ class Settings:
     context: str | None = None
     kubeconfig: str | None = None
 
+    def options(self) -> list[str]:
+        """Return the options that were given, for kubectl or this program."""
+        options = {
+            "--kubeconfig": self.kubeconfig,
+            "--context": self.context,
+            "--namespace": self.namespace,
+        }
+        return [f"{name}={value}" for name, value in options.items() if value is not None]
+
 
 def connection_options(command: CommandT) -> CommandT:
     """Give a command kubectl's connection options."""
-    for flags, name, said in (
+    for flags, name, summary in (
         (("--kubeconfig",), "FILE", "Default: $KUBECONFIG, then ~/.kube/config, then in-cluster."),
         (("--context",), "NAME", "Context of the kubeconfig; default: the current context."),
         (("-n", "--namespace"), "NAME", "Default: the context's namespace."),
@@ -65,7 +70,7 @@ def connection_options(command: CommandT) -> CommandT:
         command = click.option(
             *flags,
             metavar=name,
-            help=said,
+            help=summary,
             expose_value=False,
             callback=_keep,
             shell_complete=complete,
@@ -81,12 +86,23 @@ def _keep(context: click.Context, option: click.Parameter, value: str | None) ->
         setattr(settings, str(option.name), value)
 
 
-def on_cluster(action: Callable[[Cluster, str], Awaitable[T]]) -> T:
+def on_cluster(action: "Callable[[Cluster, str], Awaitable[T]]") -> T:
     """Run an action with the cluster and the selected namespace.
 
     Raises:
         click.ClickException: the action failed; the message is one line.
     """
+    import asyncio  # noqa: PLC0415
+
+    from ddp_operator.kube import ApiClient, CredentialsError, load_credentials  # noqa: PLC0415
+
+    from ddp_client.remote.cluster import (  # noqa: PLC0415
+        Cluster,
+        NoSuchJobError,
+        NotInstalledError,
+    )
+    from ddp_client.views.changes import RefusedError  # noqa: PLC0415
+
     settings = click.get_current_context().ensure_object(Settings)
 
     async def act() -> T:
@@ -103,8 +119,18 @@ def on_cluster(action: Callable[[Cluster, str], Awaitable[T]]) -> T:
         raise click.ClickException(clean(error, 1024)) from None
 
 
-async def fetch(cluster: Cluster, key: Key) -> tuple[JobSnapshot, Pods]:
+def on_job(name: str, action: "Callable[[Cluster, Key], Awaitable[T]]") -> T:
+    """Run an action with the cluster and a job of the selected namespace, as `on_cluster`."""
+    return on_cluster(lambda cluster, namespace: action(cluster, Key(namespace, name)))
+
+
+async def fetch(cluster: "Cluster", key: Key) -> "tuple[JobSnapshot, Pods]":
     """Return a job and its pods."""
+    import asyncio  # noqa: PLC0415
+
+    from ddp_client.views.job.pods import Pods  # noqa: PLC0415
+    from ddp_client.views.job.snapshot import JobSnapshot  # noqa: PLC0415
+
     manifest, pods = await asyncio.gather(cluster.job(key), cluster.pods(key))
     job = JobSnapshot.read(manifest)
     return job, Pods.of(job, pods)
@@ -120,28 +146,26 @@ def read_duration(_: click.Context, option: click.Parameter, value: str | None) 
     return math.fsum(float(part[1]) * _SECONDS[part[2]] for part in parts)
 
 
-def job_key(namespace: str, name: str) -> Key:
-    """Return the key of the job that a command names."""
-    return Key(namespace, name)
+def job_argument(command: CommandT, *, required: bool = True) -> CommandT:
+    """Give a command the job's name as an argument, and the connection options.
 
-
-def job_argument(command: CommandT) -> CommandT:
-    """Give a command the job's name as an argument; `ddp/NAME` also works."""
-    return click.argument("name", callback=_job_name, shell_complete=_complete_jobs)(command)
+    `ddp/NAME` also works.
+    """
+    argument = click.argument(
+        "name", required=required, callback=_job_name, shell_complete=_complete_jobs
+    )
+    return connection_options(argument(command))
 
 
 def optional_job_argument(command: CommandT) -> CommandT:
-    """Give a command a job's name as an optional argument."""
-    return click.argument(
-        "name",
-        required=False,
-        callback=lambda context, option, value: value and _job_name(context, option, value),
-        shell_complete=_complete_jobs,
-    )(command)
+    """Give a command a job's name as an optional argument, and the connection options."""
+    return job_argument(command, required=False)
 
 
-def _job_name(context: click.Context, option: click.Parameter, value: str) -> str:
+def _job_name(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
     """Return the name of `NAME` or `TYPE/NAME`, with each form of the type that kubectl accepts."""
+    if value is None:
+        return None
     kind, slash, name = value.rpartition("/")
     if slash and kind.lower() not in _TYPES:
         namespace = f" -n {kind}" if _NAME.fullmatch(kind) else " -n NAMESPACE"
@@ -155,32 +179,64 @@ def _job_name(context: click.Context, option: click.Parameter, value: str) -> st
 
 def _checked(_: click.Context, option: click.Parameter, value: str) -> str:
     if not _NAME.fullmatch(value):
-        said = f"invalid name {clean(value, 80)!r}: use lower-case letters, digits, - and ."
-        raise click.BadParameter(said, param=option)
+        problem = f"invalid name {clean(value, 80)!r}: use lower-case letters, digits, - and ."
+        raise click.BadParameter(problem, param=option)
     return value
 
 
 def _complete_jobs(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
-    return _names(context, begun, lambda namespace: JOBS.path(namespace=namespace))
+    path = f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}"
+    return _names(context, begun, f"{PLURAL}.{GROUP}", path)
 
 
 def _complete_namespaces(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
-    return _names(context, begun, lambda _: NAMESPACES.path())
+    return _names(context, begun, "namespaces", "/api/v1/namespaces")
 
 
-def _names(context: click.Context, begun: str, path: Callable[[str], str]) -> list[str]:
-    """Return names that begin with a text; none if the cluster is slow, because a shell waits."""
+def _names(context: click.Context, begun: str, kind: str, path: str) -> list[str]:
+    """Return names that begin with a text; none if the cluster is slow, because a shell waits.
+
+    kubectl lists them where it is installed: it starts faster than our client.
+    """
     settings = context.ensure_object(Settings)
+    kubectl = shutil.which("kubectl")
+    names = _by_kubectl(kubectl, settings, kind) if kubectl else _by_client(settings, path)
+    return [name for name in names if name.startswith(begun) and _NAME.fullmatch(name)]
+
+
+def _by_kubectl(kubectl: str, settings: Settings, kind: str) -> list[str]:
+    command = [kubectl, "get", kind, "--no-headers", *settings.options()]
+    try:
+        ended = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=_COMPLETION_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = ended.stdout.decode(errors="replace").splitlines()
+    return [line.partition(" ")[0] for line in lines]
+
+
+def _by_client(settings: Settings, path: str) -> list[str]:
+    import asyncio  # noqa: PLC0415
+
+    from ddp_operator.kube import (  # noqa: PLC0415
+        METADATA_ONLY,
+        ApiClient,
+        CredentialsError,
+        load_credentials,
+    )
 
     async def ask() -> list[str]:
         credentials = load_credentials(kubeconfig=settings.kubeconfig, context=settings.context)
-        namespace = settings.namespace or credentials.default_namespace
+        place = path.format(namespace=settings.namespace or credentials.default_namespace)
+        params = {"limit": str(_COMPLETIONS)}
         async with ApiClient(credentials, timeout_seconds=_COMPLETION_SECONDS) as client:
-            found = await client.request(
-                "GET", path(namespace), params={"limit": str(_COMPLETIONS)}, accept=METADATA_ONLY
-            )
-        names = (item["metadata"]["name"] for item in found["items"])
-        return [name for name in names if name.startswith(begun) and _NAME.fullmatch(name)]
+            answer = await client.request("GET", place, params=params, accept=METADATA_ONLY)
+        return [item["metadata"]["name"] for item in answer["items"]]
 
     try:
         return asyncio.run(ask())

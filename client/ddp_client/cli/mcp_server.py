@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from ddp_operator import __version__
-from ddp_operator.api import reasons
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import Field
+
+from ddp_client.views.reasons import REASONS
 
 _SECONDS: Final = 60.0
 """Deadline of one command."""
@@ -91,15 +92,14 @@ def server(connection: Sequence[str]) -> MCPServer:
         reason: Annotated[str, Field(max_length=100, description="Such as NoProgress.")],
     ) -> str:
         """Explain a reason of an Event, a condition or a failure."""
-        known = {**reasons.OF_CLUSTER, **reasons.OWN}
-        if reason not in known:
-            close = difflib.get_close_matches(reason, known, n=3)
+        if reason not in REASONS:
+            close = difflib.get_close_matches(reason, REASONS, n=3)
             hint = f"; did you mean {', '.join(close)}?" if close else ""
             raise ToolError(f"unknown reason {reason!r}{hint}")
-        found = known[reason]
+        entry = REASONS[reason]
         return (
-            f"{reason}: {found.meaning}.\nWhat happens next: {found.then}.\n"
-            f"What you can do: {found.remedy}."
+            f"{reason}: {entry.meaning}.\nWhat happens next: {entry.then}.\n"
+            f"What you can do: {entry.remedy}."
         )
 
     return made
@@ -138,10 +138,10 @@ async def _output(arguments: Sequence[str]) -> str:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    said = errors.decode(errors="replace").strip()
+    problem = errors.decode(errors="replace").strip()
     if process.returncode != 0:
-        raise ToolError(said[-_MOST_CHARACTERS:] or f"exit code {process.returncode}")
-    text = printed.decode(errors="replace") or said
+        raise ToolError(problem[-_MOST_CHARACTERS:] or f"exit code {process.returncode}")
+    text = printed.decode(errors="replace") or problem
     if len(text) > _MOST_CHARACTERS:
         return f"(only the last {_MOST_CHARACTERS} characters)\n{text[-_MOST_CHARACTERS:]}"
     return text

@@ -10,7 +10,7 @@ import termios
 import tty
 from collections.abc import Iterator
 
-from ddp_operator.kube.channels import Program, Stream
+from ddp_client.remote.channels import Program, Stream
 
 _PIECE = 16 * 1024
 

@@ -11,17 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ddp_operator import __version__
-from ddp_operator.api.constants import LABEL_JOB_NAME, OPERATOR_LABELS
+from ddp_operator.api.constants import LABEL_JOB_NAME
 from ddp_operator.api.schema import crd
 from ddp_operator.api.schema.comparison import compare
 from ddp_operator.api.values.text import clean, clean_output, counted
 from ddp_operator.kube import CUSTOM_RESOURCE_DEFINITIONS, EVENTS, NODES, PODS, Resource, list_pages
 from ddp_operator.ports import ClusterError, Key, Manifest
 
-from ddp_client.remote.cluster import Cluster
+from ddp_client.remote.cluster import DEPLOYMENTS, OF_THE_OPERATOR, Cluster
 from ddp_client.views.redaction import RedactionTimeoutError, Redactor
 
-_DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
 _MOST_PODS: Final = 1000
 _MOST_LOGS: Final = 64
 _MOST_NODES: Final = 64
@@ -116,24 +115,23 @@ class Collector:
 
     async def _nodes(self, pods: Iterable[Manifest]) -> None:
         names = sorted({str((pod.get("spec") or {}).get("nodeName") or "") for pod in pods} - {""})
-        found = []
+        nodes = []
         for name in names[:_MOST_NODES]:
             try:
                 manifest = await self._cluster.client.request("GET", NODES.path(name=name))
             except ClusterError as error:
                 self._leave_out(f"nodes ({len(names)})", error)
                 break
-            found.append(manifest)
+            nodes.append(manifest)
         if len(names) > _MOST_NODES:
             self.bundle.left_out.append(f"{len(names) - _MOST_NODES} more nodes")
-        self.bundle.add_nodes("nodes.json", found)
+        self.bundle.add_nodes("nodes.json", nodes)
 
     async def _operator(self) -> None:
-        [(label, value)] = OPERATOR_LABELS.items()
-        params = {"labelSelector": f"{label}={value}"}
-        found = await self._objects("the operator", _DEPLOYMENTS, None, params, 8)
-        self.bundle.add_objects("operator/deployments.json", found)
-        for namespace in sorted({each["metadata"]["namespace"] for each in found}):
+        params = OF_THE_OPERATOR
+        deployments = await self._objects("the operator", DEPLOYMENTS, None, params, 8)
+        self.bundle.add_objects("operator/deployments.json", deployments)
+        for namespace in sorted({each["metadata"]["namespace"] for each in deployments}):
             pods = await self._objects("the operator's pods", PODS, namespace, params, 8)
             await self._logs("operator/logs", pods, most=8)
 
@@ -167,19 +165,19 @@ class Collector:
         most: int,
         wanted: Callable[[Manifest], bool] = lambda _: True,
     ) -> list[Manifest]:
-        found: list[Manifest] = []
+        objects: list[Manifest] = []
         read = 0
         try:
             pages = list_pages(self._cluster.client, kind.path(namespace=namespace), params=params)
             async for items, _ in pages:
-                found += filter(wanted, items)
+                objects += filter(wanted, items)
                 read += len(items)
-                if len(found) > most or read > _MOST_READ:
+                if len(objects) > most or read > _MOST_READ:
                     self.bundle.left_out.append(f"{what}: there are more than were read")
                     break
         except ClusterError as error:
             self._leave_out(what, error)
-        return found[:most]
+        return objects[:most]
 
     async def _logs(self, folder: str, pods: list[Manifest], *, most: int) -> None:
         for pod in pods[:most]:

@@ -14,7 +14,6 @@ from enum import IntEnum
 from typing import Any, Final
 
 import aiohttp
-
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import AnswerTooLargeError
 from ddp_operator.kube.resources import PODS
@@ -118,10 +117,11 @@ async def run_in_pod(
     container: str,
     command: Sequence[str],
     *,
+    content: bytes = b"",
     limit_bytes: int,
     timeout_seconds: float,
 ) -> Ran:
-    """Run a program to its end, and return its output and exit code.
+    """Run a program with this input to its end, and return its output and exit code.
 
     Raises:
         AnswerTooLargeError: it printed more than `limit_bytes`.
@@ -131,11 +131,12 @@ async def run_in_pod(
     try:
         async with (
             asyncio.timeout(timeout_seconds),
-            open_exec(client, pod, container, command) as program,
+            open_exec(client, pod, container, command, stdin=bool(content)) as program,
             contextlib.aclosing(program.output()) as output,
         ):
-            async for stream, content in output:
-                printed[stream] += content
+            await program.write(content)
+            async for stream, piece in output:
+                printed[stream] += piece
                 if sum(map(len, printed.values())) > limit_bytes:
                     raise AnswerTooLargeError(
                         f"pod {pod.name} printed more than {limit_bytes} bytes"
@@ -225,5 +226,5 @@ def _exit_code(content: bytes) -> int:
             return next(int(c["message"]) for c in causes if c["reason"] == "ExitCode")
         raise InvalidError(str(status.get("message"))[:1024])
     except (ValueError, KeyError, TypeError, StopIteration, AttributeError, RecursionError):
-        said = content[:512].decode(errors="replace")
-        raise InvalidError(f"the program's exit code is unknown: {said}") from None
+        text = content[:512].decode(errors="replace")
+        raise InvalidError(f"the program's exit code is unknown: {text}") from None

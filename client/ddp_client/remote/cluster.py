@@ -6,11 +6,20 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, Final
 
 import orjson
-from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, OPERATOR_LABELS, PLURAL, VERSION
+from ddp_operator.api.devices import has_accelerators
 from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import PodState
-from ddp_operator.kube import NAMESPACES, PODS, ApiClient, Resource, check_served, list_pages
+from ddp_operator.kube import (
+    NAMESPACES,
+    NODES,
+    PODS,
+    ApiClient,
+    Resource,
+    check_served,
+    list_pages,
+)
 from ddp_operator.kube.client import JSON, MERGE_PATCH
 from ddp_operator.ports import (
     ClusterError,
@@ -23,11 +32,18 @@ from ddp_operator.ports import (
 )
 
 JOBS: Final = Resource(GROUP, VERSION, PLURAL)
+DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
+OF_THE_OPERATOR: Final = {
+    "labelSelector": ",".join(f"{name}={value}" for name, value in OPERATOR_LABELS.items())
+}
+"""Parameters that select the operator's Deployments and pods."""
 
 PATIENCE_SECONDS: Final = 600.0
 """How long a follower waits for an unavailable server: longer than an upgrade takes."""
 _WATCH_SECONDS: Final = 240
 _SLACK_SECONDS: Final = 15.0
+_MOST_LISTED: Final = 5000
+"""Most objects of a kind, unless the caller wants another number."""
 _POLL_SECONDS: Final = 2.0
 """Seconds between two reads without the right to watch, and after a watch broke."""
 
@@ -51,6 +67,27 @@ class NoSuchJobError(Exception):
         super().__init__(f"there is no job {job.name} in namespace {job.namespace}: {hint}")
 
 
+async def listed(
+    client: ApiClient,
+    path: str,
+    params: Mapping[str, str] | None = None,
+    *,
+    most: int = _MOST_LISTED,
+) -> list[Manifest]:
+    """Return the objects of a kind, up to a limit."""
+    objects: list[Manifest] = []
+    async for items, _ in list_pages(client, path, params=params):
+        objects += items[: most - len(objects)]
+        if len(objects) >= most:
+            break
+    return objects
+
+
+def _has_gpus(pod: Manifest) -> bool:
+    spec = pod["spec"]
+    return any(map(has_accelerators, [*spec["containers"], *(spec.get("initContainers") or ())]))
+
+
 class Cluster:
     """The jobs of a cluster, and their pods."""
 
@@ -68,10 +105,28 @@ class Cluster:
     async def pod_security(self, namespace: str) -> PodSecurity | None:
         """Return the Pod Security that a namespace's labels enforce; None if none or unreadable."""
         try:
-            found = await self.client.request("GET", NAMESPACES.path(name=namespace))
+            stored = await self.client.request("GET", NAMESPACES.path(name=namespace))
         except (ForbiddenError, NotFoundError):
             return None
-        return PodSecurity.of_labels(found["metadata"].get("labels") or {})
+        return PodSecurity.of_labels(stored["metadata"].get("labels") or {})
+
+    async def nodes(self) -> list[Manifest] | None:
+        """Return the nodes; None without the right to read them."""
+        try:
+            return await listed(self.client, NODES.path())
+        except ForbiddenError:
+            return None
+
+    async def gpu_pods(self) -> list[Manifest] | None:
+        """Return the pods of all namespaces that have GPUs now; None without the right."""
+        params = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+        pods: list[Manifest] = []
+        try:
+            async for items, _ in list_pages(self.client, PODS.path(), params=params):
+                pods += filter(_has_gpus, items)
+        except ForbiddenError:
+            return None
+        return pods
 
     async def jobs(self, namespace: str | None) -> AsyncIterator[Manifest]:
         """Yield the jobs of one namespace, or of all.
@@ -88,16 +143,19 @@ class Cluster:
 
     async def pods(self, key: Key) -> list[PodState]:
         """Return the pods with the job's label that the operator could have created."""
+        pods: list[PodState] = []
+        async for item in self.stored_pods(key):
+            with contextlib.suppress(MalformedError):
+                pods.append(project(item))
+        return pods
+
+    async def stored_pods(self, key: Key) -> AsyncIterator[Manifest]:
+        """Yield the pods with the job's label, as stored."""
         path = PODS.path(namespace=key.namespace)
         params = {"labelSelector": f"{LABEL_JOB_NAME}={key.name}"}
-        found: list[PodState] = []
         async for items, _ in list_pages(self.client, path, params=params):
             for item in items:
-                try:
-                    found.append(project(item))
-                except MalformedError:
-                    continue
-        return found
+                yield item
 
     async def changes(self, key: Key) -> AsyncGenerator[Manifest | None, None]:
         """Yield a job now and after each change; None once it is gone, which ends the iteration.

@@ -6,10 +6,10 @@ A program in the pod sends the request: it has the pod's token and reaches the l
 from typing import Final
 
 from ddp_operator.api.constants import ENV_STATUS_PORT, ENV_TOKEN
-from ddp_operator.kube.channels import run_in_pod
 from ddp_operator.kube.errors import AnswerTooLargeError
 from ddp_operator.ports import ClusterError, Key
 
+from ddp_client.remote.channels import run_in_pod
 from ddp_client.remote.cluster import Cluster
 
 _NO_LAUNCHER: Final = 3
@@ -23,9 +23,9 @@ port, token = os.environ.get({ENV_STATUS_PORT!r}, ""), os.environ.get({ENV_TOKEN
 if not port:
     sys.exit({_NO_LAUNCHER})
 try:
-    asked = http.client.HTTPConnection("127.0.0.1", int(port), timeout=float(sys.argv[2]))
-    asked.request(sys.argv[3], sys.argv[1], headers={{"Authorization": "Bearer " + token}})
-    answer = asked.getresponse()
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=float(sys.argv[2]))
+    connection.request(sys.argv[3], sys.argv[1], headers={{"Authorization": "Bearer " + token}})
+    answer = connection.getresponse()
     body = answer.read()
 except ConnectionRefusedError:
     sys.exit({_NO_LAUNCHER})
@@ -83,17 +83,17 @@ async def ask_launcher(
         raise NoAnswerError(error.message) from None
     if ran.exit_code == 0:
         return ran.stdout
-    said = ran.stderr[:_LINE].decode(errors="replace")
+    problem = ran.stderr[:_LINE].decode(errors="replace")
     raise NoAnswerError(
         {
             _NO_LAUNCHER: "its command does not run under the launcher: set spec.launcher: inject, "
             "or start it with python -m ddp_trainer.launch -- ...",
             _OLD: "its launcher's release does not support this: use a newer trainer image",
-            _REFUSED: f"its launcher did not answer: {said}",
-            _SILENT: f"its launcher did not answer: {said}",
+            _REFUSED: f"its launcher did not answer: {problem}",
+            _SILENT: f"its launcher did not answer: {problem}",
             # The container runtime's exit codes for a missing program.
             126: "its image has no python3 on the PATH",
             127: "its image has no python3 on the PATH",
-        }.get(ran.exit_code, f"python3 ended with exit code {ran.exit_code}: {said}"),
+        }.get(ran.exit_code, f"python3 ended with exit code {ran.exit_code}: {problem}"),
         silent=ran.exit_code == _SILENT,
     )

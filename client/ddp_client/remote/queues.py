@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from ddp_operator.api.values.text import clean, counted
 from ddp_operator.job.pods.schedulers.kueue import kueue_group
@@ -33,56 +33,25 @@ async def queue_state(cluster: Cluster, job: JobSnapshot, now: datetime) -> Queu
 
     Empty if unknown, for example without Kueue or without the right to read it.
     """
-    queue = _queue(job)
-    if job.parsed is None or queue is None:
+    if job.parsed is None or job.status.finished or job.status.reason != QUEUED:
         return UNKNOWN
-    namespace, name = job.key.namespace, kueue_group(job.parsed)
+    namespace, name, queue = job.key.namespace, kueue_group(job.parsed), job.parsed.spec.kueue_queue
+    if queue is None:
+        return UNKNOWN
     position, stored = await asyncio.gather(
-        place_in_queue(cluster, job),
+        _position(cluster, namespace, queue, name),
         _get(cluster, _KUEUE, "workloads", name, namespace),
     )
     workload = Workload.read(stored) if stored else None
     if workload is None:
         return QueueState(position)
-    closed = await _closed(cluster, queue, namespace) if workload.held else ""
+    waits = workload.condition("QuotaReserved", "False")
+    closed = await _closed(cluster, queue, namespace) if waits else ""
     return explain(workload, name, now, position=position, closed=closed)
 
 
-async def place_in_queue(cluster: Cluster, job: JobSnapshot) -> str:
-    """Return how many jobs are ahead of a job in its queue, as text.
-
-    Empty if unknown, for example without Kueue or without the right to read it.
-    """
-    queue = _queue(job)
-    if job.parsed is None or queue is None:
-        return ""
-    own = kueue_group(job.parsed)
-    found = [
-        item
-        for item in await _pending(cluster, job.key.namespace, queue)
-        if item["metadata"]["name"] == own
-    ]
-    if not found:
-        return ""
-    ahead, of_all = (
-        _number(found[0].get(f"positionIn{kind}Queue")) for kind in ("Local", "Cluster")
-    )
-    if not of_all:
-        return f"quota; it is next in queue {clean(queue)}"
-    others = "all queues that share its quota"
-    if not ahead:
-        return f"{counted(of_all, 'job')} ahead in {others}; it is next in queue {clean(queue)}"
-    return f"{counted(ahead, 'job')} ahead in queue {clean(queue)}, {of_all} in {others}"
-
-
-def _queue(job: JobSnapshot) -> str | None:
-    """Return the queue that a job waits in; None if none."""
-    if job.parsed is None or job.status.finished or job.status.reason != QUEUED:
-        return None
-    return job.parsed.spec.kueue_queue
-
-
-async def _pending(cluster: Cluster, namespace: str, queue: str) -> list[Manifest]:
+async def _position(cluster: Cluster, namespace: str, queue: str, workload: str) -> str:
+    """Return how many jobs are ahead of a workload in its queue, as text; empty if unknown."""
     answer = await _get(
         cluster,
         _VISIBILITY,
@@ -92,8 +61,18 @@ async def _pending(cluster: Cluster, namespace: str, queue: str) -> list[Manifes
         subresource="pendingworkloads",
         params={"limit": str(_MOST)},
     )
-    items: list[Manifest] = (answer or {}).get("items") or []
-    return items
+    items = (answer or {}).get("items") or []
+    entry = next((item for item in items if item["metadata"]["name"] == workload), None)
+    if entry is None:
+        return ""
+    # 0, the first place, is omitted in Go's JSON.
+    ahead, of_all = (entry.get(f"positionIn{kind}Queue") or 0 for kind in ("Local", "Cluster"))
+    if not of_all:
+        return f"quota; it is next in queue {clean(queue)}"
+    others = "all queues that share its quota"
+    if not ahead:
+        return f"{counted(of_all, 'job')} ahead in {others}; it is next in queue {clean(queue)}"
+    return f"{counted(ahead, 'job')} ahead in queue {clean(queue)}, {of_all} in {others}"
 
 
 async def _closed(cluster: Cluster, queue: str, namespace: str) -> str:
@@ -128,8 +107,3 @@ async def _get(
             return None
         return answer
     return None
-
-
-def _number(value: Any) -> int:
-    """Return a position; 0, the first place, is omitted in Go's JSON."""
-    return value if isinstance(value, int) else 0

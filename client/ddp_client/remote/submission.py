@@ -1,7 +1,7 @@
-"""Create a job, and the ConfigMap with its scripts."""
+"""Create a job, and the ConfigMaps with its scripts or code."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ddp_operator.api.constants import API_VERSION, KIND
@@ -36,52 +36,58 @@ async def submit(
     cluster: Cluster,
     namespace: str,
     job: Manifest,
-    scripts: Manifest | None = None,
+    config_maps: Sequence[Manifest] = (),
     *,
     dry_run: bool = False,
 ) -> Manifest:
-    """Create a job and the ConfigMap that its pods need, and return the job as stored.
+    """Create a job and the ConfigMaps that its pods need, and return the job as stored.
 
-    The ConfigMap is created first, so that no pod waits for it, and gets the job as its owner
-    afterwards. If the program ends between the two, an unused ConfigMap remains; its name must be
+    The ConfigMaps are created first, so that no pod waits for them, and get the job as their owner
+    afterwards. If the program ends between the two, unused ConfigMaps remain; their names must be
     unique to this submission. With `dry_run` the server only validates.
 
     Raises:
         NameTakenError, NotInstalledError: the job cannot be created.
-        ClusterError: the server refused one of the two; neither exists then.
-        UnavailableError: no answer; the job and its ConfigMap may exist.
+        ClusterError: the server refused one of them; none exists then.
+        UnavailableError: no answer; the job and its ConfigMaps may exist.
     """
-    made = await _create_scripts(cluster, namespace, scripts, dry_run=dry_run) if scripts else ""
+    names: list[str] = []
     try:
+        for config_map in config_maps:
+            await create_config_map(cluster, namespace, config_map, dry_run=dry_run)
+            names.append(config_map["metadata"]["name"])
         # One attempt: after a lost answer, a second one would find its own job and report a
         # conflict.
         stored = await _create(cluster, JOBS, namespace, job, dry_run=dry_run, max_attempts=1)
     except ClusterError as error:
-        if made and not dry_run and not isinstance(error, UnavailableError):
-            with contextlib.suppress(ClusterError):
-                path = CONFIG_MAPS.path(namespace=namespace, name=made)
-                await cluster.client.request("DELETE", path)
+        if not dry_run and not isinstance(error, UnavailableError):
+            await delete_config_maps(cluster, namespace, names)
         if isinstance(error, AlreadyExistsError):
             raise NameTakenError(Key(namespace, job["metadata"]["name"])) from None
         if isinstance(error, NotFoundError) and not await check_served(cluster.client, JOBS):
             raise NotInstalledError from None
         raise
-    if made and not dry_run:
-        path = CONFIG_MAPS.path(namespace=namespace, name=made)
-        await cluster.client.request(
-            "PATCH", path, body=_owned_by(stored), content_type=MERGE_PATCH
-        )
+    for name in () if dry_run else names:
+        path = CONFIG_MAPS.path(namespace=namespace, name=name)
+        await cluster.client.request("PATCH", path, body=owned_by(stored), content_type=MERGE_PATCH)
     return stored
 
 
-async def _create_scripts(
-    cluster: Cluster, namespace: str, scripts: Manifest, *, dry_run: bool
-) -> str:
+async def create_config_map(
+    cluster: Cluster, namespace: str, config_map: Manifest, *, dry_run: bool = False
+) -> None:
+    """Create a ConfigMap with a name that is unique to this submission."""
     # After a lost answer, the second attempt finds the ConfigMap of the first.
     with contextlib.suppress(AlreadyExistsError):
-        await _create(cluster, CONFIG_MAPS, namespace, scripts, dry_run=dry_run)
-    name: str = scripts["metadata"]["name"]
-    return name
+        await _create(cluster, CONFIG_MAPS, namespace, config_map, dry_run=dry_run)
+
+
+async def delete_config_maps(cluster: Cluster, namespace: str, names: Iterable[str]) -> None:
+    """Delete ConfigMaps; those that cannot be deleted remain."""
+    for name in names:
+        with contextlib.suppress(ClusterError):
+            path = CONFIG_MAPS.path(namespace=namespace, name=name)
+            await cluster.client.request("DELETE", path)
 
 
 async def _create(
@@ -103,7 +109,8 @@ async def _create(
     return stored
 
 
-def _owned_by(job: Manifest) -> Mapping[str, Any]:
+def owned_by(job: Manifest) -> Mapping[str, Any]:
+    """Return the metadata of an object that a job owns."""
     metadata = job["metadata"]
     owner = {
         "apiVersion": API_VERSION,

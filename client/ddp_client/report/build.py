@@ -1,7 +1,6 @@
 """Build a report from facts; a pure function. Missing facts are not guessed."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -9,28 +8,31 @@ from ddp_operator import __version__
 from ddp_operator.api import ranks
 from ddp_operator.api.rules import gpu_limit, trainer_container
 from ddp_operator.api.spec.overrides import kinds
-from ddp_operator.api.status import DDPJobStatus, Failure
+from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.api.values.text import clean
 
 from ddp_client.report import curves, reliability
-from ddp_client.report.facts import Facts, PodFacts
+from ddp_client.report.facts import Facts, LogEnd, PodFacts
 from ddp_client.report.model import (
     COMPLETED,
-    FailureInterval,
-    GpuUse,
     NodeRow,
     PodSpan,
     Recovery,
     Report,
+    Usage,
 )
 from ddp_client.report.recoveries import recoveries
 from ddp_client.views.job import pace, slow_rank
+from ddp_client.views.job.diagnosis import diagnose
+from ddp_client.views.job.last_words import log_lines
 from ddp_client.views.job.memory import memory_checkpoint
+from ddp_client.views.job.pods import Pods
 from ddp_client.views.job.snapshot import JobSnapshot
 from ddp_client.views.redaction import Redactor
 
 _MOST_PODS: Final = 200
 _MOST_EVENTS: Final = 100
+_MOST_LOGS: Final = 3
 ANY_GPU: Final = "gpu"
 """The kind of GPUs of an unknown type."""
 
@@ -51,6 +53,8 @@ def build(
     spent = pace.spent(job, now)
     progress = status.progress
     last = history.intervals[-1] if history.intervals else None
+    curve = "" if history else status.bookkeeping.curve
+    scores = tuple((s.step, s.accuracy) for s in history.scores) or curves.kept_scores(curve)
     failed = recoveries(facts)
     pods = sorted(_spans(facts, failed), key=_order)
     step = max((progress.step if progress else -1), (last.step if last and not progress else -1))
@@ -69,7 +73,7 @@ def build(
         total_steps=progress.total_steps if progress else None,
         epoch=progress.epoch if progress else last.epoch if last else None,
         loss=progress.loss if progress else last.loss if last else None,
-        accuracy=history.scores[-1].accuracy if history.scores else None,
+        accuracy=scores[-1][1] if scores else None,
         samples_per_second=last.samples_per_second if last else None,
         attempts=status.attempt + 1,
         restarts=status.restarts,
@@ -81,22 +85,21 @@ def build(
         pods=tuple(pods[-_MOST_PODS:]),
         pods_left_out=max(len(pods) - _MOST_PODS, 0),
         recoveries=failed,
-        failure_intervals=tuple(_intervals(status.failures)),
+        failure_intervals=tuple(reliability.failure_intervals(status.failures)),
         # With spares the group does not wait for new pods, and an elastic one need not.
         spare_estimate=(None if job.spares or job.elastic else reliability.spare_estimate(failed)),
         starts=tuple((s.step, s.formed, s.first_step) for s in history.starts[-curves.MOST_ROWS :]),
-        points=curves.points(history),
-        scores=tuple((s.step, s.accuracy) for s in history.scores[-curves.MOST_ROWS :]),
+        points=curves.points(history) or curves.kept_points(curve),
+        scores=scores[-curves.MOST_POINTS :],
+        remedies=tuple(
+            diagnose(job, Pods.of(job, (pod.state for pod in facts.pods)), facts.now).remedies
+        ),
+        logs=tuple(_logs(facts)),
         phase_seconds=curves.phase_seconds(history),
         step_times=curves.step_times(history),
         ranks=curves.ranks(history),
         saves=curves.saves(history),
-        gpus=tuple(_gpus(job, spent, prices or {})),
-        pod_cost=(
-            None
-            if price_per_pod is None
-            else reliability.pod_cost(spent, pods=job.replicas + job.spares, price=price_per_pod)
-        ),
+        usages=tuple(_usages(job, spent, prices or {}, price_per_pod)),
         nodes=tuple(_nodes(job)),
         events=tuple((e.time, e.reason, e.message) for e in facts.events[-_MOST_EVENTS:]),
         configuration=tuple(_configuration(job, now)),
@@ -111,6 +114,19 @@ def _message(status: DDPJobStatus) -> str:
     """
     message = status.message
     return message.partition("; rank 0 says: {")[0] if status.phase == "Succeeded" else message
+
+
+def _logs(facts: Facts) -> Iterator[LogEnd]:
+    if facts.log is not None:
+        lines = log_lines("\n".join(facts.log.lines))
+        yield LogEnd(clean(facts.log.pod, 253), tuple(lines))
+    failures = [
+        failure
+        for failure in facts.job.status.failures
+        if failure.message and (facts.log is None or failure.pod != facts.log.pod)
+    ]
+    for failure in reversed(failures[-_MOST_LOGS:]):
+        yield LogEnd(clean(failure.pod, 253), tuple(log_lines(failure.message)))
 
 
 def _spans(facts: Facts, failed: tuple[Recovery, ...]) -> Iterator[PodSpan]:
@@ -145,10 +161,10 @@ def _span(facts: Facts, pod: PodFacts) -> PodSpan:
         end = COMPLETED
     elif state.failed or failure:
         code = state.exit.code if state.exit else None
-        said = (
+        reason = (
             failure.reason if failure else state.reason or (state.exit.reason if state.exit else "")
         )
-        end = f"exit code {code} ({said})" if code is not None else said or "failed"
+        end = f"exit code {code} ({reason})" if code is not None else reason or "failed"
         ended = ended or (failure.time if failure else None)
     elif state.deleting:
         end = "being deleted"
@@ -181,44 +197,34 @@ def _ranks(job: JobSnapshot, index: int) -> str:
     return str(own.start) if len(own) == 1 else f"{own.start}-{own.stop - 1}"
 
 
-def _gpus(
-    job: JobSnapshot, spent: Mapping[str, int], prices: Mapping[str, float]
-) -> Iterator[GpuUse]:
-    if job.parsed is None:
-        return
-    hours, lost = (seconds / 3600 for seconds in reliability.seconds_held(spent))
+def _usages(
+    job: JobSnapshot,
+    spent: Mapping[str, int],
+    prices: Mapping[str, float],
+    price_per_pod: float | None,
+) -> Iterator[Usage]:
     counts: dict[str, int] = {}
-    for spec, where in kinds(job.parsed.spec):
+    for spec, where in kinds(job.parsed.spec) if job.parsed else ():
         accelerator = spec.accelerator
         kind = (accelerator.type if accelerator else None) or ANY_GPU
         counts[kind] = counts.get(kind, 0) + gpu_limit(spec) * sum(map(len, where))
     for kind, count in counts.items():
         if count:
             price = prices.get(kind, prices.get(ANY_GPU))
-            yield GpuUse(
-                kind=clean(kind, 64),
-                count=count,
-                used_hours=count * hours,
-                lost_hours=count * lost,
-                price=price,
-                cost=None if price is None else count * hours * price,
-                lost_cost=None if price is None else count * lost * price,
-            )
-
-
-def _intervals(failures: Sequence[Failure]) -> Iterator[FailureInterval]:
-    for each in reliability.failure_intervals(failures):
-        yield replace(each, name=clean(each.name, 253))
+            yield reliability.usage(clean(kind, 64), count, spent, price)
+    if price_per_pod is not None:
+        yield reliability.usage("pods", job.replicas + job.spares, spent, price_per_pod)
 
 
 def _nodes(job: JobSnapshot) -> Iterator[NodeRow]:
     status = job.status
-    for name in sorted({*status.node_failures, *status.excluded_nodes}):
+    failures = {each.name: each.failures for each in status.bookkeeping.nodes if each.failures}
+    for name in sorted({*failures, *status.excluded_nodes}):
         yield NodeRow(
             name=clean(name, 253),
-            failures=status.node_failures.get(name, 0),
+            failures=failures.get(name, 0),
             is_avoided=name in status.excluded_nodes,
-            says_so=name not in status.node_failures,
+            says_so=name not in failures,
         )
 
 
@@ -226,7 +232,7 @@ def _configuration(job: JobSnapshot, now: datetime) -> Iterator[tuple[str, str]]
     if job.parsed is not None:
         spec, restart = job.parsed.spec, job.parsed.spec.restart
         trainer = trainer_container(spec.template)
-        yield "image", clean(trainer.get("image") or "not said")
+        yield "image", clean(trainer.get("image") or "not set")
         words = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
         if words:
             yield "command", clean(" ".join(Redactor().words(map(str, words))))
@@ -249,7 +255,7 @@ def _configuration(job: JobSnapshot, now: datetime) -> Iterator[tuple[str, str]]
     for line in memory_checkpoint(job, now):
         yield "checkpoint in memory", line
     yield "generation of the spec", str(job.generation)
-    yield "API version", clean(job.manifest.get("apiVersion") or "not said", 64)
+    yield "API version", clean(job.manifest.get("apiVersion") or "not set", 64)
 
 
 def _gaps(facts: Facts, failed: tuple[Recovery, ...]) -> Iterator[str]:
@@ -259,6 +265,8 @@ def _gaps(facts: Facts, failed: tuple[Recovery, ...]) -> Iterator[str]:
         yield clean(f"this release cannot read the job's spec: {facts.job.problem}")
     if history.is_cut:
         yield "metrics.jsonl is long: its older part was not read and is not shown"
+    if not history and facts.job.status.bookkeeping.curve:
+        yield "loss and accuracy are the points that the job's status keeps, at most 128"
     if history.unread:
         yield f"{history.unread} lines of metrics.jsonl could not be read and are left out"
     if history.intervals and not history.starts:
@@ -268,9 +276,9 @@ def _gaps(facts: Facts, failed: tuple[Recovery, ...]) -> Iterator[str]:
         )
     if older := reliability.older_failures(facts.job.status):
         yield older
-    progress = facts.job.status.progress
+    progress, notes = facts.job.status.progress, facts.job.status.bookkeeping
     # The last words of a trainer that reports both have only when its group formed.
-    if progress is not None and progress.last_step_time is None and progress.resumed_at is None:
+    if progress is not None and progress.last_step_time is None and notes.resumed_at is None:
         yield (
             "the trainer does not report when it completes steps: the time from ready pods to the "
             "first step counts as training"

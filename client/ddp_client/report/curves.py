@@ -5,10 +5,12 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
-from ddp_client.report.history import PHASES, History, Interval
-from ddp_client.report.model import Point, RankPace, SaveRow, Saves, StepTimes
+from ddp_operator.job.status import curve
 
-_MOST_POINTS: Final = 500
+from ddp_client.report.history import PHASES, History, Interval
+from ddp_client.report.model import Point, RankPace, Saves, StepTimes
+
+MOST_POINTS: Final = 500
 _BINS: Final = 24
 _MOST_RANKS: Final = 20
 MOST_ROWS: Final = 50
@@ -17,15 +19,38 @@ MOST_ROWS: Final = 50
 def points(history: History) -> tuple[Point, ...]:
     """Return the intervals in groups of equal size; each keeps the extremes of the loss."""
     intervals = history.intervals
-    each = max(-(-len(intervals) // _MOST_POINTS), 1)
+    each = max(-(-len(intervals) // MOST_POINTS), 1)
     starts = sorted(start.step for start in history.starts)
-    found: list[Point] = []
+    result: list[Point] = []
     for at in range(0, len(intervals), each):
         some = intervals[at : at + each]
         before = intervals[at - 1].step if at else -1
         breaks = bisect_right(starts, some[-1].step) > bisect_right(starts, before)
-        found.append(_point(some, breaks=breaks))
-    return tuple(found)
+        result.append(_point(some, breaks=breaks))
+    return tuple(result)
+
+
+def kept_points(text: str) -> tuple[Point, ...]:
+    """Return the losses that the job's status keeps, for a job without its metrics.jsonl."""
+    return tuple(
+        Point(
+            step=row.step,
+            time=None,
+            loss=row.loss,
+            loss_low=row.loss,
+            loss_high=row.loss,
+            samples_per_second=None,
+            phases=None,
+            breaks=False,
+        )
+        for row in curve.rows(text)
+        if row.loss is not None
+    )
+
+
+def kept_scores(text: str) -> tuple[tuple[int, float], ...]:
+    """Return step and accuracy of the evaluations that the job's status keeps."""
+    return tuple((row.step, row.accuracy) for row in curve.rows(text) if row.accuracy is not None)
 
 
 def phase_seconds(history: History) -> tuple[tuple[str, float], ...]:
@@ -38,23 +63,23 @@ def phase_seconds(history: History) -> tuple[tuple[str, float], ...]:
 
 def step_times(history: History) -> StepTimes | None:
     """Return the distribution of step times; None without data."""
-    found = sorted(_mean_steps(history))
-    total = sum(steps for _, steps in found)
+    means = sorted(_mean_steps(history))
+    total = sum(steps for _, steps in means)
     if total == 0:
         return None
     longest = [i.longest_step for i in history.intervals if i.longest_step is not None]
-    p99 = _quantile(found, total, 0.99)
+    p99 = _quantile(means, total, 0.99)
     # One very long interval would squeeze all others into one bar: it counts in the last bar.
-    low, high = found[0][0], min(found[-1][0], 2 * p99)
+    low, high = means[0][0], min(means[-1][0], 2 * p99)
     width = (high - low) / _BINS or max(high, 1e-9) / _BINS
     bounds = tuple(low + number * width for number in range(_BINS + 1))
     counts = [0] * _BINS
-    for seconds, steps in found:
+    for seconds, steps in means:
         counts[min(int((seconds - low) / width), _BINS - 1)] += steps
     return StepTimes(
         steps=total,
-        median=_quantile(found, total, 0.5),
-        p95=_quantile(found, total, 0.95),
+        median=_quantile(means, total, 0.5),
+        p95=_quantile(means, total, 0.95),
         p99=p99,
         longest=max(longest, default=None),
         bounds=bounds,
@@ -79,9 +104,8 @@ def saves(history: History) -> Saves | None:
     waited = dict(phase_seconds(history)).get("checkpoint")
     if not newest and not waited:
         return None
-    rows = [SaveRow(s.step, s.time, s.seconds) for s in newest.values()][-_MOST_POINTS:]
     return Saves(
-        rows=tuple(rows),
+        rows=tuple(newest.values())[-MOST_POINTS:],
         known=len(newest),
         mean_seconds=sum(took) / len(took) if took else None,
         longest_seconds=max(took, default=None),
@@ -123,13 +147,13 @@ def _mean_steps(history: History) -> Iterable[tuple[float, int]]:
             yield seconds / steps, steps
 
 
-def _quantile(found: Sequence[tuple[float, int]], total: int, share: float) -> float:
+def _quantile(means: Sequence[tuple[float, int]], total: int, share: float) -> float:
     passed = 0
-    for seconds, steps in found:
+    for seconds, steps in means:
         passed += steps
         if passed >= share * total:
             return seconds
-    return found[-1][0]
+    return means[-1][0]
 
 
 def _pace(rank: int, own: Sequence[Interval], *, of: int) -> RankPace:

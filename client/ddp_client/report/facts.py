@@ -10,7 +10,7 @@ from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import MalformedError, Manifest
 
-from ddp_client.report.history import History
+from ddp_client.report.history import History, read_time
 from ddp_client.views.job.snapshot import JobSnapshot
 
 _BROKEN = (MalformedError, KeyError, TypeError, ValueError, AttributeError)
@@ -58,7 +58,6 @@ class EventFacts:
     time: datetime
     reason: str
     message: str
-    warning: bool
 
     @classmethod
     def read(cls, manifest: Manifest) -> Self | None:
@@ -73,10 +72,17 @@ class EventFacts:
                 time=time,
                 reason=clean(manifest.get("reason") or "", 64),
                 message=clean(manifest.get("message") or ""),
-                warning=manifest.get("type") == "Warning",
             )
         except _BROKEN:
             return None
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """The last lines of a pod's log."""
+
+    pod: str
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,8 @@ class Facts:
     pods: tuple[PodFacts, ...] = ()
     events: tuple[EventFacts, ...] = ()
     history: History = field(default_factory=History)
+    log: LogEnd | None = None
+    """Of the pod that failed first, otherwise of rank 0's."""
     gaps: tuple[str, ...] = ()
     """Data that could not be read, in sentences."""
 
@@ -100,6 +108,7 @@ class Facts:
         pods: Iterable[PodFacts | None] = (),
         events: Iterable[EventFacts | None] = (),
         history: History | None = None,
+        log: LogEnd | None = None,
         gaps: Iterable[str] = (),
     ) -> Self:
         """Read a job from the API server; no content raises an error.
@@ -107,26 +116,16 @@ class Facts:
         Pods of an earlier job with the same name, and objects that cannot be read, are left out.
         """
         job = JobSnapshot.read(manifest)
-        told = [event for event in events if event is not None]
+        readable = [event for event in events if event is not None]
         return cls(
             job=job,
             now=now,
             pods=tuple(pod for pod in pods if pod and pod.state.owner_uid == job.uid),
-            events=tuple(sorted(told, key=lambda event: event.time)),
+            events=tuple(sorted(readable, key=lambda event: event.time)),
             history=history or History(),
+            log=log,
             gaps=tuple(gaps),
         )
-
-
-def read_time(value: object) -> datetime | None:
-    """Read a time in the format of Kubernetes and the trainer; None for anything else."""
-    if not isinstance(value, str):
-        return None
-    try:
-        time = datetime.fromisoformat(value[:40])
-    except ValueError:
-        return None
-    return time if time.tzinfo is not None else None
 
 
 def _since(condition: Mapping[str, Any] | None) -> datetime | None:

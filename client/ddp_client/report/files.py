@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from ddp_client.local.run.record import FILE_NAME
 from ddp_client.report.facts import EventFacts, Facts, PodFacts
 from ddp_client.report.history import History, read_bytes
 
 METRICS: Final = "metrics.jsonl"
-RUN: Final = "run.json"
 _MAX_METRICS: Final = 64 * 1024 * 1024
 _MAX_RUN: Final = 64 * 1024 * 1024
 
@@ -44,20 +44,20 @@ def read_run(directory: Path, *, history: History | None = None) -> Facts:
     Raises:
         UnreadableError: there is no such record.
     """
-    file = directory / RUN
+    file = directory / FILE_NAME
     try:
         with file.open("rb") as stream:
             content = stream.read(_MAX_RUN + 1)
         run: Any = json.loads(content) if len(content) <= _MAX_RUN else None
         newest = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-        found = history if history is not None else _metrics_of(directory)
+        metrics = history if history is not None else _metrics_of(directory)
         return Facts.of(
             run["job"],
             now=newest,
             pods=map(PodFacts.read, run["pods"]),
             events=map(EventFacts.read, run["events"]),
-            history=found,
-            gaps=() if found else (f"no {METRICS} is below {directory / 'volumes'}",),
+            history=metrics,
+            gaps=() if metrics else (f"no {METRICS} is below {directory / 'volumes'}",),
         )
     except OSError as error:
         what = error.strerror

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 import orjson
+from ddp_operator.job.status.curve import Row
 
 _MAX_LINE: Final = 16 * 1024
 _MAX_LINES: Final = 1_000_000
@@ -78,6 +79,13 @@ class History:
     def __bool__(self) -> bool:
         return bool(self.intervals or self.starts or self.saves or self.scores)
 
+    def curve(self) -> list[Row]:
+        """Return loss and accuracy of all steps that have one."""
+        losses = {each.step: each.loss for each in self.intervals}
+        scores = {each.step: each.accuracy for each in self.scores}
+        steps = sorted({*losses, *scores})
+        return [Row(step, losses.get(step), scores.get(step)) for step in steps]
+
 
 def read(lines: Iterable[bytes], *, is_cut: bool = False) -> History:
     """Read the file; invalid lines are counted and left out."""
@@ -99,23 +107,23 @@ def read_bytes(content: bytes, *, is_cut: bool = False) -> History:
 def _take(line: bytes, into: History) -> bool:
     """Read one line; False if it is invalid."""
     try:
-        told: Any = orjson.loads(line) if len(line) <= _MAX_LINE else None
+        entry: Any = orjson.loads(line) if len(line) <= _MAX_LINE else None
     except orjson.JSONDecodeError:
         return False
-    step = _whole(told.get("step")) if isinstance(told, dict) else None
+    step = _whole(entry.get("step")) if isinstance(entry, dict) else None
     if step is None:
         return False
-    last, time = _moment(told.get("lastStepTime")), _moment(told.get("time"))
+    last, time = _moment(entry.get("lastStepTime")), _moment(entry.get("time"))
     known = True
-    match told.get("kind"):
+    match entry.get("kind"):
         case "training" if last is not None or time is not None:
-            into.intervals.append(_interval(told, step, (last or time or 0.0)))
-        case "start" if last is not None and (formed := _moment(told.get("formedTime"))):
+            into.intervals.append(_interval(entry, step, (last or time or 0.0)))
+        case "start" if last is not None and (formed := _moment(entry.get("formedTime"))):
             into.starts.append(Start(step, formed, last))
-        case "checkpoint" if (saved := _whole(told.get("savedStep"))) is not None:
-            at, seconds = _moment(told.get("savedTime")), _positive(told.get("seconds"))
+        case "checkpoint" if (saved := _whole(entry.get("savedStep"))) is not None:
+            at, seconds = _moment(entry.get("savedTime")), _positive(entry.get("seconds"))
             into.saves.append(Save(saved, at, seconds))
-        case "evaluation" if (accuracy := _number(told.get("accuracy"))) is not None:
+        case "evaluation" if (accuracy := _number(entry.get("accuracy"))) is not None:
             into.scores.append(Score(step, accuracy))
         case "metrics":
             pass  # a script's own metrics, which the report does not show
@@ -124,8 +132,8 @@ def _take(line: bytes, into: History) -> bool:
     return known
 
 
-def _interval(told: Mapping[str, Any], step: int, time: float) -> Interval:
-    phases = [_positive(told.get(f"{phase}Seconds")) for phase in PHASES]
+def _interval(entry: Mapping[str, Any], step: int, time: float) -> Interval:
+    phases = [_positive(entry.get(f"{phase}Seconds")) for phase in PHASES]
     data, compute, communication, checkpoint = phases
     known = None
     if data is not None and compute is not None and communication is not None:
@@ -133,26 +141,30 @@ def _interval(told: Mapping[str, Any], step: int, time: float) -> Interval:
     return Interval(
         step=step,
         time=time,
-        epoch=_whole(told.get("epoch")),
-        loss=_number(told.get("loss")),
-        samples_per_second=_positive(told.get("samplesPerSecond")),
+        epoch=_whole(entry.get("epoch")),
+        loss=_number(entry.get("loss")),
+        samples_per_second=_positive(entry.get("samplesPerSecond")),
         phases=known,
-        longest_step=_positive(told.get("longestStepSeconds")),
-        pace_rank=_whole(told.get("paceRank")),
-        pace_seconds=_positive(told.get("paceSeconds")),
-        others_seconds=_positive(told.get("othersPaceSeconds")),
-        straggler=_whole(told.get("slowestRank")),
+        longest_step=_positive(entry.get("longestStepSeconds")),
+        pace_rank=_whole(entry.get("paceRank")),
+        pace_seconds=_positive(entry.get("paceSeconds")),
+        others_seconds=_positive(entry.get("othersPaceSeconds")),
+        straggler=_whole(entry.get("slowestRank")),
     )
 
 
-def _moment(value: object) -> float | None:
-    if not isinstance(value, str):
-        return None
+def read_time(value: object) -> datetime | None:
+    """Read a time in the format of Kubernetes and the trainer; None for anything else."""
     try:
-        time = datetime.fromisoformat(value[:40])
-        return time.timestamp() if time.tzinfo is not None and 1970 < time.year < 9000 else None
-    except (ValueError, OverflowError):
+        time = datetime.fromisoformat(value[:40]) if isinstance(value, str) else None
+    except ValueError:
         return None
+    return time if time and time.tzinfo is not None and 1970 < time.year < 9000 else None
+
+
+def _moment(value: object) -> float | None:
+    time = read_time(value)
+    return time.timestamp() if time else None
 
 
 def _number(value: object) -> float | None:

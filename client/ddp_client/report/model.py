@@ -6,6 +6,9 @@ None always means unknown.
 from dataclasses import dataclass
 from datetime import datetime
 
+from ddp_client.report.facts import LogEnd
+from ddp_client.report.history import Save
+
 COMPLETED = "completed"
 """The `end` of a pod that succeeded."""
 
@@ -60,7 +63,8 @@ class Point:
     """Several intervals together, as one point of a curve."""
 
     step: int
-    time: float
+    time: float | None
+    """Unix time; None: the job's status keeps none."""
     loss: float | None
     loss_low: float | None
     loss_high: float | None
@@ -101,19 +105,10 @@ class RankPace:
 
 
 @dataclass(frozen=True)
-class SaveRow:
-    """A checkpoint."""
-
-    step: int
-    time: float | None
-    seconds: float | None
-
-
-@dataclass(frozen=True)
 class Saves:
     """The checkpoints of a job."""
 
-    rows: tuple[SaveRow, ...]
+    rows: tuple[Save, ...]
     """The newest ones."""
     known: int
     mean_seconds: float | None
@@ -123,35 +118,21 @@ class Saves:
 
 
 @dataclass(frozen=True)
-class GpuUse:
-    """GPU hours of one kind: the number of GPUs times the job's time."""
+class Usage:
+    """Hours of GPUs of one kind, or of whole pods: their number times the job's time."""
 
     kind: str
+    """The type of GPU, or `pods`."""
     count: int
     used_hours: float
     """Hours in which the job started, trained or recovered."""
     lost_hours: float
     price: float | None
-    """Price per GPU and hour."""
+    """Price of one for an hour."""
     cost: float | None
     """Cost of all hours."""
     lost_cost: float | None
     """Cost of the lost hours."""
-
-
-@dataclass(frozen=True)
-class PodCost:
-    """The cost of a job's pods, spares included, at a price per pod and hour.
-
-    The hours are the number of pods in the spec times the job's time, as for GPUs.
-    """
-
-    pods: int
-    price_per_hour: float
-    hours: float
-    lost_hours: float
-    cost: float
-    lost_cost: float
 
 
 @dataclass(frozen=True)
@@ -231,14 +212,18 @@ class Report:
     points: tuple[Point, ...]
     scores: tuple[tuple[int, float], ...]
     """Step and accuracy of the newest evaluations."""
+    remedies: tuple[str, ...]
+    """Advice for a job in trouble, in sentences."""
+    logs: tuple[LogEnd, ...]
+    """A log that can still be read, and what the status keeps of failed pods; without secrets."""
     phase_seconds: tuple[tuple[str, float], ...]
     """Rank 0's seconds by phase."""
     step_times: StepTimes | None
     ranks: tuple[RankPace, ...]
     """The most frequent first."""
     saves: Saves | None
-    gpus: tuple[GpuUse, ...]
-    pod_cost: PodCost | None
+    usages: tuple[Usage, ...]
+    """GPUs by kind; with a price of a pod, the pods of the spec and its spares."""
     nodes: tuple[NodeRow, ...]
     events: tuple[tuple[datetime, str, str], ...]
     configuration: tuple[tuple[str, str], ...]

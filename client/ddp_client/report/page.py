@@ -10,7 +10,7 @@ from ddp_client.report.model import Report
 from ddp_client.report.tables import clock, headline, sections
 
 LOADER: Final = PackageLoader("ddp_client.report", "templates")
-_TEMPLATES: Final = Environment(
+TEMPLATES: Final = Environment(
     loader=LOADER,
     autoescape=True,
     undefined=StrictUndefined,
@@ -21,7 +21,7 @@ _TEMPLATES: Final = Environment(
 
 def as_html(report: Report) -> str:
     """Return the page."""
-    return _TEMPLATES.get_template("report.html.j2").render(filling(report))
+    return TEMPLATES.get_template("report.html.j2").render(filling(report))
 
 
 def filling(report: Report) -> dict[str, Any]:

@@ -4,21 +4,24 @@ import math
 from typing import Final
 
 from ddp_operator.api.values.text import number
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ddp_client.report.canvas import (
+from ddp_client.report.drawing import (
+    COLORS,
     WIDTH,
     Scale,
-    drawing,
+    canvas,
     legend,
     or_gap,
     scale_of,
+    styled,
     with_gaps,
+    write,
 )
 from ddp_client.report.history import PHASES
 from ddp_client.report.model import COMPLETED, PARTS, Report
-from ddp_client.report.svg import COLORS, styled, write
 
 _SHORTEST: Final = 0.01
 """Shortest time axis, in its unit: a new job needs one too."""
@@ -38,30 +41,32 @@ _STEPS: Final = ("grey", "violet", "blue", "orange", "green")
 def draw(report: Report) -> dict[str, str]:
     """Return all pictures that have data, by name."""
     scale = scale_of(report)
-    found: dict[str, str] = {}
+    drawings: dict[str, str] = {}
     with styled():
         if report.pods:
-            found["timeline"] = _timeline(report, scale)
+            drawings["timeline"] = _timeline(report, scale)
         if any(part is not None for r in report.recoveries for part in r.parts):
-            found["recoveries"] = _recoveries(report)
+            drawings["recoveries"] = _recoveries(report)
         if any(seconds for _, seconds in report.goodput):
-            found["goodput"] = _goodput(report)
+            drawings["goodput"] = _goodput(report)
         if any(point.loss is not None for point in report.points):
-            found["loss"] = _curves(report, scale, "loss")
+            drawings["loss"] = _curves(report, scale, "loss")
+        if report.scores:
+            drawings["accuracy"] = _accuracy(report)
         if any(point.samples_per_second is not None for point in report.points):
-            found["throughput"] = _curves(report, scale, "throughput")
+            drawings["throughput"] = _curves(report, scale, "throughput")
         if report.step_times is not None:
-            found["steps"] = _step_times(report)
+            drawings["steps"] = _step_times(report)
         if any(point.phases for point in report.points):
-            found["phases"] = _phases(report)
+            drawings["phases"] = _phases(report)
         if report.saves and any(row.seconds is not None for row in report.saves.rows):
-            found["checkpoints"] = _checkpoints(report)
-    return found
+            drawings["checkpoints"] = _checkpoints(report)
+    return drawings
 
 
 def _timeline(report: Report, scale: Scale) -> str:
     pods = report.pods[-_BARS:]
-    figure, axes = drawing(0.5 + 0.26 * len(pods))
+    figure, axes = canvas(0.5 + 0.26 * len(pods))
     end = (report.ended or report.made_at).timestamp()
     for row, pod in enumerate(pods):
         begin = pod.created or pod.scheduled or pod.started
@@ -88,8 +93,8 @@ def _timeline(report: Report, scale: Scale) -> str:
     legend(axes, [("no node yet", "violet"), ("starting", "blue"), ("trainer runs", "green"),
                    ("failed", "red")])  # fmt: skip
     failures = len(report.recoveries)
-    said = f"A bar for each of {len(pods)} pods, with {failures} failures on record."
-    return write(figure, name="timeline", title="Attempts and pods over time", description=said)
+    text = f"A bar for each of {len(pods)} pods, with {failures} failures on record."
+    return write(figure, name="timeline", title="Attempts and pods over time", description=text)
 
 
 def _bar_name(name: str, ranks: str) -> str:
@@ -99,7 +104,7 @@ def _bar_name(name: str, ranks: str) -> str:
 
 def _recoveries(report: Report) -> str:
     some = [r for r in report.recoveries if any(part is not None for part in r.parts)]
-    figure, axes = drawing(0.7 + 0.3 * len(some))
+    figure, axes = canvas(0.7 + 0.3 * len(some))
     for row, recovery in enumerate(some):
         left = 0.0
         for part, color in zip(recovery.parts, _STEPS, strict=True):
@@ -112,12 +117,12 @@ def _recoveries(report: Report) -> str:
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("seconds since the failure")
     legend(axes, list(zip(PARTS, _STEPS, strict=True)))
-    said = f"A bar for each of {len(some)} failures: the time until the next step."
-    return write(figure, name="recoveries", title="Recoveries", description=said)
+    text = f"A bar for each of {len(some)} failures: the time until the next step."
+    return write(figure, name="recoveries", title="Recoveries", description=text)
 
 
 def _goodput(report: Report) -> str:
-    figure, axes = drawing(0.75)
+    figure, axes = canvas(0.75)
     total = sum(seconds for _, seconds in report.goodput)
     left = 0.0
     shown = [(kind, seconds) for kind, seconds in report.goodput if seconds]
@@ -130,20 +135,21 @@ def _goodput(report: Report) -> str:
     axes.set_xlabel("percent of the job's age")
     axes.grid(visible=False)
     legend(axes, [(kind, _KINDS.get(kind, "grey")) for kind, _ in shown])
-    said = ", ".join(f"{kind} {100 * seconds / total:.0f} percent" for kind, seconds in shown)
+    text = ", ".join(f"{kind} {100 * seconds / total:.0f} percent" for kind, seconds in shown)
     title = "How the job's time was spent"
-    return write(figure, name="goodput", title=title, description=said)
+    return write(figure, name="goodput", title=title, description=text)
 
 
 def _curves(report: Report, scale: Scale, what: str) -> str:
-    """Draw a quantity over steps, and below it over wall time."""
-    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
-    upper, lower = figure.subplots(2, 1)
+    """Draw a quantity over steps, and below it over wall time if that is known."""
+    times = [scale.at(p.time) for p in report.points if p.time is not None]
+    is_timed = len(times) == len(report.points)
+    figure = Figure(figsize=(WIDTH, 4.2 if is_timed else 2.1), layout="constrained")
+    upper, lower = figure.subplots(2, 1) if is_timed else (figure.subplots(), None)
     is_loss = what == "loss"
-    for axes, xs in (
-        (upper, [float(p.step) for p in report.points]),
-        (lower, [scale.at(p.time) for p in report.points]),
-    ):
+    for axes, xs in ((upper, [float(p.step) for p in report.points]), (lower, times)):
+        if axes is None:
+            continue
         ys = [or_gap(p.loss if is_loss else p.samples_per_second) for p in report.points]
         if is_loss and any(p.loss_low != p.loss_high for p in report.points):
             low = [or_gap(p.loss_low) for p in report.points]
@@ -155,19 +161,35 @@ def _curves(report: Report, scale: Scale, what: str) -> str:
         if not is_loss:
             axes.set_ylim(0, 1.1 * max((y for y in ys if not math.isnan(y)), default=1) or 1)
     upper.set_xlabel("step")
-    lower.set_xlabel(scale.label)
-    for recovery in report.recoveries:
-        begin = scale.at(recovery.time)
-        lower.axvline(begin, color=COLORS["red"], linewidth=0.9)
-        if recovery.seconds:
-            end = begin + recovery.seconds / scale.unit[0]
-            lower.axvspan(begin, end, color=COLORS["red"], alpha=0.18, linewidth=0)
+    if lower is not None:
+        lower.set_xlabel(scale.label)
+        _mark_recoveries(lower, report, scale)
     known = [y for y in ys if not math.isnan(y)]
-    said = f"From {number(known[0])} to {number(known[-1])}; lowest {number(min(known))}, highest "
-    said += f"{number(max(known))}. Red: from a failure to the next step."
+    text = f"From {number(known[0])} to {number(known[-1])}; lowest {number(min(known))}, highest "
+    text += f"{number(max(known))}. Red: from a failure to the next step."
     title = "Loss" if is_loss else "Throughput"
     title += " over steps and over wall time"
-    return write(figure, name=what, title=title, description=said)
+    return write(figure, name=what, title=title, description=text)
+
+
+def _mark_recoveries(axes: Axes, report: Report, scale: Scale) -> None:
+    for recovery in report.recoveries:
+        begin = scale.at(recovery.time)
+        axes.axvline(begin, color=COLORS["red"], linewidth=0.9)
+        if recovery.seconds:
+            end = begin + recovery.seconds / scale.unit[0]
+            axes.axvspan(begin, end, color=COLORS["red"], alpha=0.18, linewidth=0)
+
+
+def _accuracy(report: Report) -> str:
+    figure, axes = canvas(1.6)
+    steps, scores = zip(*report.scores, strict=True)
+    marker = "." if len(scores) <= 60 else ""
+    axes.plot(steps, scores, color=COLORS["green"], linewidth=1.4, marker=marker)
+    axes.set_xlabel("step")
+    axes.set_ylabel("accuracy")
+    text = f"From {number(scores[0])} to {number(scores[-1])}; best {number(max(scores))}."
+    return write(figure, name="accuracy", title="Accuracy over steps", description=text)
 
 
 def _step_times(report: Report) -> str:
@@ -175,14 +197,14 @@ def _step_times(report: Report) -> str:
     assert times is not None
     figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
     axes, beside = figure.subplots(1, 2, width_ratios=(3, 2))
-    unit, said = (1e3, "milliseconds") if times.bounds[-1] < 1 else (1.0, "seconds")
+    unit, unit_name = (1e3, "milliseconds") if times.bounds[-1] < 1 else (1.0, "seconds")
     edges = [bound * unit for bound in times.bounds]
     axes.stairs(times.counts, edges, fill=True, color=COLORS["blue"])
     for value, name, side in ((times.median, "median", "right"), (times.p99, "99 %", "left")):
         axes.axvline(value * unit, color=COLORS["ink"], linewidth=0.8, linestyle=":")
         axes.annotate(name, (value * unit, 1), xycoords=("data", "axes fraction"), fontsize=8,
                       rotation=90, va="top", ha=side)  # fmt: skip
-    axes.set_xlabel(f"{said} per step")
+    axes.set_xlabel(f"{unit_name} per step")
     axes.set_ylabel("steps")
     shown = report.ranks[:8]
     if shown:
@@ -199,7 +221,7 @@ def _step_times(report: Report) -> str:
 
 
 def _phases(report: Report) -> str:
-    figure, axes = drawing(1.9)
+    figure, axes = canvas(1.9)
     points = [point for point in report.points if point.phases]
     shares: list[list[float]] = [[] for _ in PHASES]
     for point in points:
@@ -217,15 +239,15 @@ def _phases(report: Report) -> str:
     axes.set_ylabel("percent of the time")
     legend(axes, list(zip(PHASES, _SPENT, strict=True)))
     whole = sum(seconds for _, seconds in report.phase_seconds) or 1.0
-    said = ", ".join(f"{kind} {100 * s / whole:.0f} percent" for kind, s in report.phase_seconds)
+    text = ", ".join(f"{kind} {100 * s / whole:.0f} percent" for kind, s in report.phase_seconds)
     title = "How rank 0's time was spent, over steps"
-    return write(figure, name="phases", title=title, description=said)
+    return write(figure, name="phases", title=title, description=text)
 
 
 def _checkpoints(report: Report) -> str:
     saves = report.saves
     assert saves is not None
-    figure, axes = drawing(1.5)
+    figure, axes = canvas(1.5)
     rows = [row for row in saves.rows if row.seconds is not None]
     axes.plot(
         [row.step for row in rows],
@@ -239,6 +261,6 @@ def _checkpoints(report: Report) -> str:
     axes.set_xlabel("step")
     axes.set_ylabel("seconds to write")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    said = f"{saves.known} checkpoints, the longest {saves.longest_seconds or 0:.3g} seconds."
+    text = f"{saves.known} checkpoints, the longest {saves.longest_seconds or 0:.3g} seconds."
     title = "Time to write checkpoints"
-    return write(figure, name="checkpoints", title=title, description=said)
+    return write(figure, name="checkpoints", title=title, description=text)

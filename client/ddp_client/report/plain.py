@@ -30,11 +30,17 @@ def as_markdown(report: Report) -> str:
         "",
         *_table(("fact", "value"), [(name, value) for name, value in headline(report)]),
     ]
+    if report.remedies:
+        lines += ["## What to do", "", *(f"- {_text(remedy)}" for remedy in report.remedies), ""]
     for section in sections(report):
         lines += [f"## {section.title}", ""]
         if section.note:
             lines += [section.note, ""]
         lines += _table(section.heading, section.rows)
+    for log in report.logs:
+        # Indented lines are code: nothing in them is read as Markdown or HTML.
+        lines += [f"## Last log lines of pod {_text(log.pod)}", ""]
+        lines += [*(f"    {line}" for line in log.lines), ""]
     if report.gaps:
         lines += ["## What is missing", "", *(f"- {_text(gap)}" for gap in report.gaps), ""]
     lines.append(f"Made at {clock(report.made_at)} UTC by ddp-operator {report.version}.")
@@ -54,9 +60,9 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _text(said: str) -> str:
+def _text(words: str) -> str:
     """Escape Markdown in text of pods and users."""
-    return said.translate(_MEANINGFUL)
+    return words.translate(_MEANINGFUL)
 
 
 def _plain(value: Any) -> Any:

@@ -17,11 +17,11 @@ _CLOCKS = timedelta(seconds=1)
 def recoveries(facts: Facts) -> tuple[Recovery, ...]:
     """Return each recovery, oldest first; times after the next failure belong to that one."""
     failures = sorted(facts.job.status.failures, key=lambda failure: failure.time)
-    found = []
+    result = []
     for number, failure in enumerate(failures):
         later = [other.time for other in failures[number + 1 :] if other.time > failure.time]
-        found.append(_recovery(facts, failure, until=min(later, default=None)))
-    return tuple(found)
+        result.append(_recovery(facts, failure, until=min(later, default=None)))
+    return tuple(result)
 
 
 def _recovery(facts: Facts, failure: Failure, *, until: datetime | None) -> Recovery:

@@ -9,9 +9,10 @@ from itertools import pairwise
 from typing import Final
 
 from ddp_operator.api.status import DDPJobStatus, Failure
+from ddp_operator.api.values.text import clean
 from ddp_operator.job.failure.records import MAX_FAILURES
 
-from ddp_client.report.model import FailureInterval, PodCost, Recovery, SpareEstimate
+from ddp_client.report.model import FailureInterval, Recovery, SpareEstimate, Usage
 
 _HELD: Final = ("starting", "training", "lost")
 """The parts of a job's time in which it holds its pods."""
@@ -19,7 +20,7 @@ _LEAST_FAILURES: Final = 3
 """Fewer failures have at most one time between them, which is no mean."""
 
 
-def seconds_held(spent: Mapping[str, int]) -> tuple[int, int]:
+def _seconds_held(spent: Mapping[str, int]) -> tuple[int, int]:
     """Return the seconds in which a job held its pods, and those of them that were lost."""
     return sum(spent.get(kind, 0) for kind in _HELD), spent.get("lost", 0)
 
@@ -29,7 +30,7 @@ def effective_training_ratio(spent: Mapping[str, int]) -> float | None:
 
     Suspension and waiting for nodes or quota do not count. None before the first training.
     """
-    held, _ = seconds_held(spent)
+    held, _ = _seconds_held(spent)
     training = spent.get("training", 0)
     return round(training / held, 2) if training else None
 
@@ -51,7 +52,9 @@ def failure_intervals(failures: Sequence[Failure]) -> Iterator[FailureInterval]:
             times = sorted(failure.time for failure in counted if name_of(failure) == name)
             between = [(after - before).total_seconds() for before, after in pairwise(times)]
             mean = round(sum(between) / len(between)) if count >= _LEAST_FAILURES else None
-            yield FailureInterval(group=group, name=name, count=count, mean_seconds=mean)
+            yield FailureInterval(
+                group=group, name=clean(name, 253), count=count, mean_seconds=mean
+            )
 
 
 def older_failures(status: DDPJobStatus) -> str:
@@ -84,16 +87,17 @@ def spare_estimate(recoveries: Sequence[Recovery]) -> SpareEstimate | None:
     )
 
 
-def pod_cost(spent: Mapping[str, int], *, pods: int, price: float) -> PodCost:
-    """Return the cost of a job's pods at a price per pod and hour."""
-    hours, lost = (pods * seconds / 3600 for seconds in seconds_held(spent))
-    return PodCost(
-        pods=pods,
-        price_per_hour=price,
-        hours=round(hours, 2),
-        lost_hours=round(lost, 2),
-        cost=round(hours * price, 2),
-        lost_cost=round(lost * price, 2),
+def usage(kind: str, count: int, spent: Mapping[str, int], price: float | None) -> Usage:
+    """Return the hours of some GPUs or pods, and their cost at a price per hour."""
+    used, lost = (count * seconds / 3600 for seconds in _seconds_held(spent))
+    return Usage(
+        kind=kind,
+        count=count,
+        used_hours=used,
+        lost_hours=lost,
+        price=price,
+        cost=None if price is None else used * price,
+        lost_cost=None if price is None else lost * price,
     )
 
 

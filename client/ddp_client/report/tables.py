@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from ddp_operator.api.values.text import counted, duration, number
 
 from ddp_client.report.curves import MOST_ROWS
-from ddp_client.report.model import PARTS, Report, SpareEstimate
+from ddp_client.report.model import PARTS, Recovery, Report, SpareEstimate
 
 UNKNOWN = "not known"
 _ETTR = (
@@ -52,15 +52,14 @@ def headline(report: Report) -> list[tuple[str, str]]:
     age = ((report.ended or report.made_at) - report.created).total_seconds()
     facts.append(("took" if report.is_over else "age", duration(age)))
     facts.append(("restarts", f"{report.restarts + report.disruptions}"))
-    costs = [use.cost for use in report.gpus if use.cost is not None]
+    costs = [usage.cost for usage in report.usages if usage.cost is not None]
     if costs:
-        facts.append(("cost of GPUs", f"{sum(costs):,.2f}"))
-    if report.pod_cost is not None:
-        facts.append(("cost of pods", f"{report.pod_cost.cost:,.2f}"))
+        facts.append(("cost", f"{sum(costs):,.2f}"))
     return facts
 
 
 def _all(report: Report) -> Iterator[Section]:
+    yield from _learning(report)
     yield from _story(report)
     yield from _progress(report)
     yield from _cost(report)
@@ -99,12 +98,12 @@ def _story(report: Report) -> Iterator[Section]:
         "Each recorded failure, with the seconds until the new pod was created, had a node and ran "
         "its trainer, the group had formed, and a step was complete. Kubernetes' times have whole "
         "seconds, so the first three are that exact.",
-        ("time", "cause", "rank", "node", "action", *PARTS, "total"),
+        ("time", "cause", "rank", "node", "action", "parts", "total"),
         [
             (
                 clock(r.time), r.cause, UNKNOWN if r.rank is None else str(r.rank),
                 r.node or UNKNOWN, f"{r.action}, {'charged' if r.charged else 'not charged'}",
-                *map(seconds, r.parts), seconds(r.seconds),
+                _parts(r), seconds(r.seconds),
             )
             for r in reversed(report.recoveries)
         ],
@@ -152,27 +151,27 @@ def _spares(estimate: SpareEstimate) -> Section:
     )  # fmt: skip
 
 
-def _progress(report: Report) -> Iterator[Section]:
+def _learning(report: Report) -> Iterator[Section]:
     every = max(len(report.points) // MOST_ROWS, 1)
     some = report.points[::-1][::every][::-1]
-    rows = [
-        (str(p.step), clock(p.time), *(_value(v) for v in (p.loss, p.samples_per_second)))
-        for p in some
-    ]
-    heading = ("step", "time", "loss", "samples per second")
+    rows = [(str(p.step), clock(p.time), _value(p.loss)) for p in some]
     without = "A loss that is not a number is a gap." if any(p.loss is None for p in some) else ""
-    yield Section("loss", "Loss", without, heading, rows, is_detail=True)
+    yield Section("loss", "Loss", without, ("step", "time", "loss"), rows, is_detail=True)
     yield Section(
-        "throughput",
-        "Throughput",
-        "Samples per second of all ranks together.",
-        heading,
-        rows,
+        "accuracy", "Accuracy on the test set", "The newest evaluations.", ("step", "accuracy"),
+        [(str(step), f"{score:.2%}") for step, score in report.scores[-MOST_ROWS:]],
         is_detail=True,
-    )
+    )  # fmt: skip
+
+
+def _progress(report: Report) -> Iterator[Section]:
+    rates = [p for p in report.points if p.samples_per_second is not None]
+    some = rates[::-1][:: max(len(rates) // MOST_ROWS, 1)][::-1]
     yield Section(
-        "", "Accuracy on the test set", "The newest evaluations.", ("step", "accuracy"),
-        [(str(step), f"{score:.2%}") for step, score in report.scores], is_detail=True,
+        "throughput", "Throughput", "Samples per second of all ranks together.",
+        ("step", "time", "samples per second"),
+        [(str(p.step), clock(p.time), _value(p.samples_per_second)) for p in some],
+        is_detail=True,
     )  # fmt: skip
     times = report.step_times
     if times is not None:
@@ -230,29 +229,17 @@ def _cost(report: Report) -> Iterator[Section]:
             is_detail=True,
         )  # fmt: skip
     yield Section(
-        "", "GPUs",
-        "Number of GPUs times the job's time: starting, training and recovering. Lost: recovery "
-        "and repeated steps.",
-        ("kind", "GPUs", "hours", "lost hours", "price per hour", "cost", "lost cost"),
+        "", "GPUs and pods",
+        "Their number times the job's time: starting, training and recovering. Pods include "
+        "spares. Lost: recovery and repeated steps.",
+        ("kind", "number", "hours", "lost hours", "price per hour", "cost", "lost cost"),
         [
             (
-                use.kind, str(use.count), f"{use.used_hours:,.2f}", f"{use.lost_hours:,.2f}",
-                *("no price given" if v is None else f"{v:,.2f}" for v in
-                  (use.price, use.cost, use.lost_cost)),
+                usage.kind, str(usage.count), f"{usage.used_hours:,.2f}",
+                f"{usage.lost_hours:,.2f}", *("no price given" if v is None else f"{v:,.2f}" for v
+                in (usage.price, usage.cost, usage.lost_cost)),
             )
-            for use in report.gpus
-        ],
-    )  # fmt: skip
-    pods = report.pod_cost
-    yield Section(
-        "", "Pods",
-        "Number of pods in the spec, with spares, times the job's time: starting, training and "
-        "recovering.",
-        ("pods", "hours", "lost hours", "price per hour", "cost", "lost cost"),
-        [] if pods is None else [
-            (str(pods.pods), *(f"{value:,.2f}" for value in (
-                pods.hours, pods.lost_hours, pods.price_per_hour, pods.cost, pods.lost_cost,
-            )))
+            for usage in report.usages
         ],
     )  # fmt: skip
     yield Section(
@@ -282,6 +269,11 @@ def seconds(value: float | None) -> str:
         return UNKNOWN
     digits = next((digits for least, digits in ((100, 0), (10, 1), (1, 2)) if value >= least), 3)
     return f"{value:,.{digits}f} s"
+
+
+def _parts(recovery: Recovery) -> str:
+    known = zip(PARTS, recovery.parts, strict=True)
+    return ", ".join(f"{part} {seconds(s)}" for part, s in known if s is not None) or UNKNOWN
 
 
 def _value(value: float | None) -> str:

@@ -19,6 +19,7 @@ from ddp_client.sdk.job import AsyncJob
 from ddp_client.sdk.logs import LogLine
 from ddp_client.sdk.manifests import Options
 from ddp_client.sdk.report import JobReport
+from ddp_client.sdk.result import JobResult
 from ddp_client.sdk.sync import Client, Job, LocalClient
 from ddp_client.submit import JobRequestError
 from ddp_client.views.changes import RefusedError
@@ -35,6 +36,7 @@ __all__ = [
     "JobGoneError",
     "JobReport",
     "JobRequestError",
+    "JobResult",
     "LocalClient",
     "LogLine",
     "ManifestError",

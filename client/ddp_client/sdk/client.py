@@ -73,8 +73,14 @@ class AsyncClient:
             FunctionError: the function cannot run on its own; says what to change.
             JobRequestError: an option is invalid.
         """
+        nodes = await self._backend.nodes() if options.get("gpus") else None
         job, scripts = manifests.build_manifests(
-            function, command, arguments, options, default_image=self._default_image
+            function,
+            command,
+            arguments,
+            options,
+            default_image=self._default_image,
+            nodes=nodes or (),
         )
         security = await self._backend.pod_security(self._backend.namespace)
         return await self._submit(admitted(job, security), scripts)

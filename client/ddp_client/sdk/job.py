@@ -19,6 +19,7 @@ from ddp_client.sdk.backends.backend import Backend
 from ddp_client.sdk.errors import JobFailedError, JobGoneError, ManifestError, WaitTimeoutError
 from ddp_client.sdk.logs import LogLine
 from ddp_client.sdk.report import JobReport
+from ddp_client.sdk.result import JobResult
 from ddp_client.views import changes
 from ddp_client.views.changes import Change
 from ddp_client.views.job.diagnosis import Diagnosis, diagnose
@@ -166,6 +167,23 @@ class AsyncJob:
         job, pods = await self._snapshot_and_pods()
         now = datetime.now(UTC)
         return diagnose(job, pods, now, queue=await self._backend.queue_state(job, now))
+
+    async def result(self, *, metrics: str | Path | None = None) -> JobResult:
+        """Return the last metrics, the best score, the newest checkpoint and the curve until now.
+
+        They are in the job's status, so they are there when the pods are gone.
+
+        Args:
+            metrics: the trainer's metrics.jsonl, or the checkpoint directory with it, for a curve
+                of all logged steps. The status keeps up to 128.
+
+        Raises:
+            UnreadableError: there is no metrics.jsonl.
+        """
+        rows = None
+        if metrics is not None:
+            rows = (await asyncio.to_thread(read_metrics, Path(metrics))).curve()
+        return JobResult.of(await self._snapshot(), rows)
 
     async def report(
         self,

@@ -1,12 +1,9 @@
 """Build manifests from the arguments of `run`."""
 
-import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any, Final, TypedDict
 
-from ddp_operator.api.constants import MAX_NAME_LENGTH
 from ddp_operator.api.values.text import clean
 from ddp_operator.ports import Manifest
 
@@ -21,12 +18,12 @@ from ddp_client.submit import (
     Scripts,
     job_manifest,
 )
+from ddp_client.submit.names import derived_name, valid_name
 from ddp_client.submit.request import Launcher
 
 _FILE: Final = "ddp_function.py"
 """Not the function's name: a script random.py would shadow `import random`."""
 _SUFFIX_BYTES: Final = 2
-_NO_PART_OF_A_NAME: Final = re.compile(r"[^a-z0-9]+")
 
 
 class Options(TypedDict, total=False):
@@ -37,8 +34,8 @@ class Options(TypedDict, total=False):
     image: str
     """Required on a cluster; it must have Python and the function's imports, or the command."""
     replicas: int
-    gpus: str
-    """For each pod, such as `h100:8`."""
+    gpus: str | int
+    """For each pod, such as `8`, `h100:8` or `amd.com/gpu=8`."""
     spot: bool
     cpu: str
     memory: str
@@ -67,7 +64,6 @@ class Options(TypedDict, total=False):
 
 
 _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "gpus": GpuRequest.parse,
     "mounts": lambda mounts: [Mount.parse(mount) for mount in mounts],
     "checkpoint": CheckpointLocation.parse,
     "memory_checkpoint": MemoryCheckpoint.parse,
@@ -82,8 +78,9 @@ def build_manifests(
     options: Options,
     *,
     default_image: str | None,
+    nodes: Sequence[Manifest] = (),
 ) -> tuple[Manifest, Manifest | None]:
-    """Return the job, and the ConfigMap with the function's script.
+    """Return the job, and the ConfigMap with the function's script; `nodes`: those of the cluster.
 
     Raises:
         JobRequestError: an argument is invalid; names it.
@@ -117,22 +114,13 @@ def build_manifests(
     elif isinstance(command, str):
         raise JobRequestError("command: give a list of words, such as ['python', 'train.py']")
     read = {key: _READ[key](value) for key, value in given.items() if key in _READ}
-    name = options.get("name") or _name(called or _program(command))
+    if "gpus" in given:
+        read["gpus"] = GpuRequest.parse(str(given["gpus"])).on_nodes(nodes)
+    reserved = 2 * _SUFFIX_BYTES + 1
+    stem = valid_name(called, reserved=reserved) if called else ""
+    stem = stem or derived_name(command, reserved=reserved)
+    name = options.get("name") or f"{stem}-{secrets.token_hex(_SUFFIX_BYTES)}"
     request = JobRequest(
         **{**given, **read, "name": name, "image": image}, command=command, scripts=scripts
     )
     return job_manifest(request), scripts.config_map(name) if scripts else None
-
-
-def _program(command: Sequence[str]) -> str:
-    script = next((word for word in command if word.endswith(".py")), command[0])
-    return PurePosixPath(script).stem
-
-
-def _name(called: str) -> str:
-    """Return a valid job name with random characters, which make it unique."""
-    stem = _NO_PART_OF_A_NAME.sub("-", called.lower()).strip("-") or "job"
-    if not stem[0].isalpha():
-        stem = f"job-{stem}"
-    stem = stem[: MAX_NAME_LENGTH - 2 * _SUFFIX_BYTES - 1].rstrip("-")
-    return f"{stem}-{secrets.token_hex(_SUFFIX_BYTES)}"

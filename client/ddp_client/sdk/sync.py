@@ -17,6 +17,7 @@ from ddp_client.sdk.logs import LogLine
 from ddp_client.sdk.loop import Loop
 from ddp_client.sdk.manifests import Options
 from ddp_client.sdk.report import JobReport
+from ddp_client.sdk.result import JobResult
 from ddp_client.views.job.diagnosis import Diagnosis
 
 
@@ -115,6 +116,17 @@ class Job:
     def why(self) -> Diagnosis:
         """See `AsyncJob.why`."""
         return self._loop.run(self._job.why())
+
+    def result(self, *, metrics: str | Path | None = None) -> JobResult:
+        """See `AsyncJob.result`.
+
+        >>> with LocalClient() as client:
+        ...     job = client.run(command=["sh", "-c", "exit 0"], name="quick")
+        ...     status = job.wait(timeout=60)
+        ...     job.result().phase, job.result().loss
+        ('Succeeded', None)
+        """
+        return self._loop.run(self._job.result(metrics=metrics))
 
     def report(
         self,

@@ -1,5 +1,6 @@
 """Build the manifests of a job from a short request; pure functions."""
 
+from ddp_client.submit.code import CodeFolder
 from ddp_client.submit.gpus import GpuRequest
 from ddp_client.submit.job import admitted, job_manifest
 from ddp_client.submit.mounts import Mount
@@ -14,6 +15,7 @@ from ddp_client.submit.validation import JobRequestError
 
 __all__ = [
     "CheckpointLocation",
+    "CodeFolder",
     "GpuRequest",
     "JobRequest",
     "JobRequestError",

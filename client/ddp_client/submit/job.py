@@ -3,7 +3,12 @@
 from copy import deepcopy
 from typing import Any, Final
 
-from ddp_operator.api.constants import API_VERSION, GKE_GCSFUSE_ANNOTATION, KIND
+from ddp_operator.api.constants import (
+    ANNOTATION_CODE,
+    API_VERSION,
+    GKE_GCSFUSE_ANNOTATION,
+    KIND,
+)
 from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.api.pod_security import (
     RESTRICTED_CONTAINER,
@@ -12,6 +17,7 @@ from ddp_operator.api.pod_security import (
 )
 from ddp_operator.ports import Manifest
 
+from ddp_client.submit.code import CodeFolder, pip_cache, set_variable
 from ddp_client.submit.command import pod_command
 from ddp_client.submit.request import JobRequest
 from ddp_client.submit.scripts import PATH, VOLUME
@@ -37,18 +43,13 @@ def job_manifest(request: JobRequest) -> Manifest:
     if requests := {k: v for k, v in (("cpu", request.cpu), ("memory", request.memory)) if v}:
         container["resources"] = {"requests": requests}
     pod: dict[str, Any] = {"containers": [container]}
-    _run_as(request.user, pod)
     template: dict[str, Any] = {"spec": pod}
     _mount(request, template, container)
+    if request.code:
+        _add_code(request, request.code, pod, container)
+    _run_as(request.user, pod)
     spec: dict[str, Any] = {"replicas": request.replicas}
-    if request.gpus:
-        spec["accelerator"] = {"type": request.gpus.type, "count": request.gpus.count}
-        if request.spot:
-            spec["accelerator"]["provisioning"] = "spot"
-    elif request.spot:
-        raise JobRequestError(
-            "spot: needs gpus; to use spot CPU nodes, select them in a manifest's template"
-        )
+    _equip(request, spec, pod, container)
     if request.queue:
         spec["scheduling"] = {"queueName": request.queue}
     if request.checkpoint:
@@ -58,9 +59,11 @@ def job_manifest(request: JobRequest) -> Manifest:
     if request.max_restarts is not None:
         spec["restart"] = {"maxRestarts": request.max_restarts}
     spec |= _membership(request)
-    metadata = {"name": object_name(request.name, "name")}
+    metadata: dict[str, Any] = {"name": object_name(request.name, "name")}
     if request.namespace:
         metadata["namespace"] = request.namespace
+    if request.code and request.code.is_workdir:
+        metadata["annotations"] = {ANNOTATION_CODE: str(request.code.code)}
     found: Manifest = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -122,8 +125,31 @@ def _run_as(user: int | None, pod: dict[str, Any]) -> None:
 def _restrict(pod: dict[str, Any]) -> None:
     """Set the fields that Pod Security's level `restricted` requires."""
     pod["securityContext"] = {**RESTRICTED_POD, **(pod.get("securityContext") or {})}
-    for container in pod["containers"]:
+    for container in (*pod["containers"], *(pod.get("initContainers") or ())):
         container["securityContext"] = dict(RESTRICTED_CONTAINER)
+
+
+def _equip(
+    request: JobRequest, spec: dict[str, Any], pod: dict[str, Any], container: dict[str, Any]
+) -> None:
+    """Request the GPUs, and the nodes that have them."""
+    gpus = request.gpus
+    if gpus and gpus.is_gke:
+        spec["accelerator"] = {"type": gpus.type, "count": gpus.count}
+        if request.spot:
+            spec["accelerator"]["provisioning"] = "spot"
+        return
+    if request.spot:
+        raise JobRequestError(
+            "spot: needs gpus of a GKE type; select other spot nodes in a manifest's template"
+        )
+    if gpus is None:
+        return
+    container.setdefault("resources", {})["limits"] = {gpus.resource: gpus.count}
+    if gpus.type is not None:
+        pod["nodeSelector"] = {gpus.label: gpus.type}
+    # Nodes with GPUs often have this taint, so that other pods leave them free.
+    pod["tolerations"] = [{"key": gpus.resource, "operator": "Exists", "effect": "NoSchedule"}]
 
 
 def _membership(request: JobRequest) -> dict[str, Any]:
@@ -147,6 +173,15 @@ def _membership(request: JobRequest) -> dict[str, Any]:
             "image has it"
         )
     return found
+
+
+def _add_code(
+    request: JobRequest, code: CodeFolder, pod: dict[str, Any], container: dict[str, Any]
+) -> None:
+    cache = pip_cache(request.mounts) if code.requirements else ""
+    if cache and "PIP_CACHE_DIR" not in request.env:
+        set_variable(container, "PIP_CACHE_DIR", cache)
+    code.add_to(pod, container, job=request.name)
 
 
 def _env_from(text: str) -> dict[str, Any]:

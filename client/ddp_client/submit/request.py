@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Self
 
+from ddp_client.submit.code import CodeFolder
 from ddp_client.submit.gpus import GpuRequest
 from ddp_client.submit.mounts import Mount
 from ddp_client.submit.scripts import Scripts
@@ -96,6 +97,8 @@ class JobRequest:
     user: int | None = None
     """User ID of the processes, which then run as `restricted` requires; None: the image's."""
     scripts: Scripts | None = None
+    code: CodeFolder | None = None
+    """A folder to send to the pods, in which the command runs, and packages to install."""
     launcher: Launcher = "auto"
     """Program that starts a pod's processes: the launcher of the image (`bundled`) or one copied
     into it (`inject`), torchrun, or the command itself (`none`). `auto` selects torchrun if a pod

@@ -85,20 +85,34 @@ class Scripts:
                 text[_key(path)] = content.decode()
             except UnicodeDecodeError:
                 binary[_key(path)] = b64encode(content).decode()
-        metadata: dict[str, Any] = {"name": self.name(job), "labels": {LABEL_JOB_NAME: job}}
-        if namespace:
-            metadata["namespace"] = namespace
-        found: dict[str, Any] = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": metadata,
-            "immutable": True,
-        }
-        if text:
-            found["data"] = text
-        if binary:
-            found["binaryData"] = binary
-        return found
+        return immutable_config_map(
+            self.name(job), job=job, namespace=namespace, text=text, binary=binary
+        )
+
+
+def immutable_config_map(
+    name: str,
+    *,
+    job: str,
+    namespace: str | None,
+    text: Mapping[str, str],
+    binary: Mapping[str, str],
+) -> Manifest:
+    """Return a ConfigMap of a job; `binary`: in base64."""
+    metadata: dict[str, Any] = {"name": name, "labels": {LABEL_JOB_NAME: job}}
+    if namespace:
+        metadata["namespace"] = namespace
+    manifest: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata,
+        "immutable": True,
+    }
+    if text:
+        manifest["data"] = text
+    if binary:
+        manifest["binaryData"] = binary
+    return manifest
 
 
 def _key(path: str) -> str:

@@ -73,5 +73,5 @@ class PageAccess:
             return None
         return web.Response(status=403, text=f"missing or old token: {_REOPEN}\n")
 
-    def _is_token(self, given: str) -> bool:
-        return secrets.compare_digest(given.encode(errors="replace"), self.token.encode())
+    def _is_token(self, text: str) -> bool:
+        return secrets.compare_digest(text.encode(errors="replace"), self.token.encode())

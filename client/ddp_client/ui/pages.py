@@ -4,21 +4,17 @@ from datetime import datetime
 from typing import Any, Final
 
 from ddp_operator.ports import Key
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, PackageLoader
 
 from ddp_client.remote.pacing import LIST_SECONDS
-from ddp_client.report.page import LOADER
+from ddp_client.report.page import LOADER, TEMPLATES
 from ddp_client.ui.cache import Cached
 from ddp_client.ui.polling import REPORT_SECONDS, Poller
 
 SCRIPT: Final = "/live.js"
 """The path of the script."""
-_TEMPLATES: Final = Environment(
-    loader=ChoiceLoader([PackageLoader("ddp_client.ui", "templates"), LOADER]),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
+_TEMPLATES: Final = TEMPLATES.overlay(
+    loader=ChoiceLoader([PackageLoader("ddp_client.ui", "templates"), LOADER])
 )
 
 

@@ -98,8 +98,8 @@ class Poller:
         if more:
             notes += (f"{counted(more, 'more job')}: see `kubectl ddp list`.",)
         if unobserved:
-            said = counted(unobserved, "job")
-            notes += (f"No operator has handled {said}: run `kubectl ddp doctor`.",)
+            count = counted(unobserved, "job")
+            notes += (f"No operator has handled {count}: run `kubectl ddp doctor`.",)
         heading = listing.heading(wide=True, namespaces=self.everywhere)
         return Jobs(now, heading, tuple(rows), notes)
 

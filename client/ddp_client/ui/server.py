@@ -68,8 +68,8 @@ def application(poller: Poller, access: PageAccess) -> web.Application:
         return web.Response(text=pages.script(), content_type="text/javascript", charset="utf-8")
 
     app = web.Application(middlewares=[access.middleware()])
-    found = f"/jobs/{{namespace:{_NAME}}}/{{name:{_NAME}}}"
-    app.add_routes([web.get("/", jobs), web.get(found, job), web.get(pages.SCRIPT, script)])
+    route = f"/jobs/{{namespace:{_NAME}}}/{{name:{_NAME}}}"
+    app.add_routes([web.get("/", jobs), web.get(route, job), web.get(pages.SCRIPT, script)])
     return app
 
 

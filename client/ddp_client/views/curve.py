@@ -15,23 +15,23 @@ class Losses:
     """The losses seen so far, by step; bounded."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[int, float]] = []
+        self._points: list[tuple[int, float]] = []
 
     def add(self, step: int, loss: float | None) -> None:
         """Add a step's loss; a step that is trained again replaces later losses."""
         if loss is None or not math.isfinite(loss):
             return
-        while self._seen and self._seen[-1][0] >= step:
-            self._seen.pop()
-        self._seen.append((step, loss))
-        if len(self._seen) > 100 * POINTS:
-            del self._seen[1::2]
+        while self._points and self._points[-1][0] >= step:
+            self._points.pop()
+        self._points.append((step, loss))
+        if len(self._points) > 100 * POINTS:
+            del self._points[1::2]
 
     def line(self) -> str:
         """Return a line such as `2.1 ▇▅▃▂▁▁ 0.12`; empty with fewer than two losses."""
-        if len(self._seen) < 2:
+        if len(self._points) < 2:
             return ""
-        losses = [loss for _, loss in self._seen]
+        losses = [loss for _, loss in self._points]
         return f"{number(losses[0])} {curve(losses)} {number(losses[-1])}"
 
 

@@ -4,6 +4,8 @@ from bisect import bisect_right
 from collections.abc import Hashable, Iterable
 from typing import Final, TypeVar
 
+from ddp_operator.job.membership.world import format_slots
+
 T = TypeVar("T", bound=Hashable)
 W = TypeVar("W", bound=Hashable)
 
@@ -33,11 +35,5 @@ def fold(lines: Iterable[tuple[W, T]]) -> list[tuple[T, list[W]]]:
 
 def spans(own: Iterable[range]) -> str:
     """Return ranges of ranks as text such as `0-3,8`."""
-    joined: list[range] = []
-    for each in sorted(own, key=lambda one: one.start):
-        if joined and joined[-1].stop == each.start:
-            joined[-1] = range(joined[-1].start, each.stop)
-        else:
-            joined.append(each)
-    words = [f"{one.start}" if len(one) == 1 else f"{one.start}-{one[-1]}" for one in joined]
-    return ",".join(words[:_MOST_SPANS]) + (",..." if len(words) > _MOST_SPANS else "")
+    parts = format_slots(sorted({rank for each in own for rank in each})).split(",")
+    return ",".join(parts[:_MOST_SPANS]) + (",..." if len(parts) > _MOST_SPANS else "")

@@ -58,18 +58,18 @@ class LiveHang:
 
     def lines(self, width: int) -> list[str]:
         """Return the text: a sentence, whether a restart is charged, and a table of ranks."""
-        found = folded(self.hang.sentence, width)
+        text = folded(self.hang.sentence, width)
         if self.hang.kind != "unknown":
             free = self.hang.class_ == "Infrastructure"
             charged = "not charged at first" if free else "charged"
-            found += ["", f"kind: {self.hang.kind} ({self.hang.class_}); a restart is {charged}"]
+            text += ["", f"kind: {self.hang.kind} ({self.hang.class_}); a restart is {charged}"]
         named = {*self.hang.ranks}
         rows = sorted(self.rows, key=lambda row: (row.rank not in named, row.rank))
         shown = [(str(row.rank), row.pod, row.node, row.where) for row in rows[:_MOST_ROWS]]
-        found += ["", *columns([("RANK", "POD", "NODE", "WHERE"), *shown])]
+        text += ["", *columns([("RANK", "POD", "NODE", "WHERE"), *shown])]
         if len(rows) > len(shown):
-            found.append(f"and {counted(len(rows) - len(shown), 'more rank')}: see -o json")
-        return found
+            text.append(f"and {counted(len(rows) - len(shown), 'more rank')}: see -o json")
+        return text
 
 
 def first_look(answers: Sequence[PodAnswer]) -> Hang:

@@ -1,12 +1,14 @@
 """The summary that `kubectl ddp run` prints before it creates a job."""
 
 import shlex
+from collections.abc import Iterator
 from typing import Final
 
 from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.api.values.text import clean, counted, facts, folded
 
 from ddp_client.submit import JobRequest, ranks_per_pod
+from ddp_client.submit.code import pip_cache
 from ddp_client.submit.command import pod_command
 from ddp_client.submit.request import size_limits
 
@@ -34,10 +36,12 @@ def plan(
             )
         )
     if request.gpus:
-        what += f" each: {pods * request.gpus.count} GPUs {clean(request.gpus.type)} in total"
-        pairs.append(
-            ("nodes", "spot: may be preempted at any time" if request.spot else "standard")
-        )
+        gpus = request.gpus
+        kind = f"GPUs {gpus.type}" if gpus.type else gpus.resource
+        what += f" each: {pods * gpus.count} {clean(kind)} in total"
+        where = f"with label {gpus.label}={gpus.type}" if gpus.type else "any with such GPUs"
+        spot = "; spot: may be preempted at any time" if request.spot else ""
+        pairs.append(("nodes", clean(where) + spot))
     least, most = size_limits(request)
     if least < request.replicas:
         pairs.append(("least", f"continues with {counted(least, 'pod')} while others are missing"))
@@ -47,10 +51,7 @@ def plan(
         pairs.append(("spares", f"{counted(request.spares, 'more pod')} to replace lost ones"))
     if request.queue:
         pairs.append(("queue", f"{clean(request.queue)}: starts when it has quota for all pods"))
-    if request.scripts:
-        size = f"{request.scripts.size / 1024:.1f} KiB"
-        names = ", ".join(clean(path, 80) for path in request.scripts.files)
-        pairs.append(("scripts", f"{names}: {size} in a ConfigMap, no image is built"))
+    pairs += _sent(request)
     pairs += [("mount", f"{clean(mount.path)}") for mount in request.mounts]
     if request.checkpoint:
         pairs.append(("saves to", f"{clean(request.checkpoint.name)} ({request.checkpoint.field})"))
@@ -67,7 +68,24 @@ def plan(
         what_for = f"{memory.size_limit} of each pod, {counted(copies, 'copy', 'copies')}"
         pairs.append(("in memory", f"{what_for} in other pods (ddp_trainer.memory)"))
     head = f"DDPJob {clean(request.name)} in namespace {clean(namespace)}: {what}"
-    return [*folded(head, width), *facts(((f"  {label}", said) for label, said in pairs), width)]
+    return [*folded(head, width), *facts(((f"  {label}", text) for label, text in pairs), width)]
+
+
+def _sent(request: JobRequest) -> Iterator[tuple[str, str]]:
+    """Yield what travels to the pods."""
+    if request.scripts:
+        size = f"{request.scripts.size / 1024:.1f} KiB"
+        names = ", ".join(clean(path, 80) for path in request.scripts.files)
+        yield "scripts", f"{names}: {size} in a ConfigMap, no image is built"
+    code = request.code
+    if code and code.is_workdir:
+        what = f"{code.code.id}: {counted(len(code.files), 'file')}"
+        size = f"{len(code.packed) / 1024:.1f} KiB in {counted(code.code.parts, 'ConfigMap')}"
+        yield "code", f"{what}, {size}, no image is built"
+    if code and code.requirements:
+        cache = pip_cache(request.mounts)
+        kept = f", cache in {clean(cache)}" if cache else ""
+        yield "installs", f"{clean(code.requirements, 80)}, once in each pod before the start{kept}"
 
 
 def _command(request: JobRequest) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ddp_operator.api.values.text import clean, counted
 from ddp_operator.hang.stacks import in_spans
-from ddp_operator.hang.traces.analysis import Verdict
+from ddp_operator.hang.traces import TraceAnalysis
 from ddp_operator.hang.traces.waits import Collective
 from ddp_operator.hang.traces.words import call_of, group_of, headline, name_of, time_of
 
@@ -26,47 +26,47 @@ _REMEDIES: Final = {
 }
 
 
-def diagnosis(verdict: Verdict, unreadable: Mapping[str, str]) -> Diagnosis:
+def diagnosis(verdict: TraceAnalysis, unreadable: Mapping[str, str]) -> Diagnosis:
     """Return the verdict in words; `unreadable`: the reasons, by name of the file."""
-    said = Diagnosis(headline(verdict))
+    result = Diagnosis(headline(verdict))
     for finding in verdict.findings:
         for collective in (finding.collective, *finding.others):
             if collective is not None:
-                said.evidence += _shown(collective)
+                result.evidence += _shown(collective)
     for rank, (group, op, at) in [*verdict.last.items()][:_MOST_RANKS]:
         where = f", at {clean(at)}" if at else ""
         name = f"{clean(op.name, 40)} {op.seq} of {group_of(group.key[0], group.description)}"
-        said.evidence.append(f"rank {rank} last entered {name}{where}")
+        result.evidence.append(f"rank {rank} last entered {name}{where}")
     if verdict.waiting:
         count = f"{len(verdict.waiting)} of {counted(len(verdict.dumps), 'rank')}"
-        said.evidence.append(f"{count} with a dump wait in an operation")
+        result.evidence.append(f"{count} with a dump wait in an operation")
     for collective, stalled in _stalled(verdict):
-        said.evidence.append(
+        result.evidence.append(
             f"{in_spans(stalled)} recorded no completion of {name_of(collective)}, which others "
             "completed: the GPU may have stopped"
         )
     if verdict.absent:
-        said.evidence.append(f"{in_spans(verdict.absent)}: no dump")
+        result.evidence.append(f"{in_spans(verdict.absent)}: no dump")
     if verdict.older:
-        said.evidence.append(
+        result.evidence.append(
             f"{in_spans(verdict.older)}: not judged, the dump is older than others"
         )
-    said.evidence += (f"{clean(name, 100)}: {reason}" for name, reason in unreadable.items())
-    said.evidence = [clean(each) for each in said.evidence]
+    result.evidence += (f"{clean(name, 100)}: {reason}" for name, reason in unreadable.items())
+    result.evidence = [clean(each) for each in result.evidence]
     for finding in verdict.findings:
         remedy = _REMEDIES[finding.kind].format(
             ranks=in_spans(finding.ranks),
             is_="are" if len(finding.ranks) > 1 else "is",
             calls="call" if len(finding.ranks) > 1 else "calls",
         )
-        said.remedies.append(remedy)
+        result.remedies.append(remedy)
     if verdict.stalled:
         ranks = in_spans(sorted(verdict.stalled))
-        said.remedies.append(_REMEDIES["incomplete"].format(ranks=ranks))
-    return said
+        result.remedies.append(_REMEDIES["incomplete"].format(ranks=ranks))
+    return result
 
 
-def as_dict(verdict: Verdict, unreadable: Mapping[str, str]) -> dict[str, Any]:
+def as_dict(verdict: TraceAnalysis, unreadable: Mapping[str, str]) -> dict[str, Any]:
     """Return the verdict as plain values: times as text in UTC, None for unknown."""
     return {
         "headline": headline(verdict),
@@ -117,12 +117,12 @@ def _shown(collective: Collective) -> Iterable[str]:
         yield f"{counted(len(parts) - _MOST_RANKS, 'more kind')} of tensors"
 
 
-def _stalled(verdict: Verdict) -> list[tuple[Collective, list[int]]]:
-    found: dict[tuple[str, int], tuple[Collective, list[int]]] = {}
+def _stalled(verdict: TraceAnalysis) -> list[tuple[Collective, list[int]]]:
+    by_operation: dict[tuple[str, int], tuple[Collective, list[int]]] = {}
     for rank, collective in sorted(verdict.stalled.items()):
         key = collective.group, collective.seq
-        found.setdefault(key, (collective, []))[1].append(rank)
-    return [*found.values()]
+        by_operation.setdefault(key, (collective, []))[1].append(rank)
+    return [*by_operation.values()]
 
 
 def _time(us: int) -> str | None:

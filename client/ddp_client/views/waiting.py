@@ -1,18 +1,11 @@
 """The goals of `kubectl ddp wait`, and its exit codes."""
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from ddp_client.views.job.snapshot import JobSnapshot
 
 Goal = Literal["succeeded", "failed", "finished", "running", "suspended", "deleted"]
-GOALS: Final[tuple[Goal, ...]] = (
-    "succeeded",
-    "failed",
-    "finished",
-    "running",
-    "suspended",
-    "deleted",
-)
+GOALS: Final[tuple[Goal, ...]] = get_args(Goal)
 
 REACHED: Final = 0
 IMPOSSIBLE: Final = 3

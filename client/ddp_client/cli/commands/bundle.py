@@ -10,8 +10,9 @@ from typing import Final
 
 import click
 from ddp_operator.api.values.text import clean, counted
+from ddp_operator.ports import Key
 
-from ddp_client.cli.app import connection_options, job_argument, job_key, on_cluster
+from ddp_client.cli.app import job_argument, on_job
 from ddp_client.remote.bundle import Bundle, Collector
 from ddp_client.remote.cluster import Cluster
 
@@ -20,7 +21,6 @@ _SHOWN: Final = 200
 
 
 @click.command()
-@connection_options
 @job_argument
 @click.option(
     "--output",
@@ -45,26 +45,25 @@ def bundle(name: str, path: Path | None) -> None:
     if path.exists():
         raise click.UsageError(f"{path} already exists: choose another --output, or remove it")
 
-    async def collect(cluster: Cluster, namespace: str) -> Bundle:
-        key = job_key(namespace, name)
+    async def collect(cluster: Cluster, key: Key) -> Bundle:
         return await Collector(cluster).collect(key, await cluster.job(key))
 
-    found = on_cluster(collect)
-    content = archive(found, f"{name}-bundle")
+    evidence = on_job(name, collect)
+    content = archive(evidence, f"{name}-bundle")
     try:
         # Readable only by its owner: the content may be confidential.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)
     except OSError as error:
         raise click.ClickException(f"cannot write {path}: {error.strerror}") from None
-    for file_name, data in [*found.files.items()][:_SHOWN]:
-        removed = _listed(found.removed.get(file_name))
+    for file_name, data in [*evidence.files.items()][:_SHOWN]:
+        removed = _listed(evidence.removed.get(file_name))
         click.echo(f"  {len(data):>9}  {clean(file_name, 300)}{removed and f'  ({removed})'}")
-    if len(found.files) > _SHOWN:
-        click.echo(f"  and {len(found.files) - _SHOWN} more files")
-    for each in found.left_out:
+    if len(evidence.files) > _SHOWN:
+        click.echo(f"  and {len(evidence.files) - _SHOWN} more files")
+    for each in evidence.left_out:
         click.echo(f"left out: {clean(each, 400)}", err=True)
-    total = sum(removed.total() for removed in found.removed.values())
+    total = sum(removed.total() for removed in evidence.removed.values())
     click.echo(
         f"wrote {path} ({len(content)} bytes) without {counted(total, 'secret')}; there may be "
         "others: check its content before you send it"
@@ -77,15 +76,15 @@ def _listed(removed: Mapping[str, int] | None) -> str:
     return kinds and f"removed: {kinds}"
 
 
-def archive(found: Bundle, folder: str) -> bytes:
+def archive(evidence: Bundle, folder: str) -> bytes:
     """Pack all files in one folder, with lists of what was removed and what is missing."""
-    left_out = "".join(f"{line}\n" for line in found.left_out) or "nothing\n"
-    removed = [f"{name}: {_listed(kinds)}\n" for name, kinds in found.removed.items()]
+    left_out = "".join(f"{line}\n" for line in evidence.left_out) or "nothing\n"
+    removed = [f"{name}: {_listed(kinds)}\n" for name, kinds in evidence.removed.items()]
     lists = {"removed.txt": "".join(removed) or "nothing\n", "left-out.txt": left_out}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         listed = {name: text.encode() for name, text in lists.items()}
-        for name, content in {**found.files, **listed}.items():
+        for name, content in {**evidence.files, **listed}.items():
             member = tarfile.TarInfo(f"{folder}/{_NO_NAME.sub('_', name)}")
             member.size, member.mode = len(content), 0o600
             tar.addfile(member, io.BytesIO(content))

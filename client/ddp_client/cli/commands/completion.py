@@ -33,5 +33,5 @@ def completion(context: click.Context, shell: str) -> None:
 def complete_for_kubectl(program: click.Command, words: Sequence[str]) -> list[str]:
     """Return possible next words, then kubectl's directive; the last word given is incomplete."""
     *before, begun = words or [""]
-    found = ShellComplete(program, {}, "ddp", "_DDP_COMPLETE").get_completions(before, begun)
-    return [*(f"{item.value}\t{item.help or ''}".rstrip() for item in found), _NO_FILES]
+    items = ShellComplete(program, {}, "ddp", "_DDP_COMPLETE").get_completions(before, begun)
+    return [*(f"{item.value}\t{item.help or ''}".rstrip() for item in items), _NO_FILES]

@@ -6,10 +6,10 @@ from typing import Final
 
 import click
 from ddp_operator.api.values.text import clean
-from ddp_operator.documents import DocumentError, read_text
 
 from ddp_client.cli.output import documents
 from ddp_client.convert import Conversion, ConversionError, of_command_line, of_manifests
+from ddp_client.documents import DocumentError, read_text
 
 _NOTHING: Final = 2
 _SOME: Final = 1
@@ -42,20 +42,20 @@ def convert(source: tuple[str, ...], output: str, image: str | None) -> None:
         if len(source) == 1 and source[0] != "torchrun":
             if image is not None:
                 raise ConversionError("--image: only for a command line; manifests have an image")
-            found = of_manifests(_read(source[0]))
+            conversions = of_manifests(_read(source[0]))
         else:
-            found = [of_command_line(source, image=image)]
+            conversions = [of_command_line(source, image=image)]
     except (ConversionError, DocumentError) as error:
         _say(f"error: {error}")
         sys.exit(_NOTHING)
-    manifests = [one.manifest for one in found if one.manifest is not None]
-    _tell(found)
+    manifests = [one.manifest for one in conversions if one.manifest is not None]
+    _tell(conversions)
     if not manifests:
-        if not any(one.problem for one in found):
+        if not any(one.problem for one in conversions):
             _say("error: the file has no training job")
         sys.exit(_NOTHING)
     click.echo(documents(manifests, output))
-    sys.exit(_SOME if any(one.problem for one in found) else 0)
+    sys.exit(_SOME if any(one.problem for one in conversions) else 0)
 
 
 def _read(path: str) -> str:
@@ -66,8 +66,8 @@ def _read(path: str) -> str:
         raise ConversionError(f"cannot read {path}: {error.strerror}; name a file") from None
 
 
-def _tell(found: Sequence[Conversion]) -> None:
-    for one in found:
+def _tell(conversions: Sequence[Conversion]) -> None:
+    for one in conversions:
         for note in one.notes:
             _say(f"{one.source}: {note}")
         if one.problem:

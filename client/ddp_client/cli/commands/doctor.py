@@ -1,11 +1,11 @@
 """The command `doctor`."""
 
 from collections.abc import Awaitable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import click
 from ddp_operator import __version__
-from ddp_operator.api.constants import OPERATOR_LABELS, OPERATOR_NAMESPACE
+from ddp_operator.api.constants import OPERATOR_NAMESPACE
 from ddp_operator.api.schema import crd
 from ddp_operator.kube import (
     CUSTOM_RESOURCE_DEFINITIONS,
@@ -18,19 +18,16 @@ from ddp_operator.kube import (
     Resource,
     check_access,
     check_served,
-    list_pages,
 )
 from ddp_operator.ports import ClusterError, ForbiddenError, Manifest
 
 from ddp_client.cli.app import connection_options, on_cluster, print_lines, width
-from ddp_client.remote.cluster import JOBS, Cluster
+from ddp_client.remote.cluster import DEPLOYMENTS, JOBS, OF_THE_OPERATOR, Cluster, listed
 from ddp_client.views.doctor import Facts, Unknown, examine, shown
+from ddp_client.views.doctor.resources import NATIVE
 
 T = TypeVar("T")
 
-_MOST: Final = 5000
-"""Most objects of a kind that are read."""
-_DEPLOYMENTS: Final = Resource("apps", "v1", "deployments")
 _LIMITS: Final = Resource("", "v1", "limitranges")
 _STORAGE: Final = Resource("storage.k8s.io", "v1", "storageclasses")
 _KUEUE: Final = "kueue.x-k8s.io"
@@ -39,7 +36,6 @@ _GROUPS: Final = {
     "coscheduling": "scheduling.x-k8s.io",
     "Volcano": "scheduling.volcano.sh",
 }
-_NATIVE: Final = "Kubernetes' own gangs"
 _NATIVE_GANGS: Final = Resource("scheduling.k8s.io", "v1beta1", "podgroups")
 _RIGHTS: Final = (
     *((JOBS, verb, "") for verb in ("get", "list", "create", "patch", "delete")),
@@ -78,7 +74,8 @@ async def gather(cluster: Cluster, namespace: str) -> Facts:
         name: groups if isinstance(groups, Unknown) else group in groups
         for name, group in _GROUPS.items()
     }
-    schedulers[_NATIVE] = await _or_unknown(check_served(client, _NATIVE_GANGS))
+    schedulers[NATIVE] = await _or_unknown(check_served(client, _NATIVE_GANGS))
+    pods = await _or_unknown(cluster.gpu_pods())
     return Facts(
         namespace=namespace,
         release=__version__,
@@ -87,24 +84,25 @@ async def gather(cluster: Cluster, namespace: str) -> Facts:
         crd=await _or_unknown(client.request("GET", installed)),
         operators=await _operators(client),
         missing=await _or_unknown(_missing(client, namespace)),
-        nodes=await _or_unknown(_listed(client, NODES.path())),
-        limits=await _or_unknown(_listed(client, _LIMITS.path(namespace=namespace))),
+        nodes=await _or_unknown(listed(client, NODES.path())),
+        pods=None if isinstance(pods, Unknown) else pods,
+        limits=await _or_unknown(listed(client, _LIMITS.path(namespace=namespace))),
         labels=await _or_unknown(_labels(client, namespace)),
-        storage=await _or_unknown(_listed(client, _STORAGE.path())),
+        storage=await _or_unknown(listed(client, _STORAGE.path())),
         schedulers=schedulers,
         queues=await _queues(client, groups, namespace),
     )
 
 
 async def _labels(client: ApiClient, namespace: str) -> dict[str, str]:
-    found = await client.request("GET", NAMESPACES.path(name=namespace))
-    return found["metadata"].get("labels") or {}
+    stored = await client.request("GET", NAMESPACES.path(name=namespace))
+    return stored["metadata"].get("labels") or {}
 
 
 async def _groups(client: ApiClient) -> dict[str, str]:
     """Return the API groups, each with the server's preferred version."""
-    found = await client.request("GET", "/apis")
-    return {each["name"]: each["preferredVersion"]["version"] for each in found["groups"]}
+    answer = await client.request("GET", "/apis")
+    return {each["name"]: each["preferredVersion"]["version"] for each in answer["groups"]}
 
 
 async def _queues(
@@ -113,13 +111,15 @@ async def _queues(
     if isinstance(groups, Unknown) or _KUEUE not in groups:
         return []
     queues = Resource(_KUEUE, groups[_KUEUE], "localqueues")
-    found = await _or_unknown(_listed(client, queues.path(namespace=namespace)))
-    return found if isinstance(found, Unknown) else [each["metadata"]["name"] for each in found]
+    objects = await _or_unknown(listed(client, queues.path(namespace=namespace)))
+    return (
+        objects if isinstance(objects, Unknown) else [each["metadata"]["name"] for each in objects]
+    )
 
 
-async def _or_unknown(asked: Awaitable[T]) -> T | Unknown:
+async def _or_unknown(answer: Awaitable[T]) -> T | Unknown:
     try:
-        return await asked
+        return await answer
     except ForbiddenError:
         return Unknown("you may not read it")
     except ClusterError as error:
@@ -128,29 +128,15 @@ async def _or_unknown(asked: Awaitable[T]) -> T | Unknown:
 
 async def _operators(client: ApiClient) -> list[Manifest] | Unknown:
     """Return the operator's Deployments of all namespaces, or only of the default one."""
-    [(name, value)] = OPERATOR_LABELS.items()
-    params = {"labelSelector": f"{name}={value}"}
-    found = await _or_unknown(_listed(client, _DEPLOYMENTS.path(), params))
-    if not isinstance(found, Unknown):
-        return found
-    usual = await _or_unknown(
-        _listed(client, _DEPLOYMENTS.path(namespace=OPERATOR_NAMESPACE), params)
-    )
+    deployments = await _or_unknown(listed(client, DEPLOYMENTS.path(), OF_THE_OPERATOR))
+    if not isinstance(deployments, Unknown):
+        return deployments
+    path = DEPLOYMENTS.path(namespace=OPERATOR_NAMESPACE)
+    usual = await _or_unknown(listed(client, path, OF_THE_OPERATOR))
     # Not found there, and the user may not read the others: unknown, not missing.
-    return usual or found
+    return usual or deployments
 
 
 async def _missing(client: ApiClient, namespace: str) -> list[str]:
     wanted = [Permission(verb, kind, sub, namespace) for kind, verb, sub in _RIGHTS]
     return [str(each) for each in await check_access(client, wanted)]
-
-
-async def _listed(
-    client: ApiClient, path: str, params: dict[str, str] | None = None
-) -> list[Manifest]:
-    found: list[Any] = []
-    async for items, _ in list_pages(client, path, params=params):
-        found += items[: _MOST - len(found)]
-        if len(found) >= _MOST:
-            break
-    return found

@@ -26,9 +26,4 @@ def mcp() -> None:
             raise
         raise click.ClickException(MISSING) from None
     settings = click.get_current_context().ensure_object(Settings)
-    options = {
-        "--kubeconfig": settings.kubeconfig,
-        "--context": settings.context,
-        "--namespace": settings.namespace,
-    }
-    server([f"{name}={value}" for name, value in options.items() if value is not None]).run()
+    server(settings.options()).run()

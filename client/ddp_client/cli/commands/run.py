@@ -1,8 +1,6 @@
 """The command `run`: create a job from options, and follow it to its end."""
 
-import secrets
-import tempfile
-from argparse import Namespace
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,45 +8,49 @@ from typing import Any
 import click
 from ddp_operator.api.constants import MAX_REPLICAS, MAX_SPARES
 from ddp_operator.api.pod_security import PodSecurity
+from ddp_operator.api.rules import warnings
 from ddp_operator.api.values.text import clean
 from ddp_operator.ports import Key, Manifest
 
 from ddp_client.cli import output
 from ddp_client.cli.app import connection_options, on_cluster, width
 from ddp_client.cli.commands.changes.change import confirm
-from ddp_client.cli.commands.pods.logs import follow_logs
-from ddp_client.cli.commands.wait import wait_until
+from ddp_client.cli.commands.running.following import deletion, existing, follow
+from ddp_client.cli.commands.running.into import run_into
+from ddp_client.cli.commands.running.locally import run_locally
+from ddp_client.cli.commands.running.request import request_of
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.submission import NameTakenError, submit
 from ddp_client.submit import (
-    CheckpointLocation,
     GpuRequest,
     JobRequest,
     JobRequestError,
-    MemoryCheckpoint,
-    Mount,
-    Scripts,
     admitted,
     job_manifest,
     ranks_per_pod,
 )
 from ddp_client.submit.command import starts_once
+from ddp_client.submit.job import parsed
 from ddp_client.submit.request import LAUNCHERS
-from ddp_client.submit.scripts import MAX_BYTES
-from ddp_client.views.job.snapshot import JobSnapshot
 from ddp_client.views.plan import plan
 
-_INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in shells."""
+
+class _Run(click.Command):
+    """A command whose words after `--` are never its name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words before `--`."""
+        before, after = args, []
+        if "--" in args:
+            before, after = args[: args.index("--")], args[args.index("--") + 1 :]
+        rest = super().parse_args(ctx, before)
+        ctx.params["command"] = (*(ctx.params.get("command") or ()), *after)
+        return rest
 
 
-_FOR_CLUSTERS = {"--dry-run": "dry_run", "--detach": "detach", "--wait": "quietly"}
-"""Options that a local run, which shows its logs here until its end, cannot follow."""
-
-
-@click.command()
+@click.command(cls=_Run)
 @connection_options
-@click.argument("name")
+@click.argument("name", required=False)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 @click.option("--image", help="The image; ignored with --local.")
 @click.option("--replicas", type=click.IntRange(1, MAX_REPLICAS), default=1, show_default=True)
@@ -68,7 +70,11 @@ _FOR_CLUSTERS = {"--dry-run": "dry_run", "--detach": "detach", "--wait": "quietl
     default=0,
     help="Additional pods that wait to replace a lost one.",
 )
-@click.option("--gpus", metavar="TYPE:COUNT", help="GPUs of each pod, such as h100:8 or l4.")
+@click.option(
+    "--gpus",
+    metavar="[TYPE:]COUNT",
+    help="GPUs of each pod, such as 8, h100:8, amd.com/gpu=8; see `ddp gpus`.",
+)
 @click.option("--spot", is_flag=True, help="Use spot nodes: cheaper, may be preempted at any time.")
 @click.option("--cpu", metavar="QUANTITY", help="CPUs that each pod requests, such as 4.")
 @click.option("--memory", metavar="QUANTITY", help="Memory that each pod requests, such as 16Gi.")
@@ -101,12 +107,30 @@ _FOR_CLUSTERS = {"--dry-run": "dry_run", "--detach": "detach", "--wait": "quietl
     help="A local file to copy to all pods; repeatable.",
 )
 @click.option(
+    "--workdir",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="FOLDER",
+    help="A local folder to send to all pods, in which the command runs. Git's rules decide which "
+    "of its files are sent.",
+)
+@click.option(
+    "--pip",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="REQUIREMENTS",
+    help="Install the packages of this file before the start, once in each pod.",
+)
+@click.option(
     "--launcher",
     type=click.Choice(LAUNCHERS),
     default="auto",
     show_default=True,
     help="Program that starts a pod's processes; bundled: ddp_trainer from the image; inject: "
     "ddp_trainer, copied into any image.",
+)
+@click.option(
+    "--into",
+    metavar="JOB",
+    help="Replace the code of this running job by --workdir, in the same pods.",
 )
 @click.option("--local", is_flag=True, help="Run as processes of this machine, without a cluster.")
 @click.option(
@@ -117,18 +141,22 @@ _FOR_CLUSTERS = {"--dry-run": "dry_run", "--detach": "detach", "--wait": "quietl
     help="Only print the manifests; server: let the API server validate them first.",
 )
 @click.option("-o", "--output", "form", type=click.Choice(["yaml", "json"]), default="yaml")
+@click.option("--replace", is_flag=True, help="Delete a job that has this name first.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("-d", "--detach", is_flag=True, help="Do not wait for the job to end.")
 @click.option("--wait", "quietly", is_flag=True, help="Wait for the end without showing logs.")
 @click.pass_context
-def run(context: click.Context, /, name: str, **given: Any) -> None:
+def run(context: click.Context, /, name: str | None, **given: Any) -> None:
     """Run a command as a job, and wait for its end.
 
-    Shows the plan and asks for confirmation, then follows the logs.
+    Without NAME, the job is called like its script. Shows the plan and asks for confirmation,
+    then follows the logs.
 
     \b
         ddp run resnet --image me/train:1 --gpus h100:8 --replicas 4
         ddp run try --image pytorch/pytorch --script a.py -- python a.py --lr 1
+        ddp run big --image pytorch/pytorch --workdir . -- python train.py
+        ddp run --into big --workdir .
 
     \b
     Exit codes: 0    the job succeeded
@@ -138,7 +166,9 @@ def run(context: click.Context, /, name: str, **given: Any) -> None:
                 130  interrupted; the job continues
     """
     try:
-        request = _request(name, given)
+        if given["into"]:
+            context.exit(run_into(context, given))
+        request = request_of(name, given)
         if starts_once(request):
             click.echo(
                 "note: the command runs once in each pod, and must start "
@@ -146,8 +176,14 @@ def run(context: click.Context, /, name: str, **given: Any) -> None:
                 err=True,
             )
         if given["local"]:
-            context.exit(_locally(request, given["scripts"]))
+            context.exit(run_locally(request, context))
+        if request.gpus and request.gpus.type:
+            asks = given["dry_run"] != "client"
+            request = replace(request, gpus=_on_nodes(request.gpus, asks=asks))
+        _tell_unsent(request)
         manifests, security = _manifests(request), None
+        for text in warnings(parsed(manifests[-1]).spec):
+            click.echo(f"note: {clean(text)}", err=True)
         if given["dry_run"] != "client":
             security = on_cluster(Cluster.pod_security)
             manifests[-1] = admitted(manifests[-1], security)
@@ -159,68 +195,58 @@ def run(context: click.Context, /, name: str, **given: Any) -> None:
         click.echo(output.documents(manifests, given["form"]))
         return
     on_cluster(_tell(request, security))
+    before = on_cluster(existing(request.name)) if given["replace"] else None
     if not given["yes"]:
         confirm()
+    if before is not None:
+        on_cluster(deletion(before))
     key = _submit(request, manifests, dry_run=False)
     click.echo(f"{output.named(manifests[-1])} created")
     if given["detach"]:
         return
-    context.exit(_follow(key, quietly=given["quietly"]))
+    context.exit(follow(key, quietly=given["quietly"]))
 
 
-def _request(name: str, given: dict[str, Any]) -> JobRequest:
-    image = given["image"] or ("local" if given["local"] else None)
-    if image is None:
-        raise JobRequestError("--image: name an image, or add --local to run on this machine")
-    if given["local"]:
-        for option, value in _FOR_CLUSTERS.items():
-            if given[value]:
-                raise JobRequestError(f"{option} needs a cluster: leave it out, or --local")
-    read = {path: _read(path) for path in given["scripts"]}
-    gpus, checkpoint, memory = given["gpus"], given["checkpoint"], given["memory_checkpoint"]
-    return JobRequest(
-        name=name,
-        image=image,
-        command=given["command"],
-        replicas=given["replicas"],
-        gpus=GpuRequest.parse(gpus) if gpus else None,
-        spot=given["spot"],
-        cpu=given["cpu"],
-        memory=given["memory"],
-        queue=given["queue"],
-        env=dict(_variable(text) for text in given["env"]),
-        env_from=given["env_from"],
-        mounts=[Mount.parse(text) for text in given["mount"]],
-        checkpoint=CheckpointLocation.parse(checkpoint) if checkpoint else None,
-        memory_checkpoint=MemoryCheckpoint.parse(memory) if memory else None,
-        max_restarts=given["max_restarts"],
-        user=given["user"],
-        min_replicas=given["min_replicas"],
-        max_replicas=given["max_replicas"],
-        spares=given["spares"],
-        scripts=Scripts(read, token=secrets.token_hex(2)) if read else None,
-        launcher=given["launcher"],
-    )
+def _on_nodes(gpus: GpuRequest, *, asks: bool) -> GpuRequest:
+    """Return the request with the label of the cluster's nodes; `asks`: the cluster is asked."""
+
+    async def read(cluster: Cluster, _: str) -> list[Manifest] | None:
+        return await cluster.nodes()
+
+    nodes = on_cluster(read) if asks else None
+    if nodes is None:
+        why = "you may not list nodes" if asks else "--dry-run without =server asks no cluster"
+        click.echo(
+            f"note: {why}, so {gpus.asked} is selected by GKE's label; for other clusters use "
+            "--gpus with a number alone",
+            err=True,
+        )
+    return gpus.on_nodes(nodes or ())
 
 
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise JobRequestError(f"--env {text[:80]!r}: use NAME=VALUE")
-    return name, value
-
-
-def _read(path: str) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise JobRequestError(f"--script {path}: cannot read it: {error.strerror}") from None
+def _tell_unsent(request: JobRequest) -> None:
+    """Name a script of this folder that the command needs and that is not sent."""
+    sent: Collection[str] = request.scripts.files if request.scripts else ()
+    remedy = "to send it, add --script {} or --workdir ."
+    if request.code and request.code.is_workdir:
+        sent, remedy = request.code.files, "if git ignores it, change .gitignore"
+    for word in request.command:
+        if word.endswith(".py") and not word.startswith("/"):
+            if not {word, word.removeprefix("./")} & set(sent) and Path(word).is_file():
+                name = clean(word, 120)
+                click.echo(
+                    f"note: {name} of this folder is not sent, so the image must have it; "
+                    f"{remedy.format(name)}",
+                    err=True,
+                )
+            return
 
 
 def _manifests(request: JobRequest) -> list[Manifest]:
-    made = job_manifest(request)
-    return [request.scripts.config_map(request.name), made] if request.scripts else [made]
+    config_maps = [request.scripts.config_map(request.name)] if request.scripts else []
+    if request.code:
+        config_maps += request.code.config_maps(request.name)
+    return [*config_maps, job_manifest(request)]
 
 
 def _tell(request: JobRequest, security: PodSecurity | None) -> Any:
@@ -232,59 +258,13 @@ def _tell(request: JobRequest, security: PodSecurity | None) -> Any:
 
 
 def _submit(request: JobRequest, manifests: list[Manifest], *, dry_run: bool) -> Key:
-    *scripts, made = manifests
+    *config_maps, made = manifests
 
     async def act(cluster: Cluster, namespace: str) -> Key:
-        before = scripts[0] if scripts else None
-        await submit(cluster, namespace, made, before, dry_run=dry_run)
+        await submit(cluster, namespace, made, config_maps, dry_run=dry_run)
         return Key(namespace, request.name)
 
     try:
         return on_cluster(act)
     except NameTakenError as error:
-        raise click.ClickException(clean(error, 1024)) from None
-
-
-def _follow(key: Key, *, quietly: bool) -> int:
-    told: list[str] = []
-
-    def on_update(job: JobSnapshot) -> None:
-        said = f"{job.status.phase}: {clean(job.status.message or job.status.reason)}"
-        if told[-1:] != [said]:
-            told[:] = [said]
-            click.echo(f"-- {said}", err=True)
-
-    async def follow(cluster: Cluster, _: str) -> int:
-        if not quietly:
-            await follow_logs(cluster, key, on_update=on_update)
-        return await wait_until(cluster, key, "succeeded", None)
-
-    try:
-        return on_cluster(follow)
-    except KeyboardInterrupt:
-        name = clean(key.name)
-        click.echo(
-            f"\n{name} continues: `kubectl ddp logs -f {name}` shows its logs again, "
-            f"`kubectl ddp stop {name}` stops it",
-            err=True,
-        )
-        return _INTERRUPTED
-
-
-def _locally(request: JobRequest, scripts: tuple[str, ...]) -> int:
-    """Run the job with the operator's own engine, its pods as processes of this machine."""
-    # Imported here because it takes half a second.
-    from ddp_client.local.run.command import run as run_here  # noqa: PLC0415
-
-    here = {path: str(Path(path).resolve()) for path in scripts}
-    command = list(request.command) or (["python", scripts[0]] if scripts else [])
-    found = [here.get(word, here.get(word.removeprefix("./"), word)) for word in command]
-    made = job_manifest(replace(request, scripts=None, command=found))
-    # The folder stays: the last line that is shown says how to run the job again.
-    place = Path(tempfile.mkdtemp(prefix="ddpjob-"))
-    file = place / f"{request.name}.yaml"
-    file.write_text(output.documents([made], "yaml"))
-    arguments = Namespace(
-        file=file, workdir=place / "run", kill_rank=[], progress_poll_seconds=1.0, plain=False
-    )
-    return run_here(arguments)
+        raise click.ClickException(f"{clean(error, 1024)}, or add --replace") from None

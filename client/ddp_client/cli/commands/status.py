@@ -4,17 +4,10 @@ import contextlib
 from datetime import UTC, datetime
 
 import click
+from ddp_operator.ports import Key
 
 from ddp_client.cli import output
-from ddp_client.cli.app import (
-    connection_options,
-    fetch,
-    job_argument,
-    job_key,
-    on_cluster,
-    print_lines,
-    width,
-)
+from ddp_client.cli.app import fetch, job_argument, on_job, print_lines, width
 from ddp_client.cli.commands.watching.job import watch_job
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.queues import queue_state
@@ -25,7 +18,6 @@ from ddp_client.views.job.snapshot import JobSnapshot
 
 
 @click.command()
-@connection_options
 @job_argument
 @click.option("-o", "--output", "form", type=click.Choice(["name", "json", "yaml"]))
 @click.option(
@@ -44,18 +36,17 @@ def status(name: str, form: str | None, watch: bool) -> None:
         raise click.UsageError("--watch cannot be used with --output; use kubectl get ddp -w")
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
-            on_cluster(lambda cluster, namespace: watch_job(cluster, job_key(namespace, name)))
+            on_job(name, watch_job)
         return
     if form:
-        item = on_cluster(lambda cluster, namespace: cluster.job(job_key(namespace, name)))
-        click.echo(output.single(item, form))
+        click.echo(output.single(on_job(name, Cluster.job), form))
         return
 
     now = datetime.now(UTC)
 
-    async def read(cluster: Cluster, namespace: str) -> tuple[JobSnapshot, Pods, QueueState]:
-        job, pods = await fetch(cluster, job_key(namespace, name))
+    async def read(cluster: Cluster, key: Key) -> tuple[JobSnapshot, Pods, QueueState]:
+        job, pods = await fetch(cluster, key)
         return job, pods, await queue_state(cluster, job, now)
 
-    job, pods, queue = on_cluster(read)
+    job, pods, queue = on_job(name, read)
     print_lines(screen(job, pods, now, width=width(), queue=queue))

@@ -5,14 +5,14 @@ import contextlib
 from collections.abc import Mapping
 
 import click
+from ddp_operator.ports import Key
 
-from ddp_client.cli.app import connection_options, job_key, on_cluster, optional_job_argument
-from ddp_client.cli.commands.report import MISSING, price_option
+from ddp_client.cli.app import on_cluster, optional_job_argument
+from ddp_client.cli.commands.results.report import MISSING, price_option
 from ddp_client.remote.cluster import Cluster
 
 
 @click.command()
-@connection_options
 @optional_job_argument
 @click.option("-A", "--all-namespaces", is_flag=True, help="Show the jobs of all namespaces.")
 @click.option(
@@ -35,7 +35,7 @@ def ui(name: str | None, all_namespaces: bool, port: int, prices: Mapping[str, f
         raise click.ClickException(MISSING) from None
 
     async def serve(cluster: Cluster, namespace: str) -> None:
-        path = server.page_of(job_key(namespace, name)) if name else "/"
+        path = server.page_of(Key(namespace, name)) if name else "/"
         poller = polling.Poller(cluster, home=namespace, everywhere=all_namespaces, prices=prices)
         try:
             async with server.serving(poller, port=port) as access:

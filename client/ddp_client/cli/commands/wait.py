@@ -2,19 +2,14 @@
 
 import asyncio
 import math
+from functools import partial
 from typing import Final
 
 import click
 from ddp_operator.api.values.text import clean
 from ddp_operator.ports import Key, UnavailableError
 
-from ddp_client.cli.app import (
-    connection_options,
-    job_argument,
-    job_key,
-    on_cluster,
-    read_duration,
-)
+from ddp_client.cli.app import job_argument, on_job, read_duration
 from ddp_client.remote.cluster import Cluster, NoSuchJobError
 from ddp_client.views import waiting
 from ddp_client.views.job.snapshot import JobSnapshot
@@ -24,7 +19,6 @@ POLL_SECONDS: Final = 2.0
 
 
 @click.command()
-@connection_options
 @job_argument
 @click.option(
     "--for", "goal", type=click.Choice(waiting.GOALS), default="succeeded", show_default=True
@@ -42,23 +36,23 @@ def wait(context: click.Context, name: str, goal: waiting.Goal, timeout: float |
                 124  timed out
     """
 
-    async def watch(cluster: Cluster, namespace: str) -> int:
-        return await wait_until(cluster, job_key(namespace, name), goal, timeout)
-
-    context.exit(on_cluster(watch))
+    context.exit(on_job(name, partial(wait_until, goal=goal, timeout=timeout)))
 
 
-async def wait_until(cluster: Cluster, key: Key, goal: waiting.Goal, timeout: float | None) -> int:
+async def wait_until(
+    cluster: Cluster, key: Key, goal: waiting.Goal, timeout: float | None, *, uid: str = ""
+) -> int:
     """Poll a job until it reaches the goal, cannot reach it any more, or the time is over.
 
-    After the first answer, polling continues while the API server is unavailable.
+    `uid`: the job that is meant, if it was read before. After the first answer, polling continues
+    while the API server is unavailable.
 
     Returns:
         The exit code of `wait`.
     """
     clock = asyncio.get_running_loop().time
     end = math.inf if timeout is None else clock() + timeout
-    first, uid = True, ""
+    first = not uid
     while True:
         try:
             job: JobSnapshot | None = JobSnapshot.read(await cluster.job(key))

@@ -6,28 +6,22 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from ddp_operator.answers import InvalidAnswerError
 from ddp_operator.api.values.text import clean
 from ddp_operator.hang import traces
+from ddp_operator.ports import Key
+from ddp_protocol.message import InvalidMessageError
 
-from ddp_client.cli.app import (
-    connection_options,
-    fetch,
-    job_key,
-    on_cluster,
-    optional_job_argument,
-    print_lines,
-    width,
-)
+from ddp_client.cli.app import fetch, on_job, optional_job_argument, print_lines, width
 from ddp_client.cli.commands.pods.hang import look
 from ddp_client.remote.cluster import Cluster
+from ddp_client.remote.own_remedies import own_remedies
 from ddp_client.remote.queues import queue_state
 from ddp_client.views.job.diagnosis import Diagnosis, diagnose
+from ddp_client.views.own_remedies import with_own
 from ddp_client.views.traces import as_dict, diagnosis
 
 _READER: Final = "ddp_trainer.flight_recorder"
@@ -35,7 +29,6 @@ _SECONDS: Final = 600.0
 
 
 @click.command()
-@connection_options
 @optional_job_argument
 @click.option(
     "--traces",
@@ -63,21 +56,19 @@ def why(name: str | None, dumps: Path | None, form: str | None, *, hang: bool) -
     if name is None:
         raise click.UsageError("give NAME, or --traces PATH")
     if hang:
-        _explain_hang(name, form)
+        answer = on_job(name, look)
+        _print(answer.to_json(), answer.lines, form)
         return
     now = datetime.now(UTC)
 
-    async def read(cluster: Cluster, namespace: str) -> Diagnosis:
-        job, pods = await fetch(cluster, job_key(namespace, name))
-        return diagnose(job, pods, now, queue=await queue_state(cluster, job, now))
+    async def read(cluster: Cluster, key: Key) -> Diagnosis:
+        job, pods = await fetch(cluster, key)
+        own = await own_remedies(cluster, key.namespace)
+        general = diagnose(job, pods, now, queue=await queue_state(cluster, job, now))
+        return with_own(general, own, job, pods)
 
-    found = on_cluster(read)
-    _print(asdict(found), found.lines, form)
-
-
-def _explain_hang(name: str, form: str | None) -> None:
-    found = on_cluster(partial(look, name=name))
-    _print(found.to_json(), found.lines, form)
+    explanation = on_job(name, read)
+    _print(asdict(explanation), explanation.lines, form)
 
 
 def _explain_traces(path: Path, form: str | None) -> None:
@@ -87,18 +78,18 @@ def _explain_traces(path: Path, form: str | None) -> None:
         else:
             with path.open("rb") as file:
                 content = file.read(traces.ReducedDumps.MAX_BYTES + 1)
-        found = traces.ReducedDumps.read(content)
-        verdict = traces.analyse(found.by_rank())
+        dumps = traces.ReducedDumps.read(content)
+        verdict = traces.analyse(dumps.by_rank())
     except OSError as error:
         raise click.ClickException(clean(f"{path}: {error.strerror}")) from None
-    except InvalidAnswerError as error:
+    except InvalidMessageError as error:
         raise click.ClickException(
             clean(f"{path}: {error}; give the output of python -m {_READER}")
         ) from None
     except traces.TooMuchEffortError:
         raise click.ClickException(f"{path}: the waits of its ranks are too complex") from None
-    lines = diagnosis(verdict, found.unreadable).lines
-    _print(as_dict(verdict, found.unreadable), lines, form)
+    lines = diagnosis(verdict, dumps.unreadable).lines
+    _print(as_dict(verdict, dumps.unreadable), lines, form)
 
 
 def _reduced(directory: Path) -> bytes:
@@ -114,18 +105,18 @@ def _reduced(directory: Path) -> bytes:
         ) from None
     if ran.returncode == 0:
         return ran.stdout
-    said = ran.stderr.decode(errors="replace")
-    if "No module named" in said:
-        said = (
+    problem = ran.stderr.decode(errors="replace")
+    if "No module named" in problem:
+        problem = (
             f"reading dumps needs the package ddp-trainer (pip install --no-deps ddp-trainer); or "
             f"run python -m {_READER} DIR where it is installed, and give the file with its output"
         )
-    raise click.ClickException(clean(said))
+    raise click.ClickException(clean(problem))
 
 
-def _print(found: Mapping[str, Any], lines: Callable[[int], list[str]], form: str | None) -> None:
+def _print(answer: Mapping[str, Any], lines: Callable[[int], list[str]], form: str | None) -> None:
     """Print an answer as JSON if that is asked for, otherwise as lines for this terminal."""
     if form:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(answer, indent=2))
     else:
         print_lines(lines(width()))

@@ -35,6 +35,9 @@ class Backend(LogSource, Protocol):
     async def pod_security(self, namespace: str) -> PodSecurity | None:
         """Return the Pod Security that a namespace enforces; None if none or unknown."""
 
+    async def nodes(self) -> list[Manifest] | None:
+        """Return the nodes; None without the right to read them, or without a cluster."""
+
     async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
         """Create a job and the ConfigMap with its script, which is deleted with it.
 

@@ -45,7 +45,7 @@ class KubernetesBackend(Cluster):
 
     async def create(self, job: Manifest, scripts: Manifest | None) -> Manifest:
         """See `Backend`."""
-        return await submit(self, job["metadata"]["namespace"], job, scripts)
+        return await submit(self, job["metadata"]["namespace"], job, [scripts] if scripts else [])
 
     async def queue_state(self, job: JobSnapshot, now: datetime) -> QueueState:
         """See `Backend`."""

@@ -15,11 +15,11 @@ from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.engine.engine import Engine
 from ddp_operator.engine.pod_settings import PodSettings
 from ddp_operator.engine.tokens.access import Access
+from ddp_operator.engine.trainers.requests import HttpTrainers
 from ddp_operator.job.pods.manifests import CHECKPOINT_VOLUME
 from ddp_operator.job.pods.projection import project
 from ddp_operator.job.pods.state import Identity, PodState
 from ddp_operator.ports import AlreadyExistsError, Event, Key, Manifest
-from ddp_operator.trainers import HttpTrainers
 
 from ddp_client.local.machine import LocalCluster, Workdir, WorkdirInUseError
 from ddp_client.local.run.command import refuse_what_cannot_run
@@ -95,6 +95,9 @@ class LocalBackend:
         """See `Backend`."""
         del namespace
         return None
+
+    async def nodes(self) -> None:
+        """See `Backend`."""
 
     async def queue_state(self, job: JobSnapshot, now: datetime) -> QueueState:
         """See `Backend`."""

@@ -12,20 +12,17 @@ __all__ = ["Facts", "Finding", "Unknown", "examine", "shown"]
 
 def examine(facts: Facts) -> list[Finding]:
     """Return the findings, good and bad."""
-    found = [
+    return [
         software.server(facts),
         *software.crd(facts),
         software.operator(facts),
         software.rights(facts),
-    ]
-    found += [
         *resources.gpus(facts),
         resources.shared_memory(facts),
         resources.pod_security(facts),
         *resources.schedulers(facts),
         resources.storage(facts),
     ]
-    return found
 
 
 def shown(findings: Sequence[Finding], width: int) -> list[str]:
@@ -33,7 +30,7 @@ def shown(findings: Sequence[Finding], width: int) -> list[str]:
     lines: list[str] = []
     for each in findings:
         lines += folded(
-            f"{each.subject}: {each.said}", width, first=f"{each.level:<9}  ", rest=" " * 11
+            f"{each.subject}: {each.text}", width, first=f"{each.level:<9}  ", rest=" " * 11
         )
         if each.remedy:
             lines += folded(each.remedy, width, first=" " * 11 + "-> ", rest=" " * 14)

@@ -23,7 +23,7 @@ class Finding:
 
     level: Level
     subject: str
-    said: str
+    text: str
     remedy: str = ""
 
 
@@ -42,6 +42,8 @@ class Facts:
     missing: Sequence[str] | Unknown
     """Rights that this user lacks."""
     nodes: Sequence[Mapping[str, Any]] | Unknown
+    pods: Sequence[Mapping[str, Any]] | None
+    """Pods of all namespaces that have GPUs; None if unknown."""
     limits: Sequence[Mapping[str, Any]] | Unknown
     """LimitRanges of the namespace."""
     labels: Mapping[str, str] | Unknown
@@ -59,17 +61,10 @@ def not_known(subject: str, what: Unknown) -> Finding:
     return Finding("not known", subject, clean(what.why, 200))
 
 
-def path(manifest: Any, *names: str) -> Any:
-    """Return a nested value of a manifest, or None."""
-    for name in names:
-        manifest = manifest.get(name) if isinstance(manifest, Mapping) else None
-    return manifest
-
-
 def count(value: object) -> int:
     """Return a quantity as an integer; 0 for anything but a whole number."""
-    said = str(value or 0)
-    return int(said) if said.isdecimal() and len(said) < 10 else 0
+    digits = str(value or 0)
+    return int(digits) if digits.isdecimal() and len(digits) < 10 else 0
 
 
 def first_few(names: Sequence[str]) -> str:

@@ -1,30 +1,33 @@
 """Checks of nodes, memory, the namespace, schedulers and storage."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
+from ddp_operator.api import kubernetes
 from ddp_operator.api.constants import GKE_ACCELERATOR_LABEL
-from ddp_operator.api.devices import is_accelerator
 from ddp_operator.api.pod_security import PodSecurity
 from ddp_operator.api.values.text import clean, counted
 
+from ddp_client.documents import nested
+from ddp_client.submit.gpus import offered
 from ddp_client.views.doctor.facts import (
     Facts,
     Finding,
     Unknown,
-    count,
     first_few,
     not_known,
-    path,
 )
+from ddp_client.views.gpus import is_ready, stocks
 
+NATIVE: Final = "Kubernetes' own gangs"
 SCHEDULERS: Final = {
     "Kueue": "scheduling.queueName",
     "coscheduling": "scheduling.gang: coscheduling",
     "Volcano": "scheduling.gang: volcano",
-    "Kubernetes' own gangs": "scheduling.gang: native",
+    NATIVE: "scheduling.gang: native",
 }
 """Schedulers that place pods together, and the field that selects each."""
+_BETA_APIS: Final = "scheduling.k8s.io/v1beta1/podgroups,scheduling.k8s.io/v1beta1/workloads"
 
 
 def gpus(facts: Facts) -> Iterator[Finding]:
@@ -32,23 +35,20 @@ def gpus(facts: Facts) -> Iterator[Finding]:
     if isinstance(facts.nodes, Unknown):
         yield not_known("GPUs", facts.nodes)
         return
-    total, with_gpus = 0, 0
     without: list[str] = []
     unready: list[str] = []
     for node in facts.nodes:
-        name = clean(path(node, "metadata", "name"), 253)
-        allocatable = path(node, "status", "allocatable") or {}
-        gpus = sum(count(value) for key, value in allocatable.items() if is_accelerator(key))
-        total, with_gpus = total + gpus, with_gpus + bool(gpus)
-        labels = path(node, "metadata", "labels") or {}
-        if not gpus and (GKE_ACCELERATOR_LABEL in labels or "nvidia.com/gpu.present" in labels):
+        name = clean(nested(node, "metadata", "name"), 253)
+        labels = nested(node, "metadata", "labels") or {}
+        has_label = GKE_ACCELERATOR_LABEL in labels or "nvidia.com/gpu.present" in labels
+        if has_label and not offered(node):
             without.append(name)
-        if not _is_ready(node):
+        if not is_ready(node):
             unready.append(name)
     of = f"of {counted(len(facts.nodes), 'node')}"
     if unready:
-        said = f"{len(unready)} {of} are not ready: {first_few(unready)}"
-        yield Finding("warn", "nodes", said, "run kubectl describe node to see why")
+        text = f"{len(unready)} {of} are not ready: {first_few(unready)}"
+        yield Finding("warn", "nodes", text, "run kubectl describe node to see why")
     if without:
         yield Finding(
             "fail",
@@ -56,18 +56,19 @@ def gpus(facts: Facts) -> Iterator[Finding]:
             f"{counted(len(without), 'node')} with GPUs offer none: {first_few(without)}",
             "install the GPU driver and NVIDIA's device plugin, and read its pods' logs",
         )
-    if total:
-        yield Finding("ok", "GPUs", f"{with_gpus} {of} offer {counted(total, 'GPU or slice')}")
+    if offers := stocks(facts.nodes, facts.pods):
+        with_gpus = sum(1 for node in facts.nodes if offered(node))
+        total = sum(stock.total for stock in offers)
+        text = f"{with_gpus} {of} offer {counted(total, 'GPU or slice', 'GPUs or slices')}"
+        if facts.pods is not None:
+            text += f", {sum(stock.free for stock in offers)} free"
+        kinds = [stock.type or stock.resource for stock in offers]
+        yield Finding("ok", "GPUs", f"{text}: {first_few(kinds)} (kubectl ddp gpus)")
     elif not without:
-        said = f"none {of} offers one now; jobs without spec.accelerator train on CPUs"
+        text = f"none {of} offers one now; jobs that request no GPU train on CPUs"
         yield Finding(
-            "warn", "GPUs", said, "no action is needed if a node pool scales up from zero"
+            "warn", "GPUs", text, "no action is needed if a node pool scales up from zero"
         )
-
-
-def _is_ready(node: Mapping[str, Any]) -> bool:
-    conditions = path(node, "status", "conditions") or ()
-    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
 
 
 def shared_memory(facts: Facts) -> Finding:
@@ -78,12 +79,12 @@ def shared_memory(facts: Facts) -> Finding:
     defaults = [
         clean(limit["default"]["memory"], 32)
         for each in facts.limits
-        for limit in path(each, "spec", "limits") or ()
+        for limit in nested(each, "spec", "limits") or ()
         if limit.get("type") == "Container" and (limit.get("default") or {}).get("memory")
     ]
     if not defaults:
-        said = "pods get /dev/shm in memory, up to their memory limit or their node's memory"
-        return Finding("ok", subject, said)
+        text = "pods get /dev/shm in memory, up to their memory limit or their node's memory"
+        return Finding("ok", subject, text)
     return Finding(
         "warn",
         subject,
@@ -111,22 +112,22 @@ def pod_security(facts: Facts) -> Finding:
     if isinstance(facts.labels, Unknown):
         return not_known(subject, facts.labels)
     where = f"namespace {clean(facts.namespace, 63)}"
-    found = PodSecurity.of_labels(facts.labels)
-    if found is None:
-        said = f"{where} has no label for it: the cluster's default applies, usually privileged"
-        return Finding("ok", subject, said)
-    version = clean(found.version, 63)
-    said = f"{where} enforces {found.level} ({version}): {_ADMITTED[found.level]}"
-    return Finding("ok", subject, said)
+    security = PodSecurity.of_labels(facts.labels)
+    if security is None:
+        text = f"{where} has no label for it: the cluster's default applies, usually privileged"
+        return Finding("ok", subject, text)
+    version = clean(security.version, 63)
+    text = f"{where} enforces {security.level} ({version}): {_ADMITTED[security.level]}"
+    return Finding("ok", subject, text)
 
 
 def schedulers(facts: Facts) -> Iterator[Finding]:
     """Report the schedulers for gangs and queues."""
     there = [name for name in SCHEDULERS if facts.schedulers.get(name) is True]
-    unknown = [told for told in facts.schedulers.values() if isinstance(told, Unknown)]
+    unknown = [answer for answer in facts.schedulers.values() if isinstance(answer, Unknown)]
     if there:
-        said = "; ".join(f"{name} ({SCHEDULERS[name]})" for name in there)
-        yield Finding("ok", "schedulers", f"jobs can ask for {said}")
+        text = "; ".join(f"{name} ({SCHEDULERS[name]})" for name in there)
+        yield Finding("ok", "schedulers", f"jobs can ask for {text}")
     elif unknown:
         yield not_known("schedulers", unknown[0])
     else:
@@ -136,6 +137,8 @@ def schedulers(facts: Facts) -> Iterator[Finding]:
             "none for queues or gangs: pods are scheduled one by one, and a gang that does not fit "
             "releases its nodes (schedulingTimeoutSeconds)",
         )
+    if facts.schedulers.get(NATIVE) is False:
+        yield from _native_gangs(facts)
     if "Kueue" in there:
         queues = facts.queues
         where = f"namespace {clean(facts.namespace, 63)}"
@@ -146,8 +149,26 @@ def schedulers(facts: Facts) -> Iterator[Finding]:
                 "ok", "queues", f"{where} has {first_few([clean(q, 253) for q in queues])}"
             )
         else:
-            said = f"Kueue has no LocalQueue in {where}: a job with a queueName waits forever"
-            yield Finding("warn", "queues", said, "ask an administrator to create one")
+            text = f"Kueue has no LocalQueue in {where}: a job with a queueName waits forever"
+            yield Finding("warn", "queues", text, "ask an administrator to create one")
+
+
+def _native_gangs(facts: Facts) -> Iterator[Finding]:
+    """Tell why Kubernetes' own gangs are off in a release that has them."""
+    known = {} if isinstance(facts.version, Unknown) else facts.version
+    version = clean(known.get("gitVersion"), 64)
+    if (kubernetes.release(version) or kubernetes.OLDEST) < kubernetes.NATIVE_GANGS:
+        return
+    remedy = (
+        "to use it, turn on the feature gate GenericWorkload and the API scheduling.k8s.io/v1beta1"
+    )
+    if "-gke." in version:
+        remedy = (
+            "to use it, run gcloud container clusters update NAME "
+            f"--enable-kubernetes-unstable-apis={_BETA_APIS} (if GKE offers them)"
+        )
+    text = "scheduling.gang: native is off: the server does not serve PodGroups (v1beta1)"
+    yield Finding("ok", "native gangs", text, remedy)
 
 
 def storage(facts: Facts) -> Finding:
@@ -155,21 +176,21 @@ def storage(facts: Facts) -> Finding:
     subject = "storage"
     if isinstance(facts.storage, Unknown):
         return not_known(subject, facts.storage)
-    names = [clean(path(each, "metadata", "name"), 253) for each in facts.storage]
+    names = [clean(nested(each, "metadata", "name"), 253) for each in facts.storage]
     default = [
         name
         for name, each in zip(names, facts.storage, strict=True)
-        if (path(each, "metadata", "annotations") or {}).get(
+        if (nested(each, "metadata", "annotations") or {}).get(
             "storageclass.kubernetes.io/is-default-class"
         )
         == "true"
     ]
     if default:
         return Finding("ok", subject, f"claims get {default[0]} by default")
-    said = f"there is no default class, only {first_few(names)}" if names else "there is no class"
+    text = f"there is no default class, only {first_few(names)}" if names else "there is no class"
     return Finding(
         "warn",
         subject,
-        f"{said}: a claim for checkpoints without storageClassName stays pending",
+        f"{text}: a claim for checkpoints without storageClassName stays pending",
         "set storageClassName in the claim, or keep checkpoints in a bucket or on NFS",
     )

@@ -7,6 +7,7 @@ from ddp_operator.api import kubernetes
 from ddp_operator.api.schema.comparison import compare
 from ddp_operator.api.values.text import clean, counted
 
+from ddp_client.documents import nested
 from ddp_client.views.doctor.facts import (
     Facts,
     Finding,
@@ -14,12 +15,11 @@ from ddp_client.views.doctor.facts import (
     count,
     first_few,
     not_known,
-    path,
 )
 
 _BY_VERSION: Final = (
     ((1, 34), "network cards by claims (manifests/components/dranet)"),
-    ((1, 37), "scheduling.gang: native"),
+    (kubernetes.NATIVE_GANGS, "scheduling.gang: native"),
 )
 _NO_CRD: Final = "kubectl apply -f crds/ddpjobs.yaml, or install the Helm chart ddp-operator"
 
@@ -28,20 +28,20 @@ def server(facts: Facts) -> Finding:
     """Check the cluster's version, and name features that need a newer one."""
     if isinstance(facts.version, Unknown):
         return not_known("cluster", facts.version)
-    told = clean(facts.version.get("gitVersion"), 64)
-    release = kubernetes.release(told)
+    version = clean(facts.version.get("gitVersion"), 64)
+    release = kubernetes.release(version)
     if release is None:
-        return Finding("not known", "cluster", f"cannot read its version: {told}")
+        return Finding("not known", "cluster", f"cannot read its version: {version}")
     if release < kubernetes.OLDEST:
         return Finding(
             "fail",
             "cluster",
-            f"Kubernetes {told} is too old; the operator does not start",
+            f"Kubernetes {version} is too old; the operator does not start",
             f"upgrade the cluster to Kubernetes {kubernetes.in_words(kubernetes.OLDEST)} or later",
         )
     newer = [f"{what} ({kubernetes.in_words(n)})" for n, what in _BY_VERSION if release < n]
     lacking = f"; too old for {'; '.join(newer)}" if newer else ""
-    return Finding("ok", "cluster", f"Kubernetes {told}{lacking}")
+    return Finding("ok", "cluster", f"Kubernetes {version}{lacking}")
 
 
 def crd(facts: Facts) -> Iterator[Finding]:
@@ -56,12 +56,12 @@ def crd(facts: Facts) -> Iterator[Finding]:
         difference = compare(facts.crd)
         if difference.lacking:
             some = first_few(sorted(difference.lacking))
-            said = f"it is older than this program, {facts.release}: it lacks {some}"
-            yield Finding("warn", "CRD", said, "kubectl apply -f crds/ddpjobs.yaml of this release")
+            text = f"it is older than this program, {facts.release}: it lacks {some}"
+            yield Finding("warn", "CRD", text, "kubectl apply -f crds/ddpjobs.yaml of this release")
         if difference.unknown:
             some = first_few(sorted(difference.unknown))
-            said = f"it is newer than this program, {facts.release}, which cannot read {some}"
-            yield Finding("warn", "CRD", said, "pip install --upgrade ddp-client")
+            text = f"it is newer than this program, {facts.release}, which cannot read {some}"
+            yield Finding("warn", "CRD", text, "pip install --upgrade ddp-client")
         if difference.lacking == difference.unknown:
             yield Finding("ok", "CRD", f"DDPJobs are served, release {facts.release}")
 
@@ -78,10 +78,10 @@ def operator(facts: Facts) -> Finding:
             "not installed: no Deployment has the label ddp-operator.io/component=operator",
             "kubectl apply -k manifests/install, or install the Helm chart ddp-operator",
         )
-    ready = [each for each in facts.operators if count(path(each, "status", "readyReplicas"))]
+    ready = [each for each in facts.operators if count(nested(each, "status", "readyReplicas"))]
     shown = (ready or facts.operators)[0]
-    namespace = clean(path(shown, "metadata", "namespace"), 63)
-    name = clean(path(shown, "metadata", "name"), 253)
+    namespace = clean(nested(shown, "metadata", "namespace"), 63)
+    name = clean(nested(shown, "metadata", "name"), 253)
     if not ready:
         return Finding(
             "fail",
@@ -89,9 +89,9 @@ def operator(facts: Facts) -> Finding:
             f"{namespace}/{name} has no ready pod",
             f"kubectl -n {namespace} logs deployment/{name}",
         )
-    pods = counted(count(path(shown, "status", "readyReplicas")), "ready pod")
-    containers = path(shown, "spec", "template", "spec", "containers") or [{}]
-    image = clean(path(containers[0], "image"), 253)
+    pods = counted(count(nested(shown, "status", "readyReplicas")), "ready pod")
+    containers = nested(shown, "spec", "template", "spec", "containers") or [{}]
+    image = clean(nested(containers[0], "image"), 253)
     return Finding("ok", subject, f"{namespace}/{name} has {pods}, image {image}")
 
 

@@ -1,18 +1,23 @@
 """Advice for a person, chosen by the reasons that the operator, kubelet and scheduler report."""
 
 from datetime import datetime
+from pathlib import PurePosixPath
 from typing import Final
 
 from ddp_operator.api.constants import EXIT_CONFIGURATION
 from ddp_operator.api.local_paths import local_paths, named_paths
-from ddp_operator.api.reasons import REASONS
-from ddp_operator.api.status import Failure
+from ddp_operator.api.status import DDPJobStatus, Failure
 from ddp_operator.api.values.text import clean, duration
+from ddp_operator.job.failure import symptoms
 from ddp_operator.job.failure.records import NO_PROGRESS
+from ddp_operator.job.planning import gap_records
+from ddp_operator.job.planning.gaps import UNSTARTABLE_SECONDS
 from ddp_operator.job.pods.state import CRASH_LOOP, GATED, UNSTARTABLE_REASONS
 from ddp_operator.job.status.conditions import NAME_TAKEN, PODS_FORBIDDEN, QUEUED
+from ddp_protocol.error_texts import PULLS
 
 from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_client.views.reasons import REASONS
 
 _PATIENCE_SECONDS: Final = 30.0
 """The longest time in which an operator that serves the namespace updates a new job's status."""
@@ -35,8 +40,6 @@ _FAILED: Final = (
     "StorageLimitExceeded",
 )
 """Reasons with advice of their own. For other reasons the failure's class or a log decides."""
-_OUT_OF_GPU_MEMORY: Final = ("OutOfMemoryError", "CUDA out of memory")
-"""In torch's error messages."""
 _BY_CLASS: Final = {
     "Disruption": "nothing: the cluster took the pod away; this does not count towards maxRestarts",
     "Configuration": "correct the command, its arguments or the image; a restart does not help",
@@ -44,32 +47,82 @@ _BY_CLASS: Final = {
 }
 
 
-def for_waiting(reason: str) -> str:
+def for_waiting(reason: str, message: str = "") -> str:
     """Return advice for pods, or a job, waiting for this reason; empty without any."""
+    if known := symptoms.known(message, reason):
+        return known.remedy
     return REASONS[reason].remedy if reason in _WAITING else ""
 
 
-def for_ended(reason: str) -> str:
-    """Return advice for a job that failed for this reason; empty without any."""
-    return REASONS[reason].remedy if reason in _FAILED else for_waiting(reason)
+def meaning(message: str, reason: str) -> list[str]:
+    """Return what a message says, if it is a known error."""
+    known = symptoms.known(message, reason)
+    return [f"a known error: {known.meaning}"] if known else []
 
 
-def for_failure(failure: Failure, *, has_log: bool) -> str:
-    """Return advice for the failure that ended an attempt; `has_log`: its pod still exists."""
-    known = for_ended(failure.reason)
+def for_ended(reason: str, message: str = "") -> str:
+    """Return advice for a job, or a pod, that failed for this reason; empty without any."""
+    return REASONS[reason].remedy if reason in _FAILED else for_waiting(reason, message)
+
+
+def for_failure(failure: Failure, *, has_log: bool, local: bool = False) -> str:
+    """Return advice for the failure that ended an attempt.
+
+    `has_log`: its pod still exists. `local`: it is a process of this machine.
+    """
     if failure.reason == NO_PROGRESS and failure.class_ == "Infrastructure" and failure.node:
-        known = _BY_CLASS["Infrastructure"]  # the stacks would tell about the script
-    if known:
-        return known
-    if failure.exit_code == EXIT_CONFIGURATION:
-        return _BY_CLASS["Configuration"]
-    if failure.class_ in _BY_CLASS:
-        return _BY_CLASS[failure.class_]
-    if any(words in failure.message for words in _OUT_OF_GPU_MEMORY):
-        return "use smaller batches or gradient accumulation: the GPU ran out of memory"
+        return _BY_CLASS["Infrastructure"]  # the stacks would tell about the script
+    is_wrong = failure.exit_code == EXIT_CONFIGURATION or failure.class_ == "Configuration"
+    known = _lacking(failure.message, local=local) if is_wrong else ""
+    known = known or for_ended(failure.reason, failure.message)
+    class_ = "Configuration" if is_wrong else failure.class_
+    if known or class_ in _BY_CLASS:
+        return known or _BY_CLASS[class_]
     if has_log:
         return f"read the end of its log: kubectl logs {clean(failure.pod)}"
     return "its pod and log are gone: to keep the next log, run kubectl ddp logs -f"
+
+
+def for_end(status: DDPJobStatus, *, local: bool = False) -> str:
+    """Return advice for a job that has failed; empty for others."""
+    if status.phase != "Failed":
+        return ""
+    cause = latest_cause(status)
+    of_failure = for_failure(cause, has_log=True, local=local) if cause else ""
+    return for_ended(status.reason) or of_failure
+
+
+def latest_cause(status: DDPJobStatus) -> Failure | None:
+    """Return the newest failure that the operator did not ignore."""
+    causes = (each for each in reversed(status.failures) if each.action != "Ignore")
+    return next(causes, None)
+
+
+def _lacking(message: str, *, local: bool) -> str:
+    """Return advice for a command whose file or module is not there; empty for other errors."""
+    _, mark, rest = message.rpartition(": can't open file '")
+    if mark:
+        name = PurePosixPath(clean(rest.partition("'")[0], 120)).name
+        where = "from the present folder" if local else "in the image"
+        return f"send the file with --script {name}, or give its path {where}"
+    _, mark, rest = message.rpartition("No module named ")
+    if mark:
+        module = clean(rest.splitlines()[0].strip("'\" "), 80)
+        where = "for the Python that runs the job" if local else "in the image"
+        return f"install {module} {where}; your own modules need --script, too"
+    return ""
+
+
+def for_pull(job: JobSnapshot, now: datetime) -> str:
+    """Return advice, and what comes next, while a job's image cannot be pulled; else empty."""
+    if job.status.reason not in PULLS:
+        return ""
+    waits = (gap.since for gap in gap_records.stored(job.status) if gap.reason == "CannotStart")
+    left = UNSTARTABLE_SECONDS - (now - min(waits, default=now)).total_seconds()
+    return (
+        f"{REASONS[job.status.reason].remedy}. In {duration(max(left, 0))} the pod is given up; "
+        "if a second node cannot find the image either, the job fails"
+    )
 
 
 def operator_missing(job: JobSnapshot, now: datetime) -> str:
@@ -78,10 +131,10 @@ def operator_missing(job: JobSnapshot, now: datetime) -> str:
         return ""
     if not job.status.observed_generation:
         age = duration((now - job.created).total_seconds())
-        said = f"no operator has handled this job in {age}"
+        problem = f"no operator has handled this job in {age}"
     else:
-        said = "no operator has handled the latest change of the spec yet"
-    return f"{said}: check that one runs for this namespace (kubectl -n ddp-operator get pods)"
+        problem = "no operator has handled the latest change of the spec yet"
+    return f"{problem}: check that one runs for this namespace (kubectl -n ddp-operator get pods)"
 
 
 def local_checkpoints(job: JobSnapshot) -> list[str]:

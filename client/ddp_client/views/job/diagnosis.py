@@ -1,28 +1,35 @@
 """Explain a job's state: one sentence, the evidence, and what to do."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from ddp_operator.api.reasons import REASONS
+from ddp_operator.api.rules import warnings
 from ddp_operator.api.status import Failure
-from ddp_operator.api.values.text import clean, clean_lines, duration, folded
+from ddp_operator.api.values.text import clean, clean_lines, counted, duration, folded
 from ddp_operator.job.failure import records
+from ddp_operator.job.planning.group import remarks
 from ddp_operator.job.pods.state import GATED
 from ddp_operator.job.status.conditions import QUEUED
 from ddp_operator.job.status.progress import last_step_at
+from ddp_protocol.error_texts import AT_LOCALHOST
 
-from ddp_client.views.job import advice, group, slow_rank
+from ddp_client.views.job import advice, group, pace, slow_rank
+from ddp_client.views.job.last_words import readable
 from ddp_client.views.job.memory import memory_checkpoint
 from ddp_client.views.job.pods import Pods, waits
 from ddp_client.views.job.queueing import UNKNOWN, QueueState
 from ddp_client.views.job.screen import in_words
 from ddp_client.views.job.snapshot import JobSnapshot
+from ddp_client.views.reasons import REASONS
 
 _SILENT_SECONDS: Final = 600.0
 """A job without a step for this long may hang; evaluations and checkpoints take minutes."""
+_AT_LOCALHOST: Final = re.compile(AT_LOCALHOST)
 _LAST_WORDS: Final = 6
+_MOST_SIDE_CARS: Final = 3
 _LINE: Final = 160
 
 
@@ -41,16 +48,16 @@ class Diagnosis:
 
     def lines(self, width: int) -> list[str]:
         """Return the text, folded at `width`."""
-        found = folded(self.sentence, width)
-        for title, said in (("evidence", self.evidence), ("what to do", self.remedies)):
+        text = folded(self.sentence, width)
+        for title, entries in (("evidence", self.evidence), ("what to do", self.remedies)):
             if title == "what to do" and self.last_words:
-                found += ["", "last words"]
-                found += [f"  {line[: width - 2]}" for line in self.last_words]
-            if said:
-                found += ["", title]
-                for each in dict.fromkeys(said):
-                    found += folded(each, width, first="  - ", rest="    ")
-        return found
+                text += ["", "last words"]
+                text += [f"  {line[: width - 2]}" for line in self.last_words]
+            if entries:
+                text += ["", title]
+                for each in dict.fromkeys(entries):
+                    text += folded(each, width, first="  - ", rest="    ")
+        return text
 
 
 def diagnose(
@@ -74,94 +81,108 @@ def diagnose(
     }
     if explain := by_phase.get(job.status.phase):
         return explain(job, pods, now)
-    found = _waiting(job, pods, now)
+    diagnosis = _waiting(job, pods, now)
     if queue != UNKNOWN:
-        _queued(found, job, queue)
-    return found
+        _queued(diagnosis, job, queue)
+    return diagnosis
 
 
 def _succeeded(job: JobSnapshot, _: Pods, now: datetime) -> Diagnosis:
-    return Diagnosis(f"{clean(job.name)} has succeeded{_ago(job, now)}: {_message(job)}.")
+    diagnosis = Diagnosis(f"{clean(job.name)} has succeeded{_ago(job, now)}: {_message(job)}.")
+    if pace.trained_nothing(job.status):
+        diagnosis.evidence.append("it trained no step: its checkpoint was of the last one")
+    return diagnosis
 
 
 def _suspended(job: JobSnapshot, _: Pods, now: datetime) -> Diagnosis:
     name = clean(job.name)
-    found = Diagnosis(f"{name} is stopped: spec.suspend is true, and there are no pods.")
+    diagnosis = Diagnosis(f"{name} is stopped: spec.suspend is true, and there are no pods.")
     if not job.suspend:
-        found.sentence = f"{name} is about to resume: spec.suspend is false again."
-    found.evidence += _saved(job, now)
+        diagnosis.sentence = f"{name} is about to resume: spec.suspend is false again."
+    diagnosis.evidence += _saved(job, now)
     if job.suspend:
-        found.remedies.append(f"kubectl ddp resume {name}")
-    return found
+        diagnosis.remedies.append(f"kubectl ddp resume {name}")
+    return diagnosis
 
 
 def _failed(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
     name, reason = clean(job.name), clean(job.status.reason, 64)
-    found = Diagnosis(f"{name} failed{_ago(job, now)}, {reason}: {_message(job)}")
-    _blame(found, _latest(job), pods, now)
-    found.remedies += advice.local_checkpoints(job)
+    diagnosis = Diagnosis(f"{name} failed{_ago(job, now)}, {reason}: {_message(job)}")
+    _blame(diagnosis, advice.latest_cause(job.status), pods, now)
+    diagnosis.evidence += [*_side_cars(pods), *_doubts(job)]
+    diagnosis.remedies += advice.local_checkpoints(job)
     if known := advice.for_ended(job.status.reason):
-        found.remedies.insert(0, known)
-    found.remedies.append(
+        diagnosis.remedies.insert(0, known)
+    diagnosis.remedies.append(
         "a failed job does not start again: delete it and apply it again; it resumes from its "
         "checkpoint if that is not on the pods' own disks"
     )
-    return found
+    return diagnosis
 
 
 def _running(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
     name, progress = clean(job.name), job.status.progress
     unwell = [state for state in pods.states if state not in ("ready", "done")]
-    found = Diagnosis(f"{name} is training: {_message(job)}.")
+    doing = "is running" if progress is None else "is training"
+    diagnosis = Diagnosis(f"{name} {doing}: {_message(job)}.")
+    if progress is None and job.status.restarts:
+        again = counted(job.status.restarts, "restart")
+        diagnosis.sentence = f"{name} runs again after {again}: {_message(job)}."
     if progress is not None:
         silent = (now - (progress.last_step_time or progress.updated_at)).total_seconds()
-        found.evidence.append(f"step {progress.step}, {duration(silent)} ago")
+        diagnosis.evidence.append(f"step {progress.step}, {duration(silent)} ago")
         if last_step_at(job.status) is not None:
-            found.sentence = (
+            diagnosis.sentence = (
                 f"{name}: the script works after its last step, for {duration(silent)}."
             )
-            found.remedies.append(
+            diagnosis.remedies.append(
                 "wait until the script exits: work after the last step has no deadline, except "
                 "spec.activeDeadlineSeconds"
             )
-            found.remedies.append(f"kubectl ddp stacks {name} shows what each rank does")
+            diagnosis.remedies.append(f"kubectl ddp stacks {name} shows what each rank does")
         elif silent > _SILENT_SECONDS:
-            found.sentence = (
+            diagnosis.sentence = (
                 f"{name} is running, but has completed no step for {duration(silent)}: it hangs, "
                 "or evaluates or saves a checkpoint."
             )
             if job.parsed and job.parsed.spec.progress_deadline_seconds is None:
-                found.remedies.append(
+                diagnosis.remedies.append(
                     "set spec.progressDeadlineSeconds: the operator then logs the stacks of a hung "
                     "job and restarts it"
                 )
-            found.remedies.append(
+            diagnosis.remedies.append(
                 f"kubectl ddp why {name} --hang asks all ranks, and names the one that the others "
                 "wait for"
             )
-            found.remedies.append(f"kubectl ddp stacks {name} shows the stack of each rank")
-            found.remedies.append(f"kubectl ddp restart {name} restarts all pods")
+            diagnosis.remedies.append(f"kubectl ddp stacks {name} shows the stack of each rank")
+            diagnosis.remedies.append(f"kubectl ddp restart {name} restarts all pods")
         elif (slow := job.status.slow_rank) is not None:
-            found.sentence = f"{name} is slow: rank {slow.rank} delays the others in each step."
-            found.evidence += slow_rank.lines(slow, now)
-            found.remedies.append(REASONS["SlowRank"].remedy)
+            diagnosis.sentence = f"{name} is slow: rank {slow.rank} delays the others in each step."
+            diagnosis.evidence += slow_rank.lines(slow, now)
+            diagnosis.remedies.append(REASONS["SlowRank"].remedy)
     else:
-        found.evidence.append(
+        diagnosis.evidence.append(
             "its trainer reports no progress: neither its speed nor a hang can be detected"
         )
+    if remark := remarks.present(job.status):
+        first = pods.current.get(0)
+        where = f"pod {clean(first.key.name, 253)}: " if first else ""
+        diagnosis.evidence.append(f"{where}{clean(remark)}")
+        diagnosis.remedies.append(REASONS[remarks.WAITS_AT_LOCALHOST].remedy)
     if unwell:
-        found.evidence.append(f"{len(unwell)} of {len(pods.states)} pods are not ready")
+        diagnosis.evidence.append(f"{len(unwell)} of {len(pods.states)} pods are not ready")
     if size := group.size(job, now):
-        found.evidence.append(f"its group: {size}")
-    found.evidence += group.gaps(job, now)
+        diagnosis.evidence.append(f"its group: {size}")
+    diagnosis.evidence += group.gaps(job, pods, now)
     if unwell or pods.wanted:
-        found.evidence += waits(pods)
+        diagnosis.evidence += waits(pods)
     if remark := group.powerless(job):
-        found.remedies.append(remark)
-    found.remedies += advice.local_checkpoints(job)
-    found.evidence += _past(job, now)
-    found.evidence += _in_memory(job, now)
-    return found
+        diagnosis.remedies.append(remark)
+    diagnosis.evidence += [*_side_cars(pods), *_doubts(job)]
+    diagnosis.remedies += advice.local_checkpoints(job)
+    diagnosis.evidence += _past(job, now)
+    diagnosis.evidence += _in_memory(job, now)
+    return diagnosis
 
 
 def _waiting(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
@@ -170,56 +191,70 @@ def _waiting(job: JobSnapshot, pods: Pods, now: datetime) -> Diagnosis:
     doing = {"Restarting": "is restarting", "Starting": "is starting"}.get(
         status.phase, "is waiting"
     )
-    found = Diagnosis(f"{name} {doing}, {reason or 'Pending'}: {_message(job) or 'pods start'}")
+    diagnosis = Diagnosis(f"{name} {doing}, {reason or 'Pending'}: {_message(job) or 'pods start'}")
     if status.next_start_time is not None and status.next_start_time > now:
         pause = duration((status.next_start_time - now).total_seconds())
-        found.evidence.append(f"the next start is in {pause} (restart backoff)")
-    found.evidence += group.gaps(job, now)
-    found.evidence += waits(pods)
-    reasons = {status.reason, *(pod.waiting for pod in pods.current.values() if pod.waiting)}
-    found.remedies += [known for each in sorted(reasons) if (known := advice.for_waiting(each))]
+        diagnosis.evidence.append(f"the next start is in {pause} (restart backoff)")
+    diagnosis.evidence += group.gaps(job, pods, now)
+    diagnosis.evidence += waits(pods)
+    messages = {status.reason: ""}
+    messages |= {pod.waiting: pod.waiting_message for pod in pods.current.values() if pod.waiting}
+    for waiting, message in sorted(messages.items()):
+        diagnosis.evidence += advice.meaning(message, waiting)
+        if known := advice.for_waiting(waiting, message):
+            diagnosis.remedies.append(known)
     failed = pods.first_failed
     if failed is not None and job.parsed is not None:
-        _blame(found, records.of_pod(job.parsed, failed, now), pods, now)
+        _blame(diagnosis, records.of_pod(job.parsed, failed, now), pods, now)
     elif status.phase == "Restarting":
-        _blame(found, _latest(job), pods, now)
-    found.remedies += advice.local_checkpoints(job)
-    found.evidence += [*_in_memory(job, now), *_problem(job)]
-    return found
+        _blame(diagnosis, advice.latest_cause(job.status), pods, now)
+    diagnosis.evidence += [*_side_cars(pods), *_doubts(job)]
+    diagnosis.remedies += advice.local_checkpoints(job)
+    diagnosis.evidence += [*_in_memory(job, now), *_problem(job)]
+    return diagnosis
 
 
-def _queued(found: Diagnosis, job: JobSnapshot, queue: QueueState) -> None:
+def _queued(diagnosis: Diagnosis, job: JobSnapshot, queue: QueueState) -> None:
     """Explain with Kueue's words that the job waits in its queue."""
     if queue.position:
-        found.evidence.insert(0, f"it waits for {queue.position}")
+        diagnosis.evidence.insert(0, f"it waits for {queue.position}")
     if queue.cause:
-        found.evidence.insert(0, _message(job))
-        found.sentence = f"{clean(job.name)} is waiting, {job.status.reason}: {queue.cause}"
+        diagnosis.evidence.insert(0, _message(job))
+        diagnosis.sentence = f"{clean(job.name)} is waiting, {job.status.reason}: {queue.cause}"
     if queue.eviction:
-        found.evidence.append(f"evicted before: {queue.eviction}")
+        diagnosis.evidence.append(f"evicted before: {queue.eviction}")
     if queue.remedies:
         general = {advice.for_waiting(QUEUED), advice.for_waiting(GATED)}
-        others = [remedy for remedy in found.remedies if remedy not in general]
-        found.remedies = [*queue.remedies, *others]
+        others = [remedy for remedy in diagnosis.remedies if remedy not in general]
+        diagnosis.remedies = [*queue.remedies, *others]
 
 
-def _blame(found: Diagnosis, failure: Failure | None, pods: Pods, now: datetime) -> None:
-    """Add the failure, the last lines of its message, and advice."""
+def _blame(diagnosis: Diagnosis, failure: Failure | None, pods: Pods, now: datetime) -> None:
+    """Add the failure, the last lines of its message and their meaning, and advice."""
     if failure is None:
         return
-    found.evidence.append(in_words(failure, now))
-    found.last_words = clean_lines(failure.message, last=_LAST_WORDS, limit=_LINE)
-    found.remedies.append(advice.for_failure(failure, has_log=failure.pod in pods.names))
+    diagnosis.evidence.append(in_words(failure, now))
+    diagnosis.evidence += advice.meaning(failure.message, failure.reason)
+    diagnosis.last_words = clean_lines(failure.message, last=_LAST_WORDS, limit=_LINE)
+    if remedy := _own_localhost(failure, pods):
+        diagnosis.remedies.append(remedy)
+    diagnosis.remedies.append(advice.for_failure(failure, has_log=failure.pod in pods.names))
 
 
-def _latest(job: JobSnapshot) -> Failure | None:
-    """Return the newest failure that the operator did not ignore."""
-    causes = [failure for failure in job.status.failures if failure.action != "Ignore"]
-    return causes[-1] if causes else None
+def _own_localhost(failure: Failure, pods: Pods) -> str:
+    """Name the pod of a rank that waited for rank 0 in its own pod; empty if none did."""
+    ended = {pod.key.name: pod.exit.message for pod in pods.current.values() if pod.exit}
+    for pod, message in {**ended, failure.pod or "": failure.message}.items():
+        if len(pods.states) > 1 and (address := _AT_LOCALHOST.search(message)):
+            return (
+                f"pod {clean(pod, 253)} waited for rank 0 at {address[1]}, which is that pod "
+                "itself: remove the line of the script that sets MASTER_ADDR"
+            )
+    return ""
 
 
 def _past(job: JobSnapshot, now: datetime) -> Iterable[str]:
-    latest = _latest(job)
+    latest = advice.latest_cause(job.status)
     return [f"its latest failure: {in_words(latest, now)}"] if latest else []
 
 
@@ -227,17 +262,30 @@ def _saved(job: JobSnapshot, now: datetime) -> list[str]:
     saved = job.status.checkpoint
     if saved is None:
         return []
-    age = f", {duration((now - saved.time).total_seconds())} ago" if saved.time else ""
-    return [f"its latest checkpoint is of step {saved.step}{age}"]
+    return [f"its latest checkpoint is of step {saved.step}{pace.ago(saved.time, now)}"]
 
 
 def _in_memory(job: JobSnapshot, now: datetime) -> Iterable[str]:
     return [f"its checkpoint in memory: {line}" for line in memory_checkpoint(job, now)]
 
 
+def _side_cars(pods: Pods) -> list[str]:
+    """Name side cars that failed, with one line for each failure."""
+    failed: dict[str, str] = {}
+    for pod in (*pods.current.values(), *pods.outside):
+        if pod.side_car_failure:
+            failed.setdefault(clean(pod.side_car_failure), clean(pod.key.name, 253))
+    return [f"pod {name}: {failure}" for failure, name in list(failed.items())[:_MOST_SIDE_CARS]]
+
+
+def _doubts(job: JobSnapshot) -> list[str]:
+    doubts = warnings(job.parsed.spec) if job.parsed else ()
+    return [clean(f"the command: {text}") for text in doubts]
+
+
 def _problem(job: JobSnapshot) -> list[str]:
-    said = f"this release of kubectl ddp cannot read its spec: {job.problem}"
-    return [clean(said)] if job.problem else []
+    text = f"this release of kubectl ddp cannot read its spec: {job.problem}"
+    return [clean(text)] if job.problem else []
 
 
 def _finalizers(job: JobSnapshot) -> list[str]:
@@ -246,7 +294,8 @@ def _finalizers(job: JobSnapshot) -> list[str]:
 
 
 def _message(job: JobSnapshot) -> str:
-    return clean(job.status.message).rstrip(".")
+    text = readable(job.status.message, succeeded=job.status.phase == "Succeeded")
+    return clean(text).rstrip(".")
 
 
 def _ago(job: JobSnapshot, now: datetime) -> str:

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import GapRecord
 from ddp_operator.api.values.text import clean, counted, duration
 from ddp_operator.job.membership.world import format_slots, members
+from ddp_operator.job.planning import gap_records
 from ddp_operator.job.planning.group import elasticity, spares
 from ddp_operator.job.planning.words import some
-from ddp_operator.job.pods.observed import Observed
+from ddp_operator.job.pods.observed import Gap, Observed
 
+from ddp_client.views.job.pods import Pods
 from ddp_client.views.job.snapshot import JobSnapshot
 
 
@@ -19,11 +20,11 @@ def size(job: JobSnapshot, now: datetime) -> str:
     if job.parsed is None or not job.parsed.spec.elastic:
         return ""
     spec = job.parsed.spec
-    said = counted(len(job.slots), "pod")
+    text = counted(len(job.slots), "pod")
     changed = job.status.world and job.status.world.changed_at
     if changed and not job.status.finished:
-        said += f" for {duration((now - changed).total_seconds())}"
-    return f"{said}; {spec.max_size} wanted, {spec.min_size} enough"
+        text += f" for {duration((now - changed).total_seconds())}"
+    return f"{text}; {spec.max_size} wanted, {spec.min_size} enough"
 
 
 def changes(job: DDPJob, observed: Observed) -> Iterator[tuple[datetime | None, str]]:
@@ -37,19 +38,20 @@ def changes(job: DDPJob, observed: Observed) -> Iterator[tuple[datetime | None, 
         yield due, f"{who} the group (spec.elastic.growAfterSeconds)"
 
 
-def gaps(job: JobSnapshot, now: datetime) -> list[str]:
+def gaps(job: JobSnapshot, pods: Pods, now: datetime) -> list[str]:
     """Return the node ranks without a training pod, longest first, grouped by reason."""
-    found: dict[str, list[GapRecord]] = {}
-    for gap in sorted(job.status.gaps, key=lambda gap: gap.since):
-        found.setdefault(gap.reason, []).append(gap)
+    by_reason: dict[str, list[Gap]] = {}
+    for gap in sorted(gap_records.stored(job.status), key=lambda gap: gap.since):
+        by_reason.setdefault(gap.reason, []).append(gap)
     lines = []
-    for reason, places in found.items():
-        ranks = format_slots(sorted(gap.node_rank for gap in places))
-        nodes = sorted({gap.node for gap in places if gap.node})
+    for reason, places in by_reason.items():
+        ranks = sorted(gap.node_rank for gap in places)
+        there = (pods.current.get(rank) for rank in ranks)
+        nodes = sorted({pod.node for pod in there if pod and pod.node})
         where = f" on {some([clean(node) for node in nodes])}" if nodes else ""
         age = duration((now - places[0].since).total_seconds())
-        which = "node rank" if len(places) == 1 else "node ranks"
-        lines.append(f"{which} {ranks}: {reason} for {age}{where}")
+        which = "node rank" if len(ranks) == 1 else "node ranks"
+        lines.append(f"{which} {format_slots(ranks)}: {reason} for {age}{where}")
     return lines
 
 

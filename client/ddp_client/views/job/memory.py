@@ -5,6 +5,7 @@ from datetime import datetime
 
 from ddp_operator.api.values.text import clean, counted, duration, number
 
+from ddp_client.views.job.pace import ago
 from ddp_client.views.job.snapshot import JobSnapshot
 
 MISSING = (
@@ -19,21 +20,21 @@ def memory_checkpoint(job: JobSnapshot, now: datetime) -> Iterator[str]:
     """
     if job.parsed is None or job.parsed.spec.memory_checkpoint is None:
         return
-    said = job.status.memory_checkpoint
+    checkpoint = job.status.memory_checkpoint
     if not (job.status.finished or job.suspend):  # their pods and memory are gone
-        if said is not None and said.step is not None:
-            age = f", {duration((now - said.time).total_seconds())} ago" if said.time else ""
-            size = f", {_size(said.size_bytes)} in a pod" if said.size_bytes else ""
-            yield f"step {said.step}{age}{size}, {counted(said.copies, 'copy', 'copies')}"
-        elif job.status.phase == "Running" and not (said and said.refusal):
+        if checkpoint is not None and checkpoint.step is not None:
+            size = f", {_size(checkpoint.size_bytes)} in a pod" if checkpoint.size_bytes else ""
+            copies = counted(checkpoint.copies, "copy", "copies")
+            yield f"step {checkpoint.step}{ago(checkpoint.time, now)}{size}, {copies}"
+        elif job.status.phase == "Running" and not (checkpoint and checkpoint.refusal):
             yield MISSING
-        if said and said.refusal:
-            yield f"not saved: {clean(said.refusal)}"
-    if said and said.restored_at:
-        age = duration((now - said.restored_at).total_seconds())
-        what = f"resumed at step {said.restored_step}"
-        if said.restored_step is None:
-            what = f"restored nothing: {clean(said.restore_reason) or 'no reason given'}"
+        if checkpoint and checkpoint.refusal:
+            yield f"not saved: {clean(checkpoint.refusal)}"
+    if checkpoint and checkpoint.restored_at:
+        age = duration((now - checkpoint.restored_at).total_seconds())
+        what = f"resumed at step {checkpoint.restored_step}"
+        if checkpoint.restored_step is None:
+            what = f"restored nothing: {clean(checkpoint.restore_reason) or 'no reason given'}"
         yield f"the latest restart, {age} ago, {what}"
 
 

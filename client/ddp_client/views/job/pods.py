@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ddp_operator.api.values.text import clean, counted
-from ddp_operator.job.pods import completion
+from ddp_operator.job.pods.observed import completed_indexes
 from ddp_operator.job.pods.state import PodState
 
 from ddp_client.views.job.snapshot import JobSnapshot
@@ -58,7 +58,7 @@ class Pods:
             elif job.elastic or identity.slot < job.replicas + job.spares:
                 outside[identity.slot] = pod
         size = len(job.slots)
-        done = completion.read(job.status.completed_indexes, below=size)
+        done = completed_indexes(job.status.completed_indexes, below=size)
         states = [
             _state(current[index]) if index in current else ("done" if index in done else "missing")
             for index in range(size)
@@ -111,20 +111,20 @@ def _outside(pods: Pods) -> list[str]:
 
 def waits(pods: Pods, most: int = 3) -> list[str]:
     """Return why pods wait, in the scheduler's and kubelet's words; the most frequent first."""
-    found: Counter[tuple[str, str]] = Counter()
+    causes: Counter[tuple[str, str]] = Counter()
     names: dict[tuple[str, str], str] = {}
     for pod in (*pods.current.values(), *(pods.outside if pods.wanted else ())):
         if pod.waiting and not (pod.failed or pod.succeeded or pod.deleting):
             kind = (clean(pod.waiting, 64), clean(pod.waiting_message))
-            found[kind] += 1
+            causes[kind] += 1
             names.setdefault(kind, pod.key.name)
     lines = []
-    for (reason, message), count in found.most_common(most):
+    for (reason, message), count in causes.most_common(most):
         who = f"pod {clean(names[reason, message], 253)}"
         who = who if count == 1 else f"{count} pods, such as {clean(names[reason, message], 253)}"
         lines.append(f"{who}: {reason}" + (f": {message}" if message else ""))
-    if len(found) > most:
-        lines.append(f"and {len(found) - most} more causes")
+    if len(causes) > most:
+        lines.append(f"and {len(causes) - most} more causes")
     return lines
 
 

@@ -1,10 +1,9 @@
 """Kueue's report about a waiting job: its position, the cause of the wait, and what to do.
 
 Kueue writes the cause into the job's Workload (kueue.x-k8s.io v1beta1 and v1beta2). Its messages
-have no reasons that programs can read, so some causes are found by their words.
+are shown as they are: Kueue words them differently from release to release.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,83 +11,21 @@ from typing import Final, NamedTuple
 
 from ddp_operator.api.values.text import clean, duration
 
-from ddp_client.views.job.workload import Workload, said
+from ddp_client.views.job.workload import Workload, message_of
 
-_UNUSED_QUOTA: Final = "insufficient unused quota"
-"""Other jobs use the quota: waiting helps, although other flavors may not fit."""
 _ACTIVE: Final = '{"spec":{"active":true}}'
 _PODS_READY_TIMEOUT: Final = "PodsReadyTimeout"
 
-_WAIT: Final = "wait for quota, or ask the queue's administrator"
-_OTHER_QUEUE: Final = "choose another spec.scheduling.queueName"
+_WAIT: Final = (
+    "wait if other jobs use the quota; otherwise correct what Kueue's message names, or ask the "
+    "queue's administrator"
+)
+_OPEN: Final = (
+    "ask the queue's administrator to open the queue, or choose another spec.scheduling.queueName"
+)
 _START_FASTER: Final = (
     "shorten the start of the pods, for example with a smaller image, or ask Kueue's administrator "
     "to raise waitForPodsReady.timeout"
-)
-
-
-class _Hint(NamedTuple):
-    """A cause that waiting for quota does not cure."""
-
-    words: Sequence[str]
-    """Kueue's message contains one of them."""
-    cause: str
-    remedy: str
-
-
-_HINTS: Final = (
-    _Hint(
-        ("maximum capacity",),
-        "the job is larger than the queue's quota",
-        "lower spec.replicas or the resources of its pods, or ask the queue's administrator for a "
-        "larger quota",
-    ),
-    _Hint(
-        (
-            "no requested topology level",
-            "does not contain the requested level",
-            "does not support TopologyAwareScheduling",
-        ),
-        "the queue's nodes lack the level of spec.scheduling.topology",
-        "choose another spec.scheduling.topology.level, or ask the queue's administrator for a "
-        "Topology with this level",
-    ),
-    _Hint(
-        ("no topology domains at level",),
-        "no node of the queue has the level of spec.scheduling.topology",
-        "wait for nodes with its label, or choose another spec.scheduling.topology.level",
-    ),
-    _Hint(
-        ("allow to fit", "allows to fit only"),
-        "no place in the topology has room for the pods",
-        "wait for free nodes; if there are too few, choose a wider spec.scheduling.topology.level, "
-        "set spec.scheduling.topology.required to false, or lower spec.replicas",
-    ),
-    _Hint(
-        ("unavailable in ClusterQueue",),
-        "the queue has no quota for a resource of the pods",
-        "remove the resource from spec.template, or ask the queue's administrator to add it",
-    ),
-    _Hint(
-        ("untolerated taint", "doesn't match node affinity"),
-        "the pods do not match the queue's nodes",
-        "correct spec.accelerator, or nodeSelector, affinity and tolerations in spec.template",
-    ),
-    _Hint(
-        ("doesn't match ClusterQueue selector",),
-        "the queue does not serve this namespace",
-        f"{_OTHER_QUEUE}, or ask the queue's administrator to select the namespace",
-    ),
-    _Hint(
-        ("resources validation failed", "LimitRange constraints"),
-        "the resources of the pods are not allowed here",
-        "correct the resources of the containers in spec.template",
-    ),
-    _Hint(
-        ("Admission is gated by",),
-        "an annotation of the pods holds them back",
-        "wait for the controller that kueue.x-k8s.io/admission-gated-by names",
-    ),
 )
 
 
@@ -127,13 +64,12 @@ def explain(
         _finished(workload, name)
         or _deactivated(workload, name)
         or _backoff(workload, now)
-        or _held(workload, closed)
-        or _pending(workload)
+        or _pending(workload, closed)
         or _checks(workload)
     )
     evicted = workload.condition("Evicted", "True")
-    told = evicted is not None and evicted.reason.startswith("Deactivated")
-    eviction = "" if told else said(evicted)
+    is_cause = evicted is not None and evicted.reason.startswith("Deactivated")
+    eviction = "" if is_cause else message_of(evicted)
     if cause is None:
         return QueueState(position, eviction=eviction)
     remedies = cause.remedies
@@ -151,7 +87,7 @@ def _finished(workload: Workload, name: str) -> _Cause | None:
     finished = workload.condition("Finished", "True")
     if finished is None:
         return None
-    text = f"Workload {name} is finished, {clean(finished.reason, 64)}: {said(finished)}"
+    text = f"Workload {name} is finished, {clean(finished.reason, 64)}: {message_of(finished)}"
     return _Cause(text, ["correct what the message names, then run kubectl ddp restart"])
 
 
@@ -162,9 +98,9 @@ def _deactivated(workload: Workload, name: str) -> _Cause | None:
     target = workload.condition("DeactivationTarget", "True")  # until Kueue has evicted it
     why, reason = "somebody set its spec.active to false", ""
     if target:
-        why, reason = said(target), target.reason
+        why, reason = message_of(target), target.reason
     elif evicted and evicted.reason.startswith("DeactivatedDueTo"):
-        why = said(evicted).removeprefix("The workload is deactivated due to ")
+        why = message_of(evicted).removeprefix("The workload is deactivated due to ")
         reason = evicted.reason
     # Kubernetes has a kind Workload, too: the name includes the group.
     remedy = f"kubectl patch workloads.kueue.x-k8s.io {name} --type merge -p '{_ACTIVE}'"
@@ -184,31 +120,18 @@ def _backoff(workload: Workload, now: datetime) -> _Cause | None:
     pause = duration((requeue.requeue_at - now).total_seconds())
     number = f" {requeue.count}" if requeue.count else ""
     evicted = workload.condition("Evicted", "True")
-    text = f"Kueue requeues the job in {pause} (requeue{number}): {said(evicted)}"
+    text = f"Kueue requeues the job in {pause} (requeue{number}): {message_of(evicted)}"
     timed_out = evicted is not None and evicted.reason == _PODS_READY_TIMEOUT
     return _Cause(text.rstrip(": "), [_START_FASTER if timed_out else "wait for the requeue"])
 
 
-def _held(workload: Workload, closed: str) -> _Cause | None:
-    pending = workload.condition("QuotaReserved", "False")
-    if pending is None or not workload.held:
-        return None
-    stopped = re.search(r" is (inactive|stopped)$", pending.message)
-    act = "open the queue (stopPolicy: None)" if stopped else "create the queue"
-    text = ": ".join(filter(None, (said(pending), closed)))
-    return _Cause(text, [f"ask the queue's administrator to {act}, or {_OTHER_QUEUE}"])
-
-
-def _pending(workload: Workload) -> _Cause | None:
+def _pending(workload: Workload, closed: str) -> _Cause | None:
     pending = workload.condition("QuotaReserved", "False")
     if pending is None or not pending.message:
         return None
-    parts = pending.message.split("; couldn't assign")  # one for each set of equal pods
-    for hint in _HINTS:
-        for part in parts:
-            if _UNUSED_QUOTA not in part and any(words in part for words in hint.words):
-                return _Cause(f"{hint.cause}: {said(pending)}", [hint.remedy])
-    return _Cause(said(pending), [_WAIT], is_quota=True)
+    if closed:
+        return _Cause(f"{message_of(pending)}: {closed}", [_OPEN])
+    return _Cause(message_of(pending), [_WAIT], is_quota=True)
 
 
 def _checks(workload: Workload) -> _Cause | None:
@@ -218,7 +141,7 @@ def _checks(workload: Workload) -> _Cause | None:
     check = waits[0]
     text = (
         f"quota is reserved; admission check {clean(check.name, 64)} is {clean(check.state, 16)}: "
-        f"{said(check)}"
+        f"{message_of(check)}"
     )
     return _Cause(
         text.rstrip(": "), ["wait for the admission check, or ask the queue's administrator"]

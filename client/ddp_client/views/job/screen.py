@@ -1,10 +1,12 @@
 """The screen of `kubectl ddp status`: one job."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
 from ddp_operator.api import ranks
+from ddp_operator.api.code import Code
+from ddp_operator.api.rules.trainer import gpu_limits
 from ddp_operator.api.status import Failure
 from ddp_operator.api.values.text import clean, counted, duration, facts, number
 from ddp_operator.job.failure import records
@@ -12,6 +14,7 @@ from ddp_operator.job.status import goodput
 
 from ddp_client.views.job import group, pace, slow_rank
 from ddp_client.views.job.advice import operator_missing
+from ddp_client.views.job.last_words import readable
 from ddp_client.views.job.memory import memory_checkpoint
 from ddp_client.views.job.pods import Pods, rows, waits
 from ddp_client.views.job.queueing import UNKNOWN, QueueState
@@ -39,6 +42,7 @@ def screen(
     """
     title = f"{clean(job.name)} in namespace {clean(job.key.namespace)}"
     age = duration((now - job.created).total_seconds())
+    latest = reversed(job.status.failures[-_FAILURES:])
     return [
         f"{title}, {age} old",
         "",
@@ -50,17 +54,23 @@ def screen(
                 *_ranks(job, pods, now),
                 *_waits(job, pods, now, queue.position),
                 *([("Kueue", queue.cause)] if queue.cause else []),
-                *_next(job, pods, now),
+                *_labelled("next", upcoming(job, pods, now)),
                 *_attempts(job),
                 *_time(job, now),
                 *_checkpoint(job, now),
-                *_memory(job, now),
+                *_labelled("in memory", memory_checkpoint(job, now)),
                 *_place(job),
-                *_failures(job, now),
+                *_labelled("failures", (in_words(each, now) for each in latest)),
             ],
             width,
         ),
     ]
+
+
+def _labelled(label: str, lines: Iterable[str]) -> Iterator[Fact]:
+    """Yield lines, the first with a label."""
+    for at, line in enumerate(lines):
+        yield ("" if at else label), line
 
 
 def _state(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
@@ -72,7 +82,8 @@ def _state(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
         phase += f" {how_long} ago" if status.finished else f" for {how_long}"
     yield "phase", phase
     if status.reason:
-        yield "reason", clean(f"{status.reason}: {status.message}".rstrip(": "))
+        text = readable(status.message, succeeded=status.phase == "Succeeded")
+        yield "reason", clean(f"{status.reason}: {text}".rstrip(": "))
     if job.problem and status.reason != "InvalidSpec":
         yield "spec", clean(f"this release cannot read it: {job.problem}")
     if missing := operator_missing(job, now):
@@ -83,27 +94,26 @@ def _progress(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
     progress = job.status.progress
     if progress is None:
         return
-    said = f"step {progress.step}"
+    text = f"step {progress.step}"
     if progress.total_steps:
-        said += f" of {progress.total_steps} ({min(progress.step / progress.total_steps, 1):.0%})"
+        text += f" of {progress.total_steps} ({min(progress.step / progress.total_steps, 1):.0%})"
     if progress.epoch is not None:
-        said += f", epoch {progress.epoch}"
+        text += f", epoch {progress.epoch}"
     if progress.loss is not None:
-        said += f", loss {number(progress.loss)}"
+        text += f", loss {number(progress.loss)}"
     if progress.samples_per_second is not None:
-        said += f", {number(progress.samples_per_second)} samples/s"
+        text += f", {number(progress.samples_per_second)} samples/s"
     left = pace.remaining_seconds(job, now)
     if left is not None:
-        said += f", about {duration(left)} left"
-    yield "progress", said
+        text += f", about {duration(left)} left"
+    yield "progress", text
     at = progress.last_step_time or progress.updated_at
     if job.status.phase == "Succeeded" and progress.step < (progress.total_steps or 0):
         yield "", "the last report; the job completed after it"
     if not job.status.finished:
         yield "", f"last step {duration((now - at).total_seconds())} ago"
     if job.status.slow_rank is not None and not job.status.finished:
-        for number_, line in enumerate(slow_rank.lines(job.status.slow_rank, now)):
-            yield ("" if number_ else "slow"), line
+        yield from _labelled("slow", slow_rank.lines(job.status.slow_rank, now))
 
 
 def _ranks(job: JobSnapshot, pods: Pods, now: datetime) -> Iterator[Fact]:
@@ -113,8 +123,7 @@ def _ranks(job: JobSnapshot, pods: Pods, now: datetime) -> Iterator[Fact]:
     sizes = ranks.pod_sizes(job.parsed.spec) if job.parsed else ""
     each = ranks.local_world_size(job.parsed.spec, 0) if job.parsed else 1
     processes = f"{sizes} processes" if sizes else f"{each} ranks each" if each > 1 else ""
-    for number_, line in enumerate(rows(pods)):
-        yield ("" if number_ else "pods" if processes else "ranks"), line
+    yield from _labelled("pods" if processes else "ranks", rows(pods))
     if processes:
         yield "", processes
     if size := group.size(job, now):
@@ -125,19 +134,12 @@ def _waits(job: JobSnapshot, pods: Pods, now: datetime, position: str) -> Iterat
     if job.status.finished:
         return
     next_start = job.status.next_start_time
-    lines = waits(pods)
+    lines = [position] if position else []
     if next_start is not None and next_start > now:
         seconds = duration((next_start - now).total_seconds())
-        lines = [f"the next start in {seconds} (restart backoff)", *lines]
-    if position:
-        lines = [position, *lines]
-    for at, line in enumerate(lines):
-        yield ("" if at else "waits for"), line
-
-
-def _next(job: JobSnapshot, pods: Pods, now: datetime) -> Iterator[Fact]:
-    for at, line in enumerate(upcoming(job, pods, now)):
-        yield ("" if at else "next"), line
+        lines.append(f"the next start in {seconds} (restart backoff)")
+    lines += waits(pods)
+    yield from _labelled("waits for", lines)
 
 
 def _attempts(job: JobSnapshot) -> Iterator[Fact]:
@@ -154,26 +156,23 @@ def _time(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
     spent = pace.spent(job, now)
     if not sum(spent.values()):
         return
-    parts = [f"{kind} {duration(spent[kind])}" for kind in goodput.KINDS if spent[kind]]
     ratio = pace.training_ratio(job, now)
-    said = f"{ratio:.0%} training: " if ratio is not None else ""
+    # Without steps, nothing tells training from imports and waiting.
+    names = {} if ratio is not None else {"training": "running"}
+    used = [kind for kind in goodput.KINDS if spent[kind]]
+    parts = [f"{names.get(kind, kind)} {duration(spent[kind])}" for kind in used]
+    share = f"{ratio:.0%} training: " if ratio is not None else ""
     books = job.status.goodput
     lost = f"; {counted(books.steps_lost, 'step')} lost" if books and books.steps_lost else ""
-    yield "goodput", f"{said}{', '.join(parts)}{lost}"
+    yield "goodput", f"{share}{', '.join(parts)}{lost}"
 
 
 def _checkpoint(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
     saved = job.status.checkpoint
     if saved is None:
         return
-    age = f", {duration((now - saved.time).total_seconds())} ago" if saved.time else ""
     path = f", {clean(saved.path)}" if saved.path else ""
-    yield "checkpoint", f"step {saved.step}{age}{path}"
-
-
-def _memory(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
-    for at, line in enumerate(memory_checkpoint(job, now)):
-        yield ("" if at else "in memory"), line
+    yield "checkpoint", f"step {saved.step}{pace.ago(saved.time, now)}{path}"
 
 
 def _place(job: JobSnapshot) -> Iterator[Fact]:
@@ -183,6 +182,11 @@ def _place(job: JobSnapshot) -> Iterator[Fact]:
     if accelerator:
         what = accelerator.type or f"compute class {accelerator.compute_class}"
         yield "GPUs", clean(f"{accelerator.count} x {what} a pod, {accelerator.provisioning}")
+    elif job.parsed and (gpus := gpu_limits(job.parsed.spec)):
+        text = ", ".join(f"{amount} x {name}" for name, amount in gpus.items())
+        yield "GPUs", clean(f"{text} a pod")
+    if code := Code.parse(job.status.bookkeeping.code):
+        yield "code", code.id
     queue = (
         job.parsed.spec.scheduling.queue_name if job.parsed and job.parsed.spec.scheduling else None
     )
@@ -191,12 +195,6 @@ def _place(job: JobSnapshot) -> Iterator[Fact]:
     if avoided := job.status.excluded_nodes:
         more = f" and {len(avoided) - _NAMED} more" if len(avoided) > _NAMED else ""
         yield "avoids", clean(", ".join(avoided[:_NAMED]), 400) + more
-
-
-def _failures(job: JobSnapshot, now: datetime) -> Iterator[Fact]:
-    latest = job.status.failures[-_FAILURES:]
-    for at, failure in enumerate(reversed(latest)):
-        yield ("" if at else "failures"), in_words(failure, now)
 
 
 def in_words(failure: Failure, now: datetime) -> str:
@@ -209,11 +207,12 @@ def in_words(failure: Failure, now: datetime) -> str:
 def change(job: JobSnapshot) -> str:
     """Return a job's state in one line, for a log of its changes."""
     status = job.status
-    said = f"{'being deleted' if job.deleting else status.phase} {status.ready or '-'}"
+    text = f"{'being deleted' if job.deleting else status.phase} {status.ready or '-'}"
     if status.progress is not None:
-        said += f" step {status.progress.step}"
+        text += f" step {status.progress.step}"
         if status.progress.loss is not None:
-            said += f", loss {number(status.progress.loss)}"
+            text += f", loss {number(status.progress.loss)}"
     if status.reason:
-        said += f" {clean(f'{status.reason}: {status.message}'.rstrip(': '))}"
-    return said
+        message = readable(status.message, succeeded=status.phase == "Succeeded")
+        text += f" {clean(f'{status.reason}: {message}'.rstrip(': '))}"
+    return text

@@ -11,7 +11,7 @@ def lines(slow: SlowRank, now: datetime) -> list[str]:
     """Return the facts about a slow rank, one a line."""
     since = duration((now - slow.since).total_seconds())
     where = f", node {clean(slow.node)}" if slow.node else ""
-    found = [f"rank {slow.rank}, pod {clean(slow.pod)}{where}, for {since}", cost(slow)]
+    facts = [f"rank {slow.rank}, pod {clean(slow.pod)}{where}, for {since}", cost(slow)]
     if slow.not_replaced:
-        found.append(f"not replaced: {clean(slow.not_replaced)}")
-    return found
+        facts.append(f"not replaced: {clean(slow.not_replaced)}")
+    return facts

@@ -110,5 +110,5 @@ class JobSnapshot:
 
     def since(self, type_: str) -> datetime | None:
         """Return since when a condition is true; None when it is not."""
-        found = (c for c in self.status.conditions if c.type == type_ and c.status == "True")
-        return next((c.last_transition_time for c in found), None)
+        conditions = (c for c in self.status.conditions if c.type == type_ and c.status == "True")
+        return next((c.last_transition_time for c in conditions), None)

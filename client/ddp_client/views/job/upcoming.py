@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.values.text import duration
-from ddp_operator.job.planning import gap_clocks, gaps
+from ddp_operator.job.planning import gap_records, gaps
 from ddp_operator.job.planning.cleanup import expiry
 from ddp_operator.job.planning.decisions import active_deadline
 from ddp_operator.job.planning.places.scheduling import timeout_due
@@ -24,12 +24,12 @@ def upcoming(job: JobSnapshot, pods: Pods, now: datetime) -> list[str]:
     """
     if job.parsed is None or job.deleting or job.suspend:
         return []
-    found = sorted(
+    events = sorted(
         (due, words)
         for due, words in _known(job.parsed, pods, now)
         if due is not None and due > now
     )
-    return [f"in {duration((due - now).total_seconds())} {words}" for due, words in found]
+    return [f"in {duration((due - now).total_seconds())} {words}" for due, words in events]
 
 
 def _known(job: DDPJob, pods: Pods, now: datetime) -> Iterator[tuple[datetime | None, str]]:
@@ -38,7 +38,7 @@ def _known(job: DDPJob, pods: Pods, now: datetime) -> Iterator[tuple[datetime | 
         return
     yield active_deadline(job), "the job fails (spec.activeDeadlineSeconds)"
     observed = observe(job, [*pods.current.values(), *pods.outside])
-    observed = replace(observed, gaps=gap_clocks.stored(job.status))
+    observed = replace(observed, gaps=gap_records.stored(job.status))
     yield gaps.next_due(job, observed), "its pods count as lost, unless they start or answer"
     due = timeout_due(job, observed)
     yield (

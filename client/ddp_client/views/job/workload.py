@@ -1,6 +1,5 @@
 """The parts of a Kueue Workload that explain why a job waits (v1beta1 and v1beta2)."""
 
-import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Final, Self
@@ -12,7 +11,6 @@ from pydantic.alias_generators import to_camel
 
 _MESSAGE: Final = 400
 """Most characters of a message of Kueue that are shown."""
-_HELD: Final = re.compile(r"(?:Local|Cluster)Queue \S+ (is |doesn't exist|not found)")
 
 
 class _Part(BaseModel):
@@ -71,23 +69,17 @@ class Workload(_Part):
 
     def condition(self, type_: str, status: str) -> Condition | None:
         """Return a condition with this status; None if it has another."""
-        found = self._conditions.get(type_)
-        return found if found is not None and found.status == status else None
-
-    @property
-    def held(self) -> bool:
-        """True if its queue is missing or admits nothing."""
-        pending = self.condition("QuotaReserved", "False")
-        return pending is not None and _HELD.match(pending.message) is not None
+        condition = self._conditions.get(type_)
+        return condition if condition is not None and condition.status == status else None
 
 
 def inactive(queue: Manifest) -> str:
     """Return why a LocalQueue or ClusterQueue admits nothing; empty if it does or it is unknown."""
     read = Workload.read({"status": queue.get("status") or {}})
-    found = read.condition("Active", "False") if read else None
-    return said(found)
+    condition = read.condition("Active", "False") if read else None
+    return message_of(condition)
 
 
-def said(part: Condition | Check | None) -> str:
+def message_of(part: Condition | Check | None) -> str:
     """Return Kueue's message, safe to print, without its full stop; empty without one."""
     return clean(part.message, _MESSAGE).rstrip(".") if part else ""

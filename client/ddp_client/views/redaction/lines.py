@@ -1,33 +1,20 @@
-"""Remove secrets from the objects and logs of a bug report.
-
-Environment variables lose all their values. Elsewhere a value is removed because of its name
-(`DB_PASS=…`, `--wandb-key …`), its place (a header, a URL, after `login`) or its form: the tokens
-that start with a known prefix, and those that detect-secrets knows. This removes too much rather
-than too little, but a secret without any of these signs stays.
-
-The text comes from pods: all expressions are RE2's, lines are cut, and the time is limited.
-"""
+"""Find secrets in one line of text, by the name of a value, its place or its form."""
 
 import re
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, lru_cache
 from typing import Any, Final
 
 import re2
 
-from ddp_client.views.secret_names import LONGEST, is_secret, may_have_spaces, names_secret
+from ddp_client.views.redaction.names import LONGEST, is_secret, may_have_spaces, names_secret
 
 REMOVED: Final = "<removed>"
 _MARK: Final = REMOVED.encode()
 _LONGEST_LINE: Final = 16_384
-_SECONDS: Final = 60.0
 _CACHED_LINES: Final = 4096
 """Pods of a job have the same lines."""
-_REFERENCES: Final = frozenset({"secretName", "secretKeyRef", "serviceAccountName", "secretRef"})
-"""Fields that name a secret but do not contain it."""
 
 _NAMED: Final = re2.compile(
     rf"""([\w.-]{{1,{LONGEST}}})\\?["']?\]?\s{{0,9}}(=>|[=:]|\bis\s)\s{{0,9}}"""
@@ -57,126 +44,12 @@ _TOKEN: Final = re2.compile(
     r"dckr_[a-z]{3}_|pypi-|nvapi-|wandb_v1_|gsk_|r8_|tskey-|dop_v1_|glsa_|hvs\.|dapi|AIza|ya29\.|"
     r"AGE-SECRET-KEY-)[\w-]{16,}"
 )
-_PRIVATE_KEY: Final = re2.compile(
-    r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\z)|"
-    r"(?:[A-Za-z0-9+/=]{16,}\s{1,4})*[A-Za-z0-9+/=]*\s{0,4}-----END [A-Z ]*PRIVATE KEY-----"
-)
-"""The end alone is in the first lines of a log that was cut."""
-
-_DROPPED_ANNOTATIONS: Final = ("last-applied-configuration", "last-applied")
-_LONGEST_ANNOTATION: Final = 1024
-_NODE: Final = {
-    "metadata": ("name", "labels", "creationTimestamp"),
-    "spec": ("taints", "unschedulable"),
-    "status": ("conditions", "nodeInfo", "allocatable", "capacity"),
-}
 
 Span = tuple[int, int]
 
 
-class RedactionTimeoutError(Exception):
-    """The text takes too long; the rest of it must be left out."""
-
-
-class Redactor:
-    """Removes secrets, and counts them by kind."""
-
-    def __init__(self, seconds: float = _SECONDS) -> None:
-        self._left = seconds
-        self._removed: Counter[str] = Counter()
-
-    def removed(self) -> Counter[str]:
-        """Return the removed secrets by kind, and begin to count again."""
-        removed, self._removed = self._removed, Counter()
-        return removed
-
-    def text(self, text: str) -> str:
-        """Return a text without secrets.
-
-        Raises:
-            RedactionTimeoutError: all texts together take too long.
-        """
-        if "PRIVATE KEY-----" in text:
-            text, count = _PRIVATE_KEY.subn(REMOVED, text)
-            self._count("private key", count)
-        return "\n".join(map(self._one_line, text.split("\n")))
-
-    def words(self, words: Iterable[str]) -> Iterator[str]:
-        """Yield the words of a command without secrets."""
-        before: list[str] = []
-        for word in words:
-            if before and _hides(before[-1], word, " ".join(before[-2:-1])):
-                self._count("value after a flag")
-                yield REMOVED
-            elif "login" in before and _looks_random(word):
-                self._count("value after login")
-                yield REMOVED
-            else:
-                yield self.text(word)
-            before.append(word)
-
-    def manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an object without secrets, in the same structure."""
-        made: dict[str, Any] = self._cleared(manifest, "")
-        return made
-
-    def node(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a node's name, labels and state, without addresses and annotations."""
-        kept = {
-            part: {name: (manifest.get(part) or {}).get(name) for name in names}
-            for part, names in _NODE.items()
-        }
-        return self.manifest(kept)
-
-    def _one_line(self, line: str) -> str:
-        if self._left < 0:
-            raise RedactionTimeoutError
-        begin = time.thread_time()
-        scrubbed, kinds = _line(line)
-        self._left -= time.thread_time() - begin
-        self._removed.update(kinds)
-        return scrubbed
-
-    def _count(self, kind: str, count: int = 1) -> None:
-        self._removed.update([kind] * count)
-
-    def _cleared(self, value: Any, field: str) -> Any:
-        if isinstance(value, Mapping):
-            return dict(self._fields(value, field))
-        if isinstance(value, list):
-            if value and all(isinstance(each, str) for each in value):
-                return list(self.words(value))
-            return [self._cleared(each, field) for each in value]
-        if not isinstance(value, str):
-            return value
-        if field not in _REFERENCES and is_secret(field, value):
-            self._count("field named like a secret")
-            return REMOVED
-        return self.text(value)
-
-    def _fields(self, value: Mapping[str, Any], field: str) -> Iterator[tuple[str, Any]]:
-        """Yield a mapping's fields; in an item with `name` and `value`, the name decides."""
-        name = value.get("name")
-        for key, each in value.items():
-            if key == "managedFields":
-                continue
-            if field == "annotations" and isinstance(each, str):
-                if key.endswith(_DROPPED_ANNOTATIONS) or len(each) > _LONGEST_ANNOTATION:
-                    self._count("annotation")
-                    yield key, REMOVED
-                    continue
-            elif key == "value" and isinstance(each, str) and isinstance(name, str):
-                if each and field == "env":
-                    self._count("environment variable")
-                    yield key, REMOVED
-                else:
-                    yield key, self._cleared(each, name)
-                continue
-            yield key, self._cleared(each, key)
-
-
 @lru_cache(_CACHED_LINES)
-def _line(line: str) -> tuple[str, tuple[str, ...]]:
+def without_secrets(line: str) -> tuple[str, tuple[str, ...]]:
     """Return a line without secrets, and the kinds of those that were in it."""
     if len(line) > _LONGEST_LINE:
         line = f"{line[: _LONGEST_LINE - 1]}…"
@@ -225,7 +98,7 @@ def _named(match: Any) -> Span | None:
     if is_unquoted:
         end = begin + len(line[begin:end].rstrip(b" ,;)]}"))
     text = line[begin:end].decode(errors="replace")
-    if sign not in (b"=", b"=>", b":") and not _looks_random(text):  # "the token is invalid"
+    if sign not in (b"=", b"=>", b":") and not looks_random(text):  # "the token is invalid"
         return None
     return (begin, end) if is_secret(name, text) else None
 
@@ -238,10 +111,10 @@ def _flagged(match: Any) -> Span | None:
     begin, end = span = _group(value)
     before = match.string[max(0, match.start() - LONGEST) : match.start()].rstrip()
     words = (match[1], match.string[begin:end], before)
-    return span if _hides(*(word.decode(errors="replace") for word in words)) else None
+    return span if hides(*(word.decode(errors="replace") for word in words)) else None
 
 
-def _hides(flag: str, value: str, before: str) -> bool:
+def hides(flag: str, value: str, before: str) -> bool:
     """Return True if a flag's value is a secret; `before`: what is before the flag."""
     if not flag.startswith("-") or "=" in flag or value.startswith("-"):
         return False
@@ -268,10 +141,11 @@ def _parameter(match: Any) -> Span | None:
 
 def _random(match: Any) -> Span | None:
     begin, end = _group(match)
-    return (begin, end) if _looks_random(match.string[begin:end].decode()) else None
+    return (begin, end) if looks_random(match.string[begin:end].decode()) else None
 
 
-def _looks_random(word: str) -> bool:
+def looks_random(word: str) -> bool:
+    """Return True if a word has the form of a key: long, with digits or capitals."""
     is_mixed = any(each.isdigit() or each.isupper() for each in word)
     return len(word) >= 16 and (is_mixed or (len(word) > 30 and word[-30:].isalpha()))
 

@@ -3,16 +3,16 @@
 import sys
 
 import click
-from ddp_operator.kube.channels import open_exec
+from ddp_operator.ports import Key
 
-from ddp_client.cli.app import connection_options, job_argument, job_key, on_cluster
+from ddp_client.cli.app import job_argument, on_job
 from ddp_client.cli.commands.pods.selection import rank_option, running_pod
 from ddp_client.cli.terminal import join
+from ddp_client.remote.channels import open_exec
 from ddp_client.remote.cluster import Cluster
 
 
 @click.command("exec")
-@connection_options
 @job_argument
 @rank_option
 @click.option("-i", "--stdin", is_flag=True, help="Pass standard input to the program.")
@@ -33,11 +33,11 @@ def exec_(
     if tty and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("--tty: standard input and output are no terminal; leave it out")
 
-    async def act(cluster: Cluster, namespace: str) -> int:
-        pod = await running_pod(cluster, job_key(namespace, name), rank)
+    async def act(cluster: Cluster, key: Key) -> int:
+        pod = await running_pod(cluster, key, rank)
         async with open_exec(
             cluster.client, pod.key, pod.container, command, stdin=stdin or tty, tty=tty
         ) as program:
             return await join(program, stdin=stdin or tty, terminal=tty)
 
-    context.exit(on_cluster(act))
+    context.exit(on_job(name, act))

@@ -9,9 +9,10 @@ from ddp_operator.api.job import DDPJob
 from ddp_operator.api.values.text import clean
 from ddp_operator.hang.evidence import RankEvidence, Room, TooMuchError, TracesAnswer, read
 from ddp_operator.job.pods.state import PodState
+from ddp_operator.ports import Key
 
-from ddp_client.cli.app import fetch, job_key
-from ddp_client.cli.commands.pods.selection import chosen_pods
+from ddp_client.cli.app import fetch
+from ddp_client.cli.commands.pods.selection import chosen_pods, each_of
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.launcher import NoAnswerError, ask_launcher
 from ddp_client.views import live_hang as view
@@ -19,55 +20,46 @@ from ddp_client.views.changes import RefusedError
 
 _MOST_PODS: Final = 256
 """As the operator: a part of a larger job would mislead."""
-_AT_ONCE: Final = 8
-"""Programs started in pods at the same time."""
 _SECONDS: Final = 25.0
 """Time for a pod to answer; other requests for stacks have twelve seconds, its ranks ten."""
 _APART_SECONDS: Final = 5.0
 """Between two looks; collectives of a training that works take less."""
 
 
-async def look(cluster: Cluster, namespace: str, name: str) -> view.LiveHang:
+async def look(cluster: Cluster, key: Key) -> view.LiveHang:
     """Ask all launchers, twice if a rank seems to keep the others waiting.
 
     Raises:
         RefusedError: the job's launchers cannot be asked.
     """
-    job, pods = await fetch(cluster, job_key(namespace, name))
-    chosen = chosen_pods(job, pods, ())
-    if job.parsed is None:
+    job, pods = await fetch(cluster, key)
+    chosen, parsed = chosen_pods(job, pods, ()), job.parsed
+    if parsed is None:
         raise RefusedError(f"--hang: cannot tell which pod has which rank: {job.problem}")
     if len(chosen) < len(job.slots):
         raise RefusedError(
             f"--hang: {len(chosen)} of {len(job.slots)} pods exist, so ranks wait for the others: "
-            f"run kubectl ddp why {name}"
+            f"run kubectl ddp why {key.name}"
         )
     if len(chosen) > _MOST_PODS:
         raise RefusedError(
             f"--hang asks at most {_MOST_PODS} pods, the job has {len(chosen)}: use kubectl ddp "
-            f"stacks {name} --rank, or set spec.progressDeadlineSeconds"
+            f"stacks {key.name} --rank, or set spec.progressDeadlineSeconds"
         )
+
+    async def ask_all() -> Sequence[view.PodAnswer]:
+        room = Room()
+        return await each_of(chosen, lambda pod: _ask(cluster, parsed, pod, room))
+
     try:
-        answers = await _ask_all(cluster, job.parsed, chosen)
+        answers = await ask_all()
         first = view.first_look(answers)
         if first.ranks:
             await asyncio.sleep(_APART_SECONDS)
-            answers = await _ask_all(cluster, job.parsed, chosen)
+            answers = await ask_all()
         return view.second_look(first, answers, _APART_SECONDS)
     except TooMuchError as error:
-        raise RefusedError(f"--hang: {error}; see kubectl ddp stacks {name} --rank") from None
-
-
-async def _ask_all(
-    cluster: Cluster, job: DDPJob, pods: Sequence[PodState]
-) -> Sequence[view.PodAnswer]:
-    slots, room = asyncio.Semaphore(_AT_ONCE), Room()
-
-    async def ask(pod: PodState) -> view.PodAnswer:
-        async with slots:
-            return await _ask(cluster, job, pod, room)
-
-    return await asyncio.gather(*map(ask, pods))
+        raise RefusedError(f"--hang: {error}; see kubectl ddp stacks {key.name} --rank") from None
 
 
 async def _ask(cluster: Cluster, job: DDPJob, pod: PodState, room: Room) -> view.PodAnswer:

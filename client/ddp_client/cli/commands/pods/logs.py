@@ -1,5 +1,6 @@
 """The command `logs`."""
 
+import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -8,23 +9,18 @@ from typing import Final
 
 import click
 from ddp_operator.api import ranks
-from ddp_operator.api.values.text import clean_output, counted
+from ddp_operator.api.status import Failure
+from ddp_operator.api.values.text import clean, clean_output, counted
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 
-from ddp_client.cli.app import (
-    connection_options,
-    fetch,
-    job_argument,
-    job_key,
-    on_cluster,
-    read_duration,
-)
-from ddp_client.cli.commands.pods.selection import chosen_pods
+from ddp_client.cli.app import fetch, job_argument, on_job, read_duration
+from ddp_client.cli.commands.pods.selection import chosen_indexes, chosen_pods, ranks_option
 from ddp_client.remote.cluster import Cluster, NoSuchJobError
 from ddp_client.remote.following import MOST_HELD, followed
 from ddp_client.remote.logs import Line, Wanted, printed
 from ddp_client.views.folding import fold, spans
+from ddp_client.views.job.last_words import log_lines
 from ddp_client.views.job.pods import Pods
 from ddp_client.views.job.snapshot import JobSnapshot
 
@@ -39,15 +35,8 @@ _HELD_SECONDS: Final = 0.3
 
 
 @click.command()
-@connection_options
 @job_argument
-@click.option(
-    "--rank",
-    "wanted_ranks",
-    type=click.IntRange(0),
-    multiple=True,
-    help="Only this rank's pod; lines that name another rank are left out. Repeatable.",
-)
+@ranks_option("Only this rank's pod; lines that name another rank are left out. Repeatable.")
 @click.option(
     "-f",
     "--follow",
@@ -56,6 +45,12 @@ _HELD_SECONDS: Final = 0.3
 )
 @click.option(
     "--tail", type=click.IntRange(0), metavar="LINES", help="Only this many last lines of each pod."
+)
+@click.option(
+    "--attempt",
+    type=click.IntRange(0),
+    metavar="N",
+    help="An earlier attempt. Of failed pods that are gone, the job keeps the last lines.",
 )
 @click.option(
     "--since", callback=read_duration, metavar="DURATION", help="Only newer lines, such as 5m."
@@ -78,6 +73,7 @@ def logs(
     wanted_ranks: tuple[int, ...],
     follow: bool,
     tail: int | None,
+    attempt: int | None,
     since: float | None,
     max_pods: int,
     fold: bool,
@@ -88,13 +84,17 @@ def logs(
     clocks agree.
     """
     wanted = Wanted(tail, None if since is None else max(math.ceil(since), 1))
+    if follow and attempt is not None:
+        raise click.UsageError("--attempt: an earlier attempt does not grow; leave --follow out")
 
-    async def act(cluster: Cluster, namespace: str) -> None:
-        key = job_key(namespace, name)
+    async def act(cluster: Cluster, key: Key) -> None:
+        if attempt is not None:
+            await _show_attempt(cluster, key, wanted, frozenset(wanted_ranks), max_pods, attempt)
+            return
         show = follow_logs if follow else _show_printed
         await show(cluster, key, wanted, frozenset(wanted_ranks), max_pods, folds=fold)
 
-    on_cluster(act)
+    on_job(name, act)
 
 
 async def _show_printed(
@@ -103,10 +103,70 @@ async def _show_printed(
     job, pods = await fetch(cluster, key)
     chosen = [pod for pod in chosen_pods(job, pods, only) if pod.started or pod.exit]
     if not chosen:
-        click.echo("No pod has started yet; run kubectl ddp why to see the reason.", err=True)
+        failures = [each for each in job.status.failures if each.action != "Ignore"]
+        if job.status.finished:
+            click.echo("No pod has a log any more.", err=True)
+        else:
+            click.echo("No pod has started yet; run kubectl ddp why to see the reason.", err=True)
+        _show_kept(job, [each for each in failures if each.attempt == failures[-1].attempt], only)
     _tell_left_out(len(chosen) - most)
+    await _show(cluster, job, chosen[:most], wanted, only, folds=folds)
+
+
+async def _show_attempt(
+    cluster: Cluster, key: Key, wanted: Wanted, only: Collection[int], most: int, attempt: int
+) -> None:
+    """Print the logs of an attempt's pods; of those that are gone, the recorded end."""
+    manifest, all_pods = await asyncio.gather(cluster.job(key), cluster.pods(key))
+    job = JobSnapshot.read(manifest)
+    indexes = chosen_indexes(job, only)
+    pods = [
+        pod
+        for pod in all_pods
+        if pod.owner_uid == job.uid and pod.identity.attempt == attempt
+        if (pod.started or pod.exit) and (not only or pod.identity.index in indexes)
+    ]
+    there = {pod.key.name for pod in pods}
+    _tell_left_out(len(pods) - most)
+    await _show(cluster, job, pods[:most], wanted, only, folds=True)
+    failures = [
+        failure
+        for failure in job.status.failures
+        if failure.attempt == attempt and failure.pod not in there
+    ]
+    if not _show_kept(job, failures, only) and not pods:
+        newest = job.status.attempt
+        note = f"Nothing is left of attempt {attempt}; the newest attempt is {newest}."
+        click.echo(note, err=True)
+
+
+def _show_kept(job: JobSnapshot, failures: Sequence[Failure], only: Collection[int]) -> int:
+    """Print what the job's status keeps of the logs of failed pods; return of how many pods."""
+    indexes, shown = chosen_indexes(job, only), 0
+    for failure in failures:
+        is_chosen = failure.index in indexes if failure.rank is None else failure.rank in only
+        if only and not is_chosen:
+            continue
+        shown += 1
+        lead = f"Pod {clean(failure.pod)} is gone; these last lines were kept in the job:"
+        click.echo(lead, err=True)
+        who = spans([_own_ranks(job, failure.index, failure.rank)])
+        for text in log_lines(failure.message):
+            click.echo(f"{who} | {text}")
+    return shown
+
+
+async def _show(
+    cluster: Cluster,
+    job: JobSnapshot,
+    pods: Sequence[PodState],
+    wanted: Wanted,
+    only: Collection[int],
+    *,
+    folds: bool,
+) -> None:
     held: list[Line] = []
-    async for line in printed(cluster, chosen[:most], wanted):
+    async for line in printed(cluster, pods, wanted):
         if held and (
             len(held) >= MOST_HELD or line.time - held[0].time >= timedelta(seconds=_FOLDED_SECONDS)
         ):
@@ -156,20 +216,20 @@ async def follow_logs(
 
 def _tell_left_out(count: int) -> None:
     if count > 0:
-        said = f"The logs of {counted(count, 'more pod')} are left out"
-        click.echo(f"{said}: choose with --rank, or raise --max-pods.", err=True)
+        note = f"The logs of {counted(count, 'more pod')} are left out"
+        click.echo(f"{note}: choose with --rank, or raise --max-pods.", err=True)
 
 
 def _print(job: JobSnapshot, lines: Sequence[Line], only: Collection[int], *, folds: bool) -> None:
     last = ranks.world_size(job.parsed.spec) - 1 if job.parsed else job.replicas - 1
     several = job.parsed is not None and ranks.local_world_size(job.parsed.spec, 0) > 1
     width = len(str(last)) * (1 + several) + several
-    said = [
+    texts = [
         (_speaker(job, line), (clean_output(line.text, _MOST_CHARACTERS), line.note))
         for line in lines
         if line.may_be_of(only)
     ]
-    for (text, note), speakers in fold(said) if folds else [(what, [who]) for who, what in said]:
+    for (text, note), speakers in fold(texts) if folds else [(what, [who]) for who, what in texts]:
         who = spans(speakers)
         if len(speakers) > 1:
             who = f"[{who} x{len(speakers)}]"
@@ -178,7 +238,11 @@ def _print(job: JobSnapshot, lines: Sequence[Line], only: Collection[int], *, fo
 
 def _speaker(job: JobSnapshot, line: Line) -> range:
     """Return the ranks that may have printed a line: the rank that it names, or its pod's."""
-    if line.rank is not None:
-        return range(line.rank, line.rank + 1)
-    index = line.pod.identity.index
+    return _own_ranks(job, line.pod.identity.index, line.rank)
+
+
+def _own_ranks(job: JobSnapshot, index: int, rank: int | None) -> range:
+    """Return one rank if it is known, otherwise all ranks of a pod."""
+    if rank is not None:
+        return range(rank, rank + 1)
     return ranks.ranks(job.parsed.spec, index) if job.parsed else range(index, index + 1)

@@ -8,11 +8,11 @@ from typing import Final
 
 import click
 from ddp_operator.api.values.text import clean
-from ddp_operator.kube.channels import Port, open_port
 from ddp_operator.ports import ClusterError, Key
 
-from ddp_client.cli.app import connection_options, job_argument, job_key, on_cluster
+from ddp_client.cli.app import job_argument, on_job
 from ddp_client.cli.commands.pods.selection import rank_option, running_pod
+from ddp_client.remote.channels import Port, open_port
 from ddp_client.remote.cluster import Cluster, NoSuchJobError
 from ddp_client.views.changes import RefusedError
 
@@ -45,7 +45,6 @@ class PortPair:
 
 
 @click.command("port-forward")
-@connection_options
 @job_argument
 @rank_option
 @click.argument("ports", nargs=-1, required=True, metavar="LOCAL:REMOTE...")
@@ -56,8 +55,7 @@ def port_forward(name: str, rank: int, ports: tuple[str, ...]) -> None:
     """
     wanted = [PortPair.parse(text) for text in ports]
 
-    async def act(cluster: Cluster, namespace: str) -> None:
-        key = job_key(namespace, name)
+    async def act(cluster: Cluster, key: Key) -> None:
         await running_pod(cluster, key, rank)
         slots = asyncio.Semaphore(_CONNECTIONS)
         async with contextlib.AsyncExitStack() as stack:
@@ -81,7 +79,7 @@ def port_forward(name: str, rank: int, ports: tuple[str, ...]) -> None:
             await asyncio.Event().wait()
 
     with contextlib.suppress(KeyboardInterrupt):
-        on_cluster(act)
+        on_job(name, act)
 
 
 async def _connect(

@@ -8,16 +8,10 @@ import click
 from ddp_operator.api import ranks
 from ddp_operator.api.values.text import clean, counted
 from ddp_operator.job.pods.state import PodState
+from ddp_operator.ports import Key
 
-from ddp_client.cli.app import (
-    connection_options,
-    fetch,
-    job_argument,
-    job_key,
-    on_cluster,
-    read_duration,
-)
-from ddp_client.cli.commands.pods.selection import chosen_pods
+from ddp_client.cli.app import fetch, job_argument, on_job, read_duration
+from ddp_client.cli.commands.pods.selection import chosen_pods, ranks_option
 from ddp_client.remote.cluster import Cluster
 from ddp_client.remote.launcher import NoAnswerError, ask_launcher
 from ddp_client.views.changes import RefusedError
@@ -34,7 +28,6 @@ _SECONDS: Final = 30.0
 
 
 @click.command()
-@connection_options
 @job_argument
 @click.option(
     "--steps",
@@ -43,14 +36,8 @@ _SECONDS: Final = 30.0
     show_default=True,
     help="Number of steps to profile, starting with the next one.",
 )
-@click.option(
-    "--rank",
-    "wanted_ranks",
-    type=click.IntRange(0),
-    multiple=True,
-    default=(0,),
-    show_default=True,
-    help=f"Rank to profile; repeatable, up to {_MOST_RANKS} times.",
+@ranks_option(
+    f"Rank to profile; repeatable, up to {_MOST_RANKS} times.", default=(0,), show_default=True
 )
 @click.option(
     "--output",
@@ -86,8 +73,8 @@ def profile(
         if path.exists():
             raise click.UsageError(f"{path} already exists: choose another --output, or move it")
 
-    async def act(cluster: Cluster, namespace: str) -> list[str]:
-        job, pods = await fetch(cluster, job_key(namespace, name))
+    async def act(cluster: Cluster, key: Key) -> list[str]:
+        job, pods = await fetch(cluster, key)
         by_index = {pod.identity.index: pod for pod in chosen_pods(job, pods, chosen)}
         if job.parsed is None:
             raise RefusedError(f"--rank: cannot tell which pod has which rank: {job.problem}")
@@ -102,7 +89,7 @@ def profile(
         )
         return [problem for problem in ended if problem]
 
-    problems = on_cluster(act)
+    problems = on_job(name, act)
     for problem in problems:
         click.echo(f"error: {clean(problem, 600)}", err=True)
     if problems:

@@ -1,21 +1,35 @@
 """Choose pods by the ranks that run in them."""
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any, Final, TypeVar
 
 import click
 from ddp_operator.api import ranks
 from ddp_operator.job.pods.state import PodState
 from ddp_operator.ports import Key
 
-from ddp_client.cli.app import fetch
+from ddp_client.cli.app import CommandT, fetch
 from ddp_client.remote.cluster import Cluster
 from ddp_client.views.changes import RefusedError
 from ddp_client.views.job.pods import Pods
 from ddp_client.views.job.snapshot import JobSnapshot
 
+T = TypeVar("T")
+
+AT_ONCE: Final = 8
+"""Programs started in pods at the same time."""
+
 rank_option = click.option(
     "--rank", type=click.IntRange(0), default=0, show_default=True, help="Use this rank's pod."
 )
+
+
+def ranks_option(text: str, **options: Any) -> Callable[[CommandT], CommandT]:
+    """Return the option that chooses several ranks; `text`: its help."""
+    return click.option(
+        "--rank", "wanted_ranks", type=click.IntRange(0), multiple=True, help=text, **options
+    )
 
 
 def chosen_pods(job: JobSnapshot, pods: Pods, only: Collection[int]) -> list[PodState]:
@@ -24,15 +38,35 @@ def chosen_pods(job: JobSnapshot, pods: Pods, only: Collection[int]) -> list[Pod
     Raises:
         RefusedError: the job has no such rank, or its spec cannot be read.
     """
+    indexes = chosen_indexes(job, only)
+    return [pods.current[index] for index in sorted(pods.current) if not only or index in indexes]
+
+
+def chosen_indexes(job: JobSnapshot, only: Collection[int]) -> set[int]:
+    """Return the replica indexes of the pods of these ranks.
+
+    Raises:
+        RefusedError: the job has no such rank, or its spec cannot be read.
+    """
     if not only:
-        return [pods.current[index] for index in sorted(pods.current)]
+        return set()
     if job.parsed is None:
         raise RefusedError(f"--rank: cannot tell which pod has which rank: {job.problem}")
     size = ranks.world_size(job.parsed.spec)
     if max(only) >= size:
         raise RefusedError(f"--rank {max(only)}: the job has ranks 0 to {size - 1} only")
-    indexes = sorted({ranks.pod_of(job.parsed.spec, rank) for rank in only})
-    return [pods.current[index] for index in indexes if index in pods.current]
+    return {ranks.pod_of(job.parsed.spec, rank) for rank in only}
+
+
+async def each_of(pods: Iterable[PodState], ask: Callable[[PodState], Awaitable[T]]) -> list[T]:
+    """Return the answers of pods; `AT_ONCE` of them are asked at the same time."""
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def answer(pod: PodState) -> T:
+        async with slots:
+            return await ask(pod)
+
+    return await asyncio.gather(*map(answer, pods))
 
 
 async def running_pod(cluster: Cluster, key: Key, rank: int) -> PodState:
@@ -42,9 +76,9 @@ async def running_pod(cluster: Cluster, key: Key, rank: int) -> PodState:
         RefusedError: the pod does not run.
     """
     job, pods = await fetch(cluster, key)
-    found = [pod for pod in chosen_pods(job, pods, (rank,)) if pod.started and not pod.exit]
-    if not found:
+    running = [pod for pod in chosen_pods(job, pods, (rank,)) if pod.started and not pod.exit]
+    if not running:
         raise RefusedError(
             f"the pod of rank {rank} is not running: `kubectl ddp status {key.name}` shows all pods"
         )
-    return found[0]
+    return running[0]

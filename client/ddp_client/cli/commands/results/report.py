@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,7 @@ import click
 from ddp_operator.api.values.text import clean
 
 from ddp_client import report as reports
-from ddp_client.cli.app import connection_options, job_argument, job_key, on_cluster
+from ddp_client.cli.app import job_argument, on_job
 from ddp_client.remote.evidence import gather
 from ddp_client.report.files import UnreadableError, read_metrics, read_run
 
@@ -34,8 +35,8 @@ def _read_prices(
         except ValueError:
             price = math.nan
         if not kind or not 0 <= price < _MOST_PRICE:
-            said = f"{clean(value, 60)!r}: use nvidia-h100-80gb=3.5, or gpu=3.5 for all"
-            raise click.BadParameter(said, param=option)
+            problem = f"{clean(value, 60)!r}: use nvidia-h100-80gb=3.5, or gpu=3.5 for all"
+            raise click.BadParameter(problem, param=option)
         prices[kind] = price
     return prices
 
@@ -62,13 +63,14 @@ def _form(_context: click.Context, option: click.Parameter, value: str) -> str:
     if value not in _FORMS:
         kind = Path(value).suffix.removeprefix(".")
         form = kind if kind in _FORMS else _FORMS[0]
-        said = f"{clean(value, 60)}: choose {', '.join(_FORMS)}; for a file: -o {form} --file FILE"
-        raise click.BadParameter(said, param=option)
+        problem = (
+            f"{clean(value, 60)}: choose {', '.join(_FORMS)}; for a file: -o {form} --file FILE"
+        )
+        raise click.BadParameter(problem, param=option)
     return value
 
 
 @click.command()
-@connection_options
 @job_argument
 @click.option(
     "-o",
@@ -145,11 +147,7 @@ def _facts(name: str, metrics: Path | None, workdir: Path | None) -> reports.Fac
     try:
         history = read_metrics(metrics) if metrics else None
         if workdir is None:
-            return on_cluster(
-                lambda cluster, namespace: gather(
-                    cluster, job_key(namespace, name), history=history
-                )
-            )
+            return on_job(name, partial(gather, history=history))
         facts = read_run(workdir, history=history)
     except UnreadableError as error:
         raise click.ClickException(clean(error)) from None

@@ -9,6 +9,7 @@ import click
 from ddp_operator.ports import Key, UnavailableError
 
 from ddp_client.cli import app
+from ddp_client.cli.commands.watching.live import Draw, drawing
 from ddp_client.remote.cluster import Cluster, NoSuchJobError
 from ddp_client.remote.queues import queue_state
 from ddp_client.views.curve import Losses
@@ -23,9 +24,6 @@ _PODS_SECONDS: Final = 2.0
 """Least seconds between two reads of the pods, which happen only after changes of the job."""
 _QUEUE_SECONDS: Final = 10.0
 """Seconds between two questions to Kueue while the job does not change."""
-_TO_THE_TOP: Final = "\x1b[H"
-_REST_OF_LINE: Final = "\x1b[K"
-_REST_OF_SCREEN: Final = "\x1b[J"
 
 
 async def watch_job(cluster: Cluster, key: Key) -> None:
@@ -36,11 +34,14 @@ async def watch_job(cluster: Cluster, key: Key) -> None:
     Raises:
         NoSuchJobError: the job does not exist.
     """
-    show = _drawn if app.is_terminal() else _told
-    await show(cluster, key)
+    if app.is_terminal():
+        with drawing() as draw:
+            await _draw(cluster, key, draw)
+    else:
+        await _print_changes(cluster, key)
 
 
-async def _told(cluster: Cluster, key: Key) -> None:
+async def _print_changes(cluster: Cluster, key: Key) -> None:
     last, first = "", True
     async with contextlib.aclosing(cluster.changes(key)) as changes:
         async for manifest in changes:
@@ -48,10 +49,10 @@ async def _told(cluster: Cluster, key: Key) -> None:
                 raise NoSuchJobError(key)
             first = False
             job = JobSnapshot.read(manifest) if manifest else None
-            said = change(job) if job else "gone"
-            if said != last:
-                click.echo(f"{datetime.now(UTC):%H:%M:%S} {said}")
-            last = said
+            line = change(job) if job else "gone"
+            if line != last:
+                click.echo(f"{datetime.now(UTC):%H:%M:%S} {line}")
+            last = line
             if job is None or job.status.finished:
                 return
 
@@ -77,14 +78,13 @@ class _Latest:
         self.is_over = True
 
 
-async def _drawn(cluster: Cluster, key: Key) -> None:
+async def _draw(cluster: Cluster, key: Key, draw: Draw) -> None:
     latest = _Latest()
     following = asyncio.create_task(latest.follow(cluster, key))
     clock = asyncio.get_running_loop().time
     shown: JobSnapshot | None = None
     pods, looked = None, -_PODS_SECONDS
-    queue, asked = UNKNOWN, -_QUEUE_SECONDS
-    click.clear()
+    queue, queue_time = UNKNOWN, -_QUEUE_SECONDS
     try:
         while True:
             over = latest.is_over
@@ -92,8 +92,8 @@ async def _drawn(cluster: Cluster, key: Key) -> None:
             if job is not None:
                 now = datetime.now(UTC)
                 is_news = job is not shown and (over or clock() - looked >= _PODS_SECONDS)
-                if is_news or clock() - asked >= _QUEUE_SECONDS:
-                    queue, asked = await queue_state(cluster, job, now), clock()
+                if is_news or clock() - queue_time >= _QUEUE_SECONDS:
+                    queue, queue_time = await queue_state(cluster, job, now), clock()
                 if is_news:
                     with contextlib.suppress(UnavailableError):
                         pods = Pods.of(job, await cluster.pods(key))
@@ -111,9 +111,3 @@ async def _drawn(cluster: Cluster, key: Key) -> None:
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-
-
-def draw(lines: list[str]) -> None:
-    """Draw lines over the previous ones."""
-    text = "".join(f"{line}{_REST_OF_LINE}\n" for line in lines)
-    click.echo(f"{_TO_THE_TOP}{text}{_REST_OF_SCREEN}", nl=False, color=True)

@@ -1,0 +1,1 @@
+"""Results of jobs, and reports about them."""

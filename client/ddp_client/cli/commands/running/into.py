@@ -1,0 +1,134 @@
+"""`run --into`: other code for a job that runs, in the same pods."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+from ddp_operator.api.code import Code
+from ddp_operator.api.constants import ANNOTATION_CODE
+from ddp_operator.api.values.text import counted
+from ddp_operator.job.pods.state import PodState
+from ddp_operator.ports import Key
+
+from ddp_client.cli import output
+from ddp_client.cli.app import fetch, on_cluster
+from ddp_client.cli.commands.changes.change import confirm
+from ddp_client.cli.commands.running.following import follow
+from ddp_client.cli.commands.running.request import code_of
+from ddp_client.remote.cluster import Cluster
+from ddp_client.remote.code_upload import (
+    NotSentError,
+    create_config_maps,
+    delete_earlier_code,
+    send_code,
+)
+from ddp_client.submit import CodeFolder, JobRequestError
+from ddp_client.views.changes import Change, RefusedError, new_code
+from ddp_client.views.job.pods import Pods
+from ddp_client.views.job.snapshot import JobSnapshot
+
+_TAKEN: Final = frozenset({"into", "workdir", "pip", "yes", "detach", "quietly"})
+"""Options that `--into` follows; all others are in the job already."""
+_NEW_SECONDS: Final = 1
+_ROUNDS: Final = 5
+"""How often the pods are read until all have the code."""
+
+
+def run_into(context: click.Context, given: Mapping[str, Any]) -> int:
+    """Send the folder to a job's pods, restart its processes, and follow it to its end.
+
+    Returns the command's exit code.
+
+    Raises:
+        JobRequestError: the options or the folder cannot be used.
+    """
+    _check(context)
+    if not given["workdir"]:
+        raise JobRequestError("--into: name the folder with the code, such as --workdir .")
+    folder = code_of(given["workdir"], given["pip"])
+    assert folder is not None, "there is a folder"
+    folder.packed  # noqa: B018 - too large a folder is refused first
+
+    async def prepare(cluster: Cluster, namespace: str) -> tuple[JobSnapshot, Change]:
+        job, pods = await fetch(cluster, Key(namespace, given["into"]))
+        change = new_code(job, folder)
+        _receivers(job, pods)
+        return job, change
+
+    job, change = on_cluster(prepare)
+    for line in change.says:
+        click.echo(line, err=True)
+    if not given["yes"]:
+        confirm()
+    change = on_cluster(lambda cluster, _: _replace(cluster, job, folder))
+    click.echo(f"{output.named(job.manifest)} {change.done}")
+    return 0 if given["detach"] else follow(job.key, quietly=given["quietly"], since=_NEW_SECONDS)
+
+
+async def _replace(cluster: Cluster, before: JobSnapshot, folder: CodeFolder) -> Change:
+    """Send the code to all pods, and then ask the operator to use it."""
+    # A person may have taken time to answer, so the job is read again.
+    job, _ = await fetch(cluster, before.key)
+    change = new_code(job, folder)
+    annotations = job.manifest["metadata"].get("annotations") or {}
+    texts = (job.status.bookkeeping.code, annotations.get(ANNOTATION_CODE, ""), str(folder.code))
+    # Pods that start later must find it, so it is kept before anything restarts.
+    await create_config_maps(cluster, before.manifest, folder.config_maps(job.name))
+    await _send_to_all(cluster, job.key, folder)
+    await cluster.patch(job.key, before.uid, change.patch)
+    await delete_earlier_code(
+        cluster, job.key, [code for text in texts if (code := Code.parse(text))]
+    )
+    return change
+
+
+async def _send_to_all(cluster: Cluster, key: Key, folder: CodeFolder) -> None:
+    """Send the code to the job's pods, also to those that replaced others meanwhile."""
+    names: set[str] = set()
+    for _ in range(_ROUNDS):
+        pods = _receivers(*await fetch(cluster, key))
+        left = [pod for pod in pods if pod.key.name not in names]
+        if not left:
+            return
+        try:
+            await send_code(cluster, left, folder.code.id, folder.packed)
+        except NotSentError as error:
+            raise click.ClickException(str(error)) from None
+        names.update(pod.key.name for pod in left)
+    raise RefusedError("pods are replaced again and again: try again when all run")
+
+
+def _receivers(job: JobSnapshot, pods: Pods) -> list[PodState]:
+    """Return the pods that must have the code.
+
+    Raises:
+        RefusedError: a pod of the group does not run, and would start with the code before.
+    """
+    if waiting := len(job.slots) - len(_running(pods.current.values())):
+        raise RefusedError(
+            f"{waiting} of {counted(len(job.slots), 'pod')} do not run: try again when all do"
+        )
+    return _running([*pods.current.values(), *pods.outside])
+
+
+def _running(pods: Iterable[PodState]) -> list[PodState]:
+    return [pod for pod in pods if pod.started and not (pod.exit or pod.deleting)]
+
+
+def _check(context: click.Context) -> None:
+    """Refuse options that the job already has.
+
+    Raises:
+        JobRequestError: names one of them.
+    """
+    if context.params.get("name") or context.params.get("command"):
+        raise JobRequestError("--into: the job keeps its name and command; leave them out")
+    for option in context.command.params:
+        name = option.name or ""
+        is_set = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if option.expose_value and is_set and name not in _TAKEN | {"name", "command"}:
+            raise JobRequestError(
+                f"{option.opts[-1]}: the job keeps its options; leave it out, or use --replace "
+                "without --into"
+            )

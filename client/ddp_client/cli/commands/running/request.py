@@ -1,0 +1,115 @@
+"""The request that the options of `run` make."""
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddp_client.cli.commands.running.folder import read_folder
+from ddp_client.local.run.manifest import NO_IMAGE
+from ddp_client.submit import (
+    CheckpointLocation,
+    CodeFolder,
+    GpuRequest,
+    JobRequest,
+    JobRequestError,
+    MemoryCheckpoint,
+    Mount,
+    Scripts,
+)
+from ddp_client.submit.names import derived_name
+from ddp_client.submit.scripts import MAX_BYTES
+
+_FOR_CLUSTERS = {
+    "--dry-run": "dry_run",
+    "--replace": "replace",
+    "--detach": "detach",
+    "--wait": "quietly",
+    "--pip": "pip",
+}
+"""Options that a local run, which shows its logs here until its end, cannot follow."""
+
+
+def request_of(name: str | None, given: dict[str, Any]) -> JobRequest:
+    """Return the job that these options describe.
+
+    Raises:
+        JobRequestError: an option is invalid, or does not fit another one.
+    """
+    command = given["command"] or given["scripts"][:1]
+    if not name and not command:
+        raise JobRequestError("NAME: name the job, or give its command after --")
+    image = given["image"] or (NO_IMAGE if given["local"] else None)
+    if image is None:
+        raise JobRequestError("--image: name an image, or add --local to run on this machine")
+    if given["local"]:
+        for option, value in _FOR_CLUSTERS.items():
+            if given[value]:
+                raise JobRequestError(f"{option} needs a cluster: leave it out, or --local")
+    if given["workdir"] and given["scripts"]:
+        raise JobRequestError("--script: --workdir sends a whole folder; use one of the two")
+    read = {path: _read(path) for path in given["scripts"]}
+    gpus, checkpoint, memory = given["gpus"], given["checkpoint"], given["memory_checkpoint"]
+    return JobRequest(
+        name=name or derived_name(command),
+        image=image,
+        command=given["command"],
+        replicas=given["replicas"],
+        gpus=GpuRequest.parse(gpus) if gpus else None,
+        spot=given["spot"],
+        cpu=given["cpu"],
+        memory=given["memory"],
+        queue=given["queue"],
+        env=dict(_variable(text) for text in given["env"]),
+        env_from=given["env_from"],
+        mounts=[Mount.parse(text) for text in given["mount"]],
+        checkpoint=CheckpointLocation.parse(checkpoint) if checkpoint else None,
+        memory_checkpoint=MemoryCheckpoint.parse(memory) if memory else None,
+        max_restarts=given["max_restarts"],
+        user=given["user"],
+        min_replicas=given["min_replicas"],
+        max_replicas=given["max_replicas"],
+        spares=given["spares"],
+        scripts=Scripts(read, token=secrets.token_hex(2)) if read else None,
+        code=None if given["local"] else code_of(given["workdir"], given["pip"]),
+        launcher=given["launcher"],
+    )
+
+
+def code_of(workdir: str | None, requirements: str | None) -> CodeFolder | None:
+    """Read a folder and a requirements file; say what of the folder is left out.
+
+    Raises:
+        JobRequestError: a file cannot be read, or they are too large.
+    """
+    if not (workdir or requirements):
+        return None
+    files, left_out = read_folder(workdir) if workdir else ({}, "")
+    if left_out:
+        click.echo(f"note: {left_out}", err=True)
+    code = CodeFolder(files, token=secrets.token_hex(2), is_workdir=bool(workdir))
+    if not requirements:
+        return code
+    path, folder = Path(requirements).resolve(), Path(workdir or "/").resolve()
+    inside = path.is_relative_to(folder) and workdir
+    name = path.relative_to(folder).as_posix() if inside else ""
+    content = _read(requirements, "--pip")
+    if len(content) > MAX_BYTES:  # the rest is not read, and must not be lost silently
+        raise JobRequestError(f"--pip: the file has more than {MAX_BYTES} bytes; make it smaller")
+    return code.with_requirements(name, content)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise JobRequestError(f"--env {text[:80]!r}: use NAME=VALUE")
+    return name, value
+
+
+def _read(path: str, option: str = "--script") -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise JobRequestError(f"{option} {path}: cannot read it: {error.strerror}") from None
