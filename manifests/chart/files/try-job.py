@@ -10,7 +10,7 @@ import os
 
 from ddp_operator.kube import ApiClient, load_credentials
 from ddp_operator.ports import InvalidError
-from ddp_operator.replica import JOBS
+from ddp_operator.process.replica import JOBS
 
 SECONDS = 280  # less than the 300 s of `helm test`
 
