@@ -49,8 +49,8 @@ def draw(run: Path) -> str:
     # A repeated step would be in the curve, even if the report has no record of it.
     assert all(a.step < b.step for a, b in pairwise(report.points))
     lost = "no step" if not report.steps_lost else f"{report.steps_lost} steps"
-    times = [point.time - began for point in report.points]
-    steps.plot(times, [point.step for point in report.points], ".-", color=_BLUE)
+    timed = [(point.time - began, point.step) for point in report.points if point.time is not None]
+    steps.plot(*zip(*timed, strict=True), ".-", color=_BLUE)
     steps.axvspan(failed, back, color=_RED, alpha=0.15, linewidth=0)
     said = f"{back - failed:.1f} s later the next step, {lost} lost"
     steps.annotate(

@@ -6,6 +6,7 @@ They are not stored, so they are never out of date.
 import ast
 import inspect
 import io
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from datetime import UTC, datetime
@@ -15,8 +16,9 @@ from typing import Any
 import click
 from ddp_client.cli.__main__ import program
 from ddp_client.local.__main__ import main as local_main
+from ddp_client.views.reasons import OF_CLUSTER, OWN
+from ddp_operator import __version__
 from ddp_operator.__main__ import main as operator_main
-from ddp_operator.api.reasons import OF_CLUSTER, OWN
 from ddp_operator.api.schema.crd import custom_resource_definition
 from ddp_operator.engine.metrics import Metrics, text_of
 from ddp_operator.engine.metrics.totals import Totals
@@ -26,6 +28,18 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 _WIDTH = 96
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Show the version in the title, and link the repository if `DOCS_REPOSITORY` has its URL.
+
+    The link is in the footer: `repo_url` would make each page ask GitHub for stars.
+    """
+    config.site_name = f"{config.site_name} {__version__}"
+    if repository := os.environ.get("DOCS_REPOSITORY"):
+        link = {"icon": "fontawesome/brands/git-alt", "link": repository, "name": "Repository"}
+        config.extra["social"] = [link]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -132,7 +146,8 @@ def _reasons() -> str:
     parts = [
         "# Reasons",
         "Reasons of Events, conditions and recorded failures, as `kubectl describe`, "
-        "`kubectl get` and `kubectl ddp why` show them.",
+        "`kubectl get` and `kubectl ddp why` show them. For texts in their messages see "
+        "[Errors and what to do](errors.md).",
     ]
     for heading, reasons in (("From the operator", OWN), ("From the cluster", OF_CLUSTER)):
         parts.append(f"## {heading}")
@@ -166,7 +181,7 @@ def _exit_codes() -> str:
     )
     return (
         "# Exit codes of the trainer\n\n"
-        "[What a failure is](../concepts/recovery.md#what-a-failure-is) explains how the operator "
+        "[What a failure is](failures.md#what-a-failure-is) explains how the operator "
         "treats them. 128 + n means that signal n ended the process."
         f"\n\n| code | name | meaning |\n|---|---|---|{table}\n"
     )
